@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -80,8 +81,9 @@ class ChatTemplate:
             self._render.warm()
 
     def mentions(self, word: str) -> bool:
-        """Return True if the word stands in any of the templates. A role that does not is unknown to them."""
-        return any(word in source for source in self._templates.values())
+        """Return True if the word stands in any of the templates, whole. A role that does not is unknown to them."""
+        found = re.compile(rf"\b{re.escape(word)}\b").search
+        return any(found(source) for source in self._templates.values())
 
     @cached_property
     def shows_later_systems(self) -> bool:
@@ -112,7 +114,7 @@ class ChatTemplate:
             "documents": None,
             **self._special_tokens,
             **kwargs,
-            "messages": messages,
+            "messages": [_with_content(message) for message in messages],
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -200,6 +202,12 @@ def check_messages(messages: object) -> None:
         if not isinstance(role, str) or not role:
             raise InvalidRequest(f"{where}.role must be a non-empty string, got {short(role)}.", param="messages")
         _check_content(f"{where}.content", message)
+
+
+def _with_content(message: Message) -> Message:
+    """Return the message with "" in place of a missing content beside calls. Clients send null or an empty list there,
+    which templates write as it is, or fail on."""
+    return message if message.get("content") or not message.get("tool_calls") else {**message, "content": ""}
 
 
 def _check_content(where: str, message: Message) -> None:

@@ -36,6 +36,8 @@ class Detokenizer:
         prompt_ids: Sequence[int],
         shown: frozenset[int] = frozenset(),
     ) -> None:
+        # A stop string that is a special token's text would never be seen
+        shown |= {tokenizer.added[text] for text in params.stop_strings if text in tokenizer.added}
         self._stream = TokenStream(tokenizer, prompt_ids, params.skip_special_tokens, shown)
         keep_stop = params.include_stop_str_in_output
         self._matcher = StopMatcher(params.stop_strings, keep_stop=keep_stop) if params.stop_strings else None

@@ -192,6 +192,19 @@ def test_what_may_become_a_stop_string_is_held_back(byte_level_tokenizer: Tokeni
     assert stream(detokenizer, ids) == ["x", "", "", "aby", "", "", "ab"]
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_special_token_whose_text_is_a_stop_string_stops(tokenizer: Tokenizer, keep: bool) -> None:
+    """Although special tokens have no text: it is left out, or kept where stop strings are. Others stay hidden."""
+    ids = tokenizer.encode("It rains", add_special_tokens=False)
+    first, *others = sorted((tokenizer.special_ids & set(tokenizer.added.values())) - set(ids))
+    text = next(text for text, number in tokenizer.added.items() if number == first)
+    params = SamplingParams(stop=["zzz", text], include_stop_str_in_output=keep)
+    detokenizer = Detokenizer(tokenizer, params, [])
+    pieces = stream(detokenizer, [*ids, *others[:1], first, *ids])
+    assert "".join(pieces) == whole_text(tokenizer, ids) + (text if keep else "")
+    assert (detokenizer.stopped, detokenizer.at_token) == (text, len(ids) + len(others[:1]) + 1)
+
+
 def test_nothing_comes_after_a_stop(byte_level_tokenizer: Tokenizer) -> None:
     detokenizer = detokenizer_for(byte_level_tokenizer, stop="b")
     ids = [byte_level_tokenizer.encode(c, add_special_tokens=False)[0] for c in "abab"]

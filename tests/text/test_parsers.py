@@ -80,6 +80,16 @@ def m2(*arguments: tuple[str, str]) -> str:
     return "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in arguments)
 
 
+def dsml(tag: str) -> str:
+    mark = "｜DSML｜"
+    typed = (("query", "true", QUERY), ("limit", "false", "3"), ("either", "true", "12"))
+    parameters = "".join(
+        f'<{mark}parameter name="{key}" string="{kind}">{value}</{mark}parameter>\n' for key, kind, value in typed
+    )
+    search = f'<{mark}invoke name="search">\n{parameters}</{mark}invoke>\n'
+    return f'<{mark}{tag}>\n{search}<{mark}invoke name="now">\n</{mark}invoke>\n</{mark}{tag}>'
+
+
 TYPED = [
     ("query", QUERY), ("limit", "3"), ("ratio", "1e-3"), ("fresh", "true"), ("filter", '{"a": [1, null]}'),
     ("tags", '["x", "y"]'), ("day", "null"), ("page", "7"), ("either", "12"), ("free", "5"), ("other", "007"),
@@ -114,6 +124,17 @@ MESSAGES = (
     f"<|constrain|>json<|message|>{ARGS}<|call|>"
     "<|start|>assistant to=functions.now<|channel|>commentary<|message|><|call|>"
 )
+OPEN_ENDED = "<parameter=query>\nhi\n<parameter=limit>\n3\n"  # neither has its end
+UNCLOSED_M2 = '<parameter name="query">hi<parameter name="limit">3'
+UNCLOSED_GLM = "<arg_key>query</arg_key>\n<arg_value>hi<arg_key>limit</arg_key><arg_value>3"
+UNCLOSED, NOW_CALL = ("search", {"query": "hi", "limit": 3}), ("now", {})
+TAGGED = "say </parameter> and </function> or </tool_call> <parameter=no> here"  # tags, but none that ends anything
+GEMMA = '{query:<|"|>São {x}, "y"\n<|"|>,limit:3,filter:{a:[1,<|"|>b<|"|>,true],<|"|>c d<|"|>:null},day:mon}'
+GEMMAS = [
+    ("search", {"query": 'São {x}, "y"\n', "limit": 3, "filter": {"a": [1, "b", True], "c d": None}, "day": "mon"}),
+    NOW_CALL,
+]
+SAID_BOTH = [("search", {"query": QUERY, "limit": 3, "either": "12"}), NOW_CALL]
 ALL_TYPED, ALL_ODD = ("search", TYPED_VALUES), ("search", ODD_VALUES)
 
 # form, text, content, calls
@@ -166,6 +187,35 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [ALL_ODD],
     ),
+    ("granite", f"<|tool_call|>[{SAID}, {NOW}]<|/tool_call|> ok", "ok", TWO),  # Phi-4-mini
+    ("qwen3_coder", f"<tool_call>\n<function=search>\n{OPEN_ENDED}</function>\n</tool_call>", "", [UNCLOSED]),
+    ("qwen3_coder", f"<tool_call><function=search>\n{OPEN_ENDED}</tool_call>\n{NOW_XML}", "", [UNCLOSED, NOW_CALL]),
+    (
+        "minimax_m2",
+        f'<minimax:tool_call><invoke name="search">{UNCLOSED_M2}</invoke></minimax:tool_call>',
+        "",
+        [UNCLOSED],
+    ),
+    ("glm45", f"<tool_call>search\n{UNCLOSED_GLM}</tool_call>", "", [UNCLOSED]),
+    (
+        "seed_oss",
+        f"Hm\n<seed:tool_call>\n<function=search>\n{xml(*TYPED)}</function>\n</seed:tool_call>",
+        "Hm\n",
+        [ALL_TYPED],
+    ),
+    ("deepseek_v32", f"Hm\n\n{dsml('function_calls')}", "Hm\n\n", SAID_BOTH),
+    ("deepseek_v4", f"Hm\n\n{dsml('tool_calls')}", "Hm\n\n", SAID_BOTH),
+    ("lfm2", f"Hm.<|tool_call_start|>{BOTH}<|tool_call_end|>ok", "Hm.ok", TWO),
+    ("lfm2", f"<|tool_call_start|>\n```python\n{LINES}```\n<|tool_call_end|>", "", TWO),
+    ("lfm2", f"<|tool_call_start|>[{SAID}, {NOW}]<|tool_call_end|>", "", TWO),
+    ("lfm2", BOTH, "", TWO),
+    ("lfm2", "[see(1)] says more", "[see(1)] says more", []),
+    ("lfm2", "<|tool_call_start|>no<|tool_call_end|>", "<|tool_call_start|>no<|tool_call_end|>", []),
+    ("smollm3", f"Hm.<code>\n{LINES}</code>", "Hm.", TWO),
+    ("nemotron_v2", f"Hm<TOOLCALL>[{SAID}, {NOW}]</TOOLCALL>", "Hm", TWO),
+    ("longcat", f"Hm<longcat_tool_call>\n{SAID}\n</longcat_tool_call>", "Hm", ONE),
+    ("gemma4", f"Hm<|tool_call>call:search{GEMMA}<tool_call|><|tool_call>call:now{{}}<tool_call|>ok", "Hmok", GEMMAS),
+    ("gemma4", "<|tool_call>search{}<tool_call|>", "<|tool_call>search{}<tool_call|>", []),
     ("openai", MESSAGES, "Let me see.", TWO),
     ("openai", "<|channel|>final<|message|>It rains.<|return|>", "It rains.", []),
 ]
@@ -189,6 +239,19 @@ def test_calls_are_those_that_the_model_wrote(name: str, text: str, content: str
     reasoning, found, made = cuts_agree(lambda: FORMS[name].parser(TOOLS), text)
     assert (reasoning, found) == ("", content)
     assert [(name, json.loads(arguments)) for name, arguments, _ in made] == calls
+
+
+def test_a_tag_within_a_text_ends_it_only_if_something_that_may_follow_does() -> None:
+    text = f"<tool_call><function=search>{xml(('query', TAGGED), ('limit', '3'))}</function></tool_call>ok"
+    _, content, made = cuts_agree(lambda: FORMS["qwen3_coder"].parser(TOOLS), text)
+    assert content == "ok"
+    assert [json.loads(arguments) for _, arguments, _ in made] == [{"query": TAGGED, "limit": 3}]
+    blank = " " * 100_000  # is looked at only so far
+    text = (
+        f"<tool_call><function=search>\n<parameter=query>\na</parameter>{blank}b\n</parameter></function></tool_call>"
+    )
+    _, _, made = joined(FORMS["qwen3_coder"].parser(TOOLS), list(text))
+    assert [json.loads(arguments) for _, arguments, _ in made] == [{"query": f"a</parameter>{blank}b"}]
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -110,6 +110,14 @@ TEMPLATES = [
     ("… '<|tool_call|>' … Here is my thought process: …", "granite", "granite"),
     ("… <function_calls> …", "olmo3", None),
     ("… <tool_calls> …", "minimax", None),
+    ("'<|tool_call>call:' + name … <tool_call|> … '<|channel>thought\n<channel|>'", "gemma4", "gemma4"),
+    ("… '<|tool_call_start|>[' …", "lfm2", None),
+    ("… <seed:tool_call>\n<function=…> <parameter=…> … <seed:think>", "seed_oss", "seed_oss"),
+    ("… <｜DSML｜function_calls>\n<｜DSML｜invoke name= … </think>", "deepseek_v32", "qwen3"),
+    ("… <｜DSML｜tool_calls>\n<｜DSML｜invoke name= … </think>", "deepseek_v4", "qwen3"),
+    ("… <TOOLCALL>[…]</TOOLCALL> …", "nemotron_v2", None),
+    ("… <longcat_tool_call> …", "longcat", None),
+    ("… python_tools … <code>", "smollm3", None),
     ("… [func_name1(params_name1=params_value1)] …", "pythonic", None),
     ('… {"name": function name, "parameters": dictionary of argument name and its value} …', "llama3_json", None),
     ("<|start|>assistant<|channel|>analysis<|message|> …", "openai", "openai_gptoss"),
@@ -128,8 +136,8 @@ def test_names_of_vllms_are_those_of_the_same_form_or_unknown() -> None:
     for name, ours in (("granite4", "hermes"), ("qwen3_json", "hermes"), ("qwen3_xml", "qwen3_coder")):
         forms = choose(name, "granite_thinking_parser", [], ())
         assert (forms.tools and forms.tools.name, forms.reasoning and forms.reasoning.name) == (ours, "deepseek_r1")
-    with pytest.raises(InvalidConfig, match="longcat"):  # its tag is another, <longcat_tool_call>
-        choose("longcat", "none", [], ())
+    with pytest.raises(InvalidConfig, match="apertus"):
+        choose("apertus", "none", [], ())
 
 
 def test_every_form_has_names_of_its_own() -> None:

@@ -85,6 +85,12 @@ def known(schema: Any) -> Any:
     return found | {"x-guidance": details} if details else found
 
 
+def without_notes(schema: Any) -> Any:
+    """Return the schema without titles, descriptions, examples and other notes, which no grammar can hold a model
+    to."""
+    return changed(schema, lambda one: {name: value for name, value in one.items() if name not in ANNOTATIONS})
+
+
 def with_details(schema: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema with these options for llguidance, except those that it sets itself."""
     return {**schema, "x-guidance": {**details, **schema.get("x-guidance", {})}}

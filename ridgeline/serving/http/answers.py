@@ -441,6 +441,7 @@ class ResponseEvent(Answer, kw_only=True):
     logprobs: list[dict[str, Any]] | UnsetType = UNSET
     part: dict[str, Any] | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     sequence_number: int = 0
 

@@ -34,7 +34,8 @@ class Items(ABC, Generic[_Told]):
         text = event.arguments if isinstance(event, CallDelta) else event.text
         if text:
             self._texts.append(text)
-            yield self._grow(event, text, logprobs)
+            if (told := self._grow(event, text, logprobs)) is not None:
+                yield told
 
     def end(self, status: str = "completed") -> Iterator[_Told]:
         """Yield the events that end the answer."""
@@ -50,8 +51,8 @@ class Items(ABC, Generic[_Told]):
         """Add the item that an event begins."""
 
     @abstractmethod
-    def _grow(self, event: Event, text: str, logprobs: list[Raw] | None) -> _Told:
-        """Tell of more text of the last item."""
+    def _grow(self, event: Event, text: str, logprobs: list[Raw] | None) -> _Told | None:
+        """Tell of more text of the last item, or of nothing if it is told when it is whole."""
 
     @abstractmethod
     def _end(self, item: Item, text: str, status: str) -> Iterator[_Told]:

@@ -26,6 +26,10 @@ _Fields, _TEXT = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Deco
 _HIGH = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 
+class NotJson(BadRequest):
+    """The text is no JSON."""
+
+
 class Size:
     """Counts of what several JSON texts hold together. They are exact, because strings may be full of brackets."""
 
@@ -156,4 +160,4 @@ def _checked(read: Callable[[Any], Any], data: Any) -> Any:
     try:
         return read(data)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}.") from None
+        raise NotJson(f"the body is not valid JSON: {error}.") from None

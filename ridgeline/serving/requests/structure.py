@@ -11,8 +11,9 @@ import msgspec
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.grammars.endless import check_finite
 from ridgeline.serving.grammars.grammar import DETAILS, MOST_DEPTH
-from ridgeline.serving.grammars.schemas import closed
+from ridgeline.serving.grammars.schemas import closed, without_notes
 from ridgeline.serving.grammars.tags import to_lark
 from ridgeline.serving.requests.bodies import ChatBody, GenerationBody, StructuredOutputs
 from ridgeline.serving.requests.bounded_json import decode
@@ -117,6 +118,8 @@ def _schema(schema: dict[str, Any] | str, param: str, more: StructuredOutputs | 
     value = _read(schema, param)
     if depth_above(value, MOST_DEPTH):
         raise BadRequest(f"the JSON schema is nested more than {MOST_DEPTH} deep; make it flatter.", param=param)
+    check_finite(value, param)
+    value = without_notes(value)
     if more is not None:
         value = closed(value) if more.disable_additional_properties else value
         value = value | {"x-guidance": _details(more)} if _details(more) else value

@@ -9,6 +9,7 @@ from typing import Any
 
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.grammars import schemas
+from ridgeline.serving.grammars.endless import check_finite
 from ridgeline.serving.grammars.grammar import DETAILS, MOST_DEPTH
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.refusals import depth_above, shortened
@@ -108,7 +109,7 @@ def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[st
         parts = [meant.get(part) or _spelled(part, tokens) for part in MARK.split(frame.call)]
         lines.append(f"f{i}: {' '.join(parts)}")
         # No function takes an argument that it does not name, and a weak model would go on making up names.
-        schema = schemas.closed_where_plain(schema)
+        schema = schemas.closed_where_plain(schemas.without_notes(schema))
         found = arguments_of(schema, frame.value_end) if frame.argument else None
         lines += [_json(f"a{i}", schema)] if found is None else _one_by_one(f"a{i}", found, frame, tokens)
     return "\n".join(lines)
@@ -182,6 +183,7 @@ def _functions(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             raise BadRequest(
                 f"the JSON schema is nested more than {MOST_DEPTH} deep; make it flatter.", param=f"{param}.parameters"
             )
+        check_finite(schema, f"{param}.parameters")
         found[name] = {"type": "object"} | schema
     return found
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from ridgeline.core.plan.embeds import PLACEHOLDER, Embeds
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
@@ -22,7 +23,7 @@ from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
-from ridgeline.serving.requests.bounded_json import Size, decode
+from ridgeline.serving.requests.bounded_json import NotJson, Size, decode
 from ridgeline.serving.requests.context import check_negative, check_prompt, check_text
 from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
@@ -33,6 +34,7 @@ from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.shares import TEMPLATES, TEXTS
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.infill import infill, marks
+from ridgeline.text.parsers.calls import escaped
 from ridgeline.text.requests import most_logprobs, with_spelled_words
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
@@ -257,11 +259,20 @@ def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
         name = min(taken)
         raise BadRequest(f"{name} is a field of its own; it cannot be set here.", param=f"chat_template_kwargs.{name}")
     fields = {name: value for name in ("documents", "reasoning_effort") if (value := getattr(body, name)) is not None}
-    extra = {**(api.config.default_chat_template_kwargs or {}), **fields, **given}
+    extra = {**(api.config.default_chat_template_kwargs or {}), **_switches(template, body), **fields, **given}
     tools = body.tools if use_tools else None
     if goes_on:
         return template.render_open(messages, tools or None, **extra)
     return template.render(messages, body.add_generation_prompt is not False, tools or None, **extra)
+
+
+def _switches(template: ChatTemplate, body: TemplateBody) -> dict[str, bool]:
+    """Return the switches of thinking that a template has in place of an effort: "none" turns them off, and any other
+    effort on."""
+    effort = body.reasoning_effort
+    if effort is None or template.mentions("reasoning_effort"):
+        return {}
+    return {name: effort != "none" for name in ("enable_thinking", "thinking") if template.mentions(name)}
 
 
 def _template(api: ApiServer, body: TemplateBody) -> ChatTemplate:
@@ -456,16 +467,26 @@ def _fitted(
 def _plain_call(call: dict[str, Any], index: int, size: Size) -> dict[str, Any]:
     """Return the call with its arguments as an object.
 
-    OpenAI sends them as text, and templates expect the object that the text spells. `size` counts all arguments.
+    OpenAI sends them as text, and templates expect the object that the text spells. Text that is no JSON, such as what
+    was cut off at a limit, does not end a conversation. `size` counts all arguments.
     """
-    function = call.get("function")
+    function, where = call.get("function"), f"messages.{index}.tool_calls"
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
+    text = function["arguments"] or "{}"
     try:
-        arguments = decode((function["arguments"] or "{}").encode(), size)
-    except (BadRequest, UnicodeEncodeError):
-        raise BadRequest(
-            f"the arguments of a tool call must be JSON, got {shortened(function['arguments'])}.",
-            param=f"messages.{index}.tool_calls",
-        ) from None
-    return call | {"function": function | {"arguments": arguments}}
+        arguments = decode(text.encode(), size)
+    except NotJson:
+        arguments = _cut_off(text)
+    except (BadRequest, UnicodeEncodeError) as error:
+        raise BadRequest(f"the arguments of a tool call cannot be read: {error}", param=where) from None
+    return call | {"function": function | {"arguments": {} if arguments is None else arguments}}
+
+
+def _cut_off(text: str) -> Any:
+    """Return the object that broken arguments begin, or all of their text under one name."""
+    try:
+        found = from_json(escaped(text), allow_partial="trailing-strings", cache_strings="none")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}

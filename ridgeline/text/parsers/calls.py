@@ -15,6 +15,7 @@ Tools = Mapping[str, Mapping[str, Any]]  # a function's name → the JSON schema
 # Everything up to an object of arguments. It has no "<", so that it never reaches beyond a tag.
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 MARKS = re.compile(r'["\\{}\[\]<]')
+WITHIN = re.compile(r'["\\\x00-\x1f]')  # what matters to a string, control characters among it
 SEPARATORS = re.compile(r"[\s,]*")
 LIST, LIST_END = Tags("["), Tags("]")
 
@@ -61,6 +62,49 @@ class JsonSpan:
         return len(text), False
 
 
+class Escaping:
+    """A giver of JSON that escapes control characters within its strings. Some models write them as they are, and JSON
+    has none."""
+
+    def __init__(self, give: Give) -> None:
+        self._give, self._quoted, self._escaped = give, False, False
+
+    def __call__(self, text: str) -> None:
+        parts, done, place = list[str](), 0, 0
+        if self._escaped and text:
+            self._escaped, place = False, 1
+            if text[0] < " ":
+                parts.append(_escape(text[0])[1:])  # the backslash before it is there
+                done = 1
+        while (mark := WITHIN.search(text, place)) is not None:
+            char, place = mark[0], mark.end()
+            if char == '"':
+                self._quoted = not self._quoted
+            elif not self._quoted:
+                continue
+            elif char == "\\":
+                self._escaped = place == len(text)
+                if text[place : place + 1] < " " and not self._escaped:
+                    parts += text[done:place], _escape(text[place])[1:]
+                    done = place + 1
+                place += 1
+            else:
+                parts += text[done : place - 1], _escape(char)
+                done = place
+        self._give("".join((*parts, text[done:])) if parts else text)
+
+
+def escaped(text: str) -> str:
+    """Return a whole text of JSON with control characters escaped within its strings."""
+    parts: list[str] = []
+    Escaping(parts.append)(text)
+    return "".join(parts)
+
+
+def _escape(char: str) -> str:
+    return json.dumps(char)[1:-1]
+
+
 class CallParser(Scanner):
     """The base of parsers of calls. `calls` counts those that have begun."""
 
@@ -84,7 +128,7 @@ class CallParser(Scanner):
 
     def json_value(self, give: Give) -> Reading[bool]:
         """Give a JSON object or list as it comes, and return True if it is complete."""
-        span = JsonSpan()
+        span, give = JsonSpan(), Escaping(give)
         while True:
             end, complete = span.end(self._text, self._at)
             if end > self._at:
@@ -145,7 +189,9 @@ class CallParser(Scanner):
         arguments = value.get("arguments", value.get("parameters", {}))
         found = value.get("id")
         self.begin(value["name"], found if isinstance(found, str) and found else None)
-        self.arguments(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+        if not isinstance(arguments, str):  # it may be a text of JSON already
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        self.arguments(escaped(arguments))
         return True
 
     def json_calls(self) -> Reading[str | None]:
@@ -166,8 +212,9 @@ class CallParser(Scanner):
 
 
 def decoded(text: str) -> object:
-    """Return the value of a JSON text, or None if it is not JSON."""
+    """Return the value of a JSON text, in whose strings control characters may stand as they are; None if it is no
+    JSON."""
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None

@@ -57,7 +57,8 @@ class Forms:
             return False
         if end.endswith(form.ends):
             return False
-        return True if form.implied or form.channels or end.endswith(form.begins) else None
+        begun = end.removesuffix(form.label).rstrip().endswith(form.begins)
+        return True if form.implied or form.channels or begun else None
 
     def reader(
         self,

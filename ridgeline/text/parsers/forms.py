@@ -80,6 +80,7 @@ class ToolForm(Form):
 class ReasoningForm(Form):
     """A form in which reasoning is set apart, between two tags.
 
+    label: a word behind the first tag that is no part of the reasoning.
     begins, ends: the tags, of which any may stand. The first of `ends` is the one that a spent budget forces.
     before_end: text that a spent budget forces before the tag.
     opening, call_ends: what forced calls stand behind, and where reasoning ends before them, if that is not as in other
@@ -90,6 +91,7 @@ class ReasoningForm(Form):
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
+    label: str = ""
     before_end: str = ""
     opening: str = ""
     call_ends: tuple[str, ...] = ()

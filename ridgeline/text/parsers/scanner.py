@@ -22,6 +22,7 @@ Reading = Generator[None, None, T]
 Give = Callable[[str], None]
 
 SPACE = re.compile(r"\s*")
+MOST_SPACE = 64  # white space behind which a tag is still looked for
 
 
 class Tags:
@@ -172,6 +173,35 @@ class Scanner:
                     return self.cut(len(tag))
             if self._ended or not any(tag.startswith(text) for tag in tags.texts):
                 return None
+            yield
+
+    def follows(self, tags: Tags, space: int = MOST_SPACE) -> Reading[bool]:
+        """Return True if one of the tags comes behind at most `space` characters of white space, or the text ends on
+        the way to it. Nothing is taken."""
+        while True:
+            text = self._text[self._at : self._at + space + tags.longest]
+            rest = text.lstrip()
+            if len(text) - len(rest) > space:
+                return False
+            if any(rest.startswith(tag) for tag in tags.texts):
+                return True
+            if not any(tag.startswith(rest) for tag in tags.texts):
+                return False
+            if self._ended:
+                return True
+            yield
+
+    def ahead(self, tags: Tags, most: int) -> Reading[str | None]:
+        """Return the text before the first of the tags, or before the end of the text, if that comes within `most`
+        characters, otherwise None. Nothing is taken."""
+        while True:
+            text = self._text[self._at : self._at + most + tags.longest]
+            if (found := tags.find(text)) is not None:
+                return text[: found.start()]
+            if len(text) == most + tags.longest:
+                return None
+            if self._ended:
+                return text
             yield
 
     def match(self, pattern: re.Pattern[str]) -> Reading[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.text.parsers.calls import CallParser, Tools, decoded
+from ridgeline.text.parsers.calls import CallParser, Tools, decoded, escaped
 from ridgeline.text.parsers.literals import python_literal
 from ridgeline.text.parsers.scanner import Give, Reading, Tags
 
@@ -26,6 +26,7 @@ class XmlTags:
     name_end: behind the name; "" if the first key or the call's end follows.
     key, key_end: around an argument's name.
     value, value_end: around an argument's text; `value` may be "".
+    noise: texts that may stand between the tags around calls and those of each.
     line: a text stands on lines of its own, whose first and last line break do not belong to it.
     """
 
@@ -38,6 +39,7 @@ class XmlTags:
     key_end: str
     value: str = ""
     value_end: str
+    noise: tuple[str, ...] = ()
     line: bool = False
 
 
@@ -53,7 +55,13 @@ class XmlParser(CallParser):
         self._next = Tags(*filter(None, (form.call, form.close)))
         self._names = Tags(*filter(None, (form.name_end, form.key if not form.name_end else "", self._end)))
         self._keys = Tags(*dict.fromkeys((form.key, self._end, form.close)))
-        self._key_end, self._value_end = Tags(form.key_end), Tags(form.value_end)
+        self._key_end = Tags(form.key_end)
+        self._value_ends = Tags(*dict.fromkeys((form.value_end, form.key, self._end, form.close)))
+        self._behind = {  # what may follow where a value ends
+            form.value_end: self._keys,
+            form.close: self._opens,
+            **({form.call_end: self._next} if form.call_end else {}),
+        }
         self._value = Tags(form.value) if form.value else None
         self._types: dict[tuple[str, str], frozenset[str]] = {}  # by function and argument, of those that came
         super().__init__(tools)
@@ -66,7 +74,10 @@ class XmlParser(CallParser):
                     tag = yield from self._call(tag)
                 else:
                     blank, tag = yield from self.taken(self._next)
-                    if blank.strip():  # no call of this form
+                    left = blank
+                    for noise in form.noise:
+                        left = left.replace(noise, "")
+                    if left.strip():  # no call of this form
                         self.content(form.open + blank + (tag or ""))
                         break
             yield from self.space()
@@ -89,13 +100,14 @@ class XmlParser(CallParser):
                 tag = yield from self.until(self._value, self.drop)
             if tag is None:
                 break
-            key = key.strip().strip(QUOTES)
+            key, types = self.named(key.strip())
             self.arguments(f"{'{' if first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
             first = False
-            if (name, key) not in self._types:
+            if types is None and (name, key) not in self._types:
                 self._types[name, key] = types_of(schema, key)
-            yield from self._read_value(self._types[name, key])
-            tag = yield from self.until(self._keys, self.drop)
+            tag = yield from self._read_value(types or self._types[name, key], schema)
+            if tag == form.value_end:
+                tag = yield from self.until(self._keys, self.drop)
         if tag is not None or first:
             self.arguments("{}" if first else "}")
         if tag == self._end and tag != form.close:
@@ -103,18 +115,39 @@ class XmlParser(CallParser):
             return (yield from self.until(self._next, self.drop)) if (yield from self.peek()) == "<" else None
         return tag
 
-    def _read_value(self, types: frozenset[str]) -> Reading[None]:
+    def named(self, key: str) -> tuple[str, frozenset[str] | None]:
+        """Return an argument's name, and its types if the form says them."""
+        return key.strip(QUOTES), None
+
+    def _read_value(self, types: frozenset[str], schema: Mapping[str, Any]) -> Reading[str | None]:
+        """Give an argument's value, and return the tag that ends it: its own, or that of what comes next if the model
+        left its own out; None if the text ends."""
+        parts: list[str] = []
+        give: Give = parts.append
         if types == {"string"}:
             self.arguments('"')
-            text = Framed(lambda piece: self.arguments(json.dumps(piece, ensure_ascii=False)[1:-1]), self.form.line)
-            if (yield from self.until(self._value_end, text, whole=False)) is not None:
-                self.arguments('"')
-            return
-        parts: list[str] = []
-        if (yield from self.until(self._value_end, parts.append)) is not None:
-            self.arguments(as_json("".join(parts), types, self.form.line))
+            give = Framed(lambda piece: self.arguments(json.dumps(piece, ensure_ascii=False)[1:-1]), self.form.line)
+        while (tag := (yield from self.until(self._value_ends, give, whole=False))) is not None:
+            if (yield from self._ends_value(tag, schema)):
+                self.arguments('"' if types == {"string"} else as_json("".join(parts), types, self.form.line))
+                return tag
+            give(tag)
+        return None
+
+    def _ends_value(self, tag: str, schema: Mapping[str, Any]) -> Reading[bool]:
+        """Return True if a tag ends an argument, and False if it is a part of the argument's text: what comes behind it
+        would then be none of what may."""
+        if tag == self.form.key:
+            name = yield from self.ahead(self._key_end, LONGEST_NAME)
+            properties = schema.get("properties")
+            if name is None or not isinstance(properties, Mapping):
+                return name is not None
+            cut_off = len(name) == self.left
+            return cut_off or self.named(name.strip())[0] in properties
+        return (yield from self.follows(self._behind[tag]))
 
 
+LONGEST_NAME = 64  # of an argument, with the form's own signs
 QUOTES = "\"'"
 
 
@@ -192,7 +225,7 @@ def as_json(text: str, types: frozenset[str], line: bool) -> str:
     value = decoded(bare)
     fits = (value is not None or bare == "null") and _fits(value, types)
     if fits and not isinstance(value, str) and bare.lower() not in ("nan", "infinity", "-infinity"):
-        return bare
+        return escaped(bare)
     if "string" not in types or bare == "None":
         try:
             value = python_literal(bare.capitalize() if bare in ("true", "false") else bare)
@@ -201,7 +234,7 @@ def as_json(text: str, types: frozenset[str], line: bool) -> str:
         except (ValueError, TypeError, RecursionError):
             pass
     if "string" not in types and isinstance(decoded(bare), str):
-        return bare
+        return escaped(bare)
     return json.dumps(text.removeprefix("\n").removesuffix("\n") if line else text, ensure_ascii=False)
 
 

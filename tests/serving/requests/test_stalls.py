@@ -379,5 +379,5 @@ def test_a_machine_without_a_free_core_is_no_stall_of_the_loop() -> None:
     if late < 0.2:
         pytest.skip("this machine's scheduler kept nobody waiting")
     assert waited > late
-    assert counted < late / 2
+    assert counted < 0.75 * late  # a machine that others use too is late for other reasons as well
     assert done.stderr.count("held up") <= 1

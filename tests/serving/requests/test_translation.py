@@ -9,7 +9,9 @@ import pytest
 from ridgeline.serving.apis.anthropic.bodies import CountMessagesBody, chat_of
 from ridgeline.serving.apis.openai.response_bodies import messages_of
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.requests.validation import parse
+from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.bounded_json import Size
+from ridgeline.serving.requests.validation import _plain_call, _switches, parse
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.parsers.choose import Forms
 
@@ -97,3 +99,63 @@ def test_many_parts_are_joined_in_linear_time() -> None:
     assert len(message["content"]) == 4096 * 4097 - 1
     with pytest.raises(BadRequest, match="at most 4096"):
         of_anthropic({"role": "user", "content": [*blocks, blocks[0]]})
+
+
+def test_what_anthropics_own_tools_did_is_left_out_by_name() -> None:
+    searched = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+    ]
+    used = {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "f"}]}
+    tools = [{"type": "web_search_20250305", "name": "web_search"}]
+    turns = [said("user", "?"), {"role": "assistant", "content": [*searched, {"type": "text", "text": "So."}, used]}]
+    messages, ignored = of_anthropic(*turns, {"role": "user", "content": [result]}, tools=tools)
+    assert [message["content"] for message in messages] == ["?", "So.", ""]
+    wanted = {"tools.web_search_20250305", "server_tool_use", "web_search_tool_result", "tool_reference"}
+    assert set(ignored) == wanted
+
+
+@pytest.mark.parametrize("content", [None, [], "missing"])
+def test_missing_content_beside_calls_is_empty_text_to_every_template(content: Any) -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", {})
+    call = {"role": "assistant", "tool_calls": [FUNCTION]}
+    call |= {} if content == "missing" else {"content": content}
+    assert template.render([said("user", "x"), call]) == template.render([said("user", "x"), call | {"content": ""}])
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ('{"q": "x', {"q": "x"}),
+        ('{"q": "x", "n": ', {"q": "x"}),
+        ('{"q": "a\nb\\"', {"q": 'a\nb"'}),
+        ('{"q": [1, {"r": "s', {"q": [1, {"r": "s"}]}),
+        ("{}trailing", {}),
+        ("not json", {"arguments": "not json"}),
+        ("[" * 5000, {"arguments": "[" * 5000}),
+        ("null", {}),
+        ("", {}),
+    ],
+)
+def test_arguments_that_were_cut_off_do_not_end_a_conversation(text: str, meant: Any) -> None:
+    call = _plain_call({"function": {"name": "f", "arguments": text}}, 0, Size())
+    assert call["function"]["arguments"] == meant
+
+
+@pytest.mark.parametrize(
+    ("source", "effort", "switches"),
+    [
+        ("{{ enable_thinking }}", "none", {"enable_thinking": False}),
+        ("{{ enable_thinking }}", "low", {"enable_thinking": True}),
+        ("{{ thinking }}", "high", {"thinking": True}),
+        ("{{ enable_thinking }}{{ reasoning_effort }}", "none", {}),
+        ("{{ enable_thinking }}", None, {}),
+        ("", "high", {}),
+    ],
+)
+def test_an_effort_turns_thinking_on_and_off_where_a_template_knows_nothing_else(
+    source: str, effort: str | None, switches: dict[str, bool]
+) -> None:
+    body = parse(ChatBody, {"messages": [said("user", "x")], "reasoning_effort": effort})
+    assert _switches(ChatTemplate(source, {}), body) == switches

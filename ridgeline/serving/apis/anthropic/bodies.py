@@ -2,13 +2,14 @@
 
     chat, ignored = chat_of(body, api.forms, later=True)
 
-A message's content is text or a list of blocks: text, thinking, calls of tools and what these returned. Images,
-documents and tools that Anthropic runs itself are refused by name.
+A message's content is text or a list of blocks: text, thinking, calls of tools and what these returned. Tools that
+Anthropic runs itself, and what they did, are left out by name. Images and documents are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -35,6 +36,9 @@ from ridgeline.text.parsers.choose import Forms
 
 BILLING = "x-anthropic-billing-header"
 TEXT = {"text": "text"}
+REFERENCE = "tool_reference"
+# Blocks of tools that Anthropic runs itself, and what only it can read
+LEFT_OUT = re.compile(r"redacted_thinking|server_tool_use|[a-z]+(?:_[a-z]+)*_tool_result|mcp_tool_use|compaction")
 OF_USER, OF_ASSISTANT = ("text", "tool_result"), ("text", "thinking", "tool_use")
 USED = ("type", "name", "description", "input_schema")  # of a tool; schemas hold where tool_choice forces calls
 # Fields of a chat, and those of this body that they come from.
@@ -140,8 +144,8 @@ def chat_of(body: CountMessagesBody, forms: Forms, *, later: bool) -> tuple[Chat
     last = found["messages"][-1]
     if last["role"] == "assistant" and not last.get("tool_calls"):  # the answer goes on from there
         found |= {"continue_final_message": True, "add_generation_prompt": False}
-    found["tools"] = [_tool(tool, f"tools.{index}") for index, tool in enumerate(body.tools or [])] or None
-    if body.tool_choice is not None:
+    found["tools"] = _tools(body.tools or [], ignored) or None
+    if body.tool_choice is not None and (found["tools"] or not body.tools):
         found |= _choice(body.tool_choice)
     config = body.output_config
     form = (config.format if config else None) or body.output_format
@@ -182,7 +186,7 @@ def _messages(body: CountMessagesBody, ignored: list[str], *, later: bool) -> li
         elif turn.role == "system":
             _instruct(said, turn.content, path, ignored)
         else:
-            _ask(said, turn.content, path)
+            _ask(said, turn.content, path, ignored)
     messages = said.whole()
     if not messages:
         raise BadRequest("messages are empty; send at least one block.", param="messages")
@@ -204,7 +208,7 @@ def _is_bill(text: object) -> bool:
     return isinstance(text, str) and text.startswith(BILLING)
 
 
-def _ask(said: Transcript, content: str | list[Object], path: str) -> None:
+def _ask(said: Transcript, content: str | list[Object], path: str, ignored: list[str]) -> None:
     """Add what the user says, and what tools returned."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     for index, block in enumerate(blocks):
@@ -213,11 +217,21 @@ def _ask(said: Transcript, content: str | list[Object], path: str) -> None:
             case "text":
                 said.ask(text_at(block, "text", place))
             case "tool_result":
-                text = text_of(block.get("content") or "", f"{place}.content", TEXT)
+                text = text_of(_shown(block.get("content") or "", ignored), f"{place}.content", TEXT)
                 more = {"is_error": True} if block.get("is_error") else {}
                 said.say("tool", text, tool_call_id=text_at(block, "tool_use_id", place), **more)
             case _:
                 refuse_part(block, place, OF_USER)
+
+
+def _shown(content: Any, ignored: list[str]) -> Any:
+    """Return a result without the names of tools that a client has found, which are no text."""
+    if not isinstance(content, list):
+        return content
+    found = [part for part in content if not (isinstance(part, dict) and part.get("type") == REFERENCE)]
+    if len(found) < len(content) and REFERENCE not in ignored:
+        ignored.append(REFERENCE)
+    return found or ""
 
 
 def _answer(said: Transcript, content: str | list[Object], path: str, ignored: list[str]) -> None:
@@ -229,7 +243,7 @@ def _answer(said: Transcript, content: str | list[Object], path: str, ignored: l
         if kind == "text":
             texts.append(text_at(block, "text", place))
             continue
-        if kind == "redacted_thinking":  # only its maker can read it
+        if isinstance(kind, str) and LEFT_OUT.fullmatch(kind):
             if kind not in ignored:
                 ignored.append(kind)
             continue
@@ -251,18 +265,21 @@ def _answer(said: Transcript, content: str | list[Object], path: str, ignored: l
         said.answer(BETWEEN.join(texts))
 
 
-def _tool(tool: Object, path: str) -> Object:
-    """Return a tool as chats have it."""
-    kind = tool.get("type") or "custom"
-    if kind != "custom":
-        message = f"{path}: {shortened(kind)} is not supported; describe the tool by name and input_schema."
-        raise BadRequest(message, param=path)
-    text_at(tool, "name", path)
-    if not isinstance(tool.get("input_schema"), dict):
-        message = f"{path}.input_schema must be a JSON schema, got {shortened(tool.get('input_schema'))}."
-        raise BadRequest(message, param=f"{path}.input_schema")
-    known = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
-    return {"type": "function", "function": {**known, "parameters": tool["input_schema"]}}
+def _tools(tools: Sequence[Object], ignored: list[str]) -> list[Object]:
+    """Return the tools as chats have them. Those that a provider runs itself are left out by name."""
+    found = []
+    for index, tool in enumerate(tools):
+        kind, path = tool.get("type") or "custom", f"tools.{index}"
+        if kind != "custom":
+            ignored.append(f"tools.{kind}")
+            continue
+        text_at(tool, "name", path)
+        if not isinstance(tool.get("input_schema"), dict):
+            message = f"{path}.input_schema must be a JSON schema, got {shortened(tool.get('input_schema'))}."
+            raise BadRequest(message, param=f"{path}.input_schema")
+        known = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+        found.append({"type": "function", "function": {**known, "parameters": tool["input_schema"]}})
+    return found
 
 
 def _choice(choice: ToolChoice) -> Object:

@@ -3,18 +3,20 @@
     items = input_items(body)
     chat, ignored = chat_of(body, [*earlier, *items], later=True)
 
-Items of a conversation are messages, reasoning, calls of functions and what these returned. Tools that OpenAI runs
-itself, images, sound and files are refused by name.
+Items of a conversation are messages, reasoning, calls of functions and custom tools, and what these returned. What
+OpenAI's own tools did is left out by name. Images, sound and files are refused by name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ridgeline.core.plan.request import MAX_LOGPROBS
+from ridgeline.serving.apis.openai.response_tools import as_arguments, called_name, choice_of, functions_of
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import (
     LAX_INT,
@@ -38,7 +40,6 @@ from ridgeline.serving.requests.translation import (
     sampled,
     text_at,
     text_of,
-    unused,
 )
 from ridgeline.serving.requests.validation import parse
 
@@ -55,9 +56,15 @@ NOTHING_TO_INCLUDE = (
     "message.input_image.image_url",
 )
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+ITEMS = (
+    *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+    *("reasoning", "item_reference"),
+)
+# Items of tools that OpenAI or a client runs by itself, and notes of clients: nothing of them reaches the model
+OTHERS = re.compile(
+    r"[a-z_]+_(?:call|output|list_tools|approval_request|approval_response)|[a-z_]*compaction|ghost_snapshot"
+)
 ROLES = ("user", "assistant", "system", "developer")
-USED = ("type", "name", "description", "parameters")  # of a tool; schemas hold where tool_choice forces calls
 # Fields of a chat, and those of this body that they come from.
 NAMES = {
     r"messages.*": "input",
@@ -108,9 +115,7 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    refused: ClassVar[Mapping[str, Refusal]] = {
-        "verbosity": Refusal("text.verbosity is not supported; ask for it in a message.", ("medium",))
-    }
+    harmless: ClassVar[Mapping[str, str]] = {"verbosity": "no template knows it; ask for it in a message"}
 
     format: TextFormat | None = None
 
@@ -135,6 +140,7 @@ class CountBody(Body):
     """The body of POST /v1/responses/input_tokens: what decides the prompt."""
 
     harmless: ClassVar[Mapping[str, str]] = {
+        "client_metadata": "is the client's own",
         "max_tool_calls": "counts calls of tools that the server runs itself, and it runs none",
     }
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -198,11 +204,11 @@ def chat_of(body: CountBody, items: Sequence[Object], *, later: bool) -> tuple[C
     `items` is the conversation, with what came before this request and without references. `later` is as in
     `Transcript`.
     """
-    ignored = unused(body.tools or [], USED)
-    tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(body.tools or [])]
-    found: dict[str, Any] = {"tools": tools or None, "tool_choice": _choice(body.tool_choice)}
+    ignored: list[str] = []
+    tools, choice = functions_of(body.tools or [], ignored), choice_of(body.tool_choice, ignored)
+    found: dict[str, Any] = {"tools": tools or None, "tool_choice": choice if tools or choice != "required" else None}
     found["parallel_tool_calls"] = body.parallel_tool_calls
-    found["messages"] = messages_of(items, body.instructions, later=later)
+    found["messages"] = messages_of(items, body.instructions, later=later, ignored=ignored)
     if body.reasoning is not None:
         found["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
@@ -214,50 +220,65 @@ def chat_of(body: CountBody, items: Sequence[Object], *, later: bool) -> tuple[C
     return parse(ChatBody, {name: value for name, value in found.items() if value is not None}), ignored
 
 
-def messages_of(items: Sequence[Object], instructions: str | None = None, *, later: bool = True) -> list[Object]:
-    """Return the conversation as a chat's messages."""
+def messages_of(
+    items: Sequence[Object], instructions: str | None = None, *, later: bool = True, ignored: list[str] | None = None
+) -> list[Object]:
+    """Return the conversation as a chat's messages. Items that are left out are named in `ignored`."""
+    left_out: dict[str, None] = {}
     said = Transcript(later=later)
     if instructions:
         said.instruct("system", instructions)
     for index, item in enumerate(items):
-        _say(said, item, f"input.{index}")
+        if (unused := _say(said, item, f"input.{index}")) is not None:
+            left_out[unused] = None
+    if ignored is not None:
+        ignored += left_out
     messages = said.whole()
     if not messages:
         raise BadRequest("input is empty; send at least one item.", param="input")
     return messages
 
 
-def _say(said: Transcript, item: Object, path: str) -> None:
-    match item.get("type", "message"):
+def _say(said: Transcript, item: Object, path: str) -> str | None:
+    """Add an item to the conversation. Return its name if it is left out."""
+    kind = item.get("type", "message")
+    match kind:
         case "message":
-            role = item.get("role")
-            if role not in ROLES:
-                raise BadRequest(
-                    f"{path}.role is one of {', '.join(ROLES)}, got {shortened(role)}.", param=f"{path}.role"
-                )
-            text = text_of(item.get("content"), f"{path}.content", TEXTS)
-            if role == "assistant":
-                said.answer(text)
-            elif role in INSTRUCTING:
-                said.instruct(str(role), text)
-            else:
-                said.say(str(role), text)
+            _say_message(said, item, path)
         case "function_call":
-            call_id, name, arguments = (text_at(item, field, path) for field in ("call_id", "name", "arguments"))
-            said.call(call_id, name, arguments)
-        case "function_call_output":
+            call_id, name = text_at(item, "call_id", path), called_name(item, path)
+            said.call(call_id, name, text_at(item, "arguments", path))
+        case "custom_tool_call":
+            call_id, name = text_at(item, "call_id", path), called_name(item, path)
+            said.call(call_id, name, as_arguments(text_at(item, "input", path)))
+        case "function_call_output" | "custom_tool_call_output":
             text = text_of(item.get("output"), f"{path}.output", TEXTS)
             said.say("tool", text, tool_call_id=text_at(item, "call_id", path))
         case "reasoning":
             parts = item.get("content") or item.get("summary")
-            if not parts and item.get("encrypted_content"):
-                message = f"{path} holds encrypted reasoning, which this server cannot read; leave the item out."
-                raise BadRequest(message, param=path)
             if parts:
                 kinds = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
                 said.think(text_of(parts, f"{path}.content", kinds))
+            elif item.get("encrypted_content"):
+                return "input.reasoning.encrypted_content"
+        case str() if OTHERS.fullmatch(kind):
+            return f"input.{kind}"
         case _:
             refuse_part(item, path, ITEMS)
+    return None
+
+
+def _say_message(said: Transcript, item: Object, path: str) -> None:
+    role = item.get("role")
+    if role not in ROLES:
+        raise BadRequest(f"{path}.role is one of {', '.join(ROLES)}, got {shortened(role)}.", param=f"{path}.role")
+    text = text_of(item.get("content"), f"{path}.content", TEXTS)
+    if role == "assistant":
+        said.answer(text)
+    elif role in INSTRUCTING:
+        said.instruct(str(role), text)
+    else:
+        said.say(str(role), text)
 
 
 def _asked(body: ResponsesBody, ignored: list[str]) -> Object:
@@ -278,27 +299,6 @@ def _asked(body: ResponsesBody, ignored: list[str]) -> Object:
     for name in ("chat_template", "chat_template_kwargs", "thinking_token_budget"):
         found[name] = getattr(body, name)
     return found
-
-
-def _tool(tool: Object, path: str) -> Object:
-    """Return a tool as chats have it."""
-    kind = tool.get("type")
-    if kind != "function":
-        message = f"{path}: {shortened(kind)} is not supported, because the server runs no tools; use functions."
-        raise BadRequest(message, param=path)
-    text_at(tool, "name", path)
-    known = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-    return {"type": "function", "function": known}
-
-
-def _choice(choice: str | Object | None) -> str | Object | None:
-    """Return tool_choice as chats have it."""
-    if not isinstance(choice, dict) or choice.get("type") == "allowed_tools":
-        return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    wanted = 'none, auto, required, {"type": "function", "name": "…"} or {"type": "allowed_tools", …}'
-    raise BadRequest(f"tool_choice is {wanted}, got {shortened(choice)}.", param="tool_choice")
 
 
 def _format(form: TextFormat) -> Object:

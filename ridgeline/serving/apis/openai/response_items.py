@@ -10,11 +10,12 @@ output.items
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Raw
 
+from ridgeline.serving.apis.openai.response_tools import Known, as_input
 from ridgeline.serving.generation.pieces import Piece
 from ridgeline.serving.http import shapes
 from ridgeline.serving.http.answers import ResponseEvent
@@ -25,11 +26,12 @@ from ridgeline.text.tokenizer import Tokenizer
 
 
 class Output(Items[ResponseEvent]):
-    """The items of one response. `key` is what its name and the items' have in common."""
+    """The items of one response. `key` is what its name and the items' have in common, and `known` as in
+    `response_tools`."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, known: Mapping[str, Known] | None = None) -> None:
         super().__init__()
-        self._key = key
+        self._key, self._known = key, known or {}
 
     def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
         """Yield the events that end the answer. Without anything it is a message without text."""
@@ -49,8 +51,7 @@ class Output(Items[ResponseEvent]):
     def _begin(self, event: Event) -> Iterator[ResponseEvent]:
         name = f"{self._key}_o{len(self.items)}"
         if isinstance(event, CallDelta):
-            item: Item = {"id": f"fc_{name}", "type": "function_call", "status": "in_progress", "arguments": ""}
-            item |= {"call_id": event.id or f"call_{name}", "name": event.name or ""}
+            item: Item = self._call(event.name or "", name) | {"call_id": event.id or f"call_{name}"}
         elif isinstance(event, Reasoning):
             item = {"id": f"rs_{name}", "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
         else:
@@ -65,8 +66,18 @@ class Output(Items[ResponseEvent]):
             item["content"] = [part]
             yield self._told("response.content_part.added", content_index=0, part=_copy(part))
 
-    def _grow(self, event: Event, text: str, logprobs: list[Raw] | None) -> ResponseEvent:
+    def _call(self, called: str, name: str) -> Item:
+        """Return the item of a call that begins. The input of a custom tool is told when it is whole."""
+        known = self._known.get(called, Known(called))
+        space = {} if known.namespace is None else {"namespace": known.namespace}
+        kind, field = ("custom_tool_call", "input") if known.custom else ("function_call", "arguments")
+        item: Item = {"id": f"{'ctc' if known.custom else 'fc'}_{name}", "type": kind, "status": "in_progress"}
+        return item | {field: "", "name": known.name, **space}
+
+    def _grow(self, event: Event, text: str, logprobs: list[Raw] | None) -> ResponseEvent | None:
         if isinstance(event, CallDelta):
+            if self.items[-1]["type"] == "custom_tool_call":
+                return None
             return self._told("response.function_call_arguments.delta", delta=text)
         if isinstance(event, Reasoning):
             return self._told("response.reasoning_text.delta", content_index=0, delta=text)
@@ -78,6 +89,10 @@ class Output(Items[ResponseEvent]):
         if item["type"] == "function_call":
             item["arguments"] = text
             yield self._told("response.function_call_arguments.done", arguments=text, name=item["name"])
+        elif item["type"] == "custom_tool_call":
+            item["input"] = text = as_input(text)
+            yield self._told("response.custom_tool_call_input.delta", delta=text)
+            yield self._told("response.custom_tool_call_input.done", input=text)
         else:
             part = item["content"][0]
             part["text"] = text

@@ -4,6 +4,14 @@ order."""
 from __future__ import annotations
 
 from ridgeline.text.parsers.forms import ReasoningForm
-from ridgeline.text.parsers.reasoning import deepseek_r1, granite, harmony, mistral, think
+from ridgeline.text.parsers.reasoning import deepseek_r1, gemma4, granite, harmony, mistral, seed_oss, think
 
-REASONING_FORMS: tuple[ReasoningForm, ...] = (harmony.FORM, mistral.FORM, granite.FORM, think.FORM, deepseek_r1.FORM)
+REASONING_FORMS: tuple[ReasoningForm, ...] = (
+    harmony.FORM,
+    gemma4.FORM,
+    mistral.FORM,
+    granite.FORM,
+    seed_oss.FORM,
+    think.FORM,
+    deepseek_r1.FORM,
+)

@@ -29,13 +29,18 @@ class ThinkParser(Scanner):
     def __init__(self, form: ReasoningForm, *, inside: bool, interrupts: Sequence[str] = ()) -> None:
         self._inside = inside
         self._begins = Tags(*form.begins)
+        self._labels = Tags(form.label) if form.label else None
         self._interrupts = interrupts
         self._ends = Tags(*form.ends, *interrupts)
         super().__init__()
 
     def parse(self) -> Reading[None]:
         blank = yield from self.space()
-        if not (yield from self.expect(self._begins)) and not self._inside:
+        begun = yield from self.expect(self._begins)
+        if begun and self._labels is not None:
+            yield from self.space()
+            yield from self.expect(self._labels)
+        if not begun and not self._inside:
             self.content(blank)
         else:
             self.turn(True, back=len(blank) if self._inside else 0)

@@ -14,7 +14,7 @@ import re
 
 from ridgeline.text.parsers.calls import CallParser
 from ridgeline.text.parsers.forms import Frame, ToolForm
-from ridgeline.text.parsers.scanner import Reading, Tags
+from ridgeline.text.parsers.scanner import Reading, Tags, Trimmed
 
 ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, BREAK, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -30,7 +30,7 @@ class DeepSeekParser(CallParser):
     def parse(self) -> Reading[None]:
         while (tag := (yield from self.until(self.opens, self.content))) is not None:
             while tag is not None and tag != ALL_END:
-                tag = yield from (self._call() if tag == CALL else self.until(self.between, self.drop))
+                tag = yield from (self._call() if tag == CALL else self.until(self.between, Trimmed(self.content)))
             yield from self.space()
 
     def _call(self) -> Reading[str | None]:

@@ -2,7 +2,7 @@
 
 <|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]
 
-Granite 4 writes as Hermes does.
+Phi-4-mini closes the list with <|/tool_call|>. Granite 4 writes as Hermes does.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from ridgeline.text.parsers.calls import CallParser
 from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.scanner import Reading, Tags
 
-OPEN, SPELLED = "<|tool_call|>", "<tool_call>"
+OPEN, CLOSE, SPELLED = "<|tool_call|>", "<|/tool_call|>", "<tool_call>"
 
 
 class GraniteParser(CallParser):
-    opens = Tags(OPEN, SPELLED)
+    opens, closes = Tags(OPEN, SPELLED), Tags(CLOSE)
 
     def parse(self) -> Reading[None]:
         while (tag := (yield from self.until(self.opens, self.content))) is not None:
@@ -25,14 +25,16 @@ class GraniteParser(CallParser):
                 self.wrong(tag + space, wrong, before)
             else:
                 yield from self.space()
+                yield from self.expect(self.closes)
+                yield from self.space()
 
 
 FORM = ToolForm(
     name="granite",
-    aliases=("granite-20b-fc",),
+    aliases=("granite-20b-fc", "phi4_mini_json"),
     parser=GraniteParser,
     known_by=(("<|tool_call|>",),),
-    tags=(OPEN, SPELLED),
+    tags=(OPEN, CLOSE, SPELLED),
     opens=(OPEN,),
     frame=Frame(start=OPEN + "[", call='{"name": $QUOTED, "arguments": $ARGS}', between=", ", end="]"),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ridgeline.text.parsers.calls import CallParser, Tools
+from ridgeline.text.parsers.calls import CallParser, Escaping, Tools
 from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.scanner import Reading, Tags, Trimmed
 
@@ -59,7 +59,7 @@ class HarmonyParser(CallParser):
         word = WORD.match(channel)
         if self._calls and recipient is not None and recipient[1].startswith("functions."):
             self.begin(recipient[1].removeprefix("functions."))
-            arguments = Trimmed(self.arguments)
+            arguments = Trimmed(Escaping(self.arguments))
             tag = yield from self.until(self.bodies, arguments, whole=False)
             if not arguments.begun and tag is not None:
                 self.arguments("{}")

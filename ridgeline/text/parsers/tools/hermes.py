@@ -19,6 +19,7 @@ class HermesParser(CallParser):
     object. A call in another order or form waits for its end. Text that is no call is content, tags included. White
     space after a call is dropped."""
 
+    opened = OPEN
     opens, closes = Tags(OPEN), Tags(CLOSE)
     either = Tags(OPEN, CLOSE)
 
@@ -26,7 +27,7 @@ class HermesParser(CallParser):
         tag = yield from self.until(self.opens, self.content)
         while tag is not None:
             tag = yield from self._call()
-            if tag != OPEN:
+            if tag != self.opened:
                 tag = yield from self.until(self.opens, self.content)
 
     def _call(self) -> Reading[str | None]:
@@ -35,10 +36,10 @@ class HermesParser(CallParser):
         wrong = (yield from self.json_call()) if (yield from self.peek()) == "{" else ""
         if wrong is not None:
             rest, tag = yield from self.taken(self.closes)
-            self.content(OPEN + text + wrong + rest + (tag or ""))
+            self.content(self.opened + text + wrong + rest + (tag or ""))
             return tag
         tag = yield from self.until(self.either, self.drop)  # the model may forget to close a call
-        if tag != OPEN:
+        if tag != self.opened:
             yield from self.space()
         return tag
 

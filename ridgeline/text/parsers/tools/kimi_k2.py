@@ -10,7 +10,7 @@ import re
 
 from ridgeline.text.parsers.calls import CallParser
 from ridgeline.text.parsers.forms import Frame, ToolForm
-from ridgeline.text.parsers.scanner import Reading, Tags
+from ridgeline.text.parsers.scanner import Reading, Tags, Trimmed
 
 ALL, ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -26,7 +26,7 @@ class KimiParser(CallParser):
             while tag is not None and tag != ALL_END:
                 if tag == CALL and (tag := (yield from self._call())):
                     continue
-                tag = yield from self.until(self.between, self.drop)
+                tag = yield from self.until(self.between, Trimmed(self.content))
             yield from self.space()
 
     def _call(self) -> Reading[str | None]:

@@ -4,7 +4,7 @@
 {"name": "weather", "arguments": {"city": "Oslo"}}
 </tool_calls>
 
-Hunyuan A13B and Apriel write one list there, which is read too.
+Hunyuan A13B, Jamba and Apriel write one list there, which is read too.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ BETWEEN = re.compile(r"[\s,\[\]]*")
 
 
 class MinimaxParser(CallParser):
+    opened = OPEN
     opens, closes = Tags(OPEN), Tags(CLOSE)
 
     def parse(self) -> Reading[None]:
         while (yield from self.until(self.opens, self.content)):
-            before, read = self.calls, OPEN
+            before, read = self.calls, self.opened
             while True:
                 read += yield from self.match(BETWEEN)
                 wrong = (yield from self.json_call()) if (yield from self.peek()) == "{" else ""
@@ -41,7 +42,7 @@ class MinimaxParser(CallParser):
 
 FORM = ToolForm(
     name="minimax",
-    aliases=("minimax_m1",),
+    aliases=("minimax_m1", "hunyuan_a13b", "jamba"),
     parser=MinimaxParser,
     known_by=((OPEN,),),
     tags=(OPEN, CLOSE),

@@ -15,6 +15,7 @@ OPEN, CLOSE = "<function_calls>", "</function_calls>"
 
 
 class Olmo3Parser(PythonicParser):
+    opened = OPEN
     blocks, block_ends = Tags(OPEN), Tags(CLOSE)
 
     def parse(self) -> Reading[None]:
@@ -22,7 +23,7 @@ class Olmo3Parser(PythonicParser):
             before, wrong = self.calls, (yield from self.python_calls())
             rest, tag = yield from self.taken(self.block_ends)
             if wrong is not None:
-                self.wrong(OPEN, wrong + rest + (tag or ""), before)
+                self.wrong(self.opened, wrong + rest + (tag or ""), before)
             else:
                 yield from self.space()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from ridgeline.text.parsers.calls import CallParser
@@ -115,7 +116,7 @@ def as_json(text: str) -> str:
     bare = text.strip()
     if bare in WORDS:
         return json.dumps(WORDS[bare])
-    for read in (json.loads, python_literal):
+    for read in (partial(json.loads, strict=False), python_literal):
         try:
             value: Any = read(bare)
             return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,35 @@
+"""Tool calls in SmolLM3's form of code, Python's calls on lines of their own:
+
+<code>
+weather(city="Oslo", days=2)
+</code>
+"""
+
+from __future__ import annotations
+
+from ridgeline.text.parsers.forms import Frame, ToolForm
+from ridgeline.text.parsers.scanner import Tags
+from ridgeline.text.parsers.tools.olmo3 import Olmo3Parser
+
+OPEN, CLOSE = "<code>", "</code>"
+
+
+class SmolLM3Parser(Olmo3Parser):
+    opened = OPEN
+    blocks, block_ends = Tags(OPEN), Tags(CLOSE)
+
+
+FORM = ToolForm(
+    name="smollm3",
+    parser=SmolLM3Parser,
+    known_by=((OPEN, "python_tools"),),
+    tags=(OPEN, CLOSE),
+    frame=Frame(
+        start=OPEN + "\n",
+        call="$NAME($ARGS)",
+        argument="$KEY=$VALUE",
+        separator=", ",
+        python=True,
+        end="\n" + CLOSE,
+    ),
+)
