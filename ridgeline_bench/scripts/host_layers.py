@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
 from ridgeline.assembly.forms import kept_forms
-from ridgeline.cli.rates import columns
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.defaults import choose_device, choose_dtype
 from ridgeline.kernels.base.op import Platform
@@ -153,7 +154,9 @@ def main() -> None:
             keep(a.output, {**about, "gpu": gpu(), **rates, **line})
     read = " and ".join(f"{each / 1e9:.4g} GB/s" for each in rates["read"])
     print(f"{a.model} in {a.form} and {a.dtype} on {a.devices}, which read {read}")
-    table = columns((), HEADS)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in HEADS:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows(lines):
         table.add_row(*row)
     Console().print(table)
