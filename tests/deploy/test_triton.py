@@ -303,10 +303,25 @@ def test_a_cancelled_request_frees_its_place(model: Any) -> None:
     while running(model):
         assert time.monotonic() < until
         time.sleep(0.05)
+    assert MetricFamily.shown["vllm:num_requests_running", "llm", "1"] == 0
     while not MetricFamily.shown.get(("vllm:request_success_total", "llm", "1", "abort")):
         assert time.monotonic() < until, MetricFamily.shown
-        time.sleep(0.05)
+        answered(model, Request("x", {**GREEDY, "max_tokens": 100}))
     assert MetricFamily.shown["vllm:generation_tokens_total", "llm", "1"] >= len(request.pieces)
+
+
+def test_nothing_is_said_to_triton_while_no_request_is_open(
+    backend: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends instances that have none, and a call that meets the end would never return."""
+    open_now: list[bool] = []
+    monkeypatch.setattr(backend, "SHOWN_EVERY", 0.05)
+    monkeypatch.setattr(model._sender.figures, "show", lambda stats: open_now.append(bool(model._sender._open)))
+    answered(model, Request("x =", {**GREEDY, "max_tokens": 100}, stream=True))
+    count = len(open_now)
+    time.sleep(1.5)  # in which the engine tells its figures many times
+    assert len(open_now) == count > 0
+    assert all(open_now)
 
 
 @pytest.mark.parametrize(
@@ -449,13 +464,12 @@ def test_nvidias_client_gets_the_librarys_tokens_from_a_real_tritonserver(tmp_pa
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
         aborted = 'vllm:request_success_total{finished_reason="abort",model="llm",version="1"} 1'
+        body = {"text_input": PROMPTS[1], "stream": True, **GREEDY}
         until = time.monotonic() + PATIENCE
         while aborted not in (page := httpx.get(f"http://{triton.metrics}/metrics").text):
             assert time.monotonic() < until, page
-            time.sleep(0.5)
+            plain = httpx.post(f"http://{triton.url}/v2/models/llm/generate_stream", json=body, timeout=PATIENCE)
         assert 'vllm:num_requests_running{model="llm",version="1"} 0' in page
-        body = {"text_input": PROMPTS[1], "stream": True, **GREEDY}
-        plain = httpx.post(f"http://{triton.url}/v2/models/llm/generate_stream", json=body, timeout=PATIENCE)
     expected = [each.outputs[0].text for each in llm.generate(PROMPTS, params(llm), use_tqdm=False)]
     assert told["texts"] == expected
     assert told["once"] == expected[:1]

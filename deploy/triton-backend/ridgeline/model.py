@@ -19,7 +19,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +35,7 @@ from ridgeline.serving.processes.placement import VISIBLE
 from ridgeline.serving.repository.folder import engine_settings
 from ridgeline.serving.requests.bodies import CompletionBody
 from ridgeline.serving.requests.validation import completion_requests, parse
+from ridgeline.transport.messages import Stats
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ class TritonPythonModel:
             thread.start()
         try:
             self._server = self._wait_for(started(args, config))
-            self._figures = Figures(model=args["model_name"], version=args["model_version"])
+            self._sender.figures = Figures(model=args["model_name"], version=args["model_version"])
             self._showing = asyncio.run_coroutine_threadsafe(self._show(), self._loop)
         except BaseException:
             self._end()
@@ -105,7 +105,7 @@ class TritonPythonModel:
         """Keep the engine's figures on Triton's page of metrics."""
         while True:
             if (stats := await self._server.api.client.ask()) is not None:
-                self._sender.do(partial(self._figures.show, stats))
+                self._sender.show(stats)
             await asyncio.sleep(SHOWN_EVERY)
 
     def _wait_for(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -120,23 +120,30 @@ class TritonPythonModel:
 
 
 class Sender:
-    """The thread that speaks with Triton of requests under way, which takes a part of a millisecond each time: it sends
-    responses, and asks which requests were cancelled."""
+    """The thread that speaks with Triton, which takes a part of a millisecond each time: it sends responses, asks which
+    requests were cancelled, and shows the engine's `figures`.
+
+    All of it happens while a request is open. Triton ends an instance that has none, and a call that meets the end
+    would never return, nor let the instance go.
+    """
+
+    figures: Figures | None = None
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._open: dict[Answer, Callable[[], object]] = {}
+        self._newest: Stats | None = None
 
     def watch(self, answer: Answer, cancel: Callable[[], object]) -> None:
         """Call `cancel` if the request is cancelled before its last response."""
-        self._work.put(lambda: self._open.__setitem__(answer, cancel))
+        self._work.put(lambda: self._watch(answer, cancel))
 
     def send(self, answer: Answer, response: Any, *, last: bool) -> None:
         self._work.put(lambda: self._send(answer, response, last))
 
-    def do(self, work: Callable[[], None]) -> None:
-        """Do other work with Triton."""
-        self._work.put(work)
+    def show(self, stats: Stats) -> None:
+        """Show the engine's figures, now if a request is open, else when one begins."""
+        self._work.put(lambda: self._show(stats))
 
     def stop(self) -> None:
         self._work.put(None)
@@ -161,7 +168,19 @@ class Sender:
     def _send(self, answer: Answer, response: Any, last: bool) -> None:
         if last:
             self._open.pop(answer, None)
+            if not self._open and self.figures is not None:
+                self.figures.rest()
         answer.responses.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
+
+    def _watch(self, answer: Answer, cancel: Callable[[], object]) -> None:
+        self._open[answer] = cancel
+        if self._newest is not None:
+            self._show(self._newest)
+
+    def _show(self, stats: Stats) -> None:
+        self._newest = stats
+        if self._open and self.figures is not None:
+            self.figures.show(stats)
 
     def _ask(self) -> None:
         for answer, cancel in list(self._open.items()):

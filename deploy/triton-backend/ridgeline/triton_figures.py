@@ -46,6 +46,11 @@ class Figures:
         for reason, number in stats.finished.items():
             self._count("vllm:request_success_total", number, reason)
 
+    def rest(self) -> None:
+        """Show that no request is open. Counters go on with the next one."""
+        for name in GAUGES:
+            self._metric(name).set(0)
+
     def _count(self, name: str, value: float, reason: str = "") -> None:
         """Bring a counter to what the engine counts."""
         metric = self._metric(name, reason)
