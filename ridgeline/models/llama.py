@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
+from ridgeline.core.specs.model import (
+    ABSENT,
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    Source,
+    WeightMap,
+)
 from ridgeline.models.config import Config
 from ridgeline.models.rope import context, rope
 
@@ -164,7 +173,8 @@ def _layer_weights(ours: str, theirs: str, layer: LayerSpec, names: Names) -> We
         found.update(_stored(f"{ours}.{name}", [f"{theirs}.{part}" for part in parts], kinds))
 
     for norm, name in (NORMS[layer.norms] if names.norms is None else names.norms).items():
-        if not (layer.one_norm and norm == "feed_forward_norm"):
+        part = layer.mixer if norm.startswith("mixer") else layer.feed_forward
+        if part is not ABSENT and not (layer.one_norm and norm == "feed_forward_norm"):
             add(norm, (name,), *_norm_kinds(layer.norm))
     if isinstance(layer.mixer, AttentionSpec):
         if layer.mixer.qk_norm is not None:

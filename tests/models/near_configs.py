@@ -214,6 +214,17 @@ HUNYUAN_A13B = _sized(
     tie_word_embeddings=True,
     rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
 )
+NEMOTRON_SUPER: Values = {  # its first layers; the others are like them
+    **_sized("nemotron-nas", "DeciLMForCausalLM", (8192, 0, 4, 64, 8, 128256)),
+    "intermediate_size": None,
+    "num_key_value_heads": None,
+    "block_configs": [
+        {"attention": {"n_heads_in_group": 8, "no_op": False}, "ffn": {"ffn_mult": 2.625, "no_op": False}},
+        {"attention": {"n_heads_in_group": None, "no_op": True}, "ffn": {"ffn_mult": 5.25, "no_op": False}},
+        {"attention": {"n_heads_in_group": 16, "no_op": False}, "ffn": {"ffn_mult": 1.0, "no_op": False}},
+        {"attention": {"n_heads_in_group": 8, "no_op": False}, "ffn": {"ffn_mult": None, "no_op": True}},
+    ],
+}
 KIMI_K2_5: Values = {
     "architectures": ["KimiK25ForConditionalGeneration"],
     "model_type": "kimi_k25",

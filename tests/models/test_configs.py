@@ -27,7 +27,7 @@ from tests import tiny_models
 from tests.models import pooled_configs
 from tests.models.latent_configs import LATENT
 from tests.models.latent_llamas import LATENT_LLAMAS
-from tests.models.near_configs import INTERNLM3_8B, KIMI_K2_5, MISTRAL_4, NEAR
+from tests.models.near_configs import INTERNLM3_8B, KIMI_K2_5, MISTRAL_4, NEAR, NEMOTRON_SUPER
 from tests.models.selective_configs import SELECTIVE
 from tests.weights.loading import OPS
 
@@ -976,7 +976,7 @@ POOLED = {
     "qwen3_classifier": pooled_configs.classifier(QWEN3_0_6B),
 }
 # Of architectures that transformers does not have; and of one whose experts it stores as one
-OUR_OWN = (GLA_CONFIG, RETNET_CONFIG, INTERNLM3_8B, KIMI_K2_5, MISTRAL_4)
+OUR_OWN = (GLA_CONFIG, RETNET_CONFIG, INTERNLM3_8B, KIMI_K2_5, MISTRAL_4, NEMOTRON_SUPER)
 
 PUBLISHED = {
     "llama": LLAMA_3_1_8B,

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.parallel.mesh import Mesh
@@ -296,3 +297,62 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = dense_logits(load(tmp_path), torch.tensor(IDS))
     torch.testing.assert_close(found, expected("gemma3", IDS), atol=TOLERANCE, rtol=0)
+
+
+def searched(config: transformers.LlamaConfig, blocks: list[dict[str, Any]]) -> Any:
+    """transformers' Llama with the layers of an architecture search, for which it has no class."""
+
+    class Nothing(torch.nn.Module):
+        def forward(self, x: torch.Tensor, **_: Any) -> Any:
+            return x
+
+    class Layer(LlamaDecoderLayer):
+        def forward(self, x: torch.Tensor, **more: Any) -> torch.Tensor:
+            if not isinstance(self.self_attn, Nothing):
+                x = x + self.self_attn(hidden_states=self.input_layernorm(x), **more)[0]
+            return x if isinstance(self.mlp, Nothing) else x + self.mlp(self.post_attention_layernorm(x))
+
+    model = transformers.LlamaForCausalLM(config)
+    for index, block in enumerate(blocks):
+        own = copy.deepcopy(config)
+        group, mult = block["attention"]["n_heads_in_group"], block["ffn"]["ffn_mult"]
+        own.num_key_value_heads = HEADS // (group or 1)
+        own.intermediate_size = -(-int(2 * (mult or 1) * WIDTH / 3) // 256) * 256
+        layer = Layer(own, index)
+        if group is None:
+            layer.self_attn = layer.input_layernorm = Nothing()
+        if mult is None:
+            layer.mlp = layer.post_attention_layernorm = Nothing()
+        model.model.layers[index] = layer
+    return model.eval()
+
+
+@torch.inference_mode()
+def test_layers_that_a_search_left_differ_in_heads_and_width_or_lack_a_part(tmp_path: Path) -> None:
+    parts = [(2, 3.5), (None, 8.0), (4, 1.0), (1, None)]
+    blocks = [
+        {"attention": {"n_heads_in_group": group, "no_op": not group}, "ffn": {"ffn_mult": mult, "no_op": not mult}}
+        for group, mult in parts
+    ]
+    config = transformers.LlamaConfig(**{**COMMON, "num_hidden_layers": 4}, attn_implementation="eager")
+    torch.manual_seed(0)
+    model = searched(config, blocks)
+    for parameter in model.parameters():
+        parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "model.safetensors"
+    )
+    told = {**config.to_dict(), "architectures": ["DeciLMForCausalLM"], "block_configs": blocks}
+    told |= {"num_key_value_heads": None, "intermediate_size": None}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    want = model(torch.tensor(IDS)).logits
+    torch.testing.assert_close(dense_logits(load(tmp_path), torch.tensor(IDS)), want, atol=TOLERANCE, rtol=0)
+    llm = LLM(tmp_path, dtype="float32", device="cpu", skip_tokenizer_init=True, kv_cache_memory=1 << 22)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    try:
+        [result] = llm.generate([{"prompt_token_ids": IDS[0]}], params, use_tqdm=False)
+    finally:
+        llm.shutdown()
+    written = result.outputs[0].token_ids
+    scores = model(torch.tensor([[*IDS[0], *written]])).logits[0, len(IDS[0]) - 1 : -1]
+    assert (scores.gather(1, torch.tensor(written)[:, None])[:, 0] >= scores.amax(1) - TOLERANCE).all()
