@@ -168,8 +168,8 @@ def checked_in() -> list[str]:
 
 
 def problem(name: str) -> str | None:
-    """Return the fault of a picture, or None: nothing draws it, it is not there, or its data draw another one. One whose
-    data are not stored yet needs not be there."""
+    """Return the fault of a picture, or None: nothing draws it, it is not there, or its data draw another. Where no
+    data are stored yet, none needs be there."""
     if name not in PICTURES:
         return f"nothing draws {name}; pictures.py must say what does"
     made = _made(name)
