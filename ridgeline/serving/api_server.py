@@ -3,6 +3,7 @@ tokens and back."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.pooled import Encoder
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.modules import read_prompts
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -88,6 +91,12 @@ class ApiServer:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
         template = _chat_template(config.chat_template, texts, tokenizer.special_tokens)
         forms = choose(config.tool_call_parser, config.reasoning_parser, template.sources, tokenizer.added)
+        if forms.tools is None and config.tool_call_parser == "auto" and place == 1 and template.mentions("tools"):
+            logger.warning(
+                "the chat template of %s takes tools, and in none of the known forms: calls in answers are left as "
+                "text unless a request forces them; --tool-call-parser names a form.",
+                names[0],
+            )
         return cls(
             config=config,
             names=names,

@@ -47,6 +47,13 @@ def readable(api: ApiServer, body: ChatBody, asked: GenerationRequest) -> Genera
     return replace(asked, thinking=thinking)
 
 
+def unread(api: ApiServer, body: ChatBody) -> list[str]:
+    """Return the entries of the answer's header for what is not looked for: calls, if the model's form of them is not
+    known and none are forced."""
+    left_as_text = api.forms.tools is None and reads_calls(body) and not forces_calls(body)
+    return ["tool_calls"] if left_as_text else []
+
+
 def reads_calls(body: ChatBody) -> bool:
     """Return True if calls are looked for in the answer."""
     return forces_calls(body) or (bool(body.tools) and body.tool_choice != "none")

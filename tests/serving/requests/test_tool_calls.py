@@ -114,6 +114,28 @@ def hermes(start_server: StartServer) -> Iterator[Server]:
         yield running
 
 
+def test_a_form_of_calls_that_is_not_known_is_told_of(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start, and in the header of each answer that may have calls in its text."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools | tojson }} <odd_call>"
+    with start_server(chat_template=template) as running:
+        assert sum("in none of the known forms" in record.message for record in caplog.records) == 1
+        function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+        turns = [{"role": "user", "content": "x"}]
+        asked: dict[str, dict[str, Any]] = {
+            "/chat/completions": {"messages": turns, "tools": [{"type": "function", "function": function}]},
+            "/responses": {"input": "x", "max_output_tokens": 1, "tools": [{"type": "function", **function}]},
+            "/messages": {"messages": turns, "tools": [{"name": "f", "input_schema": function["parameters"]}]},
+        }
+        for path, body in asked.items():
+            body = {"model": MODEL, "max_tokens": 1, **body} if path != "/responses" else {"model": MODEL, **body}
+            for more, told in (({}, True), ({"tools": []}, False)):
+                answer = httpx.post(f"{running.url}/v1{path}", json=body | more, timeout=60)
+                assert answer.status_code == 200, answer.text
+                assert ("tool_calls" in answer.headers.get("ridgeline-ignored", "").split(", ")) == told, path
+
+
 WEATHER, TIME_NOW = '{"city": "São Paulo", "days": 2}', "{}"
 WRITTEN = (
     f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>\n'

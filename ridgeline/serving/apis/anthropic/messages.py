@@ -33,6 +33,7 @@ from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import MessageEvents, Write, nowhere
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES
+from ridgeline.serving.requests.reading import unread
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import later_instructions, named
 from ridgeline.serving.requests.unenforced import unenforced
@@ -120,7 +121,7 @@ async def _chat(api: ApiServer, body: CountMessagesBody, request: Request) -> Ch
     size = len(await request.body())
     later = await later_instructions(api, (turn.role for turn in body.messages[1:]))
     chat, ignored = await off_loop(size, INLINE_BYTES, lambda: chat_of(body, api.forms, later=later))
-    tell_ignored(request, [*ignored, *unenforced(chat)])
+    tell_ignored(request, [*ignored, *unenforced(chat), *unread(api, chat)])
     return chat
 
 

@@ -18,10 +18,11 @@ from ridgeline.serving.generation.pieces import Piece
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import read_body, request_id, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, while_connected
 from ridgeline.serving.http.pieces import encoded, json_response
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.reading import unread
 from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.requests.validation import chat_request, check_model
 from ridgeline.text.outputs import CompletionOutput
@@ -43,6 +44,7 @@ def router(api: ApiServer) -> APIRouter:
 async def answer_chat(api: ApiServer, request: Request, body: ChatBody) -> Response:
     """Return the answer to a chat, whole or as a stream. Raise RequestFailed."""
     asked = await chat_request(api, body, request_id(request, body.request_id))
+    tell_ignored(request, unread(api, body))
     chat = Chat(api, body, asked)
     if body.stream:
         return EventStream(chat.stream)

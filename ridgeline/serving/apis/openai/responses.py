@@ -26,6 +26,7 @@ from ridgeline.serving.http.pieces import json_of, json_response
 from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import NamedEvents
 from ridgeline.serving.kept.kept import Found
+from ridgeline.serving.requests.reading import unread
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.unenforced import unenforced
@@ -44,7 +45,7 @@ def router(api: ApiServer) -> APIRouter:
             asked = await fitted(api, body, chat, name)
         if body.store and not api.kept.keeps:
             ignored.append("store")
-        tell_ignored(request, [*ignored, *unenforced(chat)])
+        tell_ignored(request, [*ignored, *unenforced(chat), *unread(api, chat)])
         return body, Answer(api, body, asked, conversation)
 
     @routes.post(
