@@ -8,7 +8,9 @@ Legend:
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ridgeline.core.specs.model import MLPSpec
 from ridgeline.layers.build import Build
@@ -38,8 +40,23 @@ class GatedMLP(nn.Module):
         return self.down(y), residual_TM
 
 
+BETA, EPS = 0.5, -1e-6  # of xIELU, as its authors fixed them
+
+
+def xielu(x_TF: Tensor, rise_1: Tensor, fall_1: Tensor) -> Tensor:
+    """Return xIELU (Huang and Schlag, arXiv 2411.13010), computed in float32: a parabola above 0, whose curve is
+    learned, and below it an exponential whose height is. In the dtype of x."""
+    x = x_TF.float()
+    rise, fall = F.softplus(rise_1.float()), BETA + F.softplus(fall_1.float())
+    y = torch.where(x > 0, rise * x * x, (torch.expm1(x.clamp(max=EPS)) - x) * fall) + BETA * x
+    return y.to(x_TF.dtype)
+
+
 class MLP(nn.Module):
     """The feed-forward down(act(up(x)))."""
+
+    rise: nn.Parameter | None
+    fall: nn.Parameter | None
 
     def __init__(self, spec: MLPSpec, width: int, build: Build) -> None:
         super().__init__()
@@ -47,11 +64,15 @@ class MLP(nn.Module):
         self.ops = build.ops
         self.up = Linear(width, (spec.intermediate_size,), spec.bias, build.within("up"), pending=build.pending)
         self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"), over=build.sums)
+        learns = spec.activation == "xielu"
+        self.rise, self.fall = (build.parameter(1) if learns else None for _ in range(2))
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         y_TF, residual_TM = self.up.normed(norm, x_TM, residual_TM)
+        if self.rise is not None and self.fall is not None:
+            return self.down(xielu(y_TF, self.rise, self.fall)), residual_TM
         return self.down(self.ops.activation(y_TF, self.kind)), residual_TM
 
 

@@ -20,6 +20,7 @@ ARCHITECTURES = Registry(
         "GemmaForCausalLM": "ridgeline.models.gemma:Gemma",
         "Gemma3ForConditionalGeneration": "ridgeline.models.gemma:Gemma3Multimodal",
         "Mistral3ForConditionalGeneration": "ridgeline.models.mistral:Mistral3Multimodal",
+        "ApertusForCausalLM": "ridgeline.models.apertus:Apertus",
         "ArceeForCausalLM": "ridgeline.models.arcee:Arcee",
         "SeedOssForCausalLM": "ridgeline.models.seed_oss:SeedOss",
         "InternLM3ForCausalLM": "ridgeline.models.internlm3:InternLM3",

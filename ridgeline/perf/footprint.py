@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import ABSENT, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Product
+from ridgeline.core.specs.model import ABSENT, FeedForwardSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Product
 from ridgeline.core.specs.state import DTYPE_BYTES, KVSpec, StateSpec
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, kv_itemsize
 
@@ -164,9 +164,11 @@ def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
 
 
 def _single(layer: LayerSpec, width: int) -> int:
-    """Return the parameters that few models have: norms of a mixture's parts, and the layer's own number."""
+    """Return the parameters that few models have: norms of a mixture's parts, and the layer's own number,
+    and those of its activation."""
     own = layer.feed_forward.own_norms if isinstance(layer.feed_forward, ExpertsSpec) else None
-    return (4 * _norm(own, width) if own else 0) + layer.scalar
+    learns = isinstance(layer.feed_forward, MLPSpec) and layer.feed_forward.activation == "xielu"
+    return (4 * _norm(own, width) if own else 0) + layer.scalar + 2 * learns
 
 
 def _norm(norm: NormSpec, width: int) -> int:

@@ -237,7 +237,17 @@ KIMI_K2_5: Values = {
     "vision_config": {},
 }
 
+APERTUS_8B = _sized(
+    "apertus",
+    "ApertusForCausalLM",
+    (4096, 21504, 32, 32, 8, 131072),
+    hidden_act="xielu",
+    qk_norm=True,
+    post_norm=False,
+)
+
 NEAR: dict[str, Values] = {
+    "apertus": APERTUS_8B,
     "gemma": GEMMA_2B,
     "gemma3_multimodal": GEMMA_3_4B,
     "mistral3_multimodal": MISTRAL_SMALL_3_1,

@@ -232,12 +232,13 @@ def attention_of(mixer: MixerSpec) -> AttentionSpec | None:
 class MLPSpec:
     """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`.
 
+    activation: one of those of `kernels/small/activation`; or, in a plain one, "xielu", which has two learned numbers.
     multipliers: those of gate(x) and of the output, in a gated one.
     """
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"] = "silu"
     gated: bool = True
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
