@@ -84,6 +84,11 @@ class Config:
     def raw(self, name: str) -> Any:
         return self._values.get(name)
 
+    @property
+    def entries(self) -> Mapping[str, Any]:
+        """All entries, as they are."""
+        return self._values
+
     def changed(self, **values: Any) -> Config:
         """Return the same dictionary with other values in some entries."""
         found = Config({**self._values, **values})

@@ -49,6 +49,8 @@ def _layer(layer: LayerSpec, block: Config, width: int, index: int) -> LayerSpec
     attention, ffn = block.section("attention", required=True), block.section("ffn", required=True)
     for part in (attention, ffn):
         part.refuse("replace_with_linear", "a layer has a part of its kind or none")
+    for name in ("window_length", "num_sink_tokens", "sparsify"):
+        attention.refuse(name, "a layer's attention sees everything")
     if attention.boolean("no_op"):
         layer = replace(layer, mixer=ABSENT)
     else:

@@ -41,6 +41,8 @@ NAMES = Names(
 class Falcon:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
+        if "n_head_kv" in config:  # as the first configs have it
+            config = {"num_kv_heads": config["n_head_kv"], "new_decoder_architecture": True, **config}
         values = Config({**DEFAULTS, **config}, spellings=SPELLINGS)
         values.refuse("alibi", "the models with rotary positions run")
         width, heads = values.integer("hidden_size"), values.integer("num_attention_heads")

@@ -45,7 +45,7 @@ class GPTJ:
         values = Config({**DEFAULTS, **config}, spellings=SPELLINGS)
         width, head = values.integer("hidden_size"), head_width(values, "hidden_size", "num_attention_heads")
         inner = values.integer("intermediate_size") if "intermediate_size" in values else 4 * width
-        share = values.integer("rotary_dim") / head
+        share = min(1.0, (values.integer("rotary_dim") + 0.5) / head)  # whole again when it is multiplied
         values = values.changed(intermediate_size=inner, partial_rotary_factor=share)
         norm = NormSpec(kind="layer", eps=values.number("layer_norm_epsilon"))
         spec = llama_like("GPTJForCausalLM", values, mlp_bias=True, norm=norm, gated=False)

@@ -86,7 +86,7 @@ class Mistral3Multimodal:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         text = text_config(config)
         known = {"mistral": Mistral.spec, "ministral3": Ministral3.spec}
-        if (kind := text.get("model_type", "mistral")) not in known:
+        if not isinstance(kind := text.get("model_type", "mistral"), str) or kind not in known:
             raise wrong("model_type", kind, f"{' or '.join(known)} in the text_config of Mistral3")
         spec = known[kind]({"sliding_window": None, **text})
         return replace(spec, architecture="Mistral3ForConditionalGeneration", unused=TOWERS)

@@ -44,7 +44,7 @@ class Mistral4:
         values = Config(config, DEFAULTS)
         # The share of a head that rotates is that of its two parts, which latent attention says already
         parameters = {
-            name: value for name, value in (values.raw("rope_parameters") or {}).items() if "partial" not in name
+            name: value for name, value in values.section("rope_parameters").entries.items() if "partial" not in name
         }
         values = values.changed(rope_parameters=parameters)
         dense = latent_like("Mistral4ForCausalLM", values, interleaved=values.boolean("rope_interleave"))

@@ -25,6 +25,7 @@ SPELLINGS = {
     "num_attention_heads": "n_heads",
     "max_position_embeddings": "max_seq_len",
 }
+NORMS = ("low_precision_layernorm", "layernorm")
 EXPANSION, STEEPEST = 4, 8  # the only ones that transformers' class computes, and that ALiBi's paper has
 NAMES = Names(
     embed="transformer.wte",
@@ -43,6 +44,12 @@ class MPT:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config({**DEFAULTS, **config}, spellings=SPELLINGS)
         attention, heads = values.section("attn_config"), values.integer("num_attention_heads")
+        if attention.raw("attn_type") not in (None, "multihead_attention"):
+            raise wrong("attn_type", attention.raw("attn_type"), "multihead_attention")
+        if str(values.raw("norm_type") or "layernorm") not in NORMS:
+            raise wrong("norm_type", values.raw("norm_type"), f"one of {', '.join(NORMS)}")
+        if values.section("ffn_config").raw("ffn_type") not in (None, "mptmlp"):
+            raise wrong("ffn_type", values.section("ffn_config").raw("ffn_type"), "mptmlp")
         for name in ("clip_qkv", "qk_ln", "prefix_lm", "attn_uses_sequence_id"):
             attention.refuse(name, "plain attention with ALiBi runs")
         if attention.raw("alibi") is False:

@@ -33,7 +33,7 @@ class Olmo3:
         values = Config(config, DEFAULTS_3)
         if "rope_parameters" not in values:
             plain = {"rope_theta": values.number("rope_theta")}
-            scaled = {**plain, **(values.raw("rope_scaling") or {})}
+            scaled = {**plain, **values.section("rope_scaling").entries}
             values = values.changed(rope_parameters={"full_attention": scaled, "sliding_attention": plain})
         # Here the context is the one after the scaling, not the one before it.
         spec = _olmo("Olmo3ForCausalLM", values, pattern_windows(values))

@@ -14,6 +14,7 @@ from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
 
+MOST_BYTES = 1 << 30  # of a trace; some thousand steps of a GPU
 GZIP = b"\x1f\x8b"
 NO_JSON = re.compile(r":\s*-?(?:inf|nan)\b")
 
@@ -65,8 +66,7 @@ def read_trace(path: Path) -> list[Event]:
     Raise InvalidConfig if the file is no trace.
     """
     try:
-        raw = path.read_bytes()
-        written = _parsed((gzip.decompress(raw) if raw.startswith(GZIP) else raw).decode(errors="replace"))
+        written = _parsed(_text(path))
         listed = written if isinstance(written, list) else written["traceEvents"]
         events = [_event(each) for each in listed if each.get("ph") == "X" and each.get("cat") in KINDS]
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -76,6 +76,17 @@ def read_trace(path: Path) -> list[Event]:
     events.sort(key=lambda event: (event.start, -event.end))
     _nest(events)
     return events
+
+
+def _text(path: Path) -> str:
+    """Return a trace's text. Raise ValueError for one that would not fit into memory with what is made of it."""
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+    with gzip.open(path) if packed else path.open("rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB; profile fewer steps")
+    return raw.decode(errors="replace")
 
 
 def on_device(events: Iterable[Event]) -> bool:

@@ -20,9 +20,12 @@ from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import export_checkpoint, read_model_config
+from tests.models import near_configs
 from tests.parallel.test_divided_models import divides, logits
 from tests.parallel.test_stages import numbers_held, passed_through, stages_of
 from tests.parallel.threads import on_ranks
@@ -299,6 +302,45 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = dense_logits(load(tmp_path), torch.tensor(IDS))
     torch.testing.assert_close(found, expected("gemma3", IDS), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        (
+            "mistral3_multimodal",
+            {"text_config": {**near_configs.MISTRAL_SMALL_3_1["text_config"], "model_type": []}},
+            "model_type",
+        ),
+        ("mistral3_multimodal", {"text_config": 7}, "text_config"),
+        ("ministral3", {"rope_parameters": "x"}, "rope_parameters"),
+        ("olmo3", {"rope_scaling": ["x"]}, "rope_scaling"),
+        ("mpt", {"norm_type": "rmsnorm"}, "norm_type"),
+        ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type"),
+        ("mpt", {"ffn_config": {"ffn_type": "mptglu"}}, "ffn_type"),
+        ("mpt", {"n_heads": 12}, "power of two"),
+        ("falcon", {"alibi": True}, "alibi"),
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
+        ("opt", {"word_embed_proj_dim": 512}, "word_embed_proj_dim"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("exaone4", {"layer_types": None, "sliding_window_pattern": "LGLG"}, "sliding_window_pattern"),
+        ("hunyuan_moe", {"moe_topk": [1, 2]}, "moe_topk"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelLoadError, match=words):
+        model_config(near_configs.NEAR[name] | changes)
+
+
+def test_the_first_configs_of_falcon_say_it_in_other_words() -> None:
+    first = {"architectures": ["RWForCausalLM"], "hidden_size": 8192, "n_layer": 2, "n_head": 128, "n_head_kv": 8}
+    layer = model_config({**first, "vocab_size": 65024}).spec.layers[0]
+    assert (layer.attention.num_heads, layer.attention.num_kv_heads, layer.one_norm) == (128, 8, False)
+    odd = {**near_configs.GPT_J_6B, "n_embd": 1600, "rotary_dim": 58}
+    rope = model_config(odd).spec.layers[0].mixer.rope
+    assert rope is not None
+    assert rope.rotary_dim == 58
 
 
 def searched(config: transformers.LlamaConfig, blocks: list[dict[str, Any]]) -> Any:

@@ -34,7 +34,7 @@ PATIENCE = 10.0  # seconds for another API server's answer
 POLL = 10.0  # seconds after which a reader of events asks again
 LARGEST_QUESTION = 1 << 12  # bytes
 EVENTS_AT_ONCE = 1 << 20  # bytes
-NAME = re.compile(r"(?:resp|msg|rs|fc|fco)_([0-9a-f]{32})([1-9][0-9]{0,3})(?:_([io])([0-9]{1,6}))?")
+NAME = re.compile(r"(?:resp|msg|rs|fc|fco|ctc|ctco)_([0-9a-f]{32})([1-9][0-9]{0,3})(?:_([io])([0-9]{1,6}))?")
 LENGTH = struct.Struct("<I")
 
 Op = Literal["find", "events", "cancel", "delete"]

@@ -44,9 +44,9 @@ class HostedServer:
         """Start the engine, and wait until it is up. Raise GaveUp if it cannot be, and end everything."""
         self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self.api.client.run())]
         up = asyncio.create_task(self.api.client.wait_until_up())
-        await asyncio.wait({up, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
-        up.cancel()
         try:
+            await asyncio.wait({up, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+            up.cancel()
             self.raise_what_ended()
         except BaseException:
             await self.close()
@@ -66,8 +66,9 @@ class HostedServer:
     async def close(self) -> None:
         """End the engine at once, and wait until it is gone."""
         self._engine.kill()
-        keeping, running = self._tasks
-        await asyncio.wait([keeping])
-        running.cancel()
-        await asyncio.wait([running])
+        if self._tasks:
+            keeping, running = self._tasks
+            await asyncio.wait([keeping])
+            running.cancel()
+            await asyncio.wait([running])
         self._directory.remove()

@@ -9,6 +9,7 @@ from secrets import token_hex
 from typing import Any
 
 import msgspec
+from pydantic_core import from_json
 
 from ridgeline.serving.errors import BadRequest
 
@@ -161,3 +162,18 @@ def _checked(read: Callable[[Any], Any], data: Any) -> Any:
         return read(data)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise NotJson(f"the body is not valid JSON: {error}.") from None
+
+
+def begun_object(text: str) -> Any:
+    """Return what broken JSON says: the object that it begins, or all of its text as `arguments`. Control characters
+    within strings, which some models write, are taken as they are."""
+    plain = _STRING.sub(lambda found: found[0].translate(_ESCAPES), text)
+    try:
+        found = from_json(plain, allow_partial="trailing-strings", cache_strings="none")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}
+
+
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x20)}

@@ -19,6 +19,7 @@ from ridgeline.serving.requests.bodies import ChatBody, GenerationBody, Structur
 from ridgeline.serving.requests.bounded_json import decode
 from ridgeline.serving.requests.refusals import depth_above, shortened
 from ridgeline.serving.requests.tools import calls_grammar
+from ridgeline.serving.requests.unenforced import tagged_schemas
 from ridgeline.serving.shares import TEXTS
 from ridgeline.transport.messages import Grammar
 
@@ -100,6 +101,8 @@ def _tagged(api: ApiServer, asked: dict[str, Any], param: str) -> Grammar:
     """Return the grammar of a structural tag. It may name the model's special tokens, which have no text."""
     if depth_above(asked, MOST_DEPTH):
         raise BadRequest(f"the structural tag is nested more than {MOST_DEPTH} deep; make it flatter.", param=param)
+    for schema in tagged_schemas(asked):
+        check_finite(schema, param)
     added, special = api.tokenizer.added, api.tokenizer.special_ids
     try:
         text = to_lark(asked, [name for name, number in added.items() if number in special], DETAILS)

@@ -39,14 +39,14 @@ def _schemas(body: GenerationBody) -> Iterator[Any]:
     if form is not None and form.json_schema is not None:
         yield _read(form.json_schema.schema_)
     if form is not None and form.type == "structural_tag":
-        yield from _tagged(form.model_dump(include={"format", "structures"}, exclude_none=True))
+        yield from tagged_schemas(form.model_dump(include={"format", "structures"}, exclude_none=True))
     if asked is not None and asked.json_ is not None:
         yield _read(asked.json_)
     if asked is not None and asked.structural_tag is not None:
-        yield from _tagged(_read(asked.structural_tag))
+        yield from tagged_schemas(_read(asked.structural_tag))
 
 
-def _tagged(tag: Any) -> Iterator[Any]:
+def tagged_schemas(tag: Any) -> Iterator[Any]:
     """Yield the schemas of a structural tag."""
     if depth_above(tag, MOST_DEPTH):
         return

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 
 from ridgeline.core.plan.embeds import PLACEHOLDER, Embeds
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
@@ -23,7 +22,7 @@ from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
-from ridgeline.serving.requests.bounded_json import NotJson, Size, decode
+from ridgeline.serving.requests.bounded_json import NotJson, Size, begun_object, decode
 from ridgeline.serving.requests.context import check_negative, check_prompt, check_text
 from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
@@ -34,7 +33,6 @@ from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.shares import TEMPLATES, TEXTS
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.infill import infill, marks
-from ridgeline.text.parsers.calls import escaped
 from ridgeline.text.requests import most_logprobs, with_spelled_words
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
@@ -477,16 +475,7 @@ def _plain_call(call: dict[str, Any], index: int, size: Size) -> dict[str, Any]:
     try:
         arguments = decode(text.encode(), size)
     except NotJson:
-        arguments = _cut_off(text)
+        arguments = begun_object(text)
     except (BadRequest, UnicodeEncodeError) as error:
         raise BadRequest(f"the arguments of a tool call cannot be read: {error}", param=where) from None
     return call | {"function": function | {"arguments": {} if arguments is None else arguments}}
-
-
-def _cut_off(text: str) -> Any:
-    """Return the object that broken arguments begin, or all of their text under one name."""
-    try:
-        found = from_json(escaped(text), allow_partial="trailing-strings", cache_strings="none")
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"arguments": text}

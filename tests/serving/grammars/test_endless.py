@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -71,25 +74,46 @@ PARTS = st.recursive(
 )
 
 
-def shortest(part: Any, defs: dict[str, Any], depth: int) -> bool:
+def fits(part: Any, defs: dict[str, Any], depth: int, known: dict[Any, bool]) -> bool:
     """True if a value of at most this depth fits: the plain definition, tried out."""
-    if depth == 0:
-        return False
+    key = json.dumps(part), depth
+    if key not in known:
+        known[key] = depth > 0 and _fits(part, defs, depth, known)
+    return known[key]
+
+
+def _fits(part: Any, defs: dict[str, Any], depth: int, known: dict[Any, bool]) -> bool:
     if "$ref" in part:
-        return shortest(defs[part["$ref"].rpartition("/")[2]], defs, depth - 1)
+        return fits(defs[part["$ref"].rpartition("/")[2]], defs, depth - 1, known)
     if "anyOf" in part:
-        return any(shortest(each, defs, depth) for each in part["anyOf"])
+        return any(fits(each, defs, depth, known) for each in part["anyOf"])
     if part["type"] == "null":
         return True
-    return shortest(part["items"] if part["type"] == "array" else part["properties"]["k"], defs, depth - 1)
+    return fits(part["items"] if part["type"] == "array" else part["properties"]["k"], defs, depth - 1, known)
 
 
 @given(parts=st.fixed_dictionaries(dict.fromkeys(NAMES, PARTS)))
 def test_a_schema_is_refused_exactly_if_no_value_of_any_depth_fits(parts: dict[str, Any]) -> None:
-    fits = shortest({"$ref": "#/$defs/a"}, parts, 24)
+    ends = fits({"$ref": "#/$defs/a"}, parts, 24, {})
     try:
         check_finite({"$ref": "#/$defs/a", "$defs": parts}, "x")
     except BadRequest:
-        assert not fits
+        assert not ends
     else:
-        assert fits
+        assert ends
+
+
+def test_the_time_of_a_check_is_bounded_and_so_is_its_sentence() -> None:
+    """Whatever spells references: many names of one part, long chains, long names."""
+    names = ["".join(each) for each in islice(product(("~", "~0"), repeat=12), 4000)]
+    part = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "required": ["a"]}
+    many = {"$defs": {"x": part, "~" * 12: {"anyOf": [{"$ref": "#/$defs/x"}] * 4000}}}
+    many["anyOf"] = [{"$ref": f"#/$defs/{name}"} for name in names]
+    chain = {f"{n}": {"$ref": f"#/$defs/{n + 1}"} for n in range(20_000)} | {"20000": {"$ref": "#/$defs/0"}}
+    long = {"y" * 100_000: {"$ref": f"#/$defs/{'y' * 100_000}"}}
+    for schema in (many, {"$defs": chain, "$ref": "#/$defs/0"}, {"$defs": long, "$ref": f"#/$defs/{'y' * 100_000}"}):
+        start = time.process_time()
+        with pytest.raises(BadRequest, match="no text that ends") as refusal:
+            check_finite(schema, "x")
+        assert time.process_time() - start < 5
+        assert len(str(refusal.value)) < 1000

@@ -116,6 +116,15 @@ def test_what_anthropics_own_tools_did_is_left_out_by_name() -> None:
     assert set(ignored) == wanted
 
 
+def test_a_template_that_asks_whether_there_is_content_is_answered() -> None:
+    """DeepSeek's first templates write calls only where a content is none."""
+    source = (
+        "{% for m in messages %}{% if m['content'] is none %}<call>{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    call = {"role": "assistant", "content": None, "tool_calls": [FUNCTION]}
+    assert ChatTemplate(source, {}).render([said("user", "x"), call]) == "x<call>"
+
+
 @pytest.mark.parametrize("content", [None, [], "missing"])
 def test_missing_content_beside_calls_is_empty_text_to_every_template(content: Any) -> None:
     template = ChatTemplate("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", {})
@@ -131,6 +140,7 @@ def test_missing_content_beside_calls_is_empty_text_to_every_template(content: A
         ('{"q": "x", "n": ', {"q": "x"}),
         ('{"q": "a\nb\\"', {"q": 'a\nb"'}),
         ('{"q": [1, {"r": "s', {"q": [1, {"r": "s"}]}),
+        ('{\n  "q": "x\ty",\n  "n": 1', {"q": "x\ty", "n": 1}),
         ("{}trailing", {}),
         ("not json", {"arguments": "not json"}),
         ("[" * 5000, {"arguments": "[" * 5000}),

@@ -147,6 +147,10 @@ def chat_of(body: CountMessagesBody, forms: Forms, *, later: bool) -> tuple[Chat
     found["tools"] = _tools(body.tools or [], ignored) or None
     if body.tool_choice is not None and (found["tools"] or not body.tools):
         found |= _choice(body.tool_choice)
+        left_out = {tool.get("name") for tool in body.tools or [] if (tool.get("type") or "custom") != "custom"}
+        if body.tool_choice.type == "tool" and body.tool_choice.name in left_out:
+            found["tool_choice"] = "auto"
+            ignored.append("tool_choice")
     config = body.output_config
     form = (config.format if config else None) or body.output_format
     if form is not None:

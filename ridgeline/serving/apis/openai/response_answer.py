@@ -32,6 +32,13 @@ from ridgeline.serving.requests.validation import check_model
 from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
 from ridgeline.text.parsers.events import CallDelta, Content, Reasoning
 
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -254,7 +261,7 @@ class Answer:
 def _with_id(item: dict[str, Any], key: str) -> dict[str, Any]:
     """Return an item with an id and a type, by which it can be listed and referred to."""
     kind = item.get("type", "message")
-    prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(kind, "fco")
+    prefix = PREFIXES.get(kind, "fco")
     told = {"type": kind, "id": f"{prefix}_{key}", **{name: value for name, value in item.items() if value is not None}}
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"

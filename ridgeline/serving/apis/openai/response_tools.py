@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import MOST_TOOLS, Object
+from ridgeline.serving.requests.bounded_json import begun_object
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import text_at, unused
 
@@ -31,7 +32,7 @@ class Known(NamedTuple):
 def functions_of(tools: Sequence[Object], ignored: list[str]) -> list[Object]:
     """Return the tools as chats have them, and add what is left out to `ignored`. Raise BadRequest for one without a
     name."""
-    found: list[Object] = []
+    found, names = list[Object](), set[str]()
     for path, tool, space in _each(tools):
         kind = tool.get("type")
         if kind == "function":
@@ -46,6 +47,12 @@ def functions_of(tools: Sequence[Object], ignored: list[str]) -> list[Object]:
         else:
             raise BadRequest(f"{path}.type is the kind of a tool, got {shortened(kind)}.", param=path)
         function = {"name": _joined(text_at(tool, "name", path), space)}
+        if function["name"] in names:
+            message = (
+                f"{path}: there are two tools that the model would know as {shortened(function['name'])}; rename one."
+            )
+            raise BadRequest(message, param=path)
+        names.add(function["name"])
         more = {"description": tool.get("description"), "parameters": schema}
         function |= {name: value for name, value in more.items() if value is not None}
         found.append({"type": "function", "function": function})
@@ -75,7 +82,11 @@ def choice_of(choice: str | Object | None, ignored: list[str]) -> str | Object |
         if not isinstance(listed, list):
             return choice
         names = [_chosen(each) for each in listed]
-        return choice | {"tools": [{"type": "function", "function": {"name": name}} for name in names if name]}
+        kept = [{"type": "function", "function": {"name": name}} for name in names if name]
+        if listed and not kept:
+            ignored.append("tool_choice")
+            return "none"
+        return choice | {"tools": kept}
     if (name := _chosen(choice)) is not None:
         return {"type": "function", "function": {"name": name}}
     if choice.get("type") in ("function", "custom") or not isinstance(choice.get("type"), str):
@@ -97,12 +108,12 @@ def as_arguments(text: str) -> str:
 
 
 def as_input(arguments: str) -> str:
-    """Return the text that a custom tool is given by a call's arguments. Those that are cut off are given as they
-    are."""
+    """Return the text that a custom tool is given by a call's arguments, or what is there of one that was cut off."""
     try:
-        text = json.loads(arguments)[INPUT]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return arguments
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        found = begun_object(arguments)
+    text = found.get(INPUT) if isinstance(found, dict) else None
     return text if isinstance(text, str) else arguments
 
 

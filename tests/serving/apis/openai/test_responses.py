@@ -314,6 +314,10 @@ def test_an_agents_tools_are_called_as_it_knows_them(
         assert done["input"] == call["input"] != ""
     result = {"type": f"{kind}_output", "call_id": call["call_id"], "output": "done"}
     items = [said("user", TEXT), {"type": "web_search_call", "id": "w"}, call, result]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}  # of which none is there
+    referred = [said("user", TEXT), {"type": "item_reference", "id": call["id"]}, result]
+    there = post(server, **asked | {"input": referred, "tool_choice": allowed, "max_output_tokens": 2})
+    assert there.status_code == 200, there.text
     again = post(server, **asked | {"input": items, "tool_choice": "none", "max_output_tokens": 2})
     assert again.status_code == 200, again.text
     assert "input.web_search_call" in again.headers["ridgeline-ignored"]
@@ -421,6 +425,7 @@ def test_who_leaves_ends_its_request(server: Server) -> None:
         ({"input": [{"type": "web_search"}]}, "input.0"),
         ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "b"}]}, "input.0.input"),
         ({"tools": [{"type": 7}]}, "tools.0"),
+        ({"tools": [{"type": "custom", "name": "f"}, {"type": "function", "name": "f"}]}, "tools.1"),
         ({"tools": [{"type": "namespace", "name": "x", "tools": [7]}]}, "tools.0.tools"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input.0.name"),
         ({"input": [{"type": "item_reference", "id": []}]}, "input.0.id"),
