@@ -134,6 +134,15 @@ GEMMAS = [
     ("search", {"query": 'São {x}, "y"\n', "limit": 3, "filter": {"a": [1, "b", True], "c d": None}, "day": "mon"}),
     NOW_CALL,
 ]
+CALL_TAG, CALL_END = "<|tool_call>", "<tool_call|>"
+UNENDED = CALL_TAG + 'call:search{tags:[<|"|>x<|"|>,{a:2'
+LIMITED, NESTED = ("search", {"limit": 1}), ("search", {"tags": ["x", {"a": 2}]})
+QUOTED = {"query": 'v, "w"\n\\', "y z": {"k": "{1}]", "": [1, "<b>"]}, "limit": 1}
+HALF_QUOTED = {"query": "a\nb", "day": '"a" or "b"', "free": '5"'}
+NO_NUMBERS = [("tags", "[NaN, 1]"), ("filter", '{"a": -Infinity}'), ("ratio", "NaN")]
+STRAY = f"{xml(('query', 'a.txt'))}Now the day:\n{xml(('day', 'x'))}"
+STRAY_M2 = f"{m2(('query', 'a.txt'))}Now the day: {m2(('day', 'x'))}"
+READ_PAST = ("search", {"query": "a.txt", "day": "x"})
 SAID_BOTH = [("search", {"query": QUERY, "limit": 3, "either": "12"}), NOW_CALL]
 ALL_TYPED, ALL_ODD = ("search", TYPED_VALUES), ("search", ODD_VALUES)
 
@@ -216,6 +225,58 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("longcat", f"Hm<longcat_tool_call>\n{SAID}\n</longcat_tool_call>", "Hm", ONE),
     ("gemma4", f"Hm<|tool_call>call:search{GEMMA}<tool_call|><|tool_call>call:now{{}}<tool_call|>ok", "Hmok", GEMMAS),
     ("gemma4", "<|tool_call>search{}<tool_call|>", "<|tool_call>search{}<tool_call|>", []),
+    ("gemma4", f"{CALL_TAG}call:search{{limit:1{CALL_END}{UNENDED}{CALL_END}tail", "tail", [LIMITED, NESTED]),
+    ("gemma4", f"{UNENDED},c:{CALL_TAG}call:now{{}}{CALL_END}", "", [NESTED, NOW_CALL]),
+    (
+        "gemma4",
+        f"{CALL_TAG}call:search{{tags:[{{a:1],limit:2}}{CALL_END}",
+        "",
+        [("search", {"tags": [{"a": 1}], "limit": 2})],
+    ),
+    (
+        "gemma4",
+        f"{CALL_TAG}call:search{{free:NaN,tags:[-Infinity]}}{CALL_END}",
+        "",
+        [("search", {"free": "NaN", "tags": ["-Infinity"]})],
+    ),
+    ("gemma4", f"{CALL_TAG}call:search{json.dumps(QUOTED)}{CALL_END}ok", "ok", [("search", QUOTED)]),
+    (
+        "gemma4",
+        f'{CALL_TAG}call:search{{query:"a\nb",day:"a" or "b",free:5"}}{CALL_END}',
+        "",
+        [("search", HALF_QUOTED)],
+    ),
+    ("gemma4", f'{CALL_TAG}call:search{{query:"a{CALL_END}ok', "ok", [("search", {"query": '"a'})]),
+    ("qwen3_coder", f"<tool_call>\n<function=search>\n{STRAY}</function>\n</tool_call>", "", [READ_PAST]),
+    ("qwen3_coder", f"<tool_call>\n<function=search>\n{OPEN_ENDED}</function>\nDone", "Done", [UNCLOSED]),
+    ("qwen3_coder", f"<tool_call>\n<function=search>\n{OPEN_ENDED}</tool_call>\nDone", "Done", [UNCLOSED]),
+    (
+        "qwen3_coder",
+        f"<tool_call><function=search>\n{xml(*NO_NUMBERS)}</function></tool_call>",
+        "",
+        [("search", dict(NO_NUMBERS))],
+    ),
+    ("qwen3_coder", f"<tool_call>It rains.\n{NOW_XML}", "<tool_call>It rains.\n", [NOW_CALL]),
+    ("seed_oss", f"<seed:tool_call>\n<function=search>\n{OPEN_ENDED}</seed:tool_call>\nDone", "Done", [UNCLOSED]),
+    ("glm45", f"<tool_call>search\n{UNCLOSED_GLM}</tool_call> ok", "ok", [UNCLOSED]),
+    ("glm45", f"<tool_call>search{glm(*NO_NUMBERS)}</tool_call>", "", [("search", dict(NO_NUMBERS))]),
+    ("minimax_m2", f'<minimax:tool_call><invoke name="search">{UNCLOSED_M2}</minimax:tool_call> ok', "ok", [UNCLOSED]),
+    (
+        "minimax_m2",
+        f'<minimax:tool_call><invoke name="search">{STRAY_M2}</invoke></minimax:tool_call>',
+        "",
+        [READ_PAST],
+    ),
+    ("lfm2", '[{"name": "Bob", "parameters": {"age": 3}}] ok', '[{"name": "Bob", "parameters": {"age": 3}}] ok', []),
+    ("lfm2", f'[{NOW}, {{"age": 3, "name": "Bob"}}]', '{"age": 3, "name": "Bob"}]', [NOW_CALL]),
+    ("lfm2", f"[{SAID}, {NOW}] ok", " ok", TWO),
+    ("lfm2", "<|tool_call_start|>[now()] I will look.", "I will look.", [NOW_CALL]),
+    ("lfm2", "<|tool_call_start|>[now()]] I will look. <|tool_call_end|> ok", "I will look.ok", [NOW_CALL]),
+    ("lfm2", "<|tool_call_start|>[now(), see(b=1)]<|tool_call_end|>ok", "see(b=1)ok", [NOW_CALL]),
+    ("lfm2", "<|tool_call_start|>\n```python\nnow()\nsee(b=1)\n```\n<|tool_call_end|>", "see(b=1)", [NOW_CALL]),
+    ("hermes", f"<tool_call> is a tag. <tool_call>{NOW}</tool_call>", "<tool_call> is a tag. ", [NOW_CALL]),
+    ("smollm3", "<code>now()\nsee(b=1)\n</code> ok", "\nsee(b=1)\nok", [NOW_CALL]),
+    ("olmo3", "<function_calls>now()\n(It rains.)", "(It rains.)", [NOW_CALL]),
     ("openai", MESSAGES, "Let me see.", TWO),
     ("openai", "<|channel|>final<|message|>It rains.<|return|>", "It rains.", []),
 ]
@@ -252,6 +313,17 @@ def test_a_tag_within_a_text_ends_it_only_if_something_that_may_follow_does() ->
     )
     _, _, made = joined(FORMS["qwen3_coder"].parser(TOOLS), list(text))
     assert [json.loads(arguments) for _, arguments, _ in made] == [{"query": f"a</parameter>{blank}b"}]
+
+
+@pytest.mark.parametrize("text", ["? It rains, ", "It rains, ", '"a', "{1:2} ", "[1] ", "(x) "])
+@pytest.mark.parametrize("name", sorted(FORMS.keys() - {"openai"}))  # there a message has a tag behind its head
+def test_what_proves_to_be_no_call_is_given_as_it_comes(name: str, text: str) -> None:
+    form = FORMS[name]
+    for tag in form.opens or ("",):
+        parser, whole = form.parser(TOOLS), tag + text + "and so on. " * 40
+        given = [event for char in whole for event in parser.push(char)]
+        content = "".join(event.text for event in given if isinstance(event, Content))
+        assert len(content) > 400, tag
 
 
 @pytest.mark.parametrize("name", FORMS)

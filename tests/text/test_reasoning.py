@@ -117,7 +117,7 @@ TEMPLATES = [
     ("… <｜DSML｜tool_calls>\n<｜DSML｜invoke name= … </think>", "deepseek_v4", "qwen3"),
     ("… <TOOLCALL>[…]</TOOLCALL> …", "nemotron_v2", None),
     ("… <longcat_tool_call> …", "longcat", None),
-    ("… python_tools … <code>", "smollm3", None),
+    ("… xml_tools … <tool_call>{…}</tool_call> … python_tools … <code> …", "hermes", None),  # SmolLM3
     ("… [func_name1(params_name1=params_value1)] …", "pythonic", None),
     ('… {"name": function name, "parameters": dictionary of argument name and its value} …', "llama3_json", None),
     ("<|start|>assistant<|channel|>analysis<|message|> …", "openai", "openai_gptoss"),
@@ -141,7 +141,7 @@ def test_names_of_vllms_are_those_of_the_same_form_or_unknown() -> None:
 
 
 def test_every_form_has_names_of_its_own() -> None:
-    assert {tools for _, tools, _ in TEMPLATES} == {form.name for form in TOOL_FORMS} | {None}
+    assert {tools for _, tools, _ in TEMPLATES} == {form.name for form in TOOL_FORMS if form.known_by} | {None}
     for forms in (TOOL_FORMS, REASONING_FORMS):
         names = [name for form in forms for name in (form.name, *form.aliases)]
         assert len(names) == len(set(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ridgeline.text.parsers.events import CallDelta
@@ -118,6 +118,10 @@ class CallParser(Scanner):
         counts the calls until then."""
         self.content(text if self.calls > before else opened + text)
 
+    def offers(self, name: str) -> bool:
+        """Return True if a JSON object with this name is a call."""
+        return True
+
     def begin(self, name: str, call_id: str | None = None) -> None:
         self.calls += 1
         self.emit(CallDelta(self.calls - 1, name, id=call_id))
@@ -158,7 +162,7 @@ class CallParser(Scanner):
             if self.left and not complete:  # before the first object within, and only there arguments can begin
                 head = HEAD.fullmatch("".join(read))
                 name = decoded(head[1]) if head else None
-                if isinstance(name, str):
+                if isinstance(name, str) and self.offers(name):
                     self.begin(name)
                     yield from self.json_value(self.arguments)
                     yield from self.space()
@@ -184,7 +188,7 @@ class CallParser(Scanner):
     def whole_call(self, text: str) -> bool:
         """Give a call that is written in full, in whatever order. Return False if it is none."""
         value = decoded(text)
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not self.offers(value["name"]):
             return False
         arguments = value.get("arguments", value.get("parameters", {}))
         found = value.get("id")
@@ -211,10 +215,15 @@ class CallParser(Scanner):
             read = ""
 
 
-def decoded(text: str) -> object:
+def decoded(text: str, constant: Callable[[str], object] | None = None) -> object:
     """Return the value of a JSON text, in whose strings control characters may stand as they are; None if it is no
-    JSON."""
+    JSON. `constant` makes the values of NaN and Infinity, which are numbers otherwise."""
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_constant=constant)
     except (ValueError, RecursionError):
         return None
+
+
+def no_constant(text: str) -> object:
+    """Refuse NaN and Infinity, which JSON has not."""
+    raise ValueError(f"{text} is no JSON")

@@ -22,6 +22,7 @@ Reading = Generator[None, None, T]
 Give = Callable[[str], None]
 
 SPACE = re.compile(r"\s*")
+WORD = re.compile(r"[^\s<>]*")
 MOST_SPACE = 64  # white space behind which a tag is still looked for
 
 
@@ -164,6 +165,14 @@ class Scanner:
         tag = yield from self.until(tags, parts.append)
         return "".join(parts), tag
 
+    def word(self, tags: Tags) -> Reading[tuple[str, str | None]]:
+        """Return a word, such as a name, with the white space around it, and the tag behind it; None if none is
+        there. A word has no white space and none of the tags' signs within."""
+        text = yield from self.space()
+        text += yield from self.match(WORD)
+        text += yield from self.space()
+        return text, (yield from self.expect(tags))
+
     def expect(self, tags: Tags) -> Reading[str | None]:
         """Take and return the tag with which the text goes on, or None if it goes on with none of them."""
         while True:
@@ -228,18 +237,23 @@ class Scanner:
 
 
 class Trimmed:
-    """A giver that leaves out white space at both ends of what it is given."""
+    """A giver that leaves out white space, or other characters, at both ends of what it is given."""
 
-    def __init__(self, give: Give) -> None:
-        self._give, self.begun = give, False
-        self._held: list[str] = []  # white space, which may be the last
+    def __init__(self, give: Give, chars: str | None = None) -> None:
+        self._give, self._chars, self.begun = give, chars, False
+        self._held: list[str] = []  # what may be the last
 
     def __call__(self, text: str) -> None:
         if not self.begun:
-            text = text.lstrip()
-        bare = text.rstrip()
+            text = text.lstrip(self._chars)
+        bare = text.rstrip(self._chars)
         if bare:
             self.begun = True
             self._give("".join((*self._held, bare)))
             self._held.clear()
         self._held.append(text[len(bare) :])
+
+    def give_held(self) -> None:
+        """Give what was left out at the end, where what was given only broke off."""
+        if self.begun:
+            self._give("".join(self._held))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.text.parsers.calls import CallParser, Tools, decoded, escaped
+from ridgeline.text.parsers.calls import CallParser, Tools, decoded, escaped, no_constant
 from ridgeline.text.parsers.literals import python_literal
 from ridgeline.text.parsers.scanner import Give, Reading, Tags
 
@@ -26,7 +26,6 @@ class XmlTags:
     name_end: behind the name; "" if the first key or the call's end follows.
     key, key_end: around an argument's name.
     value, value_end: around an argument's text; `value` may be "".
-    noise: texts that may stand between the tags around calls and those of each.
     line: a text stands on lines of its own, whose first and last line break do not belong to it.
     """
 
@@ -39,7 +38,6 @@ class XmlTags:
     key_end: str
     value: str = ""
     value_end: str
-    noise: tuple[str, ...] = ()
     line: bool = False
 
 
@@ -73,19 +71,16 @@ class XmlParser(CallParser):
                 if tag == (form.call or form.open):
                     tag = yield from self._call(tag)
                 else:
-                    blank, tag = yield from self.taken(self._next)
-                    left = blank
-                    for noise in form.noise:
-                        left = left.replace(noise, "")
-                    if left.strip():  # no call of this form
-                        self.content(form.open + blank + (tag or ""))
-                        break
+                    blank = yield from self.space()
+                    tag = yield from self.expect(self._next)
+                    if tag is None:  # no call of this form
+                        self.content(form.open + blank)
             yield from self.space()
 
     def _call(self, opened: str) -> Reading[str | None]:
         """Read on from a call's opening tag to its end, and return the tag there."""
         form = self.form
-        name, tag = yield from self.taken(self._names)
+        name, tag = yield from self.word(self._names)
         if tag is None or not name.strip() or (form.name_end and tag != form.name_end):
             self.content(opened + name + (tag or ""))
             return tag
@@ -127,16 +122,18 @@ class XmlParser(CallParser):
         if types == {"string"}:
             self.arguments('"')
             give = Framed(lambda piece: self.arguments(json.dumps(piece, ensure_ascii=False)[1:-1]), self.form.line)
-        while (tag := (yield from self.until(self._value_ends, give, whole=False))) is not None:
-            if (yield from self._ends_value(tag, schema)):
+        last = LastSign(give)
+        while (tag := (yield from self.until(self._value_ends, last, whole=False))) is not None:
+            if (yield from self._ends_value(tag, schema, last.sign == "\n")):
                 self.arguments('"' if types == {"string"} else as_json("".join(parts), types, self.form.line))
                 return tag
-            give(tag)
+            last(tag)
         return None
 
-    def _ends_value(self, tag: str, schema: Mapping[str, Any]) -> Reading[bool]:
+    def _ends_value(self, tag: str, schema: Mapping[str, Any], line: bool) -> Reading[bool]:
         """Return True if a tag ends an argument, and False if it is a part of the argument's text: what comes behind it
-        would then be none of what may."""
+        would then be none of what may. `line` says that the tag begins a line. One that is the whole line ends a text
+        that stands on lines of its own, whatever comes behind it."""
         if tag == self.form.key:
             name = yield from self.ahead(self._key_end, LONGEST_NAME)
             properties = schema.get("properties")
@@ -144,11 +141,26 @@ class XmlParser(CallParser):
                 return name is not None
             cut_off = len(name) == self.left
             return cut_off or self.named(name.strip())[0] in properties
-        return (yield from self.follows(self._behind[tag]))
+        if not self.form.line and tag in (self.form.value_end, self.form.close):
+            return True
+        if (yield from self.follows(self._behind[tag])):
+            return True
+        return line and (yield from self.peek()) == "\n"
 
 
 LONGEST_NAME = 64  # of an argument, with the form's own signs
 QUOTES = "\"'"
+
+
+class LastSign:
+    """A giver that knows the last character of what it was given."""
+
+    def __init__(self, give: Give) -> None:
+        self._give, self.sign = give, ""
+
+    def __call__(self, text: str) -> None:
+        self._give(text)
+        self.sign = text[-1:]
 
 
 class Framed:
@@ -222,9 +234,9 @@ def _referred(reference: str, whole: Mapping[str, Any]) -> object:
 def as_json(text: str, types: frozenset[str], line: bool) -> str:
     """Return an argument's text as JSON of one of the types. A text that fits none of them is a string."""
     bare = text.strip()
-    value = decoded(bare)
+    value = decoded(bare, no_constant)
     fits = (value is not None or bare == "null") and _fits(value, types)
-    if fits and not isinstance(value, str) and bare.lower() not in ("nan", "infinity", "-infinity"):
+    if fits and not isinstance(value, str):
         return escaped(bare)
     if "string" not in types or bare == "None":
         try:
@@ -233,7 +245,7 @@ def as_json(text: str, types: frozenset[str], line: bool) -> str:
                 return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError, RecursionError):
             pass
-    if "string" not in types and isinstance(decoded(bare), str):
+    if "string" not in types and isinstance(decoded(bare, no_constant), str):
         return escaped(bare)
     return json.dumps(text.removeprefix("\n").removesuffix("\n") if line else text, ensure_ascii=False)
 

@@ -35,7 +35,7 @@ class DeepSeekParser(CallParser):
 
     def _call(self) -> Reading[str | None]:
         """Read on from the opening tag of a call to its end, and return the tag there."""
-        name, tag = yield from self.taken(self.breaks)
+        name, tag = yield from self.word(self.breaks)
         read = CALL + name + (tag or "")
         if tag == BREAK:
             read += yield from self.space()
@@ -48,7 +48,7 @@ class DeepSeekParser(CallParser):
                 yield from self.json_arguments()
                 return (yield from self.until(self.ends, self.drop))
         self.content(read)
-        return tag
+        return tag or (yield from self.until(self.ends, self.content))
 
 
 TAGS = (ALL, ALL_END, CALL, BREAK, CALL_END)

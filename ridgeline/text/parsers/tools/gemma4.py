@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import ClassVar
 
-from ridgeline.text.parsers.calls import CallParser
+from ridgeline.text.parsers.calls import CallParser, decoded, escaped, no_constant
 from ridgeline.text.parsers.forms import ToolForm
 from ridgeline.text.parsers.literals import DEEPEST
 from ridgeline.text.parsers.scanner import Reading, Tags, Trimmed
@@ -20,6 +19,7 @@ WORD = re.compile(r"[\w.\-]*")
 COMMAS = re.compile(r"[\s,]*")
 COLON = re.compile(r"[\s:]*")
 BARE = re.compile(r"[^,\[\]{}<]*")
+PLAIN = re.compile(r'[^"\\<]*')
 WORDS = ("true", "false", "null")
 
 
@@ -28,7 +28,6 @@ class Gemma4Parser(CallParser):
 
     opens, ends, says = Tags(OPEN), Tags(CLOSE, OPEN), Tags(SAID)
     quotes, brackets, tags = Tags(QUOTE), Tags("{", "["), Tags(OPEN, CLOSE, QUOTE)
-    closers: ClassVar = {"{": Tags("}"), "[": Tags("]")}
 
     def parse(self) -> Reading[None]:
         tag = yield from self.until(self.opens, self.content)
@@ -45,22 +44,23 @@ class Gemma4Parser(CallParser):
         name = yield from self.match(WORD)
         blank = yield from self.space()
         if not name or not read.endswith(SAID) or (yield from self.peek()) != "{":
-            rest, tag = yield from self.taken(self.ends)
-            self.content(OPEN + read + name + blank + rest + (CLOSE if tag == CLOSE else ""))
+            self.content(OPEN + read + name + blank)
+            tag = yield from self.until(self.ends, self.content)
+            self.content(CLOSE if tag == CLOSE else "")
             return tag
         self.begin(name)
-        if not (yield from self._value(0)):
+        if not (yield from self._value("")):
             return None
         return (yield from self.until(self.ends, Trimmed(self.drop)))
 
-    def _value(self, depth: int) -> Reading[bool]:
-        """Give a value as JSON, and return True if it is complete."""
+    def _value(self, inside: str) -> Reading[bool]:
+        """Give a value as JSON, and return True if it is complete. `inside` has the ends of all open brackets."""
         yield from self.space()
         if (yield from self.expect(self.quotes)) is not None:
             return (yield from self._string())
-        if depth < DEEPEST and (bracket := (yield from self.expect(self.brackets))) is not None:
-            return (yield from self._items(bracket, depth + 1))
-        text = yield from self.match(BARE)
+        if len(inside) < DEEPEST and (bracket := (yield from self.expect(self.brackets))) is not None:
+            return (yield from self._items(bracket, inside))
+        text = (yield from self._quoted()) + (yield from self.match(BARE))
         while (yield from self.peek()) == "<" and not (yield from self.follows(self.tags, 0)):
             text += self.cut(1) + (yield from self.match(BARE))
         complete = bool((yield from self.peek())) and not (self._ended and (yield from self._breaks_off()))
@@ -72,6 +72,28 @@ class Gemma4Parser(CallParser):
         """Return True if the text ends within a tag."""
         return (yield from self.peek()) == "<" and not self._text.startswith(self.tags.texts, self._at)
 
+    def _over(self) -> Reading[bool]:
+        """Return True if a tag between calls comes, although brackets are open: the model left their ends out."""
+        if (yield from self.peek()) != "<" or not (yield from self.follows(self.ends, 0)):
+            return False
+        return not (self._ended and (yield from self._breaks_off()))
+
+    def _quoted(self) -> Reading[str]:
+        """Take and return a text between JSON's quotes, up to a tag at most; "" if none begins."""
+        if (yield from self.peek()) != '"':
+            return ""
+        parts = [self.cut(1)]
+        while True:
+            parts.append((yield from self.match(PLAIN)))
+            char = yield from self.peek()
+            if not char or (char == "<" and (yield from self.follows(self.tags, 0))):
+                return "".join(parts)
+            parts.append(self.cut(1))
+            if char == '"':
+                return "".join(parts)
+            if char == "\\" and (yield from self.peek()):
+                parts.append(self.cut(1))
+
     def _string(self) -> Reading[bool]:
         self.arguments('"')
         escaped = lambda piece: self.arguments(json.dumps(piece, ensure_ascii=False)[1:-1])  # noqa: E731
@@ -80,26 +102,28 @@ class Gemma4Parser(CallParser):
         self.arguments('"')
         return True
 
-    def _items(self, bracket: str, depth: int) -> Reading[bool]:
+    def _items(self, bracket: str, inside: str) -> Reading[bool]:
         """Give the items of an object or a list, and return True if it is complete."""
         self.arguments(bracket)
-        closer, first = self.closers[bracket], True
+        end, separator = "}" if bracket == "{" else "]", ""
         while True:
             yield from self.match(COMMAS)
-            if (end := (yield from self.expect(closer))) is not None:
+            char = yield from self.peek()
+            if char == end:
+                self.cut(1)
+            if char == end or (char and char in inside) or (yield from self._over()):
                 self.arguments(end)
                 return True
-            before = self.position
-            if not (yield from self.peek()):
-                return False
-            self.arguments("" if first else ", ")
-            first = False
+            before, key = self.position, ""
             if bracket == "{":
-                key = yield from self._key()
-                if not (yield from self.peek()) or (self._ended and (yield from self._breaks_off())):
-                    return False
-                self.arguments(f"{json.dumps(key, ensure_ascii=False)}: ")
-            if not (yield from self._value(depth)):
+                key = json.dumps((yield from self._key()), ensure_ascii=False) + ": "
+                if (yield from self._over()):
+                    continue
+            if not (yield from self.peek()) or (self._ended and (yield from self._breaks_off())):
+                return False
+            self.arguments(separator + key)
+            separator = ", "
+            if not (yield from self._value(inside + end)):
                 return False
             if self.position == before:  # a sign that nothing here can be
                 self.cut(1)
@@ -108,6 +132,9 @@ class Gemma4Parser(CallParser):
         """Read a name, bare or between quotes, and the colon behind it."""
         if (yield from self.expect(self.quotes)) is not None:
             name, _ = yield from self.taken(self.quotes)
+        elif quoted := (yield from self._quoted()):
+            value = decoded(quoted)
+            name = value if isinstance(value, str) else quoted
         else:
             name = yield from self.match(WORD)
         yield from self.match(COLON)
@@ -115,12 +142,10 @@ class Gemma4Parser(CallParser):
 
 
 def _as_json(text: str) -> str:
-    """Return a bare value as JSON. What is no number or word of JSON becomes a string."""
-    try:
-        json.loads(text, parse_constant=float.fromhex)
-    except (ValueError, RecursionError):
-        return text if text in WORDS else json.dumps(text, ensure_ascii=False)
-    return text
+    """Return a bare value as JSON. What is no number, word or string of JSON becomes a string."""
+    if text in WORDS or decoded(text, no_constant) is not None:
+        return escaped(text)
+    return json.dumps(text, ensure_ascii=False)
 
 
 FORM = ToolForm(

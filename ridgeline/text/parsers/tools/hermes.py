@@ -20,7 +20,7 @@ class HermesParser(CallParser):
     space after a call is dropped."""
 
     opened = OPEN
-    opens, closes = Tags(OPEN), Tags(CLOSE)
+    opens = Tags(OPEN)
     either = Tags(OPEN, CLOSE)
 
     def parse(self) -> Reading[None]:
@@ -35,8 +35,9 @@ class HermesParser(CallParser):
         text = yield from self.space()
         wrong = (yield from self.json_call()) if (yield from self.peek()) == "{" else ""
         if wrong is not None:
-            rest, tag = yield from self.taken(self.closes)
-            self.content(self.opened + text + wrong + rest + (tag or ""))
+            self.content(self.opened + text + wrong)
+            tag = yield from self.until(self.either, self.content)
+            self.content(tag if tag and tag != self.opened else "")
             return tag
         tag = yield from self.until(self.either, self.drop)  # the model may forget to close a call
         if tag != self.opened:

@@ -31,7 +31,7 @@ class KimiParser(CallParser):
 
     def _call(self) -> Reading[str | None]:
         """Read a call's id and arguments. Return a tag if one has been read beyond them."""
-        head, tag = yield from self.taken(self.heads)
+        head, tag = yield from self.word(self.heads)
         found = ID.fullmatch(head.strip())
         if tag != ARGUMENTS or found is None:
             self.content(CALL + head + (tag or ""))

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from ridgeline.text.parsers.forms import Frame, ToolForm
-from ridgeline.text.parsers.scanner import Reading, Tags
+from ridgeline.text.parsers.scanner import Reading, Tags, Trimmed
 from ridgeline.text.parsers.tools.pythonic import COMMAS, PythonicParser
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 FENCE = "```"
+AROUND = " \t\r\n,]"  # signs around calls, which are no content
 
 
 class Lfm2Parser(PythonicParser):
@@ -19,6 +20,10 @@ class Lfm2Parser(PythonicParser):
 
     blocks, block_ends = Tags(OPEN), Tags(CLOSE, OPEN)
     fences = Tags(FENCE + "python", FENCE + "json")
+    marked = False  # within the tokens, where all is meant as calls
+
+    def offers(self, name: str) -> bool:
+        return self.marked or not self.tools or name in self.tools
 
     def parse(self) -> Reading[None]:
         read = yield from self.space()
@@ -30,6 +35,7 @@ class Lfm2Parser(PythonicParser):
             self.content(read)
         tag = yield from self.until(self.blocks, self.content)
         while tag is not None:
+            self.marked = True
             tag = yield from self._block()
             if tag != OPEN:
                 tag = yield from self.until(self.blocks, self.content)
@@ -37,14 +43,19 @@ class Lfm2Parser(PythonicParser):
     def _block(self) -> Reading[str | None]:
         """Read on from a block's first token to its last, and return the tag there."""
         before, read = self.calls, (yield from self.space())
-        read += (yield from self.expect(self.fences)) or ""
-        read += yield from self.space()
+        fence = (yield from self.expect(self.fences)) or ""
+        read += fence + (yield from self.space())
         wrong = yield from self._calls()
-        rest, tag = yield from self.taken(self.block_ends)
-        closed = tag if tag == CLOSE else ""
-        if wrong is not None:
-            head = "" if self.calls > before else read
-            self.wrong(OPEN, head + wrong + rest + closed, before)
+        if self.calls == before:
+            self.content(OPEN + read + (wrong or ""))
+            tag = yield from self.until(self.block_ends, self.content)
+            self.content(CLOSE if tag == CLOSE else "")
+            return tag
+        give = Trimmed(self.content, AROUND + ("`" if fence else ""))
+        give(wrong or "")
+        tag = yield from self.until(self.block_ends, give)
+        if tag is None:
+            give.give_held()
         elif tag == CLOSE:
             yield from self.space()
         return tag

@@ -16,7 +16,7 @@ OPEN, CLOSE = "<longcat_tool_call>", "</longcat_tool_call>"
 
 class LongcatParser(HermesParser):
     opened = OPEN
-    opens, closes, either = Tags(OPEN), Tags(CLOSE), Tags(OPEN, CLOSE)
+    opens, either = Tags(OPEN), Tags(OPEN, CLOSE)
 
 
 FORM = ToolForm(

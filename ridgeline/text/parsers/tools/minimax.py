@@ -13,7 +13,7 @@ import re
 
 from ridgeline.text.parsers.calls import CallParser
 from ridgeline.text.parsers.forms import Frame, ToolForm
-from ridgeline.text.parsers.scanner import Reading, Tags
+from ridgeline.text.parsers.scanner import Give, Reading, Tags, Trimmed
 
 OPEN, CLOSE = "<tool_calls>", "</tool_calls>"
 BETWEEN = re.compile(r"[\s,\[\]]*")
@@ -32,11 +32,14 @@ class MinimaxParser(CallParser):
                 if wrong is None:
                     read = ""
                     continue
-                rest, tag = yield from self.taken(self.closes)
-                if wrong or rest or self.calls == before:
-                    self.content(read + wrong + rest + (tag or ""))
-                else:
+                called = self.calls > before
+                give: Give = self.content if wrong or not called else Trimmed(self.content)
+                give(wrong if called else read + wrong)
+                tag = yield from self.until(self.closes, give)
+                if called:
                     yield from self.space()
+                else:
+                    self.content(tag or "")
                 break
 
 

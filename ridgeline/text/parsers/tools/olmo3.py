@@ -8,7 +8,7 @@ weather(city="Oslo", days=2)
 from __future__ import annotations
 
 from ridgeline.text.parsers.forms import Frame, ToolForm
-from ridgeline.text.parsers.scanner import Reading, Tags
+from ridgeline.text.parsers.scanner import Give, Reading, Tags, Trimmed
 from ridgeline.text.parsers.tools.pythonic import PythonicParser
 
 OPEN, CLOSE = "<function_calls>", "</function_calls>"
@@ -21,11 +21,14 @@ class Olmo3Parser(PythonicParser):
     def parse(self) -> Reading[None]:
         while (yield from self.until(self.blocks, self.content)):
             before, wrong = self.calls, (yield from self.python_calls())
-            rest, tag = yield from self.taken(self.block_ends)
-            if wrong is not None:
-                self.wrong(self.opened, wrong + rest + (tag or ""), before)
-            else:
+            called = self.calls > before
+            give: Give = self.content if wrong or not called else Trimmed(self.content)
+            give(("" if called else self.opened) + (wrong or ""))
+            tag = yield from self.until(self.block_ends, give)
+            if called:
                 yield from self.space()
+            else:
+                self.content(tag or "")
 
 
 FORM = ToolForm(

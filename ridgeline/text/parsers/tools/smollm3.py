@@ -3,6 +3,9 @@
 <code>
 weather(city="Oslo", days=2)
 </code>
+
+The model writes so for tools that its template is given as `python_tools`. For tools as requests have them it writes
+as Hermes does, so this form is chosen by its name only.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ class SmolLM3Parser(Olmo3Parser):
 FORM = ToolForm(
     name="smollm3",
     parser=SmolLM3Parser,
-    known_by=((OPEN, "python_tools"),),
+    known_by=(),
     tags=(OPEN, CLOSE),
     frame=Frame(
         start=OPEN + "\n",
