@@ -82,6 +82,11 @@ class Member:
         """The error of a plan that was not compared yet, if one failed."""
         return next((result.error for result in self.results if result.error is not None), None)
 
+    @property
+    def killed(self) -> bool:
+        """True if a signal ended the process."""
+        return (self._process.poll() or 0) < 0
+
     def how_it_ended(self) -> str:
         """Return in words how the process ended, or why it is taken for dead."""
         with suppress(subprocess.TimeoutExpired):

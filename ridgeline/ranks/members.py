@@ -136,7 +136,9 @@ class Members:
             try:
                 member.take_all(progress)
             except Closed:
-                self._lose(f"rank {member.rank} {member.how_it_ended()}")
+                # Others end by themselves right behind one that was killed, and may be seen first
+                first = next((each for each in self._members if each.killed), member)
+                self._lose(f"rank {first.rank} {first.how_it_ended()}")
                 return
             except msgspec.MsgspecError as error:
                 self._lose(f"rank {member.rank} sent what is no message ({error})")

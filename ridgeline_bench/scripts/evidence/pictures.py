@@ -29,13 +29,13 @@ def _lines(name: str) -> list[dict[str, Any]]:
     return [dict(line) for line in lines_of(FOLDER / name)]
 
 
-def _written(draw: Callable[[Path], object]) -> str:
+def _written(by: Callable[[Path], object]) -> str:
     """Return the text of a picture that a function writes to a file, with matplotlib as it is when it starts."""
     import matplotlib as mpl  # the extra `train`
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), mpl.rc_context():
         mpl.rcdefaults()
-        draw(Path(folder) / "picture.svg")
+        by(Path(folder) / "picture.svg")
         return (Path(folder) / "picture.svg").read_text(encoding="utf-8")
 
 

@@ -91,7 +91,7 @@ def test_an_api_server_gives_the_memory_of_large_bodies_back(served: Served) -> 
         refused.value.close()
 
     for _ in range(8):  # what the first request loads stays
-        ask("[")
+        ask("[" + "[]," * 70_000 + "[]]")
     before = max(map(resident, served.api_servers))
     for _ in range(4):  # each API server gets some
         ask("[" + "[]," * (6 << 20) + "[]]")
