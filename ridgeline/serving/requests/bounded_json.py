@@ -165,8 +165,8 @@ def _checked(read: Callable[[Any], Any], data: Any) -> Any:
 
 
 def begun_object(text: str) -> Any:
-    """Return what broken JSON says: the object that it begins, or all of its text as `arguments`. Control characters
-    within strings, which some models write, are taken as they are."""
+    """Return the object that broken JSON begins, or all of its text as `arguments`. Control characters within strings,
+    which some models write, are taken as they are."""
     plain = _STRING.sub(lambda found: found[0].translate(_ESCAPES), text)
     try:
         found = from_json(plain, allow_partial="trailing-strings", cache_strings="none")

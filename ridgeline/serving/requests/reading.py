@@ -48,9 +48,10 @@ def readable(api: ApiServer, body: ChatBody, asked: GenerationRequest) -> Genera
 
 
 def unread(api: ApiServer, body: ChatBody) -> list[str]:
-    """Return the entries of the answer's header for what is not looked for: calls, if the model's form of them is not
-    known and none are forced."""
-    left_as_text = api.forms.tools is None and reads_calls(body) and not forces_calls(body)
+    """Return the entries of the answer's header for what is not looked for: calls, if the model takes tools in a form
+    that is not known, and none are forced."""
+    unknown = api.forms.tools is None and api.chat_template.mentions("tools")
+    left_as_text = unknown and reads_calls(body) and not forces_calls(body)
     return ["tool_calls"] if left_as_text else []
 
 
