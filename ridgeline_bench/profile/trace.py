@@ -90,7 +90,7 @@ def _text(path: Path) -> str:
 
 
 def on_device(events: Iterable[Event]) -> bool:
-    """Whether a trace has work of a GPU."""
+    """Return True if a trace has work of a GPU."""
     return any(event.kind in (Kind.KERNEL, Kind.COPY) for event in events)
 
 

@@ -52,7 +52,7 @@ class Items(ABC, Generic[_Told]):
 
     @abstractmethod
     def _grow(self, event: Event, text: str, logprobs: list[Raw] | None) -> _Told | None:
-        """Tell of more text of the last item, or of nothing if it is told when it is whole."""
+        """Tell of more text of the last item, or None if it comes when it is whole."""
 
     @abstractmethod
     def _end(self, item: Item, text: str, status: str) -> Iterator[_Told]:

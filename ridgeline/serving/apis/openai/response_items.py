@@ -67,7 +67,7 @@ class Output(Items[ResponseEvent]):
             yield self._told("response.content_part.added", content_index=0, part=_copy(part))
 
     def _call(self, called: str, name: str) -> Item:
-        """Return the item of a call that begins. The input of a custom tool is told when it is whole."""
+        """Return the item of a call that begins. The input of a custom tool comes when it is whole."""
         known = self._known.get(called, Known(called))
         space = {} if known.namespace is None else {"namespace": known.namespace}
         kind, field = ("custom_tool_call", "input") if known.custom else ("function_call", "arguments")
