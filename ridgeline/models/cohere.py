@@ -15,6 +15,7 @@ from ridgeline.core.specs.model import ModelSpec, NormSpec
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Names, changed, decoder_weights, llama_like
+from ridgeline.models.windows import pattern_windows, unrotated_without_window
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,
@@ -46,26 +47,6 @@ class Cohere2:
         return unrotated_without_window(spec)
 
     weights = staticmethod(partial(decoder_weights, names=NAMES))
-
-
-def pattern_windows(config: Config) -> list[int | None]:
-    """Return each layer's window: as `layer_types` says, or on all but every `sliding_window_pattern`-th layer."""
-    count = config.integer("num_hidden_layers")
-    window = config.integer("sliding_window") if "sliding_window" in config else None
-    types = config.layer_types(count)
-    if types is None:
-        every = config.integer("sliding_window_pattern")
-        return [window if (layer + 1) % every else None for layer in range(count)]
-    return [window if kind == "sliding_attention" else None for kind in types]
-
-
-def unrotated_without_window(spec: ModelSpec) -> ModelSpec:
-    """Return the model with no rotation on layers that see everything."""
-    layers = (
-        layer if layer.attention.window is not None else replace(layer, mixer=replace(layer.attention, rope=None))
-        for layer in spec.layers
-    )
-    return replace(spec, layers=tuple(layers))
 
 
 def _cohere(architecture: str, config: Config, windows: list[int | None]) -> ModelSpec:

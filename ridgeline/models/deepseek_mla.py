@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.experts import RoutingSpec
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.experts import drafting_layers, later_layers, routing, shared_experts, with_experts
+from ridgeline.models.experts import corrected_routing, drafting_layers, later_layers, mixture, routing, with_experts
 from ridgeline.models.latent import DEFAULTS, latent_like, latent_weights
 from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
@@ -46,7 +46,7 @@ class DeepseekV2:
             return dense
         if values.boolean("mlp_bias"):
             raise wrong("mlp_bias", True, "false in a mixture of experts, whose matrices have no biases here")
-        return with_experts(dense, dict.fromkeys(later_layers(values), experts(values, _v2_routing(values))))
+        return with_experts(dense, dict.fromkeys(later_layers(values), mixture(values, _v2_routing(values))))
 
     weights = staticmethod(latent_weights)
 
@@ -79,24 +79,7 @@ def v3_like(architecture: str, config: Config) -> ModelSpec:
     drafting = drafting_layers(config, "num_nextn_predict_layers")
     behind = f"model.layers.{config.integer('num_hidden_layers')}."  # files may hold one that the config does not count
     dense = replace(dense, unused=drafting or (behind,))
-    how = routing(
-        config,
-        score="sigmoid",
-        renormalize=config.boolean("norm_topk_prob"),
-        correction=True,
-        group_score="top2",
-    )
-    return with_experts(dense, dict.fromkeys(later_layers(config), experts(config, how)))
-
-
-def experts(config: Config, how: RoutingSpec) -> ExpertsSpec:
-    """Return the experts, and the shared ones as one."""
-    return ExpertsSpec(
-        routing=how,
-        intermediate_size=config.integer("moe_intermediate_size"),
-        activation=config.activation("hidden_act"),
-        shared=shared_experts(config),
-    )
+    return with_experts(dense, dict.fromkeys(later_layers(config), mixture(config, corrected_routing(config))))
 
 
 def _v2_routing(config: Config) -> RoutingSpec:

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config
-from ridgeline.models.experts import ExpertNames, expert_weights, routing, shared_experts, with_experts
+from ridgeline.models.experts import ExpertNames, expert_weights, mixture, routing, with_experts
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Names, decoder_weights, llama_like
 
@@ -58,12 +57,7 @@ class ErnieMoe:
         values = Config({**MIXTURE_DEFAULTS, **config}, spellings=SPELLINGS)
         values.refuse("use_bias", "no mixture of this family has biases")
         dense = llama_like("Ernie4_5_MoeForCausalLM", values)
-        experts = ExpertsSpec(
-            routing=routing(values, renormalize=True, correction=True),
-            intermediate_size=values.integer("moe_intermediate_size"),
-            activation=values.activation("hidden_act"),
-            shared=shared_experts(values),
-        )
+        experts = mixture(values, routing(values, renormalize=True, correction=True))
         return with_experts(dense, dict.fromkeys(_layers(values), experts))
 
     @staticmethod

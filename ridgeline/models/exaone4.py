@@ -10,13 +10,12 @@ from functools import partial
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.models.cohere import pattern_windows, unrotated_without_window
 from ridgeline.models.config import Config
-from ridgeline.models.experts import ExpertNames, expert_weights, routing, shared_experts, with_experts
+from ridgeline.models.experts import ExpertNames, corrected_routing, expert_weights, mixture, with_experts
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, changed, llama_like
+from ridgeline.models.windows import pattern_windows, unrotated_without_window
 
 DEFAULTS = {**LLAMA_DEFAULTS, "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window_pattern": 4}
 MIXTURE_DEFAULTS = {
@@ -46,18 +45,7 @@ class ExaoneMoe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config({**MIXTURE_DEFAULTS, **config}, spellings={"n_shared_experts": "num_shared_experts"})
-        experts = ExpertsSpec(
-            routing=routing(
-                values,
-                score="sigmoid",
-                renormalize=values.boolean("norm_topk_prob"),
-                correction=True,
-                group_score="top2",
-            ),
-            intermediate_size=values.integer("moe_intermediate_size"),
-            activation=values.activation("hidden_act"),
-            shared=shared_experts(values),
-        )
+        experts = mixture(values, corrected_routing(values))
         spec = _exaone("ExaoneMoeForCausalLM", values)
         return with_experts(spec, dict.fromkeys(_sparse(values), experts))
 

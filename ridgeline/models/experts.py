@@ -80,6 +80,23 @@ def routing(
     )
 
 
+def corrected_routing(config: Config) -> RoutingSpec:
+    """Return the routing of DeepSeek-V3 and its kin: sigmoids, a correction for the choice alone, and groups by their
+    best two."""
+    renormalize = config.boolean("norm_topk_prob")
+    return routing(config, score="sigmoid", renormalize=renormalize, correction=True, group_score="top2")
+
+
+def mixture(config: Config, how: RoutingSpec) -> ExpertsSpec:
+    """Return a layer's experts, with the shared ones as one."""
+    return ExpertsSpec(
+        routing=how,
+        intermediate_size=config.integer("moe_intermediate_size"),
+        activation=config.activation("hidden_act"),
+        shared=shared_experts(config),
+    )
+
+
 def sparse_layers(config: Config) -> list[int]:
     """Return the layers that have experts, as Qwen's configs say it: every `decoder_sparse_step`-th one, but none of
     `mlp_only_layers`."""

@@ -13,6 +13,7 @@ from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.windows import pattern_windows
 from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
 DEFAULTS = {
@@ -125,7 +126,7 @@ def _gemma(
         values,
         attention_bias=values.boolean("attention_bias"),
         qk_norm=qk_norm,
-        windows=_windows(values, every),
+        windows=pattern_windows(values, every),
     )
     norm = replace(spec.final_norm, offset=1.0)
     scale = values.number("query_pre_attn_scalar") ** -0.5
@@ -143,12 +144,3 @@ def _layer(layer: LayerSpec, norm: NormSpec, scale: float, softcap: float | None
     qk_norm = None if layer.attention.qk_norm is None else norm
     mixer = replace(layer.attention, scale=scale, softcap=softcap, qk_norm=qk_norm)
     return replace(layer, mixer=mixer, norm=norm, norms="both")
-
-
-def _windows(config: Config, every: int) -> list[int | None]:
-    num_layers = config.integer("num_hidden_layers")
-    window = config.integer("sliding_window") if "sliding_window" in config else None
-    types = config.layer_types(num_layers)
-    if types is None:
-        return [window if (layer + 1) % every else None for layer in range(num_layers)]
-    return [window if kind == "sliding_attention" else None for kind in types]

@@ -7,16 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config
 from ridgeline.models.experts import (
     ExpertNames,
+    corrected_routing,
     drafting_layers,
     expert_weights,
     later_layers,
-    routing,
-    shared_experts,
+    mixture,
     with_experts,
 )
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
@@ -48,18 +47,7 @@ class Glm4Moe:
         dense = llama_like("Glm4MoeForCausalLM", values, qk_norm=values.boolean("use_qk_norm"))
         bias = values.boolean("attention_bias")
         layers = (replace(layer, mixer=replace(layer.attention, qkv_bias=bias)) for layer in dense.layers)
-        experts = ExpertsSpec(
-            routing=routing(
-                values,
-                score="sigmoid",
-                renormalize=values.boolean("norm_topk_prob"),
-                correction=True,
-                group_score="top2",
-            ),
-            intermediate_size=values.integer("moe_intermediate_size"),
-            activation=values.activation("hidden_act"),
-            shared=shared_experts(values),
-        )
+        experts = mixture(values, corrected_routing(values))
         dense = replace(dense, layers=tuple(layers), unused=drafting_layers(values, "num_nextn_predict_layers"))
         return with_experts(dense, dict.fromkeys(later_layers(values), experts))
 

@@ -11,6 +11,7 @@ from ridgeline.core.specs.model import LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.windows import listed_windows
 
 LIMIT = 7.0  # the bound of kernels/small/activation's swiglu_clamped
 
@@ -97,4 +98,4 @@ def _windows(config: Config) -> list[int | None]:
     num_layers = config.integer("num_hidden_layers")
     window = config.integer("sliding_window") if "sliding_window" in config else None
     types = config.layer_types(num_layers) or ["sliding_attention", "full_attention"] * num_layers
-    return [window if kind == "sliding_attention" else None for kind in types[:num_layers]]
+    return listed_windows(types[:num_layers], window)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.experts import ExpertNames, expert_weights, routing, shared_experts, with_experts
+from ridgeline.models.experts import ExpertNames, expert_weights, mixture, routing, with_experts
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Names, changed, decoder_weights, llama_like
 
@@ -33,12 +32,7 @@ class HunyuanMoe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config({**DEFAULTS, **_of_one_kind(config)}, spellings=SPELLINGS)
-        experts = ExpertsSpec(
-            routing=routing(values, renormalize=True),
-            intermediate_size=values.integer("moe_intermediate_size"),
-            activation=values.activation("hidden_act"),
-            shared=shared_experts(values),
-        )
+        experts = mixture(values, routing(values, renormalize=True))
         dense = _hunyuan("HunYuanMoEV1ForCausalLM", values)
         return with_experts(dense, dict.fromkeys(range(len(dense.layers)), experts))
 

@@ -10,8 +10,7 @@ from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.linear import DeltaAttentionSpec
 from ridgeline.core.specs.model import MixerSpec, ModelSpec, NormSpec, WeightMap
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.deepseek_mla import experts
-from ridgeline.models.experts import ExpertNames, drafting_layers, later_layers, routing, with_experts
+from ridgeline.models.experts import ExpertNames, drafting_layers, later_layers, mixture, routing, with_experts
 from ridgeline.models.latent import DEFAULTS as LATENT_DEFAULTS
 from ridgeline.models.latent import latent_attention, latent_like, latent_weights
 from ridgeline.models.names import LONGEST_CONV, named, single
@@ -145,7 +144,7 @@ def _sparse_layers(config: Config) -> list[int]:
 def _experts(config: Config) -> ExpertsSpec:
     renormalize = config.boolean("norm_topk_prob")
     how = routing(config, score="sigmoid", renormalize=renormalize, correction=True, group_score="top2")
-    return experts(config, how)
+    return mixture(config, how)
 
 
 def _delta(config: Config, norm: NormSpec) -> DeltaAttentionSpec:

@@ -14,6 +14,7 @@ from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, changed, llama_like
 from ridgeline.models.rope import growth
+from ridgeline.models.windows import listed_windows
 from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
 DEFAULTS = {
@@ -61,7 +62,7 @@ class Ministral:
         if "sliding_window" in values:
             window = values.integer("sliding_window")
         types = values.layer_types(count) or ["sliding_attention"] * count
-        windows = [window if kind == "sliding_attention" else None for kind in types]
+        windows = listed_windows(types, window)
         return llama_like("MinistralForCausalLM", values, windows=windows)
 
     weights = staticmethod(Llama.weights)

@@ -8,8 +8,7 @@ from typing import Any
 
 from ridgeline.core.specs.model import LayerSpec, ModelSpec
 from ridgeline.models.config import Config
-from ridgeline.models.deepseek_mla import experts
-from ridgeline.models.experts import later_layers, routing, with_experts
+from ridgeline.models.experts import later_layers, mixture, routing, with_experts
 from ridgeline.models.latent import DEFAULTS as LATENT_DEFAULTS
 from ridgeline.models.latent import latent_like, latent_weights
 from ridgeline.models.rope import growth
@@ -59,6 +58,6 @@ class Mistral4:
             max_position_embeddings=values.integer("max_position_embeddings"),
         )
         how = routing(values, renormalize=values.boolean("norm_topk_prob"), group_score="top2")
-        return with_experts(dense, dict.fromkeys(later_layers(values), experts(values, how)))
+        return with_experts(dense, dict.fromkeys(later_layers(values), mixture(values, how)))
 
     weights = staticmethod(latent_weights)

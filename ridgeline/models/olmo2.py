@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.models.cohere import pattern_windows
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, changed, llama_like
+from ridgeline.models.windows import pattern_windows
 
 DEFAULTS = {**LLAMA_DEFAULTS, "rms_norm_eps": 1e-5}
 DEFAULTS_3 = {**DEFAULTS, "rope_theta": 500_000.0, "sliding_window": 4096, "sliding_window_pattern": 4}

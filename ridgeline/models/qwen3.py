@@ -9,6 +9,7 @@ from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.windows import later_windows
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,
@@ -42,9 +43,4 @@ def windows(config: Config) -> list[int | None]:
         if "sliding_attention" in (config.layer_types(num_layers) or ()):
             config.refuse("layer_types", "it has sliding_attention but use_sliding_window is false")
         return [None] * num_layers
-    window = config.integer("sliding_window") if "sliding_window" in config else None
-    types = config.layer_types(num_layers)
-    if types is None:
-        first = config.integer("max_window_layers", at_least=0)
-        return [window if layer >= first else None for layer in range(num_layers)]
-    return [window if kind == "sliding_attention" else None for kind in types]
+    return later_windows(config)

@@ -10,6 +10,7 @@ from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.windows import listed_windows
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,
@@ -65,4 +66,4 @@ def _windows(config: Config, rotated: list[bool]) -> list[int | None]:
     window = config.integer("sliding_window")
     if types is None:
         return [None if turns else window for turns in rotated]
-    return [window if kind == "sliding_attention" else None for kind in types]
+    return listed_windows(types, window)
