@@ -48,13 +48,15 @@ def write(
     *,
     kinds: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
+    part_tensors: int = 0,
 ) -> Path:
-    """kinds: tensor name → type to store it as ("*" for all other matrices); float32 without. extra: more values."""
+    """kinds: tensor name → type to store it as ("*" for all other matrices); float32 without. extra: more values.
+    part_tensors: write several files, each with at most so many tensors, which get the format's names; 0: one file."""
     import gguf
 
     config = model.config
     architecture = _OTHERS.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
     _values(writer, config, architecture)
     for name, value in {**_IDS, **(extra or {})}.items():
         add(writer, name, value)

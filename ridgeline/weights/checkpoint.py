@@ -1,4 +1,4 @@
-"""The tensors of a model as its files hold them: safetensors in a folder, or one GGUF file.
+"""The tensors of a model as its files hold them: safetensors in a folder, or GGUF.
 
 Files are mapped into memory, and a tensor is read when it is asked for. Nothing in the files can run code.
 """
@@ -68,13 +68,13 @@ def open_checkpoint(model: Path) -> Iterator[dict[str, StoredTensor]]:
 
 def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     gguf = read_gguf(path)
-    mapped = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-
-    def aligned(start: int, size: int) -> Tensor:
-        data = mapped[start : start + size]
-        return data if start % 8 == 0 else data.clone()
+    mapped = {file: _mapped(file) for file in {info.file for info in gguf.tensors.values()}}
 
     def stored(info: TensorInfo) -> StoredTensor:
+        def aligned(start: int, size: int) -> Tensor:
+            data = mapped[info.file][start : start + size]
+            return data if start % 8 == 0 else data.clone()
+
         each = info.num_bytes // max(1, info.shape[0])
         return StoredTensor(
             list(info.shape),
@@ -85,6 +85,10 @@ def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
         )
 
     return {name: stored(info) for name, info in gguf.tensors.items()}
+
+
+def _mapped(file: Path) -> Tensor:
+    return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
 
 
 def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.formats.gguf_file import gguf_parts, is_gguf
+from ridgeline.weights.gguf_choice import chosen_gguf, tag_of, tag_patterns
 from ridgeline.weights.hub import fetched
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -18,10 +19,11 @@ EMBEDDED_EAGLE = ASSETS / "embedded-eagle"
 EMBEDDED_DRAFTS = {"draft_model": EMBEDDED_DRAFT, "eagle3": EMBEDDED_EAGLE}  # by the method of speculation
 
 GENERATION_FILE = "generation_config.json"
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 NO_DEFAULTS = ("none", "vllm")  # the second is vLLM's name for "the engine's own"
 _READ = (".json", ".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "tiktoken.model", "merges.txt"]
-_HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again in other layouts
+_HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*", "*mmproj*"]  # the same weights in other layouts, or towers
 
 
 def shipped_model(name: str) -> Path | None:
@@ -31,10 +33,12 @@ def shipped_model(name: str) -> Path | None:
 
 def fingerprint(*folders: Path) -> str:
     """Return a text that changes when a file of these models is replaced or written to."""
-    files = [file for folder in folders for file in (sorted(folder.iterdir()) if folder.is_dir() else [folder])]
+    files = [
+        file for folder in folders for file in (sorted(folder.iterdir()) if folder.is_dir() else gguf_parts(folder))
+    ]
     digest = blake2b(digest_size=16)
     for file in files:
-        if file.suffix in _READ and file.is_file():
+        if file.suffix.lower() in _READ and file.is_file():
             facts = file.stat()
             digest.update(f"{file.name}\x1f{facts.st_ino}\x1f{facts.st_size}\x1f{facts.st_mtime_ns}\x1f".encode())
     return digest.hexdigest()
@@ -47,35 +51,64 @@ def resolve_model(
     Ridgeline, else the hub id's snapshot, downloaded into `download_dir` (default: the hub client's) if it is not
     there. Without `weights` only the other files are downloaded.
 
+    A folder without safetensors may hold GGUF files. A tag behind the name chooses one: "owner/name:Q4_K_M". Without a
+    tag there must be only one.
+
     Raise ModelLoadError if it is none of these, or a hub id that cannot be reached.
     """
     if not str(model):
         raise ModelLoadError("no model was given; name a folder or a hub id.")
-    try:
-        folder = Path(model).expanduser()
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except (TypeError, RuntimeError, OSError) as error:  # not a text, an unknown ~user, or a name too long
-        raise ModelLoadError(f"model {str(model)[:80]!r} is no path: {error.args[-1]}.") from error
-    if is_folder or (exists and is_gguf(folder)):
-        return folder
-    if exists:
-        raise ModelLoadError(
-            f"model {str(model)!r} is a file; give the folder that holds config.json, or a .gguf file."
-        )
-    if is_gguf(folder):
+    if (found := _existing(Path(model), None)) is not None:
+        return found
+    name, tag = tag_of(str(model))
+    if tag is not None and (found := _existing(Path(name), tag)) is not None:
+        return found
+    if is_gguf(Path(model)):
         raise ModelLoadError(f"the file {str(model)!r} does not exist.")
     if (shipped := shipped_model(str(model))) is not None:
         return shipped
     from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
 
-    return fetched(
-        str(model),
+    snapshot = fetched(
+        name,
         snapshot_download,
         revision=revision,
         cache_dir=download_dir,
-        allow_patterns=_HUB_FILES,
-        ignore_patterns=_HUB_DUPLICATES if weights else [*_HUB_DUPLICATES, "*.safetensors"],
+        allow_patterns=_HUB_FILES if tag is None else [*_HUB_FILES, *tag_patterns(tag)],
+        ignore_patterns=_HUB_DUPLICATES if weights and tag is None else [*_HUB_DUPLICATES, "*.safetensors"],
     )
+    return _in_folder(snapshot, tag, name)
+
+
+def _existing(model: Path, tag: str | None) -> Path | None:
+    """Return the folder or GGUF file of a path, or None if it does not exist. Raise ModelLoadError if it is no model's
+    path."""
+    try:
+        path = model.expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (TypeError, RuntimeError, OSError) as error:  # not a text, an unknown ~user, or a name too long
+        raise ModelLoadError(f"model {str(model)[:80]!r} is no path: {error.args[-1]}.") from error
+    if is_folder:
+        return _in_folder(path, tag, str(path))
+    if not exists:
+        return None
+    if not is_gguf(path) or tag is not None:
+        raise ModelLoadError(
+            f"model {str(model)!r} is a file; give the folder that holds config.json, or a .gguf file."
+        )
+    return path if path.is_file() else None
+
+
+def _in_folder(folder: Path, tag: str | None, name: str) -> Path:
+    """Return a folder, or the GGUF file in it that is meant. Raise ModelLoadError if none is, or several are."""
+    has_others = any((folder / file).exists() for file in _SAFETENSORS)
+    if tag is None and has_others:
+        return folder
+    if (found := chosen_gguf(folder, tag)) is not None:
+        return found
+    if tag is not None:
+        raise ModelLoadError(f"{name} holds no GGUF file, so {tag!r} chooses nothing; leave it out.")
+    return folder
 
 
 def resolve_tokenizer(folder: Path, config: LLMConfig) -> Path:

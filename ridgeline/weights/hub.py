@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.gguf_choice import tag_of
 
 EXAMPLE = "Qwen/Qwen3-0.6B"
 _PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
@@ -25,8 +27,9 @@ _REASONS = {  # by the names of the hub client's errors, which share no base cla
 
 
 def is_hub_id(model: str) -> bool:
-    """Return True for what could be a model's name on the hub: NAME or OWNER/NAME."""
-    return bool(_ID.fullmatch(model)) and ".." not in model and "--" not in model
+    """Return True for what could be a model's name on the hub: NAME or OWNER/NAME, with or without a tag behind it."""
+    name, _ = tag_of(model)
+    return bool(_ID.fullmatch(name)) and ".." not in name and "--" not in name
 
 
 def fetched(model: str, fetch: Callable[..., Any], **arguments: Any) -> Path:
@@ -49,7 +52,7 @@ def _near(model: str) -> str:
     """Return a hint at a folder beside the missing one whose name is much like its name."""
     path = Path(model).expanduser()
     try:
-        names = [each.name for each in path.parent.iterdir() if each.is_dir() or each.suffix == ".gguf"]
+        names = [each.name for each in path.parent.iterdir() if each.is_dir() or is_gguf(each)]
     except OSError:
         return ""
     near = get_close_matches(path.name, names, 1, 0.8)

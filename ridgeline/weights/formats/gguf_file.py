@@ -2,14 +2,18 @@
 
 The layout is ggml's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): little-endian, named values, a list of
 tensors, then their data. It is read with `struct`, because a vocabulary's hundred thousand texts must be fast.
+
+A model may lie in several files, which llama-gguf-split calls NAME-00001-of-00003.gguf and so on. The first one has the
+model's values; each has some of its tensors.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -58,12 +62,13 @@ TENSOR_TYPES = {  # by ggml's numbers
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The place of a tensor in the file (`start`). `shape` has the outermost dimension first, as in torch; the file has
-    it the other way round."""
+    """The place of a tensor in its `file` (`start`). `shape` has the outermost dimension first, as in torch; the file
+    has it the other way round."""
 
     shape: tuple[int, ...]
     type: TensorType
     start: int
+    file: Path
 
     @property
     def num_bytes(self) -> int:
@@ -72,7 +77,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUF:
-    """The content of a header: `values` ("general.architecture" → "llama") and `tensors`, in the order of the file."""
+    """The content of a header: `values` ("general.architecture" → "llama") and `tensors`, in the order of the file.
+
+    path: the file, or the first one of several.
+    """
 
     path: Path
     values: Mapping[str, Any]
@@ -88,17 +96,28 @@ class GGUF:
                 f"{self.path} stores {name} as {prod(info.shape)} values of {info.type.name}; it must be F32, and at "
                 f"most {_MAX_SMALL} of them."
             )
-        with self.path.open("rb") as file:
+        with info.file.open("rb") as file:
             file.seek(info.start)
             return list(struct.unpack(f"<{prod(info.shape)}f", file.read(info.num_bytes)))
 
 
 def is_gguf(model: Path) -> bool:
     """Return True if this model is a GGUF file, by its name."""
-    return model.suffix == ".gguf"
+    return model.suffix.lower() == ".gguf"
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """Return all files of the model of which this is one, in order, by their names alone."""
+    named = _PART.fullmatch(path.name)
+    if named is None or not 1 <= int(named["count"]) <= _MAX_PARTS:
+        return [path]
+    count = named["count"]
+    return [path.with_name(f"{named['name']}-{part:05}-of-{count}{named['end']}") for part in range(1, int(count) + 1)]
 
 
 _MAGIC = b"GGUF"
+_PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<end>\.gguf)", re.IGNORECASE)
+_MAX_PARTS = 4096
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT, _STRING, _ARRAY = 6, 8, 9
@@ -108,24 +127,68 @@ _MAX_HEADER = 1 << 26  # bytes; the largest real ones have a quarter of it. As P
 
 
 def read_gguf(path: Path) -> GGUF:
-    """Return the file's header. Raise ModelLoadError if the file is damaged or needs what we do not have."""
+    """Return the header of a file, or of the whole model if the file is a part of one. Raise ModelLoadError if a file
+    is missing or damaged, or needs what we do not have."""
+    files = gguf_parts(path)
+    if missing := [file.name for file in files if not file.is_file()]:
+        if len(files) == 1:
+            raise ModelLoadError(f"{path} cannot be read as a GGUF file (it does not exist); download it again.")
+        raise ModelLoadError(
+            f"{path} is one of {len(files)} parts, and {len(missing)} of them are missing ({missing[0]}, …); download "
+            "them into the same folder."
+        )
     try:
-        status = path.stat()
+        status = [file.stat() for file in files]
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read as a GGUF file ({error}); download it again.") from error
-    return _read(path, status.st_mtime_ns, status.st_size, status.st_ino)
+    return _read(tuple(files), *((each.st_mtime_ns, each.st_size, each.st_ino) for each in status))
 
 
 @lru_cache(maxsize=1)  # one load asks four times, and reading a vocabulary takes a third of a second
-def _read(path: Path, *_version: int) -> GGUF:
+def _read(files: tuple[Path, ...], *_versions: tuple[int, ...]) -> GGUF:
+    parts = [_read_file(file) for file in files]
+    for index, part in enumerate(parts):
+        _check_part(part, index, len(parts))
+    tensors = dict[str, TensorInfo]()
+    for part in parts:
+        if twice := next((name for name in part.tensors if name in tensors), None):
+            raise ModelLoadError(
+                f"{part.path} holds {twice}, as {tensors[twice].file.name} does; they are parts of two models, so "
+                "download all parts again."
+            )
+        tensors |= part.tensors
+    promised = parts[0].values.get("split.tensors.count")
+    if len(parts) > 1 and promised is not None and promised != len(tensors):
+        raise ModelLoadError(
+            f"{files[0]} promises {promised} tensors, and its {len(parts)} parts hold {len(tensors)}; download all "
+            "parts again."
+        )
+    return replace(parts[0], tensors=tensors)
+
+
+def _read_file(path: Path) -> GGUF:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            gguf = _Header(path, data).read()
+            return _Header(path, data).read()
     except (OSError, ValueError, struct.error, OverflowError, MemoryError) as error:
         raise ModelLoadError(f"{path} cannot be read as a GGUF file ({error}); download it again.") from error
-    if gguf.values.get("split.count") not in (None, 0, 1):
-        raise ModelLoadError(f"{path} is one part of {gguf.values['split.count']}; merge them with llama-gguf-split.")
-    return gguf
+
+
+def _check_part(part: GGUF, index: int, count: int) -> None:
+    """Raise ModelLoadError unless a file says of itself what its name says."""
+    says, number = part.values.get("split.count", 0), part.values.get("split.no", 0)
+    if not isinstance(says, int) or not isinstance(number, int):
+        raise ModelLoadError(f"{part.path} says that it is part {number!r} of {says!r}; download it again.")
+    if count == 1 and says > 1:
+        raise ModelLoadError(
+            f"{part.path} is part {number + 1} of {says}, and the others are found by their names; call it "
+            f"NAME-{number + 1:05}-of-{says:05}.gguf, with the others beside it."
+        )
+    if count > 1 and (says, number) != (count, index):
+        raise ModelLoadError(
+            f"{part.path} is part {number + 1} of {max(says, 1)}, though its name says {index + 1} of {count}; "
+            "download it again."
+        )
 
 
 class _Header:
@@ -148,7 +211,7 @@ class _Header:
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"general.alignment is {alignment!r}")
         begin = -(-self._at // alignment) * alignment
-        tensors = {name: TensorInfo(info.shape, info.type, begin + info.start) for name, info in infos}
+        tensors = {name: replace(info, start=begin + info.start) for name, info in infos}
         if len(tensors) != num_tensors:
             raise ValueError("a tensor is in it twice")
         for name, info in tensors.items():
@@ -168,7 +231,7 @@ class _Header:
             raise ModelLoadError(f"{self._path} stores {name} as ggml's type {number}; we read {known}.")
         if shape[0] % kind.block:
             raise ValueError(f"{name} has rows of {shape[0]} values, no multiple of {kind.name}'s {kind.block}")
-        return name, TensorInfo(shape[::-1], kind, offset)
+        return name, TensorInfo(shape[::-1], kind, offset, self._path)
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
