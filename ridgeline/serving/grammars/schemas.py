@@ -5,7 +5,7 @@
 * `uniqueItems` of an array whose items are from a short list becomes the list of all such arrays. With `uniqueItems:
   false` nothing is asked. Any other is left as it is, and llguidance refuses it by name.
 * `propertyNames` becomes `patternProperties` of objects that have no other keys.
-* `unevaluatedProperties` becomes `additionalProperties` where nothing else is asked of the object.
+* Keywords that llguidance lacks are said by others, where there are words for them (expressed.py).
 * A number that may have any digits gets a bound on them (`bounded`): a model that repeats itself would otherwise write
   digits until its tokens run out.
 
@@ -23,6 +23,8 @@ from math import perm
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.grammars.complements import same
+from ridgeline.serving.grammars.expressed import expressed
 from ridgeline.serving.grammars.formats import PATTERNS
 
 FORMATS = ("duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")  # that llguidance enforces
@@ -45,6 +47,7 @@ KEYWORDS |= {"$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef",
 KEYWORDS |= {"dependencies", "dependentRequired", "enum", "exclusiveMaximum", "exclusiveMinimum", "format"}
 KEYWORDS |= {"maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains", "minItems", "minLength"}
 KEYWORDS |= {"minProperties", "minimum", "multipleOf", "pattern", "required", "type", "uniqueItems", "x-guidance"}
+COUNTS = {f"{end}{what}" for end in ("min", "max") for what in ("Contains", "Items", "Length", "Properties")}
 # A number with one of these is not "any".
 ASKED = {"allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "if", "maximum", "minimum"}
 ASKED |= {"multipleOf", "not", "oneOf", "$ref"}
@@ -61,7 +64,7 @@ def known(schema: Any) -> Any:
 
     def change(one: dict[str, Any]) -> dict[str, Any]:
         nonlocal controls, confusable
-        one = _unique(_annotated(_named(_evaluated(one), schema)))
+        one = _unique(_annotated(_named(one, schema)))
         _check_least(one)
         fixed = {name: one[name] for name in ("const", "enum") if name in one}
         controls = controls or "\\u00" in json.dumps(fixed, ensure_ascii=False)
@@ -69,6 +72,9 @@ def known(schema: Any) -> Any:
         confusable = confusable or bool(names and one.get("additionalProperties") is not False)
         return one
 
+    asked, schema = schema, expressed(_whole(schema))
+    if schema is False and asked is not False:
+        raise InvalidRequest("the grammar cannot be used: no value fits the JSON schema.", param="structured_outputs")
     found = changed(schema, change)
     if not isinstance(found, dict):
         return found
@@ -78,11 +84,24 @@ def known(schema: Any) -> Any:
             "keys than those it names; give these additionalProperties: false.",
             param="structured_outputs",
         )
-    asked = found.pop("x-guidance", None)
-    details = {name: asked[name] for name in DETAILS if name in asked} if isinstance(asked, Mapping) else {}
+    told = found.pop("x-guidance", None)
+    details = {name: told[name] for name in DETAILS if name in told} if isinstance(told, Mapping) else {}
     if controls:
         details["json_allowed_escapes"] = ALL_ESCAPES
     return found | {"x-guidance": details} if details else found
+
+
+def _whole(schema: Any) -> Any:
+    """Return the schema with counts as whole numbers: 2.0 is 2."""
+
+    def change(one: dict[str, Any]) -> dict[str, Any]:
+        return {name: int(value) if _is_count(name, value) else value for name, value in one.items()}
+
+    return changed(schema, change)
+
+
+def _is_count(name: str, value: object) -> bool:
+    return name in COUNTS and isinstance(value, float) and value.is_integer()
 
 
 def without_notes(schema: Any) -> Any:
@@ -108,7 +127,7 @@ def closed(schema: Any) -> Any:
         named = one.keys() & {"properties", "patternProperties"} and "additionalProperties" not in one
         return one | {"additionalProperties": False} if named else one
 
-    return changed(schema, change)
+    return changed(schema, change, leaving=("if", "not"))  # which would ask something else if they were closed
 
 
 def closed_where_plain(schema: Any) -> Any:
@@ -126,21 +145,21 @@ def closed_where_plain(schema: Any) -> Any:
     return closed(schema) if plain else schema
 
 
-def changed(schema: Any, change: Change) -> Any:
+def changed(schema: Any, change: Change, leaving: tuple[str, ...] = ()) -> Any:
     """Return the schema with every schema in it changed, the innermost first. What is no schema stays: values of
-    `enum`, names of properties."""
+    `enum`, names of properties. So does what stands under a keyword that is left."""
     if not isinstance(schema, Mapping):
         return schema
     found = dict(schema)
     for name in ONE:
-        if isinstance(found.get(name), Mapping):
-            found[name] = changed(found[name], change)
+        if isinstance(found.get(name), Mapping) and name not in leaving:
+            found[name] = changed(found[name], change, leaving)
     for name in LISTS:
         if isinstance(found.get(name), list):
-            found[name] = [changed(each, change) for each in found[name]]
+            found[name] = [changed(each, change, leaving) for each in found[name]]
     for name in MAPS:
         if isinstance(found.get(name), Mapping):
-            found[name] = {key: changed(each, change) for key, each in found[name].items()}
+            found[name] = {key: changed(each, change, leaving) for key, each in found[name].items()}
     return change(found)
 
 
@@ -171,14 +190,6 @@ def _annotated(schema: dict[str, Any]) -> dict[str, Any]:
     return plain | {"pattern": PATTERNS[schema["format"]]} if _is_enforced(schema) else plain
 
 
-def _evaluated(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema with `additionalProperties` in place of `unevaluatedProperties`, where both mean the same."""
-    if "unevaluatedProperties" not in schema or schema.keys() & (TWICE - {"unevaluatedProperties"} | _JOINED):
-        return schema
-    plain = {name: value for name, value in schema.items() if name != "unevaluatedProperties"}
-    return {"additionalProperties": schema["unevaluatedProperties"]} | plain
-
-
 _JOINED = {"$ref", "anyOf", "oneOf", "then", "else"}
 
 
@@ -190,6 +201,8 @@ def _named(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     names = _without_reference(schema["propertyNames"], root)
     if names is True:
         return plain
+    if names is False:
+        return plain | {"maxProperties": 0}
     if not isinstance(names, Mapping) or names.get("type", "string") != "string":
         return schema
     asked = names.keys() - ANNOTATIONS - {"type"}
@@ -254,7 +267,7 @@ def _unique(schema: dict[str, Any]) -> dict[str, Any]:
     values = items["enum"] if isinstance(items.get("enum"), list) else [items["const"]] if "const" in items else None
     if values is None or items.keys() - {"enum", "const", "type", "title", "description"}:
         return schema
-    values = [value for n, value in enumerate(values) if not any(_same(value, other) for other in values[:n])]
+    values = [value for n, value in enumerate(values) if not any(same(value, other) for other in values[:n])]
     least, most = schema.get("minItems", 0), min(schema.get("maxItems", len(values)), len(values))
     lengths = range(least, most + 1) if isinstance(least, int) and isinstance(most, int) else range(0)
     if not lengths or sum(perm(len(values), length) for length in lengths) > MOST_ARRAYS:
@@ -265,11 +278,6 @@ def _unique(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _ARRAY = {"type", "items", "minItems", "maxItems", "title", "description", "default", "examples"}
-
-
-def _same(one: object, other: object) -> bool:
-    """Return True for equal JSON values; true is not 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _array(values: tuple[Any, ...]) -> dict[str, Any]:

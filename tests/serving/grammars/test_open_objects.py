@@ -81,6 +81,10 @@ ACCEPTED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "names that are texts": (MAP | {"propertyNames": {"type": "string"}}, ['{"b": 1}']),
     "no names": (NAMED | {"propertyNames": {"enum": []}}, ["{}"]),
     "unevaluated false": (NAMED | {"unevaluatedProperties": False}, ['{"a": 1}']),
+    "unevaluated beside a choice": (
+        NAMED | {"unevaluatedProperties": False, "anyOf": [{"properties": {"b": {}}}]},
+        ['{"a": 1}', '{"a": 1, "b": "s"}'],
+    ),
     "unevaluated of a type": (NAMED | {"unevaluatedProperties": {"type": "string"}}, ['{"a": 1, "b": "s"}']),
     "unevaluated beside additional": (
         NAMED | {"unevaluatedProperties": False, "additionalProperties": {"type": "string"}},
@@ -133,8 +137,9 @@ def test_what_is_accepted_is_valid_and_can_be_written(name: str) -> None:
         (NAMED | {"propertyNames": {"enum": ["b"]}, "required": ["a"]}, "unsatisfiable"),
         (NAMED | {"propertyNames": {"pattern": "^x"}}, "propertyNames"),
         (MAP | {"propertyNames": {"enum": ["x"]}, "anyOf": [{"required": ["x"]}]}, "propertyNames"),
-        (NAMED | {"unevaluatedProperties": False, "anyOf": [{"properties": {"b": {}}}]}, "unevaluatedProperties"),
-        ({"type": "object", "not": {}, "x-guidance": {"lenient": True}}, "not"),
+        (NAMED | {"unevaluatedProperties": False, "anyOf": [{"$ref": "#"}]}, "unevaluatedProperties"),
+        ({"type": "object", "not": {"pattern": "^x"}, "x-guidance": {"lenient": True}}, "not"),
+        ({"type": "object", "not": {}}, "no value fits"),
         ({"type": "object", "properties": {"a": {"const": "\x01"}}}, "control characters"),
     ],
 )
