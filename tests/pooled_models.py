@@ -41,6 +41,24 @@ _MODERN: dict[str, Any] = {
     "cls_token_id": 2,
     "sep_token_id": 3,
 }
+_ODD: dict[str, Any] = {
+    **_COMMON,
+    "vocab_size": 67,
+    "hidden_size": 60,
+    "intermediate_size": 52,
+    "num_attention_heads": 3,
+}
+_DISTIL: dict[str, Any] = {
+    "vocab_size": 67,
+    "dim": 60,
+    "hidden_dim": 52,
+    "n_heads": 3,
+    "n_layers": 3,
+    "max_position_embeddings": POSITIONS,
+}
+_ALBERT: dict[str, Any] = {**_ODD, "embedding_size": 20, "num_hidden_groups": 2, "num_hidden_layers": 5}
+_MPNET: dict[str, Any] = {**_ODD, "max_position_embeddings": 2 + POSITIONS, "hidden_act": "gelu_new"}
+_JINA: dict[str, Any] = {**_ODD, "type_vocab_size": 1}
 _DECODER: dict[str, Any] = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16}
 _ROBERTA: dict[str, Any] = {**_COMMON, "type_vocab_size": 1, "max_position_embeddings": POSITIONS + 1}
 
@@ -48,6 +66,12 @@ _ROBERTA: dict[str, Any] = {**_COMMON, "type_vocab_size": 1, "max_position_embed
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bert": lambda: transformers.BertModel(transformers.BertConfig(**_COMMON)),
     "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**_ROBERTA)),
+    "distilbert": lambda: transformers.DistilBertModel(transformers.DistilBertConfig(**_DISTIL)),
+    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**_ODD, embedding_size=20)),
+    "albert": lambda: transformers.AlbertModel(transformers.AlbertConfig(**_ALBERT)),
+    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**_MPNET)),
+    "nomic_bert": lambda: transformers.NomicBertModel(transformers.NomicBertConfig(**_ODD)),
+    "jina_v3": lambda: transformers.JinaEmbeddingsV3Model(transformers.JinaEmbeddingsV3Config(**_JINA)),
     "modernbert": lambda: transformers.ModernBertModel(transformers.ModernBertConfig(**_MODERN)),
     "qwen3": lambda: transformers.Qwen3Model(transformers.Qwen3Config(**_DECODER)),
     "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**_DECODER)),
@@ -62,6 +86,24 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "xlm_roberta_reranker": lambda: transformers.XLMRobertaForSequenceClassification(
         transformers.XLMRobertaConfig(**_ROBERTA, num_labels=1)
+    ),
+    "distilbert_classifier": lambda: transformers.DistilBertForSequenceClassification(
+        transformers.DistilBertConfig(**_DISTIL, num_labels=3)
+    ),
+    "electra_classifier": lambda: transformers.ElectraForSequenceClassification(
+        transformers.ElectraConfig(**_ODD, embedding_size=60, num_labels=1)
+    ),
+    "albert_classifier": lambda: transformers.AlbertForSequenceClassification(
+        transformers.AlbertConfig(**_ALBERT, num_labels=2)
+    ),
+    "mpnet_classifier": lambda: transformers.MPNetForSequenceClassification(
+        transformers.MPNetConfig(**_MPNET, num_labels=3)
+    ),
+    "nomic_bert_classifier": lambda: transformers.NomicBertForSequenceClassification(
+        transformers.NomicBertConfig(**_ODD, num_labels=2)
+    ),
+    "jina_v3_classifier": lambda: transformers.JinaEmbeddingsV3ForSequenceClassification(
+        transformers.JinaEmbeddingsV3Config(**_JINA, num_labels=1)
     ),
     "modernbert_classifier": lambda: transformers.ModernBertForSequenceClassification(
         transformers.ModernBertConfig(
@@ -81,7 +123,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         transformers.Qwen3Config(**_DECODER, tie_word_embeddings=True)
     ),
 }
-ENCODERS = ("bert", "roberta", "modernbert")
+ENCODERS = ("bert", "roberta", "modernbert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "jina_v3")
 DECODERS = ("qwen3", "llama")
 CLASSIFIERS = tuple(
     name for name in FAMILIES if name.endswith("classifier") or name in ("bert_reranker", "xlm_roberta_reranker")
@@ -143,24 +185,27 @@ def sentence_folder(
     longest: tokens to which it cuts its inputs; None: none is said beside the tokenizer's.
     lower: texts are made small first.
     """
-    save(family, folder)
+    width = json.loads((save(family, folder) / "config.json").read_text())
+    width = width.get("hidden_size", width.get("dim"))
     (folder / "1_Pooling").mkdir()
     kinds = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
     pooling: dict[str, Any]
     if version < 6:
-        pooling = {"word_embedding_dimension": 32} | {f"pooling_mode_{kind}": kind.startswith(mode) for kind in kinds}
+        pooling = {"word_embedding_dimension": width} | {
+            f"pooling_mode_{kind}": kind.startswith(mode) for kind in kinds
+        }
     else:
-        pooling = {"embedding_dimension": 32, "pooling_mode": mode.removesuffix("_token").removesuffix("_tokens")}
+        pooling = {"embedding_dimension": width, "pooling_mode": mode.removesuffix("_token").removesuffix("_tokens")}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({**pooling, "include_prompt": True}))
     names = [("", "Transformer"), ("1_Pooling", "Pooling")]
     if dense:
         names.append(("2_Dense", "Dense"))
         (folder / "2_Dense").mkdir()
-        settings = {"in_features": 32, "out_features": DENSE, "bias": True}
+        settings = {"in_features": width, "out_features": DENSE, "bias": True}
         settings["activation_function"] = "torch.nn.modules.activation.Tanh"
         (folder / "2_Dense" / "config.json").write_text(json.dumps(settings))
         torch.manual_seed(1)
-        tensors = {"linear.weight": torch.randn(DENSE, 32), "linear.bias": torch.randn(DENSE)}
+        tensors = {"linear.weight": torch.randn(DENSE, width), "linear.bias": torch.randn(DENSE)}
         save_file(tensors, folder / "2_Dense" / "model.safetensors")
     if normalize:
         names.append((f"{len(names)}_Normalize", "Normalize"))

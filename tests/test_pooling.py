@@ -30,6 +30,7 @@ SHARED = list(range(4, 40))
 PROMPTS = ([5], [9] * 40 + [3], SHARED, [*SHARED, 50, 51], [7, 8], list(range(4, 60)), [*SHARED, 50, 52, 53], [9] * 41)
 TEXTS = ["the quick brown fox", "paris", "what is the capital of france and then again what is the capital of berlin"]
 DOCUMENTS = ["paris is the capital", "the lazy dog jumps over", "a fox", "berlin berlin berlin is again"]
+MEANS = [(name, "mean_tokens") for name in ("distilbert", "albert", "mpnet", "nomic_bert", "jina_v3")]
 # Small steps, small blocks and few slots: prompts wait for steps with room, and those of decoders run in chunks
 TIGHT: dict[str, Any] = {"max_num_seqs": 3, "block_size": 4, "debug_checks": True}
 
@@ -159,6 +160,7 @@ def test_an_encoder_can_be_quantized(folder, open_llm) -> None:
         ("roberta", "cls_token", False, True),
         ("modernbert", "mean_tokens", False, True),
         ("qwen3", "lasttoken", False, True),
+        ("mpnet", "mean_tokens", True, True),
         ("qwen3", "mean_tokens", False, False),
     ],
 )
@@ -172,7 +174,7 @@ def test_folders_of_sentence_transformers_give_its_vectors(
     llm = open_llm(path)
     got = torch.tensor([result.outputs.embedding for result in llm.embed(TEXTS, use_tqdm=False)])
     asked = torch.tensor([result.outputs.embedding for result in llm.embed(TEXTS, prompt_name="query", use_tqdm=False)])
-    assert got.shape == (3, DENSE if dense else 32)
+    assert got.shape == (3, DENSE if dense else model(family).config.hidden_size)
     backend = pooled_models.tokenizer(family)
     for before, vectors in (("", got), ("what is ", asked)):
         states = [pooled_models.hidden(model(family), backend.encode(before + text).ids) for text in TEXTS]
@@ -188,7 +190,7 @@ def test_folders_of_sentence_transformers_give_its_vectors(
 
 @pytest.mark.clients
 @pytest.mark.parametrize("version", [5, 6])
-@pytest.mark.parametrize(("family", "mode"), [("bert", "mean_tokens"), ("qwen3", "lasttoken")])
+@pytest.mark.parametrize(("family", "mode"), [("bert", "mean_tokens"), ("qwen3", "lasttoken"), *MEANS])
 def test_vectors_are_those_of_sentence_transformers(
     family: str, mode: str, version: int, tmp_path: Path, open_llm
 ) -> None:

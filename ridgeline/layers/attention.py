@@ -6,17 +6,19 @@ Legend:
     H  query heads
     G  key/value heads
     D  head width
+    L  distances of keys from queries
     X  (H + 2 G) D, columns of the fused projection, behind those of gates; (H + G) D if values are the keys' projection
 """
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.specs.model import AttentionSpec
+from ridgeline.core.specs.model import AttentionSpec, Relative
 from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.rotary.op import split_heads
@@ -77,6 +79,12 @@ class AttentionBehind(nn.Module):
         self.register_buffer("saturated_1", counter_1, persistent=False)
         slopes_H = self._slopes().to(build.device) if spec.alibi else None
         self.register_buffer("slopes_H", slopes_H, persistent=False)
+        bias: PositionBias | None = None
+        if spec.relative is not None:
+            name, relative = build.within("position_bias"), spec.relative
+            bias = build.shared(relative, lambda: PositionBias(relative, spec.num_heads, name))
+        self.position_bias = bias if spec.relative_owner else None  # so that its parameter has one name
+        self._bias = (bias,)
 
     def mixed(self, qkv_TX: Tensor, positions_T: Tensor, state: Attends) -> Tensor:
         """Return attention's output for its projection: [T, M]."""
@@ -118,13 +126,15 @@ class AttentionBehind(nn.Module):
         and the treatment of scores."""
         angles, spec = None if self.rotary is None else self.rotary.cos_sin_ZY, self.spec
         softmax = Softmax(spec.scale, spec.softcap, self.sinks, self.slopes_H, spec.window)
+        [bias] = self._bias
+        bias_HL = None if bias is None else bias.by_distance()
         kept = softmax, self.kv_scales, self.saturated_1
         if spec.qk_norm_behind:  # which are done by then, as the rotation is
-            return Heads(self.spec, self.ops, None, None, 0.0, None, *kept)
+            return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, bias_HL=bias_HL)
         if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
-            return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept)
+            return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept, bias_HL=bias_HL)
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
-        return Heads(self.spec, self.ops, *norms, angles, *kept)
+        return Heads(self.spec, self.ops, *norms, angles, *kept, bias_HL=bias_HL)
 
 
 class Attention(AttentionBehind):
@@ -141,6 +151,32 @@ class Attention(AttentionBehind):
         """Return (what attention adds to the residual, the residual before it): [T, M] each."""
         qkv_TX, residual_TM = self.qkv.normed(norm, x_TM, residual_TM)
         return self.mixed(qkv_TX, positions_T, state), residual_TM
+
+
+class PositionBias(nn.Module):
+    """The numbers of a `Relative`, for every distance that two tokens of this run can have."""
+
+    bucket_L: Tensor
+
+    def __init__(self, spec: Relative, heads: int, build: Build) -> None:
+        super().__init__()
+        self.weight = build.parameter(spec.buckets, heads)
+        distance_L = torch.arange(1 - build.positions, build.positions, device=build.device)
+        self.register_buffer("bucket_L", buckets(distance_L, spec), persistent=False)
+
+    def by_distance(self) -> Tensor:
+        """Return the bias: [H, L]."""
+        return self.weight.T[:, self.bucket_L]
+
+
+def buckets(distance_L: Tensor, spec: Relative) -> Tensor:
+    """Return the range of each distance of a key from its query, int64 [L]."""
+    behind, single = spec.buckets // 2, spec.buckets // 4
+    apart_L = distance_L.abs()
+    # In float32, as transformers has it, since some distances lie at the edge of two ranges
+    far_L = torch.log(apart_L.float() / single) / math.log(spec.distance / single) * (behind - single)
+    range_L = torch.where(apart_L < single, apart_L, (single + far_L.clamp(min=0).long()).clamp(max=behind - 1))
+    return range_L + behind * (distance_L > 0)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

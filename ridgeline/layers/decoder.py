@@ -200,16 +200,22 @@ class Decoder(nn.Module):
         self.ops, self.mesh, self.tp = ops, mesh, mesh.tp
         # The first layer's norm can make the table's sum
         waits = spec.embeds and not (
-            spec.embed_norm or spec.learned_positions or any(each.embedded for each in self.whole.layers)
+            spec.embed_norm
+            or spec.embed_width
+            or spec.learned_positions
+            or any(each.embedded for each in self.whole.layers)
         )
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self._embed_adds_up = waits
         if spec.embeds:
-            self.embed = Embedding(part.vocab_size, width, build, Deferred(mesh.tp) if waits else mesh.tp)
-            self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
-            self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-            self.type_embed = Embedding(spec.token_types, width, build) if spec.token_types else None
+            own = spec.embed_width or width
+            self.embed = Embedding(part.vocab_size, own, build, Deferred(mesh.tp) if waits else mesh.tp)
+            self.embed_norm = Norm(spec.embed_norm, own, build) if spec.embed_norm else None
+            self.position_embed = Embedding(spec.learned_positions, own, build) if spec.learned_positions else None
+            self.type_embed = Embedding(spec.token_types, own, build) if spec.token_types else None
+            widens = build.within("embed_project")
+            self.embed_project = Linear(own, (width,), True, widens) if spec.embed_width else None
         divides = mesh.tp.size > 1 and waits and spec.scores and all(map(divides_tokens, spec.layers))
         self._parts = TokenParts(mesh.tp) if divides else None
         sums: Axis = self._parts or mesh.tp
@@ -220,9 +226,8 @@ class Decoder(nn.Module):
         self._wanted = [*wanted, self._pending[-1]]
         self.layers = nn.ModuleList()
         for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):
-            self.layers.append(
-                Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending, sums=sums))
-            )
+            inside = replace(build.within(f"layers.{index}"), pending=pending, sums=sums)
+            self.layers.append(Layer(layer, width, inside) if layer.same_as is None else self.layers[layer.same_as])
         mixtures: list[tuple[nn.Module, Norm | None]]
         mixtures = [(each.feed_forward, each.feed_forward_norm) for each in self.layers]  # type: ignore[misc]
         cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
@@ -323,8 +328,10 @@ class Decoder(nn.Module):
 
     def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenRows | None = None) -> Tensor:
         """Return the input of the first layer: [T, M]."""
+        second_T: Tensor | None = None
         if self.type_embed is not None:
-            return self._embedded_with_types(token_ids_T, positions_T, self.type_embed)
+            second_T = token_ids_T >= SECOND_TEXT
+            token_ids_T = token_ids_T - SECOND_TEXT * second_T
         x_TM = self.embed(token_ids_T)
         if given is not None:
             # Where ranks add their parts up later, the first one's part is all
@@ -332,24 +339,14 @@ class Decoder(nn.Module):
             x_TM = x_TM.index_copy(0, given.token_t, x_tM.to(x_TM.dtype))
         if self._embedding_multiplier != 1:
             x_TM = x_TM * self._embedding_multiplier
+        if self.type_embed is not None and second_T is not None:
+            x_TM = x_TM + self.type_embed(second_T.to(token_ids_T.dtype))
+        if self.position_embed is not None:
+            offset = self.spec.position_offset
+            x_TM = x_TM + self.position_embed(positions_T + offset if offset else positions_T)
         if self.embed_norm is not None:
             x_TM, _ = self.embed_norm(x_TM)
-        if self.position_embed is not None:
-            x_TM = x_TM + self.position_embed(self._rows_of(positions_T))
-        return x_TM
-
-    def _rows_of(self, positions_T: Tensor) -> Tensor:
-        """Return the rows of the table of positions."""
-        return positions_T + self.spec.position_offset if self.spec.position_offset else positions_T
-
-    def _embedded_with_types(self, token_ids_T: Tensor, positions_T: Tensor, types: Embedding) -> Tensor:
-        """Return the sum of words, types and positions, normalised: [T, M]."""
-        second_T = token_ids_T >= SECOND_TEXT
-        x_TM = self.embed(token_ids_T - SECOND_TEXT * second_T)
-        x_TM = x_TM + types(second_T.to(token_ids_T.dtype))
-        if self.position_embed is not None:
-            x_TM = x_TM + self.position_embed(self._rows_of(positions_T))
-        return x_TM if self.embed_norm is None else self.embed_norm(x_TM)[0]
+        return x_TM if self.embed_project is None else self.embed_project(x_TM)
 
     def normed(self, hidden: Hidden) -> Tensor:
         """Return the hidden states behind the final norm, the same on every rank: [T, M]."""

@@ -7,6 +7,7 @@ Legend:
     D  head width
     Z  rows of the table of angles, one for each position
     Y  rotated width
+    L  distances of keys from queries
     X  (H + 2 G) D, columns of the fused projection; (H + G) D if values are the keys' projection
 """
 
@@ -29,6 +30,7 @@ class Heads(NamedTuple):
 
     kv_scales_G2: float32, the scales of keys and of values that the checkpoint brings; None without.
     saturated_1: int64, counts the numbers that these could not hold.
+    bias_HL: what bidirectional attention adds to scores by distance (`kernels/attention/packed/op.py`).
     """
 
     spec: AttentionSpec
@@ -40,6 +42,7 @@ class Heads(NamedTuple):
     softmax: Softmax
     kv_scales_G2: Tensor | None = None
     saturated_1: Tensor | None = None
+    bias_HL: Tensor | None = None
 
     def kv_scales_of(self, cache_NGPD: Tensor) -> KVScales:
         """Return the checkpoint's scales as a cache's."""

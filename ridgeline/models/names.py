@@ -22,13 +22,14 @@ def outer(spec: ModelSpec, final_norm: str) -> WeightMap:
 
 
 def named(ours: str, theirs: str, names: Mapping[str, str], *, bias: bool = False) -> WeightMap:
-    """Return the weight map of modules below `ours` and `theirs`: our name → the names of theirs that it is made of,
-    with spaces between them.
+    """Return the weight map of modules below `ours` and `theirs` (either may be empty): our name → the names of theirs
+    that it is made of, with spaces between them.
 
     bias: they have biases too.
     """
+    ours, theirs = (f"{each}." if each else "" for each in (ours, theirs))
     return {
-        f"{ours}.{name}.{kind}": tuple(Source(name=f"{theirs}.{part}.{kind}") for part in parts.split())
+        f"{ours}{name}.{kind}": tuple(Source(name=f"{theirs}{part}.{kind}") for part in parts.split())
         for name, parts in names.items()
         for kind in (("weight", "bias") if bias else ("weight",))
     }

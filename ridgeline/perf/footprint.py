@@ -17,7 +17,7 @@ class Parameters(NamedTuple):
 
     products: those of the layers' matrices.
     unembed: 0 if it is the embedding's own table.
-    embed: those of the token and position tables.
+    embed: those of the token and position tables, and of the map that widens their rows.
     vectors: those of norms and biases.
     """
 
@@ -37,7 +37,7 @@ def parameters(model: ModelSpec) -> Parameters:
     width, products, vectors = model.hidden_size, 0, 0
     if model.ends_normed and (model.scores or model.pooling is not None):
         vectors += _norm(model.final_norm, width)
-    for layer in model.layers:
+    for layer in own_layers(model):
         for product in layer.products(width).values():
             products += product.copies * product.inputs * product.outputs
             vectors += product.copies * product.outputs * product.bias
@@ -48,7 +48,7 @@ def parameters(model: ModelSpec) -> Parameters:
         vectors += _single(layer, width)
         vectors += _routing_vectors(layer.feed_forward)
     if model.embed_norm is not None and model.embeds:
-        vectors += _norm(model.embed_norm, width)
+        vectors += _norm(model.embed_norm, model.embed_width or width)
     if model.pooling is not None:
         inputs = width
         for each in model.pooling.head:
@@ -57,13 +57,20 @@ def parameters(model: ModelSpec) -> Parameters:
             vectors += ((not each.biasless) + norms) * each.outputs
             inputs = each.outputs
     vectors += model.vocab_size * (model.unembed_bias and model.scores)
-    table = model.vocab_size * width
+    tabled = model.embed_width or width
+    widening = width * (model.embed_width + 1) if model.embed_width else 0
+    table = model.vocab_size * tabled
     return Parameters(
         products=products,
         unembed=0 if model.tie_word_embeddings or not model.scores else table,
-        embed=(table + (model.learned_positions + model.token_types) * width) * model.embeds,
+        embed=(table + (model.learned_positions + model.token_types) * tabled + widening) * model.embeds,
         vectors=vectors,
     )
+
+
+def own_layers(model: ModelSpec) -> Iterator[LayerSpec]:
+    """Yield the layers that have weights of their own."""
+    return (layer for layer in model.layers if layer.same_as is None)
 
 
 def expert_parameters(model: ModelSpec) -> int:
@@ -106,10 +113,10 @@ def _routing_vectors(feed_forward: FeedForwardSpec) -> int:
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     """Return the bytes of all parameters on the device."""
-    count, table = parameters(model), model.vocab_size * model.hidden_size
+    count, table = parameters(model), model.vocab_size * (model.embed_width or model.hidden_size)
     products = sum(
         product.copies * product.inputs * product.outputs * precision.weight_of(product_name(name, product))
-        for layer in model.layers
+        for layer in own_layers(model)
         for name, product in layer.products(model.hidden_size).items()
     )
     own = precision.weight_of("unembed", precision.item if count.unembed else 0.0)  # a tied one may have its own copy

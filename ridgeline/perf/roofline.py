@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, attention_of
+from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, Product, attention_of
 from ridgeline.kernels.attention.paged.cost import visible
 from ridgeline.kernels.base.cost import Cost, OpCost, StepShape
 from ridgeline.kernels.gemm.plain.cost import linear_cost
@@ -91,13 +91,16 @@ def step_ops(
 
 
 def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
-    yield "embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
+    width = model.embed_width or model.hidden_size
+    yield "embed", embedding_cost(tokens, width, itemsize=p.item)
     if model.learned_positions:
-        yield "position_embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
+        yield "position_embed", embedding_cost(tokens, width, itemsize=p.item)
     if model.token_types:
-        yield "type_embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
+        yield "type_embed", embedding_cost(tokens, width, itemsize=p.item)
     if model.embed_norm is not None:
-        yield "embed_norm", _norm(model.embed_norm.kind, tokens, model.hidden_size, p, residual=False)
+        yield "embed_norm", _norm(model.embed_norm.kind, tokens, width, p, residual=False)
+    if model.embed_width:
+        yield "embed_project", product_cost("embed_project", Product(width, model.hidden_size, True), tokens, p)
 
 
 def _layer(

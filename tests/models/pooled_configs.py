@@ -33,6 +33,115 @@ MINILM_RERANKER = {
     "num_hidden_layers": 6,
     "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
 }
+DISTILBERT: dict[str, Any] = {
+    "activation": "gelu",
+    "architectures": ["DistilBertModel"],
+    "attention_dropout": 0.1,
+    "dim": 768,
+    "dropout": 0.1,
+    "hidden_dim": 3072,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 512,
+    "model_type": "distilbert",
+    "n_heads": 12,
+    "n_layers": 6,
+    "pad_token_id": 0,
+    "sinusoidal_pos_embds": False,
+    "tie_weights_": True,
+    "vocab_size": 30522,
+}
+ELECTRA_SMALL: dict[str, Any] = {
+    "architectures": ["ElectraModel"],
+    "embedding_size": 128,
+    "hidden_act": "gelu",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "electra",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+ALBERT_BASE: dict[str, Any] = {
+    "architectures": ["AlbertModel"],
+    "down_scale_factor": 1,
+    "embedding_size": 128,
+    "gap_size": 0,
+    "hidden_act": "gelu_new",
+    "hidden_size": 768,
+    "inner_group_num": 1,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "albert",
+    "net_structure_type": 0,
+    "num_attention_heads": 12,
+    "num_hidden_groups": 1,
+    "num_hidden_layers": 12,
+    "type_vocab_size": 2,
+    "vocab_size": 30000,
+}
+MPNET_BASE: dict[str, Any] = {
+    "architectures": ["MPNetModel"],
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "hidden_act": "gelu",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 514,
+    "model_type": "mpnet",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 1,
+    "relative_attention_num_buckets": 32,
+    "vocab_size": 30527,
+}
+NOMIC_BERT: dict[str, Any] = {
+    "architectures": ["NomicBertModel"],
+    "hidden_act": "silu",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 2048,
+    "model_type": "nomic_bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
+    "type_vocab_size": 2,
+    "vocab_size": 30528,
+}
+# The same, as its first checkpoints have it
+NOMIC_EMBED: dict[str, Any] = {
+    "activation_function": "swiglu",
+    "architectures": ["NomicBertModel"],
+    "layer_norm_epsilon": 1e-12,
+    "max_trained_positions": 2048,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "model_type": "nomic_bert",
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": 3072,
+    "n_layer": 12,
+    "n_positions": 8192,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "type_vocab_size": 2,
+    "use_rms_norm": False,
+    "vocab_size": 30528,
+}
 ROBERTA_LARGE: dict[str, Any] = {
     "architectures": ["RobertaModel"],
     "hidden_act": "gelu",
@@ -53,6 +162,23 @@ BGE_RERANKER_M3: dict[str, Any] = {
     "id2label": {"0": "LABEL_0"},
     "max_position_embeddings": 8194,
     "model_type": "xlm-roberta",
+    "vocab_size": 250002,
+}
+JINA_V3: dict[str, Any] = {
+    "architectures": ["JinaEmbeddingsV3Model"],
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "hidden_act": "gelu",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 8194,
+    "model_type": "jina_embeddings_v3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "pad_token_id": 1,
+    "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"},
+    "type_vocab_size": 1,
     "vocab_size": 250002,
 }
 MODERNBERT: dict[str, Any] = {
@@ -90,6 +216,6 @@ MODERN_CLASSIFIER = {
 
 
 def classifier(decoder: dict[str, Any]) -> dict[str, Any]:
-    """Return a decoder's config with a map to three labels."""
-    name = decoder["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
+    """Return a model's config with a map to three labels."""
+    name = decoder["architectures"][0].removesuffix("ForCausalLM").removesuffix("Model") + "ForSequenceClassification"
     return {**decoder, "architectures": [name], "id2label": {"0": "a", "1": "b", "2": "c"}}

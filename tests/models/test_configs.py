@@ -964,11 +964,23 @@ POOLED = {
     "bert": pooled_configs.BGE_LARGE,
     "bert_classifier": pooled_configs.MINILM_RERANKER,
     "roberta": pooled_configs.ROBERTA_LARGE,
-    "roberta_classifier": {
-        **pooled_configs.classifier(pooled_configs.ROBERTA_LARGE),
-        "architectures": ["RobertaForSequenceClassification"],
-    },
+    "roberta_classifier": pooled_configs.classifier(pooled_configs.ROBERTA_LARGE),
     "xlm_roberta_classifier": pooled_configs.BGE_RERANKER_M3,
+    **{
+        name: made
+        for model in (
+            pooled_configs.DISTILBERT,
+            pooled_configs.ELECTRA_SMALL,
+            pooled_configs.ALBERT_BASE,
+            pooled_configs.MPNET_BASE,
+            pooled_configs.NOMIC_BERT,
+            pooled_configs.JINA_V3,
+        )
+        for name, made in (
+            (model["model_type"], model),
+            (f"{model['model_type']}_classifier", pooled_configs.classifier(model)),
+        )
+    },
     "modernbert": pooled_configs.MODERNBERT,
     "modernbert_classifier": pooled_configs.MODERN_CLASSIFIER,
     "llama_classifier": pooled_configs.classifier(LLAMA_3_1_8B),
@@ -1518,7 +1530,8 @@ def test_models_that_pool_hold_exactly_the_tensors_transformers_would(name: str)
     with torch.device("meta"):
         theirs = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
     views = checkpoint_views(empty_decoder(ours.spec), ours.weights)
-    stored = {name: list(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    tensors = tiny_models.as_stored(theirs, theirs.state_dict())
+    stored = {name: list(tensor.shape) for name, tensor in tensors.items()}
     base = ours.weights["embed.weight"][0].name.partition(".")[0] + "."
     if not any(name.startswith(base) for name in stored):  # saved without what would come before it
         stored = {base + name: shape for name, shape in stored.items()}
@@ -1529,6 +1542,17 @@ def test_models_that_pool_hold_exactly_the_tensors_transformers_would(name: str)
     assert pooling is not None
     if pooling.task == "classify":
         assert pooling.labels == tuple(config["id2label"].values())
+
+
+def test_a_first_checkpoint_of_nomic_bert_is_the_same_model() -> None:
+    assert model_config(pooled_configs.NOMIC_EMBED) == model_config(pooled_configs.NOMIC_BERT)
+    for entry, told in (
+        ({"activation_function": "gelu"}, "activation_function to 'gelu'; it must be 'swiglu'"),
+        ({"moe_every_n_layers": 2}, "moe_every_n_layers to 2"),
+        ({"rotary_scaling_factor": 2.0}, "rotary_scaling_factor to 2.0"),
+    ):
+        with pytest.raises(ModelLoadError, match=told):
+            model_config({**pooled_configs.NOMIC_EMBED, **entry})
 
 
 def test_a_cross_encoders_config_says_what_makes_probabilities() -> None:

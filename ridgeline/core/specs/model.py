@@ -75,6 +75,16 @@ class Growth(NamedTuple):
     original: int
 
 
+class Relative(NamedTuple):
+    """Learned numbers that are added to the scores by the distance of a key from its query (Raffel et al., arXiv
+    1910.10683): each head has one for each of `buckets` ranges of distances, and all layers share them. Half of the
+    ranges are those of keys behind the query. Of the others the first half are single distances, and those beyond grow
+    with the logarithm up to `distance`, from where on all are one range."""
+
+    buckets: int
+    distance: int
+
+
 class MixerSpec(Protocol):
     """The part of a layer that moves information between tokens. Specs are hashable data, and equal ones are counted
     together.
@@ -142,6 +152,8 @@ class AttentionSpec:
         to either side.
     softcap: scores x become softcap · tanh(x / softcap).
     alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
+    relative: what is added to scores by the distance of keys; None: nothing. Only bidirectional attention has it.
+    relative_owner: this layer's module holds those numbers, which all layers add.
     sinks: each head has a learned logit that takes part in the softmax and carries no value.
     v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
     values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
@@ -166,6 +178,8 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     alibi: bool = False
+    relative: Relative | None = None
+    relative_owner: bool = False
     sinks: bool = False
     v_norm: bool = False
     values_are_keys: bool = False
@@ -182,7 +196,8 @@ class AttentionSpec:
 
     @property
     def vectors(self) -> int:
-        return self.num_heads if self.sinks else 0
+        table = self.relative.buckets if self.relative is not None and self.relative_owner else 0
+        return self.num_heads * (self.sinks + table)
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
@@ -297,6 +312,7 @@ class LayerSpec:
     residual_multiplier: multiplies what either part adds.
     scalar: a learned number multiplies the residual after both parts.
     embedded: the mixer's last argument is the tokens as they were embedded.
+    same_as: the number of an earlier layer whose weights this one has; None: it has its own.
     """
 
     mixer: MixerSpec
@@ -308,6 +324,7 @@ class LayerSpec:
     residual_multiplier: float = 1.0
     scalar: bool = False
     embedded: bool = False
+    same_as: int | None = None
 
     @property
     def attention(self) -> AttentionSpec:
@@ -362,7 +379,9 @@ class ModelSpec:
     token_types: rows of a table of token types, which is added as well (`core.specs.pooling.SECOND_TEXT`); 0: no such
     table.
     embedding_multiplier: multiplies the embedded tokens.
-    embed_norm: normalizes the embedded tokens before the first layer; with token types, what all tables add up to.
+    embed_width: the width of these tables, if it is not the model's: a linear map with a bias follows them and their
+        norm. 0: they are as wide as the model.
+    embed_norm: normalizes the sum of these tables' rows before the first layer.
     final_norm: the norm behind the last layer, unless that has its norms "around".
     pooling: what is made of the hidden states, in place of tokens; None: the model generates.
     unembed_bias: the output layer has a bias.
@@ -383,6 +402,7 @@ class ModelSpec:
     position_offset: int = 0
     token_types: int = 0
     embedding_multiplier: float = 1.0
+    embed_width: int = 0
     embed_norm: NormSpec | None = None
     unembed_bias: bool = False
     logits_multiplier: float = 1.0

@@ -48,5 +48,5 @@ class Packed:
         """Return the attended heads, [T, H * D]."""
         q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
         spec = heads.spec
-        out_THD = self.ops.packed_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, spec.window)
+        out_THD = self.ops.packed_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, spec.window, heads.bias_HL)
         return out_THD.flatten(1)

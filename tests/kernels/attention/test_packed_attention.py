@@ -23,13 +23,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_reference_is_torchs_attention_of_each_row(case: PackedCase) -> None:
-    q, k, v, rows, scale, window = case.inputs(torch.float64, torch.device("cpu"))
-    got = PACKED_ATTENTION.reference(q, k, v, rows, scale, window)
+    q, k, v, rows, scale, window, bias = case.inputs(torch.float64, torch.device("cpu"))
+    got = PACKED_ATTENTION.reference(q, k, v, rows, scale, window, bias)
     for first, end in zip(rows.start_R1[:-1], rows.start_R1[1:], strict=True):
         if first == end:
             continue
         at = torch.arange(end - first)
-        mask = None if window is None else (at - at[:, None]).abs() < window
+        mask = torch.zeros(len(at), len(at), dtype=torch.float64)
+        if bias is not None:
+            middle = bias.shape[1] // 2
+            mask = torch.stack([torch.stack([bias[:, middle + j - i] for j in at], 1) for i in at], 1)
+        if window is not None:
+            mask = mask.masked_fill((at - at[:, None]).abs() >= window, -torch.inf)
         one = (x[None, first:end].transpose(1, 2) for x in (q, k, v))
         want = F.scaled_dot_product_attention(*one, attn_mask=mask, scale=scale, enable_gqa=True)[0].transpose(0, 1)
         assert got[first:end].numpy() == pytest.approx(want.numpy(), abs=1e-5)  # the reference computes in float32
@@ -53,7 +58,7 @@ def test_implementations_give_what_the_reference_does(
 
 @pytest.mark.parametrize("implementation", [each.name for each in PACKED_ATTENTION.implementations])
 def test_a_rows_result_does_not_see_its_neighbours(implementation: str) -> None:
-    q, k, v, _, scale, _ = PackedCase((40,), 2, 2, 16).inputs(torch.float32, torch.device("cpu"))
+    q, k, v, _, scale, *_ = PackedCase((40,), 2, 2, 16).inputs(torch.float32, torch.device("cpu"))
     run = PACKED_ATTENTION.choose(Platform(device_type="cpu"), implementation)
     alone = run(q[7:25], k[7:25], v[7:25], PackedRows.of(np.array([18])), scale)
     k, v = k.clone(), v.clone()

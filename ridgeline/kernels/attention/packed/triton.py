@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.kernels.attention.packed import torch_ops
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.launch import launch_options
@@ -102,9 +103,17 @@ def _packed_attention(
 
 
 def packed_attention(
-    q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, rows: PackedRows, scale: float, window: int | None = None
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    rows: PackedRows,
+    scale: float,
+    window: int | None = None,
+    bias_HL: Tensor | None = None,
 ) -> Tensor:
-    """Compute `op.packed_attention`."""
+    """Compute `op.packed_attention`. With a bias torch's fused attention does."""
+    if bias_HL is not None:
+        return torch_ops.packed_attention(q_THD, k_TGD, v_TGD, rows, scale, window, bias_HL)
     tokens, heads, width = q_THD.shape
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     queries, tile = cut(int(np.diff(rows.start_R1).max(initial=1)), q_THD.dtype.itemsize)
