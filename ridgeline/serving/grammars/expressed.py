@@ -342,7 +342,7 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Evaluated:
-    """What a schema evaluates of an object and an array: named keys, patterns of keys, the first items, or all."""
+    """The properties and items that a schema evaluates: named keys, patterns of keys, the first items, or all."""
 
     keys: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
