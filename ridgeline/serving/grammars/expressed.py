@@ -17,8 +17,7 @@ What has no such words raises Inexpressible, and stays as it was: patterns, `mul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
@@ -35,6 +34,7 @@ from ridgeline.serving.grammars.complements import (
     same,
     with_key,
 )
+from ridgeline.serving.grammars.evaluated import Evaluated, Ways, joined
 
 PLACES = 8
 MOST_PARTS = 4000  # parts of schemas that may be made
@@ -264,23 +264,21 @@ class _Writer:
             choices.append(all_of([*conditions, evaluated.closed(name, asked)]))
         return any_of(choices)
 
-    def _branches(self, schema: Any, above: tuple[str, ...]) -> list[tuple[list[Any], _Evaluated]]:
+    def _branches(self, schema: Any, above: tuple[str, ...]) -> Ways:
         """Return the ways in which a value can fit a schema: what each asks beside it, and what it evaluates."""
         self._count()
         if not isinstance(schema, Mapping):
-            return [([], _Evaluated())]
-        found: list[tuple[list[Any], _Evaluated]] = [([], _Evaluated.of(schema))]
+            return [([], Evaluated())]
+        found: Ways = [([], Evaluated.of(schema))]
         for alternatives in self._alternatives(schema, above):
             found = [(a + b, one.with_(other)) for a, one in found for b, other in alternatives]
             self._count(len(found))
         return found
 
-    def _alternatives(
-        self, schema: Mapping[str, Any], above: tuple[str, ...]
-    ) -> Iterator[list[tuple[list[Any], _Evaluated]]]:
+    def _alternatives(self, schema: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Ways]:
         """Yield for every part that a schema puts in its own place the ways in which a value can fit it."""
 
-        def of(condition: list[Any], part: Any) -> list[tuple[list[Any], _Evaluated]]:
+        def of(condition: list[Any], part: Any) -> Ways:
             return [(condition + more, evaluated) for more, evaluated in self._branches(part, above)]
 
         if isinstance(reference := schema.get("$ref"), str):
@@ -295,7 +293,7 @@ class _Writer:
             if choices := schema.get(name):
                 ways = [of([self._said_wholly(part)], part) for part in choices]
                 if name == "anyOf" and len(ways) <= 3:  # a value may fit several
-                    ways += [_joined(pair) for size in (2, 3) for pair in combinations(ways, size)]
+                    ways += [joined(pair) for size in (2, 3) for pair in combinations(ways, size)]
                 yield [way for each in ways for way in each]
         if "if" in schema:
             met = [
@@ -306,7 +304,7 @@ class _Writer:
             other = [self._denied(schema["if"]), self._said_wholly(schema.get("else", True))]
             yield met + of(other, schema.get("else"))
         for key, part in (schema.get("dependentSchemas") or {}).items():
-            yield [([{"properties": {key: False}}], _Evaluated()), *of([with_key(key), self._said_wholly(part)], part)]
+            yield [([{"properties": {key: False}}], Evaluated()), *of([with_key(key), self._said_wholly(part)], part)]
 
     def _dynamic(self, reference: Any) -> Any:
         """Return words for a dynamic reference in a schema that is one resource: nothing from outside changes it."""
@@ -338,58 +336,6 @@ class _Writer:
         self._parts += more
         if self._parts > MOST_PARTS:
             raise Inexpressible("too many parts")
-
-
-@dataclass(frozen=True)
-class _Evaluated:
-    """The properties and items that a schema evaluates: named keys, patterns of keys, the first items, or all."""
-
-    keys: tuple[str, ...] = ()
-    patterns: tuple[str, ...] = ()
-    all_keys: bool = False
-    items: int = 0
-    all_items: bool = False
-
-    @classmethod
-    def of(cls, schema: Mapping[str, Any]) -> _Evaluated:
-        items = schema.get("items")
-        return cls(
-            keys=tuple(schema.get("properties", ())),
-            patterns=tuple(schema.get("patternProperties", ())),
-            all_keys=bool({"additionalProperties", "unevaluatedProperties"} & schema.keys()),
-            items=len(items if isinstance(items, list) else schema.get("prefixItems", ())),
-            all_items=isinstance(items, Mapping | bool)
-            or bool({"additionalItems", "unevaluatedItems"} & schema.keys()),
-        )
-
-    def with_(self, other: _Evaluated) -> _Evaluated:
-        return _Evaluated(
-            keys=tuple(dict.fromkeys(self.keys + other.keys)),
-            patterns=tuple(dict.fromkeys(self.patterns + other.patterns)),
-            all_keys=self.all_keys or other.all_keys,
-            items=max(self.items, other.items),
-            all_items=self.all_items or other.all_items,
-        )
-
-    def closed(self, name: str, rest: Any) -> Any:
-        """Return a schema that asks something of what is left."""
-        if name == "unevaluatedItems":
-            return True if self.all_items else {"prefixItems": [True] * self.items, "items": rest}
-        if self.all_keys:
-            return True
-        return {
-            "properties": dict.fromkeys(self.keys, True),
-            "patternProperties": dict.fromkeys(self.patterns, True),
-            "additionalProperties": rest,
-        }
-
-
-def _joined(ways: Sequence[list[tuple[list[Any], _Evaluated]]]) -> list[tuple[list[Any], _Evaluated]]:
-    """Return the ways in which a value can fit several parts at once."""
-    found: list[tuple[list[Any], _Evaluated]] = [([], _Evaluated())]
-    for each in ways:
-        found = [(a + b, one.with_(other)) for a, one in found for b, other in each]
-    return found
 
 
 def _places(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
