@@ -2,66 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.text.arguments import short
+from ridgeline.text.gguf_words import WAYS
 from ridgeline.text.sentencepiece_tokenizer import framed, sentencepiece_backend
 from ridgeline.weights.formats.gguf_file import GGUF
 from ridgeline.weights.formats.sentencepiece_file import Piece, PieceType, SentencePieceModel
 
-_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-_SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}  # if the file does not say
-
-# How models cut text into words, which no merge crosses: letters with the character before them, digits, the rest,
-# spaces.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
-    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _words(digits: str) -> pre_tokenizers.PreTokenizer:
-    split = pre_tokenizers.Split(Regex(_WORDS.format(digits=digits)), "isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _llama3() -> pre_tokenizers.PreTokenizer:
-    return _words("{1,3}")
-
-
-def _qwen2() -> pre_tokenizers.PreTokenizer:
-    return _words("")
-
-
-# The names in tokenizer.ggml.pre. Families of models that cut in the same way have names of their own.
-_WAYS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "olmo", "mpt", "jina-v2-en"), _gpt2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral", "lfm2"), _llama3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _qwen2),
-    **dict.fromkeys(("refact", "command-r", "smollm", "starcoder", "codeshell"), _single_digits),
+_NAMES = {
+    "bos": "bos",
+    "eos": "eos",
+    "unk": "unknown",
+    "pad": "padding",
+    "sep": "seperator",
+    "cls": "cls",
+    "mask": "mask",
 }
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2")
+_USUAL = {  # ids by kind of tokenizer, if the file does not say
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "bert": {"cls": 101, "sep": 102, "unk": 100, "pad": 0},
+}
 
 
 def gguf_tokenizer(gguf: GGUF) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """Return the backend and the special tokens (name → text). Raise ModelLoadError for an unknown kind of
     tokenizer."""
     kind = gguf.values.get("tokenizer.ggml.model")
-    build = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece}.get(str(kind))
+    build = _KINDS.get(kind) if isinstance(kind, str) else None
     if build is None:
-        raise ModelLoadError(f"{gguf.path} has a tokenizer of kind {kind!r}; we read gpt2, llama and t5.")
+        raise ModelLoadError(f"{gguf.path} has a tokenizer of kind {short(kind)}; we read {', '.join(_KINDS)}.")
     try:
         ids = _special_ids(gguf)
         tokens = gguf.values["tokenizer.ggml.tokens"]
@@ -87,8 +62,11 @@ def _listed_templates(gguf: GGUF) -> list[str]:
 
 def _special_ids(gguf: GGUF) -> dict[str, int]:
     found = {name: gguf.values.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _NAMES.items()}
-    if gguf.values["tokenizer.ggml.model"] == "llama":
-        found = {name: _SENTENCEPIECE_IDS.get(name) if i is None else i for name, i in found.items()}
+    kind = gguf.values["tokenizer.ggml.model"]
+    if kind == "bert":  # older files call its first token BOS
+        found["cls"] = found.pop("bos") if found["cls"] is None else found["cls"]
+    usual = _USUAL.get(kind, {})
+    found = {name: usual.get(name) if i is None else i for name, i in found.items()}
     size = len(gguf.values["tokenizer.ggml.tokens"])
     return {name: i for name, i in found.items() if isinstance(i, int) and 0 <= i < size}
 
@@ -123,20 +101,49 @@ def _framing(values: Any, *, add_bos: bool, add_eos: bool) -> dict[str, bool]:
 
 
 def _byte_level(gguf: GGUF, ids: dict[str, int]) -> tokenizers.Tokenizer:
-    values = gguf.values
-    tokens, way = values["tokenizer.ggml.tokens"], values.get("tokenizer.ggml.pre", "default")
-    if way not in _WAYS:
-        known = ", ".join(sorted(_WAYS))
+    values, name = gguf.values, gguf.values.get("tokenizer.ggml.pre", "default")
+    way = WAYS.get(name) if isinstance(name, str) else None
+    if way is None:
         raise ModelLoadError(
-            f"{gguf.path} cuts text into words in the way {way!r}, which we do not know; known: {known}."
+            f"{gguf.path} cuts text into words in the way {short(name)}, which we do not know; known: "
+            f"{', '.join(sorted(WAYS))}."
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in values["tokenizer.ggml.merges"]]
-    vocab = {token: i for i, token in enumerate(tokens)}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=way in _LLAMA3_NAMES))
-    if _WAYS[way] is _qwen2:
+    backend = tokenizers.Tokenizer(_bpe(values, ignore_merges=way.whole_first))
+    if way.composed:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _WAYS[way]()
+    backend.pre_tokenizer = way.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
+    return _finished(backend, gguf, ids, add_bos=way.add_bos)
+
+
+def _spaced_bpe(gguf: GGUF, ids: dict[str, int]) -> tokenizers.Tokenizer:
+    """Return Gemma 4's: merges on characters, "▁" for a space, bytes by their names, and words that end at lines."""
+    backend = tokenizers.Tokenizer(_bpe(gguf.values, byte_fallback=True, fuse_unk=True, unk_token=_unknown(gguf, ids)))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return _finished(backend, gguf, ids, add_bos=True)
+
+
+def _unknown(gguf: GGUF, ids: dict[str, int]) -> str | None:
+    return gguf.values["tokenizer.ggml.tokens"][ids["unk"]] if "unk" in ids else None
+
+
+def _bpe(values: Mapping[str, Any], **how: Any) -> models.BPE:
+    merges = [_merge(text) for text in values["tokenizer.ggml.merges"]]
+    vocab = {token: i for i, token in enumerate(values["tokenizer.ggml.tokens"])}
+    return models.BPE(vocab=vocab, merges=merges, **how)
+
+
+def _merge(text: str) -> tuple[str, str]:
+    """Return the two parts, of which the first may begin with the space that else divides them."""
+    cut = text.index(" ", 1)
+    return text[:cut], text[cut + 1 :]
+
+
+def _finished(backend: tokenizers.Tokenizer, gguf: GGUF, ids: dict[str, int], *, add_bos: bool) -> tokenizers.Tokenizer:
+    """Return the backend with the file's special tokens, and those that it puts around a prompt."""
+    tokens = gguf.values["tokenizer.ggml.tokens"]
     special = {PieceType.CONTROL: True, PieceType.UNKNOWN: True, PieceType.USER_DEFINED: False}
     backend.add_tokens(
         [
@@ -145,7 +152,44 @@ def _byte_level(gguf: GGUF, ids: dict[str, int]) -> tokenizers.Tokenizer:
             if kind in special
         ]
     )
-    framing = _framing(values, add_bos=way in _LLAMA3_NAMES, add_eos=False)
+    framing = _framing(gguf.values, add_bos=add_bos, add_eos=False)
     ends = {name: tokens[ids[name]] if framing[f"add_{name}"] and name in ids else None for name in ("bos", "eos")}
     backend.post_processor = framed(backend, ends["bos"], ends["eos"])
     return backend
+
+
+def _word_pieces(gguf: GGUF, ids: dict[str, int]) -> tokenizers.Tokenizer:
+    """Return BERT's: the longest pieces of each word. The file marks pieces that begin one, where BERT marks others."""
+    values, types = gguf.values, _types(gguf)
+    tokens = [_piece(token, kind) for token, kind in zip(values["tokenizer.ggml.tokens"], types, strict=True)]
+    named = {name: tokens[ids[name]] for name in ("cls", "sep", "unk")}
+    vocab = {token: i for i, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab=vocab, unk_token=named["unk"]))
+    lower = bool(values.get("tokenizer.ggml.normalizer.lowercase", True))
+    strip = bool(values.get("tokenizer.ggml.normalizer.strip_accents", lower))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=strip)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    special = [tokens[i] for i, kind in enumerate(types) if kind == PieceType.CONTROL]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{named['cls']} $A {named['sep']}",
+        pair=f"{named['cls']} $A {named['sep']} $B:1 {named['sep']}:1",
+        special_tokens=[(named[name], ids[name]) for name in ("cls", "sep")],
+    )
+    return backend
+
+
+def _piece(token: str, kind: PieceType) -> str:
+    if kind == PieceType.CONTROL:
+        return token
+    return token[1:] if token.startswith("\u2581") else f"##{token}"
+
+
+_KINDS = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "t5": _sentencepiece,
+    "gemma4": _spaced_bpe,
+    "bert": _word_pieces,
+}

@@ -155,7 +155,7 @@ def test_chat_templates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ggml__pre": "tekken"}, "'tekken'"),
+        ({"ggml__pre": "no-such"}, "'no-such'"),
         ({"ggml__model": "rwkv"}, "'rwkv'"),
         ({"ggml__merges": ["Ġ zzz"]}, "cannot be read"),
         ({"ggml__token_type": [1, 2]}, "cannot be read"),
