@@ -165,7 +165,8 @@ class EngineFacts(Message, frozen=True):
 
     `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
     number of tokens that one request may have in the KV cache, and `kv_cache_tokens` that of all requests together.
-    `pooling` is there for a model that pools.
+    `pooling` is there for a model that pools. `architecture`, `parameters`, `layers`, `width` and `precision`
+    describe the network, and `weight_bytes` is what its weights take on the first rank's device.
     """
 
     process_id: int
@@ -190,6 +191,12 @@ class EngineFacts(Message, frozen=True):
     kv_cache_memory_bytes: int = 0
     kv_cache_tokens: int = 0
     pooling: PoolingSpec | None = None
+    architecture: str = ""
+    parameters: int = 0
+    layers: int = 0
+    width: int = 0
+    precision: str = ""
+    weight_bytes: int = 0
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

@@ -1,5 +1,5 @@
-"""Write docs/api-fields.md: every field of the bodies of OpenAI, Anthropic, Cohere, Jina and vLLM, with what the server
-does with it.
+"""Write docs/api-fields.md: every field of the bodies of OpenAI and vLLM, Anthropic, Cohere, Jina and Ollama, with what
+the server does with it.
 
 python -m ridgeline_bench.scripts.api_fields
 """
@@ -14,6 +14,7 @@ from pydantic import BaseModel, create_model
 
 from ridgeline.serving.apis.anthropic.bodies import CountMessagesBody, MessagesBody
 from ridgeline.serving.apis.kserve.http import GenerateBody, InferBody
+from ridgeline.serving.apis.ollama.bodies import EmbedBody, OldEmbedBody, OllamasChatBody, OllamasGenerateBody, Options
 from ridgeline.serving.apis.openai.batches import FORM_SCHEMA
 from ridgeline.serving.apis.openai.response_bodies import CountBody, ResponsesBody
 from ridgeline.serving.http.absent import ABSENT
@@ -75,6 +76,11 @@ POOLED = """cache_salt mm_processor_kwargs model padding priority request_id tru
 use_activation user"""
 EMBEDDED = f"{POOLED} {CONVERSATION} dimensions embed_dtype encoding_format endianness input"
 COMPARED = f"{POOLED} chat_template_kwargs documents instruction max_tokens_per_doc max_tokens_per_query"
+OLLAMAS = "model format keep_alive logprobs options shift stream think top_logprobs truncate"
+OLLAMAS_OPTIONS = """draft_num_predict embedding_only f16_kv frequency_penalty logits_all low_vram main_gpu min_p
+mirostat mirostat_eta mirostat_tau num_batch num_ctx num_gpu num_keep num_predict num_thread numa penalize_newline
+presence_penalty repeat_last_n repeat_penalty seed stop temperature tfs_z top_k top_p typical_p use_mlock use_mmap
+vocab_only"""
 # All fields of these APIs: OpenAI's as of openai-python 2 and 3, Anthropic's as of its versions 2023-06-01 and
 # 2026-10-21 with betas, vLLM's as of 0.26 to 0.33 with older names of its own.
 APIS: dict[str, dict[str, frozenset[str]]] = {
@@ -131,6 +137,13 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
     },
     "tokenize": {"vLLM": frozenset(f"{CONVERSATION} model prompt return_token_strs tools".split())},
     "detokenize": {"vLLM": frozenset({"model", "tokens"})},
+    "ollama_chat": {"Ollama": frozenset(f"{OLLAMAS} messages tools".split())},
+    "ollama_generate": {
+        "Ollama": frozenset(f"{OLLAMAS} context height images prompt raw steps suffix system template width".split())
+    },
+    "ollama_options": {"Ollama": frozenset(OLLAMAS_OPTIONS.split())},
+    "ollama_embed": {"Ollama": frozenset(["dimensions", "input", "keep_alive", "model", "options", "truncate"])},
+    "ollama_embeddings": {"Ollama": frozenset(["keep_alive", "model", "options", "prompt"])},
     "infer": {"KServe": frozenset(["id", "inputs", "outputs", "parameters"])},
     "generate": {"Triton": frozenset(["id", "parameters", "text_input"])},
 }
@@ -156,6 +169,11 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "rerank": (RerankBody,),
     "tokenize": (TokenizeBody, TokenizeChatBody),
     "detokenize": (DetokenizeBody,),
+    "ollama_chat": (OllamasChatBody,),
+    "ollama_generate": (OllamasGenerateBody,),
+    "ollama_options": (Options,),
+    "ollama_embed": (EmbedBody,),
+    "ollama_embeddings": (OldEmbedBody,),
     "infer": (InferBody,),
     "generate": (GenerateBody,),
 }
@@ -175,6 +193,11 @@ TITLES = {
     "rerank": "/rerank, /v1/rerank, /v2/rerank",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
+    "ollama_chat": "/api/chat",
+    "ollama_generate": "/api/generate",
+    "ollama_options": "/api/chat, /api/generate: options",
+    "ollama_embed": "/api/embed",
+    "ollama_embeddings": "/api/embeddings",
     "infer": "/v2/models/{model}/infer",
     "generate": "/v2/models/{model}/generate, /v2/models/{model}/generate_stream",
 }
@@ -200,7 +223,8 @@ reads by (`ridgeline/serving/requests/fields.py` and `ridgeline/serving/requests
 
 A field that none of these APIs has is refused, with the nearest name: most are misspelled, and
 `temprature` would leave the temperature at its default without a word. OpenAI refuses it too; vLLM
-ignores it, as `--unknown-fields ignore` does here. The header names it then.
+ignores it, as `--unknown-fields ignore` does here. The header names it then. Routes of Ollama's API
+always do that, as Ollama does.
 
 A route of another server that is not here is answered with 404 and what to use. They are listed at
 the end.

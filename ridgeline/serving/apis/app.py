@@ -16,6 +16,8 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.anthropic import messages
 from ridgeline.serving.apis.kserve import http as kserve
+from ridgeline.serving.apis.ollama import embed, generate
+from ridgeline.serving.apis.ollama import models as ollamas_models
 from ridgeline.serving.apis.openai import batches, chat, completions, invocations, models, pooling, responses, tokenize
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http import render
@@ -52,6 +54,9 @@ def create_app(api: ApiServer) -> FastAPI:
         tokenize,
         batches,
         kserve,
+        generate,
+        embed,
+        ollamas_models,
     ):
         app.include_router(module.router(api))
     for name in OPTIONAL:

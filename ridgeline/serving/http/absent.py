@@ -10,11 +10,18 @@ _TRAINING = "weights are not sent to a running server; write them to a folder an
 _TOKENS = "send token ids as the prompt of /v1/completions, with return_token_ids"
 _CACHES = "caches are not handed between servers"
 _FIXED = "the number of engines is fixed; start the server anew with --data-parallel-size"
+_OLLAMAS = "the server has the models that it was started with, and changes none; name another to `ridgeline serve`"
 _CHOICES = "use /v1/chat/completions with structured_outputs: {choice: …}, and logprobs"
 
 # A route and all below it → why it is not here, or what to use
 ABSENT: dict[str, str] = {
     "/abort_requests": "a request ends when its client hangs up; POST /pause?mode=abort ends all",
+    "/api/blobs": _OLLAMAS,
+    "/api/copy": _OLLAMAS,
+    "/api/create": _OLLAMAS,
+    "/api/delete": _OLLAMAS,
+    "/api/pull": _OLLAMAS,
+    "/api/push": _OLLAMAS,
     "/cohere": "use /v1/chat/completions",
     "/collective_rpc": "no code of a client's is run",
     "/fault_tolerance": "a process that dies is started again by itself; /health tells",

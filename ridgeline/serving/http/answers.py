@@ -520,6 +520,10 @@ class AnthropicsErrorAnswer(Answer, kw_only=True):
     request_id: str | None
 
 
+class OllamasError(Answer, kw_only=True):
+    error: str
+
+
 # ---- files and batches ----------------------------------------------------------------------------------------------
 
 

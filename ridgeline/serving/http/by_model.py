@@ -23,6 +23,7 @@ from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.shares import off_loop
 
 KSERVE = "/v2/models/"
+LATEST = ":latest"  # the tag that Ollama's clients add to names without one
 
 
 class _Named(msgspec.Struct):
@@ -52,7 +53,7 @@ def by_model(apps: Sequence[ASGIApp], models: Sequence[ApiServer]) -> ASGIApp:
                 first = await receive()
                 named = await _in_body(first.get("body", b""))
                 name, receive = named or name, replayed(first, receive)
-            app = known.get(name or "", app)
+            app = known.get(name or "") or known.get((name or "").removesuffix(LATEST), app)
         await app(scope, receive, send)
 
     return run

@@ -11,10 +11,11 @@ from fastapi.openapi.utils import get_openapi
 from msgspec import UNSET
 from pydantic import TypeAdapter
 
-from ridgeline.serving.http.answers import ErrorAnswer, KServeFailure
+from ridgeline.serving.http.answers import Answer, ErrorAnswer, OpenAnswer
 from ridgeline.serving.http.middleware import HEALTH, is_admin
-from ridgeline.serving.http.paths import MESSAGES, is_kserve, is_under
+from ridgeline.serving.http.paths import is_anthropics, is_kserve, is_ollamas
 
+LINES = "application/x-ndjson"
 _REF = "#/components/schemas/{name}"
 _REASONS = {
     400: "The request is wrong",
@@ -41,6 +42,7 @@ _NAMED = (
     "With stream: server-sent events, each named by the type of its data, a {chunk} as JSON. A failure on the way is "
     "an event, too."
 )
+_LINES = 'Unless stream is false: lines of JSON, each a {chunk}. A failure on the way is a line {{"error": …}}.'
 _HEADERS = [
     ("X-Request-Id", "names the request in logs and in the answer's header; up to 128 letters, digits and any of ._:-"),
     ("Idempotency-Key", "sent again within a minute, the same request gets the same answer"),
@@ -74,11 +76,12 @@ def described(
     chunk: Struct | None = None,
     named: bool = False,
     listed: bool = False,
+    lines: bool = False,
     error: Struct = ErrorAnswer,
 ) -> dict[str, Any]:
     """Return the keywords of a route whose body is this model, and whose answer one of these structs. `chunk` is an
-    event of its stream, if the route has one, and `named` says that its events have names. `listed`: it answers with a
-    list. `error` is a failure of it."""
+    event of its stream, if the route has one, and `named` says that its events have names. `lines`: the stream is lines
+    of JSON. `listed`: it answers with a list. `error` is a failure of it."""
     schema = TypeAdapter(body).json_schema(ref_template=_REF.format(name="{model}"))
     parts = schema.pop("$defs", {})
     if isinstance(body, type):
@@ -88,8 +91,9 @@ def described(
     if listed:
         content["application/json"]["schema"] = {"type": "array", "items": content["application/json"]["schema"]}
     if chunk:
-        responses[200]["description"] = (_NAMED if named else _STREAM).format(chunk=chunk.__name__)
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        told = _LINES if lines else _NAMED if named else _STREAM
+        responses[200]["description"] = told.format(chunk=chunk.__name__)
+        content[LINES if lines else "text/event-stream"] = {"schema": {"type": "string"}}
     parameters = [
         {"name": name, "in": "header", "description": text, "schema": {"type": "string"}} for name, text in _HEADERS
     ]
@@ -128,7 +132,7 @@ def describe(app: FastAPI, *, with_keys: bool) -> dict[str, Any]:
 
 def _schemas() -> dict[str, Any]:
     """Return the schemas of all answers. A field whose value is always the same is there too, so it is required."""
-    structs = [struct for struct in _below(msgspec.Struct) if msgspec.structs.fields(struct)]
+    structs = [struct for base in (Answer, OpenAnswer) for struct in _below(base) if msgspec.structs.fields(struct)]
     _, found = msgspec.json.schema_components(structs, ref_template=_REF)
     for struct in structs:
         fields = msgspec.structs.fields(struct)
@@ -141,8 +145,7 @@ def _schemas() -> dict[str, Any]:
 def _below(struct: Struct) -> Iterator[Struct]:
     """Yield the answers that are made of a struct."""
     for each in struct.__subclasses__():
-        if each.__module__ == KServeFailure.__module__:
-            yield from (each, *_below(each))
+        yield from (each, *_below(each))
 
 
 def _complete(path: str, operation: dict[str, Any], with_keys: bool) -> None:
@@ -151,7 +154,7 @@ def _complete(path: str, operation: dict[str, Any], with_keys: bool) -> None:
     if path in HEALTH:
         responses["503"] = {"description": "Not healthy; see Retry-After", "headers": _RETRY_AFTER}
         return
-    error = "AnthropicsErrorAnswer" if is_under(MESSAGES, path) else "ErrorAnswer"
+    error = "AnthropicsErrorAnswer" if is_anthropics(path) else "OllamasError" if is_ollamas(path) else "ErrorAnswer"
     if with_keys:
         operation["security"] = [{"key": []}]
     if "requestBody" not in operation:

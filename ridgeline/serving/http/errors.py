@@ -1,5 +1,5 @@
 """Failures in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, in Anthropic's for its routes, and in
-KServe's, {"error": message}, for its own."""
+KServe's and Ollama's, {"error": message}, for theirs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import Scope
 from ridgeline.serving import errors
 from ridgeline.serving.errors import RequestFailed, Unavailable
 from ridgeline.serving.http import answers
-from ridgeline.serving.http.paths import is_anthropics, is_kserve, route_path
+from ridgeline.serving.http.paths import is_anthropics, is_kserve, is_ollamas, route_path
 
 ANTHROPICS = {
     401: "authentication_error",
@@ -60,6 +60,8 @@ def body_for(failure: RequestFailed, scope: Scope) -> answers.Answer:
     path = route_path(scope)
     if is_anthropics(path):
         return anthropics_error(failure, scope.get("state", {}).get("request_id"))
+    if is_ollamas(path):
+        return answers.OllamasError(error=failure.message)
     return answers.KServeFailure(error=failure.message) if is_kserve(path) else error_of(failure)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-MESSAGES = "/v1/messages"  # Anthropic's API, whose errors have a shape of their own
+# APIs whose errors have a shape of their own
+MESSAGES = "/v1/messages"  # Anthropic's
+OLLAMAS = "/api"
 
 
 def is_under(prefix: str, path: str) -> bool:
@@ -19,6 +21,10 @@ def route_path(scope: Scope) -> str:
 
 def is_anthropics(path: str) -> bool:
     return is_under(MESSAGES, path)
+
+
+def is_ollamas(path: str) -> bool:
+    return is_under(OLLAMAS, path)
 
 
 def is_kserve(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's clients read them."""
+"""Streams: server-sent events, as OpenAI's clients read them, and lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ from ridgeline.serving.http.exchange import STALLED, ClientGone, while_connected
 
 KEEP_ALIVE = 15.0  # seconds without data after which a comment shows proxies that the connection lives
 
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,9 +35,10 @@ class EventStream(Response):
     Headers go out with the first event. A failure before that is answered with a status of its own, so clients can try
     again. A later failure becomes an event and ends the stream. When the client leaves, `produce` is cancelled.
 
-    `end` is what comes last, and `quiet` what shows that the connection lives.
+    `kind` is the type of the content, `end` what comes last, and `quiet` what shows that the connection lives.
     """
 
+    kind: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
     end: ClassVar[bytes] = b"data: [DONE]\n\n"
     quiet: ClassVar[bytes] = b": keep-alive\n\n"
 
@@ -106,7 +103,8 @@ class EventStream(Response):
         self._last, self._writing = time.monotonic(), True
         if not self._started:
             self._started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            headers = [(b"content-type", self.kind), *HEADERS]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._writing = False
 
@@ -136,3 +134,13 @@ class MessageEvents(NamedEvents):
     """Anthropic's streams."""
 
     quiet: ClassVar[bytes] = named_event(MessageEvent(type="ping"))
+
+
+class Lines(PlainEvents):
+    """A stream of lines, each of which is one value's JSON. A blank stands before the next one while nothing comes."""
+
+    kind: ClassVar[bytes] = b"application/x-ndjson"
+    quiet: ClassVar[bytes] = b" "
+
+    def event(self, value: Any) -> bytes:
+        return _encode(value) + b"\n"

@@ -20,6 +20,7 @@ from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.perf.footprint import parameters
 from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.processes.turn import Turn
 from ridgeline.transport.messages import EngineFacts, Pause, Reload, Sleep
@@ -201,4 +202,10 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         kv_cache_memory_bytes=assembly.memory.kv_cache,
         kv_cache_tokens=assembly.memory.tokens,
         pooling=model.spec.pooling,
+        architecture=model.spec.architecture,
+        parameters=parameters(model.spec).total,
+        layers=len(model.spec.layers),
+        width=model.spec.hidden_size,
+        precision=assembly.precision.name,
+        weight_bytes=assembly.memory.weights,
     )

@@ -150,9 +150,11 @@ class Body(BaseModel):
     """The base of all bodies. A number may come as text ("0.5") and no other value as another's type.
 
     `harmless` names fields of other servers that a part of a body takes without effect, and may say why. `refused` are
-    fields that this body refuses, beside those that every body does.
+    fields that this body refuses, beside those that every body does. A `lenient` body takes unknown fields without
+    effect, as the server whose API it is does; the answer names them.
     """
 
+    lenient: ClassVar[bool] = False
     harmless: ClassVar[Collection[str]] = frozenset()
     refused: ClassVar[Mapping[str, Refusal]] = {}
 

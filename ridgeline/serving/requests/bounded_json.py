@@ -175,5 +175,15 @@ def begun_object(text: str) -> Any:
     return found if isinstance(found, dict) else {"arguments": text}
 
 
+def object_of(text: str) -> dict[str, Any]:
+    """Return the object that a call's arguments spell. Of those that were cut off it is what is there, and what is no
+    object is named."""
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except msgspec.DecodeError:
+        value = begun_object(text)
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _ESCAPES = {code: f"\\u{code:04x}" for code in range(0x20)}

@@ -6,12 +6,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed
+from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.bodies import SampledBody
+from ridgeline.serving.requests.context import check_prompt
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.shares import TEMPLATES
 
@@ -136,6 +139,23 @@ def sampled(body: SampledBody) -> dict[str, Any]:
     """Return the fields that chats have under the same name."""
     found = {name: getattr(body, name) for name in SampledBody.model_fields}
     return {name: value for name, value in found.items() if value is not None and name != "stream"}
+
+
+def bounded(
+    api: ApiServer, asked: GenerationRequest, most: int | None, context: int | None = None
+) -> GenerationRequest:
+    """Return the request with at most `most` tokens of output, or as many as there is room for: clients of some APIs
+    ask for more than small contexts hold, and learn of the end by its reason.
+
+    most: None leaves what the request has. context: tokens that prompt and output may be together. Raise TooLong for a
+    prompt that fills it.
+    """
+    facts, length = api.service.facts(), len(asked.prompt_token_ids)
+    if context is not None:
+        check_prompt(min(context, facts.max_model_len), length, 1, "prompt")
+    room = max(min(facts.max_model_len, facts.cache_tokens, context or facts.max_model_len) - length, 1)
+    wanted = asked.params.max_tokens if most is None else most
+    return replace(asked, params=replace(asked.params, max_tokens=room if wanted is None else min(wanted, room)))
 
 
 async def later_instructions(api: ApiServer, roles: Iterable[object]) -> bool:

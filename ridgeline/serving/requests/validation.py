@@ -58,11 +58,11 @@ _Body = TypeVar("_Body", bound=BaseModel)
 def parse(model_class: type[_Body], data: Any, *, lenient: bool = False, ignored: list[str] | None = None) -> _Body:
     """Return the checked body. Raise BadRequest that names the field, as OpenAI's errors do ("messages.0.role").
 
-    `lenient` accepts unknown fields. Those without effect are added to `ignored`.
+    `lenient` accepts unknown fields, as some bodies always do. Those without effect are added to `ignored`.
     """
     if not isinstance(data, Mapping):
         raise BadRequest(f"the body must be a JSON object, got {shortened(data)}.")
-    found = examine(model_class, data, lenient=lenient)
+    found = examine(model_class, data, lenient=lenient or getattr(model_class, "lenient", False))
     if ignored is not None:
         ignored += found
     try:

@@ -108,6 +108,11 @@ def test_a_busy_model_does_not_keep_the_devices(server: Served, alone: dict[str,
 def test_requests_find_their_model_by_body_path_and_query(server: Served) -> None:
     assert [card["id"] for card in send(server, "/v1/models")[1]["data"]] == ["large", "small"]
     assert send(server, "/v1/models/small")[1]["id"] == "small"
+    shown = {
+        name: send(server, "/api/show", {"model": name})[1]["model_info"] for name in ("large", "small", "small:latest")
+    }
+    assert shown["small:latest"] == shown["small"] != shown["large"], "as Ollama's clients write a name"
+    assert [tag["name"] for tag in send(server, "/api/tags")[1]["models"]] == ["large", "small"]
     status, error = send(server, "/v1/completions", {"model": "other", "prompt": "x"})
     assert (status, error["error"]["code"]) == (404, "model_not_found")
     assert "large, small" in error["error"]["message"]

@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter
-from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -32,10 +29,10 @@ from ridgeline.serving.http.pieces import json_of, json_response
 from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import MessageEvents, Write, nowhere
 from ridgeline.serving.requests.bodies import ChatBody
-from ridgeline.serving.requests.bounded_json import INLINE_BYTES
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, object_of
 from ridgeline.serving.requests.reading import unread
 from ridgeline.serving.requests.refusals import shortened
-from ridgeline.serving.requests.translation import later_instructions, named
+from ridgeline.serving.requests.translation import bounded, later_instructions, named
 from ridgeline.serving.requests.unenforced import unenforced
 from ridgeline.serving.requests.validation import chat_length, chat_request, check_model
 from ridgeline.serving.shares import off_loop
@@ -56,7 +53,7 @@ def router(api: ApiServer) -> APIRouter:
         name = request_id(request, body.request_id)
         with named(NAMES):
             chat = await _chat(api, body, request)
-            return body, _bounded(api, body, await chat_request(api, chat, name))
+            return body, bounded(api, await chat_request(api, chat, name), body.max_tokens)
 
     @routes.post(
         "/v1/messages",
@@ -123,14 +120,6 @@ async def _chat(api: ApiServer, body: CountMessagesBody, request: Request) -> Ch
     chat, ignored = await off_loop(size, INLINE_BYTES, lambda: chat_of(body, api.forms, later=later))
     tell_ignored(request, [*ignored, *unenforced(chat), *unread(api, chat)])
     return chat
-
-
-def _bounded(api: ApiServer, body: MessagesBody, asked: GenerationRequest) -> GenerationRequest:
-    """Return the request with its `max_tokens`, or as many as there is room for. Clients of this API ask for more than
-    small contexts hold, and learn of the end by the stop reason."""
-    facts = api.service.facts()
-    room = min(facts.max_model_len, facts.cache_tokens) - len(asked.prompt_token_ids)
-    return replace(asked, params=replace(asked.params, max_tokens=min(body.max_tokens, max(room, 1))))
 
 
 class Answer:
@@ -220,7 +209,7 @@ class Blocks(Items[MessageEvent]):
 
     def _end(self, block: Item, text: str, status: str) -> Iterator[MessageEvent]:
         if block["type"] == "tool_use":
-            block["input"] = _object(text)
+            block["input"] = object_of(text)
         elif block["type"] == "thinking":
             block |= {"thinking": text, "signature": SIGNATURE}
             yield self._told("delta", delta={"type": "signature_delta", "signature": SIGNATURE})
@@ -251,15 +240,3 @@ def _delta_of(event: Event, text: str) -> Item:
     if isinstance(event, Reasoning):
         return {"type": "thinking_delta", "thinking": text}
     return {"type": "text_delta", "text": text}
-
-
-def _object(text: str) -> Item:
-    """Return a call's arguments. Of those that were cut off it is what is there, and what is no object has a name."""
-    try:
-        value = msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:
-        try:
-            value = from_json(text, allow_partial="trailing-strings")
-        except ValueError:
-            value = text
-    return value if isinstance(value, dict) else {"arguments": value}
