@@ -104,13 +104,14 @@ def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, int
     return max(LEAST_ITL, ITL_READS * cost_model.step_limit(StepShape([1], [1], 1)))
 
 
-def check_max_model_len(wanted: int | None, model_maximum: int) -> int:
+def check_max_model_len(wanted: int | None, model: ModelSpec) -> int:
     """Return the context to build for. Raise InvalidConfig if it goes beyond the model's positions."""
-    if wanted is not None and wanted > model_maximum:
-        raise InvalidConfig(
-            f"max_model_len {wanted} is more than the model's own maximum of {model_maximum} positions."
-        )
-    return wanted or model_maximum
+    longest = model.max_position_embeddings
+    if wanted is not None and wanted > longest and model.context_limit:
+        raise InvalidConfig(f"max_model_len {wanted} is more than {longest} tokens: {model.context_limit}; lower it.")
+    if wanted is not None and wanted > longest:
+        raise InvalidConfig(f"max_model_len {wanted} is more than the model's own maximum of {longest} positions.")
+    return wanted or longest
 
 
 def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:

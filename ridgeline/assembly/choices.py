@@ -167,7 +167,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         weighed = with_cached_experts(own, config.moe_expert_cache_size) if on_gpu(platform) else own
     shared = shared_device(config, device)
     dtype, why = choose_dtype(config.dtype, model.dtype, shared)
-    wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
+    wanted_len = check_max_model_len(config.max_model_len, model.spec)
     overrides = choose_kernels(config, device)
     ops = Ops(platform, overrides)
     if config.moe_expert_cache_size and (method_name(folder) is not None or is_gguf(folder)):

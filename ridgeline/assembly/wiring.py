@@ -154,7 +154,7 @@ def _assemble_group(
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
-    longest = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
+    longest = check_max_model_len(config.max_model_len, model.spec)
     if config.prefill_context_parallel_size > 1:
         check_divided(model.spec, device, config.prefill_context_parallel_size)
     part, stage = _parts(config, model.spec)

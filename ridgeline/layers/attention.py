@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ridgeline.core.specs.model import AttentionSpec, Relative
 from ridgeline.kernels.attention.paged.op import Softmax
@@ -64,8 +65,8 @@ class AttentionBehind(nn.Module):
         self.spec = spec
         self.ops = build.ops
         self.out = Linear(
-            spec.q_size, (width,), spec.out_bias, build.within("out"), over=build.sums,
-            multipliers=((width, multiplier),),
+            spec.out_size, (width,), spec.out_bias, build.within("out"), over=build.sums,
+            multipliers=((width, multiplier * spec.multiplier),),
         )  # fmt: skip
         self.tp = build.mesh.tp
         norms = [Norm(norm, norm_width, build) for norm, norm_width in spec.norms]
@@ -88,7 +89,9 @@ class AttentionBehind(nn.Module):
 
     def mixed(self, qkv_TX: Tensor, positions_T: Tensor, state: Attends) -> Tensor:
         """Return attention's output for its projection: [T, M]."""
-        spec, gate_TX = self.spec, None
+        spec, gate_TX, gate_TH = self.spec, None, None
+        if spec.head_gates:
+            qkv_TX, gate_TH = qkv_TX.tensor_split((-spec.num_heads,), dim=-1)
         if spec.output_gate:
             gate_TX, qkv_TX = qkv_TX.tensor_split((spec.q_size,), dim=-1)
         if spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
@@ -99,11 +102,26 @@ class AttentionBehind(nn.Module):
             qkv_TX = torch.cat((grown(q_TX, positions_T, spec.growth), kv_TX), dim=-1)
         if spec.qk_norm_behind:
             qkv_TX = self._normed_behind(qkv_TX, positions_T)
-        if gate_TX is None:
+        if spec.value_dim is not None:
+            qkv_TX = self._filled_up(qkv_TX, spec.value_dim)
+        if gate_TX is None and gate_TH is None and spec.value_dim is None:
             return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.buffer(len(qkv_TX))))
         attended_TX = state.attend(qkv_TX, positions_T, self.heads)
         assert isinstance(attended_TX, Tensor)  # without room nothing is rounded
-        return self.out(self.ops.output_gate(attended_TX, gate_TX))
+        if gate_TX is not None:
+            attended_TX = self.ops.output_gate(attended_TX, gate_TX)
+        if gate_TH is not None:
+            attended_TX = self.ops.output_gate(attended_TX, gate_TH.repeat_interleave(spec.head_dim, dim=-1))
+        if spec.value_dim is not None:
+            attended_TX = attended_TX.unflatten(-1, (spec.num_heads, -1))[..., : spec.value_dim].flatten(1)
+        return self.out(attended_TX)
+
+    def _filled_up(self, qkv_TX: Tensor, value_dim: int) -> Tensor:
+        """Return the projection with values as wide as keys."""
+        spec = self.spec
+        qk_TX, v_TX = qkv_TX.tensor_split((spec.q_size + spec.kv_size,), dim=-1)
+        v_TGD = F.pad(v_TX.unflatten(-1, (spec.num_kv_heads, -1)), (0, spec.head_dim - value_dim))
+        return torch.cat((qk_TX, v_TGD.flatten(1)), dim=-1)
 
     def _normed_behind(self, qkv_TX: Tensor, positions_T: Tensor) -> Tensor:
         """Return the projection with queries and keys that were rotated and then normalised, head by head."""

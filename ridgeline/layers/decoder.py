@@ -105,11 +105,11 @@ class Layer(nn.Module):
     def _added(self, x_TM: Tensor, residual_TM: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
         """Return the addend of a part with the output `x_TM`, and the residual; or the residual after the addition,
         and None."""
+        multiplier = self.spec.residual_multiplier
         if self.spec.norms == "around" and norm is not None:
-            return norm(x_TM, residual_TM)[0], None
+            return norm(x_TM if multiplier == 1 else x_TM * multiplier, residual_TM)[0], None
         if norm is not None:
             x_TM, _ = norm(x_TM)
-        multiplier = self.spec.residual_multiplier
         return x_TM if multiplier == 1 else x_TM * multiplier, residual_TM
 
 

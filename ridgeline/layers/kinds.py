@@ -22,6 +22,7 @@ MIXERS = Registry(
         "shared_block": "ridgeline.layers.shared_block:BehindSharedBlock",
         "gated_delta": "ridgeline.layers.gated_delta:GatedDelta",
         "linear_attention": "ridgeline.layers.linear_attention:LinearAttention",
+        "lightning_attention": "ridgeline.layers.linear_attention:LightningAttention",
         "delta_attention": "ridgeline.layers.linear_attention:DeltaAttention",
         "time_mix": "ridgeline.layers.rwkv:TimeMix",
         "channel_mix": "ridgeline.layers.rwkv:ChannelMix",

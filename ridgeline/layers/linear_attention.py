@@ -1,4 +1,4 @@
-"""Mixers of linear attention: gated, with retention, and with a delta rule.
+"""Mixers of linear attention: gated, with retention, with constant decays, and with a delta rule.
 
 Legend:
     T  tokens of the step
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ridgeline.core.specs.linear import DeltaAttentionSpec, LinearAttentionSpec
+from ridgeline.core.specs.linear import DeltaAttentionSpec, LightningAttentionSpec, LinearAttentionSpec
 from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
 from ridgeline.kernels.scans.gated_delta.transfer import transfer as moved_by
 from ridgeline.kernels.scans.linear_attention.op import LinearInputs
@@ -66,6 +66,38 @@ class LinearAttention(nn.Module):
     def _decay(self, y_TX: Tensor) -> Tensor:
         """Return the logarithms of the decays, float32 [T, H, K]."""
         return (F.logsigmoid(y_TX.float()) / self.spec.divisor).unflatten(-1, (self.spec.heads, -1))
+
+
+class LightningAttention(nn.Module):
+    """The mixer of a `LightningAttentionSpec`, with one fused projection to q, k, v and z."""
+
+    decay_H: Tensor
+
+    def __init__(self, spec: LightningAttentionSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.spec, self.ops, self.tp = spec, build.ops, build.mesh.tp
+        self.linear_in = Linear(
+            width, spec.projected, False, build.within("linear_in"), pending=build.pending, columns=spec.columns
+        )
+        first, all_heads = spec.heads * self.tp.rank, spec.heads * self.tp.size
+        slopes = [2.0 ** (-8 * (head + 1) / all_heads) for head in range(first, first + spec.heads)]
+        decay_H = torch.tensor([-spec.share * slope for slope in slopes], device=build.device)
+        self.register_buffer("decay_H", decay_H, persistent=False)
+        self.norm = Norm(spec.norm, spec.size, build)
+        self.out = Linear(spec.size, (width,), False, build.within("out"), over=build.sums)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
+        spec = self.spec
+        y_TX, residual_TM = self.linear_in.normed(norm, x_TM, residual_TM)
+        qkv_TX, z_TX = y_TX.split(spec.projected, dim=-1)
+        qkv_TX = self.ops.activation(qkv_TX.contiguous(), "silu")
+        q_THK, k_THK, v_THV = (x_TX.unflatten(-1, (spec.heads, -1)) for x_TX in qkv_TX.split(spec.size, dim=-1))
+        given = LinearInputs(q_THK, k_THK, v_THV, self.decay_H, 1.0)
+        o_THV = state.metadata.run(self.ops.linear_attention, decayed_by, state.parts[0], given)
+        return self.out(self.ops.output_gate(self.norm.over(o_THV.flatten(1), self.tp), z_TX)), residual_TM
 
 
 class DeltaAttention(nn.Module):

@@ -45,7 +45,7 @@ def inverse_frequencies(spec: RopeSpec, positions: int) -> tuple[Tensor, float]:
         case "yarn":
             return _yarn(spec, inv_freq_y, scaling), _number(scaling, "attention_factor")
         case "longrope":
-            return _longrope(inv_freq_y, scaling, positions), _number(scaling, "attention_factor")
+            return _longrope(inv_freq_y, scaling, positions)
         case "proportional":  # pairs behind the rotated ones stand still
             rotates_y = torch.arange(len(inv_freq_y)) < _number(scaling, "rotated") / 2
             return inv_freq_y / _number(scaling, "factor") * rotates_y, 1.0
@@ -93,12 +93,12 @@ def _yarn(spec: RopeSpec, inv_freq_y: Tensor, scaling: Scaling) -> Tensor:
     return inv_freq_y * (1 - ramp_y) + inv_freq_y / _number(scaling, "factor") * ramp_y
 
 
-def _longrope(inv_freq_y: Tensor, scaling: Scaling, positions: int) -> Tensor:
-    """Return frequencies by LongRoPE (Ding et al., arXiv 2402.13753): each pair has a factor, from one list within the
-    original context and from another list beyond it."""
-    beyond = positions > _number(scaling, "original_max_position_embeddings")
-    factors = scaling["long_factor" if beyond else "short_factor"]
-    return inv_freq_y / torch.tensor(factors, dtype=torch.float32)
+def _longrope(inv_freq_y: Tensor, scaling: Scaling, positions: int) -> tuple[Tensor, float]:
+    """Return frequencies and magnitude by LongRoPE (Ding et al., arXiv 2402.13753): each pair has a factor, from one
+    list within the original context and from another list beyond it."""
+    reach = "long" if positions > _number(scaling, "original_max_position_embeddings") else "short"
+    factors = torch.tensor(scaling[f"{reach}_factor"], dtype=torch.float32)
+    return inv_freq_y / factors, _number(scaling, f"{reach}_magnitude")
 
 
 def _number(scaling: Scaling, name: str) -> float:

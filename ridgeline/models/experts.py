@@ -114,6 +114,16 @@ def later_layers(config: Config) -> list[int]:
     return [layer for layer in range(config.integer("first_k_dense_replace", at_least=0), count) if layer % step == 0]
 
 
+def typed_layers(config: Config) -> list[int] | None:
+    """Return the layers that have experts, as `mlp_layer_types` says it; None if there is no such entry."""
+    count, types = config.integer("num_hidden_layers"), config.raw("mlp_layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != count or any(kind not in ("dense", "sparse") for kind in types):
+        raise wrong("mlp_layer_types", types, f"{count} entries, each dense or sparse")
+    return [layer for layer, kind in enumerate(types) if kind == "sparse"]
+
+
 def shared_experts(config: Config) -> MLPSpec | None:
     """Return the MLP that `n_shared_experts` experts of the usual size are together, or None if there are none."""
     count = config.integer("n_shared_experts", at_least=0) if "n_shared_experts" in config else 0

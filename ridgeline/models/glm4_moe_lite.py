@@ -31,13 +31,13 @@ TYPES = ("dense", "sparse")
 class Glm4MoeLite:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        values = Config({**config, **_first_sparse(config)}, GLM_DEFAULTS)
+        values = Config({**config, **first_sparse(config)}, GLM_DEFAULTS)
         return v3_like("Glm4MoeLiteForCausalLM", values)
 
     weights = staticmethod(latent_weights)
 
 
-def _first_sparse(config: Mapping[str, Any]) -> dict[str, int]:
+def first_sparse(config: Mapping[str, Any]) -> dict[str, int]:
     """Return `mlp_layer_types` in DeepSeek's words. Raise ModelLoadError if these cannot express it."""
     types, layers = config.get("mlp_layer_types"), config.get("num_hidden_layers")
     if types is None:

@@ -68,7 +68,6 @@ class GptOss:
         found = Llama.weights(spec)
         for index in range(len(spec.layers)):
             ours, theirs = f"layers.{index}", f"model.layers.{index}"
-            found[f"{ours}.mixer.sinks"] = (Source(name=f"{theirs}.self_attn.sinks"),)
             found |= _experts(f"{ours}.feed_forward", f"{theirs}.mlp")
         return found
 

@@ -10,7 +10,15 @@ from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.linear import DeltaAttentionSpec
 from ridgeline.core.specs.model import MixerSpec, ModelSpec, NormSpec, WeightMap
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.experts import ExpertNames, drafting_layers, later_layers, mixture, routing, with_experts
+from ridgeline.models.experts import (
+    ExpertNames,
+    drafting_layers,
+    later_layers,
+    mixture,
+    routing,
+    typed_layers,
+    with_experts,
+)
 from ridgeline.models.latent import DEFAULTS as LATENT_DEFAULTS
 from ridgeline.models.latent import latent_attention, latent_like, latent_weights
 from ridgeline.models.names import LONGEST_CONV, named, single
@@ -131,14 +139,10 @@ def _layer_types(config: Config) -> list[str]:
 
 
 def _sparse_layers(config: Config) -> list[int]:
-    count, types = config.integer("num_hidden_layers"), config.raw("mlp_layer_types")
     if config.raw("num_experts") is None and "num_local_experts" not in config:
         return []
-    if types is None:
-        return later_layers(config)
-    if not isinstance(types, list) or len(types) != count or any(kind not in ("dense", "sparse") for kind in types):
-        raise wrong("mlp_layer_types", types, f"{count} entries, each dense or sparse")
-    return [layer for layer, kind in enumerate(types) if kind == "sparse"]
+    layers = typed_layers(config)
+    return later_layers(config) if layers is None else layers
 
 
 def _experts(config: Config) -> ExpertsSpec:

@@ -47,6 +47,8 @@ class Names:
     layers: str = "model.layers"
     norms: Mapping[str, str] | None = None
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    head_gates: str = "self_attn.g_proj"
+    sinks: str = "self_attn.sinks"
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
@@ -180,8 +182,12 @@ def _layer_weights(ours: str, theirs: str, layer: LayerSpec, names: Names) -> We
         if layer.mixer.qk_norm is not None:
             add("mixer.q_norm", (names.q_norm,), "weight")
             add("mixer.k_norm", (names.k_norm,), "weight")
-        add("mixer.qkv", names.qkv[:2] if layer.mixer.values_are_keys else names.qkv, *_kinds(layer.mixer.qkv_bias))
+        qkv = names.qkv[:2] if layer.mixer.values_are_keys else names.qkv
+        qkv = (*qkv, names.head_gates) if layer.mixer.head_gates else qkv
+        add("mixer.qkv", qkv, *_kinds(layer.mixer.qkv_bias))
         add("mixer.out", (names.out,), *_kinds(layer.mixer.out_bias))
+        if layer.mixer.sinks:
+            found[f"{ours}.mixer.sinks"] = (Source(name=f"{theirs}.{names.sinks}"),)
         if names.interleaved and layer.mixer.rope is not None:
             for kind in _kinds(layer.mixer.qkv_bias):
                 found[f"{ours}.mixer.qkv.{kind}"] = _in_pairs(found[f"{ours}.mixer.qkv.{kind}"], layer.mixer)

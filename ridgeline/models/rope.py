@@ -133,8 +133,10 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
 def _longrope(config: Config, parameters: Config, rotary_dim: int) -> Scaling:
     original, factor = _original(config, parameters), _stretch(config, parameters)
     magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    magnitude = parameters.number("attention_factor", magnitude)
     return {
-        "attention_factor": parameters.number("attention_factor", magnitude),
+        "short_magnitude": parameters.number("short_mscale", magnitude),  # Phi-3.5-MoE has these
+        "long_magnitude": parameters.number("long_mscale", magnitude),
         "short_factor": parameters.numbers("short_factor", rotary_dim // 2),
         "long_factor": parameters.numbers("long_factor", rotary_dim // 2),
     }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.core.specs.linear import DeltaAttentionSpec, LinearAttentionSpec
+from ridgeline.core.specs.linear import DeltaAttentionSpec, LightningAttentionSpec, LinearAttentionSpec
 from ridgeline.core.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from ridgeline.kernels.base.cost import Cost, StepShape
 from ridgeline.kernels.scans.causal_conv.cost import causal_conv_cost
 from ridgeline.kernels.scans.linear_attention.cost import linear_attention_cost
 from ridgeline.kernels.scans.wkv.cost import wkv_cost
 from ridgeline.kernels.small.gated_norm.cost import gated_norm_cost
+from ridgeline.kernels.small.norm.cost import norm_cost
+from ridgeline.kernels.small.output_gate.cost import output_gate_cost
 from ridgeline.kernels.small.rotary.cost import rope_cost
 from ridgeline.perf.parts import Priced
 from ridgeline.perf.precision import Precision
@@ -35,6 +37,26 @@ def linear_attention(
         ),
     )
     yield "gated_norm", gated_norm_cost(tokens * mixer.heads, mixer.value_dim, itemsize=p.item)
+
+
+def lightning_attention(
+    mixer: LightningAttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
+) -> Iterator[Priced]:
+    """Yield the ops between the products of lightning attention."""
+    yield "activation", Cost(2 * p.item * tokens * 3 * mixer.size, 5.0 * tokens * 3 * mixer.size)
+    yield (
+        "linear_attention",
+        linear_attention_cost(
+            shape.num_tokens_R,
+            heads=mixer.heads,
+            key_width=mixer.head_dim,
+            value_width=mixer.head_dim,
+            itemsize=p.item,
+            decay_bytes=0.0,
+        ),
+    )
+    yield "norm", norm_cost(tokens, mixer.size, itemsize=p.item, kind="rms")
+    yield "output_gate", output_gate_cost(tokens, mixer.size, itemsize=p.item)
 
 
 def delta_attention(

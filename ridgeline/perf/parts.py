@@ -70,6 +70,7 @@ MIXERS = Registry(
         "short_conv": "ridgeline.perf.recurrent:short_conv",
         "gated_delta": "ridgeline.perf.recurrent:gated_delta",
         "linear_attention": "ridgeline.perf.linear:linear_attention",
+        "lightning_attention": "ridgeline.perf.linear:lightning_attention",
         "delta_attention": "ridgeline.perf.linear:delta_attention",
         "time_mix": "ridgeline.perf.linear:time_mix",
         "channel_mix": "ridgeline.perf.linear:channel_mix",

@@ -246,7 +246,80 @@ APERTUS_8B = _sized(
     post_norm=False,
 )
 
+PHI_3_5_MOE = _sized(
+    "phimoe",
+    "PhiMoEForCausalLM",
+    (4096, 6400, 32, 32, 8, 32064),
+    **{"attention_bias": True, "lm_head_bias": True, "num_local_experts": 16, "num_experts_per_tok": 2},
+    **{"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "sliding_window": 131072},
+    **{"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "router_jitter_noise": 0.01, "input_jitter_noise": 0.01},
+    rope_scaling={
+        **{"type": "longrope", "short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122},
+        **{"short_factor": [1.0] * 64, "long_factor": [1 + pair * 0.7 for pair in range(64)]},
+        "original_max_position_embeddings": 4096,
+    },
+)
+GLM_5 = _sized(
+    "glm_moe_dsa",
+    "GlmMoeDsaForCausalLM",
+    (6144, 12288, 78, 64, 64, 154880),
+    **{"kv_lora_rank": 512, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256},
+    **{"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1},
+    **{"first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "index_topk": 2048, "index_n_heads": 32},
+    **{"max_position_embeddings": 202752, "num_nextn_predict_layers": 1, "rope_parameters": {"rope_theta": 1e6}},
+)
+_POSTNORM = {f"layernorm_{part}_alpha": 3.5565588200778455 for part in ("full_attention", "linear_attention", "mlp")}
+MINIMAX_M1 = _sized(
+    "minimax_m1",
+    "MiniMaxM1ForCausalLM",
+    (6144, 9216, 80, 64, 8, 200064),
+    **{"attn_type_list": [*[0] * 7, 1] * 10, "head_dim": 128, "rotary_dim": 64, "rope_theta": 1e7, "postnorm": True},
+    **{"num_local_experts": 32, "num_experts_per_tok": 2, "shared_intermediate_size": 0, **_POSTNORM},
+    max_position_embeddings=10240000,
+)
+MIMO_V2_FLASH = _sized(
+    "mimo_v2_flash",
+    "MiMoV2FlashForCausalLM",
+    (4096, 16384, 48, 64, 4, 152576),
+    **{"head_dim": 192, "v_head_dim": 128, "swa_head_dim": 192, "swa_v_head_dim": 128, "swa_num_key_value_heads": 8},
+    **{"layernorm_epsilon": 1e-5, "partial_rotary_factor": 0.334, "rope_theta": 5000000, "swa_rope_theta": 10000},
+    **{"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "norm_topk_prob": True},
+    **{"hybrid_layer_pattern": [0, *[*[1] * 4, 0], *[*[1] * 5, 0] * 7], "moe_layer_freq": [0, *[1] * 47]},
+    **{"sliding_window": 128, "attention_value_scale": 0.707, "add_swa_attention_sink_bias": True},
+    **{"add_full_attention_sink_bias": False, "routed_scaling_factor": None, "n_shared_experts": None},
+    **{"n_group": 1, "topk_group": 1, "scoring_func": "sigmoid", "max_position_embeddings": 262144},
+)
+_STEP: Values = {
+    **{"hidden_size": 4096, "intermediate_size": 11264, "num_hidden_layers": 45, "num_attention_heads": 64},
+    **{"num_attention_groups": 8, "head_dim": 128, "vocab_size": 128896, "max_position_embeddings": 262144},
+    **{"moe_num_experts": 288, "moe_top_k": 8, "moe_intermediate_size": 1280, "share_expert_dim": 1280},
+    **{"moe_layers_enum": ",".join(map(str, range(3, 45))), "moe_router_scaling_factor": 3.0, "sliding_window": 512},
+    **{"layer_types": ["full_attention", *["sliding_attention"] * 3] * 12, "num_nextn_predict_layers": 3},
+    **{"rope_theta": [5e6, *[1e4] * 3] * 12, "partial_rotary_factors": [0.5, *[1.0] * 3] * 12},
+    **{"swiglu_limits": [*[0.0] * 43, 7, 7, *[0.0] * 3], "swiglu_limits_shared": [*[0.0] * 43, 16, 16, *[0.0] * 3]},
+    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 96},
+    "rope_scaling": {
+        **{"rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131072},
+        **{"low_freq_factor": 1.0, "high_freq_factor": 32.0},
+    },
+    "yarn_only_types": ["full_attention"],
+    "torch_dtype": "bfloat16",
+}
+STEP_3_5_FLASH: Values = {**_STEP, "architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5"}
+STEP_3_7_FLASH: Values = {
+    "architectures": ["Step3p7ForConditionalGeneration"],
+    "model_type": "step3p7",
+    "text_config": {**_STEP, "model_type": "step3p5"},
+    "vision_config": {"width": 64, "layers": 1, "heads": 2},
+}
+
 NEAR: dict[str, Values] = {
+    "phimoe": {**PHI_3_5_MOE, "architectures": ["PhimoeForCausalLM"]},
+    "glm_moe_dsa": GLM_5,
+    "minimax": {**MINIMAX_M1, "architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}
+    | {"layer_types": [*["linear_attention"] * 7, "full_attention"] * 10},
+    "mimo_v2": MIMO_V2_FLASH,
+    "step3p7": STEP_3_7_FLASH,
     "apertus": APERTUS_8B,
     "gemma": GEMMA_2B,
     "gemma3_multimodal": GEMMA_3_4B,

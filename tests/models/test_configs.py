@@ -27,7 +27,16 @@ from tests import tiny_models
 from tests.models import pooled_configs
 from tests.models.latent_configs import LATENT
 from tests.models.latent_llamas import LATENT_LLAMAS
-from tests.models.near_configs import INTERNLM3_8B, KIMI_K2_5, MISTRAL_4, NEAR, NEMOTRON_SUPER
+from tests.models.near_configs import (
+    INTERNLM3_8B,
+    KIMI_K2_5,
+    MINIMAX_M1,
+    MISTRAL_4,
+    NEAR,
+    NEMOTRON_SUPER,
+    PHI_3_5_MOE,
+    STEP_3_5_FLASH,
+)
 from tests.models.selective_configs import SELECTIVE
 from tests.weights.loading import OPS
 
@@ -987,8 +996,12 @@ POOLED = {
     "qwen2_classifier": pooled_configs.classifier(QWEN2_5_0_5B),
     "qwen3_classifier": pooled_configs.classifier(QWEN3_0_6B),
 }
-# Of architectures that transformers does not have; and of one whose experts it stores as one
-OUR_OWN = (GLA_CONFIG, RETNET_CONFIG, INTERNLM3_8B, KIMI_K2_5, MISTRAL_4, NEMOTRON_SUPER)
+# Of architectures that transformers does not have, at least not by the hub's name; and of one whose experts it stores
+# as one
+OUR_OWN = (
+    *(GLA_CONFIG, RETNET_CONFIG, INTERNLM3_8B, KIMI_K2_5, MISTRAL_4, NEMOTRON_SUPER),
+    *(MINIMAX_M1, PHI_3_5_MOE, STEP_3_5_FLASH),
+)
 
 PUBLISHED = {
     "llama": LLAMA_3_1_8B,

@@ -155,7 +155,7 @@ def test_kimi_linear_rotates_nothing_and_keeps_states_in_float32() -> None:
 def test_minicpm3_has_multipliers_unless_they_are_null() -> None:
     spec = model_config(MINICPM3_4B).spec
     numbers = dict(rope.scaling or ()) if (rope := spec.layers[0].mixer.rope) else {}
-    assert (numbers["rope_type"], numbers["attention_factor"]) == ("longrope", 1.0)
+    assert (numbers["rope_type"], numbers["short_magnitude"], numbers["long_magnitude"]) == ("longrope", 1.0, 1.0)
     assert {layer.residual_multiplier for layer in spec.layers} == {1.4 / math.sqrt(62)}
     assert (spec.embedding_multiplier, spec.logits_multiplier) == (12.0, 0.1)
     assert spec.tie_word_embeddings

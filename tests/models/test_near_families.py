@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.layers.rotary import inverse_frequencies
 from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
@@ -115,6 +116,45 @@ FAMILIES = {
         {**COMMON, "use_parallel_residual": True, "use_qkv_bias": True, "partial_rotary_factor": 0.3},
     ),
     "phi": near("PhiForCausalLM", {**COMMON, "partial_rotary_factor": 0.4}),
+    "phimoe": near(
+        "PhimoeForCausalLM",
+        {
+            **{**COMMON, "num_local_experts": 6, "intermediate_size": 48, "attention_bias": True, "lm_head_bias": True},
+            **{"router_jitter_noise": 0.4},
+            "rope_parameters": {
+                **{"rope_type": "longrope", "rope_theta": 1e4, "short_mscale": 1.2, "long_mscale": 1.3},
+                **{"short_factor": [1.0, *[1.5] * 9], "long_factor": [4.0] * 10},
+                "original_max_position_embeddings": 256,
+            },
+        },
+    ),
+    "mimo_v2": near(
+        "MiMoV2FlashForCausalLM",
+        {
+            **{**COMMON, **MANY, "head_dim": 20, "v_head_dim": 12, "attention_bias": True, "num_key_value_heads": 1},
+            **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "step3p7": near(
+        "Step3p7ForConditionalGeneration",
+        {
+            "text_config": {
+                **{**COMMON, "pad_token_id": 0, "num_hidden_layers": 3, "head_dim": 20, "sliding_window": WINDOW},
+                **{"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+                **{"mlp_layer_types": ["dense", "sparse", "sparse"], "num_sliding_attention_heads": 6},
+                **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+                **{"share_expert_dim": 24, "moe_router_scaling_factor": 1.5},
+                **{"swiglu_limits": [0.0, 7.0, 16.0], "swiglu_limits_shared": [16, None, 7.0]},
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+                },
+            },
+            "vision_config": {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14},
+        },
+        "Step3p7Config",
+    ),
     "gptj": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 8, "bos_token_id": 1, "eos_token_id": 2}),
     "gptj_whole": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 20, "bos_token_id": 1, "eos_token_id": 2}),
     "opt": near(
@@ -164,6 +204,23 @@ FAMILIES = {
     ),
     "hunyuan_moe": near(
         "HunYuanMoEV1ForCausalLM", {**COMMON, "num_experts": 6, "moe_topk": 2, "head_dim": 20, "intermediate_size": 48}
+    ),
+    "glm_moe_dsa": near(
+        "GlmMoeDsaForCausalLM",
+        {
+            **{**COMMON, **EXPERTS, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1, "index_topk": 64},
+            **{"kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16},
+            **{"v_head_dim": 20, "mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_head_dim": 32},
+        },
+    ),
+    "minimax": near(
+        "MiniMaxForCausalLM",
+        {
+            **{**COMMON, "num_local_experts": 6, "intermediate_size": 48, "head_dim": 20, "block_size": 16},
+            **{"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+            **{f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")},
+            **{f"{part}_beta_factor": 0.75 for part in ("full_attn", "linear_attn", "mlp")},
+        },
     ),
     "dots1": near("Dots1ForCausalLM", {**COMMON, **EXPERTS, "sliding_window": WINDOW, "max_window_layers": 1}),
 }
@@ -235,7 +292,9 @@ def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(f
     shared = prompt(21, 3)
     prompts = [prompt(1, 4), prompt(40, 5), [*shared, 7], [*shared, 8, 9], prompt(30, 6)]
     settings: dict[str, Any] = {"max_num_batched_tokens": 24, "block_size": 4, "max_num_seqs": 4}
-    memory = int(100 * kv_bytes_per_token(read_model_config(folders(family)).spec, "float32"))
+    spec = read_model_config(folders(family)).spec
+    states = (state for layer in spec.layers for state in layer.mixer.states if state.exact)
+    memory = int(100 * kv_bytes_per_token(spec, "float32")) + 5 * sum(each.unit_bytes(4, "float32") for each in states)
     llm = LLM(
         folders(family), **settings, kv_cache_memory=memory, dtype="float32", device="cpu",
         skip_tokenizer_init=True, debug_checks=True, max_model_len=64,
@@ -325,12 +384,42 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv"),
         ("exaone4", {"layer_types": None, "sliding_window_pattern": "LGLG"}, "sliding_window_pattern"),
         ("hunyuan_moe", {"moe_topk": [1, 2]}, "moe_topk"),
+        ("minimax", {"postnorm": False}, "postnorm"),
+        ("minimax", {"layernorm_mlp_alpha": 2.0}, "layernorm_mlp_alpha"),
+        ("minimax", {"layer_types": None, "attn_type_list": [2] * 80}, "attn_type_list"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok"),
+        ("mimo_v2", {"v_head_dim": 256}, "v_head_dim"),
+        ("mimo_v2", {"hybrid_layer_pattern": [1]}, "hybrid_layer_pattern"),
+        ("mimo_v2", {"moe_layer_freq": 1}, "moe_layer_freq"),
+        ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"swiglu_limits": [5.0] * 45}}, "swiglu_limits"),
+        ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"moe_layers_enum": "a"}}, "moe_layers_enum"),
+        ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"rope_theta": [1.0]}}, "rope_theta"),
+        ("glm_moe_dsa", {"index_topk": 0}, "index_topk"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelLoadError, match=words):
         model_config(near_configs.NEAR[name] | changes)
+
+
+def test_contexts_in_which_a_sparse_indexer_would_choose_are_refused(folders: Folders) -> None:
+    folder = folders("glm_moe_dsa")
+    assert read_model_config(folder).spec.max_position_embeddings == 64
+    with pytest.raises(InvalidConfig, match=r"max_model_len 65 is more than 64 tokens: .*\(index_topk\)"):
+        LLM(folder, max_model_len=65, device="cpu", skip_tokenizer_init=True)
+    whole = model_config(near_configs.GLM_5 | {"index_topk": 202752})
+    assert (whole.spec.max_position_embeddings, whole.spec.context_limit) == (202752, "")
+
+
+def test_a_router_whose_experts_are_weighed_in_turn_has_magnitudes_for_both_reaches() -> None:
+    """Beyond the original context the table has the long factors and their magnitude."""
+    scaling = near_configs.PHI_3_5_MOE["rope_scaling"] | {"long_mscale": 1.5}
+    rope = model_config(near_configs.PHI_3_5_MOE | {"rope_scaling": scaling}).spec.layers[0].mixer.rope
+    assert rope is not None
+    found = {length: inverse_frequencies(rope, length) for length in (4096, 4097)}
+    assert (found[4096][1], found[4097][1]) == (1.243163121016122, 1.5)
+    torch.testing.assert_close(found[4096][0] / found[4097][0], torch.tensor(scaling["long_factor"]))
 
 
 def test_the_first_configs_of_falcon_say_it_in_other_words() -> None:

@@ -15,7 +15,7 @@ from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
-from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.dense import dense_states
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.parallel.mesh import Mesh
@@ -46,7 +46,8 @@ def loaded(folder: Path, mesh: Mesh) -> Decoder:
 @torch.inference_mode()
 def logits(folder: Path, mesh: Mesh) -> Tensor:
     decoder = loaded(folder, mesh)
-    return decoder.logits(decoder(TOKENS, torch.arange(len(TOKENS)), DenseCausal(1)))
+    states = dense_states(decoder.spec, 1, len(TOKENS), torch.float32, CPU)
+    return decoder.logits(decoder(TOKENS, torch.arange(len(TOKENS)), states))
 
 
 def divides(folder: Path, tp: int, *, whole_experts: bool = False) -> bool:

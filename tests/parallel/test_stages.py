@@ -16,7 +16,7 @@ from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.kernels.gemm.experts.panels import ExpertPanels
 from ridgeline.layers.decoder import Decoder, Hidden
-from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.dense import dense_states
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import parameters
@@ -50,7 +50,8 @@ def passed_through(stages: list[Decoder]) -> Tensor:
     """The scores that the last stage has, where each gets what the one before hands on."""
     x_TM, hidden = None, Hidden(torch.empty(0), None)
     for stage in stages:
-        hidden = stage(TOKENS, POSITIONS, DenseCausal(1), x_TM)
+        states = dense_states(stage.spec, 1, len(TOKENS), torch.float32, CPU)
+        hidden = stage(TOKENS, POSITIONS, states, x_TM)
         x_TM = stage.handed_on(hidden)
     return stages[-1].logits(hidden)
 

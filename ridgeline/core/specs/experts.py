@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from ridgeline.core.specs.division import Ranks
-from ridgeline.core.specs.model import MLPSpec, NormSpec, Product, Products
+from ridgeline.core.specs.model import Bounded, MLPSpec, NormSpec, Product, Products
 from ridgeline.kernels.base.routing import UNGATED as UNGATED
 from ridgeline.kernels.base.routing import RoutingSpec as RoutingSpec
 
@@ -36,7 +36,7 @@ class ExpertsSpec:
     kind: ClassVar[str] = "experts"
     routing: RoutingSpec
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped", "relu2"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped", "relu2"] | Bounded = "silu"
     bias: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False

@@ -76,6 +76,62 @@ class LinearAttentionSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LightningAttentionSpec:
+    """The mixer out(norm(attend(silu(q), silu(k), silu(v))) * sigmoid(z)) of MiniMax-01 (arXiv 2501.08313), where q, k,
+    v and z are projections of the input, and the norm is that of all heads together. With every token a head's state
+    decays by exp(-slope · share). The slopes are 2^(-8/heads), its square, and so on.
+
+    heads: queries, keys and values have as many, each `head_dim` wide.
+    share: of the slopes, in this layer.
+    """
+
+    kind: ClassVar[str] = "lightning_attention"
+    rope: ClassVar[None] = None
+    vectors: ClassVar[int] = 0
+    heads: int
+    head_dim: int
+    share: float
+    norm: NormSpec
+
+    @property
+    def states(self) -> tuple[RecurrentSpec]:
+        return (RecurrentSpec(parts=(StatePart((self.heads, self.head_dim, self.head_dim)),)),)
+
+    @property
+    def norms(self) -> tuple[tuple[NormSpec, int]]:
+        return ((self.norm, self.size),)
+
+    @property
+    def scratch(self) -> int:
+        return sum(self.projected) + 5 * self.size
+
+    @property
+    def summed(self) -> tuple[int]:
+        return (1,)
+
+    def products(self, width: int) -> Products:
+        return {"linear_in": Product(width, sum(self.projected)), "out": Product(self.size, width)}
+
+    def part(self, ranks: Ranks) -> LightningAttentionSpec:
+        return replace(self, heads=ranks.part("heads of lightning attention", self.heads))
+
+    @property
+    def projected(self) -> tuple[int, ...]:
+        """The widths of the parts of the fused projection, as files have them: q, k and v, and z."""
+        return 3 * self.size, self.size
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The widths of q, k, v and z."""
+        return (self.size,) * 4
+
+    @property
+    def size(self) -> int:
+        """The columns of q, and of k, v and z."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeltaAttentionSpec:
     """The mixer out(norm(delta(silu(conv(q, k, v)), a, b)) * sigmoid(z)) of Kimi Linear (arXiv 2510.26692): a delta
     rule whose state decays channel by channel. q, k, v and b are projections of the input. a, of which the decays are

@@ -158,6 +158,10 @@ class AttentionSpec:
     v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
     values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
     output_gate: what is attended is multiplied by the sigmoid of one more projection, which is as wide.
+    head_gates: each head's result is multiplied by the sigmoid of one more number, which is projected.
+    value_dim: the width of a head's values, if it is less than that of queries and keys. The cache holds them filled up
+        with zeros.
+    multiplier: that of the output.
     kv_format: how keys and values are cached.
     """
 
@@ -184,6 +188,9 @@ class AttentionSpec:
     v_norm: bool = False
     values_are_keys: bool = False
     output_gate: bool = False
+    head_gates: bool = False
+    value_dim: int | None = None
+    multiplier: float = 1.0
     kv_format: KVFormat = field(default_factory=KVFormat)
 
     @property
@@ -213,7 +220,7 @@ class AttentionSpec:
     def products(self, width: int) -> Products:
         return {
             "qkv": Product(width, sum(self.projected), self.qkv_bias),
-            "out": Product(self.q_size, width, self.out_bias),
+            "out": Product(self.out_size, width, self.out_bias),
         }
 
     def part(self, ranks: Ranks) -> AttentionSpec:
@@ -223,10 +230,16 @@ class AttentionSpec:
 
     @property
     def projected(self) -> tuple[int, ...]:
-        """The widths of the parts of the fused projection: queries (behind their gates, if there are any), keys, and
-        values unless they are the keys."""
+        """The widths of the parts of the fused projection: queries (behind their gates, if there are any), keys, values
+        unless they are the keys, and the heads' gates."""
         queries = self.q_size * (2 if self.output_gate else 1)
-        return (queries, self.kv_size) if self.values_are_keys else (queries, self.kv_size, self.kv_size)
+        values = () if self.values_are_keys else (self.num_kv_heads * (self.value_dim or self.head_dim),)
+        return (queries, self.kv_size, *values, *((self.num_heads,) if self.head_gates else ()))
+
+    @property
+    def out_size(self) -> int:
+        """The inputs of the output's product."""
+        return self.num_heads * (self.value_dim or self.head_dim)
 
     @property
     def q_size(self) -> int:
@@ -243,6 +256,10 @@ def attention_of(mixer: MixerSpec) -> AttentionSpec | None:
     return found if isinstance(found, AttentionSpec) else None
 
 
+Bounded = Literal["silu_clamped_7", "silu_clamped_16"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"] | Bounded
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLPSpec:
     """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`.
@@ -253,7 +270,7 @@ class MLPSpec:
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"] = "silu"
+    activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
@@ -306,7 +323,8 @@ class LayerSpec:
     """A mixer and a feed-forward, each of which is added to the residual x. One of the two may be `ABSENT`.
 
     norms: the place of the norms. "before" means x += f(norm(x)), "after" means x += norm(f(x)), "both" means both.
-        "around" means x = norm(x + f(x)). "feed_forward" means "before" for the feed-forward, and the mixer has none.
+        "around" means x = norm(x + f(x)), with f(x) multiplied as below.
+        "feed_forward" means "before" for the feed-forward, and the mixer has none.
     parallel: the feed-forward sees the same x as the mixer.
     one_norm: the norm before the mixer is that before the feed-forward too.
     residual_multiplier: multiplies what either part adds.
@@ -372,7 +390,8 @@ class StageSpec:
 class ModelSpec:
     """Everything that decides the shape of the computation.
 
-    max_position_embeddings: the longest context that the checkpoint was made for.
+    max_position_embeddings: the longest context that runs: mostly the one that the checkpoint was made for.
+    context_limit: why the checkpoint's longer contexts do not run; "": they do.
     learned_positions: rows of a learned position table that is added to the embedding (GPT-2 has one); 0: no such
         table.
     position_offset: the row of that table that the first token gets.
@@ -397,6 +416,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec
     max_position_embeddings: int
+    context_limit: str = ""
     tie_word_embeddings: bool = False
     learned_positions: int = 0
     position_offset: int = 0

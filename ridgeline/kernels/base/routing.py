@@ -15,7 +15,9 @@ class RoutingSpec:
     The router's products become scores: their softmax over all experts, or the sigmoid of each. The experts with the
     largest score plus correction are chosen. Their weights are the scores alone.
 
-    score: "softmax" or "sigmoid".
+    score: "softmax", "sigmoid", or "sparsemixer" (Liu et al., arXiv 2409.12136). With the last, the products are the
+        scores. An expert's weight is its share in a softmax over the experts that were not chosen before it and are
+        near it: those of scores s with (its score - s) / max(|s|, its score) of at most `nearness`.
     renormalize: the weights of a token are divided by their sum.
     scale: multiplies the weights after that.
     groups: experts lie in so many groups of equal size, of which a token may use `top_groups`: those with the largest
@@ -27,7 +29,8 @@ class RoutingSpec:
 
     experts: int
     top_k: int
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    nearness: float = 0.0
     renormalize: bool = False
     scale: float = 1.0
     groups: int = 1

@@ -92,6 +92,9 @@ def exact_activation(x: Tensor, kind: str) -> Tensor:
 
 def exact_gated_activation(x: Tensor, kind: str) -> Tensor:
     gate, up = x.tensor_split(2, dim=-1)
+    if kind.startswith("silu_clamped_"):
+        limit = float(kind.removeprefix("silu_clamped_"))
+        return F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
     return exact_activation(gate, kind) * up
 
 
@@ -127,7 +130,7 @@ SUBJECTS = [
     *(Subject(activation.ACTIVATION, case, case.inputs, exact_activation, 16) for case in activation_cases.CASES),
     *(
         Subject(activation.GATED_ACTIVATION, case, case.inputs, exact_gated_activation, 16 * 16)
-        for case in activation_cases.CASES
+        for case in activation_cases.GATED_CASES
     ),
     *(
         Subject(output_gate.OUTPUT_GATE, case, case.inputs, exact_output_gate, 16 * 16)

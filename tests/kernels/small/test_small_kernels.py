@@ -160,6 +160,17 @@ def test_norms(case: NormCase, dtype: torch.dtype, layer: bool, views: bool, dev
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated: bool, device: str) -> None:
+    check_activation(rows, width, kind, dtype, gated, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["swiglu_clamped", "silu_clamped_7", "silu_clamped_16"])
+def test_gates_with_bounds(kind: str, dtype: torch.dtype, device: str) -> None:
+    check_activation(7, 352, kind, dtype, True, device)
+
+
+def check_activation(rows: int, width: int, kind: str, dtype: torch.dtype, gated: bool, device: str) -> None:
     op = activation.GATED_ACTIVATION if gated else activation.ACTIVATION
     x, _ = ActivationCase(rows, width, kind).inputs(dtype, torch.device(device))
     poisoned((rows, width // 2 if gated else width), device=device, dtype=dtype)

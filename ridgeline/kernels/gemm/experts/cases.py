@@ -170,6 +170,7 @@ class DownCase(ExpertsCase, OpCase):
 CASES = (
     ExpertsCase(1, 64, 48, experts=8, used=2),
     ExpertsCase(2, 64, 32, experts=4, used=2, bias=True, gate="swiglu_clamped"),
+    ExpertsCase(3, 64, 32, experts=4, used=2, gate="silu_clamped_7"),
     ExpertsCase(5, 96, 64, experts=16, used=4, add=True, dead=2),
     ExpertsCase(8, 256, 96, experts=60, used=4, gate="gelu_tanh"),
     ExpertsCase(33, 64, 40, experts=8, used=2, skew=3.0),

@@ -42,7 +42,12 @@ SOURCE = Path(__file__).parent / "cpu" / "experts.cpp"
 LANES, WIDE = 16, 32  # of a vector; outputs of a panel, as in cpu/
 TYPES = {torch.float32: (0, 1), torch.bfloat16: (1, 2)}  # dtype → its number in cpu/, and the inputs of a step
 MANY = 128  # pairs of an expert, on average, whose products take longer than its matrix takes to be written for tiles
-ACTIVATIONS = {name: number for number, name in enumerate(("silu", "gelu", "gelu_tanh", "swiglu_clamped", "relu2"))}
+ACTIVATIONS = {
+    name: number
+    for number, name in enumerate(
+        ("silu", "gelu", "gelu_tanh", "swiglu_clamped", "relu2", "silu_clamped_7", "silu_clamped_16")
+    )
+}
 
 grouped_gate_up, grouped_down = torch_ops.grouped_gate_up, torch_ops.grouped_down  # of stacks that are not laid out
 

@@ -105,6 +105,9 @@ GROUPED = RoutingSpec(
 )  # fmt: skip
 
 
+SPARSEMIXER = RoutingSpec(experts=16, top_k=2, score="sparsemixer", nearness=0.5)
+
+
 CASES = (
     RouteCase(1, 64, SOFTMAX),
     RouteCase(3, 200, SOFTMAX, residual=False),
@@ -113,6 +116,8 @@ CASES = (
     RouteCase(33, 96, GROUPED),
     RouteCase(64, 64, RoutingSpec(experts=32, top_k=4, renormalize=True, bias=True, expert_scale=True)),
     RouteCase(300, 64, QWEN3, dead=1),
+    RouteCase(5, 64, SPARSEMIXER),
+    RouteCase(150, 96, SPARSEMIXER, dead=2),
 )
 
 MIXTURES = ((2048, 768, 128, 8), (4096, 14_336, 8, 2))  # (width, inner width, experts, used) of Qwen3-30B, Mixtral-8x7B

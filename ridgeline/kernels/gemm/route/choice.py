@@ -74,17 +74,21 @@ def choose_experts(
     E: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
     GROUPS_PADDED: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr, EXPERT_SCALE: tl.constexpr,
+    NEARNESS: tl.constexpr,
 ):  # fmt: skip
     """Return (experts [T, K], weights [T, K], which experts were chosen [T, E]).
 
     logits: float32, without the router's bias. Columns from E on may hold anything.
+    NEARNESS: that of the score "sparsemixer"; below 0: the score is another one.
     """
     column_1E = tl.arange(0, EXPERTS)[None, :]
     choice_1K = tl.arange(0, CHOICES)[None, :]
     real_1E = column_1E < E
     if BIAS:
         logits_TE += tl.load(bias_ptr + column_1E, mask=real_1E, other=0.0).to(tl.float32)
-    if SIGMOID:
+    if NEARNESS >= 0:
+        score_TE = tl.where(real_1E, logits_TE, float("-inf"))
+    elif SIGMOID:
         score_TE = tl.where(real_1E, 1 / (1 + tl.exp(-logits_TE)), 0.0)
     else:
         logits_TE = tl.where(real_1E, logits_TE, float("-inf"))
@@ -109,6 +113,10 @@ def choose_experts(
             weight_T1 = tl.sum(tl.where(column_1E == best_T1, score_TE, 0.0), 1)[:, None]
         else:
             weight_T1 = _score(key_T1)
+        if NEARNESS >= 0:
+            far_TE = (weight_T1 - score_TE) / tl.maximum(tl.abs(score_TE), weight_T1) > NEARNESS
+            near_TE = (key_TE != NOBODY) & (far_TE == 0)
+            weight_T1 = 1 / tl.sum(tl.where(near_TE, tl.exp(score_TE - weight_T1), 0.0), 1)[:, None]
         expert_TK = tl.where((choice_1K == k) & (nan_T1 == 0), best_T1, expert_TK)
         weight_TK = tl.where(choice_1K == k, weight_T1, weight_TK)
         key_TE = tl.where(column_1E == best_T1, NOBODY, key_TE)
@@ -180,4 +188,5 @@ def aot_rules(experts: int, padded: int, used: int, *, grouped: bool) -> dict[st
         "BIAS": False,
         "CORRECTION": grouped,
         "EXPERT_SCALE": False,
+        "NEARNESS": -1.0,
     }

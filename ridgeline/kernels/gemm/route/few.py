@@ -116,7 +116,7 @@ def few_kernel(
     E: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
     GROUPS_PADDED: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr, EXPERT_SCALE: tl.constexpr,
-    PDL: tl.constexpr,
+    NEARNESS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute `route`. Program (i, j) multiplies experts from i * ROWS on with tokens from j * EACH on.
 
@@ -188,7 +188,7 @@ def few_kernel(
         alive_G1 = tokens_alive(live_ptr, token_G, end, LIVE)[:, None]
         expert_GK, weight_GK, _ = choose_experts(
             logits_GE, bias_ptr, correction_ptr, expert_scale_ptr, scale, E, EXPERTS, K, CHOICES, SIGMOID, RENORMALIZE,
-            GROUPS, TOP_GROUPS, PAIR, GROUPS_PADDED, BIAS, CORRECTION, EXPERT_SCALE,
+            GROUPS, TOP_GROUPS, PAIR, GROUPS_PADDED, BIAS, CORRECTION, EXPERT_SCALE, NEARNESS,
         )  # fmt: skip
         store_choice(expert_ptr, weight_ptr, expert_GK, weight_GK, token_G1, kept_G1, alive_G1, E, K, CHOICES)
         if SINGLE:

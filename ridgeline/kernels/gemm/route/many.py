@@ -41,7 +41,7 @@ def scored_kernel(
     E: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
     GROUPS_PADDED: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr, EXPERT_SCALE: tl.constexpr,
-    PDL: tl.constexpr,
+    NEARNESS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write each token's experts and weights, how many pairs of its expert are before each pair in its tile, and the
     tiles' counts.
@@ -71,7 +71,7 @@ def scored_kernel(
         logits_TE = _reloaded(logits_TE, logits_ptr + tl.program_id(0) * (TOKENS * EXPERTS), TOKENS, EXPERTS)
     expert_TK, weight_TK, chosen_TE = choose_experts(
         logits_TE, bias_ptr, correction_ptr, expert_scale_ptr, scale, E, EXPERTS, K, CHOICES, SIGMOID, RENORMALIZE,
-        GROUPS, TOP_GROUPS, PAIR, GROUPS_PADDED, BIAS, CORRECTION, EXPERT_SCALE,
+        GROUPS, TOP_GROUPS, PAIR, GROUPS_PADDED, BIAS, CORRECTION, EXPERT_SCALE, NEARNESS,
     )  # fmt: skip
     alive_T = tokens_alive(live_ptr, token_T, tokens, LIVE)
     alive_T1 = alive_T[:, None]

@@ -30,6 +30,7 @@ class _Router(ctypes.Structure):
         *((n, ctypes.c_int64) for n in ("experts", "width", "weight_type", "used", "sigmoid", "renormalize")),
         *((n, ctypes.c_int64) for n in ("groups", "top_groups", "by_two")),
         ("factor", ctypes.c_float),
+        ("nearness", ctypes.c_float),
     )
 
 
@@ -98,6 +99,7 @@ def route(
         *map(_address, (weight_EM, *floats)),
         how.experts, width, TYPES[weight_EM.dtype], how.top_k, how.score == "sigmoid", how.renormalize,
         how.groups, how.top_groups, how.group_score == "top2", how.scale,
+        how.nearness if how.score == "sparsemixer" else -1.0,
     )  # fmt: skip
     written = (routes.expert_TK, routes.token_P, routes.place_TK, routes.start_E1, routes.weight_TK, tally_E)
     call = _Call(

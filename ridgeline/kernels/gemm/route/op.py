@@ -100,7 +100,7 @@ def choose(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """Return (experts, weights), [T, K] each, of float32 logits."""
     how, correction_E, expert_scale_E = router.how, router.correction_E, router.expert_scale_E
     nan_T = logits_TE.isnan().any(1)
-    score_TE = logits_TE.sigmoid() if how.score == "sigmoid" else logits_TE.softmax(-1)
+    score_TE = scores(logits_TE, how)
     choice_TE = score_TE if correction_E is None else score_TE + correction_E.float()
     if how.groups > 1:
         grouped_TGE = choice_TE.unflatten(1, (how.groups, -1))
@@ -112,12 +112,38 @@ def choose(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     expert_TK = choice_TE.sort(dim=1, descending=True, stable=True).indices[:, : how.top_k]
     expert_TK = torch.where(nan_T[:, None], torch.arange(how.top_k, device=expert_TK.device), expert_TK)
     weight_TK = score_TE.gather(1, expert_TK)
+    if how.score == "sparsemixer":
+        weight_TK = shares(score_TE, expert_TK, weight_TK, how.nearness)
     if how.renormalize:
         weight_TK = weight_TK / (weight_TK.sum(1, keepdim=True) + NORMALIZER)
     weight_TK = weight_TK * how.scale
     if expert_scale_E is not None:
         weight_TK = weight_TK * expert_scale_E.float()[expert_TK]
     return expert_TK, torch.where(nan_T[:, None], torch.nan, weight_TK)
+
+
+def scores(logits_TE: Tensor, how: RoutingSpec) -> Tensor:
+    """Return the scores of float32 logits."""
+    match how.score:
+        case "sigmoid":
+            return logits_TE.sigmoid()
+        case "sparsemixer":
+            return logits_TE
+    return logits_TE.softmax(-1)
+
+
+def shares(score_TE: Tensor, expert_TK: Tensor, best_TK: Tensor, nearness: float) -> Tensor:
+    """Return each chosen expert's share in the softmax over those near it that were not chosen before: [T, K].
+
+    best_TK: the experts' scores.
+    """
+    left_TE, found = score_TE, []
+    for expert_T, best_T in zip(expert_TK.T, best_TK.T, strict=True):
+        best_T1 = best_T[:, None]
+        far_TE = (best_T1 - score_TE) / torch.maximum(score_TE.abs(), best_T1) > nearness
+        found.append(1 / (left_TE - best_T1).exp().masked_fill(far_TE, 0.0).sum(1))
+        left_TE = left_TE.scatter(1, expert_T[:, None].long(), -torch.inf)
+    return torch.stack(found, 1)
 
 
 def in_order(expert_TK: Tensor, weight_TK: Tensor, experts: int) -> Routes:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.base.routing import RoutingSpec
-from ridgeline.kernels.gemm.route.op import NORMALIZER, Router, Routes
+from ridgeline.kernels.gemm.route.op import NORMALIZER, Router, Routes, shares
 from ridgeline.kernels.small.norm.torch_ops import rms_norm
 
 
@@ -45,7 +45,7 @@ def choose(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     A NaN makes all scores of its token NaN, and then a stable sort leaves the experts in their order, as it must be.
     """
     how, correction_E, expert_scale_E = router.how, router.correction_E, router.expert_scale_E
-    score_TE = torch.softmax(logits_TE, -1) if how.score == "softmax" else _sigmoid(logits_TE)
+    score_TE = _scores(logits_TE, how)
     choice_TE = score_TE if correction_E is None else score_TE + correction_E
     if how.groups > 1:
         choice_TE = _of_best_groups(choice_TE, how)
@@ -53,6 +53,8 @@ def choose(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     chosen_TE = choice_TE.sort(dim=-1, descending=True, stable=True)
     expert_TK = chosen_TE.indices[:, : how.top_k]
     weight_TK = chosen_TE.values[:, : how.top_k] if choice_TE is score_TE else score_TE.gather(1, expert_TK)
+    if how.score == "sparsemixer":
+        weight_TK = shares(score_TE, expert_TK, weight_TK, how.nearness)
     if how.renormalize:
         weight_TK = weight_TK / (weight_TK.sum(1, keepdim=True) + NORMALIZER)
     if how.scale != 1:
@@ -60,9 +62,14 @@ def choose(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     return expert_TK, weight_TK if expert_scale_E is None else weight_TK * expert_scale_E[expert_TK]
 
 
-def _sigmoid(logits_TE: Tensor) -> Tensor:
-    score_TE = torch.sigmoid(logits_TE)
-    return score_TE + 0 * score_TE.sum(-1, keepdim=True)  # as with a softmax, one NaN is a NaN for all
+def _scores(logits_TE: Tensor, how: RoutingSpec) -> Tensor:
+    if how.score == "softmax":
+        return torch.softmax(logits_TE, -1)
+    # As with a softmax, one NaN is a NaN for all
+    if how.score == "sigmoid":
+        score_TE = torch.sigmoid(logits_TE)
+        return score_TE + 0 * score_TE.sum(-1, keepdim=True)
+    return torch.where(logits_TE.isnan().any(-1, keepdim=True), torch.nan, logits_TE)
 
 
 def _of_best_groups(choice_TE: Tensor, how: RoutingSpec) -> Tensor:

@@ -151,6 +151,7 @@ def _rules(router: Router, plan: Few | Many) -> dict[str, Any]:
         "BIAS": router.bias_E is not None,
         "CORRECTION": router.correction_E is not None,
         "EXPERT_SCALE": router.expert_scale_E is not None,
+        "NEARNESS": how.nearness if how.score == "sparsemixer" else -1.0,
     }
 
 

@@ -45,7 +45,8 @@ CASES = tuple(
     for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2")
     for tokens, width in ((1, 64), (7, 352), (64, 6144))
 )
+GATED_CASES = (*CASES, *(ActivationCase(7, 352, kind) for kind in ("silu_clamped_7", "silu_clamped_16")))
 
 OP_CASES = {
-    "gated_activation": Cases(CASES, [ActivationCase(t, 28_672, "silu") for t in (1, 64, 256, 8192)]),
+    "gated_activation": Cases(GATED_CASES, [ActivationCase(t, 28_672, "silu") for t in (1, 64, 256, 8192)]),
 }

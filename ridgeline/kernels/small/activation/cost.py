@@ -10,7 +10,17 @@ from __future__ import annotations
 from ridgeline.kernels.base.cost import Cost
 
 # FLOPs per element; an elementary function counts as one. silu has a negation, an exponential, a sum and a division.
-FLOPS = {"silu": 4, "gelu": 5, "gelu_tanh": 8, "relu": 1, "relu2": 2, "swiglu_clamped": 8, "xielu": 8}
+FLOPS = {
+    "silu": 4,
+    "gelu": 5,
+    "gelu_tanh": 8,
+    "relu": 1,
+    "relu2": 2,
+    "swiglu_clamped": 8,
+    "silu_clamped_7": 7,
+    "silu_clamped_16": 7,
+    "xielu": 8,
+}
 
 
 def activation_cost(tokens: float, width: int, *, kind: str, itemsize: float, gated: bool = False) -> Cost:

@@ -1,8 +1,9 @@
 """Pointwise activations of the feed-forward.
 
 kind: "silu" is x·σ(x), "gelu" is x·Φ(x), and "gelu_tanh" approximates that by tanh (Hendrycks and Gimpel, arXiv
-1606.08415). "relu" is max(x, 0), and "relu2" its square. "swiglu_clamped" is gated only: with gate clamped to at most 7
-and up to ±7 it is gate · σ(1.702 gate) · (up + 1), as in gpt-oss.
+1606.08415). "relu" is max(x, 0), and "relu2" its square. Others are gated only. "swiglu_clamped" is, with gate clamped
+to at most 7 and up to ±7, gate · σ(1.702 gate) · (up + 1), as in gpt-oss. "silu_clamped_7" clamps gate · σ(gate) to at
+most 7, and up to ±7, and "silu_clamped_16" is the same with 16, as in Step-3.5.
 
 Legend:
     T  tokens
@@ -19,6 +20,7 @@ from torch import Tensor
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 
 LIMIT, SHARPNESS = 7.0, 1.702  # of swiglu_clamped
+SILU_LIMITS = {"silu_clamped_7": 7.0, "silu_clamped_16": 16.0}
 
 
 def activation(x_TF: Tensor, kind: str) -> Tensor:
@@ -32,6 +34,9 @@ def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
     if kind == "swiglu_clamped":
         gate_TF = gate_TF.clamp(max=LIMIT)
         y_TF = gate_TF * torch.sigmoid(SHARPNESS * gate_TF) * (up_TF.clamp(-LIMIT, LIMIT) + 1)
+        return y_TF.to(x_T2F.dtype)
+    if (limit := SILU_LIMITS.get(kind)) is not None:
+        y_TF = _activate(gate_TF, "silu").clamp(max=limit) * up_TF.clamp(-limit, limit)
         return y_TF.to(x_T2F.dtype)
     return (_activate(gate_TF, kind) * up_TF).to(x_T2F.dtype)
 

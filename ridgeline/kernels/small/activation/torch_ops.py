@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.small.activation.op import LIMIT, SHARPNESS
+from ridgeline.kernels.small.activation.op import LIMIT, SHARPNESS, SILU_LIMITS
 
 _KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -28,4 +28,6 @@ def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
     if kind == "swiglu_clamped":
         gate_TF = gate_TF.clamp(max=LIMIT)
         return gate_TF * (SHARPNESS * gate_TF).sigmoid() * (up_TF.clamp(-LIMIT, LIMIT) + 1)
+    if (limit := SILU_LIMITS.get(kind)) is not None:
+        return F.silu(gate_TF).clamp(max=limit) * up_TF.clamp(-limit, limit)
     return _KINDS[kind](gate_TF) * up_TF

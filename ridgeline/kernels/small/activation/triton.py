@@ -13,7 +13,7 @@ from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.small.activation import torch_ops
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
-GATED_KINDS = (*KINDS, "swiglu_clamped")
+GATED_KINDS = (*KINDS, "swiglu_clamped", "silu_clamped_7", "silu_clamped_16")
 
 
 @triton.jit
@@ -36,11 +36,23 @@ def activate(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def _clamped_product(gate, up, LIMIT: tl.constexpr):
+    """Return min(gate, LIMIT) times up between ±LIMIT."""
+    gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.minimum(up, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return gate * tl.maximum(up, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def gated(gate, up, KIND: tl.constexpr):
     """Return the gated activation of float32 values, here and in the epilogues of matrix products."""
     if KIND == "swiglu_clamped":
         gate = tl.minimum(gate, 7.0)
         y = gate * tl.sigmoid(1.702 * gate) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1)
+    elif KIND == "silu_clamped_7":
+        y = _clamped_product(activate(gate, "silu"), up, 7.0)
+    elif KIND == "silu_clamped_16":
+        y = _clamped_product(activate(gate, "silu"), up, 16.0)
     else:
         y = activate(gate, KIND) * up
     return y

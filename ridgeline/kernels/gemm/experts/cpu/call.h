@@ -8,7 +8,7 @@ namespace {
 
 constexpr int WIDE = 32;  // outputs of a panel
 
-enum Activation { SILU, GELU, GELU_TANH, SWIGLU_CLAMPED, RELU2 };
+enum Activation { SILU, GELU, GELU_TANH, SWIGLU_CLAMPED, RELU2, SILU_CLAMPED_7, SILU_CLAMPED_16 };
 
 extern "C" struct Experts {
   const char *panel;  // [experts, panels, steps, 32 outputs, 1 input of float32 or 2 of bfloat16]

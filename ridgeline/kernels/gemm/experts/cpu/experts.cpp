@@ -34,10 +34,13 @@ INLINE Floats activate(Floats x, int64_t kind) {
 }
 
 INLINE Floats gated(Floats gate, Floats up, int64_t kind) {
-  if (kind != SWIGLU_CLAMPED) return activate(gate, kind) * up;
-  const Floats zero = {}, limit = zero + 7.0f, least = zero - 7.0f;
+  if (kind != SWIGLU_CLAMPED && kind != SILU_CLAMPED_7 && kind != SILU_CLAMPED_16) return activate(gate, kind) * up;
+  const float most = kind == SILU_CLAMPED_16 ? 16.0f : 7.0f;
+  const Floats zero = {}, limit = zero + most, least = zero - most;
+  if (kind != SWIGLU_CLAMPED) gate = activate(gate, SILU);
   gate = choose(gate > limit, limit, gate);
   up = choose(up > limit, limit, choose(least > up, least, up));
+  if (kind != SWIGLU_CLAMPED) return gate * up;
   return gate * sigmoid(gate * 1.702f) * (up + 1.0f);
 }
 

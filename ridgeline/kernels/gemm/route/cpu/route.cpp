@@ -20,7 +20,7 @@ extern "C" struct Router {
   const void *weight;             // [experts, width], of `weight_type`
   const float *bias, *correction, *scale;  // [experts], or null
   int64_t experts, width, weight_type, used, sigmoid, renormalize, groups, top_groups, by_two;
-  float factor;
+  float factor, nearness;  // nearness: that of "sparsemixer"; below 0: the score is another one
 };
 
 extern "C" struct Call {
@@ -109,9 +109,29 @@ void largest(const float *number, int64_t numbers, int64_t count, int32_t *place
   }
 }
 
+// Each chosen expert's share in the softmax over those near it that were not chosen before.
+void write_shares(const Router &r, const float *scores, const int32_t *expert, float *weight) {
+  for (int64_t k = 0; k < r.used; ++k) {
+    const float best = scores[expert[k]];
+    float sum = best != best ? best : 0;
+    for (int64_t e = 0; e < r.experts; ++e) {
+      bool taken = (best - scores[e]) / std::fmax(std::fabs(scores[e]), best) > r.nearness;
+      for (int64_t before = 0; before < k; ++before) taken |= expert[before] == e;
+      if (!taken) sum += std::exp(scores[e] - best);
+    }
+    weight[k] = 1 / sum;
+  }
+}
+
 // Turn logits into scores. One NaN is a NaN for all of a token's.
 void score(const Router &r, float *logit) {
   float most = -INFINITY, sum = 0;
+  if (r.nearness >= 0) {
+    bool nan = false;
+    for (int64_t e = 0; e < r.experts; ++e) nan |= logit[e] != logit[e];
+    for (int64_t e = 0; nan && e < r.experts; ++e) logit[e] = NAN;
+    return;
+  }
   for (int64_t e = 0; e < r.experts; ++e) most = above(logit[e], most) ? logit[e] : most;
   for (int64_t e = 0; e < r.experts; ++e) {
     logit[e] = r.sigmoid ? 1 / (1 + std::exp(-logit[e])) : std::exp(logit[e] - most);
@@ -151,9 +171,10 @@ void choose_experts(const Router &r, const Call &c, int64_t token, float *scores
   int32_t *expert = c.expert + token * r.used;
   float *weight = c.weight + token * r.used, sum = 0;
   largest(choice, r.experts, r.used, expert);
-  for (int64_t k = 0; k < r.used; ++k) sum += scores[expert[k]];
+  for (int64_t k = 0; k < r.used; ++k) weight[k] = scores[expert[k]];
+  if (r.nearness >= 0) write_shares(r, scores, expert, weight);
+  for (int64_t k = 0; k < r.used; ++k) sum += weight[k];
   for (int64_t k = 0; k < r.used; ++k) {
-    weight[k] = scores[expert[k]];
     if (r.renormalize) weight[k] /= sum + NORMALIZER;
     weight[k] *= r.factor;
     if (r.scale) weight[k] *= r.scale[expert[k]];
