@@ -60,6 +60,14 @@ _ALBERT: dict[str, Any] = {**_ODD, "embedding_size": 20, "num_hidden_groups": 2,
 _MPNET: dict[str, Any] = {**_ODD, "max_position_embeddings": 2 + POSITIONS, "hidden_act": "gelu_new"}
 _JINA: dict[str, Any] = {**_ODD, "type_vocab_size": 1}
 _DECODER: dict[str, Any] = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16}
+_GEMMA: dict[str, Any] = {
+    **_ODD,
+    "num_key_value_heads": 1,
+    "head_dim": 20,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 12,
+    "sliding_window_pattern": 2,
+}
 _ROBERTA: dict[str, Any] = {**_COMMON, "type_vocab_size": 1, "max_position_embeddings": POSITIONS + 1}
 
 # Family → what makes the model of transformers
@@ -72,6 +80,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**_MPNET)),
     "nomic_bert": lambda: transformers.NomicBertModel(transformers.NomicBertConfig(**_ODD)),
     "jina_v3": lambda: transformers.JinaEmbeddingsV3Model(transformers.JinaEmbeddingsV3Config(**_JINA)),
+    "embedding_gemma": lambda: transformers.Gemma3TextModel(
+        transformers.Gemma3TextConfig(**_GEMMA, use_bidirectional_attention=True)
+    ),
     "modernbert": lambda: transformers.ModernBertModel(transformers.ModernBertConfig(**_MODERN)),
     "qwen3": lambda: transformers.Qwen3Model(transformers.Qwen3Config(**_DECODER)),
     "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**_DECODER)),
@@ -110,6 +121,28 @@ FAMILIES: dict[str, Callable[[], Any]] = {
             **_MODERN, num_labels=2, classifier_pooling="mean", classifier_bias=True, norm_bias=True, mlp_bias=True
         )
     ),
+    "gemma3_classifier": lambda: transformers.Gemma3TextForSequenceClassification(
+        transformers.Gemma3TextConfig(**_GEMMA, num_labels=3)
+    ),
+    "gptj_classifier": lambda: transformers.GPTJForSequenceClassification(
+        transformers.GPTJConfig(
+            vocab_size=67, n_embd=60, n_head=3, n_layer=2, n_positions=POSITIONS, rotary_dim=8, pad_token_id=0
+        )
+    ),
+    "deepseek_classifier": lambda: transformers.DeepseekV2ForSequenceClassification(
+        transformers.DeepseekV2Config(
+            **_ODD,
+            num_key_value_heads=3,
+            kv_lora_rank=20,
+            q_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=12,
+            v_head_dim=12,
+            num_experts_per_tok=2,
+            first_k_dense_replace=3,
+            num_labels=2,
+        )
+    ),
     "qwen3_classifier": lambda: transformers.Qwen3ForSequenceClassification(
         transformers.Qwen3Config(**_DECODER, num_labels=2)
     ),
@@ -123,7 +156,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         transformers.Qwen3Config(**_DECODER, tie_word_embeddings=True)
     ),
 }
-ENCODERS = ("bert", "roberta", "modernbert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "jina_v3")
+ENCODERS = (
+    "bert",
+    "roberta",
+    "modernbert",
+    "distilbert",
+    "electra",
+    "albert",
+    "mpnet",
+    "nomic_bert",
+    "jina_v3",
+    "embedding_gemma",
+)
 DECODERS = ("qwen3", "llama")
 CLASSIFIERS = tuple(
     name for name in FAMILIES if name.endswith("classifier") or name in ("bert_reranker", "xlm_roberta_reranker")

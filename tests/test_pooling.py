@@ -30,7 +30,10 @@ SHARED = list(range(4, 40))
 PROMPTS = ([5], [9] * 40 + [3], SHARED, [*SHARED, 50, 51], [7, 8], list(range(4, 60)), [*SHARED, 50, 52, 53], [9] * 41)
 TEXTS = ["the quick brown fox", "paris", "what is the capital of france and then again what is the capital of berlin"]
 DOCUMENTS = ["paris is the capital", "the lazy dog jumps over", "a fox", "berlin berlin berlin is again"]
-MEANS = [(name, "mean_tokens") for name in ("distilbert", "albert", "mpnet", "nomic_bert", "jina_v3")]
+ON_DECODERS = [name for name in CLASSIFIERS if name.startswith(("qwen", "llama", "gemma", "gptj", "deepseek"))]
+MEANS = [
+    (name, "mean_tokens") for name in ("distilbert", "albert", "mpnet", "nomic_bert", "jina_v3", "embedding_gemma")
+]
 # Small steps, small blocks and few slots: prompts wait for steps with room, and those of decoders run in chunks
 TIGHT: dict[str, Any] = {"max_num_seqs": 3, "block_size": 4, "debug_checks": True}
 
@@ -83,13 +86,14 @@ def probabilities(family: str, scores: Tensor) -> Tensor:
 def test_embeddings_are_transformers(family: str, device: str, folder, open_llm) -> None:
     steps = 24 if family in DECODERS else POSITIONS
     llm = open_llm(folder(family), device=device, max_num_batched_tokens=steps)
-    last = family in DECODERS
+    cached = family in DECODERS
+    last = cached or family == "embedding_gemma"
     want = [pooled_models.hidden(model(family), prompt)[-1 if last else 0] for prompt in PROMPTS]
     for _ in range(2):
         got = llm.embed(as_prompts(PROMPTS), use_tqdm=False)
         for result, vector in zip(got, want, strict=True):
             near(result.outputs.embedding, unit(vector))
-    assert any(result.num_cached_tokens for result in got) is last, "decoders find prompts in the cache"
+    assert any(result.num_cached_tokens for result in got) is cached, "decoders find prompts in the cache"
     raw = llm.embed(as_prompts(PROMPTS), pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
     for result, vector in zip(raw, want, strict=True):
         near(result.outputs.embedding, vector)
@@ -97,7 +101,7 @@ def test_embeddings_are_transformers(family: str, device: str, folder, open_llm)
 
 @pytest.mark.parametrize("family", CLASSIFIERS)
 def test_probabilities_of_labels_are_transformers(family: str, folder, open_llm) -> None:
-    steps = 24 if family.startswith(("qwen", "llama")) else POSITIONS
+    steps = 24 if family in ON_DECODERS else POSITIONS
     llm = open_llm(folder(family), max_num_batched_tokens=steps)
     results = llm.classify(as_prompts(PROMPTS), use_tqdm=False)
     for prompt, result in zip(PROMPTS, results, strict=True):
@@ -118,6 +122,21 @@ def test_vectors_of_tokens_are_transformers(family: str, folder, open_llm) -> No
         states = pooled_models.hidden(model(family), prompt)
         one = states[-1 if family == "qwen3" else 0]
         near(result.outputs.data, unit(states if params.task == "token_embed" else one))
+
+
+def test_a_decoder_whose_config_says_so_sees_later_tokens(tmp_path: Path, open_llm) -> None:
+    theirs = pooled_models.build("qwen3")
+    theirs.config.is_causal = False
+    theirs.save_pretrained(tmp_path)
+    pooled_models.tokenizer("qwen3").save(str(tmp_path / "tokenizer.json"))
+    llm = open_llm(tmp_path, max_num_batched_tokens=POSITIONS)
+    for prompt, result in zip(PROMPTS, llm.embed(as_prompts(PROMPTS), use_tqdm=False), strict=True):
+        everything = torch.ones(1, 1, len(prompt), len(prompt), dtype=torch.bool)
+        with torch.inference_mode():
+            states = theirs(torch.tensor([prompt]), attention_mask=everything).last_hidden_state[0]
+        near(result.outputs.embedding, unit(states[-1]))
+    with pytest.raises(InvalidConfig, match="runner is generate, and this model embeds"):
+        open_llm(tmp_path, runner="generate")
 
 
 def test_kernels_of_a_gpu_give_the_same_vectors(folder, open_llm) -> None:
@@ -161,6 +180,7 @@ def test_an_encoder_can_be_quantized(folder, open_llm) -> None:
         ("modernbert", "mean_tokens", False, True),
         ("qwen3", "lasttoken", False, True),
         ("mpnet", "mean_tokens", True, True),
+        ("embedding_gemma", "mean_tokens", True, True),
         ("qwen3", "mean_tokens", False, False),
     ],
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.registry import Registry
-from ridgeline.core.specs.model import ModelSpec, WeightMap
-from ridgeline.models.config import Config, ModelConfig, checkpoint_dtype, sampling_defaults, token_ids
+from ridgeline.models.config import Architecture, Config, ModelConfig, checkpoint_dtype, sampling_defaults, token_ids
+from ridgeline.models.sequence_classifiers import Classifier
 
 ARCHITECTURES = Registry(
     "architecture",
@@ -120,15 +120,14 @@ ARCHITECTURES = Registry(
         "JinaEmbeddingsV3ForSequenceClassification": "ridgeline.models.jina_v3:JinaV3Classifier",
         "ModernBertModel": "ridgeline.models.modernbert:ModernBert",
         "ModernBertForSequenceClassification": "ridgeline.models.modernbert:ModernBertClassifier",
-        "LlamaForSequenceClassification": "ridgeline.models.sequence_classifiers:LlamaClassifier",
-        "Qwen2ForSequenceClassification": "ridgeline.models.sequence_classifiers:Qwen2Classifier",
-        "Qwen3ForSequenceClassification": "ridgeline.models.sequence_classifiers:Qwen3Classifier",
     },
 )
 
 
 # Other names of these networks, or of their parts that embed
 SAME = {
+    "Gemma3TextForCausalLM": "Gemma3ForCausalLM",
+    "GPT2ForCausalLM": "GPT2LMHeadModel",
     "BertForMaskedLM": "BertModel",
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaModel": "RobertaModel",
@@ -143,8 +142,6 @@ SAME = {
     "MPNetForMaskedLM": "MPNetModel",
     "NomicBertForMaskedLM": "NomicBertModel",
     "JinaEmbeddingsV3ForMaskedLM": "JinaEmbeddingsV3Model",
-    "LlamaModel": "LlamaForCausalLM",
-    "MistralModel": "MistralForCausalLM",
     "Ernie4_5_MoEForCausalLM": "Ernie4_5_MoeForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
     "MPTForCausalLM": "MptForCausalLM",
@@ -154,21 +151,10 @@ SAME = {
     "MiniMaxText01ForCausalLM": "MiniMaxM1ForCausalLM",
     "PhimoeForCausalLM": "PhiMoEForCausalLM",
     "RWForCausalLM": "FalconForCausalLM",
-    "Qwen2Model": "Qwen2ForCausalLM",
-    "Qwen3Model": "Qwen3ForCausalLM",
 }
 
 
-class Architecture(Protocol):
-    """The interface of an architecture's file."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return config.json as a network. Raise ModelLoadError for values that we cannot run."""
-
-    @staticmethod
-    def weights(spec: ModelSpec) -> WeightMap:
-        """Return the checkpoint's tensors that fill each parameter of the decoder."""
+CLASSIFIES = "ForSequenceClassification"
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
@@ -177,9 +163,24 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and SAME.get(name, name) in ARCHITECTURES:
             return ARCHITECTURES[SAME.get(name, name)]
+        if isinstance(name, str) and (decoder := decoder_of(name)) is not None:
+            found: Architecture = ARCHITECTURES[decoder]
+            return Classifier(name, found) if name.endswith(CLASSIFIES) else found
     raise ModelLoadError(
         f"config.json names the architectures {names!r}, none of which we know; `ridgeline models` lists those we do."
     )
+
+
+def decoder_of(name: str) -> str | None:
+    """Return the decoder that an architecture consists of which was saved without its output layer, alone or with a map
+    to labels; None for other architectures."""
+    if SAME.get(name, name) in ARCHITECTURES:
+        return None
+    for ending in (CLASSIFIES, "Model"):
+        decoder = name.removesuffix(ending) + "ForCausalLM"
+        if name.endswith(ending) and (decoder := SAME.get(decoder, decoder)) in ARCHITECTURES:
+            return decoder
+    return None
 
 
 def descriptions() -> dict[str, tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.settings.model import DTYPES
@@ -57,6 +57,16 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]
+
+
+class Architecture(Protocol):
+    """The interface of an architecture's file. Most are classes with static methods."""
+
+    def spec(self, config: Mapping[str, Any]) -> ModelSpec:
+        """Return config.json as a network. Raise ModelLoadError for values that we cannot run."""
+
+    def weights(self, spec: ModelSpec) -> WeightMap:
+        """Return the checkpoint's tensors that fill each parameter of the decoder."""
 
 
 class Config:

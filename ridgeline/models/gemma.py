@@ -93,7 +93,10 @@ class Gemma3:
         every = values.integer("sliding_window_pattern")
         # Gemma 3's configs have the entry, but its layers ignore it
         config = {**config, "attn_logit_softcapping": None}
+        both_ways = values.boolean("use_bidirectional_attention")
+        config = {**config, "use_bidirectional_attention": None}
         spec = _gemma("Gemma3ForCausalLM", config, DEFAULTS_3, every=every, qk_norm=True)
+        spec = _both_ways(spec) if both_ways else spec
         # Here the context is the one after the scaling, not the one before it.
         return replace(spec, max_position_embeddings=values.integer("max_position_embeddings"))
 
@@ -111,6 +114,18 @@ class Gemma3Multimodal:
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
         return text_weights(Llama.weights(spec), whole=True)
+
+
+def _both_ways(spec: ModelSpec) -> ModelSpec:
+    """Return the model with tokens that see those behind them, within half a window to either side (EmbeddingGemma)."""
+    layers = (
+        replace(
+            layer, mixer=replace(each, bidirectional=True, window=None if each.window is None else each.window // 2 + 1)
+        )
+        for layer in spec.layers
+        for each in (layer.attention,)
+    )
+    return replace(spec, layers=tuple(layers))
 
 
 def _gemma(

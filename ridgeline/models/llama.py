@@ -118,10 +118,9 @@ def llama_like(
             f"config.json has {num_heads} attention heads and {num_kv_heads} key/value heads; "
             "the first must be a multiple of the second."
         )
-    if config.raw("is_causal") is False:
-        raise ModelLoadError(
-            "config.json sets is_causal to False, and decoders of this family see no later tokens here."
-        )
+    behind = config.raw("is_causal") is False
+    if behind and any(window is not None for window in windows or ()):
+        raise ModelLoadError("config.json sets is_causal to False, and layers with a window see no later tokens here.")
     norm = norm or NormSpec(kind="rms", eps=config.number("rms_norm_eps"))
     mlp = MLPSpec(
         intermediate_size=config.integer("intermediate_size"),
@@ -141,6 +140,7 @@ def llama_like(
             qk_norm=norm if qk_norm else None,
             rope=rope(config, head_dim, "full_attention" if window is None else "sliding_attention"),
             window=window,
+            bidirectional=behind,
         )
         return LayerSpec(mixer=mixer, feed_forward=mlp, norm=norm)
 

@@ -10,9 +10,9 @@ from typing import Any
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.specs.model import AttentionSpec, ModelSpec, Source, WeightMap
 from ridgeline.core.specs.pooling import HeadSpec, Kind, PoolingSpec
+from ridgeline.models import decoder_of
 from ridgeline.models.config import Config, ModelConfig
 
-BARE = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")  # decoders that were saved without an output layer
 RERANKER_TOKENS = ("no", "yes")  # what Qwen3-Reranker answers
 
 MODES: dict[str, Kind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
@@ -73,8 +73,7 @@ def pooled(
 
 
 def _pools(spec: ModelSpec, config: Mapping[str, Any], modules: Modules | None, runner: str, convert: str) -> bool:
-    names = config.get("architectures")
-    bare = isinstance(names, list) and any(name in BARE for name in names)
+    bare = spec.sees_behind or _lacks_output(config)
     pools = spec.pooling is not None or bare or (modules is not None and modules.pooling is not None)
     if runner == "generate":
         if spec.pooling is not None or bare:
@@ -83,11 +82,16 @@ def _pools(spec: ModelSpec, config: Mapping[str, Any], modules: Modules | None, 
     return pools or runner == "pooling" or convert in ("embed", "classify")
 
 
+def _lacks_output(config: Mapping[str, Any]) -> bool:
+    """Return True for a decoder that was saved without an output layer."""
+    names = config.get("architectures")
+    return isinstance(names, list) and any(isinstance(name, str) and decoder_of(name) is not None for name in names)
+
+
 def _embedding(model: ModelConfig, spec: ModelSpec, config: Config, modules: Modules) -> ModelConfig:
     """Return a model that embeds."""
     if any(not isinstance(layer.mixer, AttentionSpec) for layer in spec.layers):
         raise InvalidConfig("only models of plain attention embed; run this one with runner generate.")
-    whole = any(layer.attention.bidirectional for layer in spec.layers)
     given = modules.pooling
     kind: Kind = (spec.pooling.kind if spec.pooling is not None else "last") if given is None else pooling_kind(given)
     head = tuple(_dense(module) for module in modules.dense)
@@ -96,7 +100,7 @@ def _embedding(model: ModelConfig, spec: ModelSpec, config: Config, modules: Mod
         task="embed",
         width=head[-1].outputs if head else spec.hidden_size,
         head=head,
-        whole=whole or kind == "mean",
+        whole=spec.sees_behind or kind == "mean",
         normalize=given is None or modules.normalize,
         dimensions=_dimensions(config),
         token_types=spec.token_types,

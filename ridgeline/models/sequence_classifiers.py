@@ -1,40 +1,33 @@
-"""Classifiers on decoders: A decoder whose last token is mapped to the scores of labels."""
+"""Classifiers on decoders: the last token is mapped to the scores of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
-from ridgeline.models.config import Config
+from ridgeline.models.config import Architecture, Config
 from ridgeline.models.labels import classification
-from ridgeline.models.llama import Llama
-from ridgeline.models.qwen2 import Qwen2
-from ridgeline.models.qwen3 import Qwen3
 
 
-class LlamaClassifier:
-    decoder: ClassVar[type[Llama | Qwen2 | Qwen3]] = Llama
-    name: ClassVar[str] = "LlamaForSequenceClassification"
+@dataclass(frozen=True)
+class Classifier:
+    """The architecture of a classifier on a decoder.
 
-    @classmethod
-    def spec(cls, config: Mapping[str, Any]) -> ModelSpec:
-        pooling = classification(Config(config), "last", biasless=True, whole=False)
-        return replace(cls.decoder.spec(config), architecture=cls.name, pooling=pooling, unused=("lm_head.",))
+    name: config.json's.
+    decoder: the decoder's own architecture.
+    """
 
-    @classmethod
-    def weights(cls, spec: ModelSpec) -> WeightMap:
-        found = cls.decoder.weights(spec)
-        found.pop("unembed.weight", None)
-        return found | {"head.maps.0.dense.weight": (Source(name="score.weight"),)}
+    name: str
+    decoder: Architecture
 
+    def spec(self, config: Mapping[str, Any]) -> ModelSpec:
+        found = self.decoder.spec(config)
+        pooling = classification(Config(config), "last", biasless=True, whole=found.sees_behind)
+        return replace(found, architecture=self.name, pooling=pooling, unused=(*found.unused, "lm_head."))
 
-class Qwen2Classifier(LlamaClassifier):
-    decoder = Qwen2
-    name = "Qwen2ForSequenceClassification"
-
-
-class Qwen3Classifier(LlamaClassifier):
-    decoder = Qwen3
-    name = "Qwen3ForSequenceClassification"
+    def weights(self, spec: ModelSpec) -> WeightMap:
+        found = self.decoder.weights(spec)
+        kept = {name: sources for name, sources in found.items() if not name.startswith("unembed.")}
+        return kept | {"head.maps.0.dense.weight": (Source(name="score.weight"),)}

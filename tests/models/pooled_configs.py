@@ -181,6 +181,36 @@ JINA_V3: dict[str, Any] = {
     "type_vocab_size": 1,
     "vocab_size": 250002,
 }
+EMBEDDING_GEMMA: dict[str, Any] = {
+    "_sliding_window_pattern": 6,
+    "architectures": ["Gemma3TextModel"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "dtype": "float32",
+    "eos_token_id": 1,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4,
+    "max_position_embeddings": 2048,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 3,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": 512,
+    "use_bidirectional_attention": True,
+    "use_cache": True,
+    "vocab_size": 262144,
+}
 MODERNBERT: dict[str, Any] = {
     "architectures": ["ModernBertModel"],
     "attention_bias": False,
@@ -217,5 +247,6 @@ MODERN_CLASSIFIER = {
 
 def classifier(decoder: dict[str, Any]) -> dict[str, Any]:
     """Return a model's config with a map to three labels."""
-    name = decoder["architectures"][0].removesuffix("ForCausalLM").removesuffix("Model") + "ForSequenceClassification"
+    name = decoder["architectures"][0].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    name = name.removesuffix("Model") + "ForSequenceClassification"
     return {**decoder, "architectures": [name], "id2label": {"0": "a", "1": "b", "2": "c"}}

@@ -21,11 +21,11 @@ from ridgeline.core.specs.model import Relative
 from ridgeline.layers.attention import buckets
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
-from ridgeline.weights.loader import empty_decoder
+from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import pooled_models
 from tests.models import pooled_configs
 
-NEW = ("distilbert", "electra", "albert", "mpnet", "nomic_bert", "jina_v3")
+NEW = ("distilbert", "electra", "albert", "mpnet", "nomic_bert", "jina_v3", "embedding_gemma")
 PROMPTS = ([5], list(range(4, 60)), [9] * 40 + [3], [7, 8], [*range(60, 20, -1), *range(4, 64)])
 CONFIGS = (
     pooled_configs.ELECTRA_SMALL,
@@ -33,6 +33,7 @@ CONFIGS = (
     pooled_configs.classifier(pooled_configs.ALBERT_BASE),
     pooled_configs.MPNET_BASE,
     pooled_configs.NOMIC_BERT,
+    pooled_configs.EMBEDDING_GEMMA,
 )
 
 
@@ -77,3 +78,14 @@ def test_parameters_are_counted_once(config: dict[str, Any]) -> None:
 def test_layers_of_albert_are_one_layer() -> None:
     decoder = empty_decoder(model_config({**pooled_configs.ALBERT_BASE, "num_hidden_groups": 3}).spec)
     assert [list(decoder.layers).index(layer) for layer in decoder.layers] == [0] * 4 + [4] * 4 + [8] * 4
+
+
+def test_half_of_a_window_of_embedding_gemma_lies_to_either_side() -> None:
+    config = model_config(pooled_configs.EMBEDDING_GEMMA)
+    windows = [layer.attention.window for layer in config.spec.layers]
+    assert windows == ([257] * 5 + [None]) * 4
+    with torch.device("meta"):
+        theirs = transformers.Gemma3TextModel(transformers.AutoConfig.for_model(**pooled_configs.EMBEDDING_GEMMA))
+    assert theirs.config.sliding_window == 257
+    views = checkpoint_views(empty_decoder(config.spec), config.weights)
+    assert {name.removeprefix("model.") for name in views} == theirs.state_dict().keys()

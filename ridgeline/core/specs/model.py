@@ -449,6 +449,12 @@ class ModelSpec:
         return self.stage is None or self.stage.last
 
     @cached_property
+    def sees_behind(self) -> bool:
+        """True if tokens see those behind them, so that all of a prompt runs in one step."""
+        found = (attention_of(layer.mixer) for layer in self.layers)
+        return any(each is not None and each.bidirectional for each in found)
+
+    @cached_property
     def ends_normed(self) -> bool:
         """True if the final norm is there."""
         return not self.layers or self.layers[-1].norms != "around"
