@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft
+from ridgeline.assembly.foreign import check_foreign
 from ridgeline.assembly.forms import kept_forms
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import StepSizes
@@ -155,7 +156,8 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     weights = _scheme(config.quantization, folder)
     weights.check(platform)
     files = config.load_format != "dummy"
-    described = read_model_config(folder, config.hf_overrides, config.runner, config.convert)
+    described = read_model_config(folder, config.hf_overrides, config.runner, config.convert, config.model_impl)
+    check_foreign(config, described, folder)
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
     part, own = mesh.part_of(model.spec), mesh.stage_of(model.spec)
     if mesh.cp.size > 1:
@@ -210,7 +212,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         wanted_len=wanted_len,
         longest=wanted_len,
         cascade=cascade,
-        captured=on_gpu(platform) and not config.enforce_eager and model.spec.pooling is None,
+        captured=on_gpu(platform) and not config.enforce_eager and model.spec.pooling is None and not model.foreign,
         draft=draft,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]

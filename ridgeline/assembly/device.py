@@ -9,10 +9,12 @@ import torch
 
 from ridgeline.assembly.choices import Choices
 from ridgeline.assembly.draft import load_draft
+from ridgeline.assembly.foreign import check_agrees
 from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.numa import bind
 from ridgeline.core.specs.state import DTYPE_BYTES
+from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.context import link_between, pays_from
@@ -57,25 +59,35 @@ def _load(
     kernels, config = choices.kernels, choices.config
     with Compilers(kernels, processes_needed(kernels) if choices.captured else 0) as compilers:
         with nullcontext() if sleep is None else sleep.holding("weights"):
-            decoder = Decoder(
-                choices.model.spec,
-                choices.ops,
-                dtype=getattr(torch, choices.dtype),
-                device=choices.device,
-                max_positions=choices.wanted_len,
-                rotary_rows=choices.longest,
-                scheme_of=keeping(choices.forms, choices.scheme),
-                mesh=choices.mesh,
-                expert_cache=config.moe_expert_cache_size,
-            )
+            decoder = _decoder(choices)
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
             decoder.prepare()
+            if isinstance(decoder, ForeignDecoder):
+                check_agrees(decoder)
             draft = _draft_of(choices, decoder, progress)
         weights = decoder.weight_bytes + (0 if draft is None else draft.weight_bytes)
         memory = choices.memory(weights=weights, loaded=True, longest=choices.longest)
         compilers.try_to_finish(progress)
     return decoder, draft, _agreed(memory, choices.mesh)
+
+
+def _decoder(choices: Choices) -> Decoder:
+    """Return the model's network, without weights."""
+    dtype = getattr(torch, choices.dtype)
+    if choices.model.foreign is not None:
+        return ForeignDecoder(choices.model, choices.ops, dtype=dtype, device=choices.device)
+    return Decoder(
+        choices.model.spec,
+        choices.ops,
+        dtype=dtype,
+        device=choices.device,
+        max_positions=choices.wanted_len,
+        rotary_rows=choices.longest,
+        scheme_of=keeping(choices.forms, choices.scheme),
+        mesh=choices.mesh,
+        expert_cache=choices.config.moe_expert_cache_size,
+    )
 
 
 def _draft_of(choices: Choices, target: Decoder, progress: Progress | None) -> Network | None:

@@ -15,6 +15,7 @@ import torch
 from ridgeline.assembly.choices import check_speculation, choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft, folders_read
+from ridgeline.assembly.foreign import check_foreign
 from ridgeline.assembly.placement import placement_of
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.plan.reserve import StepSizes
@@ -146,7 +147,8 @@ def _assemble_group(
     device = device_of_rank(config, lead)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
     files = config.load_format != "dummy"
-    described = read_model_config(folder, config.hf_overrides, config.runner, config.convert)
+    described = read_model_config(folder, config.hf_overrides, config.runner, config.convert, config.model_impl)
+    check_foreign(config, described, folder)
     if described.spec.pooling is not None:
         raise InvalidConfig(
             f"a model that embeds or classifies runs on one device; leave {' and '.join(config.divided_by)} out."

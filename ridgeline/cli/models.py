@@ -11,14 +11,21 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.core.specs.model import AttentionSpec, ModelSpec, attention_of
+from ridgeline.models.config import ModelConfig
+
+WAYS = {
+    False: "Ridgeline",
+    True: "transformers, with our attention and cache, on one device and without graphs; a check at start decides",
+}
 
 
 def models(
     model: str = typer.Argument(None, help="Folder or hub id to describe; without it, the architectures are listed."),
+    model_impl: str = typer.Option("auto", help="As `ridgeline serve` has it: auto, ridgeline or transformers."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
-    """List the architectures that run, or describe one model."""
-    record = describe(model) if model else list_architectures()
+    """List the architectures that run, or describe one model, and whose layers would run it."""
+    record = describe(model, model_impl) if model else list_architectures()
     if as_json:
         print(json.dumps(record))
         return
@@ -35,19 +42,22 @@ def list_architectures() -> dict[str, str]:
     return {name: f"{families}: {what}" for name, (families, what) in descriptions().items()}
 
 
-def describe(model: str) -> dict[str, object]:
-    """Return the facts of a model's architecture, from its config alone. Raise ModelLoadError."""
+def describe(model: str, model_impl: str = "auto") -> dict[str, object]:
+    """Return the facts of a model's architecture, from its config alone. Raise ModelLoadError and InvalidConfig."""
+    from ridgeline.core.settings.config import LLMConfig
     from ridgeline.defaults import choose_device, choose_dtype
     from ridgeline.weights.loader import read_model_config, resolve_model  # imports torch
 
-    config = read_model_config(resolve_model(model))
+    impl = LLMConfig(model=model, model_impl=model_impl).model_impl  # type: ignore[arg-type]  # it checks the word
+    config = read_model_config(resolve_model(model), impl=impl)
     spec, device = config.spec, choose_device("auto")
     dtype, why = choose_dtype("auto", config.dtype, device)
     attentions = [found for layer in spec.layers if (found := attention_of(layer.mixer)) is not None]
     return {
         "architecture": spec.architecture,
-        "parameters": count_parameters(spec),
-        **describe_experts(spec),
+        "layers of": WAYS[config.foreign is not None],
+        "parameters": count_parameters(config),
+        **describe_experts(config),
         "dtype": config.dtype,
         "runs in": f"{dtype} on this machine's {device}: {why}",
         **({} if spec.pooling is None else {"pools to": f"{spec.pooling.width} numbers ({spec.pooling.task})"}),
@@ -78,10 +88,11 @@ def describe_mixers(spec: ModelSpec, attentions: Sequence[AttentionSpec], dtype:
     return found
 
 
-def describe_experts(spec: ModelSpec) -> dict[str, object]:
+def describe_experts(config: ModelConfig) -> dict[str, object]:
     """Return the facts of a mixture of experts; empty for a dense model."""
     from ridgeline.core.specs.experts import ExpertsSpec
 
+    spec = config.spec
     found = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     if not found:
         return {}
@@ -90,13 +101,17 @@ def describe_experts(spec: ModelSpec) -> dict[str, object]:
     counts = sorted({(each.routing.top_k, each.routing.experts) for each in found})
     shared = " and a shared one" if any(each.shared for each in found) else ""
     return {
-        "parameters of a token": count_parameters(spec) - idle,
+        "parameters of a token": count_parameters(config) - idle,
         "experts": f"{', '.join(f'{used} of {of}' for used, of in counts)}{shared} in {len(found)} layers",
     }
 
 
-def count_parameters(spec: ModelSpec) -> int:
-    """Return the parameters of the network that a spec describes, counted on a device that allocates nothing."""
+def count_parameters(config: ModelConfig) -> int:
+    """Return the parameters of the network that a config describes, counted on a device that allocates nothing."""
+    if config.foreign is not None:
+        from ridgeline.foreign.spec import traced_class
+
+        return traced_class(config.foreign)[1].parameters
     from ridgeline.weights.loader import empty_decoder
 
-    return sum(parameter.numel() for parameter in empty_decoder(spec).parameters())
+    return sum(parameter.numel() for parameter in empty_decoder(config.spec).parameters())

@@ -23,6 +23,8 @@ from ridgeline.core.settings.config import COUNTS, LLMConfig, count
 
 ENGINE_HELP = {
     "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",
+    "model_impl": "Whose layers run: ridgeline, transformers (with our attention and cache), or auto (the first that "
+    "has the architecture).",
     "runner": "auto, generate, or pooling (the model embeds or classifies).",
     "convert": "What a decoder becomes that pools: auto, none, embed, or classify (by the scores of yes and no).",
     "revision": "Branch, tag or commit of a hub model.",

@@ -159,16 +159,29 @@ CLASSIFIES = "ForSequenceClassification"
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """Return the architecture that config.json names. Raise ModelLoadError if we know none of its names."""
+    if (found := _architecture(config)) is not None:
+        return found
+    raise ModelLoadError(
+        f"config.json names the architectures {config.get('architectures')!r}, none of which we know; "
+        "`ridgeline models` lists those we do."
+    )
+
+
+def known(config: Mapping[str, Any]) -> bool:
+    """Return True if config.json names an architecture of ours."""
+    return _architecture(config) is not None
+
+
+def _architecture(config: Mapping[str, Any]) -> Architecture | None:
     names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and SAME.get(name, name) in ARCHITECTURES:
-            return ARCHITECTURES[SAME.get(name, name)]
+            ours: Architecture = ARCHITECTURES[SAME.get(name, name)]
+            return ours
         if isinstance(name, str) and (decoder := decoder_of(name)) is not None:
             found: Architecture = ARCHITECTURES[decoder]
             return Classifier(name, found) if name.endswith(CLASSIFIES) else found
-    raise ModelLoadError(
-        f"config.json names the architectures {names!r}, none of which we know; `ridgeline models` lists those we do."
-    )
+    return None
 
 
 def decoder_of(name: str) -> str | None:

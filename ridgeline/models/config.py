@@ -49,6 +49,8 @@ class ModelConfig:
 
     `dtype` is one of core's DTYPES (float32 if the checkpoint does not say, as in Hugging Face). Any of `eos_token_ids`
     ends a request. `sampling_defaults` are what generation_config.json sets among SAMPLING_DEFAULTS.
+
+    foreign: config.json as text, if the model runs through transformers' modules (`ridgeline/foreign`).
     """
 
     spec: ModelSpec
@@ -57,6 +59,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]
+    foreign: str | None = None
 
 
 class Architecture(Protocol):

@@ -64,6 +64,7 @@ MIXERS = Registry(
     "mixer with a known cost",
     {
         "attention": "ridgeline.perf.parts:attention",
+        "foreign": "ridgeline.perf.parts:attention",
         "latent_attention": "ridgeline.perf.latent:latent_attention",
         "mamba": "ridgeline.perf.scans:mamba",
         "mamba2": "ridgeline.perf.scans:mamba2",

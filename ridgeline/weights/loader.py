@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.plan.stages import weights_of_stage
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
+from ridgeline.foreign.decoder import ForeignDecoder
+from ridgeline.foreign.spec import foreign_config
 from ridgeline.kernels.base.kv_format import KVFormat
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -26,11 +29,12 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
-from ridgeline.models import model_config
+from ridgeline.models import known, model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.pooling import pooled
+from ridgeline.perf.footprint import parameters
 from ridgeline.quantization.held import fill_random
-from ridgeline.weights.checkpoint import LOADABLE, StoredTensor, open_checkpoint
+from ridgeline.weights.checkpoint import LOADABLE, PLAIN, StoredTensor, open_checkpoint
 from ridgeline.weights.divided import Place, check_divided, divided, of_own_experts, own_sources, whole_decoder
 from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
@@ -70,19 +74,28 @@ _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FAC
 
 
 def read_model_config(
-    folder: Path, overrides: Mapping[str, object] | None = None, runner: str = "auto", convert: str = "auto"
+    folder: Path,
+    overrides: Mapping[str, object] | None = None,
+    runner: str = "auto",
+    convert: str = "auto",
+    impl: str = "ridgeline",
 ) -> ModelConfig:
     """Return the config of config.json and generation_config.json, if there is one, or of a GGUF file. `overrides` win
-    over config.json. Raise ModelLoadError, and InvalidConfig for overrides of a GGUF file, or for a runner or a
-    conversion that is not the model's."""
+    over config.json. impl: as `model_impl` in the settings. Raise ModelLoadError, and InvalidConfig for overrides of a
+    GGUF file, or for a runner or a conversion that is not the model's."""
     if is_gguf(folder):
         if overrides:
             raise InvalidConfig("hf_overrides change config.json, and a GGUF file has none; leave them out.")
+        if impl == "transformers":
+            raise InvalidConfig("model_impl transformers reads folders with config.json, not GGUF files; leave it out.")
         model, config = gguf_model_config(folder), dict[str, Any]()
     else:
         config = merged(read_json(folder / "config.json", required=True), cross_encoder(folder))
         config = merged(config, overrides or {})
-        model = model_config(config, read_json(folder / "generation_config.json"))
+        generation = read_json(folder / "generation_config.json")
+        if impl == "transformers" or (impl == "auto" and not known(config)):
+            return foreign_config(config, generation)
+        model = model_config(config, generation)
     return pooled(
         model, config, read_modules(folder), runner=runner, convert=convert, token_id=partial(token_id, folder)
     )
@@ -115,6 +128,9 @@ def check_files(folder: Path, model: ModelConfig) -> None:
     """Raise ModelLoadError unless the headers of the files promise what the config does. This comes before anything of
     the config's sizes is allocated."""
     with open_checkpoint(folder) as stored:
+        if model.foreign is not None:
+            _check_foreign_files(folder, model, stored)
+            return
         weights = as_stored(model.weights, stored, folder, model.spec)
         method = folder_method(folder)
         present = stored.keys() if method is None else stored.keys() | module_weights(stored)
@@ -124,6 +140,19 @@ def check_files(folder: Path, model: ModelConfig) -> None:
         pieces = pieces_of(decoder, weights, method, stored)
         check_checkpoint(decoder, checkpoint_views(decoder, weights), stored, folder, pieces)
         check_kv_scales(decoder, weights, stored)
+
+
+def _check_foreign_files(folder: Path, model: ModelConfig, stored: Stored) -> None:
+    """Raise ModelLoadError if the files cannot hold what a class of transformers wants, which says itself, when it is
+    filled, what is missing."""
+    held, wanted = sum(prod(each.shape) for each in stored.values()), parameters(model.spec).total
+    if held < wanted * 0.9:
+        raise ModelLoadError(
+            f"{folder} holds {held:,} numbers, and config.json asks {model.spec.architecture} for {wanted:,}; "
+            "download it again."
+        )
+    if odd := [f"{name} is {each.dtype}" for name, each in stored.items() if each.dtype not in PLAIN]:
+        raise ModelLoadError(f"{folder} holds tensors that are no plain numbers: {shortened(odd)}.")
 
 
 @contextmanager
@@ -186,6 +215,9 @@ def load_weights(
     `progress` is called with what is being done and the fraction that is done. Raise ModelLoadError, before any
     parameter is touched, if files are missing or damaged, or hold other tensors than the config promises.
     """
+    if isinstance(decoder, ForeignDecoder):
+        fill_foreign(decoder, folder, load_format=load_format, seed=seed, progress=progress)
+        return
     if load_format == "dummy":
         fill_dummy(decoder, seed)
         return
@@ -215,6 +247,23 @@ def load_weights(
             if offset := missing_offset(decoder, parameter, sources[0]):
                 with torch.no_grad():
                     decoder.get_parameter(parameter).add_(offset)
+
+
+def fill_foreign(
+    decoder: ForeignDecoder, folder: Path, *, load_format: str, seed: int, progress: Progress | None
+) -> None:
+    """Fill a network of transformers' modules. Raise ModelLoadError if the files hold other tensors than it wants."""
+    if load_format == "dummy":
+        decoder.fill(None, seed)
+        return
+    with open_checkpoint(folder) as stored:
+        tensors, total = {}, len(stored)
+        for name, each in stored.items():
+            if not name.endswith(_HARMLESS):
+                tensors[name] = each.read()
+            if progress is not None:
+                progress("loading weights", (len(tensors) + 1) / (total + 1))
+        decoder.fill(tensors)
 
 
 def _divided_targets(

@@ -19,6 +19,8 @@ class ModelSettings(Settings):
     """The model, and the form in which it is loaded.
 
     model: a folder or a hub id.
+    model_impl: "ridgeline" runs the architectures that we have ("vllm" means the same), and "transformers" those of the
+        installed transformers package, through its modules with our attention and cache. "auto": the first if it can.
     runner: "generate", "pooling" (the model embeds or classifies), or "auto": as the model's files say.
     convert: what a decoder becomes that pools: "embed", or "classify" by the scores of tokens; "auto": as its files
         say, or else "embed"; "none": nothing.
@@ -41,6 +43,7 @@ class ModelSettings(Settings):
     """
 
     model: str | Path = ""
+    model_impl: Literal["auto", "ridgeline", "transformers", "vllm"] = "auto"
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     revision: str | None = None

@@ -332,7 +332,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("a tool's `strict` is followed as each request says; leave it out", VALUE, "tool-strict-level", ("auto",)),
     ("use --runner pooling, and --convert", VALUE, "task", ("auto", "generate")),
     ("how a model pools is in its folder, in modules.json", VALUE, "pooler-config override-pooler-config", ("{}",)),
-    ("models run by Ridgeline's own layers; `ridgeline models` lists them", VALUE, "model-impl", ("auto", "vllm")),
     ("a folder needs config.json as Hugging Face writes it", VALUE, "config-format", ("auto", "hf")),
     ("put config.json into the model's folder, or use --hf-overrides", VALUE, "hf-config-path", ()),
     ('use --hf-overrides \'{"rope_scaling": …}\' or \'{"rope_theta": …}\'', VALUE, "rope-scaling rope-theta", ()),

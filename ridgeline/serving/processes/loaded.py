@@ -149,7 +149,9 @@ class Loaded:
         if not os.path.isdir(folder):
             raise InvalidConfig(f"there is no folder {folder} on the server.")
         config = self._config
-        found = read_model_config(resolve_model(folder), config.hf_overrides, config.runner, config.convert)
+        found = read_model_config(
+            resolve_model(folder), config.hf_overrides, config.runner, config.convert, config.model_impl
+        )
         if found.spec != self._model.spec:
             raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
 

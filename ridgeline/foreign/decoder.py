@@ -1,0 +1,205 @@
+"""A network whose layers are transformers' modules, with the interface of `layers.decoder.Decoder`.
+
+A step's tokens go through the modules as one sequence, whatever requests they belong to: everything but attention looks
+at one token and its position alone, which the start-up check proves. Attention is ours: the modules call
+`ForeignLayer`, which asks the states of the step.
+
+Legend:
+    T  tokens of all requests of a step in a row; in `logits`, the tokens to score
+    M  model width
+    H  query heads
+    G  key/value heads
+    D  head width in the cache: that of keys or that of values, whichever is wider
+    E  width of a value
+    V  vocabulary
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.foreign.classes import offline, quiet, said
+from ridgeline.foreign.interface import CARRIED, RUN, register
+from ridgeline.foreign.spec import ForeignAttention, traced_class
+from ridgeline.foreign.trace import Call
+from ridgeline.kernels.attention.paged.op import Softmax
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder, GivenRows, Hidden, LayerStates, Taps
+from ridgeline.layers.expert_cache import ExpertCache
+from ridgeline.layers.heads import Heads
+from ridgeline.models.config import ModelConfig
+from ridgeline.parallel.mesh import Mesh
+
+
+class ForeignLayer:
+    """The attention of one module, an `interface.Attends`. decoder: knows the states of the step."""
+
+    def __init__(self, decoder: ForeignDecoder, index: int, call: Call, sinks_H: Tensor | None) -> None:
+        spec = decoder.spec.layers[index].mixer
+        assert isinstance(spec, ForeignAttention)
+        softmax = Softmax(call.scale, call.softcap, sinks_H, None, call.window)
+        self._heads = Heads(spec, decoder.ops, None, None, 0.0, None, softmax)
+        self._decoder, self._index, self._call = decoder, index, call
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: object, options: dict[str, Any]
+    ) -> Tensor:
+        call, decoder = self._call, self._decoder
+        if mask is not None or options.get("scaling", call.scale) not in (call.scale, None):
+            raise RuntimeError(f"{call.module} attends in another way than at start; report this model.")
+        width = self._heads.spec.head_dim
+        parts = (_rows(x[0], width) for x in (query, key, value))
+        attended_TX = decoder.states[self._index].attend(
+            torch.cat(tuple(parts), dim=1), decoder.positions_T, self._heads
+        )
+        return attended_TX.view(1, -1, call.heads, width)[..., : call.value_width]
+
+
+def _rows(x_HTD: Tensor, width: int) -> Tensor:
+    """Return heads of so many numbers, token by token, with zeros behind those that are narrower."""
+    if x_HTD.shape[-1] < width:
+        x_HTD = F.pad(x_HTD, (0, width - x_HTD.shape[-1]))
+    return x_HTD.transpose(0, 1).flatten(1)
+
+
+class ForeignDecoder(Decoder):
+    """The network of a class of transformers. It has no weights until `fill`."""
+
+    states: LayerStates
+    positions_T: Tensor
+    _output: Any
+
+    def __init__(self, model: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
+        nn.Module.__init__(self)  # none of the modules of our own decoder
+        assert model.foreign is not None
+        self.found, self.seen = traced_class(model.foreign)
+        self.whole = self.spec = model.spec
+        self.dtype, self.ops, self.mesh = dtype, ops, Mesh()
+        self.tp = self.mesh.tp
+        self.layers, self.final_norm = nn.ModuleList(), None
+        self._device = device
+        self._given: Tensor | None = None
+
+    def fill(self, tensors: Mapping[str, Tensor] | None, seed: int = 0) -> None:
+        """Build the modules with the weights of a checkpoint, by its names, or with random numbers. Raise
+        ModelLoadError unless the tensors are exactly those that the class wants."""
+        register()
+        config = copy.deepcopy(self.found.config)
+        with offline(), quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if tensors is None:
+                model = self.found.model._from_config(config, dtype=self.dtype, attn_implementation=RUN)
+            else:
+                model = self._loaded(config, tensors)
+        self._settle(model.eval().requires_grad_(False).to(self._device))
+
+    def _loaded(self, config: Any, tensors: Mapping[str, Tensor]) -> Any:
+        try:
+            model, info = self.found.model.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(tensors),
+                dtype=self.dtype,
+                attn_implementation=RUN,
+                output_loading_info=True,
+            )
+        except Exception as error:  # whatever transformers finds wrong with a stranger's tensors
+            raise ModelLoadError(
+                f"transformers cannot load the tensors of {self.found.name} ({said(error)})."
+            ) from error
+        for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has no place for"), ("mismatched_keys", "")):
+            if names := sorted(map(str, info[kind])):
+                raise ModelLoadError(
+                    f"{self.found.name} finds the tensors {what or 'misshaped'}: {', '.join(names[:4])}"
+                    f"{f' and {len(names) - 4} more' if len(names) > 4 else ''}."
+                )
+        return model
+
+    def _settle(self, model: Any) -> None:
+        """Take the modules, and let those that attend call ours."""
+        self.model = model
+        body = model.get_submodule(self.seen.body)
+        self._body, body.forward = body.forward, self._handed
+        for index, call in enumerate(self.seen.calls):
+            sinks = None if call.sinks is None else model.get_parameter(call.sinks)
+            setattr(model.get_submodule(call.module), CARRIED, ForeignLayer(self, index, call, sinks))
+
+    def _handed(self, *args: Any, **given: Any) -> Any:
+        """Be the body of the model: run it, or return the hidden states that are to be scored."""
+        if self._given is not None:
+            return self._output(last_hidden_state=self._given)
+        output = self._body(*args, **given)
+        self._output = type(output)
+        return output
+
+    def prepare(self) -> None:
+        """Do nothing: the modules multiply with weights as they are."""
+
+    @property
+    def expert_caches(self) -> list[ExpertCache]:
+        return []
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers()))
+
+    def forward(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        states: LayerStates,
+        before_TM: Tensor | None = None,
+        given: GivenRows | None = None,
+        taps: Taps | None = None,
+        only: Sequence[int] | None = None,
+    ) -> Hidden:
+        if before_TM is not None or (taps is not None and taps.layers) or only is not None:
+            raise InvalidConfig("a model that runs through transformers' modules runs whole; leave this setting out.")
+        self.states, self.positions_T = states, positions_T
+        tokens: dict[str, Tensor] = {"input_ids": token_ids_T.long()[None]}
+        if given is not None:
+            tokens = {"inputs_embeds": self.embedded(token_ids_T, positions_T, given)[None]}
+        output = self._handed(**tokens, position_ids=positions_T.long()[None], use_cache=False)
+        return Hidden(output[0][0], None)
+
+    def table_rows(self, token_ids_T: Tensor) -> Tensor:
+        rows_TM: Tensor = self.model.get_input_embeddings()(token_ids_T.long())
+        return rows_TM
+
+    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenRows | None = None) -> Tensor:
+        x_TM = self.table_rows(token_ids_T)
+        return x_TM if given is None else x_TM.index_copy(0, given.token_t, given.x_tM.to(x_TM.dtype))
+
+    def normed(self, hidden: Hidden) -> Tensor:
+        """Return the hidden states, which are behind the final norm already."""
+        return hidden.x_TM
+
+    def own_logits(self, hidden: Hidden) -> Tensor:
+        """Return the scores, as the class makes them of hidden states: [T, V]."""
+        return self.scored(hidden.x_TM)
+
+    def scored(self, x_TM: Tensor) -> Tensor:
+        ids = torch.zeros(1, len(x_TM), dtype=torch.int64, device=x_TM.device)
+        self._given = x_TM[None]
+        try:
+            logits_TV: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            self._given = None
+        return logits_TV
+
+    @torch.inference_mode()
+    def plain_logits(self, ids_T: Tensor) -> Tensor:
+        """Return the scores of one sequence as the class computes them by itself: [T, V]."""
+        self.model.set_attn_implementation("eager")
+        try:
+            logits_TV: Tensor = self.model(input_ids=ids_T.long()[None], use_cache=False).logits[0]
+        finally:
+            self.model.set_attn_implementation(RUN)
+        return logits_TV
