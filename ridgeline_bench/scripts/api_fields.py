@@ -1,5 +1,5 @@
-"""Write docs/api-fields.md: every field of the bodies of OpenAI and vLLM, Anthropic, Cohere, Jina and Ollama, with what
-the server does with it.
+"""Write docs/api-fields.md: every field of the bodies of OpenAI, vLLM, Anthropic, Cohere, Jina, Ollama and llama.cpp,
+with what the server does with it.
 
 python -m ridgeline_bench.scripts.api_fields
 """
@@ -14,14 +14,18 @@ from pydantic import BaseModel, create_model
 
 from ridgeline.serving.apis.anthropic.bodies import CountMessagesBody, MessagesBody
 from ridgeline.serving.apis.kserve.http import GenerateBody, InferBody
+from ridgeline.serving.apis.llamacpp.bodies import HARMLESS as LLAMAS_HARMLESS
+from ridgeline.serving.apis.llamacpp.bodies import ApplyBody, EmbeddingsBody, InfillBody, LlamaBody
 from ridgeline.serving.apis.ollama.bodies import EmbedBody, OldEmbedBody, OllamasChatBody, OllamasGenerateBody, Options
 from ridgeline.serving.apis.openai.batches import FORM_SCHEMA
+from ridgeline.serving.apis.openai.cohere import CohereEmbedBody
 from ridgeline.serving.apis.openai.response_bodies import CountBody, ResponsesBody
 from ridgeline.serving.http.absent import ABSENT
 from ridgeline.serving.requests.batches import BatchBody
 from ridgeline.serving.requests.bodies import (
     ChatBody,
     CompletionBody,
+    ContentBody,
     DetokenizeBody,
     TokenizeBody,
     TokenizeChatBody,
@@ -81,6 +85,8 @@ OLLAMAS_OPTIONS = """draft_num_predict embedding_only f16_kv frequency_penalty l
 mirostat mirostat_eta mirostat_tau num_batch num_ctx num_gpu num_keep num_predict num_thread numa penalize_newline
 presence_penalty repeat_last_n repeat_penalty seed stop temperature tfs_z top_k top_p typical_p use_mlock use_mmap
 vocab_only"""
+LLAMAS = """frequency_penalty grammar ignore_eos json_schema logit_bias min_p n_predict n_probs presence_penalty
+repeat_penalty return_tokens seed stop stream temperature top_k top_p typical_p"""
 # All fields of these APIs: OpenAI's as of openai-python 2 and 3, Anthropic's as of its versions 2023-06-01 and
 # 2026-10-21 with betas, vLLM's as of 0.26 to 0.33 with older names of its own.
 APIS: dict[str, dict[str, frozenset[str]]] = {
@@ -135,7 +141,26 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
         "Jina": frozenset(["documents", "model", "query", "return_documents", "top_n"]),
         "vLLM": frozenset(f"{COMPARED} query top_n".split()),
     },
-    "tokenize": {"vLLM": frozenset(f"{CONVERSATION} model prompt return_token_strs tools".split())},
+    "cohere_embed": {
+        "Cohere": frozenset(
+            [
+                "embedding_types",
+                "images",
+                "input_type",
+                "inputs",
+                "max_tokens",
+                "model",
+                "output_dimension",
+                "priority",
+                "texts",
+                "truncate",
+            ]
+        )
+    },
+    "tokenize": {
+        "vLLM": frozenset(f"{CONVERSATION} model prompt return_token_strs tools".split()),
+        "llama.cpp": frozenset(["add_special", "content", "parse_special", "with_pieces"]),
+    },
     "detokenize": {"vLLM": frozenset({"model", "tokens"})},
     "ollama_chat": {"Ollama": frozenset(f"{OLLAMAS} messages tools".split())},
     "ollama_generate": {
@@ -144,6 +169,12 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
     "ollama_options": {"Ollama": frozenset(OLLAMAS_OPTIONS.split())},
     "ollama_embed": {"Ollama": frozenset(["dimensions", "input", "keep_alive", "model", "options", "truncate"])},
     "ollama_embeddings": {"Ollama": frozenset(["keep_alive", "model", "options", "prompt"])},
+    "llama_completion": {"llama.cpp": frozenset(f"{LLAMAS} prompt".split()).union(LLAMAS_HARMLESS)},
+    "llama_infill": {
+        "llama.cpp": frozenset(f"{LLAMAS} prompt input_extra input_prefix input_suffix".split()).union(LLAMAS_HARMLESS)
+    },
+    "llama_template": {"llama.cpp": frozenset(["add_generation_prompt", "chat_template_kwargs", "messages", "tools"])},
+    "llama_embedding": {"llama.cpp": frozenset(["content", "input"])},
     "infer": {"KServe": frozenset(["id", "inputs", "outputs", "parameters"])},
     "generate": {"Triton": frozenset(["id", "parameters", "text_input"])},
 }
@@ -167,13 +198,18 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "classify": (ClassifyBody, ClassifyChatBody),
     "score": (ScoreBody,),
     "rerank": (RerankBody,),
-    "tokenize": (TokenizeBody, TokenizeChatBody),
+    "cohere_embed": (CohereEmbedBody,),
+    "tokenize": (TokenizeBody, TokenizeChatBody, ContentBody),
     "detokenize": (DetokenizeBody,),
     "ollama_chat": (OllamasChatBody,),
     "ollama_generate": (OllamasGenerateBody,),
     "ollama_options": (Options,),
     "ollama_embed": (EmbedBody,),
     "ollama_embeddings": (OldEmbedBody,),
+    "llama_completion": (LlamaBody,),
+    "llama_infill": (InfillBody,),
+    "llama_template": (ApplyBody,),
+    "llama_embedding": (EmbeddingsBody,),
     "infer": (InferBody,),
     "generate": (GenerateBody,),
 }
@@ -191,6 +227,7 @@ TITLES = {
     "classify": "/classify",
     "score": "/score, /v1/score",
     "rerank": "/rerank, /v1/rerank, /v2/rerank",
+    "cohere_embed": "/v2/embed",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
     "ollama_chat": "/api/chat",
@@ -198,6 +235,10 @@ TITLES = {
     "ollama_options": "/api/chat, /api/generate: options",
     "ollama_embed": "/api/embed",
     "ollama_embeddings": "/api/embeddings",
+    "llama_completion": "/completion, /completions",
+    "llama_infill": "/infill",
+    "llama_template": "/apply-template",
+    "llama_embedding": "/embedding, /embeddings",
     "infer": "/v2/models/{model}/infer",
     "generate": "/v2/models/{model}/generate, /v2/models/{model}/generate_stream",
 }
@@ -223,8 +264,8 @@ reads by (`ridgeline/serving/requests/fields.py` and `ridgeline/serving/requests
 
 A field that none of these APIs has is refused, with the nearest name: most are misspelled, and
 `temprature` would leave the temperature at its default without a word. OpenAI refuses it too; vLLM
-ignores it, as `--unknown-fields ignore` does here. The header names it then. Routes of Ollama's API
-always do that, as Ollama does.
+ignores it, as `--unknown-fields ignore` does here. The header names it then. Routes of Ollama
+and llama.cpp always do that, as these servers do.
 
 A route of another server that is not here is answered with 404 and what to use. They are listed at
 the end.

@@ -16,9 +16,21 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.anthropic import messages
 from ridgeline.serving.apis.kserve import http as kserve
+from ridgeline.serving.apis.llamacpp import completion
+from ridgeline.serving.apis.llamacpp import server as llamacpp
 from ridgeline.serving.apis.ollama import embed, generate
 from ridgeline.serving.apis.ollama import models as ollamas_models
-from ridgeline.serving.apis.openai import batches, chat, completions, invocations, models, pooling, responses, tokenize
+from ridgeline.serving.apis.openai import (
+    batches,
+    chat,
+    cohere,
+    completions,
+    invocations,
+    models,
+    pooling,
+    responses,
+    tokenize,
+)
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http import render
 from ridgeline.serving.http.absent import absence
@@ -50,6 +62,7 @@ def create_app(api: ApiServer) -> FastAPI:
         messages,
         models,
         pooling,
+        cohere,
         render,
         tokenize,
         batches,
@@ -57,6 +70,8 @@ def create_app(api: ApiServer) -> FastAPI:
         generate,
         embed,
         ollamas_models,
+        completion,
+        llamacpp,
     ):
         app.include_router(module.router(api))
     for name in OPTIONAL:

@@ -59,7 +59,6 @@ ABSENT: dict[str, str] = {
     "/v1/threads": "use /v1/responses",
     "/v1/unload_lora_adapter": _ADAPTERS,
     "/v2/chat": "use /v1/chat/completions",
-    "/v2/embed": "use /v1/embeddings",
     "/weight_checker": _TRAINING,
     "/weight_info": _TRAINING,
 }

@@ -241,8 +241,20 @@ class Tokens(Answer, kw_only=True):
     token_strs: list[str] | None
 
 
+class PieceOfText(Answer, kw_only=True):
+    id: int
+    piece: Annotated[str | list[int], Meta(description="text, or bytes that are none")]
+
+
+class LlamaTokens(Answer, kw_only=True):
+    """The answer to a `content`, as llama.cpp has it."""
+
+    tokens: list[int | PieceOfText]
+
+
 class Text(Answer, kw_only=True):
     prompt: str
+    content: Annotated[str, Meta(description="the same, as llama.cpp calls it")]
 
 
 class TokenizerInfo(OpenAnswer, kw_only=True):
@@ -332,6 +344,29 @@ class Reranked(Answer, kw_only=True):
     model: str
     usage: PooledUsage
     results: Annotated[list[RerankedDocument], Meta(description="the most relevant first")]
+
+
+class CohereVersion(Answer, kw_only=True):
+    version: Literal["2"] = "2"
+
+
+class CohereUnits(Answer, kw_only=True):
+    input_tokens: int
+
+
+class CohereMeta(Answer, kw_only=True):
+    api_version: CohereVersion
+    billed_units: CohereUnits
+
+
+class CohereEmbeddings(Answer, kw_only=True):
+    """Vectors in each of the forms that were asked for, as Cohere's clients have them."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+    embeddings: dict[str, list[list[float] | str]]
+    texts: list[str]
+    meta: CohereMeta
 
 
 # ---- for operators ------------------------------------------------------------------------------------------------

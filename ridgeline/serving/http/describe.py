@@ -54,16 +54,20 @@ Struct = type[msgspec.Struct]
 
 
 def answers(
-    answer: Struct | tuple[Struct, ...], *statuses: int, error: Struct = ErrorAnswer
+    answer: Struct | tuple[Struct, ...], *statuses: int, error: Struct = ErrorAnswer, listed: bool | None = False
 ) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a route that answers with this struct, or one of these, or with an error of one of
-    these statuses."""
+    these statuses. listed: with a list of it; None: with one or a list."""
     failures: dict[int | str, dict[str, Any]] = {status: _shown(status, error.__name__) for status in statuses}
     shapes = [
         {"$ref": _REF.format(name=each.__name__)} for each in (answer if isinstance(answer, tuple) else (answer,))
     ]
+    schema: dict[str, Any] = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+    if listed is not False:
+        several = {"type": "array", "items": schema}
+        schema = several if listed else {"anyOf": [schema, several]}
     return {
-        200: {"description": "The answer"} | _json(shapes[0] if len(shapes) == 1 else {"anyOf": shapes}),
+        200: {"description": "The answer"} | _json(schema),
         **failures,
     }
 
@@ -75,21 +79,19 @@ def described(
     *,
     chunk: Struct | None = None,
     named: bool = False,
-    listed: bool = False,
+    listed: bool | None = False,
     lines: bool = False,
     error: Struct = ErrorAnswer,
 ) -> dict[str, Any]:
     """Return the keywords of a route whose body is this model, and whose answer one of these structs. `chunk` is an
     event of its stream, if the route has one, and `named` says that its events have names. `lines`: the stream is lines
-    of JSON. `listed`: it answers with a list. `error` is a failure of it."""
+    of JSON. `listed` and `error` are as in `answers`."""
     schema = TypeAdapter(body).json_schema(ref_template=_REF.format(name="{model}"))
     parts = schema.pop("$defs", {})
     if isinstance(body, type):
         parts, schema = parts | {body.__name__: schema}, {"$ref": _REF.format(name=body.__name__)}
-    responses = answers(answer, *_WITH_BODY, *(_GENERATION if chunk else ()), error=error)
+    responses = answers(answer, *_WITH_BODY, *(_GENERATION if chunk else ()), error=error, listed=listed)
     content = responses[200]["content"]
-    if listed:
-        content["application/json"]["schema"] = {"type": "array", "items": content["application/json"]["schema"]}
     if chunk:
         told = _LINES if lines else _NAMED if named else _STREAM
         responses[200]["description"] = told.format(chunk=chunk.__name__)

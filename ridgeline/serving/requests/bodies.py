@@ -367,6 +367,18 @@ class TokenizeChatBody(TemplateBody):
     return_token_strs: bool | None = None
 
 
+class ContentBody(Body):
+    """The body of POST /tokenize with llama.cpp's fields."""
+
+    lenient = True
+    harmless: ClassVar[Mapping[str, str]] = {"parse_special": "special tokens within a text are tokens"}
+
+    model: str | None = None
+    content: str
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+
+
 class DetokenizeBody(Body):
     """The body of POST /detokenize."""
 

@@ -83,8 +83,8 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), LAX_INT]
 
 
 class Options(Body):
-    """The rules by which tokens are drawn, and their number. `num_predict` of -1 or -2 is as many as there is room for. `num_ctx` bounds
-    prompt and output together, where it is less than the server's context."""
+    """The rules by which tokens are drawn, and their number. `num_predict` of -1 or -2 is as many as there is room for.
+    `num_ctx` bounds prompt and output together, where it is less than the server's context."""
 
     lenient = True
     harmless: ClassVar[Mapping[str, str]] = {

@@ -1,0 +1,1 @@
+"""The routes of llama.cpp's server that are not OpenAI's."""

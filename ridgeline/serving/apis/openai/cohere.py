@@ -1,0 +1,153 @@
+"""The route POST /v2/embed, which is Cohere's. Its /v2/rerank stands with those of vLLM and Jina (pooling.py)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.generation import pooling
+from ridgeline.serving.generation.pooling import PooledAnswer
+from ridgeline.serving.http import answers
+from ridgeline.serving.http.describe import described
+from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
+from ridgeline.serving.http.pieces import json_response
+from ridgeline.serving.requests.bodies import LAX_INT, Body, Object
+from ridgeline.serving.requests.fields import Refusal
+from ridgeline.serving.requests.pooling import MOST_INPUTS, EmbeddingBody, inputs, pooling_params
+from ridgeline.serving.requests.validation import parse
+
+WORDS = 64  # numbers of an answer that count as one entry: they are written fast
+# What a model's prompts call the use of a text, the likeliest name first
+PROMPTS = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+SIDES = {"START": "left", "END": "right"}
+
+Form = Literal["float", "binary", "ubinary", "base64", "int8", "uint8"]
+
+
+class CohereEmbedBody(Body):
+    """The body of POST /v2/embed. Texts stand in `texts`, or as the contents of `inputs`. With `truncate` of NONE a
+    text that is too long is refused. `input_type` puts the model's prompt for that use before each text."""
+
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "images": Refusal("images are not supported: the model reads text alone; leave images out.")
+    }
+
+    model: str | None = None
+    texts: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_INPUTS)] | None = None
+    inputs: Annotated[list[Object], Field(fail_fast=True, min_length=1, max_length=MOST_INPUTS)] | None = None
+    input_type: Literal["search_query", "search_document", "classification", "clustering", "image"] | None = None
+    embedding_types: Annotated[list[Form], Field(max_length=16)] | None = None
+    output_dimension: Annotated[int, Field(ge=1), LAX_INT] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31), LAX_INT] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31), LAX_INT] | None = None
+
+
+def router(api: ApiServer) -> APIRouter:
+    routes = APIRouter(tags=["pooling"])
+
+    @routes.post("/v2/embed", **described(CohereEmbedBody, "Texts as vectors", answers.CohereEmbeddings))
+    async def embed(request: Request) -> Response:
+        body = await read_body(request, CohereEmbedBody)
+        forms, texts, name = _forms(body), texts_of(body), request_id(request)
+        asked = parse(EmbeddingBody, _embedding(api, body, texts))
+        params = pooling_params(asked, "embed", dimensions=asked.dimensions)
+        works = [
+            pooling.run(api.service, each, index) for index, each in enumerate(await inputs(api, asked, params, name))
+        ]
+        found = await while_connected(request.receive, together(works))
+        size = len(forms) * sum(each.vector.size for each in found) // WORDS
+        return await json_response(size, partial(_answer, name, texts, found, forms))
+
+    return routes
+
+
+def texts_of(body: CohereEmbedBody) -> list[str]:
+    """Return the texts of a body. Raise BadRequest for none, or for parts that are no text."""
+    if (body.texts is None) == (body.inputs is None):
+        raise BadRequest("give either texts or inputs.", param="texts")
+    if body.texts is not None:
+        return body.texts
+    found = []
+    for index, each in enumerate(body.inputs or ()):
+        parts, path = each.get("content"), f"inputs.{index}.content"
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise BadRequest(f"{path} is a list of parts.", param=path)
+        texts = [part.get("text") for part in parts]
+        if not all(isinstance(text, str) for text in texts):
+            raise BadRequest(f"{path} has parts of text alone, because the model reads nothing else.", param=path)
+        found.append("\n".join(map(str, texts)))
+    return found
+
+
+def _forms(body: CohereEmbedBody) -> list[Form]:
+    """Return the forms of the vectors, each once. Raise BadRequest for those that need a calibration."""
+    forms: list[Form] = list(dict.fromkeys(body.embedding_types or ("float",)))
+    for form in forms:
+        if form in ("int8", "uint8"):
+            raise BadRequest(
+                f"embedding_types of {form} need ranges that a model was calibrated for; use float, base64 or binary.",
+                param="embedding_types",
+            )
+    return forms
+
+
+def _embedding(api: ApiServer, body: CohereEmbedBody, texts: list[str]) -> dict[str, Any]:
+    """Return the body of an embedding that asks the same."""
+    known = api.encoder.prompts if api.service.facts().pooling is not None else {}
+    names = PROMPTS.get(body.input_type or "", ())
+    side, context = body.truncate or "END", api.service.facts().max_model_len
+    most = None if side == "NONE" else -1
+    if body.max_tokens is not None and side != "NONE":
+        most = min(body.max_tokens, context)
+    found = {
+        "model": body.model,
+        "input": texts,
+        "dimensions": body.output_dimension,
+        "truncate_prompt_tokens": most,
+        "truncation_side": SIDES.get(side),
+        "prompt_name": next((name for name in names if name in known), None),
+        "priority": body.priority,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _answer(
+    name: str, texts: list[str], found: Sequence[PooledAnswer], forms: Sequence[Form]
+) -> answers.CohereEmbeddings:
+    by_type: dict[str, list[Any]] = {form: [_written(form, each.vector) for each in found] for form in forms}
+    tokens = sum(each.prompt_tokens for each in found)
+    return answers.CohereEmbeddings(
+        id=name,
+        embeddings=by_type,
+        texts=texts,
+        meta=answers.CohereMeta(
+            api_version=answers.CohereVersion(), billed_units=answers.CohereUnits(input_tokens=tokens)
+        ),
+    )
+
+
+def _written(form: Form, vector: np.ndarray) -> Any:
+    """Return a vector as numbers, as the base64 of its float32, or as one bit for each positive number: eight in a byte
+    from 0, or from -128."""
+    if form == "float":
+        return vector.tolist()
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    packed = np.packbits(vector > 0).astype(np.int16)
+    return (packed - (128 if form == "binary" else 0)).tolist()
