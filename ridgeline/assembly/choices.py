@@ -21,7 +21,7 @@ from ridgeline.core.settings.speculation import LAYER_SKIP, Speculation
 from ridgeline.core.settings.steps import check_limits
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import ModelSpec, with_draft
+from ridgeline.core.specs.model import ModelSpec, attention_of, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.defaults import (
     check_divided,
@@ -260,7 +260,13 @@ def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
             "num_speculative_tokens alone in speculative_config."
         )
     if speculation.method == LAYER_SKIP:
-        speculation.skipped(len(model.layers))
+        skipped = speculation.skipped(len(model.layers))
+        kept = (attention_of(each.mixer) for layer, each in enumerate(model.layers) if layer not in skipped)
+        borrowed = {each.borrows for each in kept if each is not None}
+        if lost := [layer for layer in skipped if layer in borrowed]:
+            raise InvalidConfig(
+                f"skip_layers of speculative_config has {lost[0]}, to whose keys others attend; name other layers."
+            )
         if any(group.spec.exact for group in model.cache_groups):
             raise InvalidConfig(
                 "layer_skip would let this model's recurrent layers forget what they have read; take another method of "

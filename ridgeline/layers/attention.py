@@ -71,7 +71,7 @@ class AttentionBehind(nn.Module):
         self.tp = build.mesh.tp
         norms = [Norm(norm, norm_width, build) for norm, norm_width in spec.norms]
         self.q_norm: Norm | None = norms[0] if norms else None
-        self.k_norm: Norm | None = norms[1] if norms else None
+        self.k_norm: Norm | None = norms[1] if len(norms) > 1 else None
         self.rotary = build.rotary(spec.rope) if spec.rope is not None else None
         self.sinks = build.parameter(spec.num_heads) if spec.sinks else None
         given = spec.kv_format.scales == "model"
@@ -149,9 +149,9 @@ class AttentionBehind(nn.Module):
         kept = softmax, self.kv_scales, self.saturated_1
         if spec.qk_norm_behind:  # which are done by then, as the rotation is
             return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, bias_HL=bias_HL)
-        if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
+        if self.q_norm is None or self.spec.qk_norm_whole:
             return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept, bias_HL=bias_HL)
-        norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+        norms = self.q_norm.weight, None if self.k_norm is None else self.k_norm.weight, self.q_norm.eps
         return Heads(self.spec, self.ops, *norms, angles, *kept, bias_HL=bias_HL)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec
+from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, attention_of
 from ridgeline.core.specs.pooling import SECOND_TEXT
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
@@ -26,6 +26,8 @@ from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.head import Head
+from ridgeline.layers.layer_inputs import LayerInput, LayerInputs
+from ridgeline.layers.lent_keys import Lent, state_of
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.layers.recurrent import DecayRate
@@ -68,6 +70,9 @@ class Layer(nn.Module):
         inside = replace(build.within("feed_forward"), pending=inner if mixes else build.pending)
         self.feed_forward = kinds.feed_forward(spec.feed_forward, width, inside) if feeds else None
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after and feeds else None
+        self.layer_input = None
+        if spec.inputs is not None:
+            self.layer_input = LayerInput(spec.inputs, spec.norm, width, build.within("layer_input"))
         self.scalar = build.parameter(1) if spec.scalar else None
         if self.scalar is not None:
             self.scalar.requires_grad_(False)  # a constant of the checkpoint, which transformers does not train either
@@ -80,10 +85,12 @@ class Layer(nn.Module):
         state: Any,
         live_T: Tensor | None,
         embedded_TM: Tensor | None = None,
+        input_TP: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return (what this layer adds to the residual, the residual before it), or (the residual after it, None).
 
         embedded_TM: the input of the first layer, for layers whose spec asks for it.
+        input_TP: the layer's own input, if it has one.
         """
         if self.mixer is not None:
             also = (embedded_TM,) if self.spec.embedded else ()
@@ -98,6 +105,9 @@ class Layer(nn.Module):
         else:
             x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T)
             x_TM, residual_TM = self._added(x_TM, residual_TM, self.feed_forward_post_norm)
+        if self.layer_input is not None and input_TP is not None:
+            x_TM, residual_TM = x_TM if residual_TM is None else x_TM + residual_TM, None
+            x_TM = x_TM + self.layer_input(x_TM, input_TP)
         if self.scalar is None:
             return x_TM, residual_TM
         return (x_TM if residual_TM is None else x_TM + residual_TM) * self.scalar, None
@@ -116,7 +126,7 @@ class Layer(nn.Module):
 def leaves_sums(spec: LayerSpec) -> bool:
     """Return True if the parts of a divided layer leave their sums over ranks to the norm behind them, with which these
     are made at once. A norm of a part's own output needs the sum before."""
-    return spec.norms == "before" and not spec.scalar
+    return spec.norms == "before" and not spec.scalar and spec.inputs is None
 
 
 def divides_tokens(spec: LayerSpec) -> bool:
@@ -198,10 +208,12 @@ class Decoder(nn.Module):
         self.whole, self.dtype = spec, dtype
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
         self.ops, self.mesh, self.tp = ops, mesh, mesh.tp
+        self.layer_inputs: LayerInputs | None = None
         # The first layer's norm can make the table's sum
         waits = spec.embeds and not (
             spec.embed_norm
             or spec.embed_width
+            or spec.layer_inputs
             or spec.learned_positions
             or any(each.embedded for each in self.whole.layers)
         )
@@ -215,6 +227,8 @@ class Decoder(nn.Module):
             self.position_embed = Embedding(spec.learned_positions, own, build) if spec.learned_positions else None
             self.type_embed = Embedding(spec.token_types, own, build) if spec.token_types else None
             widens = build.within("embed_project")
+            if spec.layer_inputs is not None:
+                self.layer_inputs = LayerInputs(part, spec.layer_inputs, build.within("layer_inputs"))
             self.embed_project = Linear(own, (width,), True, widens) if spec.embed_width else None
         divides = mesh.tp.size > 1 and waits and spec.scores and all(map(divides_tokens, spec.layers))
         self._parts = TokenParts(mesh.tp) if divides else None
@@ -224,6 +238,8 @@ class Decoder(nn.Module):
         self._pending = [sums if waits else ALONE, *(sums if leaves_sums(each) else ALONE for each in spec.layers)]
         wanted = (ALONE if layer.embedded else left for layer, left in zip(spec.layers, self._pending, strict=False))
         self._wanted = [*wanted, self._pending[-1]]
+        attentions = [attention_of(layer.mixer) for layer in spec.layers]
+        self._borrows = [None if each is None else each.borrows for each in attentions]
         self.layers = nn.ModuleList()
         for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):
             inside = replace(build.within(f"layers.{index}"), pending=pending, sums=sums)
@@ -289,9 +305,13 @@ class Decoder(nn.Module):
         stage, embedded_TM, residual_TM, pending = self.spec.stage, x_TM, None, self._pending[0]
         if stage is not None and stage.embedded and before_TM is not None:
             x_TM, embedded_TM = (part_TM.contiguous() for part_TM in before_TM.chunk(2, dim=1))
+        inputs_TLP = None if self.layer_inputs is None else self.layer_inputs(token_ids_T, x_TM)
+        lent: Lent = {}
         for index in range(len(self.layers)) if only is None else only:
             layer, x_TM = self.layers[index], _added_up_over(self._wanted[index], x_TM, pending)
-            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T, embedded_TM)
+            state = state_of(states, index, self._borrows[index], index in self._borrows, lent)
+            input_TP = None if inputs_TLP is None else inputs_TLP[:, index]
+            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, state, states.live_T, embedded_TM, input_TP)
             pending = self._pending[index + 1]
             if taps is not None and index in taps.layers:
                 taps.found.append(self._whole(x_TM, residual_TM, pending))

@@ -1,17 +1,21 @@
-"""Gemma 4 (text): Gemma 3 with wider heads on its full layers, where values are keys, with or without experts."""
+"""Gemma 4 (text): Gemma 3 with wider heads on its full layers, and experts, or inputs of single layers (E2B, E4B).
+
+On full layers values may be keys. The last layers of E2B and E4B attend to the keys of earlier layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
-from ridgeline.core.specs.model import LayerSpec, ModelSpec, Source, WeightMap
+from ridgeline.core.specs.model import LayerInputsSpec, LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.names import named
 from ridgeline.models.wrapped import text_config, text_weights
 
 DEFAULTS = {
@@ -32,6 +36,17 @@ DEFAULTS = {
 WIDTHS = ("head_dim", "num_key_value_heads")  # what may differ between layers
 WINDOW_PATTERN = 6  # unless the checkpoint says otherwise, one layer in so many sees everything
 
+# Of the inputs of single layers
+INPUTS = {
+    "table": "embed_tokens_per_layer",
+    "project": "per_layer_model_projection",
+    "norm": "per_layer_projection_norm",
+}
+INPUT = {
+    "input_gate": "per_layer_input_gate",
+    "input_project": "per_layer_projection",
+    "input_norm": "post_per_layer_input_norm",
+}
 _TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 
 
@@ -46,9 +61,11 @@ class Gemma4:
         for index, layer in enumerate(spec.layers):
             ours, theirs = f"layers.{index}", f"model.layers.{index}"
             found[f"{ours}.scalar"] = (Source(name=f"{theirs}.layer_scalar"),)
+            if layer.inputs is not None:
+                found |= named(f"{ours}.layer_input", theirs, INPUT)
             if isinstance(layer.feed_forward, ExpertsSpec):
                 found |= _experts(f"{ours}.feed_forward", theirs)
-        return found
+        return found | (named("layer_inputs", "model", INPUTS) if spec.layer_inputs is not None else {})
 
 
 class Gemma4Multimodal:
@@ -56,7 +73,9 @@ class Gemma4Multimodal:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        return replace(_spec("Gemma4ForConditionalGeneration", text_config(config)), unused=_TOWERS)
+        spec = _spec("Gemma4ForConditionalGeneration", text_config(config))
+        needless = (name.replace("model.", "model.language_model.", 1) for name in spec.unused)
+        return replace(spec, unused=(*_TOWERS, *needless))
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
@@ -66,8 +85,6 @@ class Gemma4Multimodal:
 def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
     activation = Config(config, DEFAULTS).raw("hidden_activation")
     values = Config({**config, "hidden_act": activation}, DEFAULTS)
-    values.refuse("hidden_size_per_layer_input", "inputs of single layers, as in E2B and E4B, are not computed")
-    values.refuse("num_kv_shared_layers", "layers with the keys of other layers, as in E2B and E4B, are not computed")
     if values.raw("use_bidirectional_attention") != "vision":  # which means images, and there are none here
         values.refuse("use_bidirectional_attention", "only causal attention runs")
 
@@ -79,10 +96,16 @@ def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
         return llama_like(architecture, one, attention_bias=values.boolean("attention_bias"), windows=[window])
 
     kinds = _kinds(values)
-    layers = tuple(_layer(alike(*kind).layers[0], values) for kind in kinds)
+    borrowed = lenders([window for _, _, window in kinds], values)
+    inputs = layer_inputs(values, alike(*kinds[-1]))
+    layers = tuple(
+        replace(_layer(alike(*kind).layers[0], values, lender), inputs=inputs)
+        for kind, lender in zip(kinds, borrowed, strict=True)
+    )
     return replace(
         alike(*kinds[-1]),
         layers=layers,
+        unused=needless(borrowed),
         embedding_multiplier=values.integer("hidden_size") ** 0.5,
         logits_softcap=values.number("final_logit_softcapping") if "final_logit_softcapping" in values else None,
     )
@@ -126,7 +149,39 @@ def _own_widths(config: Config, num_layers: int) -> dict[int, dict[str, int]]:
     return found
 
 
-def _layer(layer: LayerSpec, config: Config) -> LayerSpec:
+def lenders(windows: Sequence[int | None], config: Config) -> list[int | None]:
+    """Return, for each layer, the earlier one to whose keys and values it attends: for the last `num_kv_shared_layers`
+    the last one before them with the same window. Raise ModelLoadError if there is none."""
+    count = len(windows)
+    shared = config.integer("num_kv_shared_layers", at_least=0) if "num_kv_shared_layers" in config else 0
+    own = windows[: count - shared]
+    last = {window: layer for layer, window in enumerate(own)}
+    if shared >= count or not {*windows} <= last.keys():
+        raise wrong("num_kv_shared_layers", shared, "so few that a layer of each type has keys of its own")
+    return [None if layer < count - shared else last[window] for layer, window in enumerate(windows)]
+
+
+def needless(borrowed: Sequence[int | None]) -> tuple[str, ...]:
+    """Return the beginnings of the names of what files may hold for layers that have no keys of their own."""
+    layers = (layer for layer, lender in enumerate(borrowed) if lender is not None)
+    return tuple(f"model.layers.{layer}.self_attn.{part}" for layer in layers for part in ("k_", "v_"))
+
+
+def layer_inputs(config: Config, spec: ModelSpec) -> LayerInputsSpec | None:
+    """Return the inputs of single layers, if the model has some."""
+    if not config.raw("hidden_size_per_layer_input"):
+        return None
+    rows = config.integer("vocab_size_per_layer_input") if "vocab_size_per_layer_input" in config else spec.vocab_size
+    return LayerInputsSpec(
+        width=config.integer("hidden_size_per_layer_input"),
+        rows=rows,
+        known=rows,
+        norm=spec.final_norm,
+        activation=config.activation("hidden_act"),
+    )
+
+
+def _layer(layer: LayerSpec, config: Config, lender: int | None) -> LayerSpec:
     full = layer.attention.window is None
     mixer = replace(
         layer.attention,
@@ -134,8 +189,12 @@ def _layer(layer: LayerSpec, config: Config) -> LayerSpec:
         qk_norm=layer.norm,
         v_norm=True,
         values_are_keys=full and config.boolean("attention_k_eq_v"),
+        borrows=lender,
     )
-    layer = replace(layer, mixer=mixer, norms="both", scalar=True)
+    mlp = layer.mlp
+    if lender is not None and config.boolean("use_double_wide_mlp"):
+        mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
+    layer = replace(layer, mixer=mixer, feed_forward=mlp, norms="both", scalar=True)
     if not config.boolean("enable_moe_block"):
         return layer
     count, top_k = config.integer("num_experts"), config.integer("top_k_experts")

@@ -181,8 +181,10 @@ def _layer_weights(ours: str, theirs: str, layer: LayerSpec, names: Names) -> We
     if isinstance(layer.mixer, AttentionSpec):
         if layer.mixer.qk_norm is not None:
             add("mixer.q_norm", (names.q_norm,), "weight")
-            add("mixer.k_norm", (names.k_norm,), "weight")
+            if layer.mixer.borrows is None:
+                add("mixer.k_norm", (names.k_norm,), "weight")
         qkv = names.qkv[:2] if layer.mixer.values_are_keys else names.qkv
+        qkv = qkv if layer.mixer.borrows is None else qkv[:1]
         qkv = (*qkv, names.head_gates) if layer.mixer.head_gates else qkv
         add("mixer.qkv", qkv, *_kinds(layer.mixer.qkv_bias))
         add("mixer.out", (names.out,), *_kinds(layer.mixer.out_bias))

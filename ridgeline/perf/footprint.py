@@ -46,9 +46,14 @@ def parameters(model: ModelSpec) -> Parameters:
         vectors += (norms - layer.one_norm) * _norm(layer.norm, width)
         vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms) + layer.mixer.vectors
         vectors += _single(layer, width)
+        vectors += _norm(layer.norm, width) if layer.inputs is not None else 0
         vectors += _routing_vectors(layer.feed_forward)
     if model.embed_norm is not None and model.embeds:
         vectors += _norm(model.embed_norm, model.embed_width or width)
+    embed = 0
+    if (own := model.layer_inputs) is not None and model.embeds:
+        columns = own.width * len(model.layers)
+        embed, vectors = columns * (own.rows + width), vectors + _norm(own.norm, own.width)
     if model.pooling is not None:
         inputs = width
         for each in model.pooling.head:
@@ -63,7 +68,7 @@ def parameters(model: ModelSpec) -> Parameters:
     return Parameters(
         products=products,
         unembed=0 if model.tie_word_embeddings or not model.scores else table,
-        embed=(table + (model.learned_positions + model.token_types) * tabled + widening) * model.embeds,
+        embed=embed + (table + (model.learned_positions + model.token_types) * tabled + widening) * model.embeds,
         vectors=vectors,
     )
 

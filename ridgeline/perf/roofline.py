@@ -99,6 +99,11 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
         yield "type_embed", embedding_cost(tokens, width, itemsize=p.item)
     if model.embed_norm is not None:
         yield "embed_norm", _norm(model.embed_norm.kind, tokens, width, p, residual=False)
+    if (own := model.layer_inputs) is not None:
+        columns = own.width * len(model.layers)
+        yield "layer_inputs.table", embedding_cost(tokens, columns, itemsize=p.item)
+        yield "project", product_cost("project", Product(model.hidden_size, columns), tokens, p)
+        yield "layer_inputs.norm", norm_cost(tokens * len(model.layers), own.width, itemsize=p.item, kind="rms")
     if model.embed_width:
         yield "embed_project", product_cost("embed_project", Product(width, model.hidden_size, True), tokens, p)
 
@@ -126,6 +131,11 @@ def _layer(
     yield from FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, width, norm, tokens, p, reach)
     if after:
         yield "feed_forward_post_norm", post_norm
+    if layer.inputs is not None:
+        for name, product in layer.products(width).items():
+            if name.startswith("input_"):
+                yield name, product_cost(name, product, tokens, p)
+        yield "input_norm", _norm(layer.norm.kind, tokens, width, p, residual=False)
 
 
 def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:

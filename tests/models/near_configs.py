@@ -246,6 +246,14 @@ APERTUS_8B = _sized(
     post_norm=False,
 )
 
+GEMMA_4_E2B = _sized(
+    "gemma4_text",
+    "Gemma4ForCausalLM",
+    (1536, 6144, 35, 8, 1, 262144),
+    **{"head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "num_kv_shared_layers": 20},
+    **{"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "use_double_wide_mlp": True},
+    **{"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "tie_word_embeddings": True},
+)
 PHI_3_5_MOE = _sized(
     "phimoe",
     "PhiMoEForCausalLM",
@@ -314,6 +322,7 @@ STEP_3_7_FLASH: Values = {
 }
 
 NEAR: dict[str, Values] = {
+    "gemma4_e2b": GEMMA_4_E2B,
     "phimoe": {**PHI_3_5_MOE, "architectures": ["PhimoeForCausalLM"]},
     "glm_moe_dsa": GLM_5,
     "minimax": {**MINIMAX_M1, "architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}

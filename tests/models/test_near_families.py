@@ -27,7 +27,7 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import export_checkpoint, read_model_config
 from tests.models import near_configs
-from tests.parallel.test_divided_models import divides, logits
+from tests.parallel.test_divided_models import divides, loaded, logits
 from tests.parallel.test_stages import numbers_held, passed_through, stages_of
 from tests.parallel.threads import on_ranks
 from tests.weights.loading import dense_logits, load
@@ -154,6 +154,16 @@ FAMILIES = {
             "vision_config": {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14},
         },
         "Step3p7Config",
+    ),
+    "gemma4_e": near(
+        "Gemma4ForCausalLM",
+        {
+            **{**COMMON, "num_hidden_layers": 6, "head_dim": 20, "global_head_dim": 40, "sliding_window": WINDOW},
+            **{"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 3},
+            **{"use_double_wide_mlp": True, "tie_word_embeddings": True},
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+        },
+        "Gemma4TextConfig",
     ),
     "gptj": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 8, "bos_token_id": 1, "eos_token_id": 2}),
     "gptj_whole": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 20, "bos_token_id": 1, "eos_token_id": 2}),
@@ -319,10 +329,15 @@ def test_two_ranks_or_a_stage_for_every_layer_score_as_one_device(family: str, f
     folder = folders(family)
     want = logits(folder, Mesh())
     spec = read_model_config(folder).spec
-    stages = stages_of(folder, len(spec.layers))
-    torch.testing.assert_close(passed_through(stages), want, rtol=0, atol=0)
-    twice = spec.vocab_size * spec.hidden_size if spec.tie_word_embeddings else 0
-    assert sum(map(numbers_held, stages)) == parameters(spec).total + twice
+    if spec.layer_inputs is not None:  # a stage would need more than the output of the one before
+        with pytest.raises(InvalidConfig, match=r"pipeline_parallel_size is 2, .* inputs of their own"):
+            stages_of(folder, 2)
+        assert numbers_held(loaded(folder, Mesh())) == parameters(spec).total
+    else:
+        stages = stages_of(folder, len(spec.layers))
+        torch.testing.assert_close(passed_through(stages), want, rtol=0, atol=0)
+        twice = spec.vocab_size * spec.hidden_size if spec.tie_word_embeddings else 0
+        assert sum(map(numbers_held, stages)) == parameters(spec).total + twice
     if not divides(folder, 2):  # one head of keys, say
         return
     for got in on_ranks(2, lambda axis: logits(folder, Mesh(tp=axis))):
@@ -401,6 +416,12 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
 def test_what_would_be_computed_wrongly_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelLoadError, match=words):
         model_config(near_configs.NEAR[name] | changes)
+
+
+def test_drafts_cannot_skip_a_layer_to_whose_keys_others_attend(folders: Folders) -> None:
+    speculative = {"method": "layer_skip", "skip_layers": [2], "num_speculative_tokens": 2}
+    with pytest.raises(InvalidConfig, match="skip_layers of speculative_config has 2, to whose keys"):
+        LLM(folders("gemma4_e"), speculative_config=speculative, device="cpu", skip_tokenizer_init=True)
 
 
 def test_contexts_in_which_a_sparse_indexer_would_choose_are_refused(folders: Folders) -> None:

@@ -47,7 +47,12 @@ def part_of(
         model = with_experts_of_a_rank(model, tp, placement)
     ranks = Ranks(tp, named)
     layers = {
-        layer: replace(layer, mixer=layer.mixer.part(ranks), feed_forward=layer.feed_forward.part(ranks))
+        layer: replace(
+            layer,
+            mixer=layer.mixer.part(ranks),
+            feed_forward=layer.feed_forward.part(ranks),
+            inputs=layer.inputs and replace(layer.inputs, rows=-(-layer.inputs.rows // tp)),
+        )
         for layer in dict.fromkeys(model.layers)
     }
     return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layers[layer] for layer in model.layers))

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.specs.model import LayerSpec, ModelSpec, StageSpec, WeightMap
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, StageSpec, WeightMap, attention_of
 from ridgeline.core.specs.shared import SharedBlockSpec
 
 T = TypeVar("T")
@@ -29,6 +29,13 @@ def check_stages(model: ModelSpec, stages: int) -> None:
     if stages > len(model.layers):
         raise InvalidConfig(
             f"pipeline_parallel_size is {stages}, and the model has {len(model.layers)} layers; each stage needs one."
+        )
+    attentions = (attention_of(layer.mixer) for layer in model.layers)
+    borrow = any(attention is not None and attention.borrows is not None for attention in attentions)
+    if stages > 1 and (borrow or model.layer_inputs is not None):
+        raise InvalidConfig(
+            f"pipeline_parallel_size is {stages}, and this model's layers need more of others than their output: "
+            "inputs of their own, or earlier layers' keys; set tensor_parallel_size instead."
         )
 
 
@@ -95,6 +102,7 @@ def stage_of(model: ModelSpec, stage: int, counts: Sequence[int]) -> ModelSpec:
     embeddings, each has its own copy."""
     if len(counts) == 1:
         return model
+    check_stages(model, len(counts))
     starts = [0, *accumulate(counts)]
     first, last = stage == 0, stage == len(counts) - 1
     parts = (model.layers[start:end] for start, end in pairwise(starts))

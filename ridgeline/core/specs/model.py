@@ -162,6 +162,8 @@ class AttentionSpec:
     value_dim: the width of a head's values, if it is less than that of queries and keys. The cache holds them filled up
         with zeros.
     multiplier: that of the output.
+    borrows: the number of an earlier layer, to whose keys and values it attends; it projects queries alone. None: it
+        has its own.
     kv_format: how keys and values are cached.
     """
 
@@ -191,6 +193,7 @@ class AttentionSpec:
     head_gates: bool = False
     value_dim: int | None = None
     multiplier: float = 1.0
+    borrows: int | None = None
     kv_format: KVFormat = field(default_factory=KVFormat)
 
     @property
@@ -198,7 +201,9 @@ class AttentionSpec:
         return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format)
 
     @property
-    def states(self) -> tuple[KVSpec] | tuple[PassingSpec]:
+    def states(self) -> tuple[KVSpec] | tuple[PassingSpec] | tuple[()]:
+        if self.borrows is not None:
+            return ()
         return (PassingSpec(),) if self.bidirectional else (self.state,)
 
     @property
@@ -211,7 +216,7 @@ class AttentionSpec:
         if self.qk_norm is None:
             return ()
         widths = (self.q_size, self.kv_size) if self.qk_norm_whole else (self.head_dim, self.head_dim)
-        return tuple((self.qk_norm, width) for width in widths)
+        return tuple((self.qk_norm, width) for width in (widths if self.borrows is None else widths[:1]))
 
     @property
     def scratch(self) -> int:
@@ -233,6 +238,8 @@ class AttentionSpec:
         """The widths of the parts of the fused projection: queries (behind their gates, if there are any), keys, values
         unless they are the keys, and the heads' gates."""
         queries = self.q_size * (2 if self.output_gate else 1)
+        if self.borrows is not None:
+            return (queries,)
         values = () if self.values_are_keys else (self.num_kv_heads * (self.value_dim or self.head_dim),)
         return (queries, self.kv_size, *values, *((self.num_heads,) if self.head_gates else ()))
 
@@ -319,6 +326,23 @@ ABSENT = Absent()
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerInputsSpec:
+    """The inputs of single layers: besides the residual, each layer gets `width` numbers of its own for every token.
+    They are made of the token's embedding and of one more table.
+
+    rows: of that table, here. known: of the whole table; tokens beyond it have the first row.
+    norm: of what is made of the embedding.
+    activation: of what a layer multiplies its input with.
+    """
+
+    width: int
+    rows: int
+    known: int
+    norm: NormSpec
+    activation: Activation
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """A mixer and a feed-forward, each of which is added to the residual x. One of the two may be `ABSENT`.
 
@@ -330,6 +354,7 @@ class LayerSpec:
     residual_multiplier: multiplies what either part adds.
     scalar: a learned number multiplies the residual after both parts.
     embedded: the mixer's last argument is the tokens as they were embedded.
+    inputs: the layer has an input of its own, which is added behind both parts; None: it has not.
     same_as: the number of an earlier layer whose weights this one has; None: it has its own.
     """
 
@@ -342,6 +367,7 @@ class LayerSpec:
     residual_multiplier: float = 1.0
     scalar: bool = False
     embedded: bool = False
+    inputs: LayerInputsSpec | None = None
     same_as: int | None = None
 
     @property
@@ -362,7 +388,13 @@ class LayerSpec:
 
     def products(self, width: int) -> Products:
         """Return the matrix products of both parts."""
-        return {**self.mixer.products(width), **self.feed_forward.products(width)}
+        found = {**self.mixer.products(width), **self.feed_forward.products(width)}
+        if self.inputs is not None:
+            found |= {
+                "input_gate": Product(width, self.inputs.width),
+                "input_project": Product(self.inputs.width, width),
+            }
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,6 +462,11 @@ class ModelSpec:
     unused: tuple[str, ...] = ()
     pooling: PoolingSpec | None = None
     stage: StageSpec | None = None
+
+    @cached_property
+    def layer_inputs(self) -> LayerInputsSpec | None:
+        """The inputs of single layers, if they have some. All layers then have them."""
+        return self.layers[0].inputs if self.layers else None
 
     @cached_property
     def embeds(self) -> bool:
