@@ -282,7 +282,140 @@ class SharedMedusa(Medusa):
     own = False
 
 
-HEADS = (Eagle, Eagle3, NarrowEagle3, Medusa, SharedMedusa)
+class DFlash(Head):
+    """arXiv 2602.06036, section 3, as z-lab publishes its heads. The block has one place for each draft that a step
+    verifies at most, and the last token's in front."""
+
+    method = "dflash"
+    layers, block, places = 2, 8, 4
+    first = 1  # of the places that are scored
+    windows: tuple[int | None, ...] = (None, None)
+
+    @property
+    def mask(self) -> int:
+        return self.vocabulary - 2
+
+    def make(self) -> None:
+        for index in range(self.layers):
+            prefix = f"layers.{index}."
+            self.layer(prefix, self.width)
+            self.tensors[f"{prefix}input_layernorm.weight"] = self.random(self.width)
+            for name in "qk":
+                self.tensors[f"{prefix}self_attn.{name}_norm.weight"] = self.random(self.head_dim)
+        for name in ("norm", "hidden_norm"):
+            self.tensors[f"{name}.weight"] = self.random(self.width)
+        self.tensors["fc.weight"] = self.random(self.width, len(self.taps) * self.width)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        own = {"target_layer_ids": list(self.taps), "mask_token_id": self.mask}
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in self.windows]
+        shape = {"num_hidden_layers": self.layers, "block_size": self.block, "num_target_layers": 4}
+        about = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "layer_types": kinds}
+        window = next((window for window in self.windows if window is not None), None)
+        return {**super().config, **shape, **about, "sliding_window": window, "dflash_config": own}
+
+    def context(self, tokens: Sequence[int]) -> Tensor:
+        states = self.target.states(tokens)
+        joined = linear(torch.cat([states[tap] for tap in self.taps], -1), self.tensors["fc.weight"])
+        return norm(joined, self.tensors["hidden_norm.weight"])
+
+    def attended(self, x_BM: Tensor, context_NM: Tensor, of: Callable[[str], Tensor], window: int | None) -> Tensor:
+        both = torch.cat((context_NM, x_BM))
+        q, k, v = (
+            linear(both, of(f"self_attn.{name}_proj.weight")).unflatten(-1, (-1, self.head_dim)) for name in "qkv"
+        )
+        q, k = norm(q, of("self_attn.q_norm.weight")), norm(k, of("self_attn.k_norm.weight"))
+        q, k = rotated(q)[len(context_NM) :], rotated(k)
+        k, v = (each.repeat_interleave(self.heads // self.kv_heads, 1) for each in (k, v))
+        scores = torch.einsum("ihd,jhd->hij", q, k) * self.head_dim**-0.5
+        if window is not None:  # such layers are causal
+            i, j = torch.arange(len(both))[len(context_NM) :, None], torch.arange(len(both))[None]
+            scores = scores.masked_fill((j > i) | (j <= i - window), float("-inf"))
+        mixed = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
+        return linear(mixed, of("self_attn.o_proj.weight"))
+
+    def embedded(self, tokens: list[int]) -> Tensor:
+        found: Tensor = self.target.embedding[tokens]
+        return found
+
+    @torch.no_grad()
+    def outputs(self, tokens: Sequence[int]) -> Tensor:
+        """What is scored of the block behind these tokens."""
+        context = self.context(tokens[:-1])
+        x = self.embedded([tokens[-1], *[self.mask] * (self.places - 1)])
+        for index, window in enumerate(self.windows):
+            of = self.of(f"layers.{index}.")
+            x = x + self.attended(norm(x, of("input_layernorm.weight")), context, of, window)
+            x = x + mlp(norm(x, of("post_attention_layernorm.weight")), of)
+        return norm(x, self.tensors["norm.weight"])[self.first :]
+
+    @torch.no_grad()
+    def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
+        found: list[int] = self.scores(self.outputs(tokens)).argmax(-1).tolist()
+        return found[:count]
+
+
+class WindowedDFlash(DFlash):
+    windows = (6, None)
+
+
+class DSpark(DFlash):
+    """DeepSpec's form: each place scores the token behind it, and a Markov head adds what the token before says."""
+
+    method = "dspark"
+    places, first, rank = 3, 0, 8
+    kind = "vanilla"
+
+    def make(self) -> None:
+        super().make()
+        self.tensors["markov_head.markov_w1.weight"] = self.random(self.vocabulary, self.rank)
+        self.tensors["markov_head.markov_w2.weight"] = 3 * self.random(self.vocabulary, self.rank)
+        shape = {"gated": (self.rank, self.width + self.rank), "rnn": (3 * self.rank, self.width + 2 * self.rank)}
+        if self.kind in shape:
+            name = "gate_proj" if self.kind == "gated" else "joint_proj"
+            self.tensors[f"markov_head.{name}.weight"] = 2 * self.random(*shape[self.kind])
+            self.tensors[f"markov_head.{name}.bias"] = self.random(shape[self.kind][0]) - 1
+        self.tensors["embed_tokens.weight"] = self.target.embedding.detach().clone()
+        self.tensors["lm_head.weight"] = self.target.output.detach().clone()
+        self.tensors["confidence_head.proj.weight"] = self.random(1, self.width + self.rank)
+        self.tensors["confidence_head.proj.bias"] = self.random(1)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config = super().config
+        own = {"architectures": ["Qwen3DSparkModel"], "markov_rank": self.rank, "markov_head_type": self.kind}
+        flags = {"enable_confidence_head": True, "confidence_head_with_markov": True, "num_anchors": 8}
+        return {**config, **config.pop("dflash_config"), **own, **flags}
+
+    @torch.no_grad()
+    def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
+        of, known, state = (lambda name: self.tensors[f"markov_head.{name}"]), [tokens[-1]], torch.zeros(self.rank)
+        for x in self.outputs(tokens)[:count]:
+            row = of("markov_w1.weight")[known[-1]]
+            if self.kind == "gated":
+                row = row * linear(torch.cat((x, row)), of("gate_proj.weight"), of("gate_proj.bias")).sigmoid()
+            if self.kind == "rnn":
+                joint = linear(torch.cat((state, row, x)), of("joint_proj.weight"), of("joint_proj.bias"))
+                gate, candidate, row = (
+                    joint[: self.rank],
+                    joint[self.rank : 2 * self.rank],
+                    joint[2 * self.rank :].tanh(),
+                )
+                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+            known.append(int((self.scores(x[None])[0] + linear(row, of("markov_w2.weight"))).argmax()))
+        return known[1:]
+
+
+class GatedDSpark(DSpark):
+    kind = "gated"
+
+
+class RecurrentDSpark(DSpark):
+    kind = "rnn"
+
+
+HEADS = (Eagle, Eagle3, NarrowEagle3, Medusa, SharedMedusa, DFlash, WindowedDFlash, DSpark)
 
 
 class Mtp(Head):

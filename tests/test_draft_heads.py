@@ -23,11 +23,28 @@ from ridgeline.layers.rotary import Rotary
 from ridgeline.worker import memory
 from ridgeline.worker.speculation import backlog
 from ridgeline.worker.speculation.backlog import Catching
+from ridgeline.worker.speculation.block_head import BlockHead
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.covering import by_values
 from tests.driving import Outcome, Rig, ask, rig
-from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, QwenMtp, QwenNextMtp, Target
+from tests.head_oracle import (
+    HEADS,
+    DFlash,
+    DSpark,
+    Eagle,
+    Eagle3,
+    GatedDSpark,
+    Head,
+    Medusa,
+    Mtp,
+    NarrowEagle3,
+    QwenMtp,
+    QwenNextMtp,
+    RecurrentDSpark,
+    Target,
+    WindowedDFlash,
+)
 from tests.test_draft_model import watch
 from tests.test_speculation import DRAFTS, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
 
@@ -56,7 +73,7 @@ def drafting(head: Head, folder: Path, drafts: int = DRAFTS) -> dict[str, Any]:
 
 def always(own: Rig, how: type[Always] = Always) -> Rig:
     own.engine.scheduler.running.drafting = how()  # type: ignore[assignment]
-    if isinstance(own.runner.proposer, FeatureHead):
+    if isinstance(own.runner.proposer, FeatureHead | BlockHead):
         watch(own)
     return own
 
@@ -137,7 +154,7 @@ def test_a_prefix_that_was_found_has_the_heads_keys_too(head: Head, folder: Path
 def test_requests_that_give_way_draft_as_before(head: Head, folder: Path, tmp_path: Path) -> None:
     files = head.save(tmp_path / "head")
     want = greedy(folder)
-    little = {"kv_cache_memory": 150_000, "enable_prefix_caching": False}
+    little = {"kv_cache_memory": 210_000 if isinstance(head, DFlash) else 150_000, "enable_prefix_caching": False}
     with rig(folder, **little, **drafting(head, files)) as own:
         record = Record(always(own))
         got = own.run(*GREEDY)
@@ -147,7 +164,7 @@ def test_requests_that_give_way_draft_as_before(head: Head, folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize(  # the passes of Eagle are those of Eagle 3, and its drafts are compared above
-    "kind", [pytest.param(Eagle, marks=pytest.mark.thorough), Eagle3, Medusa], ids=lambda kind: kind.__name__
+    "kind", [pytest.param(Eagle, marks=pytest.mark.thorough), Eagle3, Medusa, DSpark], ids=lambda kind: kind.__name__
 )
 def test_tokens_are_those_of_plain_decoding(kind: type[Head], target: Target, folder: Path, tmp_path: Path) -> None:
     files = kind(target).save(tmp_path / "head")
@@ -158,7 +175,7 @@ def test_tokens_are_those_of_plain_decoding(kind: type[Head], target: Target, fo
 
 
 @pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("kind", [Eagle, NarrowEagle3, Medusa], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Eagle, NarrowEagle3, Medusa, WindowedDFlash, DSpark], ids=lambda kind: kind.__name__)
 def test_even_steps_draft_as_the_paper_does(
     kind: type[Head], buckets: bool, target: Target, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,11 +205,17 @@ class Late(Always):
         return True
 
 
+@pytest.mark.parametrize("kind", [Eagle3, DFlash], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("buckets", [None, False, True], ids=["cut", "op by op", "in buckets"])
 def test_a_head_runs_over_many_tokens_at_once_where_no_drafts_are_wanted(
-    buckets: bool | None, target: Target, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Head],
+    buckets: bool | None,
+    target: Target,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    head = Eagle3(target)
+    head = kind(target)
     files = head.save(tmp_path / "head")
     asked = [ask(f"{seed}", prompt(5, seed), max_tokens=50 + seed) for seed in range(3)]
     with rig(folder) as own:
@@ -202,8 +225,9 @@ def test_a_head_runs_over_many_tokens_at_once_where_no_drafts_are_wanted(
         if buckets is not None:
             evenly(own, monkeypatch if buckets else None)
         record, runs, proposer = Record(always(own, Late)), [0], own.runner.proposer
-        assert isinstance(proposer, FeatureHead)
-        proposer.head.register_forward_hook(lambda *_: runs.__setitem__(0, runs[0] + 1))
+        assert isinstance(proposer, FeatureHead | BlockHead)
+        written = proposer.head.layers[0].mixer.qkv if kind is DFlash else proposer.head
+        written.register_forward_hook(lambda *_: runs.__setitem__(0, runs[0] + 1))
         got = own.run(*asked)
         check_same(got, want)
         steps = own.engine.scheduler.running.drafting.steps  # type: ignore[union-attr]
@@ -237,7 +261,9 @@ def test_no_drafts_are_made_behind_a_step_in_a_graph_whose_tokens_wait(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "op by op"])
-@pytest.mark.parametrize("kind", [Eagle, Eagle3, NarrowEagle3, Medusa], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Eagle, Eagle3, NarrowEagle3, Medusa, WindowedDFlash, DSpark], ids=lambda kind: kind.__name__
+)
 def test_on_a_gpu_drafts_are_those_of_the_paper(
     kind: type[Head], eager: bool, target: Target, folder: Path, tmp_path: Path
 ) -> None:
@@ -313,8 +339,75 @@ def test_heads_of_other_formats_are_found(folder: Path, target: Target, tmp_path
         assert record.check(head, texts_of(GREEDY, got)) > 100
 
 
+class MaskedDFlash(DFlash):
+    """With a vector of its own for masks, as XiaomiMiMo publishes it, and a narrow vocabulary."""
+
+    narrow = 90
+
+    def make(self) -> None:
+        super().make()
+        self.tensors["mask_embedding"] = self.random(1, self.width)[0]
+        chosen = torch.randperm(self.vocabulary, generator=self._generator)[: self.narrow].sort().values
+        self.tensors["d2t"] = chosen - torch.arange(self.narrow)
+        self.tensors["lm_head.weight"] = self.random(self.narrow, self.width)
+
+    def embedded(self, tokens: list[int]) -> torch.Tensor:
+        return torch.cat((self.target.embedding[tokens[:1]], self.tensors["mask_embedding"].repeat(len(tokens) - 1, 1)))
+
+    def scores(self, output_NM: torch.Tensor) -> torch.Tensor:
+        found = torch.full((len(output_NM), self.vocabulary), float("-inf"))
+        found[:, torch.arange(self.narrow) + self.tensors["d2t"]] = output_NM @ self.tensors["lm_head.weight"].T
+        return found
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The form of vLLM's speculators, whose layers are counted from 1."""
+        layer = super().config
+        own = layer.pop("dflash_config")
+        about = {"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"]}
+        taps = {"aux_hidden_state_layer_ids": [tap + 1 for tap in self.taps], "mask_token_id": own["mask_token_id"]}
+        sizes = {"block_size": layer.pop("block_size"), "draft_vocab_size": self.narrow}
+        return {**about, **taps, **sizes, "transformer_layer_config": layer}
+
+
+@pytest.mark.parametrize("kind", [GatedDSpark, RecurrentDSpark, MaskedDFlash], ids=lambda kind: kind.__name__)
+def test_block_heads_of_other_forms_draft_as_their_authors_define(
+    kind: type[Head], target: Target, folder: Path, tmp_path: Path
+) -> None:
+    head = kind(target)
+    with rig(folder, enable_prefix_caching=False, **drafting(head, head.save(tmp_path / "head"))) as own:
+        record = Record(always(own))
+        got = own.run(*GREEDY)
+        check_same(got, greedy(folder))
+    assert record.check(head, texts_of(GREEDY, got)) > 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "sentence"),
+    [
+        (DFlash, {"dflash_config": {"target_layer_ids": [0, 9], "mask_token_id": 3}}, "taps the layers [0, 9], and"),
+        (DFlash, {"dflash_config": {"target_layer_ids": [0], "mask_token_id": 999}}, "mask_token_id"),
+        (DFlash, {"block_size": 1}, "block_size"),
+        (DFlash, {"draft_vocab_size": 90}, "draft_vocab_size"),
+        (DSpark, {"markov_head_type": "tree"}, "one of vanilla, gated, rnn"),
+        (DSpark, {"markov_head_type": "rnn"}, "lack markov_head.joint_proj.weight"),
+        (DSpark, {"markov_rank": 4}, "markov_head.markov_w1.weight is [320, 8] of F32, wanted [320, 4]"),
+    ],
+)
+def test_block_heads_that_do_not_fit_are_refused_in_one_sentence(
+    kind: type[Head], config: dict[str, Any], sentence: str, folder: Path, target: Target, tmp_path: Path
+) -> None:
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    (files / "config.json").write_text(json.dumps({**head.config, **config}))
+    with pytest.raises((InvalidConfig, ModelLoadError)) as raised, rig(folder, **drafting(head, files)):
+        pass
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_made_numbers_need_no_files(folder: Path, target: Target, tmp_path: Path) -> None:
-    for kind in (Eagle, Eagle3, Medusa):
+    for kind in (Eagle, Eagle3, Medusa, DSpark):
         head = kind(target)
         files = head.save(tmp_path / head.method)
         (files / "model.safetensors").unlink()
@@ -360,12 +453,13 @@ def test_heads_that_do_not_fit_are_refused_in_one_sentence(
 
 def test_a_head_that_is_not_there_is_refused_in_one_sentence(folder: Path, target: Target, tmp_path: Path) -> None:
     files = Medusa(target).save(tmp_path / "head")
-    pickled = tmp_path / "pickled"
+    block, pickled = DFlash(target).save(tmp_path / "block"), tmp_path / "pickled"
     pickled.mkdir()
     (pickled / "config.json").write_text((files / "config.json").read_text())
     (pickled / "pytest_model.bin").write_bytes(b"pickle")
     for asked, sentence in (
         ({"method": "medusa", "model": files, "num_speculative_tokens": 5}, "4 heads of Medusa, each of which drafts"),
+        ({"method": "dflash", "model": block, "num_speculative_tokens": 8}, "blocks of 8 tokens, which hold 7 drafts"),
         ({"method": "eagle"}, "names no head for the method eagle, and the model ships with none"),
         ({"method": "mtp"}, "is for models whose checkpoints bring a layer for it"),
         ({"method": "eagle3", "model": tmp_path / "nothing"}, "nothing' does not exist"),

@@ -19,6 +19,7 @@ from ridgeline.core.plan.step import Assign, SetBlocks
 from ridgeline.core.specs.cache_layout import NULL_BLOCK
 from ridgeline.kernels.step.op import SlotDrafts, SlotTables, StepRows
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_DRAFTS
+from ridgeline.worker.speculation.block_head import BlockHead
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
@@ -57,7 +58,7 @@ def share(own: Rig) -> float:
 def watch(own: Rig) -> None:
     """Let every pass of the network that drafts fail that writes to blocks other than those of its request."""
     proposer, apply = own.runner.proposer, own.runner.slots.apply
-    assert isinstance(proposer, DraftModel | FeatureHead)
+    assert isinstance(proposer, DraftModel | FeatureHead | BlockHead)
     told: dict[tuple[int, int], int] = {}  # slot and group → blocks
     real, exact = proposer.passes._ops, [group.spec.exact for group in own.engine.layout.groups]
 

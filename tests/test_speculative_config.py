@@ -51,6 +51,8 @@ def test_a_model_alone_is_a_draft_model(given: dict[str, Any], model: str | None
         ({"method": "eagle", "model": "head"}, "eagle", 3),
         ({"method": "eagle3", "model": "head"}, "eagle3", 3),
         ({"method": "medusa", "model": "head"}, "medusa", 0),
+        ({"method": "dflash", "model": "head"}, "dflash", 4),
+        ({"method": "dspark", "model": "head"}, "dspark", 4),
         ({"method": "mtp"}, "mtp", 3),
         ({"method": "qwen3_next_mtp"}, "mtp", 3),
         ({"method": "layer_skip"}, "layer_skip", 3),

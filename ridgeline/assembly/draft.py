@@ -12,7 +12,7 @@ from ridgeline.assembly.forms import kept_forms
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.speculation import BARE, DRAFT_MODEL, HEADS, MTP, NAMED, Speculation
-from ridgeline.core.specs.draft_head import HeadConfig, HeadSpec, MedusaSpec, size_of
+from ridgeline.core.specs.draft_head import DraftBlockSpec, HeadConfig, HeadSpec, MedusaSpec, size_of
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.kernels.ops import Ops
@@ -159,6 +159,11 @@ def _choose_head(
         raise InvalidConfig(
             f"{name} is {speculation.depth}, and the checkpoint has {head.spec.heads} heads of Medusa, each of "
             "which drafts one token; lower it."
+        )
+    if isinstance(head.spec, DraftBlockSpec) and speculation.depth > head.spec.most:
+        raise InvalidConfig(
+            f"num_speculative_tokens is {speculation.depth}, and the head was trained with blocks of {head.spec.block} "
+            f"tokens, which hold {head.spec.most} drafts; lower it."
         )
     width = 0 if speculation.tree is None else speculation.tree.width
     scored = head.spec.scored or model.vocab_size

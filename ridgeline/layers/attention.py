@@ -40,6 +40,13 @@ class Attends(Protocol):
         H * D], or `buffer` if the result was rounded there."""
 
 
+class Keeps(Protocol):
+    """The state of one attention layer that takes keys and values of tokens whose queries are not asked for."""
+
+    def keep(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> None:
+        """Normalise and rotate the step's heads, and store their keys and values."""
+
+
 class AttentionBehind(nn.Module):
     """Causal grouped-query attention behind its fused projection to q, k and v, and to gates if there are any.
 
@@ -169,6 +176,10 @@ class Attention(AttentionBehind):
         """Return (what attention adds to the residual, the residual before it): [T, M] each."""
         qkv_TX, residual_TM = self.qkv.normed(norm, x_TM, residual_TM)
         return self.mixed(qkv_TX, positions_T, state), residual_TM
+
+    def keep(self, x_TM: Tensor, positions_T: Tensor, state: Keeps) -> None:
+        """Store the keys and values of vectors that others attend to, and that ask for nothing themselves."""
+        state.keep(self.qkv(x_TM), positions_T, self.heads)
 
 
 class PositionBias(nn.Module):

@@ -53,41 +53,23 @@ class MeetingLayer(nn.Module):
         return Hidden(*self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T))
 
 
-class DraftHead(nn.Module):
-    """The head, with the embedding of its target and, unless it has its own, the target's output matrix. Its parameters
-    are uninitialised.
+class TargetsHead(nn.Module):
+    """The part of a head that depends on its target: the output matrix, which is the target's unless the head has its
+    own. The parameters are uninitialised.
 
-    positions, rotary_rows: as in `Decoder`.
+    scored, narrow: as in `DraftHeadSpec`.
     """
 
     tokens_U: Tensor | None
 
-    def __init__(
-        self, spec: DraftHeadSpec, target: Decoder, *, dtype: torch.dtype, positions: int, rotary_rows: int | None
-    ) -> None:
+    def __init__(self, width: int, target: Decoder, dtype: torch.dtype, scored: int, narrow: bool) -> None:
         super().__init__()
-        device = next(target.parameters()).device
-        build = Build(target.ops, dtype, device, everywhere(scheme(None)), positions, rotary_rows)
-        width = spec.width
         self.dtype = dtype  # of activations, which some parameters have not
-        self.spec, self._target = spec, (target,)  # in a tuple, so that its parameters are not this module's
-        self.join = Linear(len(spec.taps) * width, (width,), False, build.within("join")) if spec.taps else None
-        layers = spec.layers
-        if spec.joined == "product":
-            entry = spec.entry_norm
-            self.embed_norm = None if entry is None else Norm(entry, width, build)
-            self.feature_norm = None if entry is None else Norm(entry, width, build)
-            self.entry = Linear(2 * width, (width,), spec.entry_bias, build.within("entry"))
-        else:
-            assert spec.entry_norm is not None
-            first = build.within("meeting")
-            self.meeting = MeetingLayer(layers[0], spec.entry_norm, spec.normed_residual, width, first)
-            layers = layers[1:]
-        made = (Layer(layer, width, build.within(f"layers.{index}")) for index, layer in enumerate(layers))
-        self.layers = nn.ModuleList(made)
-        self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, width, build)
-        self.unembed = Linear(width, (spec.scored,), False, build.within("unembed")) if spec.scored else None
-        tokens_U = torch.arange(spec.scored, device=device) if spec.narrow else None
+        self._target = (target,)  # in a tuple, so that its parameters are not this module's
+        device = next(target.parameters()).device
+        build = Build(target.ops, dtype, device, everywhere(scheme(None)))
+        self.unembed = Linear(width, (scored,), False, build.within("unembed")) if scored else None
+        tokens_U = torch.arange(scored, device=device) if narrow else None
         self.register_buffer("tokens_U", tokens_U, persistent=False)
 
     @property
@@ -111,6 +93,47 @@ class DraftHead(nn.Module):
         """Bytes of the parameters, without the target's."""
         prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, (Linear, ExpertStack)))
         return sum(p.nbytes for p in self.parameters()) + sum(prepared)
+
+    def scores(self, n_TM: Tensor) -> Tensor:
+        """Return the scores of vectors that are behind a norm: [T, V], or this rank's part of them."""
+        if self.unembed is None:
+            return self.target.scored(n_TM)
+        logits_TU: Any = self.unembed(n_TM)
+        if self.tokens_U is None:
+            return logits_TU
+        logits_TV = logits_TU.new_full((len(logits_TU), self.target.spec.vocab_size), float("-inf"))
+        return logits_TV.index_copy_(1, self.tokens_U, logits_TU)
+
+
+class DraftHead(TargetsHead):
+    """The head, with the embedding of its target.
+
+    positions, rotary_rows: as in `Decoder`.
+    """
+
+    def __init__(
+        self, spec: DraftHeadSpec, target: Decoder, *, dtype: torch.dtype, positions: int, rotary_rows: int | None
+    ) -> None:
+        super().__init__(spec.width, target, dtype, spec.scored, spec.narrow)
+        device = next(target.parameters()).device
+        build = Build(target.ops, dtype, device, everywhere(scheme(None)), positions, rotary_rows)
+        width = spec.width
+        self.spec = spec
+        self.join = Linear(len(spec.taps) * width, (width,), False, build.within("join")) if spec.taps else None
+        layers = spec.layers
+        if spec.joined == "product":
+            entry = spec.entry_norm
+            self.embed_norm = None if entry is None else Norm(entry, width, build)
+            self.feature_norm = None if entry is None else Norm(entry, width, build)
+            self.entry = Linear(2 * width, (width,), spec.entry_bias, build.within("entry"))
+        else:
+            assert spec.entry_norm is not None
+            first = build.within("meeting")
+            self.meeting = MeetingLayer(layers[0], spec.entry_norm, spec.normed_residual, width, first)
+            layers = layers[1:]
+        made = (Layer(layer, width, build.within(f"layers.{index}")) for index, layer in enumerate(layers))
+        self.layers = nn.ModuleList(made)
+        self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, width, build)
 
     def features(self, hidden: Hidden, tapped: Sequence[Tensor]) -> Tensor:
         """Return the features of tokens that the target has run: [T, M]. tapped: the outputs of the layers that the
@@ -137,13 +160,4 @@ class DraftHead(nn.Module):
         x_TM, residual_TM, _ = hidden
         s_TM = x_TM if residual_TM is None else x_TM + residual_TM
         n_TM = s_TM if self.final_norm is None else self.final_norm(s_TM)[0]
-        return self._scores(n_TM), n_TM if self.spec.carries_norm else s_TM
-
-    def _scores(self, n_TM: Tensor) -> Tensor:
-        if self.unembed is None:
-            return self.target.scored(n_TM)
-        logits_TU: Any = self.unembed(n_TM)
-        if self.tokens_U is None:
-            return logits_TU
-        logits_TV = logits_TU.new_full((len(logits_TU), self.target.spec.vocab_size), float("-inf"))
-        return logits_TV.index_copy_(1, self.tokens_U, logits_TU)
+        return self.scores(n_TM), n_TM if self.spec.carries_norm else s_TM

@@ -27,6 +27,13 @@ def read_head(method: str, config: Mapping[str, Any], tensors: Collection[str], 
     head has all that its config promises. Raise ModelLoadError for values that cannot be run."""
     if method == MEDUSA:
         return _medusa(config, tensors, target)
+    values = merged(config, target)
+    return (_eagle if method == EAGLE else _eagle3)(values, tensors, target)
+
+
+def merged(config: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
+    """Return the entries of a head's config.json, those of its layers too. Raise ModelLoadError if it was made for a
+    model of another width or vocabulary."""
     layer = config.get("transformer_layer_config") or {}  # of the format of vLLM's speculators
     if not isinstance(layer, Mapping):
         raise wrong("transformer_layer_config", layer, "an object")
@@ -43,12 +50,12 @@ def read_head(method: str, config: Mapping[str, Any], tensors: Collection[str], 
             f"the head's config.json says vocab_size {rows}, and the model has {target.vocab_size} tokens; take the "
             "head that was trained for this model."
         )
-    return (_eagle if method == EAGLE else _eagle3)(values, tensors, target)
+    return values
 
 
 def _eagle(config: Mapping[str, Any], tensors: Collection[str], target: ModelSpec) -> HeadConfig:
     """EAGLE-1 and -2: they differ in the tree that is drafted, and not in the head."""
-    find, base = _finder(tensors), _llama(config, tensors)
+    find, base = finder(tensors), _llama(config, tensors)
     values = Config(config)
     normed = values.boolean("add_para_norm") or values.boolean("layernorms")
     first, *others = base.layers
@@ -58,19 +65,19 @@ def _eagle(config: Mapping[str, Any], tensors: Collection[str], target: ModelSpe
         entry_norm=base.final_norm if normed else None,
         entry_bias=bool(find("fc.bias", "fusion_fc.bias")),
     )
-    weights = _layers(base, lambda name: find(name, f"model.{name}") or name)
+    weights = layer_weights(base, lambda name: find(name, f"model.{name}") or name)
     del weights["layers.0.mixer_norm.weight"]
     for kind in ("weight", "bias") if spec.entry_bias else ("weight",):
-        weights[f"entry.{kind}"] = _source(find(f"fc.{kind}", f"fusion_fc.{kind}") or f"fc.{kind}")
+        weights[f"entry.{kind}"] = source_of(find(f"fc.{kind}", f"fusion_fc.{kind}") or f"fc.{kind}")
     if normed:
-        weights["embed_norm.weight"] = _source("embedding_layernorm.weight")
+        weights["embed_norm.weight"] = source_of("embedding_layernorm.weight")
         theirs = find("hidden_states_layernorm.weight", "pre_lm_head_layernorm.weight")
-        weights["feature_norm.weight"] = _source(theirs or "hidden_states_layernorm.weight")
+        weights["feature_norm.weight"] = source_of(theirs or "hidden_states_layernorm.weight")
     return HeadConfig(spec=spec, weights=weights, unused=(*COPIES, "lm_head.", "model.lm_head."))
 
 
 def _eagle3(config: Mapping[str, Any], tensors: Collection[str], target: ModelSpec) -> HeadConfig:
-    find, base, values = _finder(tensors), _llama(config, tensors), Config(config)
+    find, base, values = finder(tensors), _llama(config, tensors), Config(config)
     taps = _taps(values, len(target.layers))
 
     def stored(name: str) -> str:
@@ -98,18 +105,18 @@ def _eagle3(config: Mapping[str, Any], tensors: Collection[str], target: ModelSp
         scored=scored if own else 0,
         narrow=narrow,
     )
-    found = _layers(base, stored)
+    found = layer_weights(base, stored)
     ours = {name: name.replace("layers.0.", "meeting.") for name in found}
     for index in range(1, len(base.layers)):
         ours = {name: own.replace(f"layers.{index}.", f"layers.{index - 1}.") for name, own in ours.items()}
     weights = {ours[name]: sources for name, sources in found.items()}
     weights["meeting.embed_norm.weight"] = weights.pop("meeting.mixer_norm.weight")
-    weights["meeting.feature_norm.weight"] = _source(stored("layers.0.hidden_norm.weight"))
-    weights["final_norm.weight"] = _source(find("norm.weight", "model.norm.weight") or "norm.weight")
+    weights["meeting.feature_norm.weight"] = source_of(stored("layers.0.hidden_norm.weight"))
+    weights["final_norm.weight"] = source_of(find("norm.weight", "model.norm.weight") or "norm.weight")
     if taps:
-        weights["join.weight"] = _source(find("fc.weight", "model.fc.weight") or "fc.weight")
+        weights["join.weight"] = source_of(find("fc.weight", "model.fc.weight") or "fc.weight")
     if own:
-        weights["unembed.weight"] = _source(find("lm_head.weight", "model.lm_head.weight") or "lm_head.weight")
+        weights["unembed.weight"] = source_of(find("lm_head.weight", "model.lm_head.weight") or "lm_head.weight")
     return HeadConfig(spec=spec, weights=weights, unused=COPIES)
 
 
@@ -151,12 +158,12 @@ def mtp_head(target: ModelSpec, tensors: Collection[str]) -> HeadConfig:
     weights: WeightMap = {
         name: tuple(map(renamed, sources)) for name, sources in found.items() if name.startswith("layers.0.")
     }
-    weights["entry.weight"] = _source(f"{entry}.weight")
+    weights["entry.weight"] = source_of(f"{entry}.weight")
     for ours, theirs in zip(("embed_norm", "feature_norm"), norms, strict=True):
-        weights[f"{ours}.weight"] = _source(f"{theirs}.weight")
-    weights["final_norm.weight"] = _source(f"{last}.weight")
+        weights[f"{ours}.weight"] = source_of(f"{theirs}.weight")
+    weights["final_norm.weight"] = source_of(f"{last}.weight")
     if own:
-        weights["unembed.weight"] = _source(scores)
+        weights["unembed.weight"] = source_of(scores)
     return HeadConfig(spec=spec, weights=weights, unused=("",))  # the files are the model's
 
 
@@ -172,7 +179,7 @@ def _medusa(config: Mapping[str, Any], tensors: Collection[str], target: ModelSp
     heads, blocks = names.integer("medusa_num_heads"), names.integer("medusa_num_layers")
     if max(heads, blocks) > MOST_HEADS:
         raise wrong("medusa_num_heads", max(heads, blocks), f"at most {MOST_HEADS}")
-    find = _finder(tensors)
+    find = finder(tensors)
 
     def block(head: int, index: int, kind: str) -> str | None:
         names = f"{head}.{index}.linear.{kind}", f"blocks.{head}.layers.{index}.{kind}"
@@ -188,9 +195,9 @@ def _medusa(config: Mapping[str, Any], tensors: Collection[str], target: ModelSp
         for index in range(blocks):
             for kind in ("weight", "bias") if bias else ("weight",):
                 theirs = block(head, index, kind) or f"{head}.{index}.linear.{kind}"
-                weights[f"heads.{head}.blocks.{index}.{kind}"] = _source(theirs)
+                weights[f"heads.{head}.blocks.{index}.{kind}"] = source_of(theirs)
         if own:
-            weights[f"heads.{head}.unembed.weight"] = _source(scores(head) or f"{head}.{blocks}.weight")
+            weights[f"heads.{head}.unembed.weight"] = source_of(scores(head) or f"{head}.{blocks}.weight")
     spec = MedusaSpec(
         width=target.hidden_size, heads=heads, blocks=blocks, bias=bias, scored=target.vocab_size if own else 0
     )
@@ -217,7 +224,7 @@ def _without_out_bias(layer: LayerSpec) -> LayerSpec:
     return replace(layer, mixer=replace(layer.attention, out_bias=False))
 
 
-def _layers(base: ModelSpec, stored: Callable[[str], str]) -> WeightMap:
+def layer_weights(base: ModelSpec, stored: Callable[[str], str]) -> WeightMap:
     """Return the weight map of a head's layers. stored: gives the name in the files for one as layers.0.…"""
     found = {name: sources for name, sources in Llama.weights(base).items() if name.startswith("layers.")}
     return {
@@ -235,9 +242,19 @@ def _taps(config: Config, layers: int) -> tuple[int, ...]:
     if (given := section.raw(name)) is None:
         given = config.raw(name)
         given = [each - 1 if type(each) is int else each for each in given] if isinstance(given, list) else given
-    taps = [1, layers // 2 - 1, layers - 4] if given is None else given
+    return checked_taps([1, layers // 2 - 1, layers - 4] if given is None else given, name, layers)
+
+
+def checked_taps(taps: object, name: str, layers: int) -> tuple[int, ...]:
+    """Return the layers that a head taps. Raise ModelLoadError if the entry `name` gives others than the model has."""
     whole = isinstance(taps, list) and all(isinstance(tap, int) and not isinstance(tap, bool) for tap in taps)
-    if not whole or not taps or sorted(set(taps)) != taps or not 0 <= taps[0] <= taps[-1] < layers:
+    if (
+        not isinstance(taps, list)
+        or not whole
+        or not taps
+        or sorted(set(taps)) != taps
+        or not 0 <= taps[0] <= taps[-1] < layers
+    ):
         raise ModelLoadError(
             f"the head taps the layers {repr(taps)[:80]}, and the model has {layers}; {name} of its config.json must "
             "name some of them, in their order."
@@ -245,10 +262,10 @@ def _taps(config: Config, layers: int) -> tuple[int, ...]:
     return tuple(taps)
 
 
-def _finder(tensors: Collection[str]) -> Callable[..., str | None]:
+def finder(tensors: Collection[str]) -> Callable[..., str | None]:
     """Return a function that gives the first of some names that the files hold, or None."""
     return lambda *names: next((name for name in names if name in tensors), None)
 
 
-def _source(name: str) -> tuple[Source]:
+def source_of(name: str) -> tuple[Source]:
     return (Source(name=name),)

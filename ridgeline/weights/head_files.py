@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.settings.speculation import MTP
+from ridgeline.core.settings.speculation import BLOCKS, MTP
 from ridgeline.core.specs.draft_head import HeadConfig
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.layers.draft_head import DraftHead
+from ridgeline.layers.draft_head import TargetsHead
 from ridgeline.layers.medusa import Medusa
+from ridgeline.models.draft_blocks import read_block_head
 from ridgeline.models.draft_heads import mtp_head, read_head
 from ridgeline.weights.checkpoint import PLAIN, StoredTensor, open_checkpoint
 from ridgeline.weights.formats.json_file import read_json
@@ -32,7 +33,8 @@ def head_config(method: str, folder: Path, target: ModelSpec, *, files: bool) ->
         if method == MTP:
             head = mtp_head(target, stored)
         else:
-            head = read_head(method, read_json(folder / "config.json", required=True), stored, target)
+            read = read_block_head if method in BLOCKS else read_head
+            head = read(method, read_json(folder / "config.json", required=True), stored, target)
         weights = {name: together(sources, stored) for name, sources in head.weights.items()}
     return HeadConfig(spec=head.spec, weights=weights, unused=head.unused)
 
@@ -57,7 +59,7 @@ def _opened(folder: Path, files: bool) -> Iterator[Mapping[str, StoredTensor]]:
         yield stored
 
 
-def check_head(head: DraftHead | Medusa, config: HeadConfig, folder: Path) -> None:
+def check_head(head: TargetsHead | Medusa, config: HeadConfig, folder: Path) -> None:
     """Raise ModelLoadError unless the files hold the head's tensors and no others, in plain numbers. The head's own
     parameters are not touched, and may lie on a device that allocates nothing."""
     views = checkpoint_views(head, config.weights)
@@ -73,12 +75,12 @@ def check_head(head: DraftHead | Medusa, config: HeadConfig, folder: Path) -> No
         ]
         if odd:
             raise ModelLoadError(f"{folder} holds tensors of the head in another form: {shortened(odd)}.")
-        if isinstance(head, DraftHead) and head.tokens_U is not None:
+        if isinstance(head, TargetsHead) and head.tokens_U is not None:
             _narrow(stored[NARROW], len(head.tokens_U), head.target.spec.vocab_size)
 
 
 def load_head(
-    head: DraftHead | Medusa, config: HeadConfig, folder: Path, *, load_format: str = "auto", seed: int = 0
+    head: TargetsHead | Medusa, config: HeadConfig, folder: Path, *, load_format: str = "auto", seed: int = 0
 ) -> None:
     """Fill the head's parameters from its files, or with random numbers if load_format is "dummy". Raise ModelLoadError
     before any is touched if the files hold other tensors than they should."""
@@ -89,7 +91,7 @@ def load_head(
     check_head(head, config, folder)
     views = checkpoint_views(head, config.weights)
     with open_checkpoint(folder) as stored:
-        if isinstance(head, DraftHead) and head.tokens_U is not None:
+        if isinstance(head, TargetsHead) and head.tokens_U is not None:
             head.tokens_U.copy_(_narrow(stored[NARROW], len(head.tokens_U), head.target.spec.vocab_size))
         with torch.no_grad():
             for parameter, sources in config.weights.items():

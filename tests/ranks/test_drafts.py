@@ -12,7 +12,7 @@ import pytest
 from ridgeline.core.plan.request import Preemption
 from tests import tiny_models
 from tests.driving import Outcome, Rig, ask, rig
-from tests.head_oracle import Eagle3, Head, Medusa, SharedMedusa, Target
+from tests.head_oracle import DSpark, Eagle3, Head, Medusa, SharedMedusa, Target
 from tests.test_draft_heads import LAYERS
 from tests.test_recent_drafts import accepted, again, named
 from tests.test_speculation import DRAFTS, LOOKUP, Always, check_same, prompt, requests
@@ -125,6 +125,7 @@ def test_ranks_find_the_same_in_what_others_wrote(tiny_model: Callable[[str], Pa
     [
         "draft model",
         "eagle3",
+        "dspark",
         pytest.param("medusa", marks=pytest.mark.thorough),
         "layer skip",
         "cascade",
@@ -140,6 +141,7 @@ def test_networks_draft_on_two_ranks_as_on_one_device(
     config: dict[str, Any] = {
         "draft model": lambda: {"method": "draft_model", "model": folder, **drafts},
         "eagle3": lambda: of(Eagle3),
+        "dspark": lambda: of(DSpark),
         "medusa": lambda: of(Medusa),
         "layer skip": lambda: {"method": "layer_skip", "skip_layers": [0, 2], **drafts},
         "cascade": lambda: of(SharedMedusa, prompt_lookup_max=2),
@@ -152,7 +154,9 @@ def test_networks_draft_on_two_ranks_as_on_one_device(
         answers, found = drafted(own)
         check_same(answers, want)
         cached = sum(len(group.layers) for group in own.engine.layout.groups)
-        assert cached == LAYERS + {"draft model": LAYERS, "eagle3": 1, "tree": 1}.get(method, 0)
+        assert cached == LAYERS + {"draft model": LAYERS, "eagle3": 1, "tree": 1, "dspark": DSpark.layers}.get(
+            method, 0
+        )
     assert found == counts
     assert found["accepted_tokens"] > 0
     if method == "draft model":

@@ -11,11 +11,14 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.draft_tree import MOST_NODES, DraftTree, dynamic_tree_of, lookahead_tree_of, static_tree_of
 
 NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP, MEDUSA = "ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa"
-HEADS = (EAGLE, EAGLE3, MTP, MEDUSA)  # they read the hidden states of the model that they draft for
+DFLASH, DSPARK = "dflash", "dspark"
+BLOCKS = (DFLASH, DSPARK)  # they draft all tokens of a block at once
+BRANCHING = (EAGLE, EAGLE3, MTP, MEDUSA)  # they draft trees too
+HEADS = (*BRANCHING, *BLOCKS)  # they read the hidden states of the model that they draft for
 LAYER_SKIP, LOOKAHEAD = "layer_skip", "lookahead"
 BARE = (NGRAM, LAYER_SKIP, LOOKAHEAD)  # they need no network beside the model
 METHODS = (NGRAM, DRAFT_MODEL, *HEADS, LAYER_SKIP, LOOKAHEAD)
-NAMED = (DRAFT_MODEL, EAGLE, EAGLE3, MEDUSA)  # their network lies in a folder of its own
+NAMED = (DRAFT_MODEL, EAGLE, EAGLE3, MEDUSA, *BLOCKS)  # their network lies in a folder of its own
 TREE_KEYS = ("speculative_token_tree", "eagle_topk", "num_draft_tokens")
 LOOKAHEAD_SIZES = {"window_size": 7, "ngram_size": 5, "verification_set_size": 7}  # the paper's for a model of 34B
 MOST_DRAFTS = 16
@@ -39,8 +42,9 @@ class Speculation:
     method: "ngram": prompt lookup. What followed the last tokens where they stood before is drafted. "draft_model": a
         smaller model with the same vocabulary goes on. "eagle", "eagle3": a head of a layer goes on from the model's
         hidden states. "mtp": the layer for multi-token prediction, which the checkpoint itself holds, does. "medusa":
-        heads guess one token each. "layer_skip": the model itself goes on without some of its layers.
-        "lookahead": the model makes a window of guesses better in every step, and what they became is drafted.
+        heads guess one token each. "dflash", "dspark": a head guesses a block of tokens in one pass. "layer_skip": the
+        model itself goes on without some of its layers. "lookahead": the model makes a window of guesses better in
+        every step, and what they became is drafted.
     num_speculative_tokens: the most drafts that a step verifies of a request.
     model: the folder or hub id of the draft model or head; None: the one that ships with the embedded model.
     prompt_lookup_min, prompt_lookup_max: how many of the last tokens must have stood there at least, and are compared
@@ -76,6 +80,8 @@ class Speculation:
         """The positions behind a step's tokens at which a draft model or a head writes keys of its drafts."""
         if self.method in (NGRAM, MEDUSA, LOOKAHEAD):
             return 0
+        if self.method in BLOCKS:
+            return 1 + self.num_speculative_tokens  # the last token is run again, in front of the masks
         return self.num_speculative_tokens if self.tree is None else self.tree.expanded
 
     @property
@@ -182,8 +188,9 @@ def _tree(given: Mapping[str, object], method: str) -> DraftTree | None:
     named = [name for name in TREE_KEYS if given.get(name) is not None]
     if not named:
         return _lookahead(given) if method == LOOKAHEAD else None
-    if method not in HEADS:
-        raise InvalidConfig(f"{named[0]} of speculative_config is for the methods {', '.join(HEADS)}; leave it out.")
+    if method not in BRANCHING:
+        methods = ", ".join(BRANCHING)
+        raise InvalidConfig(f"{named[0]} of speculative_config is for the methods {methods}; leave it out.")
     if any(given.get(name) is not None for name in ("prompt_lookup_min", "prompt_lookup_max")):
         raise InvalidConfig(
             f"{named[0]} of speculative_config does not go with prompt lookup yet; leave one of them out."

@@ -67,7 +67,60 @@ class MedusaSpec:
     layers: tuple[LayerSpec, ...] = ()
 
 
-HeadSpec = DraftHeadSpec | MedusaSpec
+@dataclass(frozen=True, kw_only=True)
+class MarkovSpec:
+    """The part of a head that changes a token's scores by the token drafted before it (DSpark): a product of two
+    narrow matrices, whose rows belong to tokens.
+
+    kind: "vanilla": the row of the token before is multiplied. "gated": it is first multiplied by a gate, which the
+        head's output and the row make. "rnn": a recurrent state does it, which goes through the block.
+    rank: the width of the row.
+    """
+
+    kind: Literal["vanilla", "gated", "rnn"]
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftBlockSpec:
+    """A network that guesses the tokens of a block at once (DFlash, arXiv 2602.06036; DSpark).
+
+    It reads the last token, and a mask in the place of each token to come. Its layers' keys and values of all tokens
+    before are projections of what the target found of them, which is called their context.
+
+    width, layers, taps, final_norm, scored, narrow: as in `DraftHeadSpec`.
+    block: the tokens of a block, the last known one included, with which the head was trained.
+    mask: the token that stands for those to come.
+    own_mask: a vector of the checkpoint takes the place of that token's embedding.
+    shifted: behind each place the token of the next place is scored. Otherwise it is the place's own.
+    causal: the layers in which a place sees none of the block's places behind it.
+    context_norm: normalizes the context.
+    embed_scale: multiplies the target's embedded tokens.
+    markov: what the token before adds to scores; None: nothing.
+    """
+
+    width: int
+    layers: tuple[LayerSpec, ...]
+    taps: tuple[int, ...]
+    block: int
+    mask: int
+    context_norm: NormSpec
+    final_norm: NormSpec
+    own_mask: bool = False
+    shifted: bool = False
+    causal: Literal["none", "windows", "all"] = "none"
+    embed_scale: float = 1.0
+    markov: MarkovSpec | None = None
+    scored: int = 0
+    narrow: bool = False
+
+    @property
+    def most(self) -> int:
+        """The drafts that a block holds."""
+        return self.block if self.shifted else self.block - 1
+
+
+HeadSpec = DraftHeadSpec | DraftBlockSpec | MedusaSpec
 
 
 @dataclass(frozen=True, kw_only=True)

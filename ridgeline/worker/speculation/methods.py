@@ -10,15 +10,17 @@ import torch
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.settings.draft_tree import LookaheadTree
 from ridgeline.core.settings.speculation import NGRAM, Speculation
-from ridgeline.core.specs.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
+from ridgeline.core.specs.draft_head import DraftBlockSpec, DraftHeadSpec, HeadSpec, MedusaSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.draft_block import DraftBlock
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.layers.medusa import Medusa
 from ridgeline.quantization.scheme import SchemeOf
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.agreed import Agreed
+from ridgeline.worker.speculation.block_head import BlockHead
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from ridgeline.worker.speculation.layer_skip import LayerSkip
@@ -32,7 +34,7 @@ from ridgeline.worker.speculation.tree_head import TreeHead
 from ridgeline.worker.speculation.trees import TreeDraws
 from ridgeline.worker.vocabulary import Vocabulary
 
-Network = Decoder | DraftHead | Medusa  # that drafts
+Network = Decoder | DraftHead | DraftBlock | Medusa  # that drafts
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def network_of(
             )
         case DraftHeadSpec():
             return DraftHead(spec, target, dtype=dtype, positions=positions, rotary_rows=rotary_rows)
+        case DraftBlockSpec():
+            return DraftBlock(spec, target, dtype=dtype, positions=positions, rotary_rows=rotary_rows)
         case MedusaSpec():
             return Medusa(spec, target, dtype=dtype)
 
@@ -112,6 +116,8 @@ def proposer_of(source: DraftSource, target: Decoder, slots: Slots, *, max_model
             proposer = DraftModel(draft, chains, slots, block_size, ops)
         case DraftHead() if tree is not None:
             proposer = TreeHead(draft, TreeDraws(tree, slots, vocabulary, ops), slots, block_size, ops)
+        case DraftBlock():
+            proposer = BlockHead(draft, chains, slots, block_size, ops)
         case DraftHead():
             proposer = FeatureHead(draft, chains, slots, block_size, ops)
         case Medusa() if tree is not None:

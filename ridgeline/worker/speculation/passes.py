@@ -108,11 +108,22 @@ class Passes:
         start_R1 = _alike(len(ids_RN), ids_RN.shape[1], slots_R.device)
         return self.begin_ragged(ids_RN.flatten(), start_R1, slots_R, states, kv_len_R, runs_R, ids_RN.shape[1])
 
-    def begin_nodes(self, nodes: Nodes, each: int, slots_R: Tensor, states: States, runs_R: Tensor) -> StepInputs:
-        """Prepare for a pass in which the rows that run have the same number of nodes of their trees."""
+    def begin_nodes(
+        self,
+        nodes: Nodes,
+        each: int,
+        slots_R: Tensor,
+        states: States,
+        runs_R: Tensor,
+        *,
+        windows_causal: bool = False,
+    ) -> StepInputs:
+        """Prepare for a pass in which the rows that run have the same number of nodes of their trees. windows_causal:
+        as in `DeviceRows`."""
         start_R1 = _alike(len(slots_R), each, slots_R.device)
         none_T = torch.full((len(slots_R) * each,), -1, dtype=torch.int32, device=slots_R.device)
-        return self.begin_ragged(none_T, start_R1, slots_R, states, nodes.first_R, runs_R, each, nodes)
+        row = none_T, start_R1, slots_R
+        return self.begin_ragged(*row, states, nodes.first_R, runs_R, each, nodes, windows_causal=windows_causal)
 
     def begin_waiting(self, waiting: Waiting, states: States, kv_len_R: Tensor) -> StepInputs:
         """Prepare for a pass over tokens that waited, in rows whose first kv_len_R ones were run over."""
@@ -129,9 +140,11 @@ class Passes:
         runs_R: Tensor,
         each: int = 0,
         nodes: Nodes | None = None,
+        *,
+        windows_causal: bool = False,
     ) -> StepInputs:
         """Prepare for a pass of rows that begin at start_R1. each: how many tokens they all have; 0: they differ.
-        nodes: those that the tokens without an id are."""
+        nodes: those that the tokens without an id are. windows_causal: as in `DeviceRows`."""
         rows = slots_R.long()
         self._kv_len_S[rows], self._stopped_S[rows] = kv_len_R, (~runs_R).int()
         tables_ASC = self._slots.block_tables_ASC
@@ -146,6 +159,7 @@ class Passes:
             num_tokens=len(ids_T),
             tokens_each=each,
             tree=inputs.tree,
+            windows_causal=windows_causal,
         )
         states.begin(running, tables_ASC.unbind(), inputs.places_AT.unbind(), inputs.live_T)
         return inputs

@@ -15,6 +15,7 @@ Legend:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -101,6 +102,8 @@ class PagedKV:
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         self.place_T = place_T
+        if rows.windows_causal and self._spec.window is not None:
+            rows = replace(rows, tree=None)
         self.batches = {way: self._batch(way, rows, block_table_SC) for way in dict.fromkeys(self._ways)}
 
     def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
@@ -163,10 +166,25 @@ class PagedLayer:
         self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None
     ) -> Tensor | Rounded:
         """Return the attended heads, [T, H * D], or `room` with them, rounded."""
+        batch, ops = self._group.batches[self._way], self._group.ops
+        projected = self._projected(qkv_TX, positions_T, heads)
+        if batch.tokens_each == 1 and batch.tree is None:
+            out_THD = ops.decode_attention(projected, batch, heads.softmax, room)
+            if room is not None:
+                return room
+        else:
+            q_THD = ops.rope_kv(projected)
+            out_THD = ops.paged_attention(q_THD, self._k, self._v, batch, heads.softmax, projected.scales)
+        return out_THD.flatten(1)
+
+    def keep(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> None:
+        """Store the keys and values alone."""
+        self._group.ops.rope_kv(self._projected(qkv_TX, positions_T, heads))
+
+    def _projected(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Projected:
         group, spec = self._group, heads.spec
-        batch, ops = group.batches[self._way], group.ops
         scales = self._scales if heads.kv_scales_G2 is None else heads.kv_scales_of(self._k)
-        projected = Projected(
+        return Projected(
             qkv_TX,
             heads.q_norm_D,
             heads.k_norm_D,
@@ -181,11 +199,3 @@ class PagedLayer:
             spec.v_norm,
             scales,
         )
-        if batch.tokens_each == 1 and batch.tree is None:
-            out_THD = ops.decode_attention(projected, batch, heads.softmax, room)
-            if room is not None:
-                return room
-        else:
-            q_THD = ops.rope_kv(projected)
-            out_THD = ops.paged_attention(q_THD, self._k, self._v, batch, heads.softmax, scales)
-        return out_THD.flatten(1)

@@ -67,7 +67,8 @@ class DeviceRows:
     verifies: rows verify drafts.
     verify_R: bool, the rows that do, where the host knows them; None: all, and each runs `tokens_each` tokens.
     share: the tokens that this rank runs, if ranks divide those of the step. All other fields are those of all tokens.
-    tree: what the tokens see of each other, if rows have trees of drafts.
+    tree: what the tokens see of each other, if rows have trees of drafts, or blocks.
+    windows_causal: layers with windows see none of the tokens behind a token, whatever the tree says.
     """
 
     slots_R: Tensor
@@ -84,6 +85,7 @@ class DeviceRows:
     verify_R: np.ndarray | None = None
     share: Stripes | Stretches | None = None
     tree: Tree | None = None
+    windows_causal: bool = False
 
     def batch(
         self, block_table_SC: Tensor, schedule: Schedule | None, wide: tuple[Tensor, Tensor] | None = None

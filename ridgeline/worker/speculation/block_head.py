@@ -1,0 +1,145 @@
+"""Drafts by a head that guesses a block of tokens in one pass (DFlash, DSpark).
+
+The head's layers keep keys and values of every token that the target has run: projections of its context, which is what
+the target found of it. They need no other token, so they are written in the step itself, right behind the target. Those
+of wrong drafts lie behind the length of their request and are overwritten. While no drafts are wanted, contexts wait
+(`backlog.py`).
+
+Behind a step one pass runs the block of each row, the last token and a mask for each draft, at the places behind the
+row's contexts. Its tokens see each other in both directions: they are the nodes of a tree in which each node sees all.
+Node 0 is the token in front of the block, since rows do not run that one. Their keys are overwritten by the contexts of
+the next step.
+
+Legend:
+    R  rows
+    S  slots
+    T  tokens of the step
+    M  model width
+    K  tokens that a row emits, at most
+    D  drafts of a row
+    B  places of a block
+    N  nodes: B + 1
+    V  vocabulary, or this rank's part of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan.step import Delta, Feature
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.draft_block import DraftBlock
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Backlog, Catching
+from ridgeline.worker.speculation.passes import Draws, Nodes, Passes, StatesBehind
+from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.state.states import States
+
+
+class BlockHead:
+    """A `Proposer` that runs a `DraftBlock`."""
+
+    tree_SN: Tensor | None = None
+
+    def __init__(self, head: DraftBlock, draws: Draws, slots: Slots, block_size: int, ops: Ops) -> None:
+        self.head, self.layers, self.taps = head, head.spec.layers, head.spec.taps
+        self._slots, self._draws, self.passes = slots, draws, Passes(slots, block_size, ops)
+        self.drafts_SD, self.depth = draws.drafts_SD, draws.depth
+        count, device, spec = slots.dummy + 1, slots.device, head.spec
+        places = draws.depth + (0 if spec.shifted else 1)
+        node_N = torch.arange(places + 1, device=device)
+        sight_N = (2 << node_N if spec.causal == "all" else torch.full_like(node_N, 2 << places)) - 1
+        self._token_SB = torch.full((count, places), spec.mask, dtype=torch.int32, device=device)
+        self._sight_SN, self._base_S = sight_N.repeat(count, 1), torch.zeros_like(slots.kv_len_S)
+        self.backlog = Backlog.of(slots, self.layers, torch.zeros(1, spec.width, dtype=head.dtype, device=device))
+
+    def assign(self, deltas: Sequence[Delta]) -> None:
+        """Forget the drafts and the waiting contexts of slots that change hands."""
+        self._draws.assign(deltas)
+        if self.backlog is not None:
+            self.backlog.assign(deltas)
+
+    def settle(self, slots_R: np.ndarray, states: States) -> None:
+        """Write the keys of the contexts that wait."""
+        assert self.backlog is not None
+        waiting = self.backlog.take(slots_R)
+        assert waiting.before_TM is not None
+        cached_R = self._slots.kv_len_S[waiting.slots_R.long()] - waiting.count_R
+        inputs = self.passes.begin_waiting(waiting, states, cached_R.clamp(min=0))
+        self.head.keep(waiting.before_TM, inputs.positions_T, StatesBehind(states, len(self.layers)))
+
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken:
+        """Find the contexts of the step's tokens, and write their keys unless that is done later."""
+        context_TM = self.head.contexts(ran.tapped)
+        if self.backlog is None or catching is not Catching.LATER:
+            catching = Catching.NOW
+            self.head.keep(context_TM, ran.positions_T, StatesBehind(states, len(self.layers)))
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, context_TM, catching)
+
+    def note(
+        self,
+        out_token_RK: Tensor,
+        slots_R: Tensor,
+        states: States,
+        features: Feature,
+        wanted: int,
+        taken: Taken | None,
+    ) -> None:
+        """Draft what follows the slots' last tokens."""
+        assert taken is not None
+        assert taken.feature_TM is not None
+        if self.backlog is not None and taken.catching is Catching.LATER:
+            columns = out_token_RK.shape[1]
+            stayed = taken.stayed(self._slots.kv_len_S[slots_R.long()], columns)
+            context_RKM = taken.feature_TM[:, None] if columns == 1 else taken.feature_TM[taken.kept_RK(columns)]
+            self.backlog.add(slots_R, *stayed, context_RKM)
+            if wanted:
+                self.settle(slots_R.numpy(), states)
+        self._draft(out_token_RK, slots_R, states, features, wanted)
+
+    def _draft(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
+        markov, first = self.head.markov, 0 if self.head.spec.shifted else 1
+        count = min(wanted, self.depth)
+        found_DRM = state_RK = logits_DRV = torch.empty(0)
+
+        def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
+            nonlocal found_DRM, state_RK, logits_DRV
+            if place == 0:
+                found_RBM = self._run_block(token_R, slots_R, states, runs_R)
+                found_DRM = found_RBM[:, first : first + count].transpose(0, 1).contiguous()
+                logits_DRV = self.head.scores(found_DRM.flatten(0, 1)).unflatten(0, (count, -1))
+                state_RK = state_RK if markov is None else markov.begin(len(token_R))
+            if markov is None:
+                return logits_DRV[place]
+            added_RV, state_RK = markov(token_R, found_DRM[place], state_RK)
+            return logits_DRV[place] + self._own(added_RV)
+
+        self._draws.draw(out_token_RK, slots_R, features, wanted, scores)
+
+    def _run_block(self, token_R: Tensor, slots_R: Tensor, states: States, runs_R: Tensor) -> Tensor:
+        """Return the head's outputs for the blocks behind these tokens: [R, B, M]."""
+        rows, spec, places = slots_R.long(), self.head.spec, self._token_SB.shape[1]
+        kv_len_R = self._slots.kv_len_S[rows]
+        runs_R = runs_R & (self._slots.stopped_S[rows] == 0)
+        base_R = (kv_len_R - 1).clamp(min=0)
+        self._token_SB[rows, 0], self._base_S[rows] = token_R.int(), base_R
+        nodes = Nodes(self._token_SB, self._sight_SN, self._base_S, base_R + 1)
+        causal = spec.causal == "windows"
+        inputs = self.passes.begin_nodes(nodes, places, slots_R, states, runs_R, windows_causal=causal)
+        place_B = torch.arange(places, device=rows.device)
+        positions_T = torch.where(runs_R[:, None], base_R[:, None] + 1 + place_B, 0).flatten()
+        found_TM = self.head(inputs.token_ids_T, positions_T, StatesBehind(states, len(self.layers)))
+        return found_TM.unflatten(0, (-1, places))
+
+    def _own(self, logits_RV: Tensor) -> Tensor:
+        """Return this rank's part of scores of the whole vocabulary."""
+        tp = self.head.tp
+        if tp.size == 1:
+            return logits_RV
+        each = -(-logits_RV.shape[1] // tp.size)
+        padded_RV = torch.nn.functional.pad(logits_RV, (0, each * tp.size - logits_RV.shape[1]))
+        return padded_RV[:, each * tp.rank : each * (tp.rank + 1)]
