@@ -24,9 +24,12 @@ baseline: $(VENV)/.installed-test
 
 # Clients of others against our server (docs/clients.md). They want an older openai than the tests are pinned to, so they
 # live in an environment of their own; of the pinned versions it has torch's alone.
+# The agents among them come from npm and PyPI, each into a folder of its own below AGENTS, some 2 GB.
 CLIENTS := build/clients
+AGENTS ?= build/agents
 clients: $(CLIENTS)/.installed
-	$(CLIENTS)/bin/pytest -m clients
+	$(CLIENTS)/bin/python -m tests.serving.clients.agents $(AGENTS)
+	RIDGELINE_AGENTS=$(AGENTS) $(CLIENTS)/bin/pytest -m clients
 
 $(CLIENTS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(CLIENTS)

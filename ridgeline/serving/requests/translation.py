@@ -21,6 +21,7 @@ from ridgeline.serving.shares import TEMPLATES
 INSTRUCTING = ("system", "developer")
 BETWEEN = "\n"  # stands between the parts of a text
 MEDIA = ("image", "audio", "file", "video", "document", "search_result", "container_upload")
+MOST_KIND = 64  # characters of a part's type
 
 Message = dict[str, Any]
 
@@ -112,6 +113,26 @@ def text_of(content: object, path: str, kinds: Mapping[str, str]) -> str:
             refuse_part(part, f"{path}.{index}", tuple(kinds))
         texts.append(text_at(part, kinds[kind], f"{path}.{index}"))
     return BETWEEN.join(texts)
+
+
+def result_text(content: object, path: str, kinds: Mapping[str, str], ignored: list[str], place: str) -> str:
+    """Return the text of what a tool returned, as `text_of` does.
+
+    A note stands in place of an image or a file, whose name is added to `ignored` behind `place`: the conversation
+    would end if it were refused, since clients send all of it each time.
+    """
+    if isinstance(content, list):
+        content = [_noted(part, kinds, ignored, place) for part in content]
+    return text_of(content, path, kinds)
+
+
+def _noted(part: object, kinds: Mapping[str, str], ignored: list[str], place: str) -> object:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind in kinds or not any(word in kind for word in MEDIA):
+        return part
+    kind = kind[:MOST_KIND]
+    ignored.append(f"{place}.{kind}")
+    return {"type": "text", "text": f"[{kind}: left out, because the model reads text alone]"}
 
 
 def text_at(part: Mapping[str, Any], field: str, path: str) -> str:

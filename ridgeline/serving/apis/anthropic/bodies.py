@@ -3,7 +3,7 @@
     chat, ignored = chat_of(body, api.forms, later=True)
 
 A message's content is text or a list of blocks: text, thinking, calls of tools and what these returned. Tools that
-Anthropic runs itself, and what they did, are left out by name. Images and documents are refused.
+Anthropic runs itself, and what they did, are left out by name. Images and documents that a user sends are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from ridgeline.serving.requests.bodies import (
 )
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.refusals import shortened
-from ridgeline.serving.requests.translation import BETWEEN, Transcript, refuse_part, sampled, text_at, text_of, unused
+from ridgeline.serving.requests.translation import (
+    BETWEEN,
+    Transcript,
+    refuse_part,
+    result_text,
+    sampled,
+    text_at,
+    text_of,
+    unused,
+)
 from ridgeline.serving.requests.validation import parse
 from ridgeline.text.parsers.choose import Forms
 
@@ -221,21 +230,24 @@ def _ask(said: Transcript, content: str | list[Object], path: str, ignored: list
             case "text":
                 said.ask(text_at(block, "text", place))
             case "tool_result":
-                text = text_of(_shown(block.get("content") or "", ignored), f"{place}.content", TEXT)
+                content = _shown(block.get("content") or "", f"{place}.content")
+                text = result_text(content, f"{place}.content", TEXT, ignored, "tool_result")
                 more = {"is_error": True} if block.get("is_error") else {}
                 said.say("tool", text, tool_call_id=text_at(block, "tool_use_id", place), **more)
             case _:
                 refuse_part(block, place, OF_USER)
 
 
-def _shown(content: Any, ignored: list[str]) -> Any:
-    """Return a result without the names of tools that a client has found, which are no text."""
+def _shown(content: Any, path: str) -> Any:
+    """Return a result with the names of tools that a client has found as text, one on a line."""
     if not isinstance(content, list):
         return content
-    found = [part for part in content if not (isinstance(part, dict) and part.get("type") == REFERENCE)]
-    if len(found) < len(content) and REFERENCE not in ignored:
-        ignored.append(REFERENCE)
-    return found or ""
+    return [
+        {"type": "text", "text": text_at(part, "tool_name", f"{path}.{index}")}
+        if isinstance(part, dict) and part.get("type") == REFERENCE
+        else part
+        for index, part in enumerate(content)
+    ]
 
 
 def _answer(said: Transcript, content: str | list[Object], path: str, ignored: list[str]) -> None:

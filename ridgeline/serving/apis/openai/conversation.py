@@ -39,7 +39,7 @@ class Conversation:
     """
 
     def __init__(self, before: tuple[bytes, ...], items: Items, known: Items, size: int) -> None:
-        self.before, self.items, self._known, self._size = before, items, known, size
+        self.before, self.items, self.known, self._size = before, items, known, size
 
     @classmethod
     async def of(cls, api: ApiServer, body: CountBody) -> Conversation:
@@ -67,8 +67,8 @@ class Conversation:
 
     async def chat(self, api: ApiServer, body: CountBody) -> tuple[ChatBody, list[str]]:
         size = self._size + (len(body.input) if isinstance(body.input, (str, list)) else 0)
-        later = await later_instructions(api, (item.get("role") for item in self._known[1:]))
-        return await off_loop(size, INLINE_BYTES, lambda: chat_of(body, self._known, later=later))
+        later = await later_instructions(api, (item.get("role") for item in self.known[1:]))
+        return await off_loop(size, INLINE_BYTES, lambda: chat_of(body, self.known, later=later))
 
 
 async def _resolved(api: ApiServer, items: Items, tenant: str) -> tuple[Items, int]:

@@ -17,7 +17,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.openai.conversation import Conversation
 from ridgeline.serving.apis.openai.response_bodies import NAMES, ResponsesBody
 from ridgeline.serving.apis.openai.response_items import Output, Scores
-from ridgeline.serving.apis.openai.response_tools import known_by
+from ridgeline.serving.apis.openai.response_tools import known_by, offered
 from ridgeline.serving.errors import BadRequest, Overloaded, RequestFailed
 from ridgeline.serving.generation.pieces import Piece
 from ridgeline.serving.generation.service import GenerationRequest, Run
@@ -38,6 +38,9 @@ PREFIXES = {
     "function_call": "fc",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
 }
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
@@ -59,7 +62,7 @@ class Answer:
         self._before = conversation.before
         self._store = api.kept.keeps and body.store is not False
         self._model, self._created = check_model(api, body.model), int(time.time())
-        self._output = Output(key, known_by(body.tools or []))
+        self._output = Output(key, known_by(offered(body.tools or [], conversation.known)))
         scored = asked.params.logprobs is not None
         self._scores = Scores(api.tokenizer, body.top_logprobs or 0) if scored else None
         self._tenant, self._owner = owner.tenant(), owner.current()

@@ -3,12 +3,14 @@
     items = input_items(body)
     chat, ignored = chat_of(body, [*earlier, *items], later=True)
 
-Items of a conversation are messages, reasoning, calls of functions and custom tools, and what these returned. What
-OpenAI's own tools did is left out by name. Images, sound and files are refused by name.
+Items of a conversation are messages, reasoning, calls of functions and custom tools, searches for tools, and what these
+returned. What OpenAI's own tools did, and what is not known here, is left out by name. Images, sound and files that a
+user sends are refused by name.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,7 +18,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ridgeline.core.plan.request import MAX_LOGPROBS
-from ridgeline.serving.apis.openai.response_tools import as_arguments, called_name, choice_of, functions_of
+from ridgeline.serving.apis.openai.response_tools import (
+    ADDING,
+    SEARCH,
+    as_arguments,
+    called_name,
+    choice_of,
+    found_names,
+    functions_of,
+    offered,
+)
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import (
     LAX_INT,
@@ -37,6 +48,7 @@ from ridgeline.serving.requests.translation import (
     INSTRUCTING,
     Transcript,
     refuse_part,
+    result_text,
     sampled,
     text_at,
     text_of,
@@ -61,9 +73,7 @@ ITEMS = (
     *("reasoning", "item_reference"),
 )
 # Items of tools that OpenAI or a client runs by itself, and notes of clients: nothing of them reaches the model
-OTHERS = re.compile(
-    r"[a-z_]+_(?:call|output|list_tools|approval_request|approval_response)|[a-z_]*compaction|ghost_snapshot"
-)
+OTHERS = re.compile(r"[a-z][a-z0-9_]{0,63}")
 ROLES = ("user", "assistant", "system", "developer")
 # Fields of a chat, and those of this body that they come from.
 NAMES = {
@@ -205,7 +215,7 @@ def chat_of(body: CountBody, items: Sequence[Object], *, later: bool) -> tuple[C
     `Transcript`.
     """
     ignored: list[str] = []
-    tools, choice = functions_of(body.tools or [], ignored), choice_of(body.tool_choice, ignored)
+    tools, choice = functions_of(offered(body.tools or [], items), ignored), choice_of(body.tool_choice, ignored)
     found: dict[str, Any] = {"tools": tools or None, "tool_choice": choice if tools or choice != "required" else None}
     found["parallel_tool_calls"] = body.parallel_tool_calls
     found["messages"] = messages_of(items, body.instructions, later=later, ignored=ignored)
@@ -224,23 +234,22 @@ def messages_of(
     items: Sequence[Object], instructions: str | None = None, *, later: bool = True, ignored: list[str] | None = None
 ) -> list[Object]:
     """Return the conversation as a chat's messages. Items that are left out are named in `ignored`."""
-    left_out: dict[str, None] = {}
+    left_out: list[str] = []
     said = Transcript(later=later)
     if instructions:
         said.instruct("system", instructions)
     for index, item in enumerate(items):
-        if (unused := _say(said, item, f"input.{index}")) is not None:
-            left_out[unused] = None
+        _say(said, item, f"input.{index}", left_out)
     if ignored is not None:
-        ignored += left_out
+        ignored += dict.fromkeys(left_out)
     messages = said.whole()
     if not messages:
         raise BadRequest("input is empty; send at least one item.", param="input")
     return messages
 
 
-def _say(said: Transcript, item: Object, path: str) -> str | None:
-    """Add an item to the conversation. Return its name if it is left out."""
+def _say(said: Transcript, item: Object, path: str, left_out: list[str]) -> None:
+    """Add an item to the conversation, or its name to what is left out."""
     kind = item.get("type", "message")
     match kind:
         case "message":
@@ -252,20 +261,23 @@ def _say(said: Transcript, item: Object, path: str) -> str | None:
             call_id, name = text_at(item, "call_id", path), called_name(item, path)
             said.call(call_id, name, as_arguments(text_at(item, "input", path)))
         case "function_call_output" | "custom_tool_call_output":
-            text = text_of(item.get("output"), f"{path}.output", TEXTS)
+            text = result_text(item.get("output"), f"{path}.output", TEXTS, left_out, f"input.{kind}")
             said.say("tool", text, tool_call_id=text_at(item, "call_id", path))
+        case "tool_search_call" if isinstance(item.get("call_id"), str):
+            said.call(item["call_id"], SEARCH, json.dumps(item.get("arguments") or {}, ensure_ascii=False))
+        case "tool_search_output" if isinstance(item.get("call_id"), str):
+            said.say("tool", found_names(item), tool_call_id=item["call_id"])
         case "reasoning":
             parts = item.get("content") or item.get("summary")
             if parts:
                 kinds = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
                 said.think(text_of(parts, f"{path}.content", kinds))
             elif item.get("encrypted_content"):
-                return "input.reasoning.encrypted_content"
+                left_out.append("input.reasoning.encrypted_content")
         case str() if OTHERS.fullmatch(kind):
-            return f"input.{kind}"
+            left_out += [] if kind in ADDING else [f"input.{kind}"]
         case _:
             refuse_part(item, path, ITEMS)
-    return None
 
 
 def _say_message(said: Transcript, item: Object, path: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from ridgeline.serving.apis.openai.response_tools import Known, as_input
+from ridgeline.serving.apis.openai.response_tools import Known, as_input, as_object
 from ridgeline.serving.generation.pieces import Piece
 from ridgeline.serving.http import shapes
 from ridgeline.serving.http.answers import ResponseEvent
@@ -67,16 +67,20 @@ class Output(Items[ResponseEvent]):
             yield self._told("response.content_part.added", content_index=0, part=_copy(part))
 
     def _call(self, called: str, name: str) -> Item:
-        """Return the item of a call that begins. The input of a custom tool comes when it is whole."""
+        """Return the item of a call that begins. The input of a custom tool and of a search comes when it is whole."""
         known = self._known.get(called, Known(called))
+        kinds: dict[str, tuple[str, str, Item]] = {
+            "function": ("fc", "function_call", {"arguments": "", "name": known.name}),
+            "custom": ("ctc", "custom_tool_call", {"input": "", "name": known.name}),
+            "search": ("tsc", "tool_search_call", {"arguments": {}, "execution": "client"}),
+        }
+        prefix, kind, fields = kinds[known.kind]
         space = {} if known.namespace is None else {"namespace": known.namespace}
-        kind, field = ("custom_tool_call", "input") if known.custom else ("function_call", "arguments")
-        item: Item = {"id": f"{'ctc' if known.custom else 'fc'}_{name}", "type": kind, "status": "in_progress"}
-        return item | {field: "", "name": known.name, **space}
+        return {"id": f"{prefix}_{name}", "type": kind, "status": "in_progress", **fields, **space}
 
     def _grow(self, event: Event, text: str, logprobs: list[Raw] | None) -> ResponseEvent | None:
         if isinstance(event, CallDelta):
-            if self.items[-1]["type"] == "custom_tool_call":
+            if self.items[-1]["type"] != "function_call":
                 return None
             return self._told("response.function_call_arguments.delta", delta=text)
         if isinstance(event, Reasoning):
@@ -93,6 +97,8 @@ class Output(Items[ResponseEvent]):
             item["input"] = text = as_input(text)
             yield self._told("response.custom_tool_call_input.delta", delta=text)
             yield self._told("response.custom_tool_call_input.done", input=text)
+        elif item["type"] == "tool_search_call":
+            item["arguments"] = as_object(text)
         else:
             part = item["content"][0]
             part["text"] = text

@@ -1,14 +1,15 @@
 """The tools of /v1/responses as functions of a chat, and their calls as clients know them.
 
-Besides functions there are functions within namespaces, whose names a chat has in one piece, and custom tools, whose
-input is one text: a function with one argument. Tools that OpenAI runs itself are left out by name.
+Besides functions there are functions within namespaces, whose names a chat has in one piece; custom tools, whose input
+is one text: a function with one argument; and a search for more tools that the client runs itself. Items of the
+conversation may add tools. Tools that OpenAI runs itself are left out by name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import MOST_TOOLS, Object
@@ -17,6 +18,8 @@ from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import text_at, unused
 
 USED = ("type", "name", "description", "parameters")  # of a function; schemas hold where tool_choice forces calls
+SEARCH = "tool_search"  # a tool without a name
+ADDING = ("additional_tools", "tool_search_output")  # items with tools that the model has from then on
 INPUT = "input"  # the argument of a custom tool
 FREE = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
 
@@ -26,13 +29,26 @@ class Known(NamedTuple):
 
     name: str
     namespace: str | None = None
-    custom: bool = False
+    kind: Literal["function", "custom", "search"] = "function"
 
 
-def functions_of(tools: Sequence[Object], ignored: list[str]) -> list[Object]:
-    """Return the tools as chats have them, and add what is left out to `ignored`. Raise BadRequest for one without a
-    name."""
-    found, names = list[Object](), set[str]()
+Offered = list[tuple[str, Object]]  # tools and their paths in the body
+
+
+def offered(tools: Sequence[Object], items: Sequence[Object]) -> Offered:
+    """Return a request's tools: its own, and those that items of the conversation add. Raise BadRequest."""
+    found = [(f"tools.{index}", tool) for index, tool in enumerate(tools)]
+    for index, item in enumerate(items):
+        if item.get("type") in ADDING:
+            path = f"input.{index}.tools"
+            found += [(f"{path}.{place}", tool) for place, tool in enumerate(_listed(item.get("tools") or [], path))]
+    return found
+
+
+def functions_of(tools: Offered, ignored: list[str]) -> list[Object]:
+    """Return the tools as chats have them, and add what is left out to `ignored`. Of two tools with one name the later
+    one holds, if an item of the conversation adds it. Raise BadRequest for one without a name."""
+    found = dict[str, Object]()
     for path, tool, space in _each(tools):
         kind = tool.get("type")
         if kind == "function":
@@ -41,35 +57,36 @@ def functions_of(tools: Sequence[Object], ignored: list[str]) -> list[Object]:
         elif kind == "custom":
             ignored += unused([tool], ("type", "name", "description"))
             schema = FREE
+        elif _is_search(tool):
+            schema = tool.get("parameters")
         elif isinstance(kind, str):
             ignored.append(f"tools.{kind}")
             continue
         else:
             raise BadRequest(f"{path}.type is the kind of a tool, got {shortened(kind)}.", param=path)
-        function = {"name": _joined(text_at(tool, "name", path), space)}
-        if function["name"] in names:
-            message = (
-                f"{path}: there are two tools that the model would know as {shortened(function['name'])}; rename one."
-            )
+        name = _joined(SEARCH if kind == SEARCH else text_at(tool, "name", path), space)
+        if name in found and path.startswith("tools."):
+            message = f"{path}: there are two tools that the model would know as {shortened(name)}; rename one."
             raise BadRequest(message, param=path)
-        names.add(function["name"])
         more = {"description": tool.get("description"), "parameters": schema}
-        function |= {name: value for name, value in more.items() if value is not None}
-        found.append({"type": "function", "function": function})
+        function = {"name": name} | {key: value for key, value in more.items() if value is not None}
+        found[name] = {"type": "function", "function": function}
     ignored[:] = dict.fromkeys(ignored)
     if len(found) > MOST_TOOLS:
         raise BadRequest(f"there are {len(found)} functions in all namespaces, of at most {MOST_TOOLS}.", param="tools")
-    return found
+    return list(found.values())
 
 
-def known_by(tools: Iterable[Object]) -> dict[str, Known]:
+def known_by(tools: Offered) -> dict[str, Known]:
     """Return the names and kinds of functions as the client knows them, by their names in the chat, for those that
     differ."""
     found = {}
     for _, tool, space in _each(tools):
         name, custom = tool.get("name"), tool.get("type") == "custom"
-        if isinstance(name, str) and (space is not None or custom):
-            found[_joined(name, space)] = Known(name, space, custom)
+        if _is_search(tool):
+            found[_joined(SEARCH, space)] = Known(SEARCH, space, "search")
+        elif isinstance(name, str) and (space is not None or custom):
+            found[_joined(name, space)] = Known(name, space, "custom" if custom else "function")
     return found
 
 
@@ -109,24 +126,47 @@ def as_arguments(text: str) -> str:
 
 def as_input(arguments: str) -> str:
     """Return the text that a custom tool is given by a call's arguments, or what is there of one that was cut off."""
+    text = as_object(arguments).get(INPUT)
+    return text if isinstance(text, str) else arguments
+
+
+def as_object(arguments: str) -> Object:
+    """Return a call's arguments, or what is there of those that were cut off."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
         found = begun_object(arguments)
-    text = found.get(INPUT) if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
+    return found if isinstance(found, dict) else {}
 
 
-def _each(tools: Iterable[Object]) -> Iterable[tuple[str, Object, str | None]]:
+def found_names(item: Object) -> str:
+    """Return what a search for tools found, as the model reads it: names, one on a line."""
+    names = [
+        _joined(name, space)
+        for _, tool, space in _each([("", tool) for tool in item.get("tools") or []])
+        if isinstance(name := tool.get("name"), str)
+    ]
+    return "\n".join(names) or "No tools were found."
+
+
+def _is_search(tool: Object) -> bool:
+    """Return True for a search that the client runs."""
+    return tool.get("type") == SEARCH and tool.get("execution") == "client"
+
+
+def _listed(tools: object, path: str) -> list[Object]:
+    if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+        raise BadRequest(f"{path} is a list of tools, got {shortened(tools)}.", param=path)
+    return tools
+
+
+def _each(tools: Iterable[tuple[str, Object]]) -> Iterator[tuple[str, Object, str | None]]:
     """Yield every tool with its path and the namespace in which it stands."""
-    for index, tool in enumerate(tools):
-        path, listed = f"tools.{index}", tool.get("tools")
+    for path, tool in tools:
         if tool.get("type") != "namespace":
             yield path, tool, None
             continue
-        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            raise BadRequest(f"{path}.tools is a list of tools, got {shortened(listed)}.", param=f"{path}.tools")
-        space = text_at(tool, "name", path)
+        listed, space = _listed(tool.get("tools"), f"{path}.tools"), text_at(tool, "name", path)
         for place, each in enumerate(listed):
             yield f"{path}.tools.{place}", each, space
 

@@ -206,6 +206,21 @@ def test_tools_are_used_whole_and_streamed_and_their_results_go_back(server: Ser
     assert again.content[0].text == chat(server, *by_hand, tools=functions).choices[0].message.content
 
 
+def test_a_result_names_the_tools_that_were_found_and_what_was_left_out(server: Server) -> None:
+    """A conversation is sent whole each time, so an image that a tool returned would end it."""
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("Read", "Write")]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [*found, {"type": "image", "source": {}}]}
+    use = {"type": "tool_use", "id": "a", "name": "ToolSearch", "input": {}}
+    turns = [
+        {"role": "user", "content": TEXT},
+        {"role": "assistant", "content": [{"type": "server_tool_use", "id": "b", "name": "web_search"}, use]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = post(server, "/render", model=MODEL, max_tokens=1, messages=turns)
+    assert answer.json()["prompt"].endswith("Read\nWrite\n[image: left out, because the model reads text alone]")
+    assert set(answer.headers["ridgeline-ignored"].split(", ")) == {"server_tool_use", "tool_result.image"}
+
+
 @by_client
 def test_a_call_that_is_cut_off_has_what_is_there(server: Server) -> None:
     asked = SAMPLED | {"messages": [USER], "tools": TOOLS, "tool_choice": {"type": "any"}}

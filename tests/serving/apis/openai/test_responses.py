@@ -323,6 +323,64 @@ def test_an_agents_tools_are_called_as_it_knows_them(
     assert "input.web_search_call" in again.headers["ridgeline-ignored"]
 
 
+SEARCH = {"type": "object", "properties": {"query": {"enum": ["rain", "snow"]}}, "required": ["query"]}
+
+
+def test_a_search_for_tools_runs_at_the_client_and_adds_what_it_found(server: Server) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 60}
+    asked["tools"] = [{"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": SEARCH}]
+    choice = {"type": "function", "name": "tool_search"}
+    answer = post(server, **asked, input=TEXT, tool_choice=choice)
+    assert "ridgeline-ignored" not in answer.headers
+    [call] = answer.json()["output"]
+    assert (call["type"], call["execution"], call["status"]) == ("tool_search_call", "client", "completed")
+    assert call["arguments"]["query"] in ("rain", "snow")
+    streamed = raw_events(post(server, **asked, input=TEXT, tool_choice=choice, stream=True))
+    [written] = streamed[-1]["response"]["output"]
+    assert written | {"id": call["id"], "call_id": call["call_id"]} == call
+    found = {"type": "tool_search_output", "call_id": call["call_id"], "execution": "client", "tools": [AGENTS[2]]}
+    items = [said("user", TEXT), call, found]
+    prompt = post(server, "/render", **asked, input=items).json()["prompt"]
+    assert prompt.endswith("mcp__x__weather")
+    again = post(
+        server, **asked, input=items, tool_choice={"type": "function", "name": "weather", "namespace": "mcp__x"}
+    )
+    [called] = again.json()["output"]
+    assert (called["type"], called["name"], called["namespace"]) == ("function_call", "weather", "mcp__x")
+    hosted = [{"type": "tool_search"}, AGENTS[3]]
+    assert "tools.tool_search" in post(server, **asked | {"tools": hosted}, input=TEXT).headers["ridgeline-ignored"]
+
+
+def test_an_item_adds_tools_and_may_change_those_that_are_there(server: Server) -> None:
+    def added(*tools: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "additional_tools", "role": "developer", "tools": list(tools)}
+
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 60}
+    asked |= {"tool_choice": {"type": "custom", "name": "patch", "namespace": "functions"}}
+    space = {"type": "namespace", "name": "functions", "tools": [AGENTS[3]]}
+    answer = post(server, **asked, input=[added(space), said("user", TEXT), added(space)])
+    [call] = answer.json()["output"]
+    assert (call["type"], call["name"], call["namespace"]) == ("custom_tool_call", "patch", "functions")
+    assert "input.additional_tools" not in answer.headers["ridgeline-ignored"]
+
+
+def test_what_is_not_known_of_a_conversation_is_left_out_by_name(server: Server) -> None:
+    """A conversation is sent whole each time, so one item would end it."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+    items = [
+        said("user", TEXT),
+        {"type": "something_new", "id": "x"},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "Seen:"}, image]},
+    ]
+    answer = post(server, model=MODEL, input=items, max_output_tokens=1)
+    assert answer.status_code == 200, answer.text
+    left_out = {"input.something_new", "input.function_call_output.input_image"}
+    assert set(answer.headers["ridgeline-ignored"].split(", ")) == left_out
+    prompt = post(server, "/render", model=MODEL, input=items).json()["prompt"]
+    assert prompt.endswith("Seen:\n[input_image: left out, because the model reads text alone]")
+
+
 def test_reasoning_is_an_item_of_its_own(thinker: Server) -> None:
     answer = client(thinker).responses.create(**THINKING, input="Once upon a time")
     thought, message = answer.output
@@ -422,7 +480,9 @@ def test_who_leaves_ends_its_request(server: Server) -> None:
         ({"input": []}, "input"),
         ({"input": [{"type": "message", "role": "judge", "content": "x"}]}, "input.0.role"),
         ({"input": [said("user", [{"type": "input_image", "image_url": "x"}])]}, "input.0.content.0"),  # type: ignore
-        ({"input": [{"type": "web_search"}]}, "input.0"),
+        ({"input": [{"type": "web_search"}]}, "input"),  # nothing is left of it
+        ({"input": [{"type": ["message"]}]}, "input.0"),
+        ({"input": [{"type": "additional_tools", "tools": [7]}]}, "input.0.tools"),
         ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "b"}]}, "input.0.input"),
         ({"tools": [{"type": 7}]}, "tools.0"),
         ({"tools": [{"type": "custom", "name": "f"}, {"type": "function", "name": "f"}]}, "tools.1"),
