@@ -1,5 +1,5 @@
-"""How byte-level vocabularies of GGUF files cut text into words, which no merge crosses: `tokenizer.ggml.pre` names the
-way.
+"""The words into which byte-level vocabularies of GGUF files cut text, and which no merge crosses:
+`tokenizer.ggml.pre` names the way.
 
 The patterns are those of the models' own tokenizer.json, as llama.cpp quotes them. Families that cut alike have names
 of their own.
@@ -56,7 +56,7 @@ _HAN_AND_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 @dataclass(frozen=True)
 class Way:
-    """How text is cut.
+    """A way to cut text.
 
     patterns: what each matches is a word. A later one cuts what the earlier ones left whole.
     composed: text is first brought into the form NFC.

@@ -21,6 +21,7 @@ from ridgeline.text import gguf_tokenizer, tiktoken_tokenizer
 from ridgeline.text.byte_level import byte_level_alphabet
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.components import check_text
+from ridgeline.text.gguf_words import WAYS
 from ridgeline.text.parsers.choose import Forms
 from ridgeline.text.parsers.forms import Form, ReasoningForm, ToolForm
 from ridgeline.text.parsers.literals import python_literal
@@ -202,8 +203,8 @@ def pieces(*, fallback: bool) -> list[Piece]:
 
 
 def every_tokenizer() -> Iterator[Any]:
-    for way, cut in {cut: cut for cut in gguf_tokenizer._WAYS.values()}.items():
-        yield pytest.param(lambda cut=cut: byte_level(cut(), normalizers.NFC()), id=f"gguf{way.__name__}")
+    for way, name in {way: name for name, way in WAYS.items()}.items():
+        yield pytest.param(lambda way=way: byte_level(way.pre_tokenizer(), normalizers.NFC()), id=f"gguf-{name}")
     for name, words in tiktoken_tokenizer._WORDS.items():
         yield pytest.param(lambda words=words: from_words(words), id=name)
     for kind, prefix, extra in itertools.product(("bpe", "unigram"), (True, False), (True, False)):

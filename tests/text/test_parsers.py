@@ -147,6 +147,36 @@ SAID_BOTH = [("search", {"query": QUERY, "limit": 3, "either": "12"}), NOW_CALL]
 ALL_TYPED, ALL_ODD = ("search", TYPED_VALUES), ("search", ODD_VALUES)
 
 # form, text, content, calls
+M = "]<]minimax[>["
+NESTED_M3 = (
+    f"{M}<filter>{M}<a>1{M}</a>{M}<b>{M}<c>x{M}</c>{M}</b>{M}</filter>\n"
+    f"{M}<tags>{M}<item>u{M}</item>{M}<item>v{M}</item>{M}</tags>{M}<limit>2{M}</limit>"
+)
+LIMITED_TWO = ("search", {"limit": 2})
+FUNCTION_GEMMA = (
+    f"<start_function_call>call:search{GEMMA}<end_function_call><start_function_call>call:now{{}}<end_function_call>"
+).replace('<|"|>', "<escape>")
+COMMANDED = (
+    f'{{"tool_call_id": "0", "tool_name": "search", "parameters": {ARGS}}},\n'
+    '    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}'
+)
+
+
+def step3(*pairs: tuple[str, str]) -> str:
+    begun = "<｜tool_call_begin｜>function<｜tool_sep｜>"
+    parts = "".join(f'<steptml:parameter name="{key}">{value}</steptml:parameter>' for key, value in pairs)
+    search = f'{begun}<steptml:invoke name="search">{parts}</steptml:invoke><｜tool_call_end｜>'
+    now = f'{begun}<steptml:invoke name="now"></steptml:invoke><｜tool_call_end｜>'
+    return f"<｜tool_calls_begin｜>{search}{now}<｜tool_calls_end｜>"
+
+
+def m3(*pairs: tuple[str, str]) -> str:
+    parts = "".join(f"{M}<{key}>{value}{M}</{key}>" for key, value in pairs)
+    calls = f'{M}<invoke name="search">{parts}{M}</invoke>\n{M}<invoke name="now">{M}</invoke>'
+    return f"{M}<tool_call>\n{calls}\n{M}</tool_call>"
+
+
+STEPPED = step3(*TYPED)
 WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", f"Well.\n<tool_call>\n{SAID}\n</tool_call>", "Well.\n", ONE),
     ("hermes", f'<tool_call>{SAID}</tool_call><tool_call>{{"name": "now"}}</tool_call> ok', "ok", TWO),
@@ -223,6 +253,31 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("smollm3", f"Hm.<code>\n{LINES}</code>", "Hm.", TWO),
     ("nemotron_v2", f"Hm<TOOLCALL>[{SAID}, {NOW}]</TOOLCALL>", "Hm", TWO),
     ("longcat", f"Hm<longcat_tool_call>\n{SAID}\n</longcat_tool_call>", "Hm", ONE),
+    ("functiongemma", f"Hm{FUNCTION_GEMMA}ok", "Hmok", GEMMAS),
+    ("cohere_command3", f"Hm.<|START_ACTION|>[\n    {COMMANDED}\n]<|END_ACTION|>ok", "Hm.ok", TWO),
+    ("cohere_command3", f'<|START_ACTION|>{{"tool_name": "search", "parameters": {ARGS}}}<|END_ACTION|>', "", ONE),
+    ("apertus", f'Hm.<|tools_prefix|>[{{"search": {ARGS}}}, {{"now": {{}}}}]<|tools_suffix|>ok', "Hm.ok", TWO),
+    ("apertus", "<|tools_prefix|>[1]<|tools_suffix|>ok", "<|tools_prefix|>[1]<|tools_suffix|>ok", []),
+    ("internlm", f"Hm.<|action_start|><|plugin|>\n{SAID}<|action_end|>\n", "Hm.", ONE),
+    ("step3", f"Hm\n{STEPPED}ok", "Hm\nok", [ALL_TYPED, ("now", {})]),
+    ("xlam", f"[{SAID}, {NOW}]", "", TWO),
+    ("xlam", f"```json\n[{SAID}, {NOW}]\n```", "", TWO),
+    ("xlam", '[{"name": "Bob", "arguments": {}}] ok', '[{"name": "Bob", "arguments": {}}] ok', []),
+    ("xlam", "[1] It rains.", "[1] It rains.", []),
+    ("minimax_m3", f"Hm\n{m3(*TYPED)}ok", "Hm\nok", [ALL_TYPED, ("now", {})]),
+    ("minimax_m3", f"{M}<tool_call>It rains.", f"{M}<tool_call>It rains.", []),
+    (
+        "minimax_m3",
+        f'{M}<invoke name="search">{NESTED_M3}{M}</invoke>{M}</tool_call>',
+        "",
+        [("search", {"filter": {"a": "1", "b": {"c": "x"}}, "tags": ["u", "v"], "limit": 2})],
+    ),
+    (  # ends that are left out
+        "minimax_m3",
+        f'{M}<tool_call>{M}<invoke name="search">{M}<limit>2{M}</invoke>{M}<invoke name="now">{M}</tool_call>ok',
+        "ok",
+        [LIMITED_TWO, NOW_CALL],
+    ),
     ("gemma4", f"Hm<|tool_call>call:search{GEMMA}<tool_call|><|tool_call>call:now{{}}<tool_call|>ok", "Hmok", GEMMAS),
     ("gemma4", "<|tool_call>search{}<tool_call|>", "<|tool_call>search{}<tool_call|>", []),
     ("gemma4", f"{CALL_TAG}call:search{{limit:1{CALL_END}{UNENDED}{CALL_END}tail", "tail", [LIMITED, NESTED]),

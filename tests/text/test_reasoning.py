@@ -40,6 +40,10 @@ READ = [
     ("qwen3", "hermes", "Hi<think>", f"{THOUGHT}\n{HERMES}", THOUGHT, "", ARGS),
     ("granite", "none", "Hi", GRANITE, THOUGHT, ANSWER, ""),
     ("granite", "none", "Hi", "Here is my answer", "", "Here is my answer", ""),
+    ("ernie45", "none", "Hi", f"<think>{THOUGHT}</think>\n\n<response>\n{ANSWER}\n</response>\n", THOUGHT, ANSWER, ""),
+    ("ernie45", "hermes", "Hi<think>", f"{THOUGHT}</think>\n\n{HERMES}\n", THOUGHT, "", ARGS),
+    ("ernie45", "none", "Hi", f"{ANSWER} <response>", "", f"{ANSWER} <response>", ""),
+    ("cohere_command3", "none", "Hi", f"<|START_THINKING|>{THOUGHT}<|END_THINKING|>{ANSWER}", THOUGHT, ANSWER, ""),
     ("mistral", "none", "Hi", f"[THINK]{THOUGHT}[/THINK]{ANSWER}", THOUGHT, ANSWER, ""),
     (
         "openai_gptoss",
@@ -117,6 +121,14 @@ TEMPLATES = [
     ("… <｜DSML｜tool_calls>\n<｜DSML｜invoke name= … </think>", "deepseek_v4", "qwen3"),
     ("… <TOOLCALL>[…]</TOOLCALL> …", "nemotron_v2", None),
     ("… <longcat_tool_call> …", "longcat", None),
+    ("… <|START_THINKING|> … <|START_ACTION|> …", "cohere_command3", "cohere_command3"),
+    ("… <|inner_prefix|> … <|tools_prefix|> …", "apertus", "apertus"),
+    ("… <|action_start|><|plugin|> …", "internlm", None),
+    ("… <｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name= …", "step3", None),
+    ("… ]<]minimax[>[<tool_call> … <mm:think> …", "minimax_m3", "minimax_m3"),
+    ("… <start_function_call>call:f …", "functiongemma", None),
+    ("… make calls in a single JSON array: …", "xlam", None),
+    ("… <think> … </think> … <response> … <tool_call> …", "hermes", "ernie45"),
     ("… xml_tools … <tool_call>{…}</tool_call> … python_tools … <code> …", "hermes", None),  # SmolLM3
     ("… [func_name1(params_name1=params_value1)] …", "pythonic", None),
     ('… {"name": function name, "parameters": dictionary of argument name and its value} …', "llama3_json", None),
@@ -136,8 +148,8 @@ def test_names_of_vllms_are_those_of_the_same_form_or_unknown() -> None:
     for name, ours in (("granite4", "hermes"), ("qwen3_json", "hermes"), ("qwen3_xml", "qwen3_coder")):
         forms = choose(name, "granite_thinking_parser", [], ())
         assert (forms.tools and forms.tools.name, forms.reasoning and forms.reasoning.name) == (ours, "deepseek_r1")
-    with pytest.raises(InvalidConfig, match="apertus"):
-        choose("apertus", "none", [], ())
+    with pytest.raises(InvalidConfig, match="gigachat3"):
+        choose("gigachat3", "none", [], ())
 
 
 def test_every_form_has_names_of_its_own() -> None:

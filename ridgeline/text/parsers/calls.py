@@ -106,7 +106,12 @@ def _escape(char: str) -> str:
 
 
 class CallParser(Scanner):
-    """The base of parsers of calls. `calls` counts those that have begun."""
+    """The base of parsers of calls. `calls` counts those that have begun.
+
+    head: what a call written as JSON has before its arguments, with the name's text as its first group. It has no "<".
+    """
+
+    head = HEAD
 
     def __init__(self, tools: Tools | None = None) -> None:
         super().__init__()
@@ -160,7 +165,7 @@ class CallParser(Scanner):
             end, complete = span.end(self._text, self._at)
             read.append(self.cut(end - self._at))
             if self.left and not complete:  # before the first object within, and only there arguments can begin
-                head = HEAD.fullmatch("".join(read))
+                head = self.head.fullmatch("".join(read))
                 name = decoded(head[1]) if head else None
                 if isinstance(name, str) and self.offers(name):
                     self.begin(name)
@@ -188,15 +193,19 @@ class CallParser(Scanner):
     def whole_call(self, text: str) -> bool:
         """Give a call that is written in full, in whatever order. Return False if it is none."""
         value = decoded(text)
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not self.offers(value["name"]):
+        name, arguments = self.parts(value) if isinstance(value, dict) else (None, None)
+        if not isinstance(value, dict) or not isinstance(name, str) or not self.offers(name):
             return False
-        arguments = value.get("arguments", value.get("parameters", {}))
         found = value.get("id")
-        self.begin(value["name"], found if isinstance(found, str) and found else None)
+        self.begin(name, found if isinstance(found, str) and found else None)
         if not isinstance(arguments, str):  # it may be a text of JSON already
             arguments = json.dumps(arguments, ensure_ascii=False)
         self.arguments(escaped(arguments))
         return True
+
+    def parts(self, call: dict[str, Any]) -> tuple[object, object]:
+        """Return the name and the arguments of an object; a name that is no text if it is no call."""
+        return call.get("name"), call.get("arguments", call.get("parameters", {}))
 
     def json_calls(self) -> Reading[str | None]:
         """Read one call or a list of calls. Return None, or the text of what is none."""

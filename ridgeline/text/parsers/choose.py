@@ -46,7 +46,7 @@ class Forms:
     def tags(self) -> tuple[str, ...]:
         """The texts that must show, although they may be special tokens of the model."""
         reasoning = self.reasoning
-        between = () if reasoning is None else (*reasoning.begins, *reasoning.ends)
+        between = () if reasoning is None else (*reasoning.begins, *reasoning.ends, *reasoning.around)
         return (*(self.tools.tags if self.tools else ()), *(HARMONY.tags if self.channels else ()), *between)
 
     def inside(self, prompt: str) -> bool | None:

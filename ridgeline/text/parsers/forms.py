@@ -85,6 +85,7 @@ class ReasoningForm(Form):
     before_end: text that a spent budget forces before the tag.
     opening, call_ends: what forced calls stand behind, and where reasoning ends before them, if that is not as in other
         answers.
+    around: the tags that stand around the answer, or none.
     implied: text without a tag before it is reasoning unless the prompt has closed it.
     channels: reasoning, calls and content are messages of one form, which one parser reads.
     """
@@ -95,5 +96,6 @@ class ReasoningForm(Form):
     before_end: str = ""
     opening: str = ""
     call_ends: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
     implied: bool = False
     channels: bool = False

@@ -186,15 +186,33 @@ def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or name not in properties:
         return frozenset({"string"})
-    return _Types(schema).of(properties[name], MOST_REFERENCES)
+    return Types(schema).of_part(properties[name])
 
 
-class _Types:
+class Types:
     """The types that parts of a schema allow. A part is looked at once for each depth, however many refer to it."""
 
     def __init__(self, whole: Mapping[str, Any]) -> None:
         self._whole = whole
         self._known: dict[tuple[int, int], frozenset[str]] = {}
+
+    def of_part(self, part: object) -> frozenset[str]:
+        return self.of(part, MOST_REFERENCES)
+
+    def container(self, part: object) -> Mapping[str, Any]:
+        """Return the schema with the keys or items of a part: what it refers to, or its only choice that has some."""
+        for _ in range(MOST_REFERENCES):
+            if not isinstance(part, Mapping):
+                break
+            if isinstance(reference := part.get("$ref"), str):
+                part = _referred(reference, self._whole)
+                continue
+            choices = [each for name in ("anyOf", "oneOf", "allOf") for each in part.get(name) or ()]
+            fitting = [each for each in choices if len(self.of_part(each) & {"object", "array"}) == 1]
+            if len(fitting) != 1 or part.keys() & {"properties", "items"}:
+                return part
+            part = fitting[0]
+        return part if isinstance(part, Mapping) else {}
 
     def of(self, part: object, depth: int) -> frozenset[str]:
         if not isinstance(part, Mapping) or depth == 0:

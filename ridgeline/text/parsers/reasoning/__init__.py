@@ -4,14 +4,30 @@ order."""
 from __future__ import annotations
 
 from ridgeline.text.parsers.forms import ReasoningForm
-from ridgeline.text.parsers.reasoning import deepseek_r1, gemma4, granite, harmony, mistral, seed_oss, think
+from ridgeline.text.parsers.reasoning import (
+    apertus,
+    cohere,
+    deepseek_r1,
+    ernie45,
+    gemma4,
+    granite,
+    harmony,
+    minimax_m3,
+    mistral,
+    seed_oss,
+    think,
+)
 
 REASONING_FORMS: tuple[ReasoningForm, ...] = (
     harmony.FORM,
     gemma4.FORM,
+    cohere.FORM,
+    apertus.FORM,
+    minimax_m3.FORM,
     mistral.FORM,
     granite.FORM,
     seed_oss.FORM,
+    ernie45.FORM,
     think.FORM,
     deepseek_r1.FORM,
 )

@@ -30,6 +30,7 @@ class ThinkParser(Scanner):
         self._inside = inside
         self._begins = Tags(*form.begins)
         self._labels = Tags(form.label) if form.label else None
+        self._around = [Tags(tag) for tag in form.around]
         self._interrupts = interrupts
         self._ends = Tags(*form.ends, *interrupts)
         super().__init__()
@@ -50,13 +51,16 @@ class ThinkParser(Scanner):
                 self.content(tag or "")
             else:
                 yield from self.space()
+                if self._around and (yield from self.expect(self._around[0])):
+                    yield from self.until(self._around[1], Trimmed(self.content))
+                    yield from self.space()
         yield from self.until(NONE, self.content)
 
 
 NONE = Tags()
 FORM = ReasoningForm(
     name="qwen3",
-    aliases=("deepseek_v3", "deepseek_v31", "glm45", "glm47", "kimi_k2", "olmo3", "holo2", "ernie45", "think"),
+    aliases=("deepseek_v3", "deepseek_v31", "glm45", "glm47", "kimi_k2", "olmo3", "holo2", "mimo", "think"),
     begins=(OPEN,),
     ends=(CLOSE,),
     known_by=((CLOSE,),),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from ridgeline.text.parsers.calls import CallParser, decoded, escaped, no_constant
+from ridgeline.text.parsers.calls import CallParser, Tools, decoded, escaped, no_constant
 from ridgeline.text.parsers.forms import ToolForm
 from ridgeline.text.parsers.literals import DEEPEST
 from ridgeline.text.parsers.scanner import Reading, Tags, Trimmed
@@ -26,14 +26,19 @@ WORDS = ("true", "false", "null")
 class Gemma4Parser(CallParser):
     """The object is passed on as JSON, part by part as it comes."""
 
-    opens, ends, says = Tags(OPEN), Tags(CLOSE, OPEN), Tags(SAID)
-    quotes, brackets, tags = Tags(QUOTE), Tags("{", "["), Tags(OPEN, CLOSE, QUOTE)
+    opened, closed, quote = OPEN, CLOSE, QUOTE
+
+    def __init__(self, tools: Tools | None = None) -> None:
+        self.opens, self.ends, self.says = Tags(self.opened), Tags(self.closed, self.opened), Tags(SAID)
+        self.quotes, self.brackets = Tags(self.quote), Tags("{", "[")
+        self.tags = Tags(self.opened, self.closed, self.quote)
+        super().__init__(tools)
 
     def parse(self) -> Reading[None]:
         tag = yield from self.until(self.opens, self.content)
         while tag is not None:
             tag = yield from self._call()
-            if tag != OPEN:
+            if tag != self.opened:
                 yield from self.space()
                 tag = yield from self.until(self.opens, self.content)
 
@@ -44,9 +49,9 @@ class Gemma4Parser(CallParser):
         name = yield from self.match(WORD)
         blank = yield from self.space()
         if not name or not read.endswith(SAID) or (yield from self.peek()) != "{":
-            self.content(OPEN + read + name + blank)
+            self.content(self.opened + read + name + blank)
             tag = yield from self.until(self.ends, self.content)
-            self.content(CLOSE if tag == CLOSE else "")
+            self.content(self.closed if tag == self.closed else "")
             return tag
         self.begin(name)
         if not (yield from self._value("")):

@@ -47,7 +47,7 @@ class HermesParser(CallParser):
 
 FORM = ToolForm(
     name="hermes",
-    aliases=("qwen2", "qwen25", "qwen3", "qwen3_json", "granite4"),
+    aliases=("qwen2", "qwen25", "qwen3", "qwen3_json", "granite4", "ernie45"),
     parser=HermesParser,
     known_by=((OPEN, '"arguments"'), (OPEN,)),
     tags=(OPEN, CLOSE),

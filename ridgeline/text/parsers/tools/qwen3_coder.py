@@ -31,7 +31,7 @@ class QwenCoderParser(XmlParser):
 
 FORM = ToolForm(
     name="qwen3_coder",
-    aliases=("qwen3_xml",),
+    aliases=("qwen3_xml", "step3p5", "mimo"),
     parser=QwenCoderParser,
     known_by=(("<tool_call>", "<function=", "<parameter="),),  # Seed-OSS has the last two within tags of its own
     tags=("<tool_call>", "</tool_call>"),
