@@ -14,9 +14,11 @@ import numpy as np
 import torch
 import transformers
 
+from tests import gguf_families
 from tests.tiny_models import as_stored
 
 ARCHITECTURES = {
+    **gguf_families.ARCHITECTURES,
     "llama": "llama",
     "llama3": "llama",
     "qwen2": "qwen2",
@@ -32,13 +34,29 @@ ARCHITECTURES = {
 }
 # What the format cannot say: windows of some layers, scores scaled by something else than the heads' width.
 CHANGES: dict[str, dict[str, Any]] = {
+    **gguf_families.CHANGES,
     "qwen2": {"use_sliding_window": False},
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32},
     "mixtral": {"sliding_window": None},
 }
-_OTHERS = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
-PERMUTED = ("llama", "granite")
+_OTHERS = {  # architectures whose names are not their config's
+    "gemma3_text": "gemma3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), "granitemoe"),
+    "qwen2_moe": "qwen2moe",
+    "qwen3_next": "qwen3next",
+    "granitemoehybrid": "granitehybrid",
+    "lfm2_moe": "lfm2moe",
+    "falcon_mamba": "mamba",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+}
+PERMUTED = ("llama", "granite", "granitemoe", "granitehybrid")
 _IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 
 
@@ -49,32 +67,39 @@ def write(
     kinds: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
     part_tensors: int = 0,
+    widened: bool = False,
 ) -> Path:
     """kinds: tensor name → type to store it as ("*" for all other matrices); float32 without. extra: more values.
-    part_tensors: write several files, each with at most so many tensors, which get the format's names; 0: one file."""
+    part_tensors: write several files, each with at most so many tensors, which get the format's names; 0: one file.
+    widened: each tensor holds in float32 what it would stand for in its kind."""
     import gguf
 
     config = model.config
     architecture = _OTHERS.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
-    _values(writer, config, architecture)
+    if architecture in gguf_families.ARCHITECTURES.values():
+        for name, value in gguf_families.entries(config, architecture).items():
+            add(writer, f"{architecture}.{name}", value)
+    else:
+        _values(writer, config, architecture)
     for name, value in {**_IDS, **(extra or {})}.items():
         add(writer, name, value)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    for theirs, weight in _stacked(as_stored(model, model.state_dict())).items():
+    stored = _stacked(as_stored(model, model.state_dict()))
+    for theirs, weight in gguf_families.changed(config, architecture, stored):
         if theirs == "lm_head.weight" and config.tie_word_embeddings:
             continue
         base, _, kind = theirs.rpartition(".")
-        name = f"{names.get_name(base)}.{kind}"
+        name = theirs if theirs.startswith("blk.") else names.get_name(theirs) or f"{names.get_name(base)}.{kind}"
         values = weight.float().numpy()
         if architecture.startswith("gemma") and theirs.endswith("norm.weight"):
             values = values + 1
         if architecture in PERMUTED and base.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if base.endswith("q_proj") else config.num_key_value_heads
             values = _permuted(values, heads)
-        stored = (kinds or {}).get(name, (kinds or {}).get("*", "F32")) if values.ndim > 1 else "F32"
-        _tensor(writer, name, values, stored)
+        form = (kinds or {}).get(name, (kinds or {}).get("*", "F32")) if _is_matrix(name, values) else "F32"
+        _tensor(writer, name, values, form, widened)
     for name, factors in _rope_factors(model).items():
         _tensor(writer, name, factors, "F32")
     writer.write_header_to_file()
@@ -84,12 +109,17 @@ def write(
     return path
 
 
+def _is_matrix(name: str, values: np.ndarray) -> bool:
+    """What a converter may quantize: small tensors stay as they are."""
+    return values.ndim > 1 and not any(part in name for part in ("ssm_a", "ssm_d", "ssm_norm", "conv", "ffn_gate_inp"))
+
+
 def _stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors, each matrix of all experts in one."""
     found: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
         found.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", name), []).append(tensor)
-    return {name: torch.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
+    return {name: torch.stack(parts) if name not in tensors else parts[0] for name, parts in found.items()}
 
 
 def dequantized(values: torch.Tensor, kind: str) -> torch.Tensor:
@@ -159,14 +189,35 @@ def add(writer: Any, name: str, value: Any) -> None:
         writer.add_string(name, value)
 
 
-def _tensor(writer: Any, name: str, values: np.ndarray, kind: str) -> None:
+def _tensor(writer: Any, name: str, values: np.ndarray, kind: str, widened: bool = False) -> None:
     import gguf
 
     number = gguf.GGMLQuantizationType[kind]
+    if values.shape[-1] % gguf.GGML_QUANT_SIZES[number][0]:
+        kind = "F32"  # as converters do
     if kind == "F32":
         writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
         return
-    writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), number), raw_dtype=number)
+    blocks = _k_blocks(name, values.shape, kind) if kind.endswith("_K") else None
+    data = gguf.quants.quantize(np.ascontiguousarray(values), number) if blocks is None else blocks
+    if widened:
+        writer.add_tensor(name, gguf.quants.dequantize(data, number).astype(np.float32).reshape(values.shape))
+    else:
+        writer.add_tensor(name, data, raw_dtype=number)
+
+
+def _k_blocks(name: str, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """Random blocks, since the package only reads these kinds. Their scales make numbers of about 0.1."""
+    import gguf
+
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    generator = np.random.default_rng(sum(name.encode()))
+    data = generator.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
+    places = {"Q4_K": (slice(0, 2), slice(2, 4)), "Q6_K": (slice(208, 210),)}[kind]
+    for place in places:
+        scales = generator.uniform(1e-4, 4e-4, data.shape[:-1]).astype(np.float16)
+        data[..., place] = scales[..., None].view(np.uint8)
+    return data.reshape(*shape[:-1], -1)
 
 
 def _permuted(values: np.ndarray, heads: int) -> np.ndarray:
@@ -176,7 +227,7 @@ def _permuted(values: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _rope_factors(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
-    rope = model.config.rope_parameters
+    rope = getattr(model.config, "rope_parameters", None) or {}
     match rope.get("rope_type"):
         case "llama3":
             table = model.model.rotary_emb

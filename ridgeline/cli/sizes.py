@@ -17,7 +17,7 @@ from ridgeline.perf.precision import Precision, precision
 from ridgeline.weights.folder import shipped_model
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
-from ridgeline.weights.gguf_names import gguf_model_config
+from ridgeline.weights.gguf.config import gguf_model_config
 from ridgeline.weights.hub import fetched
 
 QUANTIZED = ("quantization_config", "compression_config", "text_config")  # a text_config may have one

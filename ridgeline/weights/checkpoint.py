@@ -5,9 +5,8 @@ Files are mapped into memory, and a tensor is read when it is asked for. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,35 +19,15 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.dequantize import dequantize
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.gguf.restored import restored
+from ridgeline.weights.gguf.values import Values
 from ridgeline.weights.modules import module_folders
+from ridgeline.weights.stored import StoredTensor
 
 PLAIN = frozenset({"F64", "F32", "BF16", "F16"})
 LOADABLE = frozenset(PLAIN | {type.name for type in TENSOR_TYPES.values()})
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-def _no_blocks() -> Tensor:
-    raise AssertionError("only GGUF's tensors have blocks")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a file.
-
-    dtype: the name in the file's format.
-    read: returns the tensor. Blocks of GGUF are dequantized.
-    part: returns one index of its first dimension. None in files that are read whole.
-    blocks: returns the bytes of GGUF's blocks, a block in a row.
-    sliced: returns only these slices. None in files of which more would be read.
-    """
-
-    shape: list[int]
-    dtype: str
-    read: Callable[[], Tensor]
-    part: Callable[[int], Tensor] | None = None
-    blocks: Callable[[], Tensor] = _no_blocks
-    sliced: Callable[[tuple[slice, ...]], Tensor] | None = None
 
 
 @contextmanager
@@ -84,7 +63,7 @@ def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
             lambda: aligned(info.start, info.num_bytes).view(-1, info.type.bytes),
         )
 
-    return {name: stored(info) for name, info in gguf.tensors.items()}
+    return restored(Values(gguf), {name: stored(info) for name, info in gguf.tensors.items()})
 
 
 def _mapped(file: Path) -> Tensor:

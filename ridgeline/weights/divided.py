@@ -23,7 +23,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import Filling
-from ridgeline.weights.checkpoint import StoredTensor
+from ridgeline.weights.stored import StoredTensor
 
 Slices = tuple[slice, ...]
 Stored = Mapping[str, StoredTensor]

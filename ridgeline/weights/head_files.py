@@ -17,10 +17,11 @@ from ridgeline.layers.draft_head import TargetsHead
 from ridgeline.layers.medusa import Medusa
 from ridgeline.models.draft_blocks import read_block_head
 from ridgeline.models.draft_heads import mtp_head, read_head
-from ridgeline.weights.checkpoint import PLAIN, StoredTensor, open_checkpoint
+from ridgeline.weights.checkpoint import PLAIN, open_checkpoint
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.loader import checkpoint_views, fill_randomly, missing_offset, shortened, together
 from ridgeline.weights.rows import in_our_order
+from ridgeline.weights.stored import StoredTensor
 
 NARROW = "d2t"  # how far each token of a narrow vocabulary lies from its place in the whole one
 WHOLE = ("I64", "I32")

@@ -34,12 +34,13 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.pooling import pooled
 from ridgeline.perf.footprint import parameters
 from ridgeline.quantization.held import fill_random
-from ridgeline.weights.checkpoint import LOADABLE, PLAIN, StoredTensor, open_checkpoint
+from ridgeline.weights.checkpoint import LOADABLE, PLAIN, open_checkpoint
 from ridgeline.weights.divided import Place, check_divided, divided, of_own_experts, own_sources, whole_decoder
 from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
-from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.weights.gguf.config import ROPE_FACTORS, gguf_model_config
+from ridgeline.weights.gguf.names import gguf_weights
 from ridgeline.weights.modules import cross_encoder, read_modules, token_id
 from ridgeline.weights.quantized.config import folder_method, method_of, quantization_config
 from ridgeline.weights.quantized.kv_scales import KV_SCALES, cached_as, check_kv_scales, kv_scale_places
@@ -56,6 +57,7 @@ from ridgeline.weights.quantized.plan import (
     widened,
 )
 from ridgeline.weights.rows import in_our_order, in_their_order, reorders
+from ridgeline.weights.stored import StoredTensor
 from ridgeline.weights.transfer import fill
 
 Progress = Callable[[str, float], None]

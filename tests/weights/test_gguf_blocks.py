@@ -15,9 +15,9 @@ from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import formed
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.weights.blocks import BLOCKS
-from ridgeline.weights.checkpoint import StoredTensor
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES
 from ridgeline.weights.quantized.gguf import Gguf
+from ridgeline.weights.stored import StoredTensor
 from tests import gguf_files, tiny_models
 from tests.weights.loading import dense_logits, load
 from tests.weights.random_blocks import SIGNS, random_blocks

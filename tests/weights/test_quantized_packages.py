@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.quantization.held import dequantized
-from ridgeline.weights.checkpoint import StoredTensor
 from ridgeline.weights.quantized.config import method_of
+from ridgeline.weights.stored import StoredTensor
 from tests.weights.quantized_files import SCHEMES
 
 NAMES = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.model import Source
 from ridgeline.models.config import ModelConfig
-from ridgeline.weights.checkpoint import PLAIN, StoredTensor
+from ridgeline.weights.checkpoint import PLAIN
 from ridgeline.weights.head_files import drafting_layer
 from ridgeline.weights.loader import (
     checkpoint_views,
@@ -24,6 +24,7 @@ from ridgeline.weights.loader import (
     open_plain,
     read_model_config,
 )
+from ridgeline.weights.stored import StoredTensor
 
 Read = Callable[[str], Tensor]
 

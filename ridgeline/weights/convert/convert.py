@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.weights.checkpoint import StoredTensor
 from ridgeline.weights.convert.check import OpenModel, OpenTensor, Report, check_copies, count_not_finite, open_model
 from ridgeline.weights.convert.shards import Planned, split, write_shards
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
-from ridgeline.weights.gguf_names import gguf_config
+from ridgeline.weights.gguf.config import gguf_config
 from ridgeline.weights.loader import stored_shape, stored_view
 from ridgeline.weights.mxfp4 import MXFP4
 from ridgeline.weights.quantized.config import SIDE_FILES, without_quantization
 from ridgeline.weights.rows import in_our_order, in_their_order
+from ridgeline.weights.stored import StoredTensor
 
 Progress = Callable[[str, float], None]
 WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder

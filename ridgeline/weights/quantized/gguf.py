@@ -17,10 +17,10 @@ from torch import Tensor
 from ridgeline.kernels.base.weight_format import Held
 from ridgeline.kernels.gemm.codes.op import packed
 from ridgeline.weights.blocks import BLOCKS
-from ridgeline.weights.checkpoint import StoredTensor
 from ridgeline.weights.dequantize import AT_ONCE
 from ridgeline.weights.quantized.four_bits import exponents
 from ridgeline.weights.quantized.piece import Files, Piece, Read, Stored, Wanted, checked_scales
+from ridgeline.weights.stored import StoredTensor
 
 
 class Gguf:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.kernels.base.weight_format import CodedFormat, Held
 from ridgeline.quantization.held import dequantized
-from ridgeline.weights.checkpoint import StoredTensor
+from ridgeline.weights.stored import StoredTensor
 
 Files = Callable[[str], Tensor]  # the name of a tensor → the tensor
 Read = Callable[[Files], Tensor]

@@ -18,10 +18,11 @@ from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.latent_attention import Expand
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import WHOLE, Filling
-from ridgeline.weights.checkpoint import PLAIN, StoredTensor
+from ridgeline.weights.checkpoint import PLAIN
 from ridgeline.weights.divided import Place
 from ridgeline.weights.quantized.piece import Method, Piece, Stored
 from ridgeline.weights.rows import divides_heads, in_our_order, our_shares
+from ridgeline.weights.stored import StoredTensor
 
 Pieces = Mapping[str, Piece]  # the name of a source → how it is stored
 Forms = Mapping[str, HeldMatrix]  # by the names of the decoder's modules

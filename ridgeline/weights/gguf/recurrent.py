@@ -1,0 +1,146 @@
+"""Models in GGUF whose layers keep states of a constant size, alone or beside attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.weights.gguf.dense import biases
+from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BEHIND, Dialect
+from ridgeline.weights.gguf.values import Values
+
+
+def _gated_delta(values: Values) -> dict[str, Any]:
+    heads = values.whole("ssm.time_step_rank")
+    found: dict[str, Any] = {
+        "layer_types": values.kinds("ssm_a", "linear_attention", "full_attention"),
+        "linear_num_key_heads": values.whole("ssm.group_count"),
+        "linear_key_head_dim": values.whole("ssm.state_size"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": values.whole("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": values.whole("ssm.conv_kernel"),
+        "attention_bias": values.has("attn_q.bias", None),
+        "partial_rotary_factor": values.whole("rope.dimension_count") / values.head_dim,
+        "norm_topk_prob": True,
+    }
+    if shared := values.get("expert_shared_feed_forward_length"):
+        found["shared_expert_intermediate_size"] = shared
+    return found
+
+
+def _lfm2(values: Values) -> dict[str, Any]:
+    found = {
+        "layer_types": values.kinds("shortconv.conv.weight", "conv", "full_attention"),
+        "num_key_value_heads": values.most("attention.head_count_kv"),
+        "norm_eps": values["attention.layer_norm_rms_epsilon"],
+        "conv_L_cache": values.whole("shortconv.l_cache"),
+        "conv_bias": values.has("shortconv.conv.bias", None),
+        "block_auto_adjust_ff_dim": False,
+    }
+    if values.get("expert_count"):
+        found |= {
+            "num_dense_layers": values.first_with("ffn_gate_inp.weight"),
+            "use_expert_bias": values.has("exp_probs_b.bias", None),
+            "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,
+        }
+    return found
+
+
+def _mamba(values: Values) -> dict[str, Any]:
+    falcon = {"architectures": ["FalconMambaForCausalLM"]} if values.get("ssm.dt_b_c_rms") else {}
+    return {
+        "state_size": values.whole("ssm.state_size"),
+        "time_step_rank": values.whole("ssm.time_step_rank"),
+        "intermediate_size": values.whole("ssm.inner_size"),
+        **_selective(values),
+        **falcon,
+    }
+
+
+def _mamba2(values: Values) -> dict[str, Any]:
+    heads = values.whole("ssm.time_step_rank")
+    return {
+        "num_heads": heads,
+        "head_dim": values.whole("ssm.inner_size") // heads,
+        "n_groups": values.whole("ssm.group_count"),
+        "state_size": values.whole("ssm.state_size"),
+        **_selective(values),
+    }
+
+
+def _selective(values: Values) -> dict[str, Any]:
+    return {
+        "expand": values.whole("ssm.inner_size") // values.whole("embedding_length"),
+        "conv_kernel": values.whole("ssm.conv_kernel"),
+        "use_bias": values.has("ssm_in.bias"),
+        "use_conv_bias": values.has("ssm_conv1d.bias"),
+        "layer_norm_epsilon": values["attention.layer_norm_rms_epsilon"],
+    }
+
+
+def _granite_hybrid(values: Values) -> dict[str, Any]:
+    heads, inner = values.whole("ssm.time_step_rank"), values.whole("ssm.inner_size")
+    scales = {
+        "embedding_multiplier": values.get("embedding_scale", 1.0),
+        "residual_multiplier": values.get("residual_scale", 1.0),
+        "attention_multiplier": values.get("attention.scale", values.shared_width**-0.5),
+        "logits_scaling": values.get("logit_scale", 1.0),
+    }
+    dense = values.gguf.tensors.get("blk.0.ffn_gate.weight")  # as some files count another width
+    return {
+        **scales,
+        "layer_types": values.kinds("ssm_a", "mamba", "attention"),
+        "num_key_value_heads": _kv_heads(values, values.first_with("attn_q.weight")),
+        "num_local_experts": values.get("expert_count", 0),
+        "shared_intermediate_size": values["expert_shared_feed_forward_length"] if dense is None else dense.shape[0],
+        "attention_bias": values.has("attn_q.bias", None),
+        "position_embedding_type": "rope" if values.get("rope.scaling.finetuned", True) else "nope",
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // values.whole("embedding_length"),
+        "mamba_n_groups": values.whole("ssm.group_count"),
+        "mamba_d_state": values.whole("ssm.state_size"),
+        "mamba_d_conv": values.whole("ssm.conv_kernel"),
+        "mamba_conv_bias": values.has("ssm_conv1d.bias", None),
+        "mamba_proj_bias": values.has("ssm_in.bias", None),
+    }
+
+
+def _kv_heads(values: Values, layer: int) -> int:
+    """Return the heads of keys by the tensor, since some files count none."""
+    keys = values.gguf.tensors.get(f"blk.{layer}.attn_k.weight")
+    return values.most("attention.head_count_kv") if keys is None else max(1, keys.shape[0] // values.shared_width)
+
+
+def _jamba(values: Values) -> dict[str, Any]:
+    return {**biases(values)}
+
+
+_MAMBA_NORMS = {"norm": "attn_norm"}
+_LFM2_NORMS = {"operator_norm": "attn_norm", "ffn_norm": "ffn_norm"}
+_LFM2_TOP = {"model.embedding_norm": "token_embd_norm"}
+_HYBRID_NORMS = {**NORMS_BEFORE, "pre_ff_layernorm": "ffn_norm"}
+
+RECURRENT = {
+    "qwen35": Dialect("Qwen3_5ForCausalLM", NORMS_BEHIND, config=_gated_delta),
+    "qwen35moe": Dialect("Qwen3_5MoeForCausalLM", NORMS_BEHIND, experts="Qwen3_5MoeForCausalLM", config=_gated_delta),
+    "qwen3next": Dialect(
+        "Qwen3NextForCausalLM",
+        NORMS_BEHIND,
+        experts="Qwen3NextForCausalLM",
+        config=_gated_delta,
+        parts={"linear_attn.in_proj_qkvz": "attn_qkvz"},
+        unpacked=("linear_attn.in_proj_qkvz",),
+    ),
+    "lfm2": Dialect("Lfm2ForCausalLM", _LFM2_NORMS, config=_lfm2, top=_LFM2_TOP),
+    "lfm2moe": Dialect("Lfm2MoeForCausalLM", _LFM2_NORMS, experts="Lfm2MoeForCausalLM", config=_lfm2, top=_LFM2_TOP),
+    "mamba": Dialect("MambaForCausalLM", _MAMBA_NORMS, config=_mamba, attends=False),
+    "mamba2": Dialect("Mamba2ForCausalLM", _MAMBA_NORMS, config=_mamba2, attends=False),
+    "granitehybrid": Dialect(
+        "GraniteMoeHybridForCausalLM",
+        _HYBRID_NORMS,
+        experts="GraniteMoeHybridForCausalLM",
+        interleaved=True,
+        config=_granite_hybrid,
+        dense_parts={"shared_mlp.input_linear": ("ffn_gate", "ffn_up"), "shared_mlp.output_linear": "ffn_down"},
+    ),
+}
