@@ -193,6 +193,9 @@ class Experts(nn.Module):
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
         shared_TM = add_TM = self._shared(n_TM)
         x_TM = n_TM
+        if self.spec.weighs_inputs:
+            x_TM = n_TM * routes.weight_TK.to(n_TM.dtype)
+            routes = routes._replace(weight_TK=torch.ones_like(routes.weight_TK))
         if self.latent_in is not None:
             x_TM, add_TM = self.latent_in(n_TM), None
         if self.cache is not None:

@@ -140,6 +140,6 @@ class Rotary(nn.Module):
 
 def grown(q: Tensor, positions_T: Tensor, growth: Growth) -> Tensor:
     """Return queries of these positions, [T, …], as `Growth` says. They are rounded once more."""
-    steps_T = torch.floor(positions_T / growth.original)
+    steps_T = torch.floor((positions_T + growth.offset) / growth.original)
     factor_T = 1 + growth.beta * torch.log1p(steps_T)
     return q * factor_T.to(q.dtype).view(-1, *[1] * (q.ndim - 1))

@@ -83,6 +83,8 @@ ARCHITECTURES = Registry(
         "MiMoV2FlashForCausalLM": "ridgeline.models.mimo_v2:MiMoV2",
         "Step3p5ForCausalLM": "ridgeline.models.step3p5:Step3p5",
         "Step3p7ForConditionalGeneration": "ridgeline.models.step3p5:Step3p7Multimodal",
+        "Llama4ForCausalLM": "ridgeline.models.llama4:Llama4",
+        "Llama4ForConditionalGeneration": "ridgeline.models.llama4:Llama4Multimodal",
         "Qwen3NextForCausalLM": "ridgeline.models.qwen3_next:Qwen3Next",
         "Qwen3_5ForCausalLM": "ridgeline.models.qwen3_5:Qwen3_5",
         "Qwen3_5MoeForCausalLM": "ridgeline.models.qwen3_5:Qwen3_5Moe",

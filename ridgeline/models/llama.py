@@ -179,7 +179,7 @@ def _layer_weights(ours: str, theirs: str, layer: LayerSpec, names: Names) -> We
         if part is not ABSENT and not (layer.one_norm and norm == "feed_forward_norm"):
             add(norm, (name,), *_norm_kinds(layer.norm))
     if isinstance(layer.mixer, AttentionSpec):
-        if layer.mixer.qk_norm is not None:
+        if layer.mixer.qk_norm is not None and not layer.mixer.qk_norm.weightless:
             add("mixer.q_norm", (names.q_norm,), "weight")
             if layer.mixer.borrows is None:
                 add("mixer.k_norm", (names.k_norm,), "weight")

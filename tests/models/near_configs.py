@@ -254,6 +254,25 @@ GEMMA_4_E2B = _sized(
     **{"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "use_double_wide_mlp": True},
     **{"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "tie_word_embeddings": True},
 )
+_SCOUT = _sized(
+    "llama4_text",
+    "Llama4ForCausalLM",
+    (5120, 8192, 48, 40, 8, 202048),
+    **{"intermediate_size_mlp": 16384, "head_dim": 128, "num_local_experts": 16, "num_experts_per_tok": 1},
+    **{"attention_chunk_size": 8192, "attn_temperature_tuning": 4, "use_qk_norm": True, "rope_theta": 500000.0},
+    **{"max_position_embeddings": 10485760, "interleave_moe_layer_step": 1, "no_rope_layers": []},
+    rope_scaling={
+        **{"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    },
+)
+LLAMA_4_SCOUT: Values = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "text_config": _SCOUT | {"attn_temperature_tuning": True},
+    "vision_config": {"num_hidden_layers": 1},
+}
+LLAMA_4_MAVERICK = _SCOUT | {"num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False}
 PHI_3_5_MOE = _sized(
     "phimoe",
     "PhiMoEForCausalLM",
@@ -323,6 +342,8 @@ STEP_3_7_FLASH: Values = {
 
 NEAR: dict[str, Values] = {
     "gemma4_e2b": GEMMA_4_E2B,
+    "llama4": LLAMA_4_MAVERICK | {"attn_temperature_tuning": True},
+    "llama4_multimodal": LLAMA_4_SCOUT,
     "phimoe": {**PHI_3_5_MOE, "architectures": ["PhimoeForCausalLM"]},
     "glm_moe_dsa": GLM_5,
     "minimax": {**MINIMAX_M1, "architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}

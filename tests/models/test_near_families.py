@@ -165,6 +165,23 @@ FAMILIES = {
         },
         "Gemma4TextConfig",
     ),
+    "llama4": near(
+        "Llama4ForCausalLM",
+        {
+            **{**COMMON, "num_hidden_layers": 4, "head_dim": 20, "intermediate_size": 48, "intermediate_size_mlp": 64},
+            **{"num_local_experts": 6, "interleave_moe_layer_step": 2, "attention_chunk_size": 96, "floor_scale": 16},
+            **{"attn_scale": 0.3, "rope_parameters": {"rope_theta": 1e4}},
+        },
+        "Llama4TextConfig",
+    ),
+    "llama4_plain": near(
+        "Llama4ForCausalLM",
+        {
+            **{**COMMON, "num_hidden_layers": 3, "head_dim": 20, "use_qk_norm": False, "attention_bias": True},
+            **{"no_rope_layers": [1, 1, 0], "attn_temperature_tuning": False, "intermediate_size": 48},
+        },
+        "Llama4TextConfig",
+    ),
     "gptj": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 8, "bos_token_id": 1, "eos_token_id": 2}),
     "gptj_whole": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 20, "bos_token_id": 1, "eos_token_id": 2}),
     "opt": near(
@@ -410,6 +427,10 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
         ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"moe_layers_enum": "a"}}, "moe_layers_enum"),
         ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"rope_theta": [1.0]}}, "rope_theta"),
         ("glm_moe_dsa", {"index_topk": 0}, "index_topk"),
+        ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
+        ("llama4", {"no_rope_layers": [1]}, "no_rope_layers"),
+        ("llama4", {"moe_layers": [48]}, "moe_layers"),
+        ("llama4", {"layer_types": ["sliding_attention"] * 48}, "layer_types"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
@@ -424,13 +445,22 @@ def test_drafts_cannot_skip_a_layer_to_whose_keys_others_attend(folders: Folders
         LLM(folders("gemma4_e"), speculative_config=speculative, device="cpu", skip_tokenizer_init=True)
 
 
-def test_contexts_in_which_a_sparse_indexer_would_choose_are_refused(folders: Folders) -> None:
-    folder = folders("glm_moe_dsa")
-    assert read_model_config(folder).spec.max_position_embeddings == 64
-    with pytest.raises(InvalidConfig, match=r"max_model_len 65 is more than 64 tokens: .*\(index_topk\)"):
-        LLM(folder, max_model_len=65, device="cpu", skip_tokenizer_init=True)
-    whole = model_config(near_configs.GLM_5 | {"index_topk": 202752})
-    assert (whole.spec.max_position_embeddings, whole.spec.context_limit) == (202752, "")
+@pytest.mark.parametrize(
+    ("family", "entry", "longest"), [("glm_moe_dsa", "index_topk", 64), ("llama4", "attention_chunk_size", 96)]
+)
+def test_contexts_in_which_tokens_would_not_see_all_are_refused(
+    family: str, entry: str, longest: int, folders: Folders
+) -> None:
+    folder = folders(family)
+    assert read_model_config(folder).spec.max_position_embeddings == longest
+    with pytest.raises(
+        InvalidConfig, match=rf"max_model_len {longest + 1} is more than {longest} tokens: .*\({entry}\)"
+    ):
+        LLM(folder, max_model_len=longest + 1, device="cpu", skip_tokenizer_init=True)
+    published = model_config(near_configs.NEAR[family]).spec
+    whole = model_config(near_configs.NEAR[family] | {entry: 2**24}).spec
+    assert whole.max_position_embeddings > published.max_position_embeddings
+    assert (bool(published.context_limit), whole.context_limit) == (True, "")
 
 
 def test_a_router_whose_experts_are_weighed_in_turn_has_magnitudes_for_both_reaches() -> None:

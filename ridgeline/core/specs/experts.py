@@ -24,6 +24,7 @@ class ExpertsSpec:
     bias: gate, up and down have biases.
     shared: an MLP that every token runs.
     shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
+    weighs_inputs: the weight of the only expert of a token multiplies its input, not its output (Llama 4).
     latent: the width of the experts' inputs and outputs, if two more products lie between these and the model's.
     held: of how many experts a rank holds the matrices, if ranks divide the experts; None: of all.
     placed: the experts of each rank, `held` each, where some have copies on several ranks; None: each rank has the next
@@ -40,6 +41,7 @@ class ExpertsSpec:
     bias: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
+    weighs_inputs: bool = False
     latent: int | None = None
     held: int | None = None
     placed: tuple[tuple[int, ...], ...] | None = None

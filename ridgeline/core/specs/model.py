@@ -68,11 +68,12 @@ Products = dict[str, Product]  # in order
 
 
 class Growth(NamedTuple):
-    """The growth of queries with their positions, by 1 + beta · ln(1 + floor(position / original)), so that attention
-    stays as sharp over long contexts (Llama 4, Ministral 3)."""
+    """The growth of queries with their positions, by 1 + beta · ln(1 + floor((position + offset) / original)), so that
+    attention stays as sharp over long contexts (Ministral 3; Llama 4, with an offset of 1)."""
 
     beta: float
     original: int
+    offset: int = 0
 
 
 class Relative(NamedTuple):
