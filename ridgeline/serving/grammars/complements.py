@@ -10,6 +10,7 @@ from ridgeline.core.errors import RidgelineError
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MOST_DENIED = 2000  # characters of texts that one pattern leaves out
+LONGEST_DENIED = 200
 
 
 class Inexpressible(RidgelineError):
@@ -51,7 +52,7 @@ def other_values(values: Sequence[Any]) -> Any:
         parts += [{"type": "number", "exclusiveMinimum": a, "exclusiveMaximum": b} for a, b in pairwise(numbers)]
         parts.append({"type": "number", "exclusiveMinimum": numbers[-1]})
     if texts := of.get("string"):
-        if sum(map(len, texts)) > MOST_DENIED:
+        if sum(map(len, texts)) > MOST_DENIED or max(map(len, texts)) > LONGEST_DENIED:
             raise Inexpressible("enum")
         parts.append({"type": "string", "pattern": f"^(?:{_other_texts(set(texts))})$"})
     if arrays := of.get("array"):

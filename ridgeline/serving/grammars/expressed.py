@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
+from math import prod
 from typing import Any
 from urllib.parse import unquote
 
@@ -38,6 +39,10 @@ from ridgeline.serving.grammars.evaluated import Evaluated, Ways, joined
 
 PLACES = 8
 MOST_PARTS = 4000  # parts of schemas that may be made
+MOST_CHOICES = 100  # of a oneOf; each is compared with all others
+MOST_COMPARED = 10_000  # pairs of constants
+MOST_REFERENCES = 32  # followed one after another
+MOST_LEVELS = 3  # of properties that tell choices apart
 LACKING = {"not", "if", "then", "else", "oneOf", "contains", "minContains", "maxContains", "dependentSchemas"}
 LACKING |= {"dependentRequired", "dependencies", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef"}
 BOUNDS = {
@@ -54,14 +59,21 @@ SILENT |= {"else", "maxContains", "minContains", "then", "writeOnly", "x-guidanc
 
 
 def expressed(schema: Any) -> Any:
-    """Return the schema without the keywords that llguidance lacks, as far as there are words for them."""
-    return _Writer(schema).said(schema) if isinstance(schema, Mapping) else schema
+    """Return the schema without the keywords that llguidance lacks, as far as there are words for them. One that is
+    malformed stays as it is, and llguidance tells why."""
+    if not isinstance(schema, Mapping):
+        return schema
+    try:
+        return _Writer(schema).said(schema)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return schema
 
 
 class _Writer:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root, self._parts = root, 0
         self._denying: set[str] = set()
+        self._writing = False  # what is only copied does not count
         self._places = dict(_places(root))
         self._resources = sum(isinstance(part.get("$id"), str) for part in self._places.values())
 
@@ -69,16 +81,20 @@ class _Writer:
         """Return words for a schema. A keyword without any is left as it is."""
         if not isinstance(schema, Mapping):
             return schema
-        self._count()
+        if self._writing:
+            self._count()
         plain = {name: self._inner(name, value) for name, value in schema.items()}
         if not LACKING & schema.keys():
             return plain
         meant = []
         for names, words in self._words(schema):
+            outer, self._writing = self._writing, True
             try:
                 meant.append(words())
             except Inexpressible:
                 continue
+            finally:
+                self._writing = outer
             for name in names:
                 plain.pop(name, None)
         if any(part is False for part in meant):
@@ -131,6 +147,8 @@ class _Writer:
         return any_of([all_of(met), all_of([self._denied(schema["if"]), then(schema.get("else", True))])])
 
     def _one_of(self, choices: list[Any]) -> Any:
+        if len(choices) > MOST_CHOICES:
+            raise Inexpressible("oneOf")
         said = [self._said_wholly(choice) for choice in choices]
         found = []
         for k, choice in enumerate(choices):
@@ -151,6 +169,7 @@ class _Writer:
         else:
             rest = {} if most is None else {"items": self._denied(asked)}
             counts = range(least, min(least if most is None else int(most), least + PLACES) + 1)
+            self._count(sum(counts))
             arrays = [{"type": "array", "prefixItems": [said] * n, "minItems": n} | rest for n in counts]
         return any_of([other_than({"array"}), *arrays])
 
@@ -177,6 +196,7 @@ class _Writer:
             case "type", str() | list():
                 return other_than({value} if isinstance(value, str) else set(value))
             case ("const", _) | ("enum", list()):
+                self._count(len(value) if name == "enum" else 1)
                 return other_values([value] if name == "const" else value)
             case "not", _:
                 return self._said_wholly(value)
@@ -217,7 +237,7 @@ class _Writer:
         return with_key(key, self._denied(schema))
 
     def _denied_part(self, reference: str) -> Any:
-        if reference in self._denying:
+        if reference in self._denying or len(self._denying) == MOST_REFERENCES:
             raise Inexpressible("$ref")
         self._denying.add(reference)
         try:
@@ -225,7 +245,7 @@ class _Writer:
         finally:
             self._denying.discard(reference)
 
-    def _disjoint(self, one: Any, other: Any) -> bool:
+    def _disjoint(self, one: Any, other: Any, level: int = 0) -> bool:
         """Return True where it is plain that no value fits both schemas: by their types, or by a key's constant."""
         one, other = self._whole(one), self._whole(other)
         if one is False or other is False:
@@ -235,14 +255,16 @@ class _Writer:
         types = [_types(each) for each in (one, other)]
         if not types[0] & types[1]:
             return True
-        values = [_constants(each) for each in (one, other)]
-        if all(each is not None for each in values) and not any(same(a, b) for a in values[0] for b in values[1]):  # type: ignore[union-attr]
-            return True
+        values, others = _constants(one), _constants(other)
+        if values is not None and others is not None and len(values) * len(others) <= MOST_COMPARED:
+            return not any(same(a, b) for a in values for b in others)
         if types[0] & types[1] != {"object"}:
             return False
         needed = set(one.get("required", [])) & set(other.get("required", []))
         shared = needed & one.get("properties", {}).keys() & other.get("properties", {}).keys()
-        return any(self._disjoint(one["properties"][key], other["properties"][key]) for key in shared)
+        return level < MOST_LEVELS and any(
+            self._disjoint(one["properties"][key], other["properties"][key], level + 1) for key in shared
+        )
 
     def _whole(self, schema: Any) -> Any:
         """Return the schema that a bare reference stands for."""
@@ -271,8 +293,8 @@ class _Writer:
             return [([], Evaluated())]
         found: Ways = [([], Evaluated.of(schema))]
         for alternatives in self._alternatives(schema, above):
-            found = [(a + b, one.with_(other)) for a, one in found for b, other in alternatives]
-            self._count(len(found))
+            self._count(len(found) * len(alternatives))
+            found = joined((found, alternatives))
         return found
 
     def _alternatives(self, schema: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Ways]:
@@ -282,7 +304,7 @@ class _Writer:
             return [(condition + more, evaluated) for more, evaluated in self._branches(part, above)]
 
         if isinstance(reference := schema.get("$ref"), str):
-            if reference in above:
+            if reference in above or len(above) == MOST_REFERENCES:
                 raise Inexpressible("$ref")
             yield self._branches(self._referred(reference), (*above, reference))
         if "$dynamicRef" in schema:
@@ -293,14 +315,15 @@ class _Writer:
             if choices := schema.get(name):
                 ways = [of([self._said_wholly(part)], part) for part in choices]
                 if name == "anyOf" and len(ways) <= 3:  # a value may fit several
-                    ways += [joined(pair) for size in (2, 3) for pair in combinations(ways, size)]
+                    several = [pair for size in (2, 3) for pair in combinations(ways, size)]
+                    self._count(sum(prod(map(len, pair)) for pair in several))
+                    ways += map(joined, several)
                 yield [way for each in ways for way in each]
         if "if" in schema:
-            met = [
-                (a + b, one.with_(other))
-                for a, one in of([self._said_wholly(schema["if"])], schema["if"])
-                for b, other in of([self._said_wholly(schema.get("then", True))], schema.get("then"))
-            ]
+            then = schema.get("then", True)
+            both = of([self._said_wholly(schema["if"])], schema["if"]), of([self._said_wholly(then)], then)
+            self._count(len(both[0]) * len(both[1]))
+            met = joined(both)
             other = [self._denied(schema["if"]), self._said_wholly(schema.get("else", True))]
             yield met + of(other, schema.get("else"))
         for key, part in (schema.get("dependentSchemas") or {}).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -126,6 +127,60 @@ def test_what_has_no_words_stays(schema: dict[str, Any]) -> None:
     said = expressed(schema)
     assert said == schema
     assert len(json.dumps(said)) < 40 * MOST_PARTS
+
+
+JUNK = st.recursive(
+    SCALARS | st.just({"$ref": "#"}),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*sorted(LACKING), "$ref", "anyOf", "a"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*sorted(LACKING), "allOf", "anyOf", "properties", "type", "enum"]), JUNK))
+def test_a_malformed_schema_is_left_to_llguidance(schema: dict[str, Any]) -> None:
+    json.dumps(expressed(schema))
+
+
+def test_a_long_schema_is_copied() -> None:
+    plain = {"properties": {f"k{n}": {"type": "string"} for n in range(3 * MOST_PARTS)}}
+    assert expressed(plain) == plain
+    assert expressed(plain | {"not": {"required": ["k0"]}})["allOf"] == [
+        {"type": "object", "properties": {"k0": False}}
+    ]
+
+
+def chain(length: int) -> dict[str, Any]:
+    return {f"d{n}": {"properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(length)}
+
+
+NODE = {"type": "object", "required": ["next", "v"], "properties": {"next": {"$ref": "#/$defs/n"}, "v": {"minimum": 1}}}
+WIDE = {"anyOf": [{"properties": {f"k{n}": {}}} for n in range(300)]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"contains": True, "minContains": 10**9, "maxContains": 10**9},
+        {"not": {"$ref": "#/$defs/d0"}, "$defs": {**chain(2000), "d2000": {"type": "null"}}},
+        {"unevaluatedProperties": False, "allOf": [WIDE, WIDE, WIDE]},
+        {"unevaluatedProperties": False, "anyOf": [{"allOf": [WIDE, WIDE]}] * 3},
+        {
+            "oneOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/m"}],
+            "$defs": {"n": NODE, "m": NODE | {"maxProperties": 2}},
+        },
+        {"oneOf": [{"enum": list(range(k, 9000, 2))} for k in range(2)]},
+        {"oneOf": [{"required": [f"k{n}"]} for n in range(2000)]},
+        {"not": {"const": "x" * 1900}},
+    ],
+    ids=["counts", "references", "branches", "joined", "recursive", "constants", "choices", "text"],
+)
+def test_little_is_done_for_what_has_too_many_words(schema: dict[str, Any]) -> None:
+    start = time.process_time()
+    assert len(json.dumps(expressed(schema))) < 1 << 20
+    assert time.process_time() - start < 2
 
 
 def test_long_lists_of_texts_are_not_left_out() -> None:
