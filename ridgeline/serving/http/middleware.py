@@ -1,7 +1,8 @@
 """The layers that every HTTP request passes before a route sees it: plain ASGI, so that streams stay streams.
 
-From the outside in: a name and a line in the log, CORS, keys, no new work while draining, the whole body within its
-bound, one answer for requests that come twice, and what the operator adds (--middleware).
+From the outside in: a name and a line in the log, CORS, keys, no new work while draining, the load where it is asked
+for, the whole body within its bound, one answer for requests that come twice, and what the operator adds
+(--middleware).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.exchange import replayed
 from ridgeline.serving.http.idempotency import with_idempotency
+from ridgeline.serving.http.orca import ANSWERS as LOAD
+from ridgeline.serving.http.orca import with_load
 from ridgeline.serving.http.paths import is_anthropics, is_under, route_path
 from ridgeline.serving.keys import allowed, bearer
 
@@ -67,13 +70,13 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     layers = with_idempotency(with_operators_own(app, config.middleware))
     uploads = config.batch_file_bytes + FORM_BYTES if config.batch_dir is not None else 0
     layers = with_whole_body(layers, config.max_body_bytes, uploads)
-    layers = with_draining(layers, api.service.admission)
+    layers = with_draining(with_load(layers, api), api.service.admission)
     layers = with_keys(layers, config.api_key, config.admin_key, open_orders=config.open_admin_routes)
     if config.allowed_origins:
         layers = CORSMiddleware(
             layers,
             allow_origins=config.allowed_origins,
-            expose_headers=["x-request-id", "retry-after", "ridgeline-ignored"],
+            expose_headers=["x-request-id", "retry-after", "ridgeline-ignored", LOAD],
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
