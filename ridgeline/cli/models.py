@@ -37,9 +37,10 @@ def models(
 
 def list_architectures() -> dict[str, str]:
     """Return architecture (as config.json names it) → the families that name it."""
-    from ridgeline.models import descriptions
+    from ridgeline.models import ARCHITECTURES, descriptions
 
-    return {name: f"{families}: {what}" for name, (families, what) in descriptions().items()}
+    found = {name: f"{families}: {what}" for name, (families, what) in descriptions().items()}
+    return found | {name: f"a plugin of {package}" for name, package in ARCHITECTURES.added().items()}
 
 
 def describe(model: str, model_impl: str = "auto") -> dict[str, object]:

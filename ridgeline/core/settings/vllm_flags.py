@@ -278,6 +278,9 @@ _SPECULATION = "drafts are asked for by --speculative-config (docs/speculation.m
 _LORA = "adapters are not supported; merge them into the model's weights and serve the merged folder"
 _NODES = "one server runs on one machine; start one on each and put a balancer before them"
 _OFFLOAD = "weights and caches stay on the device; use --moe-expert-cache-size, --quantization or more devices"
+_PARSERS = (
+    "install a package with an entry point of ridgeline.{}_parser (docs/plugins.md), and name it with --{}-parser"
+)
 _CODE = "code beside the engine's own is not loaded; leave it out"
 _PULLED = "caches are not sent between servers; leave it out"
 _SLEEP = "sleeping is one thing here: weights to the host, or everything gone (docs/sleep.md)"
@@ -319,8 +322,10 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_SLEEP, VALUE, "sleep-mode-backend", ("cumem",)),
     (_SLEEP, LIST, "sleep-preserve-parameter-names", ()),
     ("device memory is torch's to allocate; leave it out", SWITCH, "enable-cumem-allocator", ()),
+    (_PARSERS.format("tool_call", "tool-call"), VALUE, "tool-parser-plugin", ()),
+    (_PARSERS.format("reasoning", "reasoning"), VALUE, "reasoning-parser-plugin", ()),
     (_CODE, VALUE,
-     "tool-parser-plugin reasoning-parser-plugin io-processor-plugin worker-extension-cls scheduler-cls "
+     "io-processor-plugin worker-extension-cls scheduler-cls "
      "logits-processor-pattern model-class-overrides additional-config model-loader-extra-config", ("{}",)),
     (_CODE, VALUE, "worker-cls", ("auto",)),
     (_CODE, LIST, "logits-processors", ()),

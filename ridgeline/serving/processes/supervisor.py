@@ -26,6 +26,7 @@ from msgspec import structs
 
 from ridgeline.core.cores import of_helper
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.registry import listed
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
@@ -114,6 +115,8 @@ class Supervisor:
         api_servers = [*self._api_servers(models, turns), *self._batches(models[0])]
         self._clients = tuple(api_servers)
         everyone = [*engines, *api_servers]
+        for line in listed():
+            logger.info("plugin: %s, imported when its name is asked for", line)
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

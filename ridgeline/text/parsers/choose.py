@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.registry import Registry
 from ridgeline.text.parsers.calls import Tools
 from ridgeline.text.parsers.forms import Form, ReasoningForm, ToolForm
 from ridgeline.text.parsers.reader import AnswerReader, Parser
@@ -122,8 +123,18 @@ def _chosen(
     found = next((each for each in forms if name in (each.name, *each.aliases)), None)
     if found is not None:
         return found
+    plugins = Registry(flag, {})
+    if name in plugins:
+        return _checked(plugins[name], type(forms[0]), flag, name)
     known = ", ".join(sorted(name for each in forms for name in (each.name, *each.aliases)))
     raise InvalidConfig(f"unknown {flag} {name!r}; use auto, none or one of {known}.")
+
+
+def _checked(form: object, kind: type[AnyForm], flag: str, name: str) -> AnyForm:
+    """Return a plugin's form. Raise InvalidConfig for another object."""
+    if isinstance(form, kind):
+        return form
+    raise InvalidConfig(f"the {flag} {name!r} of a plugin is a {type(form).__name__}; it must be a {kind.__name__}.")
 
 
 def _known(entries: Iterable[tuple[str, ...]], templates: list[str], added: Collection[str]) -> bool:
