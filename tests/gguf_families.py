@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ ARCHITECTURES = {
     "mamba": "mamba",
     "falcon_mamba": "mamba",
     "mamba2": "mamba2",
+    "gemma4": "gemma4",
+    "gemma4_moe": "gemma4",
     "qwen2_moe": "qwen2moe",
     "qwen3_next": "qwen3next",
     "qwen3_5": "qwen35",
@@ -83,8 +86,22 @@ _COMMON = {
 _SIGMOID = 2
 
 
+_GEMMA4 = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+}
+
+
 def entries(config: Any, architecture: str) -> dict[str, Any]:
     """The file's values, without the architecture's name before them."""
+    config = SimpleNamespace(**config.to_dict())
     found = {theirs: value for ours, theirs in _COMMON.items() if (value := getattr(config, ours, None)) is not None}
     found["attention.layer_norm_rms_epsilon"] = _first(config, "rms_norm_eps", "norm_eps", "layer_norm_epsilon")
     if (count := _first(config, "num_local_experts", "n_routed_experts", "num_experts")) is not None:
@@ -103,6 +120,7 @@ def entries(config: Any, architecture: str) -> dict[str, Any]:
         if (scale := rope.get("mscale_all_dim")) is not None:
             found["rope.scaling.yarn_log_multiplier"] = 0.1 * scale
     own = {
+        "gemma4": _gemma4,
         "gpt-oss": _gpt_oss,
         "glm4moe": _glm4_moe,
         "deepseek2": _deepseek2,
@@ -120,6 +138,29 @@ def entries(config: Any, architecture: str) -> dict[str, Any]:
 
 def _first(config: Any, *names: str) -> Any:
     return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+
+
+def _gemma4(config: Any) -> dict[str, Any]:
+    own = {int(layer): widths for layer, widths in (getattr(config, "per_layer_config", None) or {}).items()}
+    full = own.get(config.num_hidden_layers - 1, {})
+    sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    heads = full.get("num_key_value_heads", config.num_key_value_heads)
+    wide = full.get("head_dim") or config.global_head_dim
+    rope = config.rope_parameters
+    return {
+        "attention.sliding_window_pattern": sliding,
+        "attention.key_length": wide,
+        "attention.key_length_swa": config.head_dim,
+        "attention.head_count_kv": [config.num_key_value_heads if each else heads for each in sliding],
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": wide,
+        "embedding_length_per_layer_input": 0,
+        "attention.shared_kv_layers": 0,
+        "final_logit_softcapping": config.final_logit_softcapping,
+        "expert_count": config.num_experts,
+        "expert_used_count": config.top_k_experts,
+    }
 
 
 def _gpt_oss(config: Any) -> dict[str, Any]:
@@ -245,6 +286,8 @@ def _changed(config: Any, architecture: str, name: str, tensor: Tensor) -> Itera
         yield name, tensor + 1
     elif name.endswith(("e_score_correction_bias", "expert_bias")):
         yield f"blk.{layer}.exp_probs_b.bias", tensor
+    elif architecture == "gemma4" and name.rpartition(f"layers.{layer}.")[2] in _GEMMA4:
+        yield f"blk.{layer}.{_GEMMA4[name.rpartition(f'layers.{layer}.')[2]]}", tensor
     elif name.endswith("sinks"):
         yield f"blk.{layer}.attn_sinks.weight", tensor
     elif ".experts." in name and architecture == "lfm2moe":

@@ -40,7 +40,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 32},
     "mixtral": {"sliding_window": None},
 }
-_OTHERS = {  # architectures whose names are not their config's
+_OTHERS = {
+    "gemma4_text": "gemma4",  # architectures whose names are not their config's
     "gemma3_text": "gemma3",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
@@ -93,7 +94,7 @@ def write(
         base, _, kind = theirs.rpartition(".")
         name = theirs if theirs.startswith("blk.") else names.get_name(theirs) or f"{names.get_name(base)}.{kind}"
         values = weight.float().numpy()
-        if architecture.startswith("gemma") and theirs.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and theirs.endswith("norm.weight"):
             values = values + 1
         if architecture in PERMUTED and base.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if base.endswith("q_proj") else config.num_key_value_heads
@@ -228,6 +229,11 @@ def _permuted(values: np.ndarray, heads: int) -> np.ndarray:
 
 def _rope_factors(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
     rope = getattr(model.config, "rope_parameters", None) or {}
+    full = rope.get("full_attention", {})
+    if full.get("rope_type") == "proportional":  # a part of the full layers' pairs rotates; a large factor stops others
+        wide = next(model.model.layers[-1].self_attn.q_norm.parameters()).numel()
+        rotated = int(wide * full["partial_rotary_factor"] / 2)
+        return {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (wide // 2 - rotated), np.float32)}
     match rope.get("rope_type"):
         case "llama3":
             table = model.model.rotary_emb

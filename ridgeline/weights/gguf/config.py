@@ -16,12 +16,13 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.weights.formats.gguf_file import GGUF, read_gguf
 from ridgeline.weights.gguf.dense import DENSE
 from ridgeline.weights.gguf.dialect import Dialect
+from ridgeline.weights.gguf.gemma import GEMMA, lent_keys
 from ridgeline.weights.gguf.mixtures import MIXTURES
 from ridgeline.weights.gguf.recurrent import RECURRENT
 from ridgeline.weights.gguf.values import Values
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-DIALECTS = {**DENSE, **MIXTURES, **RECURRENT}
+DIALECTS = {**DENSE, **GEMMA, **MIXTURES, **RECURRENT}
 
 _MODEL_TYPES = {
     "Gemma3ForCausalLM": "gemma3_text",
@@ -40,8 +41,8 @@ def gguf_model_config(path: Path) -> ModelConfig:
             raise
         raise ModelLoadError(f"{path} describes no model that we can build: read as a folder's, {error}") from error
     values = Values(gguf)
-    drafting = tuple(f"blk.{values.layers + number}." for number in range(values.drafting))
-    return replace(found, spec=replace(found.spec, unused=(*found.spec.unused, *drafting)))
+    drafting = [f"blk.{values.layers + number}." for number in range(values.drafting)]
+    return replace(found, spec=replace(found.spec, unused=(*found.spec.unused, *drafting, *lent_keys(values))))
 
 
 def gguf_config(gguf: GGUF) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""Gemma in GGUF."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BOTH, Dialect
+from ridgeline.weights.gguf.values import Values
+
+
+def _gemma2(values: Values) -> dict[str, Any]:
+    return {
+        **_gemma(values, largest=46),
+        "attn_logit_softcapping": values.get("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": values.get("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(values: Values) -> dict[str, Any]:
+    return {
+        **_gemma(values, largest=62),
+        "final_logit_softcapping": values.get("final_logit_softcapping"),
+        "rope_local_base_freq": values.get("rope.freq_base_swa", 10000.0),
+    }
+
+
+def _gemma(values: Values, largest: int) -> dict[str, Any]:
+    """Return Gemma's entries.
+
+    The largest model of a generation, which is known by its number of layers, scales scores by the model's width
+    divided by its heads, and not by the width of a head. The file does not say so, and llama.cpp decides in the same
+    way.
+    """
+    is_largest = values["block_count"] == largest
+    width = values.shared_width if is_largest else values.head_dim
+    config = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": values.get("attention.sliding_window"),
+        "query_pre_attn_scalar": width,
+    }
+    pattern = values.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in pattern]
+    return config
+
+
+def _gemma4(values: Values) -> dict[str, Any]:
+    sliding = values.gguf.values.get("gemma4.attention.sliding_window_pattern")
+    kinds = sliding if isinstance(sliding, list) else []
+    found: dict[str, Any] = {
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in kinds],
+        "head_dim": values.whole("attention.key_length_swa"),
+        "global_head_dim": values.whole("attention.key_length"),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": values["attention.sliding_window"],
+        "final_logit_softcapping": values.get("final_logit_softcapping"),
+        "hidden_size_per_layer_input": values.get("embedding_length_per_layer_input", 0),
+        "num_kv_shared_layers": values.get("attention.shared_kv_layers", 0),
+        "rope_scaling": None,
+        "rope_theta": None,
+        "rope_parameters": _two_rotations(values),
+        "attention_k_eq_v": any(
+            values.has("attn_k.weight", layer) and not values.has("attn_v.weight", layer)
+            for layer in range(values.layers)
+        ),
+        **_heads_of_keys(values, kinds),
+        **_widths(values),
+    }
+    if count := values.get("expert_count"):
+        found |= {"enable_moe_block": True, "num_experts": count, "top_k_experts": values["expert_used_count"]}
+    if (table := values.gguf.tensors.get("per_layer_token_embd.weight")) is not None:
+        found["vocab_size_per_layer_input"] = table.shape[0]
+    return found
+
+
+def _two_rotations(values: Values) -> dict[str, Any]:
+    """Return the rotations of both kinds of layers. On the full ones a part of each head rotates, which the file says
+    by factors that stop the rest."""
+    factors = values.gguf.floats("rope_freqs.weight")
+    part = 0.25 if factors is None else sum(each == 1.0 for each in factors) / max(1, len(factors))
+    full = {"rope_type": "proportional", "partial_rotary_factor": part, "rope_theta": values["rope.freq_base"]}
+    sliding = {"rope_type": "default", "rope_theta": values.get("rope.freq_base_swa", 10000.0)}
+    return {"full_attention": full, "sliding_attention": sliding}
+
+
+def _heads_of_keys(values: Values, kinds: list[Any]) -> dict[str, Any]:
+    heads = values.get("attention.head_count_kv")
+    if not isinstance(heads, list) or len(heads) != len(kinds):
+        return {"num_key_value_heads": heads}
+    own = {bool(kind): count for kind, count in zip(kinds, heads, strict=True)}
+    return {"num_key_value_heads": own.get(True), "num_global_key_value_heads": own.get(False)}
+
+
+def _widths(values: Values) -> dict[str, Any]:
+    """Return the feed-forwards' width, and whether that of layers with lent keys is twice as much."""
+    widths = values.get("feed_forward_length")
+    if not isinstance(widths, list) or not widths:
+        return {"use_double_wide_mlp": False}
+    return {"intermediate_size": widths[0], "use_double_wide_mlp": widths[-1] == 2 * widths[0]}
+
+
+def lent_keys(values: Values) -> list[str]:
+    """Return the tensors of layers that use the keys of others, which files may hold all the same."""
+    count = values.get("attention.shared_kv_layers", 0)
+    if values.architecture != "gemma4" or not isinstance(count, int):
+        return []
+    layers = range(max(0, values.layers - count), values.layers)
+    return [f"blk.{layer}.attn_{part}" for layer in layers for part in ("k.", "v.", "k_norm.")]
+
+
+_GEMMA4_PARTS = {
+    "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
+_GEMMA4_TOP = {
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
+
+GEMMA = {
+    "gemma": Dialect(
+        "GemmaForCausalLM",
+        NORMS_BEFORE,
+        config=lambda values: {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False},
+    ),
+    "gemma2": Dialect("Gemma2ForCausalLM", NORMS_BOTH, config=_gemma2),
+    "gemma3": Dialect("Gemma3ForCausalLM", NORMS_BOTH, config=_gemma3),
+    "gemma4": Dialect(
+        "Gemma4ForCausalLM",
+        NORMS_BOTH,
+        experts="Gemma4ForCausalLM",
+        config=_gemma4,
+        parts=_GEMMA4_PARTS,
+        top=_GEMMA4_TOP,
+    ),
+}
