@@ -141,5 +141,5 @@ def choose_limits(
     each = 1 + config.num_drafts
     given = config.max_num_batched_tokens
     max_seqs = config.max_num_seqs or (seqs if given is None else min(seqs, max(1, given // each)))
-    whole = longest if pooling is not None and pooling.whole else 0
+    whole = longest if pooling is not None and pooling.runs_whole(pooling.task) else 0
     return max_seqs, given or max(tokens, max_seqs * each, whole)

@@ -47,7 +47,7 @@ from ridgeline.text.requests import RequestLimits, sampling_overrides
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json
-from ridgeline.weights.modules import read_prompts
+from ridgeline.weights.modules import read_prompts, read_sides
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TextPrompt", "TokensPrompt"]
 
@@ -426,7 +426,15 @@ class LLM:
         if self._tokenizer is not None:
             prompts, default = read_prompts(self.assembly.folder)
             length, template = self.engine.config.max_model_len, self._chat_template
-            encoder = Encoder(self._tokenizer, spec, length, prompts=prompts, default_prompt=default, template=template)
+            encoder = Encoder(
+                self._tokenizer,
+                spec,
+                length,
+                prompts=prompts,
+                default_prompt=default,
+                template=template,
+                sides=read_sides(self.assembly.folder),
+            )
         return PoolingRuns(self.engine, spec, encoder)
 
     def _pool(

@@ -33,12 +33,14 @@ class Modules:
 
     pooling: the config of the pooling; None: there is none (a cross-encoder).
     max_tokens: prompts of training had so many tokens at most.
+    late: texts are compared by the vectors of their tokens (late interaction).
     """
 
     pooling: Mapping[str, Any] | None = None
     dense: tuple[DenseModule, ...] = ()
     normalize: bool = False
     max_tokens: int | None = None
+    late: bool = False
 
 
 def pooled(
@@ -63,7 +65,7 @@ def pooled(
     values = Config(config)
     if convert == "classify" and spec.pooling is None:
         return _by_tokens(model, spec, values, token_id)
-    if spec.pooling is not None and spec.pooling.task == "classify":
+    if spec.pooling is not None and not spec.pooling.embeds:
         if convert == "embed":
             raise InvalidConfig("convert is embed, and the model classifies; leave convert out.")
         return replace(model, spec=spec)
@@ -74,7 +76,7 @@ def pooled(
 
 def _pools(spec: ModelSpec, config: Mapping[str, Any], modules: Modules | None, runner: str, convert: str) -> bool:
     bare = spec.sees_behind or _lacks_output(config)
-    pools = spec.pooling is not None or bare or (modules is not None and modules.pooling is not None)
+    pools = spec.pooling is not None or bare or (modules is not None and (modules.pooling is not None or modules.late))
     if runner == "generate":
         if spec.pooling is not None or bare:
             raise InvalidConfig("runner is generate, and this model embeds or classifies; leave runner out.")
@@ -94,21 +96,21 @@ def _embedding(model: ModelConfig, spec: ModelSpec, config: Config, modules: Mod
         raise InvalidConfig("only models of plain attention embed; run this one with runner generate.")
     given = modules.pooling
     kind: Kind = (spec.pooling.kind if spec.pooling is not None else "last") if given is None else pooling_kind(given)
-    head = tuple(_dense(module) for module in modules.dense)
+    own = spec.pooling.head if spec.pooling is not None else ()
+    head = (*own, *(_dense(module) for module in modules.dense))
+    late = modules.late or (spec.pooling is not None and spec.pooling.task == "token_embed")
     pooling = PoolingSpec(
         kind=kind,
-        task="embed",
+        task="token_embed" if late else "embed",
         width=head[-1].outputs if head else spec.hidden_size,
         head=head,
         whole=spec.sees_behind or kind == "mean",
-        normalize=given is None or modules.normalize,
+        normalize=given is None or modules.normalize,  # as PyLate does without such a module
         dimensions=_dimensions(config),
         token_types=spec.token_types,
     )
-    weights: WeightMap = {
-        name: sources for name, sources in model.weights.items() if not name.startswith(("unembed.", "head."))
-    }
-    for index, module in enumerate(modules.dense):
+    weights: WeightMap = {name: sources for name, sources in model.weights.items() if not name.startswith("unembed.")}
+    for index, module in enumerate(modules.dense, start=len(own)):
         for kind_of in ("weight",) if pooling.head[index].biasless else ("weight", "bias"):
             weights[f"head.maps.{index}.dense.{kind_of}"] = (Source(name=f"{module.prefix}linear.{kind_of}"),)
     return replace(model, spec=replace(spec, pooling=pooling, unused=(*spec.unused, "lm_head.")), weights=weights)
@@ -130,6 +132,7 @@ def pooling_kind(config: Mapping[str, Any]) -> Kind:
 
 def _dense(module: DenseModule) -> HeadSpec:
     config = Config(module.config)
+    config.refuse("use_residual", "only plain dense layers run")
     name = str(config.raw("activation_function") or "Identity").rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise ModelLoadError(f"a dense layer has the activation {name[:80]!r}; known: {', '.join(ACTIVATIONS)}.")

@@ -130,10 +130,26 @@ class PoolingRuns:
             return [([each], float(each.vector[0])) for each in found]
         if instruction is not None:
             raise InvalidRequest("instruction is for rerankers; leave it out.", param="instruction")
+        if self.spec.task == "token_embed":
+            return self._compared(firsts, seconds, params, use_tqdm=use_tqdm, salt=salt)
         before = self._encoder.prompt(None) if self._encoder else ""
         both = self.embed([*firsts, *seconds], params, before=before, use_tqdm=use_tqdm, salt=salt)
         left, right = both[: len(firsts)], both[len(firsts) :]
         return [([a, b], similarity(a.vector, b.vector)) for a, b in paired(left, right)]
+
+    def _compared(
+        self, firsts: list[Any], seconds: list[Any], params: PoolingParams, *, use_tqdm: bool, salt: str
+    ) -> list[tuple[list[Pooled], float]]:
+        """Return the score of each pair by the vectors of its tokens, with what was run for it."""
+        encoder = self.encoder
+        encoded = [encoder.side(_text(text), "query", params) for text in firsts]
+        encoded += [encoder.side(_text(text), "document", params) for text in seconds]
+        both = self.run(encoded, [params] * len(encoded), use_tqdm=use_tqdm, salt=salt)
+        left, right = both[: len(firsts)], both[len(firsts) :]
+        return [
+            ([a, b], encoder.late_similarity(a.vector, b.vector, b.request.prompt_token_ids))
+            for a, b in paired(left, right)
+        ]
 
     def run(
         self,
@@ -156,9 +172,12 @@ class PoolingRuns:
                 self._engine.check(request)
             vectors = self._run(requests, use_tqdm)
         return [
-            Pooled(request, finished(vectors[request.id], each, self.spec), self._stats.pop(request.id).cached_tokens)
-            for request, each in zip(requests, params, strict=True)
+            self._pooled(request, vectors[request.id], each) for request, each in zip(requests, params, strict=True)
         ]
+
+    def _pooled(self, request: Request, vector: np.ndarray, params: PoolingParams) -> Pooled:
+        done = finished(vector, params, self.spec, request.prompt_token_ids)
+        return Pooled(request, done, self._stats.pop(request.id).cached_tokens)
 
     def _run(self, requests: Sequence[Request], use_tqdm: bool) -> dict[str, np.ndarray]:
         """Return the raw vectors by request. Requests that are left when an error or Ctrl-C comes are aborted."""

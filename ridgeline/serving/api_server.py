@@ -30,7 +30,7 @@ from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.pooled import Encoder
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.weights.modules import read_prompts
+from ridgeline.weights.modules import read_prompts, read_sides
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ class ApiServer:
             prompts=prompts,
             default_prompt=default,
             template=self.chat_template,
+            sides=read_sides(self.folder),
         )
 
     @property

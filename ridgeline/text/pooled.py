@@ -2,19 +2,21 @@
 
 Legend:
     M  width of a vector
+    Q  tokens of a query
+    D  tokens of a document
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.request import Request, SamplingParams
-from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, checked
+from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Side, checked
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
@@ -111,6 +113,7 @@ class Encoder:
     prompts: texts that go before others, by the name of their use. default_prompt: the name of the one that goes before
         all if no other is named.
     template: the chat template, which a reranker's pairs go through if it has the roles of query and document.
+    sides: the form of queries and of documents, for late interaction.
     """
 
     def __init__(
@@ -122,7 +125,11 @@ class Encoder:
         prompts: Mapping[str, str] | None = None,
         default_prompt: str | None = None,
         template: ChatTemplate | None = None,
+        sides: tuple[Side, Side] = (Side(), Side()),
     ) -> None:
+        self.sides = sides
+        skipped = (tokenizer.id_of(word) for word in sides[1].skipped)
+        self._skipped = frozenset(i for i in skipped if i is not None)
         self.tokenizer, self.spec, self.max_model_len = tokenizer, spec, max_model_len
         self.prompts, self._default = dict(prompts or {}), default_prompt
         source = template.source if template is not None else None
@@ -148,6 +155,24 @@ class Encoder:
         """Return a text's tokens. What is cut off lies at the end, before the special tokens there, or at the
         beginning."""
         return Encoded(self._cut(text, None, params, add_special_tokens)[0], text)
+
+    def side(self, text: str, which: Literal["query", "document"], params: PoolingParams) -> Encoded:
+        """Return the tokens of a query or a document for late interaction, cut to as many as count."""
+        side = self.sides[which == "document"]
+        marker = self.tokenizer.id_of(side.marker) if side.marker else None
+        most = min(each for each in (side.most, self.room(params), self.max_model_len) if each is not None)
+        cut = replace(params, truncate_prompt_tokens=max(1, most - (marker is not None)))
+        before = self.prompts.get(which, "") if self.prompts else ""
+        ids = self.one(before + text, cut).ids
+        return Encoded(ids if marker is None else [*ids[:1], marker, *ids[1:]], text)
+
+    def late_similarity(self, query_QM: np.ndarray, document_DM: np.ndarray, document_ids: Sequence[int]) -> float:
+        """Return the sum, over the tokens of a query, of the largest product with a token of the document (MaxSim,
+        Khattab and Zaharia, arXiv 2004.12832), among those that count."""
+        counts_D = np.array([i not in self._skipped for i in document_ids])
+        if not counts_D.any():
+            return 0.0
+        return float((query_QM @ document_DM[counts_D].T).max(axis=1).sum())
 
     def pair(
         self,
@@ -253,11 +278,13 @@ def pooling_request(
     )
 
 
-def finished(raw_M: np.ndarray, params: PoolingParams, spec: PoolingSpec) -> np.ndarray:
+def finished(raw_M: np.ndarray, params: PoolingParams, spec: PoolingSpec, ids: Sequence[int]) -> np.ndarray:
     """Return a request's result: the device's vector (or vectors, one below the other) cut, normalised, or made
-    probabilities. float32."""
+    probabilities. float32. ids: the prompt's tokens."""
     x_M = raw_M.astype(np.float32)
-    if spec.task == "embed":
+    if spec.only_token is not None:
+        x_M = x_M[np.asarray(ids) == spec.only_token]
+    if spec.embeds:
         x_M = x_M[..., : params.dimensions]
         wanted = spec.normalize if params.use_activation is None else params.use_activation
         return x_M / np.maximum(np.linalg.norm(x_M, axis=-1, keepdims=True), TINY) if wanted else x_M
@@ -276,7 +303,9 @@ def similarity(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def check_scores(spec: PoolingSpec) -> None:
-    """Raise InvalidRequest if a model cannot score pairs: a classifier with several labels."""
+    """Raise InvalidRequest if a model cannot score pairs: a classifier with several labels, or of tokens."""
+    if spec.task == "token_classify":
+        raise InvalidRequest("this model gives rewards to tokens and compares no texts; use pooling.", param="model")
     if spec.task == "classify" and spec.width != 1:
         raise InvalidRequest(
             f"this model has {spec.width} labels, and pairs are scored by models with one; use classify.", param="model"

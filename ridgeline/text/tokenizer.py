@@ -170,6 +170,11 @@ class Tokenizer:
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
         return text if len(encoding.ids) <= most else text[: encoding.offsets[most - 1][1]]
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its text, or None."""
+        found = self.backend.token_to_id(token)
+        return found if found is not None or token == token.strip() else self.backend.token_to_id(token.strip())
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids outside the vocabulary have none.
 

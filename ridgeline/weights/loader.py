@@ -41,7 +41,7 @@ from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf.config import ROPE_FACTORS, gguf_model_config
 from ridgeline.weights.gguf.names import gguf_weights
-from ridgeline.weights.modules import cross_encoder, read_modules, token_id
+from ridgeline.weights.modules import cross_encoder, first_colbert, read_modules, token_id
 from ridgeline.weights.quantized.config import folder_method, method_of, quantization_config
 from ridgeline.weights.quantized.kv_scales import KV_SCALES, cached_as, check_kv_scales, kv_scale_places
 from ridgeline.weights.quantized.piece import Method, Stored
@@ -92,7 +92,8 @@ def read_model_config(
             raise InvalidConfig("model_impl transformers reads folders with config.json, not GGUF files; leave it out.")
         model, config = gguf_model_config(folder), dict[str, Any]()
     else:
-        config = merged(read_json(folder / "config.json", required=True), cross_encoder(folder))
+        config = merged(first_colbert(folder), read_json(folder / "config.json", required=True))
+        config = merged(config, cross_encoder(folder))
         config = merged(config, overrides or {})
         generation = read_json(folder / "generation_config.json")
         if impl == "transformers" or (impl == "auto" and not known(config)):

@@ -4,14 +4,18 @@ torch."""
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.specs.pooling import Side
 from ridgeline.models.pooling import DenseModule, Modules
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import bounded_text, read_json
+
+PUNCTUATION = tuple(string.punctuation)
 
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
@@ -23,7 +27,7 @@ def read_modules(folder: Path) -> Modules | None:
         return None
     pooling: Mapping[str, Any] | None = None
     dense: list[DenseModule] = []
-    normalize, longest = False, None
+    normalize, longest, masks = False, None, False
     for kind, path in listed:
         match kind:
             case "Transformer":
@@ -38,11 +42,14 @@ def read_modules(folder: Path) -> Modules | None:
                 )
             case "Normalize":
                 normalize = True
+            case "MultiVectorMask":
+                masks = True
             case "Dropout":
                 pass
             case _:
                 raise ModelLoadError(f"{folder} has a module of the kind {kind!r}, which does not run here.")
-    return Modules(pooling=pooling, dense=tuple(dense), normalize=normalize, max_tokens=longest)
+    late = pooling is None and (masks or bool(dense))
+    return Modules(pooling=pooling, dense=tuple(dense), normalize=normalize, max_tokens=longest, late=late)
 
 
 def module_folders(folder: Path) -> list[str]:
@@ -64,6 +71,45 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     return found, default if isinstance(default, str) and default in found else None
 
 
+def read_sides(folder: Path) -> tuple[Side, Side]:
+    """Return the form of queries and of documents for late interaction, which PyLate, sentence-transformers or the
+    first ColBERT keep."""
+    if is_gguf(folder):
+        return Side(), Side()
+    own, first = read_json(folder / "config_sentence_transformers.json"), read_json(folder / "artifact.metadata")
+    lengths = {**transformer_settings(folder), **own}
+    if first:
+        skipped = PUNCTUATION if first.get("mask_punctuation", True) else ()
+        query = Side(marker=_text(first.get("query_token_id")), most=_count(first.get("query_maxlen")))
+        document = Side(marker=_text(first.get("doc_token_id")), most=_count(first.get("doc_maxlen")), skipped=skipped)
+        return query, document
+    return (
+        Side(marker=_text(own.get("query_prefix")), most=_count(lengths.get("query_length"))),
+        Side(
+            marker=_text(own.get("document_prefix")),
+            most=_count(lengths.get("document_length")),
+            skipped=_skipped(folder, own),
+        ),
+    )
+
+
+def _skipped(folder: Path, own: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the words whose tokens do not count in documents. PyLate skips punctuation unless it says otherwise."""
+    words = own.get("skiplist_words", PUNCTUATION if "query_prefix" in own else ())
+    for kind, path in _listed(folder) or ():
+        if kind == "MultiVectorMask":
+            words = read_json(folder / path / "config.json").get("skiplist_words")
+    return tuple(word for word in words if isinstance(word, str)) if isinstance(words, list | tuple) else ()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
 def transformer_settings(folder: Path) -> dict[str, Any]:
     """Return the settings that sentence-transformers keeps of its first module, in a file that is named after a family;
     {} without such a file."""
@@ -83,6 +129,12 @@ def cross_encoder(folder: Path) -> dict[str, Any]:
     have them: what makes probabilities of its scores."""
     function = read_json(folder / "config_sentence_transformers.json").get("activation_fn")
     return {} if function is None else {"sentence_transformers": {"activation_fn": function}}
+
+
+def first_colbert(folder: Path) -> dict[str, Any]:
+    """Return the settings that the first ColBERT keeps beside its config.json as entries of that file."""
+    width = _count(read_json(folder / "artifact.metadata").get("dim"))
+    return {} if width is None else {"colbert_dim": width}
 
 
 def token_id(folder: Path, text: str) -> int | None:

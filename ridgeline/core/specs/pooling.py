@@ -37,7 +37,8 @@ class PoolingSpec:
     """The pooling of a prompt's hidden states to a vector.
 
     kind: which of them make the vector: the last token's, the first token's ("cls"), or the mean of all.
-    task: what the vector is: an embedding, or scores of labels.
+    task: what the vector is: an embedding, or scores of labels; or that there are only vectors of tokens. Texts are
+        compared by embeddings of their tokens then (late interaction), and such scores are rewards.
     width: the numbers of a vector.
     head: the maps behind the pooling, in order.
     whole: a prompt runs in one step, since tokens see those behind them or the mean needs them all.
@@ -47,11 +48,12 @@ class PoolingSpec:
     tokens: scores are those of these tokens as the next one, by the output layer. difference: of two tokens there is
         one score, the second's less the first's.
     dimensions: the lengths that embeddings may be cut to; None: any, since the config names none.
+    only_token: of the vectors of tokens only those at this token are given; None: all are.
     token_types: rows of the table of token types. Where there are several, the second text of a pair has type 1.
     """
 
     kind: Kind
-    task: Literal["embed", "classify"]
+    task: Task
     width: int
     head: tuple[HeadSpec, ...] = ()
     whole: bool = True
@@ -61,11 +63,19 @@ class PoolingSpec:
     tokens: tuple[int, ...] = ()
     difference: bool = False
     dimensions: tuple[int, ...] | None = None
+    only_token: int | None = None
     token_types: int = 0
+
+    @property
+    def embeds(self) -> bool:
+        """True if the vectors are embeddings, and not scores."""
+        return self.task in ("embed", "token_embed")
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that requests may name, the model's own first."""
+        if self.task in TOKENWISE:
+            return (self.task,)
         if self.task == "embed":
             return ("embed", "token_embed")
         return ("classify",) if self.tokens else ("classify", "token_classify")
@@ -73,6 +83,19 @@ class PoolingSpec:
     def runs_whole(self, task: Task) -> bool:
         """Return True if a prompt with this task must run in one step."""
         return self.whole or task in TOKENWISE
+
+
+@dataclass(frozen=True)
+class Side:
+    """The form of queries, or of documents, where texts are compared by the vectors of their tokens.
+
+    marker: the token behind the first one says which side a text is. most: so many of a text's tokens count.
+    skipped: tokens whose vectors do not count.
+    """
+
+    marker: str = ""
+    most: int | None = None
+    skipped: tuple[str, ...] = ()
 
 
 @with_vllms_fields(POOLING)
@@ -126,7 +149,7 @@ def checked(params: PoolingParams, spec: PoolingSpec) -> Task:
         raise InvalidRequest(f"this model does {' and '.join(spec.tasks)}, and not {task}.", param="task")
     if params.dimensions is None:
         return task
-    if spec.task != "embed":
+    if not spec.embeds:
         raise InvalidRequest(
             "dimensions cut embeddings, and this model classifies; leave them out.", param="dimensions"
         )

@@ -69,7 +69,7 @@ async def run(service: Service, asked: PoolingAsked, index: int = 0) -> PooledAn
             service.client.cancel([ticket])
         service.admission.leave(1, request.cache_tokens, owner=whose)
     cached = ticket.ended.stats.cached_tokens if ticket.ended is not None else 0
-    return PooledAnswer(finished(raw, asked.params, spec), len(ids), cached)
+    return PooledAnswer(finished(raw, asked.params, spec, ids), len(ids), cached)
 
 
 async def _vector(ticket: RequestTicket, asked: PoolingAsked) -> np.ndarray:

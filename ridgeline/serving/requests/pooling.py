@@ -292,14 +292,12 @@ async def compared(
         )
     firsts = await _beginnings(api, firsts, body.max_tokens_per_query)
     seconds = await _beginnings(api, seconds, body.max_tokens_per_doc)
-    if spec.task == "embed":
+    if spec.embeds:
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(body, name):
                 raise BadRequest(f"{name} is for rerankers, and this model embeds; leave it out.", param=name)
         params = replace(params, use_activation=None)
-        before = api.encoder.prompt(None)
-        texts = [(f"{before}{text}",) for text in (*firsts, *seconds)]
-        encoded = await encoded_all(api, texts, partial(api.encoder.one, params=params), params)
+        encoded = await _encoded_sides(api, firsts, seconds, params, late=spec.task == "token_embed")
     else:
         kwargs = body.chat_template_kwargs
         pair = partial(api.encoder.pair, params=params, instruction=body.instruction, template_kwargs=kwargs)
@@ -307,6 +305,18 @@ async def compared(
         pairs = [(one, text) for text in seconds] if one is not None else list(zip(firsts, seconds, strict=True))
         encoded = await encoded_all(api, pairs, pair, params)
     return asked(api, body, encoded, params, request_id)
+
+
+async def _encoded_sides(
+    api: ApiServer, firsts: list[str], seconds: list[str], params: PoolingParams, *, late: bool
+) -> list[Encoded]:
+    """Return the tokens of texts that are compared by their vectors: one for each, or (late) those of their tokens."""
+    encoder = api.encoder
+    if not late:
+        texts = [(f"{encoder.prompt(None)}{text}",) for text in (*firsts, *seconds)]
+        return await encoded_all(api, texts, partial(encoder.one, params=params), params)
+    sided = [(text, "query") for text in firsts] + [(text, "document") for text in seconds]
+    return await encoded_all(api, sided, partial(encoder.side, params=params), params)
 
 
 async def _beginnings(api: ApiServer, texts: list[str], most: int | None) -> list[str]:

@@ -108,8 +108,9 @@ def router(api: ApiServer) -> APIRouter:
         body = await read_body(request, ScoreBody)
         name = request_id(request, body.request_id)
         firsts, seconds = sides(body)
-        found = await answer(request, await compared(api, body, firsts, seconds, name))
-        scores = _scores(api, found, len(firsts))
+        asked = await compared(api, body, firsts, seconds, name)
+        found = await answer(request, asked)
+        scores = _scores(api, asked, found, len(firsts))
         data = [answers.Scored(index=index, score=value) for index, value in enumerate(scores)]
         whole = answers.ScoreList(**_common(api, body.model, f"score-{name}", found), data=data)
         return await json_response(len(data), lambda: whole)
@@ -118,8 +119,9 @@ def router(api: ApiServer) -> APIRouter:
         body = await read_body(request, RerankBody)
         name = request_id(request, body.request_id)
         documents = [body.documents] if isinstance(body.documents, str) else body.documents
-        found = await answer(request, await compared(api, body, [body.query], documents, name))
-        scores = _scores(api, found, 1)
+        asked = await compared(api, body, [body.query], documents, name)
+        found = await answer(request, asked)
+        scores = _scores(api, asked, found, 1)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
         hidden = body.return_documents is False
 
@@ -138,13 +140,19 @@ def router(api: ApiServer) -> APIRouter:
     return routes
 
 
-def _scores(api: ApiServer, found: Sequence[PooledAnswer], firsts: int) -> list[float]:
+def _scores(api: ApiServer, asked: Sequence[PoolingAsked], found: Sequence[PooledAnswer], firsts: int) -> list[float]:
     """Return the scores of pairs. Embeddings come with those of the first texts first."""
-    if pooling_facts(api.service).task == "classify":
+    task = pooling_facts(api.service).task
+    if task == "classify":
         return [float(each.vector[0]) for each in found]
     left, right = found[:firsts], found[firsts:]
-    pairs = zip([*left] * len(right) if firsts == 1 else left, right, strict=True)
-    return [similarity(a.vector, b.vector) for a, b in pairs]
+    if firsts == 1:
+        left = [*left] * len(right)
+    if task == "embed":
+        return [similarity(a.vector, b.vector) for a, b in zip(left, right, strict=True)]
+    ids = (each.prompt.ids for each in asked[firsts:])
+    compare = api.encoder.late_similarity
+    return [compare(a.vector, b.vector, tokens) for a, b, tokens in zip(left, right, ids, strict=True)]
 
 
 def _encoder(body: Encoding) -> Callable[[np.ndarray], Any]:

@@ -19,7 +19,7 @@ from ridgeline import LLM
 from ridgeline.serving.http import answers
 from ridgeline.serving.requests import pooling
 from ridgeline_bench.scripts.api_fields import APIS, BODIES, TITLES, state
-from tests import pooled_models
+from tests import late_models, pooled_models
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
 from tests.serving.http.test_schemathesis import CHECKS, SCHEMATHESIS
 
@@ -314,3 +314,23 @@ def test_nothing_that_is_sent_breaks_the_server(servers: dict[str, Server], kind
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " generated, " in done.stdout, "it asked nothing"
     assert servers[kind].wait_idle()
+
+
+def test_texts_are_compared_by_the_vectors_of_their_tokens(tmp_path: Path, start_server: StartServer) -> None:
+    query, documents = late_models.QUERY, late_models.DOCUMENTS
+    folder, socket = late_models.save("pylate", tmp_path / "model"), tmp_path / "socket"
+    want = [late_models.expected("pylate", query, document) for document in documents]
+    with engine_in_a_thread(socket, model=str(folder), max_num_seqs=4), start_server(folder, socket) as server:
+
+        def post(path: str, **body: Any) -> Any:
+            return httpx.post(server.url + path, json=body, timeout=PATIENCE).json()
+
+        ranked = post("/v1/rerank", query=query, documents=documents)["results"]
+        scored = post("/v1/score", text_1=query, text_2=documents)["data"]
+        pooled = post("/pooling", input=[query, documents[0]], task="token_embed")["data"]
+        refused = post("/v1/embeddings", input=query)["error"]["message"]
+    assert [each["score"] for each in scored] == pytest.approx(want, abs=NEAR)
+    assert [each["index"] for each in ranked] == sorted(range(4), key=lambda index: -want[index])
+    assert len(pooled[0]["data"]) == 8
+    assert len(pooled[1]["data"][0]) == late_models.WIDTH
+    assert "this model does token_embed" in refused
