@@ -199,6 +199,15 @@ AGENTS: dict[str, Program] = {
 }
 
 
+# Ollama's client for JavaScript, which is no agent: it has questions of its own, and no script.
+OLLAMA = Program(
+    package=("ollama", "0.6.4"),
+    npm=True,
+    command=["node", str(PROGRAMS / "ollama_client.mjs"), "{bin}/..", URL],
+    script=Script(lambda _: []),
+)
+
+
 def install(root: Path, program: Program) -> None:
     """Install a program in a folder of its own, if it is not there."""
     folder, (name, version) = root / program.folder, program.package
@@ -218,7 +227,7 @@ def install(root: Path, program: Program) -> None:
 
 
 def main(root: Path) -> None:
-    for program in AGENTS.values():
+    for program in (*AGENTS.values(), OLLAMA):
         try:
             install(root, program)
         except (subprocess.CalledProcessError, FileNotFoundError) as error:
