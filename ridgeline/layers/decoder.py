@@ -31,6 +31,7 @@ from ridgeline.layers.lent_keys import Lent, state_of
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.layers.recurrent import DecayRate
+from ridgeline.layers.streams import Streams, StreamsLayer
 from ridgeline.parallel.axis import ALONE, Axis, Deferred
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.token_parts import TokenParts
@@ -209,6 +210,7 @@ class Decoder(nn.Module):
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
         self.ops, self.mesh, self.tp = ops, mesh, mesh.tp
         self.layer_inputs: LayerInputs | None = None
+        self.streams = None if spec.streams is None else Streams(spec.streams, width, build.within("streams"))
         # The first layer's norm can make the table's sum
         waits = spec.embeds and not (
             spec.embed_norm
@@ -243,7 +245,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList()
         for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):
             inside = replace(build.within(f"layers.{index}"), pending=pending, sums=sums)
-            self.layers.append(Layer(layer, width, inside) if layer.same_as is None else self.layers[layer.same_as])
+            kind = Layer if layer.streams is None else StreamsLayer
+            self.layers.append(kind(layer, width, inside) if layer.same_as is None else self.layers[layer.same_as])
         mixtures: list[tuple[nn.Module, Norm | None]]
         mixtures = [(each.feed_forward, each.feed_forward_norm) for each in self.layers]  # type: ignore[misc]
         cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
@@ -306,6 +309,7 @@ class Decoder(nn.Module):
         if stage is not None and stage.embedded and before_TM is not None:
             x_TM, embedded_TM = (part_TM.contiguous() for part_TM in before_TM.chunk(2, dim=1))
         inputs_TLP = None if self.layer_inputs is None else self.layer_inputs(token_ids_T, x_TM)
+        x_TM = x_TM if self.streams is None else self.streams.spread_out(x_TM)
         lent: Lent = {}
         for index in range(len(self.layers)) if only is None else only:
             layer, x_TM = self.layers[index], _added_up_over(self._wanted[index], x_TM, pending)
@@ -315,6 +319,7 @@ class Decoder(nn.Module):
             pending = self._pending[index + 1]
             if taps is not None and index in taps.layers:
                 taps.found.append(self._whole(x_TM, residual_TM, pending))
+        x_TM = x_TM if self.streams is None else self.streams.merged(x_TM)
         if self._parts is not None and residual_TM is not None:
             residual_TM = self._parts.whole(residual_TM, len(x_TM))
         goes_on = stage is not None and stage.embedded and not stage.last

@@ -8,6 +8,8 @@ Legend:
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,7 +25,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, spec: MLPSpec, width: int, build: Build) -> None:
         super().__init__()
-        self.kind = spec.activation
+        self.kind, self.ops, self.tp = spec.activation, build.ops, build.mesh.tp
+        self._edge = NormalDist().inv_cdf(spec.sparsity) if spec.sparsity else None
         size, (gated, output) = spec.intermediate_size, spec.multipliers
         self.gate_up = Linear(
             width, (size, size), spec.bias, build.within("gate_up"), pending=build.pending,
@@ -36,8 +39,21 @@ class GatedMLP(nn.Module):
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        if self._edge is not None:
+            gate_up_TF, residual_TM = self.gate_up.normed(norm, x_TM, residual_TM)
+            return self.down(self._sparse(gate_up_TF, self._edge)), residual_TM
         y, residual_TM = self.gate_up.normed_for(self.down, norm, x_TM, residual_TM, gate=self.kind)
         return self.down(y), residual_TM
+
+    def _sparse(self, gate_up_TF: Tensor, edge: float) -> Tensor:
+        """Return act(max(gate - mean - deviation * edge, 0)) * up, with the mean and the deviation of the whole token's
+        gates, of which every rank has a part."""
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        mean_T1 = self.tp.all_reduce(gate_TF.float().mean(-1, keepdim=True)) / self.tp.size
+        off_TF = gate_TF.float() - mean_T1
+        variance_T1 = self.tp.all_reduce(off_TF.square().mean(-1, keepdim=True)) / self.tp.size
+        gate_TF = F.relu(off_TF - edge * variance_T1.sqrt()).to(gate_up_TF.dtype)
+        return self.ops.activation(gate_TF, self.kind) * up_TF
 
 
 BETA, EPS = 0.5, -1e-6  # of xIELU, as its authors fixed them

@@ -54,6 +54,8 @@ ARCHITECTURES = Registry(
         "Qwen2ForCausalLM": "ridgeline.models.qwen2:Qwen2",
         "Gemma2ForCausalLM": "ridgeline.models.gemma:Gemma2",
         "Gemma3ForCausalLM": "ridgeline.models.gemma:Gemma3",
+        "Gemma3nForCausalLM": "ridgeline.models.gemma3n:Gemma3n",
+        "Gemma3nForConditionalGeneration": "ridgeline.models.gemma3n:Gemma3nMultimodal",
         "Gemma4ForCausalLM": "ridgeline.models.gemma4:Gemma4",
         "Gemma4ForConditionalGeneration": "ridgeline.models.gemma4:Gemma4Multimodal",
         "GptOssForCausalLM": "ridgeline.models.gpt_oss:GptOss",

@@ -47,7 +47,7 @@ INPUT = {
     "input_project": "per_layer_projection",
     "input_norm": "post_per_layer_input_norm",
 }
-_TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 
 
 class Gemma4:
@@ -75,7 +75,7 @@ class Gemma4Multimodal:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         spec = _spec("Gemma4ForConditionalGeneration", text_config(config))
         needless = (name.replace("model.", "model.language_model.", 1) for name in spec.unused)
-        return replace(spec, unused=(*_TOWERS, *needless))
+        return replace(spec, unused=(*TOWERS, *needless))
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:

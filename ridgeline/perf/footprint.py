@@ -47,6 +47,9 @@ def parameters(model: ModelSpec) -> Parameters:
         vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms) + layer.mixer.vectors
         vectors += _single(layer, width)
         vectors += _norm(layer.norm, width) if layer.inputs is not None else 0
+        if layer.streams is not None:
+            vectors += layer.streams.count * (width + layer.streams.count + layer.streams.count**2)
+            vectors += width + 2 * _norm(layer.norm, width)
         vectors += _routing_vectors(layer.feed_forward)
     if model.embed_norm is not None and model.embeds:
         vectors += _norm(model.embed_norm, model.embed_width or width)
@@ -54,6 +57,8 @@ def parameters(model: ModelSpec) -> Parameters:
     if (own := model.layer_inputs) is not None and model.embeds:
         columns = own.width * len(model.layers)
         embed, vectors = columns * (own.rows + width), vectors + _norm(own.norm, own.width)
+    if model.streams is not None:
+        embed += 2 * (model.streams.count - 1) * width**2
     if model.pooling is not None:
         inputs = width
         for each in model.pooling.head:
@@ -94,7 +99,9 @@ def step_bytes_per_token(model: ModelSpec, itemsize: float) -> float:
     are written before they are added up."""
     width = model.hidden_size
     scratch = (max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in model.layers)
-    widest = 4 * width + max(scratch, default=0)
+    streams = 1 if model.streams is None else model.streams.count
+    inputs = 0 if model.layer_inputs is None else 3 * len(model.layers) * model.layer_inputs.width
+    widest = 4 * width * streams + inputs + max(scratch, default=0)
     rows = max((4 * product.used * width for product in _chosen(model)), default=0)
     return widest * itemsize + rows
 

@@ -133,7 +133,7 @@ def _layer(
         yield "feed_forward_post_norm", post_norm
     if layer.inputs is not None:
         for name, product in layer.products(width).items():
-            if name.startswith("input_"):
+            if name.startswith(("input_", "laurel_")):
                 yield name, product_cost(name, product, tokens, p)
         yield "input_norm", _norm(layer.norm.kind, tokens, width, p, residual=False)
 

@@ -273,6 +273,21 @@ LLAMA_4_SCOUT: Values = {
     "vision_config": {"num_hidden_layers": 1},
 }
 LLAMA_4_MAVERICK = _SCOUT | {"num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False}
+_GEMMA_3N: Values = {
+    **_sized("gemma3n_text", "Gemma3nForCausalLM", (2048, 8192, 30, 8, 2, 262400), head_dim=256),
+    **{"intermediate_size": [8192] * 30, "activation_sparsity_pattern": [*[0.95] * 10, *[0.0] * 20]},
+    **{"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 10},
+    **{"altup_num_inputs": 4, "laurel_rank": 64, "sliding_window": 512},
+    **{"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 6, "tie_word_embeddings": True},
+}
+GEMMA_3N_E2B: Values = {
+    "architectures": ["Gemma3nForConditionalGeneration"],
+    "model_type": "gemma3n",
+    "torch_dtype": "bfloat16",
+    "text_config": {name: value for name, value in _GEMMA_3N.items() if name != "architectures"},
+    "vision_config": {},
+    "audio_config": {},
+}
 PHI_3_5_MOE = _sized(
     "phimoe",
     "PhiMoEForCausalLM",
@@ -344,6 +359,7 @@ NEAR: dict[str, Values] = {
     "gemma4_e2b": GEMMA_4_E2B,
     "llama4": LLAMA_4_MAVERICK | {"attn_temperature_tuning": True},
     "llama4_multimodal": LLAMA_4_SCOUT,
+    "gemma3n": _GEMMA_3N,
     "phimoe": {**PHI_3_5_MOE, "architectures": ["PhimoeForCausalLM"]},
     "glm_moe_dsa": GLM_5,
     "minimax": {**MINIMAX_M1, "architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}

@@ -28,6 +28,7 @@ from tests.models import pooled_configs
 from tests.models.latent_configs import LATENT
 from tests.models.latent_llamas import LATENT_LLAMAS
 from tests.models.near_configs import (
+    GEMMA_3N_E2B,
     INTERNLM3_8B,
     KIMI_K2_5,
     MINIMAX_M1,
@@ -1009,7 +1010,7 @@ OF_TOKENS = (
 # as one
 OUR_OWN = (
     *(GLA_CONFIG, RETNET_CONFIG, INTERNLM3_8B, KIMI_K2_5, MISTRAL_4, NEMOTRON_SUPER),
-    *(MINIMAX_M1, PHI_3_5_MOE, STEP_3_5_FLASH),
+    *(MINIMAX_M1, PHI_3_5_MOE, STEP_3_5_FLASH, GEMMA_3N_E2B),
 )
 
 PUBLISHED = {

@@ -182,6 +182,17 @@ FAMILIES = {
         },
         "Llama4TextConfig",
     ),
+    "gemma3n": near(
+        "Gemma3nForCausalLM",
+        {
+            **{**COMMON, "num_hidden_layers": 5, "head_dim": 20, "sliding_window": WINDOW, "laurel_rank": 6},
+            **{"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 2},
+            **{"layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"], "altup_num_inputs": 3},
+            **{"activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.5], "tie_word_embeddings": True},
+            **{"intermediate_size": [112, 112, 96, 112, 112]},
+        },
+        "Gemma3nTextConfig",
+    ),
     "gptj": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 8, "bos_token_id": 1, "eos_token_id": 2}),
     "gptj_whole": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 20, "bos_token_id": 1, "eos_token_id": 2}),
     "opt": near(
@@ -427,6 +438,11 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
         ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"moe_layers_enum": "a"}}, "moe_layers_enum"),
         ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"rope_theta": [1.0]}}, "rope_theta"),
         ("glm_moe_dsa", {"index_topk": 0}, "index_topk"),
+        ("gemma3n", {"altup_num_inputs": 1}, "altup_num_inputs"),
+        ("gemma3n", {"altup_active_idx": 4}, "altup_active_idx"),
+        ("gemma3n", {"intermediate_size": [8192]}, "intermediate_size"),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 30}, "activation_sparsity_pattern"),
+        ("gemma3n", {"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input"),
         ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
         ("llama4", {"no_rope_layers": [1]}, "no_rope_layers"),
         ("llama4", {"moe_layers": [48]}, "moe_layers"),
@@ -437,6 +453,17 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
 def test_what_would_be_computed_wrongly_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelLoadError, match=words):
         model_config(near_configs.NEAR[name] | changes)
+
+
+def test_a_token_beyond_the_table_of_layer_inputs_has_the_first_row(folders: Folders) -> None:
+    """As in Gemma 3n, where these are the tokens of images and sounds."""
+    decoder = load(folders("gemma3n"))
+    assert decoder.layer_inputs is not None
+    decoder.layer_inputs._known = 300
+    token_ids, x_TM = torch.tensor([0, 299, 300, 306]), torch.zeros(4, WIDTH)
+    first, _, *beyond = decoder.layer_inputs(token_ids, x_TM)
+    for each in beyond:
+        torch.testing.assert_close(each, first)
 
 
 def test_drafts_cannot_skip_a_layer_to_whose_keys_others_attend(folders: Folders) -> None:

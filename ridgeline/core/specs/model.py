@@ -274,6 +274,8 @@ class MLPSpec:
 
     activation: one of those of `kernels/small/activation`; or, in a plain one, "xielu", which has two learned numbers.
     multipliers: those of gate(x) and of the output, in a gated one.
+    sparsity: about so large a share of gate(x) becomes 0: what is below mean + standard deviation · Φ⁻¹(sparsity) of a
+        token's numbers, which is taken from all of them (Gemma 3n).
     """
 
     kind: ClassVar[str] = "mlp"
@@ -282,6 +284,7 @@ class MLPSpec:
     gated: bool = True
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
+    sparsity: float = 0.0
 
     @property
     def scratch(self) -> int:
@@ -344,6 +347,22 @@ class LayerInputsSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamsSpec:
+    """Several residual streams, of which layers run one and correct the others (AltUp, arXiv 2301.13310). Beside
+    attention there is an addend of low rank (LAuReL, arXiv 2411.07501).
+
+    active: the stream that layers run.
+    rank: of that addend.
+    scaled: what a layer makes of its own input begins with the corrected stream times a vector.
+    """
+
+    count: int
+    active: int
+    rank: int
+    scaled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """A mixer and a feed-forward, each of which is added to the residual x. One of the two may be `ABSENT`.
 
@@ -356,6 +375,7 @@ class LayerSpec:
     scalar: a learned number multiplies the residual after both parts.
     embedded: the mixer's last argument is the tokens as they were embedded.
     inputs: the layer has an input of its own, which is added behind both parts; None: it has not.
+    streams: there are several residuals, and it has inputs too; None: there is one.
     same_as: the number of an earlier layer whose weights this one has; None: it has its own.
     """
 
@@ -369,6 +389,7 @@ class LayerSpec:
     scalar: bool = False
     embedded: bool = False
     inputs: LayerInputsSpec | None = None
+    streams: StreamsSpec | None = None
     same_as: int | None = None
 
     @property
@@ -395,6 +416,8 @@ class LayerSpec:
                 "input_gate": Product(width, self.inputs.width),
                 "input_project": Product(self.inputs.width, width),
             }
+        if self.streams is not None:
+            found |= {"laurel_in": Product(width, self.streams.rank), "laurel_out": Product(self.streams.rank, width)}
         return found
 
 
@@ -468,6 +491,11 @@ class ModelSpec:
     def layer_inputs(self) -> LayerInputsSpec | None:
         """The inputs of single layers, if they have some. All layers then have them."""
         return self.layers[0].inputs if self.layers else None
+
+    @cached_property
+    def streams(self) -> StreamsSpec | None:
+        """The residual streams, if there are several."""
+        return self.layers[0].streams if self.layers else None
 
     @cached_property
     def embeds(self) -> bool:
