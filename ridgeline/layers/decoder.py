@@ -257,7 +257,7 @@ class Decoder(nn.Module):
             return
         self.final_norm = Norm(spec.final_norm, width, build) if spec.ends_normed else None
         if spec.pooling is not None:
-            self.head = Head(spec.pooling, width, build.within("head"))
+            self.head = Head(spec.pooling, width, build.within("head"), self.embed.weight if spec.embeds else None)
         if not spec.scores:
             return
         self._scales = spec.logits_multiplier != 1 or spec.logits_softcap is not None

@@ -20,10 +20,11 @@ from ridgeline.layers.norm import Norm
 class HeadMap(nn.Module):
     """One map, with the activation and the norm behind it."""
 
-    def __init__(self, spec: HeadSpec, width: int, build: Build) -> None:
+    def __init__(self, spec: HeadSpec, width: int, build: Build, table: nn.Parameter | None) -> None:
         super().__init__()
         self.ops, self.kind = build.ops, spec.activation
-        self.dense = Linear(width, (spec.outputs,), not spec.biasless, build.within("dense"))
+        tied = table if spec.tied else None
+        self.dense = Linear(width, (spec.outputs,), not spec.biasless, build.within("dense"), tied=tied)
         self.norm: Norm | None = None
         if spec.norm_eps is not None:
             norm = NormSpec(kind="layer", eps=spec.norm_eps, biasless=spec.norm_biasless)
@@ -38,19 +39,23 @@ class HeadMap(nn.Module):
                 x_RM = torch.tanh(x_RM)
             case "relu":
                 x_RM = torch.relu(x_RM)
+            case "log1p_relu":
+                x_RM = torch.log1p(torch.relu(x_RM))
+            case "log1p_log1p_relu":
+                x_RM = torch.log1p(torch.log1p(torch.relu(x_RM)))
             case _:
                 x_RM = self.ops.activation(x_RM, self.kind)
         return x_RM if self.norm is None else self.norm(x_RM)[0]
 
 
 class Head(nn.Module):
-    """All maps of a model, one behind the other."""
+    """All maps of a model, one behind the other. table: that of the tokens, which some maps share."""
 
-    def __init__(self, spec: PoolingSpec, width: int, build: Build) -> None:
+    def __init__(self, spec: PoolingSpec, width: int, build: Build, table: nn.Parameter | None = None) -> None:
         super().__init__()
         self.maps = nn.ModuleList()
         for index, each in enumerate(spec.head):
-            self.maps.append(HeadMap(each, width, build.within(f"maps.{index}")))
+            self.maps.append(HeadMap(each, width, build.within(f"maps.{index}"), table))
             width = each.outputs
 
     def forward(self, x_RM: Tensor) -> Tensor:

@@ -136,6 +136,7 @@ SAME = {
     "Gemma3TextForCausalLM": "Gemma3ForCausalLM",
     "GPT2ForCausalLM": "GPT2LMHeadModel",
     "BertForMaskedLM": "BertModel",
+    "BertSpladeSparseEmbeddingModel": "BertModel",
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaModel": "RobertaModel",
     "XLMRobertaForMaskedLM": "RobertaModel",

@@ -12,6 +12,7 @@ from ridgeline.core.specs.model import AttentionSpec, ModelSpec, Source, WeightM
 from ridgeline.core.specs.pooling import HeadSpec, Kind, PoolingSpec
 from ridgeline.models import decoder_of
 from ridgeline.models.config import Config, ModelConfig
+from ridgeline.models.splade import ASKED, masked_head
 
 RERANKER_TOKENS = ("no", "yes")  # what Qwen3-Reranker answers
 
@@ -34,6 +35,7 @@ class Modules:
     pooling: the config of the pooling; None: there is none (a cross-encoder).
     max_tokens: prompts of training had so many tokens at most.
     late: texts are compared by the vectors of their tokens (late interaction).
+    splade: the config of a pooling over the head of a masked language model.
     """
 
     pooling: Mapping[str, Any] | None = None
@@ -41,6 +43,7 @@ class Modules:
     normalize: bool = False
     max_tokens: int | None = None
     late: bool = False
+    splade: Mapping[str, Any] | None = None
 
 
 def pooled(
@@ -71,17 +74,33 @@ def pooled(
         return replace(model, spec=spec)
     if convert == "classify":
         raise InvalidConfig("convert is classify, and the model has no map to labels; leave convert out.")
-    return _embedding(model, spec, values, modules or Modules())
+    modules = modules or Modules()
+    if modules.splade is not None or ASKED in (config.get("architectures") or ()):
+        return _of_vocabulary(model, spec, values, modules.splade or {})
+    return _embedding(model, spec, values, modules)
 
 
 def _pools(spec: ModelSpec, config: Mapping[str, Any], modules: Modules | None, runner: str, convert: str) -> bool:
     bare = spec.sees_behind or _lacks_output(config)
-    pools = spec.pooling is not None or bare or (modules is not None and (modules.pooling is not None or modules.late))
+    pools = (
+        spec.pooling is not None
+        or bare
+        or (modules is not None and (modules.pooling is not None or modules.late or modules.splade is not None))
+    )
     if runner == "generate":
         if spec.pooling is not None or bare:
             raise InvalidConfig("runner is generate, and this model embeds or classifies; leave runner out.")
         return False
     return pools or runner == "pooling" or convert in ("embed", "classify")
+
+
+def _of_vocabulary(model: ModelConfig, spec: ModelSpec, config: Config, settings: Mapping[str, Any]) -> ModelConfig:
+    """Return a model whose vectors have a number for every entry of the vocabulary."""
+    kind, head, tensors = masked_head(spec, config, settings)
+    pooling = PoolingSpec(
+        kind=kind, task="embed", width=spec.vocab_size, head=head, normalize=False, token_types=spec.token_types
+    )
+    return replace(model, spec=replace(spec, pooling=pooling), weights={**model.weights, **tensors})
 
 
 def _lacks_output(config: Mapping[str, Any]) -> bool:

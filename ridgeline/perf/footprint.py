@@ -62,7 +62,7 @@ def parameters(model: ModelSpec) -> Parameters:
     if model.pooling is not None:
         inputs = width
         for each in model.pooling.head:
-            products += inputs * each.outputs
+            products += inputs * each.outputs * (not each.tied)
             norms = 0 if each.norm_eps is None else 2 - each.norm_biasless
             vectors += ((not each.biasless) + norms) * each.outputs
             inputs = each.outputs

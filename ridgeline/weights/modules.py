@@ -26,11 +26,12 @@ def read_modules(folder: Path) -> Modules | None:
     if listed is None:
         return None
     pooling: Mapping[str, Any] | None = None
+    splade: Mapping[str, Any] | None = None
     dense: list[DenseModule] = []
     normalize, longest, masks = False, None, False
     for kind, path in listed:
         match kind:
-            case "Transformer":
+            case "Transformer" | "MLMTransformer":
                 if path not in ("", "."):
                     raise ModelLoadError(f"{folder} keeps its transformer in {path}; give that folder.")
                 longest = _longest(folder)
@@ -44,12 +45,16 @@ def read_modules(folder: Path) -> Modules | None:
                 normalize = True
             case "MultiVectorMask":
                 masks = True
+            case "SpladePooling":
+                splade = read_json(folder / path / "config.json", required=True)
             case "Dropout":
                 pass
             case _:
                 raise ModelLoadError(f"{folder} has a module of the kind {kind!r}, which does not run here.")
     late = pooling is None and (masks or bool(dense))
-    return Modules(pooling=pooling, dense=tuple(dense), normalize=normalize, max_tokens=longest, late=late)
+    return Modules(
+        pooling=pooling, dense=tuple(dense), normalize=normalize, max_tokens=longest, late=late, splade=splade
+    )
 
 
 def module_folders(folder: Path) -> list[str]:

@@ -21,6 +21,8 @@ from ridgeline.worker.step import DeviceStep, Ending, PlannedStep
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.upload import Download, mark, upload
 
+AT_ONCE = 64  # tokens whose numbers are made together where a head is as wide as a vocabulary
+
 
 class Vectors:
     """The vectors of a plan on their way to the host.
@@ -88,6 +90,10 @@ class Pooling(Ending):
         }
         if not len(one_each):
             return Vectors(plan, one_each, hidden.x_TM.new_empty((0, 1), dtype=torch.float32), tokenwise)
+        if spec.kind in ("max", "sum"):
+            spans = ((int(start_R[row]), int(end_R[row])) for row in one_each)
+            vectors_RM = torch.stack([self._over_tokens(hidden, *span) for span in spans])
+            return Vectors(plan, one_each, vectors_RM, tokenwise)
         if spec.kind == "mean":
             vectors_RM = _means(decoder, hidden, rows.num_tokens_R, one_each)
         else:
@@ -97,6 +103,19 @@ class Pooling(Ending):
                 return Vectors(plan, one_each, _scores(decoder, chosen, spec), tokenwise)
             vectors_RM = decoder.normed(chosen)
         return Vectors(plan, one_each, decoder.head(vectors_RM).float(), tokenwise)
+
+    def _over_tokens(self, hidden: Hidden, start: int, end: int) -> Tensor:
+        """Return the largest, or the sum, of each number behind the head over some tokens: float32 [M]."""
+        decoder, found_M = self.decoder, None
+        for first in range(start, end, AT_ONCE):
+            x_TM = decoder.head(decoder.normed(hidden.at(slice(first, min(end, first + AT_ONCE))))).float()
+            own_M = x_TM.amax(0) if self._spec.kind == "max" else x_TM.sum(0)
+            if found_M is None:
+                found_M = own_M
+            else:
+                found_M = torch.maximum(found_M, own_M) if self._spec.kind == "max" else found_M + own_M
+        assert found_M is not None  # a prompt has tokens
+        return found_M
 
 
 def _means(decoder: Decoder, hidden: Hidden, num_tokens_R: np.ndarray, rows: np.ndarray) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.settings.vllm_arguments import POOLING, with_vllms_fields
 
-Kind = Literal["last", "mean", "cls"]
+Kind = Literal["last", "mean", "cls", "max", "sum"]
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
 TASKS: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify")
 TOKENWISE = ("token_embed", "token_classify")  # tasks that give a vector for every token
@@ -21,13 +21,14 @@ SECOND_TEXT = 1 << 30
 class HeadSpec:
     """A linear map behind the pooling, with what follows it: norm(activation(map(x))).
 
-    biasless: the map has no bias.
+    biasless: the map has no bias. tied: its matrix is the table of tokens.
     norm_eps: the number that a LayerNorm adds to the variance; None: there is no norm. norm_biasless: it has no bias.
     """
 
     outputs: int
     biasless: bool = False
-    activation: Literal["none", "tanh", "gelu", "gelu_tanh", "silu", "relu"] = "none"
+    tied: bool = False
+    activation: Literal["none", "tanh", "gelu", "gelu_tanh", "silu", "relu", "log1p_relu", "log1p_log1p_relu"] = "none"
     norm_eps: float | None = None
     norm_biasless: bool = False
 
@@ -36,7 +37,8 @@ class HeadSpec:
 class PoolingSpec:
     """The pooling of a prompt's hidden states to a vector.
 
-    kind: which of them make the vector: the last token's, the first token's ("cls"), or the mean of all.
+    kind: which of them make the vector: the last token's, the first token's ("cls"), or the mean of all;
+        or of each number behind the maps the largest ("max") or the sum over all tokens.
     task: what the vector is: an embedding, or scores of labels; or that there are only vectors of tokens. Texts are
         compared by embeddings of their tokens then (late interaction), and such scores are rewards.
     width: the numbers of a vector.

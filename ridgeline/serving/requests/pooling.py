@@ -244,12 +244,15 @@ def asked(
         raise BadRequest(f"there are {len(prompts)} inputs, of at most {most} requests at once.", param="input")
     facts = api.service.facts()
     spec = facts.pooling
-    if spec is not None and (params.task or spec.task) in TOKENWISE:
-        numbers = sum(len(prompt.ids) for prompt in prompts) * (params.dimensions or spec.width)
+    if spec is not None:
+        tokenwise = (params.task or spec.task) in TOKENWISE
+        vectors = sum(len(prompt.ids) for prompt in prompts) if tokenwise else len(prompts)
+        numbers = vectors * (params.dimensions or spec.width)
         if numbers > MOST_NUMBERS:
+            each = "token" if tokenwise else "input"
             raise TooLong(
-                f"the answer would have {numbers} numbers, one vector for each token, of at most {MOST_NUMBERS}; send "
-                "fewer inputs at once.",
+                f"the answer would have {numbers} numbers, a vector for each {each}, of at most {MOST_NUMBERS}; "
+                "send fewer inputs at once.",
                 param="input",
             )
     for prompt in prompts:
