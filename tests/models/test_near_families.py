@@ -333,10 +333,23 @@ def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(f
     spec = read_model_config(folders(family)).spec
     states = (state for layer in spec.layers for state in layer.mixer.states if state.exact)
     memory = int(100 * kv_bytes_per_token(spec, "float32")) + 5 * sum(each.unit_bytes(4, "float32") for each in states)
+    check_written(family, folders(family), prompts, **settings, kv_cache_memory=memory)
+
+
+@pytest.mark.parametrize("family", ["mimo_v2", "step3p7", "phimoe", "minimax", "gemma4_e", "gemma3n", "llama4"])
+def test_drafts_from_the_prompt_change_nothing_that_is_written(family: str, folders: Folders) -> None:
+    """Prompts that repeat themselves, so that drafts are made, of which few are right."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    prompts = [prompt(7, seed) * 4 for seed in (7, 8)]
+    settings: dict[str, Any] = {"max_num_batched_tokens": 24, "block_size": 4, "max_num_seqs": 4}
+    check_written(family, folders(family), prompts, **settings, kv_cache_memory=1 << 22, speculative_config=drafts)
+
+
+def check_written(family: str, folder: Path, prompts: list[list[int]], **settings: Any) -> None:
+    """Raise AssertionError unless the engine writes what the oracle would, with its probabilities."""
     llm = LLM(
-        folders(family), **settings, kv_cache_memory=memory, dtype="float32", device="cpu",
-        skip_tokenizer_init=True, debug_checks=True, max_model_len=64,
-    )  # fmt: skip
+        folder, **settings, dtype="float32", device="cpu", skip_tokenizer_init=True, debug_checks=True, max_model_len=64
+    )
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
     try:
         results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
@@ -453,6 +466,36 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
 def test_what_would_be_computed_wrongly_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelLoadError, match=words):
         model_config(near_configs.NEAR[name] | changes)
+
+
+_MIMO = {"partial_rotary_factor": 0.334}
+_STEP = near_configs.STEP_3_5_FLASH
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            near_configs.MIMO_V2_FLASH,
+            {"full_attention": {"rope_theta": 5e6, **_MIMO}, "sliding_attention": {"rope_theta": 1e4, **_MIMO}},
+        ),
+        (
+            _STEP,
+            {
+                "full_attention": {"rope_theta": 5e6, "partial_rotary_factor": 0.5, **_STEP["rope_scaling"]},
+                "sliding_attention": {"rope_theta": 1e4},
+            },
+        ),
+        (
+            near_configs.NEAR["gemma3n"],
+            {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},
+        ),
+    ],
+    ids=["mimo_v2", "step3p5", "gemma3n"],
+)
+def test_rotations_of_layers_with_windows_have_two_spellings(old: dict[str, Any], new: dict[str, Any]) -> None:
+    spelled = {name: value for name, value in old.items() if "rope" not in name and "partial" not in name}
+    assert model_config(spelled | {"rope_parameters": new}).spec == model_config(old).spec
 
 
 def test_a_token_beyond_the_table_of_layer_inputs_has_the_first_row(folders: Folders) -> None:
