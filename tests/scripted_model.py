@@ -8,6 +8,7 @@ and feed-forwards have weights of zero, so nothing else in the prompt matters. A
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ HIDDEN, INNER, HEAD, WINDOW = 256, 16, 16, 64
 LONGEST = 262_144  # tokens: as many as agents expect
 PIECE = 6  # characters, or more where a piece of this text is taken
 END = "<|im_end|>"
+TAGS = ("<tool_call>", "</tool_call>")
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -46,23 +48,27 @@ def call(tool: str, **arguments: object) -> str:
     return "<tool_call>\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n</tool_call>"
 
 
-def save(folder: Path, turns: Sequence[str], plain: Sequence[str] = ("A plain answer.",)) -> Path:
+def save(
+    folder: Path, turns: Sequence[str], plain: Sequence[str] = ("A plain answer.",), *, tags: bool = False
+) -> Path:
     """Write the model, and return its folder.
 
     `turns` are its answers to requests with tools: the first where the conversation has no answer yet, the second where
-    it has one, and so on; the last is repeated. `plain` are its answers to requests without tools.
+    it has one, and so on; the last is repeated. `plain` are its answers to requests without tools. tags: those of calls
+    are special tokens, so that each may be there once.
     """
     folder.mkdir(parents=True, exist_ok=True)
     said = {f"<|turn_{place}|>": text for place, text in enumerate(turns)}
     said |= {f"<|plain_{place}|>": text for place, text in enumerate(plain)}
     tokenizer = json.loads((EMBEDDED_MODEL / "tokenizer.json").read_text())
     taken = set(tokenizer["model"]["vocab"])  # these would keep their own ids
-    paths = [[begin, *_pieces(text, taken), END] for begin, text in said.items()]
-    names = ["<|im_start|>", END, *said, *(piece for path in paths for piece in path[1:-1])]
+    fixed = TAGS if tags else ()
+    paths = [[begin, *_cut(text, taken, fixed), END] for begin, text in said.items()]
+    names = list(dict.fromkeys(["<|im_start|>", END, *said, *fixed, *(each for path in paths for each in path[1:-1])]))
     ids = {name: len(tokenizer["model"]["vocab"]) + place for place, name in enumerate(names)}
     for name, number in ids.items():
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        special = name in said or name in names[:2]
+        special = name in said or name in (*names[:2], *fixed)
         tokenizer["added_tokens"].append({"id": number, "content": name, **flags, "special": special})
     template = TEMPLATE.replace("LAST_TURN", str(len(turns) - 1)).replace("LAST_PLAIN", str(len(plain) - 1))
     known = json.loads((EMBEDDED_MODEL / "tokenizer_config.json").read_text())
@@ -74,6 +80,12 @@ def save(folder: Path, turns: Sequence[str], plain: Sequence[str] = ("A plain an
     edges = [(ids[one], ids[other]) for path in paths for one, other in pairwise(path)]
     save_file(_weights(size, edges), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def _cut(text: str, taken: set[str], fixed: Sequence[str]) -> Iterator[str]:
+    """Yield the pieces of a text. Those in `fixed` stay whole."""
+    for part in re.split("(" + "|".join(map(re.escape, fixed)) + ")", text) if fixed else [text]:
+        yield from [part] if part in fixed else _pieces(part, taken)
 
 
 def _pieces(text: str, taken: set[str]) -> list[str]:

@@ -52,9 +52,10 @@ else:
 
 
 class Grammar(Message, frozen=True):
-    """The form that the output must have. With kind "json" the text is a JSON schema, or "" for any object."""
+    """The form that the output must have. With kind "json" the text is a JSON schema, or "" for any object. With
+    "quoted" it is a grammar of the text of a string of JSON, which a check puts into one of the string."""
 
-    kind: Literal["json", "regex", "grammar"]
+    kind: Literal["json", "regex", "grammar", "quoted"]
     text: str
 
 

@@ -79,7 +79,8 @@ class GrammarChecks:
             told = await self._result(job)
         except OverLimit as limit:  # not kept: the machine may have been at fault
             return Verdict(f"the grammar is too complex: {limit} to compile; make it simpler.", grammar)
-        verdict = Verdict(told["reason"], Grammar(kind=grammar.kind, text=told["text"]))
+        kind = "grammar" if grammar.kind == "quoted" else grammar.kind
+        verdict = Verdict(told["reason"], Grammar(kind=kind, text=told["text"]))
         if max(len(grammar.text), len(told["text"])) <= KEPT_CHARS:
             self._verdicts[grammar] = verdict
             if len(self._verdicts) > KEPT:

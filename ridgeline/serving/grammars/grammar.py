@@ -22,6 +22,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.grammars import schemas
 from ridgeline.serving.grammars.ebnf import is_ebnf, to_lark
+from ridgeline.serving.grammars.quoted import string_of
 from ridgeline.transport.messages import Grammar
 
 MOST_CHARS = 65_536  # in a grammar's text
@@ -58,6 +59,8 @@ def _lark(grammar: Grammar) -> str:
             return msgspec.json.decode(_part(made, "lark_grammar"), type=str)
         case "grammar":
             return grammar.text
+        case "quoted":
+            return string_of(grammar.text)
 
 
 def _part(made: str, name: str) -> str:
@@ -132,6 +135,9 @@ def _forms(grammar: Grammar) -> Iterator[Grammar]:
     """Yield the forms of a grammar, the best first: of a schema one whose numbers are bounded. Raise InvalidRequest."""
     if grammar.kind == "grammar" and is_ebnf(grammar.text):
         yield Grammar(kind="grammar", text=to_lark(grammar.text))
+        return
+    if grammar.kind == "quoted":
+        yield Grammar(kind="grammar", text=string_of(grammar.text))
         return
     if grammar.kind == "json" and grammar.text:
         schema = schemas.known(json.loads(grammar.text))

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
@@ -348,6 +349,13 @@ class ChatBody(TemplateBody, GenerationBody):
     return_prompt_text: bool | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), LAX_INT] | None = None  # -1: there is no bound
+
+    _held: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def held(self) -> dict[str, str]:
+        """The grammars of the inputs of custom tools, by their names: of texts as they stand within JSON's quotes."""
+        return self._held
 
 
 class TokenizeBody(Body):

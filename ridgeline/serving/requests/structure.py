@@ -17,6 +17,7 @@ from ridgeline.serving.grammars.schemas import closed, without_notes
 from ridgeline.serving.grammars.tags import to_lark
 from ridgeline.serving.requests.bodies import ChatBody, GenerationBody, StructuredOutputs
 from ridgeline.serving.requests.bounded_json import decode
+from ridgeline.serving.requests.custom import free_calls
 from ridgeline.serving.requests.refusals import depth_above, shortened
 from ridgeline.serving.requests.tools import calls_grammar
 from ridgeline.serving.requests.unenforced import tagged_schemas
@@ -49,7 +50,9 @@ def _param(body: GenerationBody) -> str | None:
         return "tools"
     if body.structured_outputs is not None:
         return "structured_outputs"
-    return "response_format" if body.response_format and body.response_format.type != "text" else None
+    if body.response_format and body.response_format.type != "text":
+        return "response_format"
+    return "tools" if isinstance(body, ChatBody) and body.held else None
 
 
 def _asked_grammar(api: ApiServer, body: GenerationBody) -> Grammar | None:
@@ -61,6 +64,8 @@ def _asked_grammar(api: ApiServer, body: GenerationBody) -> Grammar | None:
             raise BadRequest("give either response_format or structured_outputs, not both.", param="structured_outputs")
         return _structured(api, structured)
     if form is None or form.type == "text":
+        if isinstance(body, ChatBody) and body.tool_choice != "none":
+            return free_calls(body, api.tokenizer, api.forms)
         return None
     if form.type == "json_object":
         return Grammar(kind="json", text="")

@@ -12,6 +12,7 @@ from ridgeline.serving.grammars import schemas
 from ridgeline.serving.grammars.endless import check_finite
 from ridgeline.serving.grammars.grammar import DETAILS, MOST_DEPTH
 from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.custom import INPUT, input_rules
 from ridgeline.serving.requests.refusals import depth_above, shortened
 from ridgeline.text.parsers.arguments import Argument, arguments_of
 from ridgeline.text.parsers.choose import Forms
@@ -95,10 +96,12 @@ def calls_grammar(body: ChatBody, tokenizer: Tokenizer, forms: Forms) -> Grammar
     frame = form.newer[1] if form.newer is not None and form.newer[0] in added else form.frame
     assert frame is not None
     tokens = {tag: added[tag] for tag in form.tags if tag in added}
-    return Grammar(kind="grammar", text=_lark(functions, most, frame, tokens))
+    return Grammar(kind="grammar", text=_lark(functions, most, frame, tokens, body.held))
 
 
-def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[str, int]) -> str:
+def _lark(
+    functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[str, int], held: Mapping[str, str]
+) -> str:
     """Return the grammar's text. Every function has a rule of its own, so that references within its schema resolve
     there. Tags that are tokens of the model are written as those."""
     start, between, end = (_spelled(text, tokens) for text in (frame.start, frame.between, frame.end))
@@ -108,6 +111,10 @@ def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[st
         meant = {"$NAME": json.dumps(name), "$QUOTED": json.dumps(json.dumps(name)), "$ARGS": f"a{i}", "$INDEX": INDEX}
         parts = [meant.get(part) or _spelled(part, tokens) for part in MARK.split(frame.call)]
         lines.append(f"f{i}: {' '.join(parts)}")
+        if name in held:
+            argument = frame.argument.replace("$KEY", INPUT) or f'{{"{INPUT}": $VALUE}}'
+            lines += input_rules(f"a{i}", argument, held[name])
+            continue
         # No function takes an argument that it does not name, and a weak model would go on making up names.
         schema = schemas.closed_where_plain(schemas.without_notes(schema))
         found = arguments_of(schema, frame.value_end) if frame.argument else None

@@ -133,8 +133,8 @@ OF_CODEX = Script(
 )
 
 AGENTS: dict[str, Program] = {
-    "codex": _codex("gpt-5.5", OF_CODEX, "text.verbosity", "tools.format", "tools.web_search"),
-    "codex_code": _codex("gpt-6.2-sol", OF_CODEX_CODE, "text.verbosity", "tools.format", "reasoning.context"),
+    "codex": _codex("gpt-5.5", OF_CODEX, "text.verbosity", "tools.web_search"),
+    "codex_code": _codex("gpt-6.2-sol", OF_CODEX_CODE, "text.verbosity", "reasoning.context"),
     "claude_code": Program(
         package=("@anthropic-ai/claude-code", "2.1.332"),
         npm=True,

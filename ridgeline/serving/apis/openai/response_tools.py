@@ -14,14 +14,19 @@ from typing import Any, Literal, NamedTuple
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import MOST_TOOLS, Object
 from ridgeline.serving.requests.bounded_json import begun_object
+from ridgeline.serving.requests.custom import INPUT
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import text_at, unused
 
 USED = ("type", "name", "description", "parameters")  # of a function; schemas hold where tool_choice forces calls
 SEARCH = "tool_search"  # a tool without a name
 ADDING = ("additional_tools", "tool_search_output")  # items with tools that the model has from then on
-INPUT = "input"  # the argument of a custom tool
-FREE = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
+FREE: Object = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
 
 
 class Known(NamedTuple):
@@ -55,8 +60,8 @@ def functions_of(tools: Offered, ignored: list[str]) -> list[Object]:
             ignored += unused([tool], USED)
             schema = tool.get("parameters")
         elif kind == "custom":
-            ignored += unused([tool], ("type", "name", "description"))
-            schema = FREE
+            ignored += unused([tool], ("type", "name", "description", "format"))
+            schema = _input_of(tool)
         elif _is_search(tool):
             schema = tool.get("parameters")
         elif isinstance(kind, str):
@@ -75,6 +80,15 @@ def functions_of(tools: Offered, ignored: list[str]) -> list[Object]:
     if len(found) > MOST_TOOLS:
         raise BadRequest(f"there are {len(found)} functions in all namespaces, of at most {MOST_TOOLS}.", param="tools")
     return list(found.values())
+
+
+def formats_of(tools: Offered) -> dict[str, Object]:
+    """Return the grammars of custom tools, by their names in the chat."""
+    return {
+        _joined(tool["name"], space): form
+        for _, tool, space in _each(tools)
+        if tool.get("type") == "custom" and (form := _grammar(tool)) is not None
+    }
 
 
 def known_by(tools: Offered) -> dict[str, Known]:
@@ -147,6 +161,20 @@ def found_names(item: Object) -> str:
         if isinstance(name := tool.get("name"), str)
     ]
     return "\n".join(names) or "No tools were found."
+
+
+def _grammar(tool: Object) -> Object | None:
+    form = tool.get("format")
+    return form if isinstance(form, dict) and form.get("type") == "grammar" else None
+
+
+def _input_of(tool: Object) -> Object:
+    """Return the schema of a custom tool's argument. The model reads its grammar there."""
+    if (form := _grammar(tool)) is None:
+        return FREE
+    # A bound, although it says nothing, keeps the text within JSON, where its end is clear (text/parsers/arguments.py).
+    about = {"description": f"A text by this grammar: {form.get('definition')}", "minLength": 0}
+    return FREE | {"properties": {INPUT: {"type": "string"} | about}}
 
 
 def _is_search(tool: Object) -> bool:

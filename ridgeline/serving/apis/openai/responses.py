@@ -17,6 +17,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.openai.conversation import Conversation, decoded, fitted
 from ridgeline.serving.apis.openai.response_answer import Answer, ResponseNotFound, events
 from ridgeline.serving.apis.openai.response_bodies import NAMES, CountBody, ResponsesBody
+from ridgeline.serving.apis.openai.response_tools import formats_of, offered
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.describe import answers as answered
@@ -26,6 +27,7 @@ from ridgeline.serving.http.pieces import json_of, json_response
 from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import NamedEvents
 from ridgeline.serving.kept.kept import Found
+from ridgeline.serving.requests.custom import hold_inputs
 from ridgeline.serving.requests.reading import unread
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import named
@@ -42,6 +44,7 @@ def router(api: ApiServer) -> APIRouter:
         with named(NAMES):
             conversation = await Conversation.of(api, body)
             chat, ignored = await conversation.chat(api, body)
+            ignored += await hold_inputs(api, chat, formats_of(offered(body.tools or [], conversation.known)))
             asked = await fitted(api, body, chat, name)
         if body.store and not api.kept.keeps:
             ignored.append("store")
