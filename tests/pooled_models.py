@@ -60,6 +60,16 @@ _ALBERT: dict[str, Any] = {**_ODD, "embedding_size": 20, "num_hidden_groups": 2,
 _MPNET: dict[str, Any] = {**_ODD, "max_position_embeddings": 2 + POSITIONS, "hidden_act": "gelu_new"}
 _JINA: dict[str, Any] = {**_ODD, "type_vocab_size": 1}
 _DECODER: dict[str, Any] = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16}
+_DEBERTA: dict[str, Any] = {
+    **_ODD,
+    "relative_attention": True,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "pos_att_type": "p2c|c2p",
+    "position_buckets": 16,
+    "type_vocab_size": 0,
+}
 _GEMMA: dict[str, Any] = {
     **_ODD,
     "num_key_value_heads": 1,
@@ -83,6 +93,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "embedding_gemma": lambda: transformers.Gemma3TextModel(
         transformers.Gemma3TextConfig(**_GEMMA, use_bidirectional_attention=True)
     ),
+    "deberta": lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(**_DEBERTA)),
     "modernbert": lambda: transformers.ModernBertModel(transformers.ModernBertConfig(**_MODERN)),
     "qwen3": lambda: transformers.Qwen3Model(transformers.Qwen3Config(**_DECODER)),
     "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**_DECODER)),
@@ -115,6 +126,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "jina_v3_classifier": lambda: transformers.JinaEmbeddingsV3ForSequenceClassification(
         transformers.JinaEmbeddingsV3Config(**_JINA, num_labels=1)
+    ),
+    "deberta_classifier": lambda: transformers.DebertaV2ForSequenceClassification(
+        transformers.DebertaV2Config(**_DEBERTA, num_labels=3)
     ),
     "modernbert_classifier": lambda: transformers.ModernBertForSequenceClassification(
         transformers.ModernBertConfig(
@@ -167,6 +181,7 @@ ENCODERS = (
     "nomic_bert",
     "jina_v3",
     "embedding_gemma",
+    "deberta",
 )
 DECODERS = ("qwen3", "llama")
 CLASSIFIERS = tuple(

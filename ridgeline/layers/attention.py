@@ -7,6 +7,7 @@ Legend:
     G  key/value heads
     D  head width
     L  distances of keys from queries
+    S  vectors of distances
     X  (H + 2 G) D, columns of the fused projection, behind those of gates; (H + G) D if values are the keys' projection
 """
 
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ridgeline.core.specs.model import AttentionSpec, Relative
+from ridgeline.core.specs.model import AttentionSpec, Disentangled, NormSpec, Relative
+from ridgeline.kernels.attention.packed.disentangled import Distances
 from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.rotary.op import split_heads
@@ -56,6 +58,7 @@ class AttentionBehind(nn.Module):
     slopes_H: Tensor | None
     sinks: nn.Parameter | None
     kv_scales: nn.Parameter | None
+    qkv: Linear
     saturated_1: Tensor | None
 
     def __init__(
@@ -93,6 +96,12 @@ class AttentionBehind(nn.Module):
             bias = build.shared(relative, lambda: PositionBias(relative, spec.num_heads, name))
         self.position_bias = bias if spec.relative_owner else None  # so that its parameter has one name
         self._bias = (bias,)
+        apart: DistanceVectors | None = None
+        if spec.disentangled is not None:
+            inside, vectors = build.within("distances"), spec.disentangled
+            apart = build.shared(vectors, lambda: DistanceVectors(vectors, width, inside))
+        self.distances = apart if spec.relative_owner else None
+        self._distances = (apart,)
 
     def mixed(self, qkv_TX: Tensor, positions_T: Tensor, state: Attends) -> Tensor:
         """Return attention's output for its projection: [T, M]."""
@@ -154,12 +163,21 @@ class AttentionBehind(nn.Module):
         [bias] = self._bias
         bias_HL = None if bias is None else bias.by_distance()
         kept = softmax, self.kv_scales, self.saturated_1
+        if spec.disentangled is not None:
+            return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, distances=self._projected_distances())
         if spec.qk_norm_behind:  # which are done by then, as the rotation is
             return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, bias_HL=bias_HL)
         if self.q_norm is None or self.spec.qk_norm_whole:
             return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept, bias_HL=bias_HL)
         norms = self.q_norm.weight, None if self.k_norm is None else self.k_norm.weight, self.q_norm.eps
         return Heads(self.spec, self.ops, *norms, angles, *kept, bias_HL=bias_HL)
+
+    def _projected_distances(self) -> Distances:
+        """Return the vectors of distances as this layer's queries and keys."""
+        [vectors], spec = self._distances, self.spec
+        assert vectors is not None
+        q_SHD, k_SHD, _ = split_heads(self.qkv(vectors.normed()), spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        return Distances(q_SHD, k_SHD, vectors.index_L)
 
 
 class Attention(AttentionBehind):
@@ -196,6 +214,34 @@ class PositionBias(nn.Module):
     def by_distance(self) -> Tensor:
         """Return the bias: [H, L]."""
         return self.weight.T[:, self.bucket_L]
+
+
+class DistanceVectors(nn.Module):
+    """The vectors of a `Disentangled`, and the one of every distance that two tokens of this run can have."""
+
+    index_L: Tensor
+
+    def __init__(self, spec: Disentangled, width: int, build: Build) -> None:
+        super().__init__()
+        self.weight = build.parameter(2 * spec.buckets, width)
+        self.norm = Norm(NormSpec(kind="layer", eps=spec.eps), width, build)
+        distance_L = torch.arange(1 - build.positions, build.positions, device=build.device)
+        index_L = (log_buckets(distance_L, spec) + spec.buckets).clamp(0, 2 * spec.buckets - 1)
+        self.register_buffer("index_L", index_L, persistent=False)
+
+    def normed(self) -> Tensor:
+        """Return the vectors behind their norm: [S, M]."""
+        return self.norm(self.weight)[0]
+
+
+def log_buckets(distance_L: Tensor, spec: Disentangled) -> Tensor:
+    """Return distances of queries from keys as they are up to half of the buckets, and beyond that by their logarithm:
+    int64 [L]."""
+    single, apart_L = spec.buckets // 2, distance_L.abs()
+    # In float32, as transformers has it, since some distances lie at the edge of two ranges
+    rise_L = torch.log(apart_L.clamp(min=single) / single) / torch.log(torch.tensor((spec.distance - 1) / single))
+    far_L = (torch.ceil(rise_L * (single - 1)).long() + single) * distance_L.sign()
+    return torch.where(apart_L <= single, distance_L, far_L)
 
 
 def buckets(distance_L: Tensor, spec: Relative) -> Tensor:

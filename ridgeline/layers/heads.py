@@ -18,6 +18,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ridgeline.core.specs.model import AttentionSpec
+from ridgeline.kernels.attention.packed.disentangled import Distances
 from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.ops import Ops
@@ -30,6 +31,7 @@ class Heads(NamedTuple):
 
     kv_scales_G2: float32, the scales of keys and of values that the checkpoint brings; None without.
     saturated_1: int64, counts the numbers that these could not hold.
+    distances: what bidirectional attention multiplies queries and keys with besides each other.
     bias_HL: what bidirectional attention adds to scores by distance (`kernels/attention/packed/op.py`).
     """
 
@@ -43,6 +45,7 @@ class Heads(NamedTuple):
     kv_scales_G2: Tensor | None = None
     saturated_1: Tensor | None = None
     bias_HL: Tensor | None = None
+    distances: Distances | None = None
 
     def kv_scales_of(self, cache_NGPD: Tensor) -> KVScales:
         """Return the checkpoint's scales as a cache's."""

@@ -41,7 +41,7 @@ class Bert:
     head: the names of the head's maps. before_labels: the activation behind the first of them.
     defaults, spellings: as `Config` takes them.
     biases: projections have biases. gated: feed-forwards have a gate. rotates: queries and keys rotate, and there is no
-        table of positions.
+        table of positions. unplaced: there is no such table either.
     embed_norm, layers: the names of the embeddings' norm and of what holds the layers.
     unused: beginnings of names of heads that checkpoints hold and embeddings do not use.
     names: our modules of a layer → theirs. norms: likewise for norms, which have biases in any case.
@@ -56,6 +56,7 @@ class Bert:
     biases: ClassVar[bool] = True
     gated: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
+    unplaced: ClassVar[bool] = False
     embed_norm: ClassVar[str] = "embeddings.LayerNorm"
     layers: ClassVar[str] = "encoder.layer"
     unused: ClassVar[tuple[str, ...]] = ("cls.", "lm_head.", "classifier.")
@@ -88,7 +89,7 @@ class Bert:
             final_norm=norm,
             max_position_embeddings=positions - offset,
             tie_word_embeddings=True,
-            learned_positions=0 if cls.rotates else positions,
+            learned_positions=0 if cls.rotates or cls.unplaced else positions,
             position_offset=offset,
             token_types=types,
             embed_width=0 if embeds == width else embeds,

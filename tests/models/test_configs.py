@@ -985,6 +985,7 @@ POOLED = {
             pooled_configs.MPNET_BASE,
             pooled_configs.NOMIC_BERT,
             pooled_configs.JINA_V3,
+            pooled_configs.DEBERTA_V3,
         )
         for name, made in (
             (model["model_type"], model),

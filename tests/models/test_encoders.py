@@ -17,15 +17,17 @@ import torch
 import transformers
 
 from ridgeline import LLM
-from ridgeline.core.specs.model import Relative
-from ridgeline.layers.attention import buckets
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.specs.model import Disentangled, Relative
+from ridgeline.kernels.attention.packed import disentangled
+from ridgeline.layers.attention import buckets, log_buckets
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
 from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import pooled_models
 from tests.models import pooled_configs
 
-NEW = ("distilbert", "electra", "albert", "mpnet", "nomic_bert", "jina_v3", "embedding_gemma")
+NEW = ("distilbert", "electra", "albert", "mpnet", "nomic_bert", "jina_v3", "embedding_gemma", "deberta")
 PROMPTS = ([5], list(range(4, 60)), [9] * 40 + [3], [7, 8], [*range(60, 20, -1), *range(4, 64)])
 CONFIGS = (
     pooled_configs.ELECTRA_SMALL,
@@ -34,6 +36,7 @@ CONFIGS = (
     pooled_configs.MPNET_BASE,
     pooled_configs.NOMIC_BERT,
     pooled_configs.EMBEDDING_GEMMA,
+    pooled_configs.DEBERTA_V3,
 )
 
 
@@ -67,6 +70,8 @@ def test_distances_fall_into_the_ranges_of_transformers() -> None:
     apart = torch.arange(-700, 701)
     want = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(apart)
     assert torch.equal(buckets(apart, Relative(buckets=32, distance=128)), want)
+    deberta = transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position(apart, 256, 512)
+    assert torch.equal(log_buckets(apart, Disentangled(256, 512, 1e-7)), deberta.long())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["architectures"][0])
@@ -89,3 +94,30 @@ def test_half_of_a_window_of_embedding_gemma_lies_to_either_side() -> None:
     assert theirs.config.sliding_window == 257
     views = checkpoint_views(empty_decoder(config.spec), config.weights)
     assert {name.removeprefix("model.") for name in views} == theirs.state_dict().keys()
+
+
+@torch.inference_mode()
+def test_long_texts_of_deberta_are_attended_in_blocks(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disentangled, "BLOCK", 7)
+    ids = PROMPTS[-1]
+    with LLM(folder("deberta"), dtype="float32", device="cpu", max_num_seqs=3) as llm:
+        [found] = llm.encode([{"prompt_token_ids": ids}], pooling_task="token_embed", use_tqdm=False)
+    want = torch.nn.functional.normalize(pooled_models.hidden(pooled_models.build("deberta"), ids), dim=-1)
+    assert found.outputs.data.numpy() == pytest.approx(want.numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"share_att_key": False}, "share_att_key to False; it must be True"),
+        ({"pos_att_type": "c2p"}, "pos_att_type to 'c2p'; it must be p2c and c2p"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size to 3; it must be 0"),
+        ({"embedding_size": 8}, "embedding_size to 8; it must be hidden_size"),
+        ({"position_buckets": 1022}, "position_buckets to 1022; it must be less than twice"),
+    ],
+)
+def test_other_forms_of_deberta_are_refused_by_name(entries: dict[str, Any], told: str) -> None:
+    with pytest.raises(ModelLoadError, match=told):
+        model_config({**pooled_configs.DEBERTA_V3, **entries})

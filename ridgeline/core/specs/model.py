@@ -86,6 +86,16 @@ class Relative(NamedTuple):
     distance: int
 
 
+class Disentangled(NamedTuple):
+    """Learned vectors of distances between queries and keys, which all layers project as they project tokens (He et
+    al., arXiv 2006.03654). Distances up to half of `buckets` have a vector each, and those beyond share others by the
+    logarithm up to `distance`. eps: that of the vectors' LayerNorm."""
+
+    buckets: int
+    distance: int
+    eps: float
+
+
 class MixerSpec(Protocol):
     """The part of a layer that moves information between tokens. Specs are hashable data, and equal ones are counted
     together.
@@ -154,7 +164,8 @@ class AttentionSpec:
     softcap: scores x become softcap · tanh(x / softcap).
     alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
     relative: what is added to scores by the distance of keys; None: nothing. Only bidirectional attention has it.
-    relative_owner: this layer's module holds those numbers, which all layers add.
+    disentangled: scores have products with vectors of the distance too; None: not. This excludes `relative`.
+    relative_owner: this layer's module holds these numbers or vectors, which all layers use.
     sinks: each head has a learned logit that takes part in the softmax and carries no value.
     v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
     values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
@@ -186,6 +197,7 @@ class AttentionSpec:
     softcap: float | None = None
     alibi: bool = False
     relative: Relative | None = None
+    disentangled: Disentangled | None = None
     relative_owner: bool = False
     sinks: bool = False
     v_norm: bool = False
@@ -210,7 +222,8 @@ class AttentionSpec:
     @property
     def vectors(self) -> int:
         table = self.relative.buckets if self.relative is not None and self.relative_owner else 0
-        return self.num_heads * (self.sinks + table)
+        apart = 2 * self.disentangled.buckets + 2 if self.disentangled is not None and self.relative_owner else 0
+        return self.num_heads * (self.sinks + table + apart * self.head_dim)
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:

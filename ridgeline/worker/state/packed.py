@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.attention.packed.disentangled import disentangled_attention
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
@@ -48,5 +49,7 @@ class Packed:
         """Return the attended heads, [T, H * D]."""
         q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
         spec = heads.spec
+        if heads.distances is not None:
+            return disentangled_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, heads.distances).flatten(1)
         out_THD = self.ops.packed_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, spec.window, heads.bias_HL)
         return out_THD.flatten(1)
