@@ -34,7 +34,7 @@ class Registry:
         self._entries = dict(entries)
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._entries:
+        if isinstance(name, str) and name in self._entries:
             module, _, attribute = self._entries[name].partition(":")
             return getattr(importlib.import_module(module), attribute)
         found = self._plugins(name)

@@ -102,7 +102,7 @@ def _model_class(name: str, config: Mapping[str, Any]) -> Any:
     if name not in ((listed,) if isinstance(listed, str) else listed or ()):
         raise ModelLoadError(
             f"config.json names the architecture {name[:80]!r} of the model_type {repr(kind)[:80]}, which transformers "
-            f"{transformers.__version__} does not list among models that write text."
+            f"{transformers.__version__} does not list among models that write text; `ridgeline models` lists ours."
         )
     found = getattr(transformers, name)
     if not found.__module__.startswith(PACKAGE):

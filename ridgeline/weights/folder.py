@@ -56,16 +56,17 @@ def resolve_model(
 
     Raise ModelLoadError if it is none of these, or a hub id that cannot be reached.
     """
-    if not str(model):
+    text = str(model)
+    if not text:
         raise ModelLoadError("no model was given; name a folder or a hub id.")
-    if (found := _existing(Path(model), None)) is not None:
+    if (found := _existing(Path(text), None)) is not None:
         return found
-    name, tag = tag_of(str(model))
+    name, tag = tag_of(text)
     if tag is not None and (found := _existing(Path(name), tag)) is not None:
         return found
-    if is_gguf(Path(model)):
-        raise ModelLoadError(f"the file {str(model)!r} does not exist.")
-    if (shipped := shipped_model(str(model))) is not None:
+    if is_gguf(Path(text)):
+        raise ModelLoadError(f"the file {text!r} does not exist.")
+    if (shipped := shipped_model(text)) is not None:
         return shipped
     from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
 
