@@ -49,26 +49,25 @@ def call(tool: str, **arguments: object) -> str:
 
 
 def save(
-    folder: Path, turns: Sequence[str], plain: Sequence[str] = ("A plain answer.",), *, tags: bool = False
+    folder: Path, turns: Sequence[str], plain: Sequence[str] = ("A plain answer.",), *, tags: Sequence[str] = ()
 ) -> Path:
     """Write the model, and return its folder.
 
     `turns` are its answers to requests with tools: the first where the conversation has no answer yet, the second where
-    it has one, and so on; the last is repeated. `plain` are its answers to requests without tools. tags: those of calls
-    are special tokens, so that each may be there once.
+    it has one, and so on; the last is repeated. `plain` are its answers to requests without tools. tags: special
+    tokens, each of which may be there once.
     """
     folder.mkdir(parents=True, exist_ok=True)
     said = {f"<|turn_{place}|>": text for place, text in enumerate(turns)}
     said |= {f"<|plain_{place}|>": text for place, text in enumerate(plain)}
     tokenizer = json.loads((EMBEDDED_MODEL / "tokenizer.json").read_text())
     taken = set(tokenizer["model"]["vocab"])  # these would keep their own ids
-    fixed = TAGS if tags else ()
-    paths = [[begin, *_cut(text, taken, fixed), END] for begin, text in said.items()]
-    names = list(dict.fromkeys(["<|im_start|>", END, *said, *fixed, *(each for path in paths for each in path[1:-1])]))
+    paths = [[begin, *_cut(text, taken, tags), END] for begin, text in said.items()]
+    names = list(dict.fromkeys(["<|im_start|>", END, *said, *tags, *(each for path in paths for each in path[1:-1])]))
     ids = {name: len(tokenizer["model"]["vocab"]) + place for place, name in enumerate(names)}
     for name, number in ids.items():
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        special = name in said or name in (*names[:2], *fixed)
+        special = name in said or name in (*names[:2], *tags)
         tokenizer["added_tokens"].append({"id": number, "content": name, **flags, "special": special})
     template = TEMPLATE.replace("LAST_TURN", str(len(turns) - 1)).replace("LAST_PLAIN", str(len(plain) - 1))
     known = json.loads((EMBEDDED_MODEL / "tokenizer_config.json").read_text())

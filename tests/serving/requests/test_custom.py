@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests import scripted_model
-from tests.scripted_model import call
+from tests.scripted_model import TAGS, call
 from tests.serving.conftest import PATIENCE, Server, StartServer, engine_in_a_thread
 
 DIGITS = {"type": "grammar", "syntax": "regex", "definition": "^[0-9]{3}$"}
@@ -31,9 +31,11 @@ TURNS = [
 
 
 @contextmanager
-def serving(folder: Path, start_server: StartServer, turns: list[str], *, tags: bool = False) -> Iterator[Server]:
+def serving(
+    folder: Path, start_server: StartServer, turns: list[str], *, tags: Sequence[str] = (), **settings: Any
+) -> Iterator[Server]:
     model = scripted_model.save(folder / "model", turns, tags=tags)
-    with engine_in_a_thread(folder / "s", model=str(model)), start_server(model, folder / "s") as running:
+    with engine_in_a_thread(folder / "s", model=str(model)), start_server(model, folder / "s", **settings) as running:
         yield running
 
 
@@ -68,8 +70,30 @@ def test_what_a_model_calls_of_itself_is_held_to_its_grammar(server: Server) -> 
 
 def test_a_call_whose_tags_are_special_tokens_is_held_too(tmp_path: Path, start_server: StartServer) -> None:
     turn = f"{SAID}\n{call('digits', input='no digits')}"
-    with serving(tmp_path, start_server, [turn], tags=True) as running:
+    with serving(tmp_path, start_server, [turn], tags=TAGS) as running:
         held_to_digits(running)
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "pythonic", "openai"])
+def test_other_forms_are_held_where_calls_are_forced(tmp_path: Path, start_server: StartServer, form: str) -> None:
+    with serving(tmp_path, start_server, ["Hello to all."], tool_call_parser=form) as running:
+        assert post(running).headers["ridgeline-ignored"] == "tools.format"
+        forced = post(running, tool_choice={"type": "custom", "name": "digits"})
+        assert "ridgeline-ignored" not in forced.headers
+        [[name, text]] = inputs(forced)
+    assert name == "digits"
+    assert re.fullmatch("[0-9]{3}", text)
+
+
+def test_what_is_thought_before_a_call_is_free(tmp_path: Path, start_server: StartServer) -> None:
+    thought = f"I may name {call('digits', input='digits')}</think>\nNow: {call('digits', input='none at all')}"
+    ends = ["</think>"]
+    with serving(tmp_path, start_server, [thought], tags=ends, reasoning_parser="deepseek_r1") as running:
+        answer = post(running)
+    [reasoning, *_] = answer.json()["output"]
+    assert reasoning["content"][0]["text"] == thought.partition(ends[0])[0]
+    [[name, text], *_] = inputs(answer)
+    assert (name, bool(re.fullmatch("[0-9]{3}", text))) == ("digits", True)
 
 
 def held_to_digits(server: Server) -> None:
