@@ -283,5 +283,7 @@ def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) ->
         raise InvalidConfig(
             "moe_expert_cache_size does not go with experts that have norms of their own; leave it out."
         )
+    if any(mixture.late for mixture in mixtures):
+        raise InvalidConfig("moe_expert_cache_size does not go with experts whose sums come late; leave it out.")
     if on_gpu(platform) and not config.enforce_eager:
         raise InvalidConfig("moe_expert_cache_size looks at routes on the host, which no graph can; set enforce_eager.")

@@ -124,8 +124,10 @@ def check_source(folder: Path) -> None:
 def open_decoder(folder: Path, device: torch.device, progress: Progress) -> tuple[ModelConfig, Decoder]:
     """Return the model in float32. Raise ModelLoadError."""
     config = read_model_config(folder)
-    if config.spec.layer_inputs is not None:
-        raise InvalidConfig(f"{folder} has layers with inputs of their own, one of which cannot be run alone yet.")
+    if config.spec.layer_inputs is not None or any(layer.late_addend for layer in config.spec.layers):
+        raise InvalidConfig(
+            f"{folder} has layers that need more of others than their output; none can be run alone yet."
+        )
     decoder = Decoder(config.spec, Ops(Platform.of(device), _EXACT), dtype=torch.float32, device=device)
     load_weights(decoder, folder, config.weights, progress=progress)
     decoder.requires_grad_(False)

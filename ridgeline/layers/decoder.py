@@ -127,7 +127,8 @@ class Layer(nn.Module):
 def leaves_sums(spec: LayerSpec) -> bool:
     """Return True if the parts of a divided layer leave their sums over ranks to the norm behind them, with which these
     are made at once. A norm of a part's own output needs the sum before."""
-    return spec.norms == "before" and not spec.scalar and spec.inputs is None
+    late = spec.late_addend or getattr(spec.feed_forward, "late", False)
+    return spec.norms == "before" and not (spec.scalar or spec.inputs or late)
 
 
 def divides_tokens(spec: LayerSpec) -> bool:
@@ -316,6 +317,11 @@ class Decoder(nn.Module):
             state = state_of(states, index, self._borrows[index], index in self._borrows, lent)
             input_TP = None if inputs_TLP is None else inputs_TLP[:, index]
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, state, states.live_T, embedded_TM, input_TP)
+            if self.spec.layers[index].late_addend:
+                before = self.layers[index - 1].feed_forward
+                assert isinstance(before, Experts)
+                late_TM = before.take()
+                x_TM = x_TM if late_TM is None else x_TM + late_TM
             pending = self._pending[index + 1]
             if taps is not None and index in taps.layers:
                 taps.found.append(self._whole(x_TM, residual_TM, pending))

@@ -180,6 +180,7 @@ class Experts(nn.Module):
         self.shared = feed_forward(spec.shared, width, apart) if spec.shared else None
         self.shared_gate = Linear(width, (1,), False, build.within("shared_gate")) if spec.shared_gate else None
         self.norms = OwnNorms(spec.own_norms, width, build) if spec.own_norms else None
+        self._held_TM: Tensor | None = None
         self.copies = Copies(spec.placed, how.experts, build.device) if spec.placed else None
         tally_E = torch.zeros(how.experts, dtype=torch.int64, device=build.device)
         self.register_buffer("tally_E", tally_E, persistent=False)
@@ -191,6 +192,8 @@ class Experts(nn.Module):
         if self.norms is not None:
             return self._side_by_side(self.norms, norm, x_TM, residual_TM, live_T)
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
+        if self.spec.late:
+            return self._late(n_TM, routes), s_TM
         shared_TM = add_TM = self._shared(n_TM)
         x_TM = n_TM
         if self.spec.weighs_inputs:
@@ -299,6 +302,25 @@ class Experts(nn.Module):
         _, _, routes = self._routes(s_TM, None, norms.router_weight(), norms.router_norm.eps, live_T)
         z_TM = self._sum(norms.pre_norm(s_TM)[0], routes, None)
         return norms.shared_norm(y_TM)[0] + norms.post_norm(self.sums.all_reduce(z_TM))[0], s_TM
+
+    def _late(self, n_TM: Tensor, routes: Routes) -> Tensor:
+        """Return the shared expert's output, and keep the others' for `take`."""
+        spec, first, add_TM = self.spec, self.spec.routing.experts - self.spec.idle, None
+        if spec.idle:
+            idle_TK = (routes.expert_TK >= first) & (routes.expert_TK < spec.routing.experts)
+            weight_T1 = torch.where(idle_TK, routes.weight_TK, 0).sum(1, keepdim=True)
+            if self.tp.rank == 0:  # added up, it must count once
+                add_TM = (n_TM * weight_T1).to(n_TM.dtype)
+            routes = self.ops.route_to_some(routes, 0, first)
+        self._held_TM = self.sums.all_reduce(self._sum(n_TM, routes, add_TM))
+        shared_TM = self._shared(n_TM)
+        assert shared_TM is not None
+        return self.sums.all_reduce(shared_TM)
+
+    def take(self) -> Tensor | None:
+        """Return what is to be added behind the next layer, once; None if this one did not run."""
+        held_TM, self._held_TM = self._held_TM, None
+        return held_TM
 
     def prepare(self) -> None:
         """Compute once what follows from the loaded weights."""

@@ -129,5 +129,6 @@ class LatentAttention(nn.Module):
             q_TX = grown(q_TX, positions_T, spec.growth)
         q_THX = q_TX.unflatten(-1, (spec.num_heads, -1))
         table_ZY = self.still_1Y if self.rotary is None else self.rotary.cos_sin_ZY
-        latents = Latents(spec, self.ops, self.latent_norm.weight, table_ZY, self.expand)
+        weight_L = self.latent_norm.weight if spec.latent_scale == 1 else self.latent_norm.weight * spec.latent_scale
+        latents = Latents(spec, self.ops, weight_L, table_ZY, self.expand)
         return self.out(state.attend_to_latents(q_THX, latent_TW, positions_T, latents)), residual_TM

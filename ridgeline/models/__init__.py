@@ -87,6 +87,7 @@ ARCHITECTURES = Registry(
         "Step3p7ForConditionalGeneration": "ridgeline.models.step3p5:Step3p7Multimodal",
         "Llama4ForCausalLM": "ridgeline.models.llama4:Llama4",
         "Llama4ForConditionalGeneration": "ridgeline.models.llama4:Llama4Multimodal",
+        "LongcatFlashForCausalLM": "ridgeline.models.longcat:LongCat",
         "Qwen3NextForCausalLM": "ridgeline.models.qwen3_next:Qwen3Next",
         "Qwen3_5ForCausalLM": "ridgeline.models.qwen3_5:Qwen3_5",
         "Qwen3_5MoeForCausalLM": "ridgeline.models.qwen3_5:Qwen3_5Moe",

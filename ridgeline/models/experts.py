@@ -170,7 +170,7 @@ def expert_weights(spec: ModelSpec, names: ExpertNames = ExpertNames(), others: 
 
 def layer_experts(ours: str, theirs: str, spec: ExpertsSpec, names: ExpertNames) -> WeightMap:
     """Return the weight map of one layer's experts."""
-    each = [names.expert.format(expert) for expert in range(spec.routing.experts)]
+    each = [names.expert.format(expert) for expert in range(spec.routing.experts - spec.idle)]
 
     def stored(part: str, kind: str = "weight") -> Source:
         return Source(name=f"{theirs}.{part}.{kind}")

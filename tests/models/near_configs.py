@@ -288,6 +288,15 @@ GEMMA_3N_E2B: Values = {
     "vision_config": {},
     "audio_config": {},
 }
+LONGCAT_FLASH: Values = {  # its first blocks; the others are like them
+    "architectures": ["LongcatFlashForCausalLM"],
+    "model_type": "longcat_flash",
+    **{"hidden_size": 6144, "num_layers": 2, "num_attention_heads": 64, "ffn_hidden_size": 12288},
+    **{"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    **{"n_routed_experts": 512, "zero_expert_num": 256, "zero_expert_type": "identity", "moe_topk": 12},
+    **{"expert_ffn_hidden_size": 2048, "routed_scaling_factor": 6.0, "vocab_size": 131072, "rope_theta": 1e7},
+    **{"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "max_position_embeddings": 131072},
+}
 PHI_3_5_MOE = _sized(
     "phimoe",
     "PhiMoEForCausalLM",
@@ -360,6 +369,7 @@ NEAR: dict[str, Values] = {
     "llama4": LLAMA_4_MAVERICK | {"attn_temperature_tuning": True},
     "llama4_multimodal": LLAMA_4_SCOUT,
     "gemma3n": _GEMMA_3N,
+    "longcat": LONGCAT_FLASH,
     "phimoe": {**PHI_3_5_MOE, "architectures": ["PhimoeForCausalLM"]},
     "glm_moe_dsa": GLM_5,
     "minimax": {**MINIMAX_M1, "architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}

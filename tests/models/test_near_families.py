@@ -193,6 +193,16 @@ FAMILIES = {
         },
         "Gemma3nTextConfig",
     ),
+    "longcat": near(
+        "LongcatFlashForCausalLM",
+        {
+            **{name: value for name, value in COMMON.items() if name not in ("num_hidden_layers", "intermediate_size")},
+            **{"num_layers": 2, "ffn_hidden_size": 112, "num_key_value_heads": 4, "head_dim": 16},
+            **{"kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16},
+            **{"v_head_dim": 20, "n_routed_experts": 6, "zero_expert_num": 3, "moe_topk": 4},
+            **{"expert_ffn_hidden_size": 40, "routed_scaling_factor": 2.0},
+        },
+    ),
     "gptj": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 8, "bos_token_id": 1, "eos_token_id": 2}),
     "gptj_whole": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 20, "bos_token_id": 1, "eos_token_id": 2}),
     "opt": near(
@@ -336,7 +346,9 @@ def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(f
     check_written(family, folders(family), prompts, **settings, kv_cache_memory=memory)
 
 
-@pytest.mark.parametrize("family", ["mimo_v2", "step3p7", "phimoe", "minimax", "gemma4_e", "gemma3n", "llama4"])
+@pytest.mark.parametrize(
+    "family", ["mimo_v2", "step3p7", "phimoe", "minimax", "gemma4_e", "gemma3n", "llama4", "longcat"]
+)
 def test_drafts_from_the_prompt_change_nothing_that_is_written(family: str, folders: Folders) -> None:
     """Prompts that repeat themselves, so that drafts are made, of which few are right."""
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
@@ -370,7 +382,9 @@ def test_two_ranks_or_a_stage_for_every_layer_score_as_one_device(family: str, f
     folder = folders(family)
     want = logits(folder, Mesh())
     spec = read_model_config(folder).spec
-    if spec.layer_inputs is not None:  # a stage would need more than the output of the one before
+    if spec.layer_inputs is not None or any(
+        layer.late_addend for layer in spec.layers
+    ):  # a stage would need more than the output of the one before
         with pytest.raises(InvalidConfig, match=r"pipeline_parallel_size is 2, .* inputs of their own"):
             stages_of(folder, 2)
         assert numbers_held(loaded(folder, Mesh())) == parameters(spec).total
@@ -456,6 +470,9 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
         ("gemma3n", {"intermediate_size": [8192]}, "intermediate_size"),
         ("gemma3n", {"activation_sparsity_pattern": [1.0] * 30}, "activation_sparsity_pattern"),
         ("gemma3n", {"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input"),
+        ("longcat", {"zero_expert_type": "copy"}, "zero_expert_type"),
+        ("longcat", {"router_bias": True}, "router_bias"),
+        ("longcat", {"zero_expert_num": 2**20}, "n_routed_experts"),
         ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
         ("llama4", {"no_rope_layers": [1]}, "no_rope_layers"),
         ("llama4", {"moe_layers": [48]}, "moe_layers"),

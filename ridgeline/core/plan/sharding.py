@@ -98,6 +98,8 @@ def with_cached_experts(model: ModelSpec, slots: int) -> ModelSpec:
 def check_experts(model: ModelSpec, ranks: int, named: str = EXPERTS) -> None:
     """Raise InvalidConfig if so many ranks cannot divide the experts of every mixture equally."""
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    if ranks > 1 and any(spec.idle for spec in mixtures):
+        raise InvalidConfig(f"{named} {ranks} does not divide experts of which some compute nothing; leave it out.")
     if ranks > 1 and not mixtures:
         raise InvalidConfig(f"{named} {ranks} is to divide experts, and the model has none; leave it out.")
     for count in {spec.routing.experts for spec in mixtures}:

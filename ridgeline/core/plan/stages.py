@@ -32,10 +32,11 @@ def check_stages(model: ModelSpec, stages: int) -> None:
         )
     attentions = (attention_of(layer.mixer) for layer in model.layers)
     borrow = any(attention is not None and attention.borrows is not None for attention in attentions)
-    if stages > 1 and (borrow or model.layer_inputs is not None):
+    late = any(layer.late_addend for layer in model.layers)
+    if stages > 1 and (borrow or late or model.layer_inputs is not None):
         raise InvalidConfig(
             f"pipeline_parallel_size is {stages}, and this model's layers need more of others than their output: "
-            "inputs of their own, or earlier layers' keys; set tensor_parallel_size instead."
+            "inputs of their own, earlier layers' keys, or late sums; set tensor_parallel_size instead."
         )
 
 

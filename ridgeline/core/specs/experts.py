@@ -25,6 +25,8 @@ class ExpertsSpec:
     shared: an MLP that every token runs.
     shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
     weighs_inputs: the weight of the only expert of a token multiplies its input, not its output (Llama 4).
+    idle: so many of the experts, the last ones, compute nothing: they return their input (LongCat).
+    late: what experts return is added behind the next layer, and what the shared one does here (LongCat).
     latent: the width of the experts' inputs and outputs, if two more products lie between these and the model's.
     held: of how many experts a rank holds the matrices, if ranks divide the experts; None: of all.
     placed: the experts of each rank, `held` each, where some have copies on several ranks; None: each rank has the next
@@ -42,6 +44,8 @@ class ExpertsSpec:
     shared: MLPSpec | None = None
     shared_gate: bool = False
     weighs_inputs: bool = False
+    idle: int = 0
+    late: bool = False
     latent: int | None = None
     held: int | None = None
     placed: tuple[tuple[int, ...], ...] | None = None
@@ -62,7 +66,7 @@ class ExpertsSpec:
     @property
     def stacked(self) -> int:
         """The experts whose matrices lie here."""
-        return self.routing.experts if self.held is None else self.held
+        return self.routing.experts - self.idle if self.held is None else self.held
 
     def experts_of(self, rank: int) -> Sequence[int]:
         """Return the experts whose matrices a rank holds, in the order in which they lie there."""

@@ -43,6 +43,7 @@ class LatentAttentionSpec:
     query_rank: the width between the two products of queries; 0: there is one product.
     rope: the rotation; None: nothing rotates.
     growth: how queries grow with their positions; None: not.
+    latent_scale: multiplies norm(c).
     bias: the products that reduce the input, and the output projection, have biases.
     interleaved: in checkpoints, two neighbouring numbers rotate as a pair.
     """
@@ -59,6 +60,7 @@ class LatentAttentionSpec:
     norm: NormSpec
     rope: RopeSpec | None = None
     growth: Growth | None = None
+    latent_scale: float = 1.0
     bias: bool = False
     interleaved: bool = True
 

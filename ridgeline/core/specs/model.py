@@ -388,6 +388,7 @@ class LayerSpec:
     scalar: a learned number multiplies the residual after both parts.
     embedded: the mixer's last argument is the tokens as they were embedded.
     inputs: the layer has an input of its own, which is added behind both parts; None: it has not.
+    late_addend: what the experts of the layer before return is added behind this one.
     streams: there are several residuals, and it has inputs too; None: there is one.
     same_as: the number of an earlier layer whose weights this one has; None: it has its own.
     """
@@ -403,6 +404,7 @@ class LayerSpec:
     embedded: bool = False
     inputs: LayerInputsSpec | None = None
     streams: StreamsSpec | None = None
+    late_addend: bool = False
     same_as: int | None = None
 
     @property
