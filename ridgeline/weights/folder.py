@@ -56,6 +56,8 @@ def resolve_model(
 
     Raise ModelLoadError if it is none of these, or a hub id that cannot be reached.
     """
+    if not isinstance(model, str | Path):
+        raise ModelLoadError(f"model {str(model)[:80]!r} is no path: it is of the type {type(model).__name__}.")
     text = str(model)
     if not text:
         raise ModelLoadError("no model was given; name a folder or a hub id.")
