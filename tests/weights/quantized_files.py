@@ -298,19 +298,19 @@ def awq_by_input(group: int = 64) -> Writer:
     return write
 
 
-def awq(group: int = 64) -> Writer:
+def awq_words(numbers: np.ndarray) -> Tensor:
     places = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ's order_map: the column that a word's n-th code has
+    found = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint64)
+    for word in range(found.shape[1]):
+        for n, column in enumerate(places):
+            found[:, word] |= numbers[:, word * 8 + column].astype(np.uint64) << np.uint64(4 * n)
+    return _int32(found)
 
-    def words(numbers: np.ndarray) -> Tensor:
-        found = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint64)
-        for word in range(found.shape[1]):
-            for n, column in enumerate(places):
-                found[:, word] |= numbers[:, word * 8 + column].astype(np.uint64) << np.uint64(4 * n)
-        return _int32(found)
 
+def awq(group: int = 64) -> Writer:
     def write(matrix: Tensor) -> Written:
         codes, scale, zero = _affine(matrix, 4, group, symmetric=False)
-        made = {"qweight": words(codes.T), "qzeros": words(zero.T), "scales": torch.from_numpy(scale.T.copy())}
+        made = {"qweight": awq_words(codes.T), "qzeros": awq_words(zero.T), "scales": torch.from_numpy(scale.T.copy())}
         return made, _numbers(codes, scale, zero, np.arange(matrix.shape[1]) // group)
 
     return write
@@ -455,6 +455,81 @@ def nvfp4(matrix: Tensor) -> Written:
 # bitsandbytes
 
 
+def int4_pairs(matrix: Tensor) -> Written:
+    """modelopt's: signed numbers of two neighbouring outputs in a byte, the first in its low half."""
+    codes, scale, zero = _affine(matrix, 4, 64, symmetric=True)
+    signed = (codes - 8) & 15
+    made = {
+        "weight": torch.from_numpy((signed[::2] | signed[1::2] << 4).astype(np.uint8)),
+        "weight_scale": torch.from_numpy(scale).float(),
+    }
+    return made, _numbers(codes, scale, zero, np.arange(matrix.shape[1]) // 64)
+
+
+def with_factor(write: Writer, name: str = "pre_quant_scale") -> Writer:
+    """Inputs are multiplied by a factor of their own first."""
+
+    def factored(matrix: Tensor) -> Written:
+        made, numbers = write(matrix)
+        factor = 0.5 + torch.arange(matrix.shape[1]) % 7 / 4
+        return {**made, name: factor}, numbers * factor
+
+    return factored
+
+
+def mxfp8(matrix: Tensor) -> Written:
+    blocks = matrix.unflatten(1, (-1, 32))
+    power = torch.floor(torch.log2(blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30))) - 8
+    codes = (blocks / 2**power).clamp(-448, 448).to(torch.float8_e4m3fn)
+    made = {"weight": codes.flatten(1), "weight_scale": (power.squeeze(-1) + 127).to(torch.uint8)}
+    return made, (codes.float() * 2**power).flatten(1)
+
+
+def quark_int4(signed: bool, zeros: bool) -> Writer:
+    """Quark's packing is AWQ's; signed numbers are in two's complement."""
+
+    def write(matrix: Tensor) -> Written:
+        codes, scale, zero = _affine(matrix, 4, 64, symmetric=not zeros)
+        moved = (lambda numbers: (numbers - 8) & 15) if signed else (lambda numbers: numbers)
+        made = {
+            "weight": awq_words(moved(codes).T),
+            "weight_scale": torch.from_numpy(scale.T.copy()),
+            "weight_zero_point": awq_words(moved(zero).T),
+        }
+        if signed and not zeros:
+            del made["weight_zero_point"]
+        return made, _numbers(codes, scale, zero, np.arange(matrix.shape[1]) // 64)
+
+    return write
+
+
+def torchao_int4(matrix: Tensor) -> Written:
+    """A signed number, times a scale, plus a zero that is a number: scales and zeros by group, then by output."""
+    blocks = matrix.unflatten(1, (-1, 32))
+    low, high = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
+    scale = ((high - low) / 15).bfloat16().float()
+    zero = (low + 8 * scale).bfloat16().float()
+    signed = ((blocks - low) / scale).round().clamp(0, 15) - 8
+    numbers = (signed * scale + zero).flatten(1)
+    codes = signed.flatten(1).to(torch.int8)
+    pairs = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
+    by_group = {"_weight_scale": scale.squeeze(-1).T.bfloat16(), "_weight_zero_point": zero.squeeze(-1).T.bfloat16()}
+    return {"_weight_qdata": pairs.view(torch.uint8), **by_group}, numbers
+
+
+def torchao_int8(group: int, zeros: bool) -> Writer:
+    def write(matrix: Tensor) -> Written:
+        blocks = matrix.unflatten(1, (-1, group or matrix.shape[1]))
+        scale = blocks.abs().amax(-1, keepdim=True) / 100
+        zero = torch.full_like(scale, -9.0 if zeros else 0.0)
+        levels = ((blocks / scale).round() + zero).clamp(-128, 127)
+        made = {"_weight_qdata": levels.flatten(1).to(torch.int8), "_weight_scale": scale.squeeze(-1)}
+        made["_weight_zero_point"] = zero.squeeze(-1).to(torch.int8)  # symmetric ones are there too, as zeros
+        return made, ((levels - zero) * scale).flatten(1)
+
+    return write
+
+
 def bnb_int8(matrix: Tensor) -> Written:
     largest = matrix.abs().amax(1)
     levels = (matrix / largest[:, None] * 127).round().to(torch.int8)
@@ -547,6 +622,15 @@ def _quark(weight: dict[str, Any], inputs: dict[str, Any] | None, write: Writer,
     export = {"kv_cache_group": [], "pack_method": "reorder", "weight_format": "real_quantized"}
     config = {"quant_method": "quark", "global_quant_config": overall, "exclude": ["lm_head"], "export": export}
     return Scheme({**config, "layer_quant_config": {}, "layer_type_quant_config": {}}, write, **how)
+
+
+def _torchao(kind: str, write: Writer, **how: Any) -> Scheme:
+    default = {"_type": kind, "_version": 2, "_data": {"group_size": 32} if "Int4" in kind else {}}
+    config = {"quant_method": "torchao", "quant_type": {"default": default}, "modules_to_not_convert": ["lm_head"]}
+    return Scheme(config, write, **how)
+
+
+_QUARK_INT4 = {"dtype": "uint4", "qscheme": "per_group", "group_size": 64, "symmetric": False, "ch_axis": 1}
 
 
 def _bnb(**how: Any) -> Scheme:
@@ -653,6 +737,10 @@ SCHEMES: dict[str, Scheme] = {
     "modelopt fp8 blocks": _modelopt("FP8_PB_WO", fp8_deep_blocks),
     "modelopt fp8 blocks small": _modelopt("fp8_pb_wo", fp8_deep_blocks),  # as it writes that name
     "modelopt nvfp4": _modelopt("NVFP4", nvfp4_times),
+    "modelopt nvfp4 awq": _modelopt("NVFP4_AWQ", with_factor(nvfp4_times)),
+    "modelopt int4": _modelopt("W4A16_AWQ", int4_pairs),
+    "modelopt int4 awq": _modelopt("W4A16_AWQ", with_factor(int4_pairs)),
+    "modelopt mxfp8": _modelopt("MXFP8", mxfp8),
     "auto-round": Scheme(
         {**_ROUND, "packing_format": "auto_round:auto_gptq", "extra_config": _SPECIAL},
         gptq(group=64),
@@ -667,4 +755,22 @@ SCHEMES: dict[str, Scheme] = {
     "quark fp8": _quark(_QUARK8, _QUARK8, fp8_tensor(static=True), rounds="static"),
     "quark fp8 channel": _quark({**_QUARK8, "qscheme": "per_channel"}, _QUARK8, fp8_static_channel, rounds="static"),
     "quark mxfp4": _quark(_QUARK4, {**_QUARK4, "is_dynamic": True}, in_one(mxfp4, weight_packed="weight")),
+    "quark uint4": _quark(_QUARK_INT4, None, quark_int4(signed=False, zeros=True)),
+    "quark int4": _quark({**_QUARK_INT4, "dtype": "int4", "symmetric": True}, None, quark_int4(True, zeros=False)),
+    "quark int4 zeros": _quark({**_QUARK_INT4, "dtype": "int4"}, None, quark_int4(True, zeros=True)),
+    "torchao int4": _torchao("Int4WeightOnlyConfig", torchao_int4),
+    "torchao int4 awq": _torchao("Int4WeightOnlyConfig", with_factor(torchao_int4, "_weight_act_pre_scale")),
+    "torchao int8": _torchao("Int8WeightOnlyConfig", torchao_int8(0, zeros=False)),
+    "torchao int8 dynamic": _torchao(
+        "Int8DynamicActivationInt8WeightConfig", torchao_int8(0, zeros=False), rounds="int8"
+    ),
+    "torchao intx": _torchao("IntxWeightOnlyConfig", torchao_int8(32, zeros=True)),
+    "torchao float8": _torchao(
+        "Float8DynamicActivationFloat8WeightConfig",
+        in_one(fp8_channel, weight="_weight_qdata", weight_scale="_weight_scale"),
+        rounds="token",
+    ),
 }
+
+# Those that no form of ours can hold: their weights become plain numbers
+PLAIN = ("modelopt nvfp4 awq", "modelopt int4 awq", "modelopt mxfp8", "torchao int4 awq")

@@ -245,10 +245,12 @@ def test_modelopt_has_a_file_of_its_own_and_may_mix_algorithms(tmp_path: Path) -
     cached = with_cache(folder, read_model_config(folder), kv_format("auto")).spec
     assert str(cached.layers[0].attention.kv_format) == "fp8_e4m3"  # each row has a scale, as the files bring none
     tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.pre_quant_scale"] = torch.ones(128)
+    tensors["model.layers.0.mlp.up_proj.pre_quant_scale"] = torch.full((128,), 2.0)  # of its inputs
+    before = load(folder).get_parameter("layers.0.feed_forward.gate_up.weight").chunk(2)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelLoadError, match="pre_quant_scale"):
-        load(folder)
+    after = load(folder).get_parameter("layers.0.feed_forward.gate_up.weight").chunk(2)
+    assert torch.equal(after[0], before[0])
+    assert torch.equal(after[1], 2 * before[1])
 
 
 @pytest.mark.parametrize("name", ["gptq order", "fp8 blocks"])

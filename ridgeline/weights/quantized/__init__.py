@@ -21,6 +21,7 @@ METHODS = Registry(
         "modelopt_fp4": "ridgeline.weights.quantized.modelopt:Modelopt",
         "auto-round": "ridgeline.weights.quantized.autoround:AutoRound",
         "intel/auto-round": "ridgeline.weights.quantized.autoround:AutoRound",
+        "torchao": "ridgeline.weights.quantized.torchao:Torchao",
         "quark": "ridgeline.weights.quantized.quark:Quark",
     },
 )

@@ -26,6 +26,7 @@ Stored = Mapping[str, StoredTensor]
 
 FLOATS = ("F32", "BF16", "F16")
 HALVES = ("F16", "BF16", "F32")
+PLAIN_FIELD = "weight_OI"
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,14 @@ class Wanted:
 class Piece:
     """A weight in a checkpoint, before it is read.
 
-    held: the form that it gets.
+    held: the form that it gets; None: plain numbers, where no form can say what the files do. Then `read` has them.
     tensors: the tensors that it consists of, by name.
     read: how to read each field of the form from them. Fields that all outputs share are single numbers, or the order.
     plain: returns the weight as plain numbers, where there is a faster way than by the form.
     label: the format's name.
     """
 
-    held: Held
+    held: Held | None
     tensors: Mapping[str, Wanted]
     read: Mapping[str, Read]
     label: str
@@ -58,6 +59,8 @@ class Piece:
         """Return the numbers that it stands for."""
         if self.plain is not None:
             return self.plain(files)
+        if self.held is None:
+            return self.read[PLAIN_FIELD](files)
         return dequantized(self.held, {name: read(files) for name, read in self.read.items()})
 
     def problem(self, stored: Stored) -> str | None:
@@ -74,6 +77,18 @@ class Piece:
                 shapes = " or ".join(str(list(each)) for each in wanted.shapes)
                 return f"holds {name} of the shape {list(shape)}, wanted {shapes}"
         return None
+
+
+def times_inputs(piece: Piece, factor: str, inputs: int) -> Piece:
+    """Return a weight whose inputs are multiplied by a factor of their own first, as plain numbers with these in
+    them. factor: the name of the tensor that holds them."""
+    check = finite_scales(factor, above=False)
+
+    def numbers(files: Files) -> Tensor:
+        return piece.numbers(files).float() * check(files).float().reshape(1, inputs)
+
+    tensors = {**piece.tensors, factor: Wanted(((inputs,), (1, inputs)), FLOATS)}
+    return Piece(held=None, tensors=tensors, read={PLAIN_FIELD: numbers}, label=piece.label)
 
 
 class Method(Protocol):

@@ -75,7 +75,7 @@ def _rows(owner: Any, sources: Sequence[Source]) -> Sequence[int]:
 
 
 def _check_order(module: str, source: Source, rows: int, piece: Piece) -> None:
-    how = piece.held.format
+    how = None if piece.held is None else piece.held.format
     if not isinstance(how, Fp8Format) or not how.block:
         return
     if source.interleaved or source.alternating or not (source.heads is None or divides_heads(source, rows, BLOCK)):
