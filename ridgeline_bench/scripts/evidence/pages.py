@@ -149,9 +149,10 @@ def rooms() -> set[str]:
 
 
 def missing_names(page: Path) -> Iterator[str]:
-    """`ridgeline.core.plan.step.Worker`, `core.plan.step.Worker` and `core/plan/step.Worker` are one name."""
+    """`ridgeline.core.plan.step.Worker`, `core.plan.step.Worker` and `core/plan/step.Worker` are one name. A group of
+    entry points is none."""
     for span in spans(page):
-        for name in re.findall(r"(?<![\w./-])[a-z_]+(?:[./]\w+)+(?![\w./(-])", span):
+        for name in re.findall(r"(?<![\w./-])(?<!entry-points\.\")[a-z_]+(?:[./]\w+)+(?![\w./(-])", span):
             parts = re.split(r"[./]", name)
             ours = "." in name and parts[0] in rooms() and parts[-1] not in ENDINGS and not name.startswith(SERVICE)
             if ours and not names_something(parts):
