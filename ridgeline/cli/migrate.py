@@ -11,7 +11,7 @@ import typer
 from ridgeline.cli.lists import is_word
 from ridgeline.cli.translate import Line, Translation, translate
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.vllm_flags import State
+from ridgeline.core.settings.vllm_flags import DEFAULTS, State
 
 MODULE = re.compile(r"vllm\.entrypoints\.(openai\.)?api_server")
 IMAGE = re.compile(r"(^|.*/)vllm([/_.-][\w./-]*)?([:@][\w.:@-]+)?$")
@@ -54,6 +54,7 @@ def migrate(
     if lines:
         width = max(len(line.flag) for line in lines)
         print("\n" + "\n".join(f"{line.flag:{width}}  {line.text}" for line in lines))
+    _tell_defaults(found)
     raise typer.Exit(1 if any(line.state is State.REFUSED for line in lines) else 0)
 
 
@@ -69,6 +70,19 @@ def _complete(found: Translation, port: str | None) -> None:
             found.words += ["--port", port]
     if not (found.models or "--config" in found.words):
         found.lines.append(Line("MODEL", None, "none is named: the embedded model runs here, another one in vLLM."))
+
+
+def _tell_defaults(found: Translation) -> None:
+    """Print the defaults that are not vLLM's, for flags that the command leaves out, and what gives vLLM's."""
+    told = [
+        (f"--{name} {shlex.quote(words)}" if words else f"(--{name})", text)
+        for name, words, text in DEFAULTS
+        if f"--{name}" not in found.words
+    ]
+    if told and "--config" not in found.words:
+        width = max(len(flag) for flag, _ in told)
+        print("\nDefaults that are not vLLM's, and the flags that give vLLM's:")
+        print("\n".join(f"{flag:{width}}  {text}" for flag, text in told))
 
 
 def _note_what_models_refuse(found: Translation) -> None:

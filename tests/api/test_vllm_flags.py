@@ -17,7 +17,7 @@ from ridgeline.cli.serve import own_flags, read_file
 from ridgeline.cli.translate import translate
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.settings.config import LLMConfig, count
-from ridgeline.core.settings.vllm_flags import FLAGS, State
+from ridgeline.core.settings.vllm_flags import DEFAULTS, FLAGS, State
 from ridgeline_bench.scripts.api_flags import PAGE, VLLM, page
 from tests.api.conftest import write_tokenizer
 
@@ -219,6 +219,28 @@ def test_migrate_says_which_models_refuse_a_cache_of_8_bits(
     lines = [line for line in rest if line.startswith("--kv-cache-dtype")]
     assert len(lines) == told
     assert all("latent attention" in line and "refuse it" in line for line in lines)
+
+
+def test_migrate_tells_of_every_default_that_is_not_vllms(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    assert run(monkeypatch, "migrate", "vllm serve m --host h") == 0
+    plain = capsys.readouterr().out
+    for name, words, text in DEFAULTS:
+        assert f"--{name}" in plain, name
+        assert text in plain
+        if words:  # they parse, and say another thing than is done without them
+            flag = f"--{name}"
+            given = verb.make_context("serve", ["m", flag, words])
+            without = verb.make_context("serve", ["m"])
+            field = next(each.name for each in verb.params if flag in each.opts)
+            assert given.params[field] != without.params[field], name
+    assert run(monkeypatch, "migrate", "vllm serve m --host h --reasoning-parser qwen3 --tool-call-parser hermes") == 0
+    told = capsys.readouterr().out
+    assert "in vLLM it stays in the content" not in told
+    assert "until it is told" not in told
+    assert "--unknown-fields ignore" in told
 
 
 @pytest.mark.parametrize("command", ["vllm bench serve", "docker run redis", "ls -l", "docker run"])

@@ -31,7 +31,10 @@ GRANITE = f"Here is my thought process: {THOUGHT} Here's my response: {ANSWER}"
 READ = [
     ("qwen3", "none", "Hi", f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}", THOUGHT, ANSWER, ""),
     ("qwen3", "none", "Hi", f"\n<think>\n{THOUGHT}", THOUGHT, "", ""),
-    ("qwen3", "none", "Hi", f" {ANSWER}", "", f" {ANSWER}", ""),
+    ("think", "none", "Hi", f" {ANSWER}", "", f" {ANSWER}", ""),
+    ("think", "none", "Hi", f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}", THOUGHT, ANSWER, ""),
+    ("qwen3", "none", "Hi", f"{THOUGHT}\n</think>\n\n{ANSWER}", THOUGHT, ANSWER, ""),
+    ("qwen3", "none", "Hi", "It was cut off", "It was cut off", "", ""),
     ("qwen3", "none", "Hi<think>\n", f"{THOUGHT}\n</think>\n\n{ANSWER}", THOUGHT, ANSWER, ""),
     ("qwen3", "none", "Hi<think>\n\n</think>\n\n", ANSWER, "", ANSWER, ""),
     ("deepseek_r1", "none", "Hi", f"{THOUGHT}</think>{ANSWER}", THOUGHT, ANSWER, ""),
@@ -103,13 +106,13 @@ def test_tokens_of_reasoning_are_those_between_the_tags(words: list[str], cuts: 
 
 TEMPLATES = [
     ('{{ \'<|im_start|>\' }} <tool_call>{"name": …, "arguments": …}</tool_call>', "hermes", None),
-    ("… '</think>' in content … <tool_call> …", "hermes", "qwen3"),
-    ("… <tool_call>\n<function=example> <parameter=p> … </think>", "qwen3_coder", "qwen3"),
-    ("… <tool_call>{function-name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value> </think>", "glm45", "qwen3"),
+    ("… '</think>' in content … <tool_call> …", "hermes", "think"),
+    ("… <tool_call>\n<function=example> <parameter=p> … </think>", "qwen3_coder", "think"),
+    ("… <tool_call>{function-name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value> </think>", "glm45", "think"),
     ("… <|tool_calls_section_begin|> …", "kimi_k2", None),
-    ("… <｜tool▁calls▁begin｜> … '\\n```json\\n' … </think>", "deepseek_v3", "qwen3"),
-    ("… <｜tool▁calls▁begin｜><｜tool▁call▁begin｜> … </think>", "deepseek_v31", "qwen3"),
-    ("… '<minimax:tool_call>' … <invoke name= <parameter name= '<think>' '</think>'", "minimax_m2", "qwen3"),
+    ("… <｜tool▁calls▁begin｜> … '\\n```json\\n' … </think>", "deepseek_v3", "think"),
+    ("… <｜tool▁calls▁begin｜><｜tool▁call▁begin｜> … </think>", "deepseek_v31", "think"),
+    ("… '<minimax:tool_call>' … <invoke name= <parameter name= '<think>' '</think>'", "minimax_m2", "think"),
     ("… [TOOL_CALLS] … [THINK]", "mistral", "mistral"),
     ("… '<|tool_call|>' … Here is my thought process: …", "granite", "granite"),
     ("… <function_calls> …", "olmo3", None),
@@ -117,8 +120,8 @@ TEMPLATES = [
     ("'<|tool_call>call:' + name … <tool_call|> … '<|channel>thought\n<channel|>'", "gemma4", "gemma4"),
     ("… '<|tool_call_start|>[' …", "lfm2", None),
     ("… <seed:tool_call>\n<function=…> <parameter=…> … <seed:think>", "seed_oss", "seed_oss"),
-    ("… <｜DSML｜function_calls>\n<｜DSML｜invoke name= … </think>", "deepseek_v32", "qwen3"),
-    ("… <｜DSML｜tool_calls>\n<｜DSML｜invoke name= … </think>", "deepseek_v4", "qwen3"),
+    ("… <｜DSML｜function_calls>\n<｜DSML｜invoke name= … </think>", "deepseek_v32", "think"),
+    ("… <｜DSML｜tool_calls>\n<｜DSML｜invoke name= … </think>", "deepseek_v4", "think"),
     ("… <TOOLCALL>[…]</TOOLCALL> …", "nemotron_v2", None),
     ("… <longcat_tool_call> …", "longcat", None),
     ("… <|START_THINKING|> … <|START_ACTION|> …", "cohere_command3", "cohere_command3"),
@@ -142,6 +145,20 @@ def test_a_template_tells_the_forms(template: str, tools: str | None, reasoning:
     forms = choose("auto", "auto", ["{{ messages }}", template], ())
     assert (forms.tools and forms.tools.name, forms.reasoning and forms.reasoning.name) == (tools, reasoning)
     assert choose("none", "none", [template], ()) == Forms()
+
+
+def test_a_request_may_turn_off_what_a_form_implies() -> None:
+    forms = choose("none", "qwen3", [], ())
+    for off, want in (
+        ({}, (ANSWER, "")),
+        ({"enable_thinking": True}, (ANSWER, "")),
+        ({"enable_thinking": False}, ("", ANSWER)),
+    ):
+        events = forms.switched(off).reader("Hi", {}, calls=False).read(ANSWER, ended=True)
+        told = ["".join(each.text for each in events if isinstance(each, kind)) for kind in (Reasoning, Content)]
+        assert tuple(told) == want, off
+    r1 = choose("none", "deepseek_r1", [], ())
+    assert r1.switched({"enable_thinking": False}) is r1
 
 
 def test_names_of_vllms_are_those_of_the_same_form_or_unknown() -> None:

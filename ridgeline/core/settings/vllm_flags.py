@@ -455,3 +455,18 @@ def of_keywords(options: Mapping[str, Any], own: frozenset[str]) -> tuple[dict[s
         else:
             lines.append(f"{name} has no effect: {flag.text}.")
     return kept, lines
+
+
+# Flags of ours whose default is another than vLLM's, with the words that give vLLM's (none where nothing does), and the
+# difference. vLLM's defaults are those of its sources in 2026.
+DEFAULTS: tuple[tuple[str, str, str], ...] = (
+    ("tool-call-parser", "none", "the chat template's form of calls is read; vLLM reads none until it is told."),
+    ("reasoning-parser", "none", "the template's form of reasoning is read; in vLLM it stays in the content."),
+    ("unknown-fields", "ignore", "a request with a field that no API knows is refused; vLLM ignores the field."),
+    ("allowed-origins", "*", "pages of other origins may not call the server; in vLLM those of all may."),
+    ("max-queue-requests", "0", "beyond 4096 open requests the answer is 429; vLLM takes all."),
+    ("max-body-bytes", "", "a body has at most 32 MiB; vLLM takes any."),
+    ("shutdown-timeout", "0", "running requests get 30 s to finish at the end; vLLM ends them at once."),
+    ("gpu-memory-utilization", "0.92", "0.9 of the device's memory is used; vLLM takes 0.92."),
+    ("itl-target", "0", "while requests decode, prompts get what fits into a bound of time; vLLM has none."),
+)

@@ -19,7 +19,8 @@ def readable(api: ApiServer, body: ChatBody, asked: GenerationRequest) -> Genera
 
     Raise BadRequest for a budget of reasoning that cannot be kept.
     """
-    tokenizer, forms, schemas = api.tokenizer, api.forms, schemas_of(body)
+    tokenizer, schemas = api.tokenizer, schemas_of(body)
+    forms = api.forms.switched({**(api.config.default_chat_template_kwargs or {}), **(body.chat_template_kwargs or {})})
     calls, forced, most = reads_calls(body), forces_calls(body), 1 if body.parallel_tool_calls is False else None
     read = partial(forms.reader, asked.prompt or "", schemas, calls=calls, forced=forced, most=most)
     asked = replace(asked, reader=partial(read, added=tokenizer.added))

@@ -6,8 +6,8 @@ reader = forms.reader(prompt, tools, calls=True)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ridgeline.core.errors import InvalidConfig
@@ -49,6 +49,13 @@ class Forms:
         reasoning = self.reasoning
         between = () if reasoning is None else (*reasoning.begins, *reasoning.ends, *reasoning.around)
         return (*(self.tools.tags if self.tools else ()), *(HARMONY.tags if self.channels else ()), *between)
+
+    def switched(self, arguments: Mapping[str, object]) -> Forms:
+        """Return the forms of a request with these arguments of the template, which may turn the reasoning off."""
+        form = self.reasoning
+        if form is None or not form.switch or arguments.get(form.switch) is not False:
+            return self
+        return replace(self, reasoning=replace(form, implied=False))
 
     def inside(self, prompt: str) -> bool | None:
         """Return True if the prompt ends within the reasoning, False if it ends behind it, and None if the model may

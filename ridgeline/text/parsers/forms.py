@@ -87,6 +87,8 @@ class ReasoningForm(Form):
         answers.
     around: the tags that stand around the answer, or none.
     implied: text without a tag before it is reasoning unless the prompt has closed it.
+    switch: the argument of the template by which a request turns the reasoning off, where text without a tag is then
+        none.
     channels: reasoning, calls and content are messages of one form, which one parser reads.
     """
 
@@ -98,4 +100,5 @@ class ReasoningForm(Form):
     call_ends: tuple[str, ...] = ()
     around: tuple[str, ...] = ()
     implied: bool = False
+    switch: str = ""
     channels: bool = False

@@ -14,6 +14,7 @@ from ridgeline.text.parsers.reasoning import (
     harmony,
     minimax_m3,
     mistral,
+    qwen3,
     seed_oss,
     think,
 )
@@ -30,4 +31,5 @@ REASONING_FORMS: tuple[ReasoningForm, ...] = (
     ernie45.FORM,
     think.FORM,
     deepseek_r1.FORM,
+    qwen3.FORM,
 )

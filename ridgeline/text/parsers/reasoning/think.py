@@ -59,8 +59,8 @@ class ThinkParser(Scanner):
 
 NONE = Tags()
 FORM = ReasoningForm(
-    name="qwen3",
-    aliases=("deepseek_v3", "deepseek_v31", "glm45", "glm47", "kimi_k2", "olmo3", "holo2", "mimo", "think"),
+    name="think",
+    aliases=("deepseek_v3", "deepseek_v31", "glm45", "glm47", "kimi_k2", "olmo3", "holo2", "mimo"),
     begins=(OPEN,),
     ends=(CLOSE,),
     known_by=((CLOSE,),),
