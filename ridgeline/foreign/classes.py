@@ -26,6 +26,8 @@ LOADING = frozenset(
 CHANGING = ("quantization_config", "compression_config", "fusion_config", "kernel_config", "distributed_config")
 # Rotations whose angles depend on the longest request of a step
 BY_LENGTH = ("dynamic", "longrope", "su")
+# Words in the names of entries that count what is built one by one, and the most of it
+COUNTED = {"layers": 1000, "blocks": 1000, "heads": 4096}
 LONG = frozenset({"rope_theta", "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"})
 
 _lock = threading.RLock()
@@ -153,7 +155,8 @@ def _number(value: Any) -> Any:
 
 
 def _check_count(key: str, value: int) -> None:
-    most = MAX_COUNTS.get(key, 2**40 if key in LONG else MAX_INTEGER)
+    most = next((most for word, most in COUNTED.items() if word in key), 2**40 if key in LONG else MAX_INTEGER)
+    most = MAX_COUNTS.get(key, most)
     if abs(value) > most:
         raise ModelLoadError(f"config.json sets {key} to {str(value)[:40]}; it must be at most {most}.")
 

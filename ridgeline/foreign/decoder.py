@@ -195,11 +195,17 @@ class ForeignDecoder(Decoder):
         return logits_TV
 
     @torch.inference_mode()
-    def plain_logits(self, ids_T: Tensor) -> Tensor:
-        """Return the scores of one sequence as the class computes them by itself: [T, V]."""
+    def plain_logits(self, ids_T: Tensor, first: int | None = None) -> Tensor:
+        """Return the scores of one sequence as the class computes them by itself: [T, V]. first: the position of its
+        first token (default: that of the class)."""
+        ids_1T = ids_T.long()[None]
         self.model.set_attn_implementation("eager")
         try:
-            logits_TV: Tensor = self.model(input_ids=ids_T.long()[None], use_cache=False).logits[0]
+            if first is None:
+                logits_TV: Tensor = self.model(input_ids=ids_1T, use_cache=False).logits[0]
+                return logits_TV
+            positions_1T = torch.arange(first, first + len(ids_T), device=ids_T.device)[None]
+            x_TM = self._handed(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)[0][0]
+            return self.scored(x_TM)
         finally:
             self.model.set_attn_implementation(RUN)
-        return logits_TV

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.specs.division import Ranks
 from ridgeline.core.specs.model import (
     ABSENT,
@@ -19,7 +19,7 @@ from ridgeline.core.specs.model import (
     Product,
     Products,
 )
-from ridgeline.foreign.classes import ForeignClass, class_of
+from ridgeline.foreign.classes import ForeignClass, class_of, said
 from ridgeline.foreign.trace import Traced, trace
 from ridgeline.models.config import Config, ModelConfig, checkpoint_dtype, sampling_defaults, token_ids
 
@@ -70,8 +70,13 @@ def foreign_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
 @lru_cache(maxsize=KEPT)
 def traced_class(config: str) -> tuple[ForeignClass, Traced]:
     """Return the class that a config.json names, and the findings of its trace."""
-    found = class_of(json.loads(config))
-    return found, trace(found)
+    try:
+        found = class_of(json.loads(config))
+        return found, trace(found)
+    except (InvalidConfig, ModelLoadError):
+        raise
+    except Exception as error:  # a stranger's values may break a class anywhere
+        raise ModelLoadError(f"transformers cannot make a model of config.json ({said(error)}).") from error
 
 
 def spec_of(found: ForeignClass, seen: Traced) -> ModelSpec:

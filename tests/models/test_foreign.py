@@ -23,12 +23,10 @@ from ridgeline.foreign.classes import offline
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.foreign.masks import Mask, mask_of
 from ridgeline.foreign.spec import foreign_config, traced_class
-from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.ops import Ops
 from ridgeline.layers.dense import DenseCausal
-from ridgeline.weights.loader import load_weights, read_model_config
+from ridgeline.weights.loader import read_model_config
 from tests.command import run_here
-from tests.foreign_models import CWM, HELIUM, LLAMA, VOCAB, Kind, kind, oracle, saved
+from tests.foreign_models import CWM, HELIUM, LLAMA, VOCAB, Kind, decoder_of, kind, oracle, saved
 
 Folders = Callable[[Kind], Path]
 
@@ -50,13 +48,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
         return path if path.exists() else saved(oracle(of.model), path)
 
     return folder
-
-
-def decoder_of(folder: Path, dtype: torch.dtype = torch.float32) -> ForeignDecoder:
-    config = read_model_config(folder, impl="transformers")
-    decoder = ForeignDecoder(config, Ops(Platform(device_type="cpu")), dtype=dtype, device=torch.device("cpu"))
-    load_weights(decoder, folder, config.weights)
-    return decoder
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -271,6 +262,24 @@ def test_the_check_at_start_finds_whatever_else_looks_at_several_tokens(decoder:
     inner = mlp.forward
     mlp.forward = lambda x: inner(x) + x.cumsum(1)  # as a recurrent layer does
     with pytest.raises(ModelLoadError, match="CwmForCausalLM scores eight tokens in chunks otherwise than by itself"):
+        check_agrees(decoder)
+
+
+def test_the_check_at_start_finds_what_counts_tokens_instead_of_positions(decoder: ForeignDecoder) -> None:
+    mlp = decoder.model.model.layers[2].mlp
+    inner = mlp.forward
+    counted = torch.arange(300.0)  # which differs from the positions behind the eighth alone
+    mlp.forward = lambda x: inner(x) + (counted[: x.shape[1], None] > 7)  # as a growth with positions may
+    with pytest.raises(ModelLoadError, match="beside another request otherwise than by itself"):
+        check_agrees(decoder)
+    body = decoder.model.model
+    rotary = body.rotary_emb.forward
+
+    def clamped(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return rotary(x, position_ids.clamp(max=100) if x.shape[1] > 8 else position_ids)  # in larger steps alone
+
+    mlp.forward, body.rotary_emb.forward = inner, clamped
+    with pytest.raises(ModelLoadError, match="at the context's end otherwise than by itself"):
         check_agrees(decoder)
 
 
