@@ -84,7 +84,7 @@ CODE = (
 )
 
 
-def _codex(model: str, script: Script, *ignored: str) -> Program:
+def _codex(model: str, script: Script, *ignored: str, more: str = "") -> Program:
     provider = f'[model_providers.ridgeline]\nname = "Ridgeline"\nbase_url = "{URL}/v1"\nwire_api = "responses"\n'
     return Program(
         package=("@openai/codex", "0.171.0"),
@@ -92,7 +92,7 @@ def _codex(model: str, script: Script, *ignored: str) -> Program:
         command=["{bin}/codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK],
         script=script,
         env={"CODEX_HOME": "{home}/codex"},
-        files={"{home}/codex/config.toml": f'model = "{model}"\nmodel_provider = "ridgeline"\n{provider}'},
+        files={"{home}/codex/config.toml": f'model = "{model}"\nmodel_provider = "ridgeline"\n{provider}{more}'},
         served=(model,),
         ignored=frozenset({"client_metadata", "prompt_cache_key", "include.reasoning.encrypted_content", *ignored}),
     )
@@ -131,9 +131,20 @@ OF_CODEX = Script(
         LAST,
     ]
 )
+MANY = f'[mcp_servers.many]\ncommand = "python3"\nargs = ["{PROGRAMS / "many_tools.py"}"]\n'
+OF_CODEX_SEARCH = Script(
+    lambda file: [
+        "I search.\n" + call("tool_search", query="work 7", limit=2),
+        "I call what I found.\n" + call("mcp__many__tool_7", x="y"),
+        *OF_CODEX.turns(file),
+    ]
+)
 
 AGENTS: dict[str, Program] = {
     "codex": _codex("gpt-5.5", OF_CODEX, "text.verbosity", "tools.web_search"),
+    "codex_search": _codex(
+        "gpt-5.5", OF_CODEX_SEARCH, "text.verbosity", "tools.web_search", "tools.defer_loading", more=MANY
+    ),
     "codex_code": _codex("gpt-6.2-sol", OF_CODEX_CODE, "text.verbosity", "reasoning.context"),
     "claude_code": Program(
         package=("@anthropic-ai/claude-code", "2.1.332"),
