@@ -318,7 +318,7 @@ class Experts(nn.Module):
         return self.sums.all_reduce(shared_TM)
 
     def take(self) -> Tensor | None:
-        """Return what is to be added behind the next layer, once; None if this one did not run."""
+        """Return the addend behind the next layer, once; None if this one did not run."""
         held_TM, self._held_TM = self._held_TM, None
         return held_TM
 
