@@ -132,10 +132,9 @@ class Answer:
             async for piece in run.pieces():
                 parts += said.of(piece)
         parts += said.end()
-        scores = self._logprobs(run.result.outputs[0])
 
         def content() -> Any:
-            return self._told(_joined(parts), logprobs=scores, **self._ending(run))
+            return self._told(_joined(parts), logprobs=self._logprobs(run.result.outputs[0]), **self._ending(run))
 
         return await json_response(shapes.entries([run]), content)
 
@@ -143,7 +142,8 @@ class Answer:
         said = Parts()
         async with self._api.service.run(self._asked) as run:
             async for piece in run.pieces():
-                scores = self._logprobs(piece.output)
+                new = partial(self._encoded_logprobs, piece.output)
+                scores = UNSET if piece.output.logprobs is None else await run.apart(run.entries_of(piece), new)
                 for part in said.of(piece) or ([OllamasMessage()] if scores is not UNSET else []):
                     await write(self._told(part, done=False, logprobs=scores))
                     scores = UNSET  # they stand with the first of a piece
@@ -161,9 +161,11 @@ class Answer:
             return UNSET
         self._told_logprobs = end
         entries = shapes.between(output.logprobs, start, end)
-        return encoded(
-            shapes.chat_logprobs(self._api.tokenizer, output.token_ids[start:end], entries, self._top).content
-        )
+        return shapes.chat_logprobs(self._api.tokenizer, output.token_ids[start:end], entries, self._top).content
+
+    def _encoded_logprobs(self, output: CompletionOutput) -> Any:
+        found = self._logprobs(output)
+        return found if found is UNSET else encoded(found)
 
     def _ending(self, run: Run) -> dict[str, Any]:
         """Return the fields of the last line: the reason for the end, counts and durations."""
