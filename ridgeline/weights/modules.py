@@ -12,16 +12,23 @@ from typing import Any
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.pooling import Side
 from ridgeline.models.pooling import DenseModule, Modules
-from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import bounded_text, read_json
 
 PUNCTUATION = tuple(string.punctuation)
 
+_GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}  # llama.cpp's numbers
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
 def read_modules(folder: Path) -> Modules | None:
-    """Return the modules of a folder, or None if it has none. Raise ModelLoadError for modules that do not run here."""
+    """Return the modules of a folder, or None if it has none. Raise ModelLoadError for modules that do not run here. A
+    GGUF file has a pooling if it says which, and its vectors are of length 1, as llama.cpp's are."""
+    if is_gguf(folder):
+        values = read_gguf(folder).values
+        number = values.get(f"{values.get('general.architecture')}.pooling_type")
+        mode = _GGUF_POOLINGS.get(number) if isinstance(number, int) else None
+        return None if mode is None else Modules(pooling={"pooling_mode": mode}, normalize=True)
     listed = _listed(folder)
     if listed is None:
         return None

@@ -49,6 +49,37 @@ def test_parameters_and_logits_are_those_of_the_model_it_was_written_from(family
         torch.testing.assert_close(dense_logits(theirs, IDS), dense_logits(ours, IDS), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("number", "kind"), [(1, "mean"), (2, "cls")])
+def test_an_encoder_is_the_model_it_was_written_from(number: int, kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 112}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=99, max_position_embeddings=80, **sizes))
+    model.save_pretrained(tmp_path / "folder")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "bert")
+    writer.add_block_count(2)
+    writer.add_context_length(80)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(112)
+    writer.add_head_count(4)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_pooling_type(gguf.PoolingType(number))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, 2)
+    for name, tensor in model.state_dict().items():
+        if not name.startswith("pooler."):
+            base, _, ends = name.rpartition(".")
+            writer.add_tensor(f"{names.get_name(base)}.{ends}", tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    expected = dict(load(tmp_path / "folder").named_parameters())
+    found = dict(load(tmp_path / "model.gguf").named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in found.items())
+    pooling = read_model_config(tmp_path / "model.gguf").spec.pooling
+    assert pooling is not None
+    assert (pooling.kind, pooling.normalize, pooling.token_types) == (kind, True, 2)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_logits_equal_those_of_transformers_own_reading(family: str, tmp_path: Path) -> None:
     path = written(family, tmp_path, extra={"tokenizer.ggml.model": "gpt2"})

@@ -1,1 +1,1 @@
-"""What GGUF files of each of llama.cpp's architectures say, in our words: config.json's entries, and tensors' names."""
+"""llama.cpp's architectures as GGUF files hold them, in our words: entries of config.json, and names of tensors."""

@@ -16,13 +16,14 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.weights.formats.gguf_file import GGUF, read_gguf
 from ridgeline.weights.gguf.dense import DENSE
 from ridgeline.weights.gguf.dialect import Dialect
+from ridgeline.weights.gguf.encoders import ENCODERS
 from ridgeline.weights.gguf.gemma import GEMMA, lent_keys
 from ridgeline.weights.gguf.mixtures import MIXTURES
 from ridgeline.weights.gguf.recurrent import RECURRENT
 from ridgeline.weights.gguf.values import Values
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-DIALECTS = {**DENSE, **GEMMA, **MIXTURES, **RECURRENT}
+DIALECTS = {**DENSE, **GEMMA, **MIXTURES, **RECURRENT, **ENCODERS}
 
 _MODEL_TYPES = {
     "Gemma3ForCausalLM": "gemma3_text",

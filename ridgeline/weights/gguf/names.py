@@ -11,7 +11,7 @@ from ridgeline.weights.gguf.config import dialect_of
 from ridgeline.weights.gguf.dialect import PARTS, STACKS, TOP, WHOLE, Dialect
 from ridgeline.weights.gguf.values import Values
 
-_LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(?:model\.layers|backbone\.layers|bert\.encoder\.layer)\.(\d+)\.(.+)")
 
 
 def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:
