@@ -104,7 +104,7 @@ def _imported(line: re.Match[str]) -> str:
 
 
 def _rules(text: str, terminals: Mapping[str, str]) -> str:
-    """Return what stands between terminals, with those that the grammar defines as rules."""
+    """Return the text between terminals, in which terminals that the grammar defines are rules."""
     if (odd := ODD.search(text)) or "/" in text or '"' in text:
         raise _wrong(f"has {odd[0] if odd else text.strip()[:64]!r}")
     return WORD.sub(lambda word: terminals.get(word[0], word[0]), text)
