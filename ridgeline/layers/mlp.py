@@ -29,7 +29,7 @@ class GatedMLP(nn.Module):
         self._edge = NormalDist().inv_cdf(spec.sparsity) if spec.sparsity else None
         size, (gated, output) = spec.intermediate_size, spec.multipliers
         self.gate_up = Linear(
-            width, (size, size), spec.bias, build.within("gate_up"), pending=build.pending,
+            width, (size, size), spec.first_bias, build.within("gate_up"), pending=build.pending,
             multipliers=((size, gated), (size, 1.0)),
         )  # fmt: skip
         self.down = Linear(

@@ -1002,8 +1002,10 @@ POOLED = {
     "qwen3_classifier": pooled_configs.classifier(QWEN3_0_6B),
 }
 # Of architectures that transformers does not have, at least not by the hub's name; and of one whose experts it stores
-# With heads for which transformers has no class
+# With heads, or of encoders, for which transformers has no class
 OF_TOKENS = (
+    pooled_configs.GTE,
+    pooled_configs.classifier(pooled_configs.GTE),
     {**pooled_configs.BGE_LARGE, "architectures": ["HF_ColBERT"]},
     {**QWEN2_5_0_5B, "architectures": ["Qwen2ForRewardModel"]},
     {**QWEN2_5_0_5B, "architectures": ["Qwen2ForProcessRewardModel"]},

@@ -37,6 +37,7 @@ CONFIGS = (
     pooled_configs.NOMIC_BERT,
     pooled_configs.EMBEDDING_GEMMA,
     pooled_configs.DEBERTA_V3,
+    pooled_configs.GTE,
 )
 
 

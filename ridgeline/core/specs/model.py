@@ -286,6 +286,7 @@ class MLPSpec:
     """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`.
 
     activation: one of those of `kernels/small/activation`; or, in a plain one, "xielu", which has two learned numbers.
+    first_biasless: with bias, only `down` has one.
     multipliers: those of gate(x) and of the output, in a gated one.
     sparsity: about so large a share of gate(x) becomes 0: what is below mean + standard deviation · Φ⁻¹(sparsity) of a
         token's numbers, which is taken from all of them (Gemma 3n).
@@ -296,8 +297,14 @@ class MLPSpec:
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    first_biasless: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
     sparsity: float = 0.0
+
+    @property
+    def first_bias(self) -> bool:
+        """True if the first product has a bias."""
+        return self.bias and not self.first_biasless
 
     @property
     def scratch(self) -> int:
@@ -306,7 +313,7 @@ class MLPSpec:
     def products(self, width: int) -> Products:
         first, outputs = ("gate_up", 2 * self.intermediate_size) if self.gated else ("up", self.intermediate_size)
         return {
-            first: Product(width, outputs, self.bias),
+            first: Product(width, outputs, self.first_bias),
             "down": Product(self.intermediate_size, width, self.bias),
         }
 
