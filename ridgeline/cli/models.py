@@ -67,6 +67,7 @@ def describe(model: str, model_impl: str = "auto") -> dict[str, object]:
         **describe_mixers(spec, attentions, config.dtype),
         "vocabulary": spec.vocab_size,
         "context": spec.max_position_embeddings,
+        **({"longer contexts": f"refused: {spec.context_limit}"} if spec.context_limit else {}),
         "KV bytes per token": sum(
             state.token_bytes(config.dtype) for layer in spec.layers for state in layer.mixer.states
         ),

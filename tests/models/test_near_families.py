@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.cli.models import describe
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.layers.rotary import inverse_frequencies
 from ridgeline.models import model_config
@@ -548,6 +549,8 @@ def test_contexts_in_which_tokens_would_not_see_all_are_refused(
     whole = model_config(near_configs.NEAR[family] | {entry: 2**24}).spec
     assert whole.max_position_embeddings > published.max_position_embeddings
     assert (bool(published.context_limit), whole.context_limit) == (True, "")
+    told = describe(str(folder))
+    assert (told["context"], entry in str(told["longer contexts"])) == (longest, True)
 
 
 def test_a_router_whose_experts_are_weighed_in_turn_has_magnitudes_for_both_reaches() -> None:
