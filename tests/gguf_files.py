@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "llama": "llama",
     "llama3": "llama",
     "qwen2": "qwen2",
+    "smollm3": "smollm3",
     "qwen3": "qwen3",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
@@ -36,6 +37,7 @@ ARCHITECTURES = {
 CHANGES: dict[str, dict[str, Any]] = {
     **gguf_families.CHANGES,
     "qwen2": {"use_sliding_window": False},
+    "smollm3": {"use_sliding_window": False, "sliding_window": None, "no_rope_layers": [1, 1, 1, 0]},
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32},
     "mixtral": {"sliding_window": None},
@@ -57,7 +59,7 @@ _OTHERS = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }
-PERMUTED = ("llama", "granite", "granitemoe", "granitehybrid")
+PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid")
 _IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 
 

@@ -39,5 +39,11 @@ DENSE = {
     "qwen3": Dialect("Qwen3ForCausalLM", NORMS_BEFORE),
     "phi3": Dialect("Phi3ForCausalLM", NORMS_BEFORE, config=_phi3),
     "olmo2": Dialect("Olmo2ForCausalLM", NORMS_AFTER),
+    "smollm3": Dialect(
+        "SmolLM3ForCausalLM",
+        NORMS_BEFORE,
+        interleaved=True,
+        config=lambda values: {**biases(values), "no_rope_layer_interval": 4, "pad_token_id": None},
+    ),
     "granite": Dialect("GraniteForCausalLM", NORMS_BEFORE, interleaved=True, config=granite),
 }
