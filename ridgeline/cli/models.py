@@ -83,7 +83,7 @@ def describe_mixers(spec: ModelSpec, attentions: Sequence[AttentionSpec], dtype:
         first = attentions[0]
         found["heads"] = f"{first.num_heads} query, {first.num_kv_heads} key/value, {first.head_dim} wide"
     kinds = Counter(layer.mixer.kind for layer in spec.layers)
-    if set(kinds) != {"attention"}:
+    if set(kinds) - {"attention", "foreign"}:
         found["mixers"] = ", ".join(f"{count} of the kind {kind}" for kind, count in kinds.items())
         states = (state for layer in spec.layers for state in layer.mixer.states if state.exact)
         found["state bytes of a request"] = sum(state.unit_bytes(1, dtype) for state in states)

@@ -110,6 +110,7 @@ def test_the_command_line_says_which_way_a_model_goes(folders: Folders, tmp_path
     assert described["layers of"].startswith("transformers")
     assert described["parameters"] == oracle(HELIUM.model).num_parameters()
     assert described["heads"] == "4 query, 2 key/value, 20 wide"
+    assert "mixers" not in described
     assert json.loads(run_here("models", folders(LLAMA), "--json").stdout)["layers of"] == "Ridgeline"
     refused = run_here("models", folders(HELIUM), "--model-impl", "ridgeline")
     assert refused.returncode == 2
