@@ -382,6 +382,24 @@ def test_block_heads_of_other_forms_draft_as_their_authors_define(
     assert record.check(head, texts_of(GREEDY, got)) > 100
 
 
+@pytest.mark.parametrize("kind", [DFlash, DSpark], ids=lambda kind: kind.__name__)
+def test_a_block_head_that_guesses_at_random_is_switched_off_within_64_steps(
+    kind: type[Head], target: Target, folder: Path, tmp_path: Path
+) -> None:
+    """A row's share of right drafts falls with every wrong one. Once it has, one draft is tried in 64 tokens."""
+    head = kind(target)
+    with rig(folder, **drafting(head, head.save(tmp_path / "head"))) as own:
+        own.add(ask("long", prompt(9, 1), max_tokens=240))
+        tried = list[int]()
+        while own.engine.has_work:
+            own.step()
+            counts = own.engine.scheduler.figures().drafts
+            assert counts is not None
+            tried.append(int(counts["draft_tokens"]))
+        assert 0 < tried[63] <= 40
+        assert tried[-1] - tried[63] <= 3 * DRAFTS
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "sentence"),
     [

@@ -13,8 +13,6 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -90,10 +88,10 @@ class DraftBlock(TargetsHead):
         vocabulary, markov = target.spec.vocab_size, spec.markov
         self.markov = None if markov is None else Markov(markov, width, vocabulary, build.within("markov"))
 
-    def contexts(self, tapped: Sequence[Tensor]) -> Tensor:
+    def contexts(self, tapped_TN: Tensor) -> Tensor:
         """Return the contexts of tokens that the target has run: [T, M]. tapped: the outputs of the layers that the
-        spec taps."""
-        return self.context_norm(self.join(torch.cat(list(tapped), dim=-1)))[0]
+        spec taps, beside each other."""
+        return self.context_norm(self.join(tapped_TN))[0]
 
     def keep(self, context_TM: Tensor, positions_T: Tensor, states: LayerStates) -> None:
         """Write the keys and values of tokens with these contexts."""

@@ -2,8 +2,8 @@
 
 The head's layers keep keys and values of every token that the target has run: projections of its context, which is what
 the target found of it. They need no other token, so they are written in the step itself, right behind the target. Those
-of wrong drafts lie behind the length of their request and are overwritten. While no drafts are wanted, contexts wait
-(`backlog.py`).
+of wrong drafts lie behind the length of their request and are overwritten. While no drafts are wanted, tokens wait
+(`backlog.py`), with what the target found of them: the context is a product, which would make plain steps longer.
 
 Behind a step one pass runs the block of each row, the last token and a mask for each draft, at the places behind the
 row's contexts. Its tokens see each other in both directions: they are the nodes of a tree in which each node sees all.
@@ -15,10 +15,10 @@ Legend:
     S  slots
     T  tokens of the step
     M  model width
+    N  nodes: B + 1; of what is tapped, taps times M
     K  tokens that a row emits, at most
     D  drafts of a row
     B  places of a block
-    N  nodes: B + 1
     V  vocabulary, or this rank's part of it
 """
 
@@ -55,30 +55,34 @@ class BlockHead:
         sight_N = (2 << node_N if spec.causal == "all" else torch.full_like(node_N, 2 << places)) - 1
         self._token_SB = torch.full((count, places), spec.mask, dtype=torch.int32, device=device)
         self._sight_SN, self._base_S = sight_N.repeat(count, 1), torch.zeros_like(slots.kv_len_S)
-        self.backlog = Backlog.of(slots, self.layers, torch.zeros(1, spec.width, dtype=head.dtype, device=device))
+        tapped = torch.zeros(1, len(spec.taps) * spec.width, dtype=head.dtype, device=device)
+        self.backlog = Backlog.of(slots, self.layers, tapped)
 
     def assign(self, deltas: Sequence[Delta]) -> None:
-        """Forget the drafts and the waiting contexts of slots that change hands."""
+        """Forget the drafts and the waiting tokens of slots that change hands."""
         self._draws.assign(deltas)
         if self.backlog is not None:
             self.backlog.assign(deltas)
 
     def settle(self, slots_R: np.ndarray, states: States) -> None:
-        """Write the keys of the contexts that wait."""
+        """Write the keys of the tokens that wait."""
         assert self.backlog is not None
         waiting = self.backlog.take(slots_R)
         assert waiting.before_TM is not None
         cached_R = self._slots.kv_len_S[waiting.slots_R.long()] - waiting.count_R
         inputs = self.passes.begin_waiting(waiting, states, cached_R.clamp(min=0))
-        self.head.keep(waiting.before_TM, inputs.positions_T, StatesBehind(states, len(self.layers)))
+        self._keep(waiting.before_TM, inputs.positions_T, states)
 
     def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken:
-        """Find the contexts of the step's tokens, and write their keys unless that is done later."""
-        context_TM = self.head.contexts(ran.tapped)
+        """Write the keys of the step's tokens, or keep what the target found of them until that is done."""
+        tapped_TN = torch.cat(list(ran.tapped), dim=-1)
         if self.backlog is None or catching is not Catching.LATER:
             catching = Catching.NOW
-            self.head.keep(context_TM, ran.positions_T, StatesBehind(states, len(self.layers)))
-        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, context_TM, catching)
+            self._keep(tapped_TN, ran.positions_T, states)
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, tapped_TN, catching)
+
+    def _keep(self, tapped_TN: Tensor, positions_T: Tensor, states: States) -> None:
+        self.head.keep(self.head.contexts(tapped_TN), positions_T, StatesBehind(states, len(self.layers)))
 
     def note(
         self,
@@ -95,8 +99,8 @@ class BlockHead:
         if self.backlog is not None and taken.catching is Catching.LATER:
             columns = out_token_RK.shape[1]
             stayed = taken.stayed(self._slots.kv_len_S[slots_R.long()], columns)
-            context_RKM = taken.feature_TM[:, None] if columns == 1 else taken.feature_TM[taken.kept_RK(columns)]
-            self.backlog.add(slots_R, *stayed, context_RKM)
+            tapped_RKN = taken.feature_TM[:, None] if columns == 1 else taken.feature_TM[taken.kept_RK(columns)]
+            self.backlog.add(slots_R, *stayed, tapped_RKN)
             if wanted:
                 self.settle(slots_R.numpy(), states)
         self._draft(out_token_RK, slots_R, states, features, wanted)
