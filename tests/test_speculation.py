@@ -213,6 +213,17 @@ def test_drafts_change_no_token_whoever_makes_them(family: str, tiny_model: Tiny
                 assert counts["accepted_tokens"] < 0.1 * counts["draft_tokens"]
 
 
+def test_suffix_decoding_changes_no_token(tiny_model: TinyModel) -> None:
+    folder = tiny_model("mixed")
+    with rig(folder, speculative_config={"method": "suffix", "num_speculative_tokens": 6}) as own:
+        own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
+        check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), plain(folder))
+        counts = own.engine.scheduler.figures().drafts
+        assert counts is not None
+        assert counts["draft_tokens"] > 20
+        assert counts["accepted_tokens"] > 0
+
+
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     "settings", [{"kv_cache_memory": 1 << 17}, *SETTINGS.values()], ids=["little memory", *SETTINGS]

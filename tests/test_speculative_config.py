@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.core.settings.speculation import Speculation, speculation_of
+from ridgeline.core.settings.speculation import Speculation, SuffixRule, speculation_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,24 @@ def test_the_lengths_of_a_lookup_are_vllms(given: dict[str, Any], lookup: tuple[
             method="ngram", num_speculative_tokens=3, prompt_lookup_min=lookup[0], prompt_lookup_max=lookup[1]
         )
     assert speculation_of(None) is None
+
+
+def test_suffix_decoding_is_lookup_with_vllms_defaults() -> None:
+    found = speculation_of({"method": "suffix"})
+    assert found == Speculation(
+        method="ngram",
+        num_speculative_tokens=16,
+        prompt_lookup_min=1,
+        prompt_lookup_max=24,
+        lookup_recent_tokens=1_280_000,
+        suffix=SuffixRule(factor=1.0, least=0.1),
+    )
+    assert found.recent_length == 5
+    names = {"max_tree_depth": 8, "max_cached_requests": 0, "max_spec_factor": 2, "min_token_prob": 0.5}
+    given = {f"suffix_decoding_{name}": value for name, value in names.items()}
+    few = speculation_of({"method": "suffix", "num_speculative_tokens": 32, **given})
+    assert few is not None
+    assert (few.num_drafts, few.looked_up, few.recent_places, few.suffix) == (16, (1, 8), 0, (2.0, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -75,12 +93,19 @@ def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) 
     ("given", "sentence"),
     [
         ("ngram", "must be an object"),
-        ({}, "names no method; supported: ngram, draft_model, eagle, eagle3, mtp, medusa"),
+        ({}, "names no method; supported: ngram, suffix, draft_model, eagle, eagle3, mtp, medusa"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "is 2; give a number from 0 to 1"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "is 0; give a whole number from 1 to 64"),
+        ({"method": "suffix", "prompt_lookup_max": 3}, "is not for the method suffix; leave it out"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "suffix_decoding_max_tree_depth": 8},
+            "is for the method suffix; leave it out",
+        ),
         (
             {"method": "layer_skip", "num_speculative_tokens": 3, "skip_layers": [True]},
             "skip_layers of speculative_conf",
         ),
-        ({"method": "suffix", "num_speculative_tokens": 3}, "the method 'suffix', which is not supported"),
+        ({"method": "suffix_tree", "num_speculative_tokens": 3}, "the method 'suffix_tree', which is not supported"),
         ({"method": "mtp", "num_speculative_tokens": 3, "model": "x"}, "the method mtp needs none; leave it out"),
         ({"method": "eagle", "num_speculative_tokens": 3, "model": 7}, "model of speculative_config is 7; give"),
         ({"method": "medusa", "num_speculative_tokens": 3, "prompt_lookup_min": 65}, "is 65; give a whole number"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.draft_tree import MOST_NODES, DraftTree, dynamic_tree_of, lookahead_tree_of, static_tree_of
@@ -16,11 +17,19 @@ BLOCKS = (DFLASH, DSPARK)  # they draft all tokens of a block at once
 BRANCHING = (EAGLE, EAGLE3, MTP, MEDUSA)  # they draft trees too
 HEADS = (*BRANCHING, *BLOCKS)  # they read the hidden states of the model that they draft for
 LAYER_SKIP, LOOKAHEAD = "layer_skip", "lookahead"
+SUFFIX = "suffix"  # a way to look up
 BARE = (NGRAM, LAYER_SKIP, LOOKAHEAD)  # they need no network beside the model
-METHODS = (NGRAM, DRAFT_MODEL, *HEADS, LAYER_SKIP, LOOKAHEAD)
+METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, *HEADS, LAYER_SKIP, LOOKAHEAD)
 NAMED = (DRAFT_MODEL, EAGLE, EAGLE3, MEDUSA, *BLOCKS)  # their network lies in a folder of its own
 TREE_KEYS = ("speculative_token_tree", "eagle_topk", "num_draft_tokens")
 LOOKAHEAD_SIZES = {"window_size": 7, "ngram_size": 5, "verification_set_size": 7}  # the paper's for a model of 34B
+SUFFIX_KEYS = (
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+)
+CACHED_TOKENS = 128  # of recent outputs for each request that suffix decoding is to remember
 MOST_DRAFTS = 16
 MOST_VERIFIED = 512  # tokens of a step whose rows verify drafts on a GPU; larger steps are bound by products anyway
 MOST_WAITING = 2048  # tokens of all requests that a network which drafts may not have run over yet
@@ -35,16 +44,24 @@ def verified_widths(most: int, *, whole: bool) -> tuple[int, ...]:
     return (most,) if whole else tuple(sorted({1, most // 4, most // 2, most} - {0}))
 
 
+class SuffixRule(NamedTuple):
+    """The choice of drafts by how often they followed (suffix decoding). factor: how many drafts a match has, times its
+    tokens. least: the probability below which drafts end."""
+
+    factor: float
+    least: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
     """The way in which drafts of tokens to come are made.
 
-    method: "ngram": prompt lookup. What followed the last tokens where they stood before is drafted. "draft_model": a
-        smaller model with the same vocabulary goes on. "eagle", "eagle3": a head of a layer goes on from the model's
-        hidden states. "mtp": the layer for multi-token prediction, which the checkpoint itself holds, does. "medusa":
-        heads guess one token each. "dflash", "dspark": a head guesses a block of tokens in one pass. "layer_skip": the
-        model itself goes on without some of its layers. "lookahead": the model makes a window of guesses better in
-        every step, and what they became is drafted.
+    method: "ngram": prompt lookup, with the rule `suffix` for the method of that name. What followed the last tokens
+        where they stood before is drafted. "draft_model": a smaller model with the same vocabulary goes on. "eagle",
+        "eagle3": a head of a layer goes on from the model's hidden states. "mtp": the layer for multi-token prediction,
+        which the checkpoint itself holds, does. "medusa": heads guess one token each. "dflash", "dspark": a head
+        guesses a block of tokens in one pass. "layer_skip": the model itself goes on without some of its layers.
+        "lookahead": the model makes a window of guesses better in every step, and what they became is drafted.
     num_speculative_tokens: the most drafts that a step verifies of a request.
     model: the folder or hub id of the draft model or head; None: the one that ships with the embedded model.
     prompt_lookup_min, prompt_lookup_max: how many of the last tokens must have stood there at least, and are compared
@@ -52,6 +69,7 @@ class Speculation:
         finds nothing.
     lookup_recent_tokens: of how many tokens that were emitted lately, by all requests, lookup knows what followed them.
         0: it reads a request's own text alone.
+    suffix: how lookup chooses among matches; None: it takes the latest of the longest ones.
     skip_layers: the layers that layer_skip leaves out; None: every other one between the first and the last.
     tree: the form of the drafts, if they are more than one chain.
     """
@@ -62,6 +80,7 @@ class Speculation:
     prompt_lookup_min: int = 0
     prompt_lookup_max: int = 0
     lookup_recent_tokens: int = 0
+    suffix: SuffixRule | None = None
     skip_layers: tuple[int, ...] | None = None
     tree: DraftTree | None = None
 
@@ -90,6 +109,11 @@ class Speculation:
         return self.prompt_lookup_min, self.prompt_lookup_max
 
     @property
+    def recent_length(self) -> int:
+        """The tokens of an n-gram of recent outputs."""
+        return self.prompt_lookup_max if self.suffix is None else min(LOOKUP, self.prompt_lookup_max)
+
+    @property
     def recent_places(self) -> int:
         """The places of the table of recent outputs: a power of two, four for each token or more, so that a token's
         entry outlives as many others with a probability of 0.78 at least."""
@@ -116,7 +140,8 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
             'speculative_config must be an object, as {"method": "ngram", "num_speculative_tokens": 4}, '
             f"got {given!r}."
         )
-    names = [field.name for field in fields(Speculation) if field.name != "tree"] + [*TREE_KEYS, *LOOKAHEAD_SIZES]
+    names = [field.name for field in fields(Speculation) if field.name not in ("tree", "suffix")]
+    names += [*TREE_KEYS, *LOOKAHEAD_SIZES, *SUFFIX_KEYS]
     for name, value in given.items():
         if name == "draft_tensor_parallel_size":  # common in scripts, and 1 asks for nothing
             if type(value) is int and value == 1:
@@ -139,6 +164,10 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
     if not isinstance(method, str) or method not in METHODS:
         said = "names no method" if method is None else f"asks for the method {method!r}, which is not supported"
         raise InvalidConfig(f"speculative_config {said}; supported: {', '.join(METHODS)}.")
+    if method == SUFFIX:
+        return _suffix(given)
+    if named := [name for name in SUFFIX_KEYS if given.get(name) is not None]:
+        raise InvalidConfig(f"{named[0]} of speculative_config is for the method {SUFFIX}; leave it out.")
     tree = _tree(given, method)
     drafts = tree.depth if tree is not None else _whole(given, "num_speculative_tokens", MOST_DRAFTS)
     if method not in NAMED and model is not None:
@@ -165,6 +194,33 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         skip_layers=None if skipped is None else _layers(skipped),
         tree=tree,
     )
+
+
+def _suffix(given: Mapping[str, object]) -> Speculation:
+    """Return lookup with the rule of suffix decoding. The defaults are vLLM's."""
+    others = "model", "skip_layers", "prompt_lookup_min", "prompt_lookup_max", *TREE_KEYS, *LOOKAHEAD_SIZES
+    if named := [name for name in others if given.get(name) is not None]:
+        raise InvalidConfig(f"{named[0]} of speculative_config is not for the method {SUFFIX}; leave it out.")
+    depth, requests, factor, least = SUFFIX_KEYS
+    longest = _whole(given, depth, LONGEST_LOOKUP, default=24)
+    remembered = CACHED_TOKENS * _whole(given, requests, MOST_RECENT, least=0, default=10_000)
+    remembered = _whole(given, "lookup_recent_tokens", MOST_RECENT, least=0, default=min(MOST_RECENT, remembered))
+    drafts = _whole(given, "num_speculative_tokens", LONGEST_LOOKUP, default=longest)
+    return Speculation(
+        method=NGRAM,
+        num_speculative_tokens=min(drafts, MOST_DRAFTS),  # scripts give more, of which rarely many are made
+        prompt_lookup_min=1,
+        prompt_lookup_max=longest,
+        lookup_recent_tokens=remembered,
+        suffix=SuffixRule(_number(given, factor, 1.0, LONGEST_LOOKUP), _number(given, least, 0.1, 1)),
+    )
+
+
+def _number(given: Mapping[str, object], name: str, default: float, most: int) -> float:
+    value = default if given.get(name) is None else given[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise InvalidConfig(f"{name} of speculative_config is {value!r}; give a number from 0 to {most}.")
+    return float(value)
 
 
 def _lookup(given: Mapping[str, object], method: str) -> tuple[int, int]:

@@ -22,7 +22,8 @@ from ridgeline.core.plan.step import Assign, Delta, Feature
 from ridgeline.core.settings.speculation import Speculation
 from ridgeline.core.specs.model import LayerSpec
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.step.lookup.op import NotedTexts
+from ridgeline.kernels.step.lookup.op import NotedTexts, find_drafts
+from ridgeline.kernels.step.lookup.suffix import continued_by_share
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken
@@ -32,7 +33,10 @@ from ridgeline.worker.upload import upload
 
 
 class Lookup(AtOnce):
-    """A `Proposer` that needs no model. text_SN: int32. recent: what others wrote, if it is looked up too."""
+    """A `Proposer` that needs no model. text_SN: int32. recent: what others wrote, if it is looked up too.
+
+    The rule of suffix decoding is for CPUs. On a GPU the latest of the longest matches is taken, as without it.
+    """
 
     layers: tuple[LayerSpec, ...] = ()
     taps: tuple[int, ...] = ()
@@ -40,7 +44,7 @@ class Lookup(AtOnce):
 
     def __init__(self, speculation: Speculation, slots: Slots, max_model_len: int, ops: Ops) -> None:
         self._slots, self._ops = slots, ops
-        self._lengths = speculation.looked_up
+        self._lengths, self._suffix = speculation.looked_up, speculation.suffix
         num_slots, device = slots.dummy + 1, slots.device
         self.text_SN = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
         self.depth = speculation.num_speculative_tokens
@@ -58,6 +62,10 @@ class Lookup(AtOnce):
         if self.recent is not None:
             self.recent.assign(deltas)
 
+    def _likeliest(self, known_N: np.ndarray, count: int) -> tuple[np.ndarray, int]:
+        assert self._suffix is not None
+        return continued_by_share(known_N, count, self._lengths[1], *self._suffix)
+
     def catch_up(self, ran: Ran, states: States, catching: Catching) -> None:
         """Do nothing: tokens are noted as they are emitted."""
 
@@ -74,7 +82,10 @@ class Lookup(AtOnce):
         text must be noted anyway."""
         slots = self._slots
         noted = NotedTexts(out_token_RK, slots_R, slots.kv_len_S, slots.max_len_S, slots.stopped_S, self.text_SN)
-        self._ops.lookup_drafts(noted, self.drafts_SD, self._shared_S, *self._lengths)
+        if self._suffix is not None and self.drafts_SD.device.type == "cpu":
+            find_drafts(noted, self.drafts_SD, self._shared_S, self._likeliest)
+        else:
+            self._ops.lookup_drafts(noted, self.drafts_SD, self._shared_S, *self._lengths)
         if self.recent is not None:
             found = self._shared_S, self.recent.salt_S, self.recent.next_H, self.drafts_SD
             self._ops.recent_drafts(noted, *found, self.recent.length)

@@ -28,7 +28,7 @@ class Recent:
     """
 
     def __init__(self, speculation: Speculation, slots: Slots) -> None:
-        self.length = speculation.prompt_lookup_max
+        self.length = speculation.recent_length
         places, device = speculation.recent_places, slots.device
         self.next_H = torch.full((places,), NOTHING, dtype=torch.int64, device=device)
         self.salt_S = torch.zeros(slots.dummy + 1, dtype=torch.int64, device=device)

@@ -16,13 +16,17 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 from ridgeline.kernels.step.lookup.continued import continued
+
+Find = Callable[[np.ndarray, int], tuple[np.ndarray, int]]
 
 
 class NotedTexts(NamedTuple):
@@ -51,6 +55,12 @@ def lookup_drafts(noted: NotedTexts, drafts_SD: Tensor, shared_S: Tensor, shorte
         `longest`, and of these the latest.
     shared_S: int32. A slot gets how many tokens that is, or 0 if it gets no drafts.
     """
+    find_drafts(noted, drafts_SD, shared_S, lambda known_N, count: continued(known_N, count, shortest, longest))
+
+
+def find_drafts(noted: NotedTexts, drafts_SD: Tensor, shared_S: Tensor, find: Find) -> None:
+    """Do what `lookup_drafts` does, with another search of a text. find: returns as many drafts as are wanted at most,
+    and how many tokens their match shares."""
     out_token_RK, slots_R, kv_len_S, max_len_S, stopped_S, text_SN = noted
     texts, drafts, emitted_RK = text_SN.cpu().numpy(), drafts_SD.cpu().numpy(), out_token_RK.cpu().numpy()
     slots, ended = slots_R.tolist(), stopped_S.cpu().numpy()
@@ -60,7 +70,7 @@ def lookup_drafts(noted: NotedTexts, drafts_SD: Tensor, shared_S: Tensor, shorte
         known = int(lengths[slot]) + 1
         texts[slot, known - count : known] = emitted_RK[row, :count]
         wanted = 0 if ended[slot] else max(0, min(drafts.shape[1], int(most[slot]) - known - 1))
-        found, shared_S[slot] = continued(texts[slot, :known], wanted, shortest, longest)
+        found, shared_S[slot] = find(texts[slot, :known], wanted)
         drafts[slot, : len(found)], drafts[slot, len(found) :] = found, -1
     if text_SN.device.type != "cpu":
         text_SN.copy_(torch.from_numpy(texts))
