@@ -154,7 +154,7 @@ def as_object(arguments: str) -> Object:
 
 
 def found_names(item: Object) -> str:
-    """Return what a search for tools found, as the model reads it: names, one on a line."""
+    """Return the result of a search for tools as the model reads it: names, one on a line."""
     names = [
         _joined(name, space)
         for _, tool, space in _each([("", tool) for tool in item.get("tools") or []])
