@@ -185,7 +185,7 @@ def add(writer: Any, name: str, value: Any) -> None:
     elif isinstance(value, bool):
         writer.add_bool(name, value)
     elif isinstance(value, int):
-        writer.add_uint32(name, value)
+        (writer.add_uint32 if value < 2**32 else writer.add_uint64)(name, value)
     elif isinstance(value, float):
         writer.add_float32(name, value)
     else:

@@ -3,13 +3,14 @@ fast."""
 
 from __future__ import annotations
 
+import glob
 from hashlib import blake2b
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.weights.formats.gguf_file import gguf_parts, is_gguf
-from ridgeline.weights.gguf_choice import chosen_gguf, tag_of, tag_patterns
+from ridgeline.weights.gguf_choice import chosen_gguf, tag_of, tagged_files
 from ridgeline.weights.hub import fetched
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -77,10 +78,22 @@ def resolve_model(
         snapshot_download,
         revision=revision,
         cache_dir=download_dir,
-        allow_patterns=_HUB_FILES if tag is None else [*_HUB_FILES, *tag_patterns(tag)],
+        allow_patterns=_HUB_FILES if tag is None else [*_HUB_FILES, *_tagged(name, tag, revision)],
         ignore_patterns=_HUB_DUPLICATES if weights and tag is None else [*_HUB_DUPLICATES, "*.safetensors"],
     )
     return _in_folder(snapshot, tag, name)
+
+
+def _tagged(name: str, tag: str, revision: str | None) -> list[str]:
+    """Return patterns of the files with this tag, or none if the hub cannot be asked: then its copy on this machine is
+    all there is. Raise ModelLoadError."""
+    from huggingface_hub import list_repo_files
+
+    try:
+        names = list_repo_files(name, revision=revision)
+    except Exception:  # for which the download that follows has the same reason, and says it
+        return []
+    return [glob.escape(each) for each in tagged_files(names, tag, name)]
 
 
 def _existing(model: Path, tag: str | None) -> Path | None:

@@ -25,10 +25,7 @@ def read_modules(folder: Path) -> Modules | None:
     """Return the modules of a folder, or None if it has none. Raise ModelLoadError for modules that do not run here. A
     GGUF file has a pooling if it says which, and its vectors are of length 1, as llama.cpp's are."""
     if is_gguf(folder):
-        values = read_gguf(folder).values
-        number = values.get(f"{values.get('general.architecture')}.pooling_type")
-        mode = _GGUF_POOLINGS.get(number) if isinstance(number, int) else None
-        return None if mode is None else Modules(pooling={"pooling_mode": mode}, normalize=True)
+        return _gguf_pooling(folder)
     listed = _listed(folder)
     if listed is None:
         return None
@@ -61,6 +58,19 @@ def read_modules(folder: Path) -> Modules | None:
     late = pooling is None and (masks or bool(dense))
     return Modules(
         pooling=pooling, dense=tuple(dense), normalize=normalize, max_tokens=longest, late=late, splade=splade
+    )
+
+
+def _gguf_pooling(path: Path) -> Modules | None:
+    values = read_gguf(path).values
+    name = f"{values.get('general.architecture')}.pooling_type"
+    number = values.get(name, 0)
+    if isinstance(number, bool) or number not in (0, -1, *_GGUF_POOLINGS):
+        what = "of a reranker" if number == 4 else "that we do not know"
+        known = ", ".join(f"{each} ({mode})" for each, mode in _GGUF_POOLINGS.items())
+        raise ModelLoadError(f"{path} sets {name} to {repr(number)[:80]}, a pooling {what}; as GGUF we run {known}.")
+    return (
+        Modules(pooling={"pooling_mode": _GGUF_POOLINGS[number]}, normalize=True) if number in _GGUF_POOLINGS else None
     )
 
 

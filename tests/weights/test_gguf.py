@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -49,35 +50,53 @@ def test_parameters_and_logits_are_those_of_the_model_it_was_written_from(family
         torch.testing.assert_close(dense_logits(theirs, IDS), dense_logits(ours, IDS), atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("number", "kind"), [(1, "mean"), (2, "cls")])
-def test_an_encoder_is_the_model_it_was_written_from(number: int, kind: str, tmp_path: Path) -> None:
+def encoder(folder: Path, number: int, *, classifies: bool = False, **values: Any) -> Path:
+    """A tiny BERT as a folder and as a file with a pooling of this number. classifies: the file has a head for
+    labels."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 112}
     model = transformers.BertModel(transformers.BertConfig(vocab_size=99, max_position_embeddings=80, **sizes))
-    model.save_pretrained(tmp_path / "folder")
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "bert")
+    model.save_pretrained(folder / "folder")
+    writer = gguf.GGUFWriter(folder / "model.gguf", "bert")
     writer.add_block_count(2)
     writer.add_context_length(80)
     writer.add_embedding_length(64)
     writer.add_feed_forward_length(112)
     writer.add_head_count(4)
     writer.add_layer_norm_eps(1e-12)
-    writer.add_pooling_type(gguf.PoolingType(number))
+    writer.add_uint32("bert.pooling_type", number)
+    for name, value in values.items():
+        gguf_files.add(writer, f"bert.{name}", value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, 2)
     for name, tensor in model.state_dict().items():
         if not name.startswith("pooler."):
             base, _, ends = name.rpartition(".")
             writer.add_tensor(f"{names.get_name(base)}.{ends}", tensor.numpy())
+    shapes = {"cls.weight": (64, 64), "cls.bias": (64,), "cls.output.weight": (1, 64), "cls.output.bias": (1,)}
+    for name, shape in shapes.items() if classifies else ():
+        writer.add_tensor(name, np.ones(shape, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return folder / "model.gguf"
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "mean"), (2, "cls")])
+def test_an_encoder_is_the_model_it_was_written_from(number: int, kind: str, tmp_path: Path) -> None:
+    path = encoder(tmp_path, number, **{"attention.causal": False})
     expected = dict(load(tmp_path / "folder").named_parameters())
-    found = dict(load(tmp_path / "model.gguf").named_parameters())
+    found = dict(load(path).named_parameters())
     assert found.keys() == expected.keys()
     assert all(torch.equal(parameter, expected[name]) for name, parameter in found.items())
-    pooling = read_model_config(tmp_path / "model.gguf").spec.pooling
+    pooling = read_model_config(path).spec.pooling
     assert pooling is not None
     assert (pooling.kind, pooling.normalize, pooling.token_types) == (kind, True, 2)
+
+
+def test_a_reranker_is_no_embedder(tmp_path: Path) -> None:
+    assert "sets bert.pooling_type to 4, a pooling of a reranker" in refusal(encoder(tmp_path, 4, classifies=True))
+    assert "sets bert.pooling_type to 9" in refusal(encoder(tmp_path, 9))
+    assert "cls.output.weight" in refusal(encoder(tmp_path, 2, classifies=True))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -174,6 +193,96 @@ def refusal(path: Path) -> str:
     assert message.endswith(".")
     assert str(path) in message
     return message
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [("qwen2", "qwen2"), ("lfm2", "lfm2"), ("qwen3_5", "qwen35"), ("granite_hybrid", "granitehybrid")],
+)
+def test_a_count_of_layers_without_end_is_refused_at_once(family: str, architecture: str, tmp_path: Path) -> None:
+    many, name = 2**40, f"{architecture}.block_count"
+    for extra in ({name: many}, {name: many, f"{architecture}.nextn_predict_layers": many - 1}):
+        said = refusal(written(family, tmp_path, extra=extra))
+        assert f"sets {name} to {many}; at most 1000 layers run here" in said
+
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+
+
+def test_yarn_is_read_with_its_betas(tmp_path: Path) -> None:
+    values = {**YARN, "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0}
+    extra = {f"qwen2.{name}": value for name, value in values.items()}
+    attention = read_model_config(written("qwen2", tmp_path, extra=extra)).spec.layers[0].attention
+    assert attention.rope is not None
+    scaling = dict(attention.rope.scaling or ())
+    assert [scaling[name] for name in ("factor", "beta_fast", "beta_slow")] == [4.0, 16.0, 2.0]
+
+
+def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
+    """As llama.cpp takes it."""
+    path = written("qwen2", tmp_path, extra={"qwen2.rope.scaling.factor": 4.0})
+    rope = read_model_config(path).spec.layers[0].attention.rope
+    assert rope is not None
+    assert dict(rope.scaling or ()) == {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("qwen2", {**YARN, "rope.scaling.yarn_attn_factor": 1.5}),
+        ("gpt_oss", {"rope.scaling.attn_factor": 0.5}),
+        ("qwen2", {**YARN, "rope.scaling.yarn_ext_factor": 0.5}),
+        ("qwen2", {"attention.causal": False}),
+        ("qwen3", {"attention.scale": 0.5}),
+        ("olmoe", {"attention.clamp_kqv": 8.0}),
+        ("llama", {"rope.scale_linear": 4.0}),
+        ("olmo2", {"attention.sliding_window": 64}),
+        ("gemma3", {"attention.max_alibi_bias": 8.0}),
+    ],
+)
+def test_what_changes_the_result_and_is_not_read_is_refused(
+    family: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    architecture = gguf_files.ARCHITECTURES[family]
+    extra = {f"{architecture}.{name}": value for name, value in values.items()}
+    *_, (name, value) = extra.items()
+    assert f" sets {name} to {value}; only " in refusal(written(family, tmp_path, extra=extra))
+
+
+def test_usual_values_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    values = {
+        "attention.causal": True,
+        "attention.clamp_kqv": 0.0,
+        "attention.scale": 32**-0.5,
+        "rope.scale_linear": 1.0,
+        "rope.scaling.yarn_attn_factor": 1.0,
+    }
+    load(written("qwen3", tmp_path, extra={f"qwen3.{name}": value for name, value in values.items()}))
+    assert "sets bert.attention.causal to True" in refusal(encoder(tmp_path, 1, **{"attention.causal": True}))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"),
+    [
+        ([False] * 7, [0] * 7),
+        ([True] * 7, [1] * 7),
+        (2, [1, 0, 1, 0, 1, 0, 1]),
+        (3, [1, 1, 0, 1, 1, 0, 1]),
+        (1, [0] * 7),
+    ],
+)
+def test_gemma_s_windows_are_where_the_file_says(pattern: Any, windows: list[int], tmp_path: Path) -> None:
+    extra = {"gemma3.block_count": 7, "gemma3.attention.sliding_window_pattern": pattern}
+    path = written("gemma3", tmp_path, extra=extra)
+    layers = read_model_config(path).spec.layers
+    assert [int(layer.attention.window is not None) for layer in layers] == windows
+
+
+@pytest.mark.parametrize("pattern", [0, True, "2", [True] * 6, [2] * 7])
+def test_other_patterns_of_windows_are_refused(pattern: Any, tmp_path: Path) -> None:
+    extra = {"gemma3.block_count": 7, "gemma3.attention.sliding_window_pattern": pattern}
+    path = written("gemma3", tmp_path, extra=extra)
+    assert "sets gemma3.attention.sliding_window_pattern to" in refusal(path)
 
 
 def test_files_that_are_cut_anywhere_are_refused(tmp_path: Path) -> None:

@@ -164,17 +164,45 @@ def test_the_hub_s_copy_on_this_machine_is_chosen_from(
         resolve_model("someone/other-GGUF:Q4_K_M", download_dir=tmp_path)
 
 
-def test_the_hub_is_asked_for_the_tagged_files_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+HUB = [
+    "config.json",
+    "README.md",
+    "m-q4_K_M.gguf",
+    "m-UD-Q4_K_M.gguf",
+    "m-IQ4_K_M.gguf",
+    "other/m-Q4_K_M.gguf",
+    "mmproj-Q4_K_M.gguf",
+    "m-Q4_K_S.gguf",
+    "q/[m]-Q6_K-00001-of-00002.gguf",
+    "q/[m]-Q6_K-00002-of-00002.gguf",
+    "model.safetensors",
+]
+
+
+@pytest.mark.parametrize(
+    ("tag", "files"), [("Q4_K_M", HUB[2:3]), ("ud-q4_k_m", HUB[3:4]), ("IQ4_K_M", HUB[4:5]), ("Q6_K", HUB[8:10])]
+)
+def test_the_hub_is_asked_for_the_tagged_files_alone(
+    tag: str, files: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from huggingface_hub.utils import filter_repo_objects
 
-    asked = {}
-    placed(tmp_path, "m-q4_k_m.gguf")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, **how: asked.update(how) or str(tmp_path))
-    assert resolve_model("someone/m-GGUF:Q4_K_M") == tmp_path / "m-q4_k_m.gguf"
-    wanted = ["m-q4_k_m.gguf", "Q4_K_M/m-Q4_K_M-00001-of-00002.gguf", "config.json"]
-    others = ["m-Q4_K_S.gguf", "m-Q4_K_M.txt", "mmproj-Q4_K_M.gguf", "model.safetensors"]
-    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects([*wanted, *others], **patterns)) == wanted
+    def snapshot(_: str, allow_patterns: list[str], ignore_patterns: list[str], **how: object) -> str:
+        wanted = filter_repo_objects(HUB, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        return str(placed(tmp_path, *wanted))
+
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda _, **how: HUB)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert resolve_model(f"someone/m-GGUF:{tag}") == tmp_path / files[0]
+    found = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(found) == sorted([*files, "config.json"])
+
+
+def test_a_tag_that_the_hub_has_not_is_refused_before_any_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda _, **how: HUB)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, **how: pytest.fail("it was asked"))
+    with pytest.raises(ModelLoadError, match=r"^someone/m-GGUF holds no GGUF model whose name ends in 'Q5_0'; it has "):
+        resolve_model("someone/m-GGUF:Q5_0")
 
 
 @given(st.text(max_size=30))

@@ -15,7 +15,7 @@ from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.weights.formats.gguf_file import GGUF, read_gguf
 from ridgeline.weights.gguf.dense import DENSE
-from ridgeline.weights.gguf.dialect import Dialect
+from ridgeline.weights.gguf.dialect import Dialect, yarn
 from ridgeline.weights.gguf.encoders import ENCODERS
 from ridgeline.weights.gguf.gemma import GEMMA, lent_keys
 from ridgeline.weights.gguf.mixtures import MIXTURES
@@ -25,6 +25,14 @@ from ridgeline.weights.gguf.values import Values
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 DIALECTS = {**DENSE, **GEMMA, **MIXTURES, **RECURRENT, **ENCODERS}
 
+_USUAL = {  # what values must be that an architecture does not read
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "rope.scale_linear": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+}
 _MODEL_TYPES = {
     "Gemma3ForCausalLM": "gemma3_text",
     "MixtralForCausalLM": "mixtral",
@@ -42,8 +50,8 @@ def gguf_model_config(path: Path) -> ModelConfig:
             raise
         raise ModelLoadError(f"{path} describes no model that we can build: read as a folder's, {error}") from error
     values = Values(gguf)
-    drafting = [f"blk.{values.layers + number}." for number in range(values.drafting)]
-    return replace(found, spec=replace(found.spec, unused=(*found.spec.unused, *drafting, *lent_keys(values))))
+    drafting = [f"blk.{layer}." for layer in range(values.layers, values.blocks)]
+    return replace(found, spec=replace(found.spec, unused=(*drafting, *lent_keys(values))))
 
 
 def gguf_config(gguf: GGUF) -> dict[str, Any]:
@@ -67,7 +75,19 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
         **_special_ids(gguf),
     }
     heads = _heads(values, dialect) if dialect.attends else {}
-    return {**common, **heads, **experts, **dialect.config(values)}
+    found = {**common, **heads, **experts, **dialect.config(values)}
+    _refuse_unread(values)
+    return found
+
+
+def _refuse_unread(values: Values) -> None:
+    """Raise ModelLoadError for a value that changes the result, and that nothing asked for."""
+    for name, usual in _USUAL.items():
+        if name not in values.asked:
+            values.refuse_unless(name, *usual)
+    values.refuse_unless("attention.causal", values.architecture not in ENCODERS)
+    if "attention.scale" not in values.asked and values.get("attention.scale"):  # llama.cpp takes 0 as absent
+        values.refuse_unless("attention.scale", values.head_dim**-0.5)
 
 
 def _heads(values: Values, dialect: Dialect) -> dict[str, Any]:
@@ -136,7 +156,8 @@ def _rope(values: Values) -> dict[str, Any]:
         found["partial_rotary_factor"] = width / values.head_dim
     each, short, long = (values.gguf.floats(name) for name in ROPE_FACTORS)
     original = values.get("rope.scaling.original_context_length", values["context_length"])
-    scaling: dict[str, Any] = {"rope_type": values.get("rope.scaling.type", "none")}
+    stretched = values.get("rope.scaling.factor") not in (None, 0, 1)
+    scaling: dict[str, Any] = {"rope_type": values.get("rope.scaling.type", "linear" if stretched else "none")}
     if each is not None or (short is not None and long is not None):
         scaling = {
             "rope_type": "longrope",
@@ -148,5 +169,5 @@ def _rope(values: Values) -> dict[str, Any]:
     elif scaling["rope_type"] == "linear":
         scaling["factor"] = values["rope.scaling.factor"]
     elif scaling["rope_type"] == "yarn":
-        scaling |= {"factor": values["rope.scaling.factor"], "original_max_position_embeddings": original}
+        scaling = yarn(values)
     return found if scaling["rope_type"] == "none" else {**found, "rope_scaling": scaling}

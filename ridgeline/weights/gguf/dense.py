@@ -23,6 +23,11 @@ def _phi3(values: Values) -> dict[str, Any]:
     }
 
 
+def _olmo2(values: Values) -> dict[str, Any]:
+    values.refuse_unless("attention.sliding_window", 0)  # OLMo 3 has windows, and this name in llama.cpp
+    return {}
+
+
 def granite(values: Values) -> dict[str, Any]:
     names = {
         "embedding_multiplier": "embedding_scale",
@@ -38,7 +43,7 @@ DENSE = {
     "qwen2": Dialect("Qwen2ForCausalLM", NORMS_BEFORE),
     "qwen3": Dialect("Qwen3ForCausalLM", NORMS_BEFORE),
     "phi3": Dialect("Phi3ForCausalLM", NORMS_BEFORE, config=_phi3),
-    "olmo2": Dialect("Olmo2ForCausalLM", NORMS_AFTER),
+    "olmo2": Dialect("Olmo2ForCausalLM", NORMS_AFTER, config=_olmo2),
     "smollm3": Dialect(
         "SmolLM3ForCausalLM",
         NORMS_BEFORE,

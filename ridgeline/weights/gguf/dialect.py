@@ -130,3 +130,18 @@ class Dialect:
     attends: bool = True
     dense_parts: Names = field(default_factory=dict)
     unpacked: tuple[str, ...] = ()
+
+
+def yarn(values: Values) -> dict[str, Any]:
+    """Return the entries of a rotation that YaRN lengthened."""
+    found: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": values["rope.scaling.factor"],
+        "original_max_position_embeddings": values.get(
+            "rope.scaling.original_context_length", values["context_length"]
+        ),
+    }
+    for name in ("beta_fast", "beta_slow"):
+        if (number := values.get(f"rope.scaling.yarn_{name}")) is not None:
+            found[name] = number
+    return found

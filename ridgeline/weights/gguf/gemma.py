@@ -38,15 +38,25 @@ def _gemma(values: Values, largest: int) -> dict[str, Any]:
         "sliding_window": values.get("attention.sliding_window"),
         "query_pre_attn_scalar": width,
     }
-    pattern = values.get("attention.sliding_window_pattern")
-    if isinstance(pattern, list):
-        config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in pattern]
+    if (sliding := _sliding(values)) is not None:
+        config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in sliding]
     return config
 
 
+def _sliding(values: Values) -> list[bool] | None:
+    """Return which layers have a window, by the file's list or by its period, of which the last layer has none."""
+    pattern = values.raw(name := "attention.sliding_window_pattern")
+    if isinstance(pattern, list) and len(pattern) == values.blocks and all(each in (0, 1) for each in pattern):
+        return [bool(each) for each in pattern[: values.layers]]
+    if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
+        return [(layer + 1) % pattern > 0 for layer in range(values.layers)]
+    if pattern is None:
+        return None
+    raise values.wrong(name, pattern, "it must be a whole number of at least 1, or yes or no for each layer")
+
+
 def _gemma4(values: Values) -> dict[str, Any]:
-    sliding = values.gguf.values.get("gemma4.attention.sliding_window_pattern")
-    kinds = sliding if isinstance(sliding, list) else []
+    kinds = _sliding(values) or []
     found: dict[str, Any] = {
         "layer_types": ["sliding_attention" if each else "full_attention" for each in kinds],
         "head_dim": values.whole("attention.key_length_swa"),
@@ -83,11 +93,11 @@ def _two_rotations(values: Values) -> dict[str, Any]:
     return {"full_attention": full, "sliding_attention": sliding}
 
 
-def _heads_of_keys(values: Values, kinds: list[Any]) -> dict[str, Any]:
+def _heads_of_keys(values: Values, kinds: list[bool]) -> dict[str, Any]:
     heads = values.get("attention.head_count_kv")
     if not isinstance(heads, list) or len(heads) != len(kinds):
         return {"num_key_value_heads": heads}
-    own = {bool(kind): count for kind, count in zip(kinds, heads, strict=True)}
+    own = dict(zip(kinds, heads, strict=True))
     return {"num_key_value_heads": own.get(True), "num_global_key_value_heads": own.get(False)}
 
 

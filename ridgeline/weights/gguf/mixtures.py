@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.weights.gguf.dense import granite
-from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BEHIND, Dialect
+from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BEHIND, Dialect, yarn
 from ridgeline.weights.gguf.values import Values
 
 _SIGMOID = 2  # llama.cpp's number of that way to score experts
@@ -22,20 +22,12 @@ def _gpt_oss(values: Values) -> dict[str, Any]:
     return found
 
 
-def yarn(values: Values) -> dict[str, Any]:
+def _scaled_yarn(values: Values) -> dict[str, Any]:
     """Return YaRN's entries, with the factor of scores that DeepSeek's models have."""
-    found: dict[str, Any] = {
-        "rope_type": "yarn",
-        "factor": values["rope.scaling.factor"],
-        "original_max_position_embeddings": values["rope.scaling.original_context_length"],
-    }
-    for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-        if (number := values.get(f"rope.scaling.{theirs}")) is not None:
-            found[ours] = number
-    if multiplier := values.get("rope.scaling.yarn_log_multiplier"):
-        scale = round(10 * multiplier, 6)  # llama.cpp's has a tenth in it
-        found |= {"mscale": scale, "mscale_all_dim": scale}
-    return found
+    if not (multiplier := values.get("rope.scaling.yarn_log_multiplier")):
+        return yarn(values)
+    scale = round(10 * multiplier, 6)  # llama.cpp's has a tenth in it
+    return {**yarn(values), "mscale": scale, "mscale_all_dim": scale}
 
 
 def _routed(values: Values) -> dict[str, Any]:
@@ -78,7 +70,7 @@ def _deepseek2(values: Values) -> dict[str, Any]:
         **_routed(values),
     }
     if values.get("rope.scaling.type") == "yarn":
-        found["rope_scaling"] = yarn(values)
+        found["rope_scaling"] = _scaled_yarn(values)
     if _is_v3(values):
         return {**found, "architectures": ["DeepseekV3ForCausalLM"]}
     return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.weights.gguf.dense import biases
 from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BEHIND, Dialect
 from ridgeline.weights.gguf.values import Values
 
@@ -109,10 +108,6 @@ def _kv_heads(values: Values, layer: int) -> int:
     """Return the heads of keys by the tensor, since some files count none."""
     keys = values.gguf.tensors.get(f"blk.{layer}.attn_k.weight")
     return values.most("attention.head_count_kv") if keys is None else max(1, keys.shape[0] // values.shared_width)
-
-
-def _jamba(values: Values) -> dict[str, Any]:
-    return {**biases(values)}
 
 
 _MAMBA_NORMS = {"norm": "attn_norm"}

@@ -5,21 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.models.config import MAX_COUNTS
 from ridgeline.weights.formats.gguf_file import GGUF
 
 
 class Values:
-    """The architecture's own values in a file: `values["block_count"]` is "llama.block_count"."""
+    """The architecture's own values in a file: `values["block_count"]` is "llama.block_count".
+
+    asked: the names of the values that were asked for.
+    """
 
     def __init__(self, gguf: GGUF) -> None:
         self.gguf, self.architecture = gguf, gguf.values.get("general.architecture")
+        self.asked: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value. One that is given per layer counts only if all layers have the same."""
-        value = self.gguf.values.get(f"{self.architecture}.{name}", default)
+        self.asked.add(name)
+        value = self.raw(name, default)
         if isinstance(value, list) and value and all(each == value[0] for each in value):
             return value[0]
         return value
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """Return a value as the file has it."""
+        return self.gguf.values.get(f"{self.architecture}.{name}", default)
+
+    def refuse_unless(self, name: str, *usual: float) -> None:
+        """Raise ModelLoadError if the file sets this value to something else than `usual`."""
+        value = self.get(name)
+        near = isinstance(value, int | float) and any(abs(value - each) <= 1e-5 * abs(each) for each in usual)
+        if value is not None and not near:
+            raise self.wrong(name, value, f"only {' or '.join(str(each) for each in usual)} runs here")
+
+    def wrong(self, name: str, value: Any, words: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.gguf.path} sets {self.architecture}.{name} to {repr(value)[:80]}; {words}.")
 
     def __getitem__(self, name: str) -> Any:
         value = self.get(name)
@@ -31,11 +51,16 @@ class Values:
         """Return a number that we calculate with, at least 1. Raise ModelLoadError."""
         value = self[name] if default is None else self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelLoadError(
-                f"{self.gguf.path} sets {self.architecture}.{name} to {repr(value)[:80]}; it must be a whole number of "
-                "at least 1, so download the file again."
-            )
+            raise self.wrong(name, value, "it must be a whole number of at least 1, so download the file again")
         return value
+
+    @property
+    def blocks(self) -> int:
+        """The number of layers, with those that draft."""
+        count, most = self.whole("block_count"), MAX_COUNTS["num_hidden_layers"]
+        if count > most:
+            raise self.wrong("block_count", count, f"at most {most} layers run here, so download the file again")
+        return count
 
     @property
     def head_dim(self) -> int:
@@ -48,13 +73,13 @@ class Values:
     @property
     def layers(self) -> int:
         """The number of layers, without those behind them that draft."""
-        return self.whole("block_count") - self.drafting
+        return self.blocks - self.drafting
 
     @property
     def drafting(self) -> int:
         """The number of layers that draft further tokens, which come last."""
         count = self.get("nextn_predict_layers", 0)
-        return count if isinstance(count, int) and 0 <= count < self.whole("block_count") else 0
+        return count if isinstance(count, int) and 0 <= count < self.blocks else 0
 
     def has(self, name: str, layer: int | None = 0) -> bool:
         """Return True if the file holds a tensor of a layer (None: of any layer)."""
