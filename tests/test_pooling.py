@@ -434,6 +434,16 @@ def test_runner_and_convert_say_what_a_model_is(folder, tmp_path: Path, open_llm
     sentence = pooled_models.sentence_folder("bert", tmp_path / "max", "max_tokens")
     with pytest.raises(ModelLoadError, match="the pooling is max; known: cls, mean, lasttoken"):
         open_llm(sentence)
+    sentence = pooled_models.sentence_folder("bert", tmp_path / "order", "mean_tokens", dense=True, normalize=True)
+    listed = json.loads((sentence / "modules.json").read_text())
+    for order in ([0, 1, 3, 2], [0, 1, 1, 2], [0, 3, 1, 2]):
+        (sentence / "modules.json").write_text(json.dumps([listed[place] for place in order]))
+        with pytest.raises(ModelLoadError, match="one Pooling may stand before Dense modules"):
+            open_llm(sentence)
+    listed[1]["path"] = "a/" * 3000
+    (sentence / "modules.json").write_text(json.dumps(listed))
+    with pytest.raises(ModelLoadError, match="too long"):
+        open_llm(sentence)
 
 
 def test_an_interrupted_call_leaves_an_engine_that_works(folder, open_llm, monkeypatch) -> None:

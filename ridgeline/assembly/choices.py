@@ -264,8 +264,10 @@ def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
         kept = (attention_of(each.mixer) for layer, each in enumerate(model.layers) if layer not in skipped)
         borrowed = {each.borrows for each in kept if each is not None}
         if lost := [layer for layer in skipped if layer in borrowed]:
+            whose = "its default" if speculation.skip_layers is None else "skip_layers of speculative_config"
             raise InvalidConfig(
-                f"skip_layers of speculative_config has {lost[0]}, to whose keys others attend; name other layers."
+                f"layer_skip would leave out layer {lost[0]} by {whose}, and others attend to its keys; name other "
+                "layers in skip_layers."
             )
         if any(group.spec.exact for group in model.cache_groups):
             raise InvalidConfig(

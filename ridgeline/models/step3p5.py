@@ -91,7 +91,7 @@ def _checked(config: Config) -> Config:
     for name, only in _ONLY.items():
         if name in config and config.raw(name) != only:
             raise config.wrong(name, config.raw(name), str(only).lower())
-    for name in ("attention_bias", "mlp_bias", "sink"):
+    for name in ("attention_bias", "mlp_bias", "sink", "use_bidirectional_attention"):
         config.refuse(name, "no model of this family has it")
     if config.activation("hidden_act") != "silu":
         raise wrong("hidden_act", config.raw("hidden_act"), "silu")

@@ -34,6 +34,11 @@ def read_modules(folder: Path) -> Modules | None:
     dense: list[DenseModule] = []
     normalize, longest, masks = False, None, False
     for kind, path in listed:
+        if (kind == "Pooling" and pooling is not None) or (normalize and kind in ("Pooling", "Dense")):
+            raise ModelLoadError(
+                f"{folder} has the modules {', '.join(each for each, _ in listed)[:200]}; here one Pooling may stand "
+                "before Dense modules, and Normalize behind them."
+            )
         match kind:
             case "Transformer" | "MLMTransformer":
                 if path not in ("", "."):

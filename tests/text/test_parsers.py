@@ -152,6 +152,7 @@ NESTED_M3 = (
     f"{M}<filter>{M}<a>1{M}</a>{M}<b>{M}<c>x{M}</c>{M}</b>{M}</filter>\n"
     f"{M}<tags>{M}<item>u{M}</item>{M}<item>v{M}</item>{M}</tags>{M}<limit>2{M}</limit>"
 )
+HALVED = ("search", {"free": "\ufffd"})
 LIMITED_TWO = ("search", {"limit": 2})
 FUNCTION_GEMMA = (
     f"<start_function_call>call:search{GEMMA}<end_function_call><start_function_call>call:now{{}}<end_function_call>"
@@ -258,6 +259,28 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("cohere_command3", f'<|START_ACTION|>{{"tool_name": "search", "parameters": {ARGS}}}<|END_ACTION|>', "", ONE),
     ("apertus", f'Hm.<|tools_prefix|>[{{"search": {ARGS}}}, {{"now": {{}}}}]<|tools_suffix|>ok', "Hm.ok", TWO),
     ("apertus", "<|tools_prefix|>[1]<|tools_suffix|>ok", "<|tools_prefix|>[1]<|tools_suffix|>ok", []),
+    ("apertus", '<|tools_prefix|>[{"a": "b"}]<|tools_suffix|>', '<|tools_prefix|>[{"a": "b"}]<|tools_suffix|>', []),
+    (
+        "cohere_command3",
+        '<|START_ACTION|>[{"tool_name": "now", "parameters": "oops"}]<|END_ACTION|>',
+        '<|START_ACTION|>[{"tool_name": "now", "parameters": "oops"}]<|END_ACTION|>',
+        [],
+    ),
+    ("hermes", '<tool_call>{"arguments": null, "name": "now"}</tool_call>', "", [NOW_CALL]),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"free": NaN}, "name": "search"}</tool_call>',
+        "",
+        [("search", {"free": "NaN"})],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"free": "\\ud83d"}, "name": "search"}</tool_call>', "", [HALVED]),
+    ("xlam", f'[{{"name": "see", "arguments": {{"a": 1}}}}, {NOW}]', "", [NOW_CALL]),
+    (
+        "minimax_m3",
+        f'{M}<invoke name="search">{M}<query>a{M}</query>{M}<query>b{M}</query>{M}</invoke>',
+        "",
+        [("search", {"query": "a"})],
+    ),
     ("internlm", f"Hm.<|action_start|><|plugin|>\n{SAID}<|action_end|>\n", "Hm.", ONE),
     ("step3", f"Hm\n{STEPPED}ok", "Hm\nok", [ALL_TYPED, ("now", {})]),
     ("xlam", f"[{SAID}, {NOW}]", "", TWO),
@@ -379,6 +402,17 @@ def test_what_proves_to_be_no_call_is_given_as_it_comes(name: str, text: str) ->
         given = [event for char in whole for event in parser.push(char)]
         content = "".join(event.text for event in given if isinstance(event, Content))
         assert len(content) > 400, tag
+
+
+def test_odd_schemas_of_tools_end_no_answer() -> None:
+    text = f'{M}<invoke name="f">{M}<a>1{M}</a>{M}</invoke>'
+    for schema in (
+        {"anyOf": 5},
+        {"properties": {"a": {"anyOf": 5, "oneOf": {}}}},
+        {"properties": {"a": {"$ref": "#/x"}}},
+    ):
+        _, _, made = joined(FORMS["minimax_m3"].parser({"f": schema}), [text])
+        assert [name for name, _, _ in made] == ["f"]
 
 
 @pytest.mark.parametrize("name", FORMS)

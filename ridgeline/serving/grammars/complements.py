@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -115,6 +116,12 @@ def kind(value: object) -> str:
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
-def same(one: object, other: object) -> bool:
-    """Return True for equal JSON values; true is not 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+def text_of(value: object) -> str:
+    """Return a text that equal JSON values share: 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(text_of, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(sorted(f'{json.dumps(key)}:{text_of(each)}' for key, each in value.items()))}}}"
+    return json.dumps(value)

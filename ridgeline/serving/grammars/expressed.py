@@ -32,7 +32,7 @@ from ridgeline.serving.grammars.complements import (
     kind,
     other_than,
     other_values,
-    same,
+    text_of,
     with_key,
 )
 from ridgeline.serving.grammars.evaluated import Evaluated, Ways, joined
@@ -40,7 +40,7 @@ from ridgeline.serving.grammars.evaluated import Evaluated, Ways, joined
 PLACES = 8
 MOST_PARTS = 4000  # parts of schemas that may be made
 MOST_CHOICES = 100  # of a oneOf; each is compared with all others
-MOST_COMPARED = 10_000  # pairs of constants
+MOST_COMPARED = 4000  # constants and properties, in all comparisons of choices
 MOST_REFERENCES = 32  # followed one after another
 MOST_LEVELS = 3  # of properties that tell choices apart
 LACKING = {"not", "if", "then", "else", "oneOf", "contains", "minContains", "maxContains", "dependentSchemas"}
@@ -73,6 +73,7 @@ class _Writer:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root, self._parts = root, 0
         self._denying: set[str] = set()
+        self._compared = 0
         self._writing = False  # what is only copied does not count
         self._places = dict(_places(root))
         self._resources = sum(isinstance(part.get("$id"), str) for part in self._places.values())
@@ -248,6 +249,9 @@ class _Writer:
     def _disjoint(self, one: Any, other: Any, level: int = 0) -> bool:
         """Return True where it is plain that no value fits both schemas: by their types, or by a key's constant."""
         one, other = self._whole(one), self._whole(other)
+        self._compared += 1
+        if self._compared > MOST_COMPARED:
+            return False  # it is not plain
         if one is False or other is False:
             return True
         if not isinstance(one, Mapping) or not isinstance(other, Mapping):
@@ -256,10 +260,14 @@ class _Writer:
         if not types[0] & types[1]:
             return True
         values, others = _constants(one), _constants(other)
-        if values is not None and others is not None and len(values) * len(others) <= MOST_COMPARED:
-            return not any(same(a, b) for a in values for b in others)
+        if values is not None and others is not None:
+            self._compared += len(values) + len(others)
+            if self._compared > MOST_COMPARED:
+                return False
+            return not set(map(text_of, values)) & set(map(text_of, others))
         if types[0] & types[1] != {"object"}:
             return False
+        self._compared += len(one.get("required", [])) + len(other.get("required", []))
         needed = set(one.get("required", [])) & set(other.get("required", []))
         shared = needed & one.get("properties", {}).keys() & other.get("properties", {}).keys()
         return level < MOST_LEVELS and any(
@@ -268,7 +276,7 @@ class _Writer:
 
     def _whole(self, schema: Any) -> Any:
         """Return the schema that a bare reference stands for."""
-        for _ in range(len(self._places)):
+        for _ in range(min(len(self._places), MOST_REFERENCES)):
             if not isinstance(schema, Mapping) or "$ref" not in schema or schema.keys() & {"type", "const", "enum"}:
                 return schema
             try:

@@ -43,6 +43,7 @@ SAFE = frozenset(
 )
 ODD = re.compile(r"%(?!import\b)\w+|&|<|@|~|\.\.")  # in rules: what may name other texts
 DEFINED = re.compile(r"^[ \t]*[?!]?(_?[A-Z][A-Z0-9_]*)[ \t]*:", re.MULTILINE)
+CODE = re.compile(r"\\[uU]([0-9a-f]{4,8})")  # of a character in a class
 CATEGORIES = {
     sre.CATEGORY_DIGIT: r"\d",
     sre.CATEGORY_NOT_DIGIT: r"\D",
@@ -202,9 +203,10 @@ class _Pattern:
 
     def _check_end(self, before: Sequence[Node], behind: Sequence[Node]) -> None:
         """Raise InvalidRequest if a lexeme that is as long as can be would take what comes behind it."""
-        ends = [_ordinary(each) for node in _edge(reversed(before)) for each in self._repeated(node)]
-        starts = [_ordinary(each) for node in _edge(behind) for each in self._classes(node)]
-        if frozenset().union(*ends) & frozenset().union(*starts):
+        ends = [each for node in _edge(reversed(before)) for each in self._repeated(node)]
+        starts = [each for node in _edge(behind) for each in self._classes(node)]
+        points = frozenset().union(*map(_points, (*ends, *starts)))
+        if _matching(ends, points) & _matching(starts, points):
             raise _wrong("has a pattern whose end is not clear")
 
     def _classes(self, node: Node) -> list[str]:
@@ -224,10 +226,18 @@ class _Pattern:
 
 
 @lru_cache(4096)
-def _ordinary(known: str) -> frozenset[str]:
-    """Return the characters of a class that need no escape, of those that are looked at."""
-    matches = re.compile(known).fullmatch
-    return frozenset(filter(matches, ORDINARY))
+def _points(known: str) -> frozenset[str]:
+    """Return characters that need no escape and tell a class from others: the usual ones, and those beside the ends of
+    its ranges. Of two classes that overlap, one has such a character in common with the other."""
+    codes = [int(found, 16) for found in CODE.findall(known)]
+    near = {code + step for code in codes for step in (-1, 0, 1) if 32 <= code + step <= 0x10FFFF}
+    return frozenset(ORDINARY) | {chr(code) for code in near} - frozenset(SPECIAL)
+
+
+def _matching(classes: Iterable[str], points: Iterable[str]) -> frozenset[str]:
+    """Return the characters that are in one of the classes."""
+    matches = [re.compile(known).fullmatch for known in classes]
+    return frozenset(point for point in points if any(match(point) for match in matches))
 
 
 def _edge(row: Iterable[Node]) -> Iterator[Node]:
@@ -246,7 +256,7 @@ def _characters(known: str, *, many: bool = False) -> str:
     matches = re.compile(known).fullmatch
     spelled = [_spelled(each).removeprefix("\\") for each in SPECIAL if matches(each)]
     escapes = [rf"/\u005c(?:{'|'.join(''.join(map(literal, map(ord, each))) for each in spelled)})/"] * bool(spelled)
-    plain = [f"/[{known}--{SPECIALS}]{'+' if many else ''}/"] if _ordinary(known) else []
+    plain = [f"/[{known}--{SPECIALS}]{'+' if many else ''}/"] if _matching([known], _points(known)) else []
     return "(" + " | ".join([*plain, *escapes]) + ")"
 
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from itertools import permutations
+from itertools import accumulate, permutations
 from math import perm
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.serving.grammars.complements import same
+from ridgeline.serving.grammars.complements import text_of
 from ridgeline.serving.grammars.expressed import expressed
 from ridgeline.serving.grammars.formats import PATTERNS
 
@@ -267,10 +267,11 @@ def _unique(schema: dict[str, Any]) -> dict[str, Any]:
     values = items["enum"] if isinstance(items.get("enum"), list) else [items["const"]] if "const" in items else None
     if values is None or items.keys() - {"enum", "const", "type", "title", "description"}:
         return schema
-    values = [value for n, value in enumerate(values) if not any(same(value, other) for other in values[:n])]
+    values = list({text_of(value): value for value in reversed(values)}.values())[::-1]
     least, most = schema.get("minItems", 0), min(schema.get("maxItems", len(values)), len(values))
     lengths = range(least, most + 1) if isinstance(least, int) and isinstance(most, int) else range(0)
-    if not lengths or sum(perm(len(values), length) for length in lengths) > MOST_ARRAYS:
+    several = accumulate(perm(len(values), length) for length in lengths)  # the first that are too many end it
+    if not lengths or any(arrays > MOST_ARRAYS for arrays in several):
         return schema
     about = {name: plain[name] for name in ("title", "description", "default", "examples") if name in plain}
     arrays = [_array(chosen) for length in lengths for chosen in permutations(values, length)]

@@ -16,6 +16,7 @@ Tools = Mapping[str, Mapping[str, Any]]  # a function's name → the JSON schema
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 MARKS = re.compile(r'["\\{}\[\]<]')
 WITHIN = re.compile(r'["\\\x00-\x1f]')  # what matters to a string, control characters among it
+HALF = re.compile("[\ud800-\udfff]")
 SEPARATORS = re.compile(r"[\s,]*")
 LIST, LIST_END = Tags("["), Tags("]")
 
@@ -109,9 +110,10 @@ class CallParser(Scanner):
     """The base of parsers of calls. `calls` counts those that have begun.
 
     head: what a call written as JSON has before its arguments, with the name's text as its first group. It has no "<".
+    skips: objects in a list that are no calls are passed over if others are.
     """
 
-    head = HEAD
+    head, skips = HEAD, False
 
     def __init__(self, tools: Tools | None = None) -> None:
         super().__init__()
@@ -129,11 +131,11 @@ class CallParser(Scanner):
 
     def begin(self, name: str, call_id: str | None = None) -> None:
         self.calls += 1
-        self.emit(CallDelta(self.calls - 1, name, id=call_id))
+        self.emit(CallDelta(self.calls - 1, without_halves(name), id=call_id and without_halves(call_id)))
 
     def arguments(self, text: str) -> None:
         if text:
-            self.emit(CallDelta(self.calls - 1, arguments=text))
+            self.emit(CallDelta(self.calls - 1, arguments=without_halves(text)))
 
     def json_value(self, give: Give) -> Reading[bool]:
         """Give a JSON object or list as it comes, and return True if it is complete."""
@@ -192,15 +194,19 @@ class CallParser(Scanner):
 
     def whole_call(self, text: str) -> bool:
         """Give a call that is written in full, in whatever order. Return False if it is none."""
-        value = decoded(text)
-        name, arguments = self.parts(value) if isinstance(value, dict) else (None, None)
-        if not isinstance(value, dict) or not isinstance(name, str) or not self.offers(name):
+        value = decoded(text, str)
+        if not isinstance(value, dict):
+            return False
+        name, arguments = self.parts(value)
+        if isinstance(arguments, str):  # it may be a text of JSON already
+            arguments = decoded(arguments, str) if arguments.strip() not in ("", "null") else {}
+        elif arguments is None:
+            arguments = {}
+        if not isinstance(name, str) or not isinstance(arguments, dict) or not self.offers(name):
             return False
         found = value.get("id")
         self.begin(name, found if isinstance(found, str) and found else None)
-        if not isinstance(arguments, str):  # it may be a text of JSON already
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        self.arguments(escaped(arguments))
+        self.arguments(json.dumps(arguments, ensure_ascii=False))
         return True
 
     def parts(self, call: dict[str, Any]) -> tuple[object, object]:
@@ -219,9 +225,14 @@ class CallParser(Scanner):
                 read += (yield from self.expect(LIST_END)) or ""
                 return None if self.calls > before else read
             broken = yield from self.json_call()
-            if broken is not None:
+            if broken is not None and not self.skips:
                 return read + broken
-            read = ""
+            read = "" if broken is None else read + broken
+
+
+def without_halves(text: str) -> str:
+    """Return a text whose halves of surrogate pairs, which JSON can spell and UTF-8 cannot hold, are replaced."""
+    return text if text.isascii() else HALF.sub("\ufffd", text)
 
 
 def decoded(text: str, constant: Callable[[str], object] | None = None) -> object:

@@ -207,7 +207,8 @@ class Types:
             if isinstance(reference := part.get("$ref"), str):
                 part = _referred(reference, self._whole)
                 continue
-            choices = [each for name in ("anyOf", "oneOf", "allOf") for each in part.get(name) or ()]
+            listed = [part.get(name) for name in ("anyOf", "oneOf", "allOf")]
+            choices = [each for some in listed if isinstance(some, list) for each in some]
             fitting = [each for each in choices if len(self.of_part(each) & {"object", "array"}) == 1]
             if len(fitting) != 1 or part.keys() & {"properties", "items"}:
                 return part

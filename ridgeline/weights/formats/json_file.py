@@ -14,9 +14,9 @@ MAX_BYTES = 1 << 26  # the largest real files have a tenth of it; a parsed file 
 def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
     """Return the object in a file, or {} if there is no file and none is required. Raise ModelLoadError if it holds
     something else."""
-    if not path.exists() and not required:
-        return {}
     try:
+        if not required and not path.exists():
+            return {}
         content = json.loads(bounded_text(path))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path} does not exist; a model folder needs it.") from error

@@ -14,7 +14,7 @@ pytest.importorskip("jsonschema")
 
 from jsonschema import Draft202012Validator
 
-from ridgeline.serving.grammars.complements import Inexpressible, other_values
+from ridgeline.serving.grammars.complements import Inexpressible, other_values, text_of
 from ridgeline.serving.grammars.expressed import LACKING, MOST_PARTS, expressed
 
 KEYS = ("a", "b", "c")
@@ -156,6 +156,12 @@ def chain(length: int) -> dict[str, Any]:
     return {f"d{n}": {"properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(length)}
 
 
+def level(number: int) -> dict[str, Any]:
+    names = [f"k{n}" for n in range(90)]
+    below = {"$ref": f"#/$defs/{number - 1}"}
+    return {"type": "object", "required": names, "properties": dict.fromkeys(names, below)}
+
+
 NODE = {"type": "object", "required": ["next", "v"], "properties": {"next": {"$ref": "#/$defs/n"}, "v": {"minimum": 1}}}
 WIDE = {"anyOf": [{"properties": {f"k{n}": {}}} for n in range(300)]}
 
@@ -173,9 +179,25 @@ WIDE = {"anyOf": [{"properties": {f"k{n}": {}}} for n in range(300)]}
         },
         {"oneOf": [{"enum": list(range(k, 9000, 2))} for k in range(2)]},
         {"oneOf": [{"required": [f"k{n}"]} for n in range(2000)]},
+        {"oneOf": [{"enum": list(range(k, 10_000, 100))} for k in range(100)]},
+        {
+            "oneOf": [{"$ref": "#/$defs/3"}] * 2,
+            "$defs": {"0": {"type": "string"}, **{f"{n}": level(n) for n in (1, 2, 3)}},
+        },
         {"not": {"const": "x" * 1900}},
     ],
-    ids=["counts", "references", "branches", "joined", "recursive", "constants", "choices", "text"],
+    ids=[
+        "counts",
+        "references",
+        "branches",
+        "joined",
+        "recursive",
+        "constants",
+        "choices",
+        "many constants",
+        "levels",
+        "text",
+    ],
 )
 def test_little_is_done_for_what_has_too_many_words(schema: dict[str, Any]) -> None:
     start = time.process_time()
@@ -186,3 +208,9 @@ def test_little_is_done_for_what_has_too_many_words(schema: dict[str, Any]) -> N
 def test_long_lists_of_texts_are_not_left_out() -> None:
     with pytest.raises(Inexpressible):
         other_values(["x" * 3000])
+
+
+@given(VALUES, VALUES)
+def test_equal_values_have_one_text(one: Any, other: Any) -> None:
+    listed = Draft202012Validator({"const": one}).is_valid(other)
+    assert (text_of(one) == text_of(other)) == listed

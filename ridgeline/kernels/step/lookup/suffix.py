@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 MOST_PLACES = 256  # behind a match that are counted, the latest ones
+MOST_SEARCHED = 4096  # places of the last token, the latest ones: a text of one token has as many as it has tokens
 
 
 def continued_by_share(
@@ -27,7 +28,7 @@ def continued_by_share(
     """
     end, best, best_score, best_shared = len(known_N), known_N[:0], 0.0, 0
     at_X = np.flatnonzero(known_N[: end - 1] == known_N[-1]) + 1 if end > 1 and count else np.empty(0, np.intp)
-    length = 1
+    at_X, length = at_X[-MOST_SEARCHED:], 1
     while len(at_X):
         longer_X = at_X[at_X > length] if length < longest else at_X[:0]
         longer_X = longer_X[known_N[longer_X - length - 1] == known_N[end - length - 1]]

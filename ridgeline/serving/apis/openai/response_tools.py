@@ -17,6 +17,7 @@ from ridgeline.serving.requests.bounded_json import begun_object
 from ridgeline.serving.requests.custom import INPUT
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import text_at, unused
+from ridgeline.text.parsers.calls import without_halves
 
 USED = ("type", "name", "description", "parameters")  # of a function; schemas hold where tool_choice forces calls
 SEARCH = "tool_search"  # a tool without a name
@@ -150,7 +151,19 @@ def as_object(arguments: str) -> Object:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
         found = begun_object(arguments)
-    return found if isinstance(found, dict) else {}
+    return _whole(found) if isinstance(found, dict) else {}
+
+
+def _whole(value: Any) -> Any:
+    """Return a value of JSON without halves of surrogate pairs."""
+    match value:
+        case str():
+            return without_halves(value)
+        case list():
+            return [_whole(each) for each in value]
+        case dict():
+            return {without_halves(key): _whole(each) for key, each in value.items()}
+    return value
 
 
 def found_names(item: Object) -> str:

@@ -21,7 +21,8 @@ class ApertusParser(MinimaxParser):
     head = re.compile(r'\{\s*("(?:[^"\\<]|\\[^<])*")\s*:\s*')
 
     def parts(self, call: dict[str, Any]) -> tuple[object, object]:
-        return next(iter(call.items())) if len(call) == 1 else (None, None)
+        [*pairs] = call.items()
+        return pairs[0] if len(pairs) == 1 and not isinstance(pairs[0][1], str) else (None, None)
 
 
 FORM = ToolForm(

@@ -57,7 +57,15 @@ class MinimaxM3Parser(CallParser):
         self.begin(name)
         types, separator = Types(self.tools.get(name, {})), "{"
         schema = types.container(self.tools.get(name, {}))
+        seen = set[str]()
         while (key := (yield from self._tag(self.drop))) is not None and key[:1] != "/":
+            if key in seen:  # the first holds, since it has been given
+                _, ended = yield from self._value(True, types, 1)
+                if ended is None or ended in OUTER:
+                    self.arguments("}" if ended is not None else "")
+                    return ended
+                continue
+            seen.add(key)
             self.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator, part = ", ", _part(schema, key)
             if types.of_part(part) == {"string"}:

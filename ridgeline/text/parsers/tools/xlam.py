@@ -16,6 +16,8 @@ NONE = Tags()
 class XlamParser(CallParser):
     """A list is looked for where the answer begins. Objects in it are calls if they name a tool of the request."""
 
+    skips = True
+
     def offers(self, name: str) -> bool:
         return not self.tools or name in self.tools
 
