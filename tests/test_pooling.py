@@ -442,7 +442,7 @@ def test_runner_and_convert_say_what_a_model_is(folder, tmp_path: Path, open_llm
             open_llm(sentence)
     listed[1]["path"] = "a/" * 3000
     (sentence / "modules.json").write_text(json.dumps(listed))
-    with pytest.raises(ModelLoadError, match="too long"):
+    with pytest.raises(ModelLoadError, match="copy it again"):
         open_llm(sentence)
 
 
