@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.grammars.grammar import MOST_CHARS
 from ridgeline.serving.grammars.quoted import literal
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.text.parsers.choose import Forms
@@ -66,6 +67,8 @@ def _lark(form: Any) -> str:
         raise InvalidRequest("the format is no grammar")
     if syntax == "lark":
         return text
+    if len(text) > MOST_CHARS:  # before any work on it
+        raise InvalidRequest(f"the format has {len(text)} characters; at most {MOST_CHARS} are allowed")
     return "start: /" + re.sub(r"(?<!\\)/", r"\/", ANCHORS.sub("", text)) + "/"
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.serving.grammars.grammar import MOST_CHARS
+from ridgeline.serving.requests import custom as custom_tools
 from tests import scripted_model
 from tests.scripted_model import TAGS, call
 from tests.serving.conftest import PATIENCE, Server, StartServer, engine_in_a_thread
@@ -135,4 +137,13 @@ def test_grammars_are_bounded_together_and_give_way_to_a_form_of_the_answer(serv
     assert inputs(answer)[0] == ("digits", "123")
     form = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "integer"}}}
     answer = post(server, 1, text=form, max_output_tokens=3)
+    assert answer.headers["ridgeline-ignored"] == "tools.format"
+
+
+def test_a_pattern_that_is_too_long_is_left_out_before_any_work(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(custom_tools, "ANCHORS", None)
+    slashes = {"type": "grammar", "syntax": "regex", "definition": "/" * (MOST_CHARS + 1)}
+    answer = post(server, tools=[custom("slashes", slashes)], max_output_tokens=1)
     assert answer.headers["ridgeline-ignored"] == "tools.format"
