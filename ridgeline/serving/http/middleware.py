@@ -32,7 +32,7 @@ from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.exchange import replayed
 from ridgeline.serving.http.idempotency import with_idempotency
 from ridgeline.serving.http.orca import ANSWERS as LOAD
-from ridgeline.serving.http.orca import with_load
+from ridgeline.serving.http.orca import STRANGER, with_load
 from ridgeline.serving.http.paths import is_anthropics, is_under, route_path
 from ridgeline.serving.keys import allowed, bearer
 
@@ -174,6 +174,8 @@ def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str], *, o
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)
         if path in HEALTH:
+            known = not clients or True in [allowed(key, clients) for key in _keys_in(scope)]
+            scope.setdefault("state", {})[STRANGER] = not known
             return await app(scope, receive, send)
         needed = (tuple(admin_keys) or keys) if is_admin(path) else clients
         given: list[str | None] = [*_keys_in(scope)] or [None]

@@ -16,18 +16,20 @@ from ridgeline.serving.http.exchange import tell_ignored
 
 ASKS, ANSWERS = "endpoint-load-metrics-format", "endpoint-load-metrics"
 FORMS = ("TEXT", "JSON")
+STRANGER = "stranger"  # in the state of a request without a key, on a route that is open although others ask for keys
 
 
 def with_load(app: ASGIApp, api: ApiServer) -> ASGIApp:
     """Put the load into the answers to requests that ask for it. The figures are those that engines sent last, at most
-    a second ago; without any there is no header."""
+    a second ago; without any there is no header, nor for a STRANGER."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         form = Headers(scope=scope).get(ASKS)
         if form is None:
             return await app(scope, receive, send)
-        if form.upper() not in FORMS:
+        if form.upper() not in FORMS or scope.get("state", {}).get(STRANGER):
             tell_ignored(Request(scope), [ASKS])
+            return await app(scope, receive, send)
 
         async def loaded(message: Message) -> None:
             if message["type"] == "http.response.start" and (told := written(form.upper(), load_of(api))):

@@ -57,6 +57,13 @@ def test_the_load_is_for_clients_with_a_key(start_server: StartServer) -> None:
     with start_server(api_key=["secret"]) as server:
         refused = post(server, "TEXT")
         assert (refused.status_code, "endpoint-load-metrics" in refused.headers) == (401, False)
+        ends, known = time.monotonic() + PATIENCE, {"Authorization": "Bearer secret"}
+        while not load_of(server.api) and time.monotonic() < ends:
+            time.sleep(0.02)
+        for more, told in ((known, True), ({}, False), ({"Authorization": "Bearer other"}, False)):
+            headers = {"endpoint-load-metrics-format": "JSON", **more}
+            health = httpx.get(f"{server.url}/health", headers=headers, timeout=PATIENCE)
+            assert (health.status_code, "endpoint-load-metrics" in health.headers) == (200, told)
 
 
 def test_the_figures_are_those_of_the_metrics() -> None:
