@@ -26,8 +26,12 @@ KSERVE = "/v2/models/"
 LATEST = ":latest"  # the tag that Ollama's clients add to names without one
 
 
+SHOWN = "/api/show"  # of Ollama, whose older clients say `name` for the model
+
+
 class _Named(msgspec.Struct):
     model: Any = None
+    name: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Named)
@@ -39,21 +43,24 @@ def by_model(apps: Sequence[ASGIApp], models: Sequence[ApiServer]) -> ASGIApp:
         return apps[0]
     known = {name: app for api, app in zip(models, apps, strict=True) for name in api.names}
 
+    def meant(name: str | None) -> ASGIApp | None:
+        return known.get(name or "") or known.get((name or "").removesuffix(LATEST))
+
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         app = apps[0]
         if scope["type"] == "http":
-            name = _in_query(scope)
-            if name is not None and name not in known:  # most routes do not look at it, and would be another model's
+            name, path = _in_query(scope), route_path(scope)
+            if name is not None and meant(name) is None:  # most routes do not look at it, and would be another model's
                 unknown = ModelNotFound(
                     f"the model {shortened(name)} does not exist; this server has: {', '.join(known)}.", param="model"
                 )
                 return await response_for(unknown, scope)(scope, receive, send)
-            name = name or next((each for each in known if is_under(KSERVE + each, route_path(scope))), None)
+            name = name or next((each for each in known if is_under(KSERVE + each, path)), None)
             if scope["method"] == "POST":
                 first = await receive()
-                named = await _in_body(first.get("body", b""))
+                named = await _in_body(first.get("body", b""), older=path == SHOWN)
                 name, receive = named or name, replayed(first, receive)
-            app = known.get(name or "") or known.get((name or "").removesuffix(LATEST), app)
+            app = meant(name) or app
         await app(scope, receive, send)
 
     return run
@@ -67,15 +74,17 @@ def _in_query(scope: Scope) -> str | None:
     return named[-1] if named else None
 
 
-async def _in_body(body: bytes) -> str | None:
+async def _in_body(body: bytes, *, older: bool) -> str | None:
+    """Return the model that a body names, with the older word if it has no other."""
     if body.lstrip()[:1] != b"{":
         return None
 
     def read() -> Any:
         try:
-            return _decoder.decode(body).model
+            found = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None  # the route says what is wrong with it
+        return found.model or (found.name if older else None)
 
     name = await off_loop(len(body), INLINE_BYTES, read)
     return name if isinstance(name, str) else None

@@ -112,6 +112,8 @@ def test_requests_find_their_model_by_body_path_and_query(server: Served) -> Non
         name: send(server, "/api/show", {"model": name})[1]["model_info"] for name in ("large", "small", "small:latest")
     }
     assert shown["small:latest"] == shown["small"] != shown["large"], "as Ollama's clients write a name"
+    assert send(server, "/api/show", {"name": "small"})[1]["model_info"] == shown["small"], "the older word"
+    assert send(server, "/server_info?model=small:latest")[1]["names"] == ["small"]
     assert [tag["name"] for tag in send(server, "/api/tags")[1]["models"]] == ["large", "small"]
     status, error = send(server, "/v1/completions", {"model": "other", "prompt": "x"})
     assert (status, error["error"]["code"]) == (404, "model_not_found")
