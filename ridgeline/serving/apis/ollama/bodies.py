@@ -278,7 +278,8 @@ def _messages(messages: Sequence[OllamasChatMessage]) -> list[Object]:
     for index, message in enumerate(messages):
         if message.images:
             raise BadRequest(IMAGES.sentence, param=f"messages.{index}.images")
-        told: Object = {"role": message.role, "content": message.content}
+        content = message.content or (None if message.tool_calls else "")  # it may be absent, as in Ollama
+        told: Object = {"role": message.role, "content": content}
         if message.thinking:
             told["reasoning_content"] = message.thinking
         if message.role == "tool":

@@ -216,6 +216,14 @@ def test_calls_and_their_answers_find_each_other(server: Server) -> None:
     assert told[1]["tool_calls"][0]["function"]["arguments"] == {"at": 1}
 
 
+def test_absent_content_is_empty(server: Server) -> None:
+    said = [USER, {"role": "assistant", "thinking": "Hm."}, {"role": "user"}, {"role": "system", "content": None}]
+    answer = post(server, "chat", model=MODEL, messages=said, stream=False, options={"num_predict": 1})
+    assert answer.status_code == 200, answer.text
+    chat, _ = chat_of(server.api, parse(OllamasChatBody, {"model": MODEL, "messages": said}))
+    assert [message.content for message in chat.messages[1:]] == ["", "", ""]
+
+
 def test_parts_of_an_answer_keep_their_order_and_calls_their_number() -> None:
     parts = Parts()
     events = [Reasoning("a"), Reasoning("b"), Content("c"), CallDelta(0, "f", '{"x"'), CallDelta(0, None, ": 1}")]
