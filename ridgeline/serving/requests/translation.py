@@ -22,6 +22,7 @@ INSTRUCTING = ("system", "developer")
 BETWEEN = "\n"  # stands between the parts of a text
 MEDIA = ("image", "audio", "file", "video", "document", "search_result", "container_upload")
 MOST_KIND = 64  # characters of a part's type
+KIND = re.compile(rf"[a-z][a-z0-9_]{{0,{MOST_KIND - 1}}}")  # what types look like, those of later APIs too
 
 Message = dict[str, Any]
 
@@ -116,10 +117,10 @@ def text_of(content: object, path: str, kinds: Mapping[str, str]) -> str:
 
 
 def result_text(content: object, path: str, kinds: Mapping[str, str], ignored: list[str], place: str) -> str:
-    """Return the text of what a tool returned, as `text_of` does.
+    """Return the text of what a tool returned or the model said, as `text_of` does.
 
-    A note stands in place of an image or a file, whose name is added to `ignored` behind `place`: the conversation
-    would end if it were refused, since clients send all of it each time.
+    A note stands in place of an image, a file or a part of an unknown type, whose name is added to `ignored` behind
+    `place`: the conversation would end if it were refused, since clients send all of it each time.
     """
     if isinstance(content, list):
         content = [_noted(part, kinds, ignored, place) for part in content]
@@ -128,11 +129,15 @@ def result_text(content: object, path: str, kinds: Mapping[str, str], ignored: l
 
 def _noted(part: object, kinds: Mapping[str, str], ignored: list[str], place: str) -> object:
     kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str) or kind in kinds or not any(word in kind for word in MEDIA):
+    if not isinstance(kind, str) or kind in kinds:
+        return part
+    media = any(word in kind for word in MEDIA)
+    if not media and not KIND.fullmatch(kind):
         return part
     kind = kind[:MOST_KIND]
     ignored.append(f"{place}.{kind}")
-    return {"type": "text", "text": f"[{kind}: left out, because the model reads text alone]"}
+    why = "the model reads text alone" if media else "this server does not know it"
+    return {"type": "text", "text": f"[{kind}: left out, because {why}]"}
 
 
 def text_at(part: Mapping[str, Any], field: str, path: str) -> str:

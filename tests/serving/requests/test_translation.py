@@ -107,12 +107,20 @@ def test_what_anthropics_own_tools_did_is_left_out_by_name() -> None:
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
     ]
     used = {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "f"}]}
+    found = [{"type": "tool_reference", "tool_name": "f"}, {"type": "new_part"}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": found}
     tools = [{"type": "web_search_20250305", "name": "web_search"}]
-    turns = [said("user", "?"), {"role": "assistant", "content": [*searched, {"type": "text", "text": "So."}, used]}]
+    turns = [
+        said("user", "?"),
+        {"role": "assistant", "content": [*searched, {"type": "new_block"}, {"type": "text", "text": "So."}, used]},
+    ]
     messages, ignored = of_anthropic(*turns, {"role": "user", "content": [result]}, tools=tools)
-    assert [message["content"] for message in messages] == ["?", "So.", "f"]
-    wanted = {"tools.web_search_20250305", "server_tool_use", "web_search_tool_result"}
+    assert [message["content"] for message in messages] == [
+        *("?", "So."),
+        "f\n[new_part: left out, because this server does not know it]",
+    ]
+    wanted = {"tools.web_search_20250305", "server_tool_use", "web_search_tool_result", "new_block"}
+    wanted.add("tool_result.new_part")
     assert set(ignored) == wanted
 
 

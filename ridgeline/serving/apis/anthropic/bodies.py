@@ -8,7 +8,6 @@ Anthropic runs itself, and what they did, are left out by name. Images and docum
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,6 +31,7 @@ from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import (
     BETWEEN,
+    KIND,
     Transcript,
     refuse_part,
     result_text,
@@ -46,8 +46,6 @@ from ridgeline.text.parsers.choose import Forms
 BILLING = "x-anthropic-billing-header"
 TEXT = {"text": "text"}
 REFERENCE = "tool_reference"
-# Blocks of tools that Anthropic runs itself, and what only it can read
-LEFT_OUT = re.compile(r"redacted_thinking|server_tool_use|[a-z]+(?:_[a-z]+)*_tool_result|mcp_tool_use|compaction")
 OF_USER, OF_ASSISTANT = ("text", "tool_result"), ("text", "thinking", "tool_use")
 USED = ("type", "name", "description", "input_schema")  # of a tool; schemas hold where tool_choice forces calls
 # Fields of a chat, and those of this body that they come from.
@@ -259,7 +257,8 @@ def _answer(said: Transcript, content: str | list[Object], path: str, ignored: l
         if kind == "text":
             texts.append(text_at(block, "text", place))
             continue
-        if isinstance(kind, str) and LEFT_OUT.fullmatch(kind):
+        if isinstance(kind, str) and kind not in OF_ASSISTANT and KIND.fullmatch(kind):
+            # of tools that Anthropic runs itself, what only it can read, and what is not known here
             if kind not in ignored:
                 ignored.append(kind)
             continue

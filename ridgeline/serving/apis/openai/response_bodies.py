@@ -5,13 +5,12 @@
 
 Items of a conversation are messages, reasoning, calls of functions and custom tools, searches for tools, and what these
 returned. What OpenAI's own tools did, and what is not known here, is left out by name. Images, sound and files that a
-user sends are refused by name.
+user sends are refused by name, and so are a user's parts of unknown types.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -46,6 +45,7 @@ from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import (
     INSTRUCTING,
+    KIND,
     Transcript,
     refuse_part,
     result_text,
@@ -72,8 +72,6 @@ ITEMS = (
     *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
     *("reasoning", "item_reference"),
 )
-# Items of tools that OpenAI or a client runs by itself, and notes of clients: nothing of them reaches the model
-OTHERS = re.compile(r"[a-z][a-z0-9_]{0,63}")
 ROLES = ("user", "assistant", "system", "developer")
 # Fields of a chat, and those of this body that they come from.
 NAMES = {
@@ -253,7 +251,7 @@ def _say(said: Transcript, item: Object, path: str, left_out: list[str]) -> None
     kind = item.get("type", "message")
     match kind:
         case "message":
-            _say_message(said, item, path)
+            _say_message(said, item, path, left_out)
         case "function_call":
             call_id, name = text_at(item, "call_id", path), called_name(item, path)
             said.call(call_id, name, text_at(item, "arguments", path))
@@ -271,23 +269,24 @@ def _say(said: Transcript, item: Object, path: str, left_out: list[str]) -> None
             parts = item.get("content") or item.get("summary")
             if parts:
                 kinds = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
-                said.think(text_of(parts, f"{path}.content", kinds))
+                said.think(result_text(parts, f"{path}.content", kinds, left_out, "input.reasoning"))
             elif item.get("encrypted_content"):
                 left_out.append("input.reasoning.encrypted_content")
-        case str() if OTHERS.fullmatch(kind):
+        case str() if KIND.fullmatch(kind):  # of tools that OpenAI or a client runs by itself, and notes of clients
             left_out += [] if kind in ADDING else [f"input.{kind}"]
         case _:
             refuse_part(item, path, ITEMS)
 
 
-def _say_message(said: Transcript, item: Object, path: str) -> None:
+def _say_message(said: Transcript, item: Object, path: str, left_out: list[str]) -> None:
     role = item.get("role")
     if role not in ROLES:
         raise BadRequest(f"{path}.role is one of {', '.join(ROLES)}, got {shortened(role)}.", param=f"{path}.role")
-    text = text_of(item.get("content"), f"{path}.content", TEXTS)
+    content = item.get("content")
     if role == "assistant":
-        said.answer(text)
-    elif role in INSTRUCTING:
+        return said.answer(result_text(content, f"{path}.content", TEXTS, left_out, "input"))
+    text = text_of(content, f"{path}.content", TEXTS)
+    if role in INSTRUCTING:
         said.instruct(str(role), text)
     else:
         said.say(str(role), text)

@@ -361,7 +361,7 @@ def test_an_item_adds_tools_and_may_change_those_that_are_there(server: Server) 
     answer = post(server, **asked, input=[added(space), said("user", TEXT), added(space)])
     [call] = answer.json()["output"]
     assert (call["type"], call["name"], call["namespace"]) == ("custom_tool_call", "patch", "functions")
-    assert "input.additional_tools" not in answer.headers["ridgeline-ignored"]
+    assert "input.additional_tools" not in answer.headers.get("ridgeline-ignored", "")
 
 
 def test_what_is_not_known_of_a_conversation_is_left_out_by_name(server: Server) -> None:
@@ -379,6 +379,17 @@ def test_what_is_not_known_of_a_conversation_is_left_out_by_name(server: Server)
     assert set(answer.headers["ridgeline-ignored"].split(", ")) == left_out
     prompt = post(server, "/render", model=MODEL, input=items).json()["prompt"]
     assert prompt.endswith("Seen:\n[input_image: left out, because the model reads text alone]")
+    new: Any = [{"type": "new_part", "x": 1}]
+    items = [said("user", TEXT), said("assistant", new), items[2], items[3] | {"output": new}]
+    answer = post(server, model=MODEL, input=items, max_output_tokens=1)
+    assert answer.status_code == 200, answer.text
+    left_out = {"input.new_part", "input.function_call_output.new_part"}
+    assert set(answer.headers["ridgeline-ignored"].split(", ")) == left_out
+    prompt = post(server, "/render", model=MODEL, input=items).json()["prompt"]
+    assert prompt.count("[new_part: left out, because this server does not know it]") == 2
+    thought = {"type": "reasoning", "summary": [{"type": "new_part"}]}
+    answer = post(server, model=MODEL, input=[said("user", TEXT), thought], max_output_tokens=1)
+    assert answer.headers["ridgeline-ignored"] == "input.reasoning.new_part"
 
 
 def test_reasoning_is_an_item_of_its_own(thinker: Server) -> None:
@@ -480,6 +491,8 @@ def test_who_leaves_ends_its_request(server: Server) -> None:
         ({"input": []}, "input"),
         ({"input": [{"type": "message", "role": "judge", "content": "x"}]}, "input.0.role"),
         ({"input": [said("user", [{"type": "input_image", "image_url": "x"}])]}, "input.0.content.0"),  # type: ignore
+        ({"input": [said("user", [{"type": "new_part"}])]}, "input.0.content.0"),  # type: ignore
+        ({"input": [said("assistant", [{"type": "no type"}])]}, "input.0.content.0"),  # type: ignore
         ({"input": [{"type": "web_search"}]}, "input"),  # nothing is left of it
         ({"input": [{"type": ["message"]}]}, "input.0"),
         ({"input": [{"type": "additional_tools", "tools": [7]}]}, "input.0.tools"),
