@@ -168,7 +168,7 @@ def _biases(tokenizer: Tokenizer, pairs: Iterable[tuple[int | str, float | bool]
     """Return the bias of each token id. A text biases each of its tokens, and false forbids."""
     found: dict[str, float] = {}
     for token, bias in pairs:
-        value = -FAR if bias is False else max(-FAR, min(FAR, float(bias)))
+        value = -FAR if bias is False else float(max(-FAR, min(FAR, bias)))  # floats have no room for every number
         named = isinstance(token, int) or (token.isascii() and token.isdigit())
         ids = [token] if named else tokenizer.encode(str(token), add_special_tokens=False)
         found |= dict.fromkeys(map(str, ids), value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -29,7 +29,7 @@ from ridgeline.serving.requests.context import check_text
 from ridgeline.serving.requests.translation import bounded
 from ridgeline.serving.requests.unenforced import unenforced
 from ridgeline.serving.requests.validation import check_model, completion_requests
-from ridgeline.serving.shares import TEXTS, off_loop
+from ridgeline.serving.shares import INLINE_ENTRIES, TEXTS, off_loop
 from ridgeline.text.infill import Fitted, infill_within, marks
 from ridgeline.text.outputs import CompletionOutput, TokenIdLogprobs
 
@@ -88,7 +88,9 @@ async def _answer(
     tell_ignored(request, unenforced(completion))
     asked = await completion_requests(api, completion, request_id(request))
     most = api.service.facts().max_model_len if body.n_predict is None or body.n_predict < 0 else body.n_predict or 1
-    answer = Answer(api, body, [bounded(api, each, most) for each in asked], cut=cut)
+    checked = sum(len(each.params.logit_bias or ()) for each in asked)
+    asked = await off_loop(checked, INLINE_ENTRIES, lambda: [bounded(api, each, most) for each in asked])
+    answer = Answer(api, body, asked, cut=cut)
     if body.stream:
         return PlainEvents(answer.stream)
     return await while_connected(request.receive, answer.whole(listed=several))
@@ -110,7 +112,7 @@ class Answer:
             found = [self._last(run, index, whole=True) for index, run in enumerate(runs)]
             return found if listed else found[0]
 
-        return await json_response(shapes.entries(runs), content)
+        return await json_response(sum(map(_size, runs)), content)
 
     async def stream(self, write: Write) -> None:
         runs = [self._api.service.run(asked) for asked in self._asked]
@@ -129,7 +131,7 @@ class Answer:
                 part = partial(self._part, run, piece, index, told)
                 await write(await run.apart(run.entries_of(piece), part))
                 told += len(piece.token_ids)
-        await write(self._last(run, index, whole=False))
+        await write(await run.apart(_size(run), partial(self._last, run, index, whole=False)))
 
     def _part(self, run: Run, piece: Piece, index: int, told: int) -> Predicted:
         scores = self._scores(piece.output, told, told + len(piece.token_ids))
@@ -163,9 +165,16 @@ class Answer:
             has_new_line=not self._hidden and "\n" in output.text,
             tokens_cached=usage.prompt + usage.completion,
             prompt=self._prompt(run.asked),
-            generation_settings=settings_of(run.asked),
+            generation_settings=self._settings | {"n_predict": run.asked.params.max_tokens},
             timings=_timings(run),
         )
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The parameters of all prompts, which differ in their number of tokens alone."""
+        params = asdict(self._asked[0].params)
+        found = {name: value for name, value in params.items() if value is not None and name != "max_tokens"}
+        return found | {"logit_bias": encoded(found["logit_bias"])} if "logit_bias" in found else found
 
     def _prompt(self, asked: GenerationRequest) -> str:
         if asked.prompt is not None:
@@ -194,10 +203,9 @@ class Answer:
         }
 
 
-def settings_of(asked: GenerationRequest) -> dict[str, Any]:
-    """Return the parameters that a request was run with."""
-    found = {name: value for name, value in asdict(asked.params).items() if value is not None}
-    return found | {"n_predict": found.pop("max_tokens", -1)}
+def _size(run: Run) -> int:
+    """Return about how many entries the last part of an answer has: scores, biases, and the prompt, which is told."""
+    return run.entries + len(run.asked.prompt_token_ids) + len(run.asked.params.logit_bias or ())
 
 
 def _stop_of(output: CompletionOutput) -> tuple[Literal["eos", "limit", "word"], str]:

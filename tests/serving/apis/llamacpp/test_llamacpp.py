@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.serving.apis.llamacpp import completion
 from ridgeline.serving.apis.llamacpp.answers import Predicted
 from ridgeline.serving.apis.llamacpp.bodies import InfillBody, completion_of
+from ridgeline.serving.apis.llamacpp.completion import Answer
+from ridgeline.serving.generation import service
 from ridgeline.serving.requests.validation import parse
 from ridgeline.text import infill
 from ridgeline.text.tokenizer import Tokenizer
@@ -122,9 +126,47 @@ def test_biases_come_in_every_form(server: Server) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     body = completion_of(tokenizer, parse(InfillBody, {"logit_bias": [[text, 5], [3, 2.5]]}), "x")
     assert body.logit_bias == dict.fromkeys(map(str, ids), 5.0) | {"3": 2.5}
-    for wrong in ([[1]], [["a" * 300, 1]], [[1, True]], "x", [[1, None]], [[-1, 1]]):
+    for huge in (10**400, -(10**400)):
+        assert predicted(server, prompt=TEXT, logit_bias=[[3, huge]], n_predict=1).tokens_predicted == 1
+    for wrong in (
+        [[[3], 1]],
+        [[3, [1]]],
+        [[3, {}]],
+        [[10**400, 1]],
+        [[2.5, 1]],
+        [3],
+        [None],
+        [[1]],
+        [["a" * 300, 1]],
+        [[1, True]],
+        "x",
+        [[1, None]],
+        [[-1, 1]],
+    ):
         answer = post(server, "completion", prompt=TEXT, logit_bias=wrong)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias"), wrong
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_large_answers_are_made_beside_the_loop_and_their_settings_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    where, made, last, as_dict = list[bool](), list[Any](), Answer._last, completion.asdict
+
+    def watched(*given: Any, **more: Any) -> Predicted:
+        where.append(asyncio._get_running_loop() is None)
+        return last(*given, **more)
+
+    monkeypatch.setattr(Answer, "_last", watched)
+    monkeypatch.setattr(completion, "asdict", lambda params: made.append(params) or as_dict(params))
+    monkeypatch.setattr(service, "INLINE_ENTRIES", 1000)
+    biases = [[token, 0.5] for token in range(1000)]
+    more = {"logit_bias": biases, "stream": streamed, "n_predict": 1}
+    answer = post(server, "completion", prompt=[TEXT, "x =", "y ="], **GREEDY | more)
+    told = [each for each in events(answer) if each["stop"]] if streamed else answer.json()
+    assert [each["generation_settings"]["logit_bias"] for each in told] == [{str(i): b for i, b in biases}] * 3
+    assert [each["generation_settings"]["n_predict"] for each in told] == [1] * 3
+    assert (where, len(made)) == ([True] * 3, 1)
 
 
 def test_forms_hold_the_answer(server: Server) -> None:
