@@ -358,8 +358,14 @@ class ChatBody(TemplateBody, GenerationBody):
         return self._held
 
 
+# what llama.cpp's clients send to POST /tokenize, too
+_SPECIALS: Mapping[str, str] = {"parse_special": "special tokens within a text are tokens"}
+
+
 class TokenizeBody(Body):
     """The body of POST /tokenize with a plain prompt."""
+
+    harmless: ClassVar[Mapping[str, str]] = _SPECIALS
 
     model: str | None = None
     prompt: str
@@ -379,7 +385,7 @@ class ContentBody(Body):
     """The body of POST /tokenize with llama.cpp's fields."""
 
     lenient = True
-    harmless: ClassVar[Mapping[str, str]] = {"parse_special": "special tokens within a text are tokens"}
+    harmless: ClassVar[Mapping[str, str]] = _SPECIALS
 
     model: str | None = None
     content: str

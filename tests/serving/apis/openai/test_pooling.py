@@ -144,7 +144,10 @@ IMPLEMENTED: dict[str, list[dict[str, Any]]] = {
         )
     ],
     "rerank": [{"query": QUERY, "documents": DOCUMENTS, "top_n": 2, "return_documents": False, **POOLED, **COMPARED}],
-    "tokenize": [{"prompt": "a", "add_special_tokens": False, "return_token_strs": True, "model": MODEL}],
+    "tokenize": [
+        {"prompt": "a", "add_special_tokens": False, "return_token_strs": True, "model": MODEL},
+        {"content": "a", "add_special": False, "with_pieces": True, "model": MODEL},
+    ],
     "detokenize": [{"tokens": [5], "model": MODEL}],
 }
 # What conversations take needs a chat template, and classifying a model with several labels.
