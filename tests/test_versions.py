@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -26,7 +27,8 @@ def test_without_its_fixture(broken): pass
 
 def test_both_ends_are_those_that_are_allowed() -> None:
     project = tomllib.loads((versions.ROOT / "pyproject.toml").read_text())["project"]
-    asked = [Requirement(each) for each in (*project["dependencies"], *project["optional-dependencies"]["test"])]
+    extras = chain(*project["optional-dependencies"].values())
+    asked = [Requirement(each) for each in (*project["dependencies"], *extras)]
     ranges = {each.name: each.specifier for each in asked}
     made = list(versions.environments())
     assert {each.oldest for each in made} == {True, False}

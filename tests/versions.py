@@ -11,6 +11,7 @@ benchmarks/results/versions.jsonl for each environment. This needs nothing but P
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -87,7 +88,7 @@ def environments() -> Iterator[Environment]:
 def least(name: str) -> str:
     """Return the lowest version of a package that pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    entries = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    entries = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
     return next(entry.removeprefix(f"{name}>=").split(";")[0] for entry in entries if entry.startswith(f"{name}>="))
 
 

@@ -243,6 +243,7 @@ class Decoder(nn.Module):
         self._wanted = [*wanted, self._pending[-1]]
         attentions = [attention_of(layer.mixer) for layer in spec.layers]
         self._borrows = [None if each is None else each.borrows for each in attentions]
+        self._lends = any(each is not None for each in self._borrows)
         self.layers = nn.ModuleList()
         for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):
             inside = replace(build.within(f"layers.{index}"), pending=pending, sums=sums)
@@ -314,7 +315,9 @@ class Decoder(nn.Module):
         lent: Lent = {}
         for index in range(len(self.layers)) if only is None else only:
             layer, x_TM = self.layers[index], _added_up_over(self._wanted[index], x_TM, pending)
-            state = state_of(states, index, self._borrows[index], index in self._borrows, lent)
+            state = states[index]
+            if self._lends:
+                state = state_of(states, index, self._borrows[index], index in self._borrows, lent)
             input_TP = None if inputs_TLP is None else inputs_TLP[:, index]
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, state, states.live_T, embedded_TM, input_TP)
             if self.spec.layers[index].late_addend:

@@ -32,7 +32,7 @@ REFUSED = {  # by a word of the sentence: which cases
     "slopes": lambda case: getattr(case, "alibi", False),
     "rows without tokens": lambda case: False,
     "weights in the dtype": lambda case: getattr(case, "weight_float32", False),
-    "has no gated": lambda case: getattr(case, "kind", "").startswith("relu"),
+    "has no gated": lambda case: getattr(case, "kind", "").startswith(("relu", "silu_")),
 }
 
 

@@ -16,14 +16,14 @@ from ridgeline.text.parsers.events import CallDelta
 FOLDER = Path(__file__).parent / "templates"
 # file → parser of calls, of reasoning, and whether the prompt ends within the reasoning, by default and without it
 SHAPES: dict[str, tuple[str | None, str | None, bool | None, bool | None]] = {
-    "chatml_think": ("hermes", "qwen3", None, False),
+    "chatml_think": ("hermes", "think", None, False),
     "functions_in_tags": ("qwen3_coder", None, False, False),
-    "keys_and_values": ("glm45", "qwen3", None, False),
-    "fenced": ("deepseek_v3", "qwen3", True, True),
-    "separated": ("deepseek_v31", "qwen3", False, False),
+    "keys_and_values": ("glm45", "think", None, False),
+    "fenced": ("deepseek_v3", "think", True, True),
+    "separated": ("deepseek_v31", "think", False, False),
     "sections": ("kimi_k2", None, False, False),
     "declared": ("kimi_k2", None, False, False),
-    "namespaced": ("minimax_m2", "qwen3", True, True),
+    "namespaced": ("minimax_m2", "think", True, True),
     "lines": ("minimax", None, False, False),
     "listed": ("minimax", None, False, False),
     "bracketed": ("mistral", "mistral", None, None),

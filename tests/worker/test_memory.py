@@ -233,6 +233,7 @@ def test_what_an_api_server_refuses_is_what_could_never_run(windows: tuple[int |
         model=SimpleNamespace(spec=spec, eos_token_ids=()),
         folder=Path(),
         dtype="float32",
+        precision=SimpleNamespace(name="F32"),
         device="cpu",
     )
     assert longest <= together <= facts_of(cast("Assembly", assembly), LLMConfig(), "", 0).cache_tokens <= 2 * longest

@@ -844,7 +844,10 @@ def test_models_and_tokens(server: Server) -> None:
     assert answer["count"] == len(answer["tokens"])
     assert len(answer["token_strs"]) == answer["count"]
     assert answer["max_model_len"] == 2048
-    assert post(server, "/detokenize", json={"tokens": answer["tokens"][1:]}).json() == {"prompt": text}
+    assert post(server, "/detokenize", json={"tokens": answer["tokens"][1:]}).json() == {
+        "prompt": text,
+        "content": text,
+    }
     chat = post(server, "/tokenize", json={"messages": CHAT["messages"]}).json()
     rendered = server.api.chat_template.render(CHAT["messages"])  # type: ignore[arg-type]
     assert chat["tokens"] == server.api.tokenizer.encode(rendered, False)
