@@ -134,3 +134,15 @@ def test_what_leaves_a_doubt_is_refused(name: str) -> None:
 def test_what_is_taken_compiles() -> None:
     for lark in [*PATTERNS.values(), *RULES.values(), *of_codex()]:
         check(Grammar(kind="grammar", text=within(lark)))
+
+
+@pytest.mark.parametrize("pattern", [r"[一-龥\n]+", r"(?:一|\n)*", r"[^a-z\u0430-\u044f\t]+"])
+def test_characters_of_other_scripts_stand_beside_escapes(pattern: str) -> None:
+    for text in ("一", "一\n一", "\n", "一a", "д", "Ж\n"):
+        spelled = json.dumps(text, ensure_ascii=False)
+        assert takes(within(f"start: /{pattern}/"), spelled) == bool(re.fullmatch(pattern, text)), text
+
+
+def test_an_end_among_characters_of_another_script_is_not_clear() -> None:
+    with pytest.raises(InvalidRequest, match="end is not clear"):
+        quoted(r"start: /[一-龥]*[丁-七\n]/")
