@@ -1,7 +1,7 @@
 """Keywords of JSON Schema that llguidance lacks, in words that it has: `not`, `if`, `oneOf` of what may overlap,
 `contains`, `unevaluatedProperties` and their like.
 
-Two functions call each other. `_said` gives a schema that takes nothing which the given one refuses, and `_denied` one
+Two functions call each other. `said` gives a schema that takes nothing which the given one refuses, and `_denied` one
 that takes nothing which the given one takes. So `not` of a schema is what denies it, `if` is one of two alternatives,
 and `oneOf` is each choice beside denials of the others. Every keyword asks something of one type of values, so a
 schema is denied where a value of that type breaks one keyword.
@@ -10,7 +10,7 @@ Both may take less than they could; what a model writes is valid nevertheless:
 
 * `contains` is met by one of the first PLACES items, or, where items are counted, by the first ones.
 * Where a schema of whole numbers is denied, numbers with a fraction are not written.
-* Where several choices of an `anyOf` evaluate properties, a value has those of at most three of them.
+* Of more than three choices of an `anyOf` that evaluate properties, a value has those of one alone.
 
 What has no such words raises Inexpressible, and stays as it was: patterns, `multipleOf` and formats are never denied.
 """
@@ -59,7 +59,7 @@ SILENT |= {"else", "maxContains", "minContains", "then", "writeOnly", "x-guidanc
 
 
 def expressed(schema: Any) -> Any:
-    """Return the schema without the keywords that llguidance lacks, as far as there are words for them. One that is
+    """Return the schema without the keywords that llguidance lacks, where there are words for them. One that is
     malformed stays as it is, and llguidance tells why."""
     if not isinstance(schema, Mapping):
         return schema

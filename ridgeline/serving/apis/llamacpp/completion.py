@@ -204,7 +204,7 @@ class Answer:
 
 
 def _size(run: Run) -> int:
-    """Return about how many entries the last part of an answer has: scores, biases, and the prompt, which is told."""
+    """Return the number of entries of an answer's last part, roughly: scores, biases and the prompt's tokens."""
     return run.entries + len(run.asked.prompt_token_ids) + len(run.asked.params.logit_bias or ())
 
 
