@@ -533,9 +533,12 @@ def test_a_token_beyond_the_table_of_layer_inputs_has_the_first_row(folders: Fol
 
 
 def test_drafts_cannot_skip_a_layer_to_whose_keys_others_attend(folders: Folders) -> None:
-    speculative = {"method": "layer_skip", "skip_layers": [2], "num_speculative_tokens": 2}
-    with pytest.raises(InvalidConfig, match="skip_layers of speculative_config has 2, to whose keys"):
-        LLM(folders("gemma4_e"), speculative_config=speculative, device="cpu", skip_tokenizer_init=True)
+    for layers, sentence in (([2], "layer 2 by skip_layers of speculative_config"), (None, r"layer \d by its default")):
+        speculative = {"method": "layer_skip", "num_speculative_tokens": 2} | (
+            {"skip_layers": layers} if layers else {}
+        )
+        with pytest.raises(InvalidConfig, match=sentence):
+            LLM(folders("gemma4_e"), speculative_config=speculative, device="cpu", skip_tokenizer_init=True)
 
 
 @pytest.mark.parametrize(
