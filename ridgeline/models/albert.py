@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec, WeightMap
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec
 from ridgeline.models.bert import DEFAULTS, Bert
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.names import named
 
 
 class Albert(Bert):
@@ -26,6 +25,7 @@ class Albert(Bert):
         "intermediate_size": 16384,
         "hidden_act": "gelu_new",
     }
+    embed_project = "encoder.embedding_hidden_mapping_in"
     unused = ("predictions.", "sop_classifier.", "classifier.")
     names: ClassVar = {
         "mixer.qkv": "attention.query attention.key attention.value",
@@ -57,13 +57,6 @@ class Albert(Bert):
         own = (index for index, layer in enumerate(spec.layers) if layer.same_as is None)
         for group, index in enumerate(own):
             yield f"layers.{index}", f"encoder.albert_layer_groups.{group}.albert_layers.0"
-
-    @classmethod
-    def weights(cls, spec: ModelSpec) -> WeightMap:
-        found = super().weights(spec)
-        if spec.embed_width:
-            found |= named("", cls.base, {"embed_project": "encoder.embedding_hidden_mapping_in"}, bias=True)
-        return found
 
 
 class AlbertClassifier(Albert):

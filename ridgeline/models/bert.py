@@ -43,6 +43,7 @@ class Bert:
     biases: projections have biases. gated: feed-forwards have a gate. rotates: queries and keys rotate, and there is no
         table of positions. unplaced: there is no such table either.
     embed_norm, layers: the names of the embeddings' norm and of what holds the layers.
+    embed_project: the name of what widens tables that are narrower than the layers.
     unused: beginnings of names of heads that checkpoints hold and embeddings do not use.
     names: our modules of a layer → theirs. norms: likewise for norms, which have biases in any case.
     """
@@ -58,6 +59,7 @@ class Bert:
     rotates: ClassVar[bool] = False
     unplaced: ClassVar[bool] = False
     embed_norm: ClassVar[str] = "embeddings.LayerNorm"
+    embed_project: ClassVar[str] = ""
     layers: ClassVar[str] = "encoder.layer"
     unused: ClassVar[tuple[str, ...]] = ("cls.", "lm_head.", "classifier.")
     names: ClassVar[Mapping[str, str]] = {
@@ -161,6 +163,8 @@ class Bert:
             f"{ours}.weight": (Source(name=f"{cls.base}.embeddings.{theirs}.weight"),) for ours, theirs in words.items()
         }
         found |= named("", cls.base, {"embed_norm": cls.embed_norm}, bias=True)
+        if spec.embed_width:
+            found |= named("", cls.base, {"embed_project": cls.embed_project}, bias=True)
         for ours, theirs in cls.places(spec):
             found |= named(ours, f"{cls.base}.{theirs}", cls.names, bias=cls.biases)
             found |= named(ours, f"{cls.base}.{theirs}", cls.norms, bias=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.bert import DEFAULTS, Bert
-from ridgeline.models.names import named
 
 
 class Electra(Bert):
@@ -20,14 +18,8 @@ class Electra(Bert):
         "intermediate_size": 1024,
     }
     before_labels = "gelu"
+    embed_project = "embeddings_project"
     unused = ("generator_", "discriminator_", "classifier.")
-
-    @classmethod
-    def weights(cls, spec: ModelSpec) -> WeightMap:
-        found = super().weights(spec)
-        if spec.embed_width:
-            found |= named("", cls.base, {"embed_project": "embeddings_project"}, bias=True)
-        return found
 
 
 class ElectraClassifier(Electra):

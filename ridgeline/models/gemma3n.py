@@ -12,7 +12,7 @@ from ridgeline.models.gemma4 import INPUT, INPUTS, TOWERS, layer_inputs, lenders
 from ridgeline.models.llama import Llama, llama_like
 from ridgeline.models.names import named, single
 from ridgeline.models.windows import listed_windows
-from ridgeline.models.wrapped import text_config, text_weights
+from ridgeline.models.wrapped import text_config, text_spec, text_weights
 
 DEFAULTS = {
     "vocab_size": 262_400,
@@ -78,9 +78,7 @@ class Gemma3nMultimodal:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        spec = _spec("Gemma3nForConditionalGeneration", text_config(config))
-        own = (name.replace("model.", "model.language_model.", 1) for name in spec.unused)
-        return replace(spec, unused=(*TOWERS, *own))
+        return text_spec(_spec("Gemma3nForConditionalGeneration", text_config(config)), TOWERS)
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:

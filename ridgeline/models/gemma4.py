@@ -16,7 +16,7 @@ from ridgeline.core.specs.model import LayerInputsSpec, LayerSpec, ModelSpec, So
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import Llama, llama_like
 from ridgeline.models.names import named
-from ridgeline.models.wrapped import text_config, text_weights
+from ridgeline.models.wrapped import text_config, text_spec, text_weights
 
 DEFAULTS = {
     "hidden_activation": "gelu_pytorch_tanh",
@@ -73,9 +73,7 @@ class Gemma4Multimodal:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        spec = _spec("Gemma4ForConditionalGeneration", text_config(config))
-        needless = (name.replace("model.", "model.language_model.", 1) for name in spec.unused)
-        return replace(spec, unused=(*TOWERS, *needless))
+        return text_spec(_spec("Gemma4ForConditionalGeneration", text_config(config)), TOWERS)
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.specs.model import WeightMap
+from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config
 
 TOWERS = (
@@ -24,6 +24,12 @@ def text_config(config: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
     Config(config).section("text_config", required=True)
     tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
     return {**(defaults or {}), **config["text_config"], **tied}
+
+
+def text_spec(spec: ModelSpec, towers: tuple[str, ...]) -> ModelSpec:
+    """Return a text model that stands inside such a checkpoint. Its towers are not used."""
+    own = (name.replace("model.", "model.language_model.", 1) for name in spec.unused)
+    return replace(spec, unused=(*towers, *own))
 
 
 def text_weights(weights: WeightMap, *, whole: bool = False) -> WeightMap:

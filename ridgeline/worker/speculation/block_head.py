@@ -24,25 +24,24 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan.step import Delta, Feature
+from ridgeline.core.plan.step import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.draft_block import DraftBlock
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Backlog, Catching
 from ridgeline.worker.speculation.passes import Draws, Nodes, Passes, StatesBehind
-from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.proposer import CatchesUp, Ran, Taken
 from ridgeline.worker.state.states import States
 
 
-class BlockHead:
+class BlockHead(CatchesUp):
     """A `Proposer` that runs a `DraftBlock`."""
 
+    _draws: Draws
     tree_SN: Tensor | None = None
 
     def __init__(self, head: DraftBlock, draws: Draws, slots: Slots, block_size: int, ops: Ops) -> None:
@@ -57,12 +56,6 @@ class BlockHead:
         self._sight_SN, self._base_S = sight_N.repeat(count, 1), torch.zeros_like(slots.kv_len_S)
         tapped = torch.zeros(1, len(spec.taps) * spec.width, dtype=head.dtype, device=device)
         self.backlog = Backlog.of(slots, self.layers, tapped)
-
-    def assign(self, deltas: Sequence[Delta]) -> None:
-        """Forget the drafts and the waiting tokens of slots that change hands."""
-        self._draws.assign(deltas)
-        if self.backlog is not None:
-            self.backlog.assign(deltas)
 
     def settle(self, slots_R: np.ndarray, states: States) -> None:
         """Write the keys of the tokens that wait."""

@@ -13,25 +13,24 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan.step import Delta, Feature
+from ridgeline.core.plan.step import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Backlog, Catching
 from ridgeline.worker.speculation.passes import Draws, Passes, StatesBehind
-from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.proposer import CatchesUp, Ran, Taken
 from ridgeline.worker.state.states import States
 
 
-class DraftModel:
+class DraftModel(CatchesUp):
     """A `Proposer` that runs a network."""
 
+    _draws: Draws
     taps: tuple[int, ...] = ()
     tree_SN: Tensor | None = None
 
@@ -40,12 +39,6 @@ class DraftModel:
         self._draws, self.passes = draws, Passes(slots, block_size, ops)
         self.drafts_SD, self.depth = draws.drafts_SD, draws.depth
         self.backlog = Backlog.of(slots, self.layers)
-
-    def assign(self, deltas: Sequence[Delta]) -> None:
-        """Forget the drafts and the waiting tokens of slots that change hands."""
-        self._draws.assign(deltas)
-        if self.backlog is not None:
-            self.backlog.assign(deltas)
 
     def settle(self, slots_R: np.ndarray, states: States) -> None:
         """Write the keys of the tokens that wait."""

@@ -34,12 +34,12 @@ from ridgeline.layers.draft_head import DraftHead
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Backlog, Catching
 from ridgeline.worker.speculation.passes import Draws, Passes, StatesBehind
-from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.proposer import CatchesUp, Ran, Taken
 from ridgeline.worker.speculation.trees import TreeDraws
 from ridgeline.worker.state.states import States
 
 
-class FeatureHead:
+class FeatureHead(CatchesUp):
     """A `Proposer` that runs a `DraftHead`.
 
     feature_SM: the feature of each slot's last token that ran. known_S: whether there is one.
@@ -56,12 +56,10 @@ class FeatureHead:
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Forget what was kept of slots that change hands."""
-        self._draws.assign(deltas)
+        super().assign(deltas)
         for delta in deltas:
             if isinstance(delta, Assign):
                 self.known_S[delta.slot].fill_(False)
-        if self.backlog is not None:
-            self.backlog.assign(deltas)
 
     def settle(self, slots_R: np.ndarray, states: States) -> None:
         """Write the keys of the pairs that wait."""

@@ -23,6 +23,8 @@ from ridgeline.core.plan.step import Delta, Feature
 from ridgeline.core.specs.model import LayerSpec
 from ridgeline.layers.decoder import Hidden
 from ridgeline.worker.speculation.backlog import Backlog, Catching
+from ridgeline.worker.speculation.passes import Draws
+from ridgeline.worker.speculation.trees import TreeDraws
 from ridgeline.worker.state.states import States
 
 
@@ -156,6 +158,19 @@ class Proposer(Protocol):
             it; 0: none.
         features: those of the rows that the drafts' draws must heed.
         """
+
+
+class CatchesUp:
+    """The part of a `Proposer` that has a network whose tokens may wait."""
+
+    _draws: Draws | TreeDraws
+    backlog: Backlog | None
+
+    def assign(self, deltas: Sequence[Delta]) -> None:
+        """Forget the drafts and the waiting tokens of slots that change hands."""
+        self._draws.assign(deltas)
+        if self.backlog is not None:
+            self.backlog.assign(deltas)
 
 
 class AtOnce:
