@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, DeviceLost, InvalidConfig, InvalidRequest
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
@@ -29,7 +29,8 @@ class Engine:
     """Runs requests on one worker. Not thread-safe: one thread adds, aborts and steps.
 
     headroom: time of all steps so far, beside their limit by `cost_model`. last_plan: whose result came last; None if
-        no plan was in flight then.
+        no plan was in flight then. clock: the engine, its scheduler and cache read no other one; `Request.arrival` must
+        be of the same.
 
     Once a step has shown that the device is lost, that step, and every `add` and `step` after it, raises DeviceLost.
     """
@@ -42,10 +43,12 @@ class Engine:
         *,
         vocab_size: int,
         cost_model: CostModel | None = None,
+        clock: Clock = MONOTONIC,
     ) -> None:
         self.config = config
         self.layout = layout
-        self.scheduler = Scheduler(config, layout, cost_model)
+        self.scheduler = Scheduler(config, layout, cost_model, clock)
+        self._clock = clock
         self._worker = worker
         self._vocab_size = vocab_size
         self._cost_model = cost_model
@@ -210,7 +213,7 @@ class Engine:
         if result.error is None:
             self._failed_in_a_row *= result.dropped
             return
-        now = time.monotonic()
+        now = self._clock()
         if not self._failed_in_a_row:
             self._failing_since = now
         self._failed_in_a_row += not result.out_of_memory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import reduce
 from itertools import chain
@@ -170,15 +169,17 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
 
 class InFlight:
     """A submitted plan and what the scheduler needs when its result comes. departures: how many had left their slots
-    when it was made. verifies: some of its rows verify drafts. made: the moment, on the monotonic clock. ends_R: the
+    when it was made. verifies: some of its rows verify drafts. made: the moment, on the engine's clock. ends_R: the
     plan's kv_bound_R, less what results since then took back; exact for a row that does not verify, once all results
     before are in."""
 
     __slots__ = ("departures", "ends_R", "made", "masks_given", "plan", "published", "seqs", "verifies")
 
-    def __init__(self, plan: StepPlan, seqs: list[Sequence], published: list[bytes], departures: int = 0) -> None:
+    def __init__(
+        self, plan: StepPlan, seqs: list[Sequence], published: list[bytes], departures: int = 0, made: float = 0.0
+    ) -> None:
         self.departures = departures
-        self.made = time.monotonic()
+        self.made = made
         self.plan = plan
         self.seqs = seqs
         self.published = published

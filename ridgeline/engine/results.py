@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as PySequence
@@ -80,7 +79,7 @@ class Results:
         for row, vector in result.pooled.items():
             seq = record.seqs[row]
             if seq.status is not Status.FINISHED and result.finish_R[row] == Finish.STOP:
-                seq.has_emitted, seq.first_token = True, time.monotonic()
+                seq.has_emitted, seq.first_token = True, self._running.clock()
                 yield TokenEvent(seq.id, -1, "stop", vector=vector)
 
     def _is_quiet(self, record: InFlight, result: StepResult) -> bool:
@@ -135,7 +134,7 @@ class Results:
             if seqs[row].slot != NO_SLOT:
                 self._running.cache.published.publish(seqs[row], int(record.ends_R[row]))
         for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
-            seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
+            seq.has_emitted, seq.first_token = True, seq.first_token or self._running.clock()
             self._suspects.pop(seq, None)
         ended = finish_R.nonzero()[0].tolist()
         for row in sorted(

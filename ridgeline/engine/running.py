@@ -7,10 +7,10 @@ just sampled. Decoding requests form one standing set of rows. Successive plans 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import Assign, Delta, Release, RowKind, Rows, StepResult
 from ridgeline.core.settings.config import EngineConfig
@@ -37,7 +37,8 @@ class Running:
     time. prefixes: which decoding rows share their first blocks, if attention makes use of it.
     """
 
-    def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
+    def __init__(self, config: EngineConfig, layout: CacheLayout, clock: Clock = MONOTONIC) -> None:
+        self.clock = clock
         self.each, self.ahead = 1 + config.num_drafts, config.drafted_ahead
         self._depth = config.draft_depth
         self.emits = self.each if self._depth is None else 1 + self._depth
@@ -67,7 +68,7 @@ class Running:
         self._cuts = config.cuts_chunks
         self._max_num_seqs = config.max_num_seqs
         self._companions = 0  # in slots
-        self._last_result = 0.0  # when it came, on the monotonic clock
+        self._last_result = 0.0  # when it came
         self.departures = 0  # the number of requests that have left
 
     @property
@@ -109,7 +110,7 @@ class Running:
         self._companions += len(members) - 1
         seq.status = Status.RUNNING
         if seq.admitted is None:
-            seq.admitted = time.monotonic()
+            seq.admitted = self.clock()
             self.begun.append(seq.request)
         self.prefilling[seq] = None
         return True
@@ -127,7 +128,7 @@ class Running:
 
     def learn(self, drafting: RowDrafting | StepDrafting, record: InFlight, result: StepResult) -> None:
         """Let the next rows verify as many drafts as pays, by how those of a step turned out."""
-        now = time.monotonic()
+        now = self.clock()
         since, self._last_result = max(record.made, self._last_result), now
         if drafting.note(record, result, now - since):
             self._standing = None

@@ -22,6 +22,7 @@ from collections.abc import Sequence as PySequence
 
 import numpy as np
 
+from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, InvalidConfig
 from ridgeline.core.plan.embeds import parts_between
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
@@ -55,9 +56,16 @@ class Scheduler:
     `max_total_tokens`. Such rows do not share reads of keys (`cascade`).
     """
 
-    def __init__(self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: CacheLayout,
+        cost_model: CostModel | None = None,
+        clock: Clock = MONOTONIC,
+    ) -> None:
         self.config, tokens_each = config, 1 + config.num_drafts
-        self.running = Running(config, layout)
+        self._clock = clock
+        self.running = Running(config, layout, clock)
         self.cache, self.slots = self.running.cache, self.running.slots
         self.in_flight: deque[InFlight] = deque()
         self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
@@ -124,7 +132,7 @@ class Scheduler:
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return the statistics so far of an unfinished request."""
-        return self._by_id[request_id].stats()
+        return self._by_id[request_id].stats(self._clock())
 
     def abort(self, request_id: str, at_token: int | None = None) -> bool:
         """End a request now; tokens still in flight for it will be dropped. False if it is not (or no longer) here.
@@ -428,7 +436,7 @@ class Scheduler:
         )
         self.running.deltas.clear()
         self._recovery.reset = False
-        self.in_flight.append(InFlight(plan, seqs, builder.published, self.running.departures))
+        self.in_flight.append(InFlight(plan, seqs, builder.published, self.running.departures, self._clock()))
         if self.running.begun:
             self.on_begin(self.running.begun)
             self.running.begun = []
@@ -506,7 +514,7 @@ class Scheduler:
         seq.status = Status.FINISHED
         self._recovery.suspects.pop(seq, None)
         del self._by_id[seq.request.id]
-        self.on_finish(seq.request, seq.stats())
+        self.on_finish(seq.request, seq.stats(self._clock()))
 
     # ---- failure ----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import Counter
 from enum import Enum
@@ -172,12 +171,13 @@ class Sequence:
             return last
         return scored + self.prompt_logprobs_sent - 1
 
-    def stats(self) -> RequestStats:
+    def stats(self, now: float) -> RequestStats:
+        """Return the request's statistics as of `now`, in seconds on the engine's clock."""
         return RequestStats(
             arrival=self.arrival,
             first_scheduled=self.admitted,
             first_token=self.first_token,
-            finished=time.monotonic(),
+            finished=now,
             prompt_tokens=self.num_prompt,
             cached_tokens=self.prompt_hit,
             output_tokens=len(self.tokens) - self.num_prompt,
