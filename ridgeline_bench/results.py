@@ -130,8 +130,10 @@ def host() -> Machine:
     """Return this machine's description of itself. Torch is not imported for it."""
     commit = _ask("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD")
     changes = _ask("git", "-C", str(Path(__file__).parent), "status", "--porcelain", "--untracked-files=no")
+    name, _, driver = _ask("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").partition(", ")
     return Machine(
-        driver=_ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
+        gpu=name,
+        driver=driver.partition("\n")[0],
         cpu=_cpu(),
         torch=_installed("torch"),
         triton=_installed("triton"),

@@ -191,6 +191,13 @@ def assumed(hardware: Hardware) -> Links:
     return Links(device=hardware.name, lines=tuple(lines), source="assumed, not measured here")
 
 
+def ideal(hardware: Hardware) -> Links:
+    """Return lines without delay at the whole rate of the links, for limits that no measured step may exceed."""
+    both = range(2, MOST_RANKS + 1)
+    lines = tuple(_known(op, "ours", ranks, 0.0, hardware.interconnect) for op in OPS for ranks in both)
+    return Links(device=hardware.name, lines=lines, source="the rate of the links, without delay")
+
+
 def _known(op: str, backend: str, ranks: int, alpha: float, bus: float) -> Line:
     return Line(op, backend, ranks, alpha, bus_factor(op, ranks) / bus)
 

@@ -35,7 +35,7 @@ from rich.table import Table
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.perf.division import Divided, Division
-from ridgeline.perf.links import assumed
+from ridgeline.perf.links import ideal
 from ridgeline.worker.machine import hardware_of
 from ridgeline_bench.results import gpu
 from ridgeline_bench.scripts.apart import Apart
@@ -70,7 +70,7 @@ def predicted(driven: Driven, devices: int, batches: Iterable[int], context: int
         return {}
     try:
         division, rate = Division(tp=devices), precision.other_rate
-        divided = Divided(assembly.model.spec, division, hardware, assumed(hardware), precision, rate)
+        divided = Divided(assembly.model.spec, division, hardware, ideal(hardware), precision, rate)
         return {batch: batch / divided.decode(batch, context).total for batch in batches}
     except RidgelineError:  # a rate that the hardware's calibration lacks
         return {}
