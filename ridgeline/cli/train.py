@@ -18,6 +18,7 @@ from ridgeline.weights.folder import resolve_model
 
 app = typer.Typer(help="Train models, and what drafts for them.", no_args_is_help=True)
 app.command()(train_heads.eagle)
+app.command()(train_heads.dflash)
 app.command()(train_heads.medusa)
 app.command()(train_heads.draft)
 app.command()(train_sizes.sizes)

@@ -1,4 +1,4 @@
-"""`ridgeline train eagle`, `medusa` and `draft`: what guesses a model's next tokens."""
+"""`ridgeline train eagle`, `dflash`, `medusa` and `draft`: what guesses a model's next tokens."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ OwnRows = Annotated[
 ]
 Start = Annotated[str, typer.Option("--from", help="Train this head of the same sizes further (folder).")]
 Taps = Annotated[str, typer.Option(help="Layers of the target that are read, from 0, such as 1,3,5.")]
+Intermediate = Annotated[int, typer.Option(help="Width of the head's feed-forward.", min=1)]
 Seed = Annotated[int, typer.Option(help="Decides text, order and initial weights.")]
 TrainMB = Annotated[float | None, typer.Option(help="Draw sequences from about this much text.")]
 Requests = Annotated[int, typer.Option(help="Prompts of each held-out set, to count right drafts.", min=1)]
@@ -71,7 +72,7 @@ def eagle(
     *,
     run: HeadFlags,
     taps: Taps = "",
-    intermediate: Annotated[int, typer.Option(help="Width of the head's feed-forward.", min=1)] = 768,
+    intermediate: Intermediate = 768,
     passes: Annotated[int, typer.Option(help="Tokens behind each position that are learnt.", min=1, max=16)] = 5,
     lr: Rate = 6e-3,
     text: TextFlags,
@@ -79,6 +80,22 @@ def eagle(
 ) -> None:
     """Train a head of EAGLE-3, which goes on from the target's hidden states."""
     _run("eagle", run, text, track, lr=lr, passes=passes, taps=taps, intermediate=intermediate)
+
+
+@with_records
+def dflash(
+    *,
+    run: HeadFlags,
+    taps: Taps = "",
+    layers: Annotated[int, typer.Option(help="Layers of the head.", min=1)] = 1,
+    intermediate: Intermediate = 768,
+    block: Annotated[int, typer.Option(help="Places of a block: the last token and its drafts.", min=2, max=17)] = 5,
+    lr: Rate = 3e-3,
+    text: TextFlags,
+    track: TrackFlags,
+) -> None:
+    """Train a head of DFlash, which guesses a block of tokens at once from the target's hidden states."""
+    _run("dflash", run, text, track, lr=lr, passes=block - 1, taps=taps, layers=layers, intermediate=intermediate)
 
 
 @with_records
@@ -133,7 +150,7 @@ def _run(
             passes=passes,
             steps=steps,
             seconds=seconds,
-            scored=0.2 if kind == "eagle" else 1.0,
+            scored=0.2 if kind in ("eagle", "dflash") else 1.0,
             alone=0.5 if kind == "eagle" and not start else 0.0,
         ),
         text=modules["traces"].TextConfig(corpus_rows=text.corpus_rows, own_rows=text.own_rows, seed=text.seed),

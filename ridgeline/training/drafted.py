@@ -86,11 +86,11 @@ def acceptances(
 ) -> list[Acceptance]:
     """Walk through the continuations of prompts of `prompt` tokens, once for each number of drafts a step."""
     most = max(drafts)
-    right_BPK = torch.cat([right(learner, target, part_BS, most) for part_BS in text_BS.split(BATCH)])
     ends = [_end(tokens_S, prompt) for tokens_S in text_BS.tolist()]
     found = []
-    for count in drafts:
-        runs_BP = right_BPK[..., :count].int().cumprod(-1).sum(-1).tolist()
+    for count in drafts:  # a block of more masks guesses other tokens
+        right_BPK = torch.cat([right(learner, target, part_BS, count) for part_BS in text_BS.split(BATCH)])
+        runs_BP = right_BPK.int().cumprod(-1).sum(-1).tolist()
         walks = (walk(runs_P, end, prompt, most) for runs_P, end in zip(runs_BP, ends, strict=True))
         accepted = np.array([run for runs in walks for run in runs], dtype=np.int64)
         shares = tuple(float((accepted > index).mean()) if len(accepted) else 0.0 for index in range(count))

@@ -27,6 +27,9 @@ _WHAT = {
     "eagle": "A head of EAGLE-3 (Li et al., arXiv 2503.01840) that drafts for the model `{target}`: one layer that "
     "reads what the model's layers {taps} return (counted from 0) and the embedding of the next token. Embedding and "
     "output matrix are the model's.",
+    "dflash": "A head of DFlash (Chen et al., arXiv 2602.06036) that drafts for the model `{target}`: of all tokens "
+    "before it reads what the model's layers {taps} return (counted from 0), and guesses a block of tokens at once. "
+    "Embedding and output matrix are the model's.",
     "medusa": "Heads of Medusa (Cai et al., arXiv 2401.10774) that draft for the model `{target}`: one residual block "
     "each, behind the model's final norm. The output matrix is the model's.",
     "draft": "A smaller model that drafts for the model `{target}`: `{start}`, trained further on that model's "

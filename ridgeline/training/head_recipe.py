@@ -1,4 +1,5 @@
-"""The recipes of what drafts for a model: a head of EAGLE-3, heads of Medusa, or a smaller model trained further."""
+"""The recipes of what drafts for a model: a head of EAGLE-3 or DFlash, heads of Medusa, or a smaller model trained
+further."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import AttentionSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.tracking import UNTRACKED, Tracker
+from ridgeline.training.block_heads import BlockHead, BlockShape
 from ridgeline.training.card import PLOT, plot_loss
 from ridgeline.training.drafted import acceptances, prompts, written
 from ridgeline.training.embedded import EMBEDDED
@@ -27,16 +29,17 @@ from ridgeline.training.head_card import head_card
 from ridgeline.training.head_loop import HeadTraining, Trained, train_head
 from ridgeline.training.heads import EagleHead, EagleShape, MedusaHeads
 from ridgeline.training.joint import JointMedusa, export_target, nats_of
-from ridgeline.training.learners import DraftModel, Eagle, Learner, Medusa
+from ridgeline.training.learners import Block, DraftModel, Eagle, Learner, Medusa
 from ridgeline.training.prepare import Prepared, prepare
 from ridgeline.training.recipe import Report, device_name
 from ridgeline.training.target import read_target
+from ridgeline.training.tokenizer import SEPARATOR_ID
 from ridgeline.training.traces import TextConfig, Traces, make_traces
 from ridgeline.weights.folder import fingerprint
 from ridgeline.weights.formats.json_file import read_json
 
-Kind = Literal["eagle", "medusa", "draft"]
-Head = TypeVar("Head", EagleHead, MedusaHeads)
+Kind = Literal["eagle", "dflash", "medusa", "draft"]
+Head = TypeVar("Head", EagleHead, BlockHead, MedusaHeads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +51,9 @@ class HeadConfig:
     start: the folder that is trained further; None begins a head anew.
     out: gets <name>/, <name>.jsonl and report.json.
     work: gets the corpus, texts and traces, and gives those that lie there.
-    taps: the layers of the target that a head of EAGLE-3 reads (default: low, middle and high ones).
-    intermediate: the width of that head's feed-forward.
+    taps: the layers of the target that a head of EAGLE-3 or DFlash reads (default: low, middle and high ones).
+    intermediate: the width of that head's feed-forwards.
+    layers: those of a head of DFlash, whose blocks have a place for each pass of the training and one more.
     heads: how many heads of Medusa.
     joint: the target learns too (Medusa-2), and is written as <name>-target/.
     drafts: the tokens a step for which right drafts are counted.
@@ -68,6 +72,7 @@ class HeadConfig:
     name: str = ""
     taps: tuple[int, ...] = ()
     intermediate: int = 768
+    layers: int = 1
     heads: int = 4
     joint: bool = False
     batch_tokens: int = 2048
@@ -147,19 +152,23 @@ def make_learner(config: HeadConfig, target: Decoder) -> Learner:
     attention = spec.layers[-1].mixer
     assert isinstance(attention, AttentionSpec)  # read_target takes no others
     values = read_json(config.target / "config.json", required=True)
-    shape = EagleShape(
-        hidden=spec.hidden_size,
-        intermediate=config.intermediate,
-        heads=attention.num_heads,
-        kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        taps=config.taps,
-        eps=float(values.get("rms_norm_eps", 1e-5)),
-        rope_theta=float(values.get("rope_theta", 10000.0)),
-        vocab=spec.vocab_size,
-        positions=spec.max_position_embeddings,
-    )
-    return Eagle(_begun(EagleHead(shape, config.seed), config.start).to(device), target)
+    shape: dict[str, Any] = {
+        "hidden": spec.hidden_size,
+        "intermediate": config.intermediate,
+        "heads": attention.num_heads,
+        "kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "taps": config.taps,
+        "eps": float(values.get("rms_norm_eps", 1e-5)),
+        "rope_theta": float(values.get("rope_theta", 10000.0)),
+        "vocab": spec.vocab_size,
+        "positions": spec.max_position_embeddings,
+    }
+    if config.kind == "dflash":
+        shape |= {"layers": config.layers, "block": config.training.passes + 1, "mask": SEPARATOR_ID}
+        head = BlockHead(BlockShape(**shape, target_layers=len(spec.layers)), config.seed)
+        return Block(_begun(head, config.start).to(device), target)
+    return Eagle(_begun(EagleHead(EagleShape(**shape), config.seed), config.start).to(device), target)
 
 
 def _begun(head: Head, start: Path | None) -> Head:
@@ -245,9 +254,9 @@ def _export(config: HeadConfig, learner: Learner, target: Decoder, folder: Path,
         assert config.start is not None
         write_model(folder, module, read_json(config.start / "config.json", required=True), prepared.tokenizer)
         return DraftModel(read_model(folder, config.device).float())
-    assert isinstance(module, EagleHead | MedusaHeads)
+    assert isinstance(module, EagleHead | BlockHead | MedusaHeads)
     folder.mkdir(parents=True, exist_ok=True)
-    about = module.shape.config() if isinstance(module, EagleHead) else module.config()
+    about = module.config() if isinstance(module, MedusaHeads) else module.shape.config()
     tensors = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in module.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes the file private

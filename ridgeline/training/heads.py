@@ -103,7 +103,9 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(q, shape.hidden, bias=False)
 
 
-class _FeedForward(nn.Module):
+class FeedForward(nn.Module):
+    """A gated feed-forward."""
+
     def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
@@ -111,6 +113,7 @@ class _FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the addend of x, of any shape [.., M]."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -122,7 +125,7 @@ class _Layer(nn.Module):
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.self_attn = _Attention(shape)
-        self.mlp = _FeedForward(shape)
+        self.mlp = FeedForward(shape)
 
 
 class EagleHead(nn.Module):
@@ -134,11 +137,8 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(len(shape.taps) * shape.hidden, shape.hidden, bias=False)
         self.midlayer = _Layer(shape)
         self.norm = RMSNorm(shape.hidden, shape.eps)
-        generator = torch.Generator().manual_seed(seed)
+        drawn(self, seed)
         with torch.no_grad():
-            for module in self.modules():
-                if isinstance(module, nn.Linear):
-                    module.weight.copy_(INIT_STD * torch.randn(module.weight.shape, generator=generator))
             # The feature begins as the deepest tapped output, in whose terms the output matrix reads
             self.fc.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
 
@@ -211,6 +211,15 @@ def _mixed(
     for index, (_, v_BHCD) in enumerate(own):
         mixed_BHCD = mixed_BHCD + weights_BHCJ[..., index : index + 1] * v_BHCD
     return mixed_BHCD
+
+
+@torch.no_grad()
+def drawn(head: nn.Module, seed: int) -> None:
+    """Fill all parameters of a head but its norms with normal numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in head.named_parameters():
+        if not name.endswith("norm.weight"):
+            parameter.copy_(INIT_STD * torch.randn(parameter.shape, generator=generator))
 
 
 def rotated(x_BHPD: Tensor, place_P: Tensor, theta: float) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
+from ridgeline.training.block_heads import BlockHead
 from ridgeline.training.heads import EagleHead, MedusaHeads
 from ridgeline.training.target import Trace, traced
 
@@ -72,6 +73,25 @@ class Eagle:
 
         for x_BCM in self.module(trace.features_BSX, embed, starts_C, pairs, passes):
             yield scored(self.target, self.module.norm(x_BCM))
+
+
+class Block:
+    """A head of DFlash beside its target. A block has as many masks as there are passes."""
+
+    def __init__(self, head: BlockHead, target: Decoder) -> None:
+        self.module, self.target, self.taps = head, target, head.shape.taps
+        self.parts: Sequence[tuple[nn.Module, float]] = ((head, 1.0),)
+        self.most: int | None = head.shape.block - 1
+
+    def scores(self, trace: Trace, starts_C: Tensor, passes: int) -> Iterator[Tensor]:
+        """Yield the scores at each mask of the blocks behind the positions `starts_C`: [B, C, V]."""
+        anchor_BC = trace.tokens_BS[:, starts_C + 1]
+        embedded_BSM = self.target.embedded(trace.tokens_BS.flatten(), places(trace.tokens_BS))
+        anchor_BCM = embedded_BSM.unflatten(0, trace.tokens_BS.shape)[:, starts_C + 1]
+        features_BPX = trace.features_BSX[:, : positions(trace, passes)]
+        masked_BC = anchor_BC == self.module.shape.mask
+        for x_BCM in self.module(features_BPX, anchor_BCM, masked_BC, starts_C, passes).unbind(2):
+            yield scored(self.target, x_BCM)
 
 
 class Medusa:

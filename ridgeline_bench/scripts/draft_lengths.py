@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
@@ -33,27 +32,10 @@ from ridgeline.training.packages import STANDARD_LIBRARY, Package, installed_pac
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline_bench.scripts.apart import as_prompts
 from ridgeline_bench.scripts.asked import asked, keep
+from ridgeline_bench.scripts.told_drafts import always_verified
 
 PROMPT = 256  # tokens
 WAYS = ["chain 4", "chain 5", "tree 16 4", "tree 16", "tree 24 4", "tree 24"]
-
-
-class Always:
-    """Rows verify as many drafts as they may, whatever it costs."""
-
-    saved = 0.0
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    def wanted(self, seq: Any) -> int:
-        return self._most if seq.guessable else 0
-
-    def width(self, rows: int, *, masked: bool) -> int:
-        return self._most
-
-    def note(self, record: object, result: object, seconds: float) -> bool:
-        return False
 
 
 def held_out() -> dict[str, list[str]]:
@@ -91,24 +73,11 @@ def lengths(way: str, sets: dict[str, list[list[int]]], tokens: int) -> dict[str
     }
     found = {}
     with LLM(speculative_config=config_of(way), skip_tokenizer_init=True, **limits) as llm:
-        scheduler, counts = llm.assembly.engine.scheduler, [0, 0]
-        most = scheduler.running.each - 1
-        scheduler.running.drafting = Always(most)  # type: ignore[assignment]
-        results = scheduler._results
-        count_drafts = results._count_drafts
-
-        def count(drafted_R: np.ndarray, emitted_R: np.ndarray) -> None:
-            whole_R = drafted_R == most
-            counts[0] += int(emitted_R[whole_R].sum())
-            counts[1] += int(whole_R.sum())
-            count_drafts(drafted_R, emitted_R)
-
-        results._count_drafts = count  # type: ignore[method-assign]
         for name, each in sets.items():
-            counts[:] = 0, 0
             greedy = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False)
-            llm.generate(as_prompts(each), greedy, use_tqdm=False)
-            found[name] = counts[0] / counts[1], counts[1]
+            with always_verified(llm) as emitted:
+                llm.generate(as_prompts(each), greedy, use_tqdm=False)
+            found[name] = sum(emitted) / len(emitted), len(emitted)
             print(way, name, found[name], flush=True)
     return found
 

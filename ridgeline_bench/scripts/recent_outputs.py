@@ -88,7 +88,7 @@ def _measured(a: Namespace, at_once: int, kind: str, ways: dict[str, Way]) -> li
         prompts: Texts = [encode(text) for text in texts]
         want: Texts = []
         for name, each in ways.items():
-            seconds, written, made = each.ask((prompts, a.tokens, [], 0.0))
+            seconds, _, written, made, *_ = each.ask(Asked(prompts, a.tokens, [], 0.0))
             want = want or written
             if number:
                 times[name].append(seconds)

@@ -3,16 +3,19 @@
     python -m ridgeline_bench.scripts.speculation [--model FOLDER] [--dummy] [--threads 2] [--rounds 5]
         [--batches 1 4 16]
         [--tokens 128] [--drafts 4] [--ways lookup eagle3] [--draft FOLDER]
-        [--eagle3 FOLDER] [--medusa FOLDER] [--temperatures 0 1] [--quick]
+        [--eagle3 FOLDER] [--medusa FOLDER] [--dflash FOLDER] [--temperatures 0 1] [--quick]
         [--output benchmarks/results/speculation-cpu.jsonl]
 
 Each way has a process of its own, and they take turns, so that other work on the machine slows all of them alike: the
-speedup is the median of the rounds' ratios to plain decoding.
+speedup is the median of the rounds' ratios to plain decoding, once of seconds and once of the process's CPU time, which
+other work moves less. Behind the rounds each way is asked once more with rows that verify all drafts, whatever it
+costs: these show which share of rows had the first draft right, the first two, and so on.
 
     plain      no drafts
     lookup     prompt lookup, which takes at least one and at most three tokens
     draft      a draft model: that of the embedded model, or the one that is named
-    eagle3, medusa    heads, if they are named
+    eagle3, medusa, dflash    heads, if they are named
+    random     the head of DFlash, each of whose tensors has its numbers in another order
     skip       the model itself without every other layer
     lookahead  lookahead decoding, with its default sizes: --drafts means nothing to it
     cascade    prompt lookup, and the draft model where that finds nothing
@@ -28,29 +31,54 @@ has a seed, and the tokens are those of another draw than without drafts, so not
 from __future__ import annotations
 
 import random
+import shutil
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.engine.plan_builder import InFlight
 from ridgeline_bench.scripts.apart import Apart, as_prompts, drawn, in_turn, own_code, speedup
 from ridgeline_bench.scripts.asked import asked, keep
-from ridgeline_bench.scripts.told_drafts import tell
+from ridgeline_bench.scripts.told_drafts import always_verified, tell
 
 LOOKUP = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 LENGTH = 600  # characters of a prompt of text
 Texts = list[list[int]]
-Asked = tuple[Texts, int, Texts, float]  # prompts, tokens of each, texts that are known, temperature
-Written = tuple[float, Texts, dict[str, int]]  # seconds, tokens, counts of drafts
+
+
+class Asked(NamedTuple):
+    """What a way is asked: texts are those that are known. always: rows verify all drafts."""
+
+    prompts: Texts
+    tokens: int
+    texts: Texts
+    temperature: float
+    always: bool = False
+
+
+class Written(NamedTuple):
+    """What it answers. cpu: seconds of all of the process's threads. emitted: tokens of each row that verified all
+    drafts, if it was asked to. verified: True for each step that verified drafts."""
+
+    seconds: float
+    cpu: float
+    texts: Texts
+    counts: dict[str, int]
+    emitted: list[int]
+    verified: list[bool]
 
 
 class Known:
@@ -74,23 +102,53 @@ def way(settings: dict[str, Any], threads: int, share: float | None) -> tuple[No
     torch.set_num_threads(threads)
     llm = LLM(**settings)
 
+    verified: list[bool] = []
+    if (drafting := llm.assembly.engine.scheduler.running.drafting) is not None:
+        note = drafting.note
+
+        def noting(record: InFlight, *others: Any) -> bool:
+            verified.append(record.verifies)
+            return note(record, *others)
+
+        drafting.note = noting  # type: ignore[method-assign]
+
     def answer(question: Asked) -> Written:
-        prompts, tokens, texts, temperature = question
+        prompts, tokens, texts, temperature, always = question
         if share is not None:
             tell(llm.assembly.local.runner, Known(texts, share).propose)
         params = [
             SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, ignore_eos=True)
             for seed in range(len(prompts))
         ]
+        verified.clear()
         before = llm.assembly.engine.scheduler.figures().drafts or {}
-        started = time.perf_counter()
-        outputs = llm.generate(as_prompts(prompts), params, use_tqdm=False)
-        seconds = time.perf_counter() - started
+        started = time.perf_counter(), time.process_time()
+        with always_verified(llm) if always else nullcontext([]) as emitted:
+            outputs = llm.generate(as_prompts(prompts), params, use_tqdm=False)
+        seconds = time.perf_counter() - started[0], time.process_time() - started[1]
         after = llm.assembly.engine.scheduler.figures().drafts or {}
         counts = {name: after[name] - before.get(name, 0) for name in after}
-        return seconds, [list(output.outputs[0].token_ids) for output in outputs], counts
+        ids = [list(output.outputs[0].token_ids) for output in outputs]
+        return Written(*seconds, ids, counts, emitted, list(verified))
 
     return None, answer
+
+
+def shuffled(head: Path, folder: Path) -> Path:
+    """Write a head of the same form, each of whose tensors has its numbers in another order."""
+    shutil.copytree(head, folder)
+    order, found = torch.Generator().manual_seed(0), load_file(head / "model.safetensors")
+    mixed = {
+        name: each.flatten()[torch.randperm(each.numel(), generator=order)].view_as(each)
+        for name, each in found.items()
+    }
+    save_file(mixed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def by_position(emitted: Sequence[int], drafts: int) -> list[float]:
+    """Return the share of rows that had the first draft right, the first two, and so on."""
+    return [statistics.mean(count > place + 1 for count in emitted) for place in range(drafts)] if emitted else []
 
 
 def settings_of(model: str = "", **others: Any) -> dict[str, Any]:
@@ -122,7 +180,8 @@ def main() -> None:
     a = asked(
         __doc__, model="", dummy=False, threads=2, rounds=5, batches=[1, 4, 16], tokens=128, drafts=4,
         ways=([str], "beside plain (default: all that there is a model for)"), draft=(str, "folder of a draft model"),
-        eagle3=(str, "folder of a head of EAGLE-3"), medusa=(str, "folder of Medusa's heads"), temperatures=[0.0],
+        eagle3=(str, "folder of a head of EAGLE-3"), medusa=(str, "folder of Medusa's heads"),
+        dflash=(str, "folder of a head of DFlash"), temperatures=[0.0],
         quick=(False, "lookup alone, one round of 16 tokens"), output=Path,
     )  # fmt: skip
     if a.quick:
@@ -142,8 +201,11 @@ def main() -> None:
     names = {"skip": {"method": "layer_skip"}}
     if "draft" in known:
         names["cascade"] = {**LOOKUP, **model}
-    heads = {"eagle3": a.eagle3, "medusa": a.medusa}
+    heads = {"eagle3": a.eagle3, "medusa": a.medusa, "dflash": a.dflash}
     names |= {method: {"method": method, "model": folder} for method, folder in heads.items() if folder}
+    if a.dflash:
+        random_head = shuffled(Path(a.dflash), Path(tempfile.mkdtemp()) / "random")
+        names["random"] = {"method": "dflash", "model": str(random_head)}
     for name, config in names.items():
         known[name] = {**settings, "speculative_config": {**config, "num_speculative_tokens": a.drafts}}, None
     known["lookahead"] = {**settings, "speculative_config": {"method": "lookahead"}}, None
@@ -152,14 +214,20 @@ def main() -> None:
     ways = {name: Apart(way, config, a.threads, share) for name, (config, share) in known.items()}
     table = Table(*("temperature", "batch", *ways), title=f"{a.model or 'embedded model'}, tokens/s (speedup)")
     for temperature, (batch, prompts) in product(a.temperatures, prompts_by.items()):
-        plain = ways["plain"].ask((prompts, a.tokens, [], temperature))[1]
+        plain = ways["plain"].ask(Asked(prompts, a.tokens, [], temperature)).texts
         texts = [start + end for start, end in zip(prompts, plain, strict=True)]
-        asks = {name: partial(each.ask, (prompts, a.tokens, texts, temperature)) for name, each in ways.items()}
-        _, *found = in_turn(asks, a.rounds + 1)  # the first round warms up
-        times = {name: [each[name][0] for each in found] for name in ways}
+        asks = {name: partial(each.ask, Asked(prompts, a.tokens, texts, temperature)) for name, each in ways.items()}
+        first, *found = in_turn(asks, a.rounds + 1)  # the first round warms up
+        always = Asked(prompts, a.tokens, texts, temperature, always=True)
+        right = {
+            name: [] if name in ("plain", "lookahead") else by_position(each.ask(always).emitted, a.drafts)
+            for name, each in ways.items()
+        }
+        times, busy = ({name: [each[name][at] for each in found] for name in ways} for at in (0, 1))
         cells = []
         for name in ways:
-            _, tokens, made = found[-1][name]
+            _, _, tokens, made, *_ = found[-1][name]
+            steps = first[name].verified
             faster, length = speedup(times["plain"], times[name]), row_length(made)
             rate = batch * a.tokens / statistics.median(times[name])
             cells.append(f"{rate:,.0f} ({faster:.2f}; {length:.1f})")
@@ -167,6 +235,8 @@ def main() -> None:
                 "workload": "speculation", "model": Path(a.model).name or "embedded", "way": name, "batch": batch,
                 "temperature": temperature, "acceptance": acceptance(made),
                 "tokens": a.tokens, "drafts": a.drafts, "tokens_per_second": rate, "speedup": faster,
+                "cpu_speedup": speedup(busy["plain"], busy[name]), "right_by_position": right[name],
+                "first_steps": {"steps": len(steps), "of_64": sum(steps[:64]), "behind": sum(steps[64:])},
                 "tokens_of_a_row": length,
                 "texts_as_plain": statistics.mean(one == other for one, other in zip(tokens, plain, strict=True)),
                 "counts": made, "rounds": a.rounds, "threads": a.threads,

@@ -6,9 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.scripts.speculation import Asked, acceptance, row_length, settings_of, way
+from ridgeline_bench.scripts.speculation import (
+    Asked,
+    acceptance,
+    by_position,
+    row_length,
+    settings_of,
+    shuffled,
+    way,
+)
 
 
 def test_acceptance_is_the_share_of_drafts_that_were_right() -> None:
@@ -23,15 +33,44 @@ def test_a_head_drafts_at_any_temperature_and_draws_repeat(temperature: float) -
     prompts alike get different draws."""
     head = {"method": "eagle3", "model": str(EMBEDDED_MODEL.parent / "embedded-eagle"), "num_speculative_tokens": 4}
     prompt = list(range(20, 60))
-    asked: Asked = ([prompt, prompt], 24, [], temperature)
+    asked = Asked([prompt, prompt], 24, [], temperature)
     _, plain = way(settings_of(), 1, None)
     _, drafted = way(settings_of(speculative_config=head), 1, None)
-    _, texts, counts = drafted(asked)
-    assert texts == drafted(asked)[1]
+    found = drafted(asked)
+    texts, counts = found.texts, found.counts
+    assert texts == drafted(asked).texts
+    assert sum(found.verified) > 0
+    assert found.emitted == []
     assert counts["draft_tokens"] > 0
     assert 0 <= (acceptance(counts) or 0) <= 1
-    assert (texts == plain(asked)[1]) or temperature > 0
+    assert (texts == plain(asked).texts) or temperature > 0
     assert (texts[0] == texts[1]) == (temperature == 0)
+
+
+def test_all_rows_verify_all_drafts_if_they_are_asked_to() -> None:
+    """Each of them is counted by its tokens, and the next question is answered as before."""
+    head = {"method": "eagle3", "model": str(EMBEDDED_MODEL.parent / "embedded-eagle"), "num_speculative_tokens": 3}
+    _, drafted = way(settings_of(speculative_config=head), 1, None)
+    asked = Asked([list(range(20, 60))], 40, [], 0.0)
+    found, always = drafted(asked), drafted(asked._replace(always=True))
+    assert always.texts == found.texts
+    assert set(always.emitted) <= {1, 2, 3, 4}
+    assert 30 < sum(always.emitted) < 40
+    assert always.counts["draft_tokens"] >= 3 * len(always.emitted)
+    first, *others = by_position(always.emitted, 3)
+    assert first == sum(count > 1 for count in always.emitted) / len(always.emitted)
+    assert sorted(others, reverse=True) == others
+    assert drafted(asked).emitted == by_position([], 3) == []
+
+
+def test_a_random_head_has_the_numbers_of_another_in_other_places(tmp_path: Path) -> None:
+    head = EMBEDDED_MODEL.parent / "embedded-eagle"
+    mixed = shuffled(head, tmp_path / "random")
+    before, after = (load_file(each / "model.safetensors") for each in (head, mixed))
+    assert (mixed / "config.json").read_text() == (head / "config.json").read_text()
+    for name, tensor in before.items():
+        assert torch.equal(after[name].flatten().sort().values, tensor.flatten().sort().values)
+    assert not torch.equal(after["fc.weight"], before["fc.weight"])
 
 
 def test_the_page_shows_the_stored_acceptance() -> None:

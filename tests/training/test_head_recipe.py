@@ -98,13 +98,46 @@ def test_a_head_of_eagle_is_written_as_published_and_drafts_in_the_engine(
     [rows] = report["held_out"].values()
     assert [row["drafts"] for row in rows] == [2, 3]
     assert f"**{rows[0]['tokens_per_step']:.2f}**" in (made / "README.md").read_text()
-    drafting = {"method": "eagle3", "model": made, "num_speculative_tokens": 3}
+    drafts_as_plain(folder, {"method": "eagle3", "model": made, "num_speculative_tokens": 3})
+
+
+def drafts_as_plain(folder: Path, drafting: dict[str, Any]) -> None:
+    """Check that the engine writes the same text with drafts and without."""
     ask = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     plain, drafted = (
         LLM(folder, device="cpu", dtype="float32", speculative_config=way).generate("def f(x):", ask)[0]
         for way in (None, drafting)
     )
     assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_a_head_of_dflash_is_written_as_published_and_drafts_in_the_engine(
+    run: Callable[..., Path], folder: Path
+) -> None:
+    made = run("dflash", intermediate=48, layers=2)
+    config, stored = json.loads((made / "config.json").read_text()), load_file(made / "model.safetensors")
+    assert config["architectures"] == ["DFlashDraftModel"]
+    assert config["dflash_config"] == {"target_layer_ids": [0, 1], "mask_token_id": 0}
+    assert config["block_size"] == PASSES + 1
+    layer = {
+        **{f"{name}.weight": [64] for name in ("input_layernorm", "post_attention_layernorm")},
+        **{f"self_attn.{name}_norm.weight": [32] for name in "qk"},
+        "self_attn.q_proj.weight": [64, 64],
+        "self_attn.k_proj.weight": [32, 64],
+        "self_attn.v_proj.weight": [32, 64],
+        "self_attn.o_proj.weight": [64, 64],
+        "mlp.gate_proj.weight": [48, 64],
+        "mlp.up_proj.weight": [48, 64],
+        "mlp.down_proj.weight": [64, 48],
+    }
+    assert {name: list(tensor.shape) for name, tensor in stored.items()} == {
+        **{f"layers.{index}.{name}": shape for index in range(2) for name, shape in layer.items()},
+        "fc.weight": [64, 128],
+        **{f"{name}.weight": [64] for name in ("hidden_norm", "norm")},
+        "mask_embedding": [64],
+    }
+    assert "DFlash" in (made / "README.md").read_text()
+    drafts_as_plain(folder, {"method": "dflash", "model": made, "num_speculative_tokens": PASSES})
 
 
 def test_heads_and_target_that_learnt_together_draft_for_each_other(run: Callable[..., Path], folder: Path) -> None:
@@ -121,13 +154,7 @@ def test_heads_and_target_that_learnt_together_draft_for_each_other(run: Callabl
     [(was, now)] = report["target_nats"].values()
     assert now == pytest.approx(was, rel=0.05)
     assert "Medusa-2" in (made / "README.md").read_text()
-    drafting = {"method": "medusa", "model": made, "num_speculative_tokens": PASSES}
-    ask = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-    plain, drafted = (
-        LLM(tuned, device="cpu", dtype="float32", speculative_config=way).generate("def f(x):", ask)[0]
-        for way in (None, drafting)
-    )
-    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+    drafts_as_plain(tuned, {"method": "medusa", "model": made, "num_speculative_tokens": PASSES})
 
 
 def test_heads_of_medusa_are_written_as_published(run: Callable[..., Path]) -> None:
@@ -190,6 +217,7 @@ def test_settings_that_do_not_go_together_are_refused(
         (["eagle"], "--minutes or --steps"),
         (["medusa", "--steps", "1", "--minutes", "1"], "--minutes or --steps"),
         (["eagle", "--steps", "1", "--taps", "low"], "low"),
+        (["dflash", "--steps", "1", "--taps", "7"], "0 to 6"),
         (["eagle", "--steps", "1", "--taps", "1,9"], "0 to 6"),
         (["draft", "--steps", "1", "--from", "/no/such"], "/no/such"),
         (["medusa", "--steps", "1", "--corpus-rows", "0", "--own-rows", "0"], "not both 0"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,12 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from ridgeline.layers.decoder import Decoder
+from ridgeline.training.block_heads import BlockHead, BlockShape
 from ridgeline.training.drafted import acceptances, walk
 from ridgeline.training.head_loop import HeadTraining, train_head
-from ridgeline.training.head_recipe import Kind
+from ridgeline.training.head_recipe import Head, Kind
 from ridgeline.training.heads import EagleHead, EagleShape, MedusaHeads
-from ridgeline.training.learners import DraftModel, Eagle, Learner, Medusa, right
+from ridgeline.training.learners import Block, DraftModel, Eagle, Learner, Medusa, right
 from ridgeline.training.target import continued, read_target, traced
 from ridgeline.training.traces import Traces
 from tests import head_oracle
@@ -25,18 +28,20 @@ from tests.training.conftest import TEXTS, VOCAB
 
 PASSES = 3
 CPU = torch.device("cpu")
-SHAPE = EagleShape(
-    hidden=64,
-    intermediate=96,
-    heads=4,
-    kv_heads=2,
-    head_dim=32,
-    taps=(0, 1),
-    eps=1e-5,
-    rope_theta=10000.0,
-    vocab=VOCAB,
-    positions=64,
-)
+SIZES: dict[str, Any] = {
+    "hidden": 64,
+    "intermediate": 96,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "taps": (0, 1),
+    "eps": 1e-5,
+    "rope_theta": 10000.0,
+    "vocab": VOCAB,
+    "positions": 64,
+}
+SHAPE = EagleShape(**SIZES)
+BLOCK = BlockShape(**SIZES, layers=2, block=PASSES + 1, mask=7, target_layers=2)
 
 
 @pytest.fixture
@@ -49,30 +54,35 @@ def text(tokenizer: Tokenizer) -> torch.Tensor:
     return torch.tensor([tokenizer.encode("".join(TEXTS[i : i + 3])).ids[:40] for i in range(8)])
 
 
+class RawTarget(head_oracle.Target):
+    """What transformers returns of the last layer is behind the final norm, so it is taken in front of it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+    def states(self, tokens: Sequence[int]) -> Any:
+        found: list[torch.Tensor] = []
+        hook = self.model.model.layers[-1].register_forward_hook(
+            lambda _module, _inputs, output: found.append(output[0] if isinstance(output, tuple) else output)
+        )
+        self._known.clear()  # so that the model runs under the hook
+        states = super().states(tokens)
+        hook.remove()
+        return [*states[:-1], found[0].reshape(states[-1].shape)]
+
+
 class Tapped(head_oracle.Eagle3):
     """The oracle's head, with the numbers of one of ours."""
 
     def __init__(self, folder: Path, head: EagleHead) -> None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        super().__init__(head_oracle.Target(model), taps=SHAPE.taps)
+        super().__init__(RawTarget(folder), taps=SHAPE.taps)
         assert {name: t.shape for name, t in self.tensors.items()} == {n: t.shape for n, t in head.state_dict().items()}
         self.tensors = {name: tensor.clone() for name, tensor in head.state_dict().items()}
-
-    def states_of_model(self, tokens: list[int]) -> list[torch.Tensor]:
-        """What transformers returns of the last layer is behind the final norm, so it is taken in front of it."""
-        found: list[torch.Tensor] = []
-        hook = self.target.model.model.layers[-1].register_forward_hook(
-            lambda _module, _inputs, output: found.append(output[0] if isinstance(output, tuple) else output)
-        )
-        self.target._known.clear()  # so that the model runs under the hook
-        states = self.target.states(tokens)
-        hook.remove()
-        return [*states[:-1], found[0].reshape(states[-1].shape)]
 
     @torch.no_grad()
     def chain(self, tokens: list[int], start: int, passes: int) -> list[torch.Tensor]:
         """Return the scores of every pass of the chain that begins with pair `start`, over a text's own tokens."""
-        features, found = self.features(self.states_of_model(tokens[: start + 1])), []
+        features, found = self.features(self.target.states(tokens[: start + 1])), []
         for index in range(passes):
             known = tokens[1 : start + 2 + index]
             output = self.output(self.target.embedding[known], features)
@@ -81,13 +91,46 @@ class Tapped(head_oracle.Eagle3):
         return found
 
 
-def test_passes_over_a_whole_text_are_those_of_one_chain_after_the_other(
-    folder: Path, target: Decoder, text: torch.Tensor
-) -> None:
-    head = EagleHead(SHAPE)
+class Blocked(head_oracle.DFlash):
+    """The oracle's head, with the numbers of one of ours and what it learnt to read at masks."""
+
+    layers, places, mask = BLOCK.layers, PASSES + 1, BLOCK.mask
+
+    def __init__(self, folder: Path, head: BlockHead) -> None:
+        super().__init__(RawTarget(folder), taps=BLOCK.taps)
+        self.tensors = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+
+    def embedded(self, tokens: list[int]) -> torch.Tensor:
+        masked = (torch.tensor(tokens) == self.mask)[:, None]
+        return torch.where(masked, self.tensors["mask_embedding"], super().embedded(tokens))
+
+
+def shaken(head: Head) -> Head:
+    """Return the head with other numbers than it begins with."""
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+    return head
+
+
+def test_blocks_over_a_whole_text_are_those_of_one_after_the_other(
+    folder: Path, target: Decoder, text: torch.Tensor
+) -> None:
+    head, starts = shaken(BlockHead(BLOCK)), torch.tensor([0, 5, 6, 20])
+    text[0, 7] = BLOCK.mask  # the token that stands for masks may be a text's own
+    oracle = Blocked(folder, head)
+    with torch.no_grad():
+        ours = torch.stack(list(Block(head, target).scores(traced(target, text[:2], BLOCK.taps), starts, PASSES)))
+        for row in range(2):
+            for place, start in enumerate(starts.tolist()):
+                theirs = oracle.scores(oracle.outputs(text[row, : start + 2].tolist()))
+                torch.testing.assert_close(ours[:, row, place], theirs, rtol=1e-3, atol=1e-3)  # float32, five layers
+
+
+def test_passes_over_a_whole_text_are_those_of_one_chain_after_the_other(
+    folder: Path, target: Decoder, text: torch.Tensor
+) -> None:
+    head = shaken(EagleHead(SHAPE))
     oracle, starts = Tapped(folder, head), torch.tensor([0, 5, 6, 20])
     with torch.no_grad():
         ours = torch.stack(list(Eagle(head, target).scores(traced(target, text[:2], SHAPE.taps), starts, PASSES)))
@@ -123,12 +166,13 @@ def test_the_target_continues_as_without_a_cache(target: Decoder, text: torch.Te
 def learners(target: Decoder, folder: Path) -> dict[Kind, Learner]:
     return {
         "eagle": Eagle(EagleHead(SHAPE), target),
+        "dflash": Block(BlockHead(BLOCK), target),
         "medusa": Medusa(MedusaHeads(PASSES, 64, VOCAB), target),
         "draft": DraftModel(read_target(folder, CPU).requires_grad_(True)),
     }
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "draft"])
+@pytest.mark.parametrize("kind", ["eagle", "dflash", "medusa", "draft"])
 def test_the_loss_falls_and_drafts_become_right(
     kind: Kind, target: Decoder, folder: Path, text: torch.Tensor, tmp_path: Path
 ) -> None:
