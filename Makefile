@@ -44,7 +44,7 @@ versions:
 
 # On a machine with a GPU. `make gpu PART=1/2` runs one of two halves. What passed is listed in a file named after the
 # code, and is left out the next time, so a run that was cut off goes on. What measures runs alone.
-GPU_TESTS = $(shell grep -rl --include='test_*.py' mark.gpu tests)
+GPU_TESTS = $(shell grep -rlE --include='test_*.py' 'mark\.gpu|import DEVICES' tests)
 TIMED = tests/api/test_sleep.py tests/bench/machine/% tests/bench/profile/% tests/worker/test_machine.py \
   tests/worker/test_second_gpu.py tests/worker/test_stopwatch.py
 WORKERS ?= $(shell nproc)

@@ -27,6 +27,7 @@ from ridgeline.worker.speculation.block_head import BlockHead
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.covering import by_values
+from tests.devices import DEVICES
 from tests.driving import Outcome, Rig, ask, rig
 from tests.head_oracle import (
     HEADS,
@@ -261,9 +262,7 @@ def test_no_drafts_are_made_behind_a_step_in_a_graph_whose_tokens_wait(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "op by op"])
-@pytest.mark.parametrize(
-    "kind", [Eagle, Eagle3, NarrowEagle3, Medusa, WindowedDFlash, DSpark], ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
 def test_on_a_gpu_drafts_are_those_of_the_paper(
     kind: type[Head], eager: bool, target: Target, folder: Path, tmp_path: Path
 ) -> None:
@@ -296,13 +295,17 @@ def glm_with_mtp(files: Path, family: str = "glm4_moe") -> tuple[Path, Head]:
     return folder, head
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
-def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(family: str, tmp_path: Path) -> None:
+def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(
+    family: str, device: str, tmp_path: Path
+) -> None:
     folder, head = glm_with_mtp(tmp_path / "model", family)
-    with rig(folder, enable_prefix_caching=False) as own:
+    settings = {"device": device, "enable_prefix_caching": False, "enforce_eager": True}
+    with rig(folder, **settings) as own:
         want = own.run(*GREEDY)
     asked = {"method": "glm4_moe_mtp" if family == "glm4_moe" else "deepseek_mtp", "num_speculative_tokens": DRAFTS}
-    with rig(folder, enable_prefix_caching=False, speculative_config=asked) as own:
+    with rig(folder, **settings, speculative_config=asked) as own:
         record = Record(always(own))
         got = own.run(*GREEDY)
         check_same(got, want)
@@ -370,12 +373,14 @@ class MaskedDFlash(DFlash):
         return {**about, **taps, **sizes, "transformer_layer_config": layer}
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [GatedDSpark, RecurrentDSpark, MaskedDFlash], ids=lambda kind: kind.__name__)
 def test_block_heads_of_other_forms_draft_as_their_authors_define(
-    kind: type[Head], target: Target, folder: Path, tmp_path: Path
+    kind: type[Head], device: str, target: Target, folder: Path, tmp_path: Path
 ) -> None:
     head = kind(target)
-    with rig(folder, enable_prefix_caching=False, **drafting(head, head.save(tmp_path / "head"))) as own:
+    settings = {"device": device, "enable_prefix_caching": False, "enforce_eager": True}
+    with rig(folder, **settings, **drafting(head, head.save(tmp_path / "head"))) as own:
         record = Record(always(own))
         got = own.run(*GREEDY)
         check_same(got, greedy(folder))
@@ -512,14 +517,16 @@ def hybrid_with_experts_and_mtp(files: Path) -> tuple[Path, Head]:
     return hybrid_with_mtp(files, "qwen3_next")
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("made", [hybrid_with_mtp, hybrid_with_experts_and_mtp])
-def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(made: Any, tmp_path: Path) -> None:
+def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(made: Any, device: str, tmp_path: Path) -> None:
     """Recurrent layers verify what it drafts."""
     folder, head = made(tmp_path / "model")
-    with rig(folder, enable_prefix_caching=False) as own:
+    settings = {"device": device, "enable_prefix_caching": False, "enforce_eager": True}
+    with rig(folder, **settings) as own:
         want = own.run(*GREEDY)
     asked = {"method": "qwen3_5_mtp" if made is hybrid_with_mtp else "qwen3_next_mtp", "num_speculative_tokens": DRAFTS}
-    with rig(folder, enable_prefix_caching=False, speculative_config=asked) as own:
+    with rig(folder, **settings, speculative_config=asked) as own:
         record = Record(always(own))
         got = own.run(*GREEDY)
         check_same(got, want)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ridgeline import LLM
 from ridgeline.core.errors import ModelLoadError
+from tests.devices import DEVICES, placed
 
 WIDTH, HEADS, INNER, LAYERS, LABELS = 60, 3, 52, 2, 3
 PROMPTS = ([5], list(range(4, 60)), [9] * 40 + [3], [7, 8])
@@ -94,29 +95,32 @@ def states(tensors: dict[str, Tensor], config: dict[str, Any], ids: list[int]) -
     return x
 
 
-def save(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> LLM:
+def save(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], device: str = "cpu") -> LLM:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
-    return LLM(folder, dtype="float32", device="cpu", max_num_seqs=3, debug_checks=True, skip_tokenizer_init=True)
+    settings = {**placed(device), "max_num_seqs": 3, "debug_checks": True, "skip_tokenizer_init": True}
+    return LLM(folder, dtype="float32", **settings)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("entries", [{}, NTK], ids=["plain", "ntk"])
-def test_vectors_are_those_of_the_published_equations(entries: dict[str, Any], tmp_path: Path) -> None:
+def test_vectors_are_those_of_the_published_equations(entries: dict[str, Any], device: str, tmp_path: Path) -> None:
     tensors, config = weights(), {**CONFIG, **entries}
-    with save(tmp_path, tensors, config) as llm:
+    with save(tmp_path, tensors, config, device) as llm:
         found = llm.embed([{"prompt_token_ids": ids} for ids in PROMPTS], use_tqdm=False)
     for ids, result in zip(PROMPTS, found, strict=True):
         want = F.normalize(states(tensors, config, ids)[0], dim=0)
         assert result.outputs.embedding == pytest.approx(want.tolist(), abs=1e-5)
 
 
-def test_labels_are_those_of_the_published_head(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_labels_are_those_of_the_published_head(device: str, tmp_path: Path) -> None:
     tensors = weights()
     labels = {"classifier.weight": torch.randn(LABELS, WIDTH), "classifier.bias": torch.randn(LABELS)}
     names = {str(index): str(index) for index in range(LABELS)}
     config = {**CONFIG, "architectures": ["NewForSequenceClassification"], "id2label": names}
     stored = {f"new.{name}": each for name, each in tensors.items()} | labels
-    with save(tmp_path, stored, config) as llm:
+    with save(tmp_path, stored, config, device) as llm:
         found = llm.classify([{"prompt_token_ids": ids} for ids in PROMPTS], use_tqdm=False)
     for ids, result in zip(PROMPTS, found, strict=True):
         first = states(tensors, config, ids)[0]

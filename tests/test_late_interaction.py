@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from ridgeline import LLM, PoolingParams
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from tests import pooled_models
+from tests.devices import DEVICES, placed
 from tests.late_models import DOCUMENTS, FORMS, QUERY, SKIPPED, expected, save, vectors
 
 TOLERANCE = 1e-5
@@ -26,8 +27,8 @@ TOLERANCE = 1e-5
 def open_llm() -> Iterator[Callable[..., LLM]]:
     opened: list[LLM] = []
 
-    def build(path: Path, **settings: Any) -> LLM:
-        opened.append(LLM(path, dtype="float32", device="cpu", max_num_seqs=3, debug_checks=True, **settings))
+    def build(path: Path, device: str = "cpu", **settings: Any) -> LLM:
+        opened.append(LLM(path, dtype="float32", **placed(device), max_num_seqs=3, debug_checks=True, **settings))
         return opened[-1]
 
     yield build
@@ -35,9 +36,10 @@ def open_llm() -> Iterator[Callable[..., LLM]]:
         llm.shutdown()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", FORMS)
-def test_texts_are_compared_by_the_vectors_of_their_tokens(form: str, tmp_path: Path, open_llm) -> None:
-    llm = open_llm(save(form, tmp_path))
+def test_texts_are_compared_by_the_vectors_of_their_tokens(form: str, device: str, tmp_path: Path, open_llm) -> None:
+    llm = open_llm(save(form, tmp_path), device)
     want = [expected(form, QUERY, document) for document in DOCUMENTS]
     scores = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
     assert scores == pytest.approx(want, abs=TOLERANCE)
@@ -79,10 +81,11 @@ def test_scores_are_those_of_sentence_transformers(form: str, tmp_path: Path, op
 # ---- rewards ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("name", "outputs"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)])
 @torch.inference_mode()
 def test_rewards_are_those_of_the_published_head_on_transformers(
-    name: str, outputs: int, tmp_path: Path, open_llm
+    name: str, outputs: int, device: str, tmp_path: Path, open_llm
 ) -> None:
     sizes = {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 52, "num_hidden_layers": 2}
     config = transformers.Qwen2Config(vocab_size=67, hidden_size=60, max_position_embeddings=120, **sizes)
@@ -95,7 +98,7 @@ def test_rewards_are_those_of_the_published_head_on_transformers(
     )
     (tmp_path / "config.json").write_text(json.dumps({**config.to_dict(), "architectures": [name], "step_tag_id": 9}))
     prompts = [[5, 6, 9, 7, 8, 9], list(range(4, 60)), [9], [11, 12, 13]]
-    llm = open_llm(tmp_path, skip_tokenizer_init=True, max_num_batched_tokens=64)
+    llm = open_llm(tmp_path, device, skip_tokenizer_init=True, max_num_batched_tokens=64)
     found = llm.encode([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
     for ids, result in zip(prompts, found, strict=True):
         want = score(decoder(torch.tensor([ids])).last_hidden_state[0])

@@ -196,6 +196,24 @@ def test_even_steps_change_no_token(
             assert any(graph.drafts is not None for graph in replayed)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "op by op"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "layer_skip"])
+def test_on_a_gpu_drafts_change_no_token(method: str, eager: bool, folder: Path) -> None:
+    settings = {"device": "cuda", "deterministic": True, "enforce_eager": eager}
+    with rig(folder, **settings) as own:
+        want = own.run(*requests())
+        assert not own.errors
+    config = LOOKUP if method == "ngram" else {"method": method, "num_speculative_tokens": DRAFTS}
+    config = config | {"draft_model": {"model": str(folder)}, "layer_skip": {"skip_layers": [1]}}.get(method, {})
+    with rig(folder, **settings, speculative_config=config) as own:
+        given = Given(own)
+        own.engine.scheduler.running.drafting = Turning()  # type: ignore[assignment]
+        check_same(own.run(*requests()), want)
+        assert not own.errors
+        assert given.count > 5
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_requests_that_give_way_or_leave_change_nothing_for_others(
     seed: int, folder: Path, want: dict[str, Outcome]

@@ -56,6 +56,7 @@ def written(*, in_turns: bool = False, **settings: Any) -> tuple[list[list[int]]
 METHODS: dict[str, dict[str, Any]] = {
     "lookup": LOOKUP,
     "recent": {**LOOKUP, "lookup_recent_tokens": 4096},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
     "layer_skip": {"method": "layer_skip", "num_speculative_tokens": 3},
     "static tree": {

@@ -16,6 +16,7 @@ from ridgeline import LLM
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.worker import pooling
 from tests import pooled_models
+from tests.devices import DEVICES, placed
 
 ROOM = "sentence_transformers.sparse_encoder.models"
 TEXTS = ["the quick brown fox", "paris", "what is the capital of france and then again what is the capital of berlin"]
@@ -58,11 +59,12 @@ def expected(family: str, settings: dict[str, str], ids: list[int]) -> torch.Ten
     return found.sum(0) if settings.get("pooling_strategy") == "sum" else found.amax(0)
 
 
-def vectors(folder: Path, **settings: Any) -> list[Any]:
-    with LLM(folder, dtype="float32", device="cpu", max_num_seqs=3, debug_checks=True, **settings) as llm:
+def vectors(folder: Path, device: str = "cpu", **settings: Any) -> list[Any]:
+    with LLM(folder, dtype="float32", **placed(device), max_num_seqs=3, debug_checks=True, **settings) as llm:
         return llm.embed(TEXTS, use_tqdm=False)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -74,10 +76,10 @@ def vectors(folder: Path, **settings: Any) -> list[Any]:
     ids=str,
 )
 def test_vectors_have_a_number_for_every_token_of_the_vocabulary(
-    family: str, settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, settings: dict[str, str], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pooling, "AT_ONCE", 5)  # of up to 19 tokens
-    for result in vectors(save(family, tmp_path, **settings)):
+    for result in vectors(save(family, tmp_path, **settings), device):
         want = expected(family, settings, result.prompt_token_ids)
         assert result.outputs.embedding == pytest.approx(want.tolist(), abs=1e-5)
         assert min(result.outputs.embedding) == 0 < max(result.outputs.embedding)

@@ -286,8 +286,9 @@ class Decoder(nn.Module):
         """Bytes of the parameters, including those in another form."""
         modules = [module for module in self.modules() if isinstance(module, (Linear, ExpertStack))]
         held = sum(module.prepared_bytes for module in modules) + sum(cache.nbytes for cache in self.expert_caches)
-        device = next(self.layers.parameters()).device  # experts' matrices may lie in the host's memory
-        return sum(p.nbytes for p in self.parameters() if p.device == device) + held
+        # Experts' matrices may lie in the host's memory, and layers may have no parameters left: OLMo's norms have none
+        devices = [p.device for p in (*self.layers.parameters(), *self.parameters())]
+        return sum(p.nbytes for p in self.parameters() if p.device == devices[0]) + held
 
     def forward(
         self,

@@ -25,6 +25,7 @@ from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
 from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import pooled_models
+from tests.devices import DEVICES, placed
 from tests.models import pooled_configs
 
 NEW = ("distilbert", "electra", "albert", "mpnet", "nomic_bert", "jina_v3", "embedding_gemma", "deberta")
@@ -46,16 +47,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda family: pooled_models.save(family, tmp_path_factory.mktemp(family)))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", NEW)
 @torch.inference_mode()
 def test_vectors_of_tokens_are_no_worse_than_transformers_in_bfloat16(
-    family: str, folder: Callable[[str], Path]
+    family: str, device: str, folder: Callable[[str], Path]
 ) -> None:
     exact = pooled_models.build(family)
     for parameter in exact.parameters():
         parameter.copy_(parameter.bfloat16())
     theirs = type(exact).from_pretrained(folder(family), dtype=torch.bfloat16)  # whose angles stay float32
-    with LLM(folder(family), dtype="bfloat16", device="cpu", max_num_seqs=3) as llm:
+    with LLM(folder(family), dtype="bfloat16", **placed(device), max_num_seqs=3) as llm:
         prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
         found = llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)
     errors = []
@@ -97,13 +99,14 @@ def test_half_of_a_window_of_embedding_gemma_lies_to_either_side() -> None:
     assert {name.removeprefix("model.") for name in views} == theirs.state_dict().keys()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @torch.inference_mode()
 def test_long_texts_of_deberta_are_attended_in_blocks(
-    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    device: str, folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disentangled, "BLOCK", 7)
     ids = PROMPTS[-1]
-    with LLM(folder("deberta"), dtype="float32", device="cpu", max_num_seqs=3) as llm:
+    with LLM(folder("deberta"), dtype="float32", **placed(device), max_num_seqs=3) as llm:
         [found] = llm.encode([{"prompt_token_ids": ids}], pooling_task="token_embed", use_tqdm=False)
     want = torch.nn.functional.normalize(pooled_models.hidden(pooled_models.build("deberta"), ids), dim=-1)
     assert found.outputs.data.numpy() == pytest.approx(want.numpy(), abs=1e-5)

@@ -26,6 +26,7 @@ from ridgeline.foreign.spec import foreign_config, traced_class
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.weights.loader import read_model_config
 from tests.command import run_here
+from tests.devices import DEVICES, placed
 from tests.foreign_models import CWM, HELIUM, LLAMA, VOCAB, Kind, decoder_of, kind, oracle, saved
 
 Folders = Callable[[Kind], Path]
@@ -60,35 +61,40 @@ def written(model: Any, ids: list[int]) -> list[int]:
     return found[0, len(ids) :].tolist()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("of", [HELIUM, CWM], ids=lambda of: of.model)
-def test_a_class_that_we_have_not_writes_in_any_company_what_it_writes_alone(of: Kind, folders: Folders) -> None:
+def test_a_class_that_we_have_not_writes_in_any_company_what_it_writes_alone(
+    of: Kind, device: str, folders: Folders
+) -> None:
     prompts = [prompt(length, length) for length in (5, 40, 17, 23)]
     prompts.append(prompts[1] + prompt(3, 1))  # after a prefix hit
     expected = [written(oracle(of.model), ids) for ids in prompts]
-    with LLM(folders(of), **SMALL) as llm:
+    with LLM(folders(of), **SMALL, **placed(device)) as llm:
         for _ in range(2):
             outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], GREEDY, use_tqdm=False)
             assert [list(each.outputs[0].token_ids) for each in outputs] == expected
 
 
-def test_our_own_layers_and_transformers_write_the_same(folders: Folders) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_our_own_layers_and_transformers_write_the_same(device: str, folders: Folders) -> None:
     prompts = [{"prompt_token_ids": prompt(length, length)} for length in (9, 30)]
     found = []
     for impl in ("vllm", "transformers"):
-        with LLM(folders(LLAMA), model_impl=impl, **SMALL) as llm:
+        with LLM(folders(LLAMA), model_impl=impl, **SMALL, **placed(device)) as llm:
             found.append([list(each.outputs[0].token_ids) for each in llm.generate(prompts, GREEDY, use_tqdm=False)])
     assert found[0] == found[1]
 
 
-def test_drafts_that_are_looked_up_and_8_bit_caches_go_with_it(folders: Folders) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_drafts_that_are_looked_up_and_8_bit_caches_go_with_it(device: str, folders: Folders) -> None:
     prompts = [{"prompt_token_ids": (prompt(6, seed) * 5)[: 20 + seed]} for seed in range(3)]
     drafts = {"method": "ngram", "num_speculative_tokens": 3}
-    with LLM(folders(CWM), **SMALL) as llm:
+    with LLM(folders(CWM), **SMALL, **placed(device)) as llm:
         plain = [list(each.outputs[0].token_ids) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
-    with LLM(folders(CWM), speculative_config=drafts, **SMALL) as llm:
+    with LLM(folders(CWM), speculative_config=drafts, **SMALL, **placed(device)) as llm:
         drafted = [list(each.outputs[0].token_ids) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
     assert drafted == plain
-    with LLM(folders(CWM), kv_cache_dtype="fp8", **SMALL) as llm:
+    with LLM(folders(CWM), kv_cache_dtype="fp8", **SMALL, **placed(device)) as llm:
         rounded = [list(each.outputs[0].token_ids) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
     assert [len(each) for each in rounded] == [12] * 3
 

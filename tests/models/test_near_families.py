@@ -27,6 +27,7 @@ from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import export_checkpoint, read_model_config
+from tests.devices import DEVICES, placed
 from tests.models import near_configs
 from tests.parallel.test_divided_models import divides, loaded, logits
 from tests.parallel.test_stages import numbers_held, passed_through, stages_of
@@ -335,8 +336,11 @@ def test_logits_are_those_of_transformers_in_float32_and_no_worse_in_bfloat16(fa
     assert error(ours) < 1.2 * error(theirs(torch.tensor(IDS)).logits)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(family: str, folders: Folders) -> None:
+def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(
+    family: str, device: str, folders: Folders
+) -> None:
     """The cache holds some 100 tokens: fewer than these requests want, of which two begin alike."""
     shared = prompt(21, 3)
     prompts = [prompt(1, 4), prompt(40, 5), [*shared, 7], [*shared, 8, 9], prompt(30, 6)]
@@ -344,25 +348,58 @@ def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(f
     spec = read_model_config(folders(family)).spec
     states = (state for layer in spec.layers for state in layer.mixer.states if state.exact)
     memory = int(100 * kv_bytes_per_token(spec, "float32")) + 5 * sum(each.unit_bytes(4, "float32") for each in states)
-    check_written(family, folders(family), prompts, **settings, kv_cache_memory=memory)
+    check_written(family, folders(family), prompts, **settings, device=device, kv_cache_memory=memory)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "family", ["mimo_v2", "step3p7", "phimoe", "minimax", "gemma4_e", "gemma3n", "llama4", "longcat"]
 )
-def test_drafts_from_the_prompt_change_nothing_that_is_written(family: str, folders: Folders) -> None:
+def test_drafts_from_the_prompt_change_nothing_that_is_written(family: str, device: str, folders: Folders) -> None:
     """Prompts that repeat themselves, so that drafts are made, of which few are right."""
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
     prompts = [prompt(7, seed) * 4 for seed in (7, 8)]
     settings: dict[str, Any] = {"max_num_batched_tokens": 24, "block_size": 4, "max_num_seqs": 4}
-    check_written(family, folders(family), prompts, **settings, kv_cache_memory=1 << 22, speculative_config=drafts)
+    settings |= {"device": device, "kv_cache_memory": 1 << 22, "speculative_config": drafts}
+    check_written(family, folders(family), prompts, **settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "op by op"])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_scores_of_a_gpu_in_bfloat16_are_no_worse_than_transformers(family: str, eager: bool, folders: Folders) -> None:
+    """Of prompts in chunks, of what was written behind them, and behind prefixes that were found. The median over some
+    200 tokens allows for the experts that a rounding chooses otherwise, and half as much again for its spread."""
+    prompts = [prompt(40, seed) for seed in range(4)]
+    prompts += [[*prompts[0][:33], 7], [*prompts[1][:37], 8, 9]]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=1)
+    limits: dict[str, Any] = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "max_model_len": 64, "block_size": 16}
+    asked: Any = [{"prompt_token_ids": ids} for ids in prompts]
+    with LLM(
+        folders(family), **placed("cuda"), **limits, dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=eager
+    ) as llm:
+        results = llm.generate(asked, params, use_tqdm=False)
+        again = llm.generate(asked, params.replace(prompt_logprobs=None), use_tqdm=False)
+    assert any(each.outputs[0].metrics.cached_tokens for each in again)
+    theirs = copy.deepcopy(oracle(family)).to(torch.bfloat16)
+    exact, errors = copy.deepcopy(theirs).float(), list[tuple[float, float]]()
+    for result in [*results, *again]:
+        ids = [*result.prompt_token_ids, *result.outputs[0].token_ids]
+        entries = [*(result.prompt_logprobs or [None] * len(result.prompt_token_ids)), *result.outputs[0].logprobs]
+        want, other = (model(torch.tensor([ids])).logits[0].float().log_softmax(-1) for model in (exact, theirs))
+        for at, (token, entry) in enumerate(zip(ids, entries, strict=True)):
+            if entry is not None:
+                scores = (entry[token].logprob, other[at - 1, token].item())
+                errors.append(tuple(abs(score - want[at - 1, token].item()) for score in scores))  # type: ignore[arg-type]
+    ours, transformers_own = torch.tensor(errors).median(0).values.tolist()
+    assert len(errors) > 200
+    assert ours < 1.5 * transformers_own
 
 
 def check_written(family: str, folder: Path, prompts: list[list[int]], **settings: Any) -> None:
     """Raise AssertionError unless the engine writes what the oracle would, with its probabilities."""
-    llm = LLM(
-        folder, **settings, dtype="float32", device="cpu", skip_tokenizer_init=True, debug_checks=True, max_model_len=64
-    )
+    llm = LLM(folder, **settings, dtype="float32", skip_tokenizer_init=True, debug_checks=True, max_model_len=64)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
     try:
         results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
@@ -375,6 +412,13 @@ def check_written(family: str, folder: Path, prompts: list[list[int]], **setting
         for at, token, entry in zip(scores, output.token_ids, output.logprobs, strict=True):
             assert at[token] >= at.max() - TOLERANCE
             assert entry[token].logprob == pytest.approx(at[token].item(), abs=TOLERANCE)
+
+
+def test_an_engine_runs_layers_that_keep_no_parameters(folders: Folders) -> None:
+    """OLMo's norms have none, and a CPU packs the products' matrices."""
+    with LLM(folders("olmo"), dtype="bfloat16", device="cpu", skip_tokenizer_init=True) as llm:
+        assert llm.assembly.memory.weights >= 2 * parameters(llm.assembly.model.spec).total
+        llm.generate({"prompt_token_ids": IDS[0]}, SamplingParams(max_tokens=2), use_tqdm=False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

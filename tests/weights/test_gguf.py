@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ridgeline.weights.loader import read_model_config
 from tests import gguf_files, tiny_models
 from tests.weights.loading import dense_logits, load
 from tests.weights.test_quantized import assert_same_numbers, kept
+from tests.weights.test_quantized_gpu import apart, scores
 
 gguf = pytest.importorskip("gguf")
 
@@ -145,6 +147,24 @@ def test_quantized_files_of_other_shapes_and_orders_are_the_models_of_their_numb
     assert assert_same_numbers(decoder, plain) > 3
     decoder.prepare()
     torch.testing.assert_close(dense_logits(decoder, IDS), dense_logits(plain, IDS), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("family", REORDERED)
+def test_on_a_gpu_a_file_scores_as_the_model_of_its_numbers(family: str, kind: str, tmp_path: Path) -> None:
+    """Of both files the model is the same, and so are the errors of bfloat16 up to their spread."""
+    model = tiny_models.build(family, **{**gguf_files.CHANGES.get(family, {}), **WIDE, **REORDERED[family]})
+    kinds = {"*": kind, "token_embd.weight": "F32"}
+    coded = gguf_files.write(model, tmp_path / "coded.gguf", kinds=kinds)
+    plain = gguf_files.write(model, tmp_path / "plain.gguf", kinds=kinds, widened=True)
+    decoder = load(plain)
+
+    def oracle(ids_BS: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=dense_logits(decoder, ids_BS))
+
+    found, usual = (apart(scores(path), oracle) for path in (coded, plain))
+    assert found < 2.5 * usual
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_0"])
