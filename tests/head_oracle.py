@@ -366,6 +366,7 @@ class DSpark(DFlash):
     method = "dspark"
     places, first, rank = 3, 0, 8
     kind = "vanilla"
+    least, reads_markov = 0.0, True  # of the confidence head: the probability below which a draft ends the block's
 
     def make(self) -> None:
         super().make()
@@ -378,20 +379,30 @@ class DSpark(DFlash):
             self.tensors[f"markov_head.{name}.bias"] = self.random(shape[self.kind][0]) - 1
         self.tensors["embed_tokens.weight"] = self.target.embedding.detach().clone()
         self.tensors["lm_head.weight"] = self.target.output.detach().clone()
-        self.tensors["confidence_head.proj.weight"] = self.random(1, self.width + self.rank)
-        self.tensors["confidence_head.proj.bias"] = self.random(1)
+        self.tensors["confidence_head.proj.weight"] = self.random(1, self.width + self.rank * self.reads_markov)
+        if self.reads_markov:  # so that both forms are tried
+            self.tensors["confidence_head.proj.bias"] = self.random(1) - 1
 
     @property
     def config(self) -> dict[str, Any]:
         config = super().config
         own = {"architectures": ["Qwen3DSparkModel"], "markov_rank": self.rank, "markov_head_type": self.kind}
-        flags = {"enable_confidence_head": True, "confidence_head_with_markov": True, "num_anchors": 8}
+        flags = {"enable_confidence_head": True, "confidence_head_with_markov": self.reads_markov, "num_anchors": 8}
         return {**config, **config.pop("dflash_config"), **own, **flags}
+
+    def sure(self, x_M: Tensor, before: int) -> float:
+        """DeepSpec's confidence head: the probability that the draft of a place is right, if those before it are."""
+        row = self.tensors["markov_head.markov_w1.weight"][before]
+        read = torch.cat((x_M, row)) if self.reads_markov else x_M
+        bias = self.tensors.get("confidence_head.proj.bias")
+        return float(linear(read, self.tensors["confidence_head.proj.weight"], bias).sigmoid())
 
     @torch.no_grad()
     def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
         of, known, state = (lambda name: self.tensors[f"markov_head.{name}"]), [tokens[-1]], torch.zeros(self.rank)
         for x in self.outputs(tokens)[:count]:
+            if self.sure(x, known[-1]) < self.least:
+                break
             row = of("markov_w1.weight")[known[-1]]
             if self.kind == "gated":
                 row = row * linear(torch.cat((x, row)), of("gate_proj.weight"), of("gate_proj.bias")).sigmoid()
@@ -413,6 +424,12 @@ class GatedDSpark(DSpark):
 
 class RecurrentDSpark(DSpark):
     kind = "rnn"
+
+
+class SureDSpark(DSpark):
+    """Its confidence head has no bias, as DeepSeek-V4's, and reads the outputs alone."""
+
+    reads_markov = False
 
 
 HEADS = (Eagle, Eagle3, NarrowEagle3, Medusa, SharedMedusa, DFlash, WindowedDFlash, DSpark)

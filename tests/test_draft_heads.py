@@ -43,6 +43,7 @@ from tests.head_oracle import (
     QwenMtp,
     QwenNextMtp,
     RecurrentDSpark,
+    SureDSpark,
     Target,
     WindowedDFlash,
 )
@@ -405,6 +406,36 @@ def test_a_block_head_that_guesses_at_random_is_switched_off_within_64_steps(
         assert tried[-1] - tried[63] <= 3 * DRAFTS
 
 
+@pytest.mark.parametrize("kind", [DSpark, GatedDSpark, SureDSpark], ids=lambda kind: kind.__name__)
+def test_drafts_end_where_the_confidence_head_is_less_sure_than_asked(
+    kind: type[DSpark], target: Target, folder: Path, tmp_path: Path
+) -> None:
+    head = kind(target)
+    files, head.least = head.save(tmp_path / "head"), 0.4
+    asked = drafting(head, files)
+    asked["speculative_config"]["confidence_threshold"] = head.least
+    with rig(folder, enable_prefix_caching=False, **asked) as own:
+        record = Record(always(own))
+        got = own.run(*GREEDY)
+        check_same(got, greedy(folder))
+    texts, lengths = texts_of(GREEDY, got), set[int]()
+    assert record.check(head, texts) > 60
+    for cached, last, drafts in record.made:
+        those = [text for text in texts if text[cached:][:1] == [last]]
+        if drafts and all(len(text) > cached + 2 + DRAFTS for text in those):
+            assert any(drafts == head.drafts(text[: cached + 1], DRAFTS) for text in those)
+            lengths.add(len(drafts))
+    assert lengths == set(range(1, DRAFTS + 1))
+
+
+def test_a_threshold_without_a_confidence_head_is_refused(folder: Path, target: Target, tmp_path: Path) -> None:
+    head = DFlash(target)
+    asked = drafting(head, head.save(tmp_path / "head"))
+    asked["speculative_config"]["confidence_threshold"] = 0.5
+    with pytest.raises(InvalidConfig, match="the checkpoint has no confidence head"), rig(folder, **asked):
+        pass
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "sentence"),
     [
@@ -414,6 +445,12 @@ def test_a_block_head_that_guesses_at_random_is_switched_off_within_64_steps(
         (DFlash, {"draft_vocab_size": 90}, "draft_vocab_size"),
         (DSpark, {"markov_head_type": "tree"}, "one of vanilla, gated, rnn"),
         (DSpark, {"markov_head_type": "rnn"}, "lack markov_head.joint_proj.weight"),
+        (
+            DSpark,
+            {"confidence_head_with_markov": False},
+            "confidence_head.proj.weight is [1, 72] of F32, wanted [1, 64]",
+        ),
+        (DSpark, {"markov_rank": 0}, "confidence_head_with_markov"),
         (DSpark, {"markov_rank": 4}, "markov_head.markov_w1.weight is [320, 8] of F32, wanted [320, 4]"),
     ],
 )

@@ -105,6 +105,11 @@ def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) 
             {"method": "layer_skip", "num_speculative_tokens": 3, "skip_layers": [True]},
             "skip_layers of speculative_conf",
         ),
+        (
+            {"method": "eagle3", "num_speculative_tokens": 3, "confidence_threshold": 0.5},
+            "confidence_threshold of speculative_config is for the method dspark; leave it out",
+        ),
+        ({"method": "dspark", "num_speculative_tokens": 3, "confidence_threshold": 2}, "is 2; give a number from 0 to"),
         ({"method": "suffix_tree", "num_speculative_tokens": 3}, "the method 'suffix_tree', which is not supported"),
         ({"method": "mtp", "num_speculative_tokens": 3, "model": "x"}, "the method mtp needs none; leave it out"),
         ({"method": "eagle", "num_speculative_tokens": 3, "model": 7}, "model of speculative_config is 7; give"),

@@ -165,6 +165,11 @@ def _choose_head(
             f"num_speculative_tokens is {speculation.depth}, and the head was trained with blocks of {head.spec.block} "
             f"tokens, which hold {head.spec.most} drafts; lower it."
         )
+    if speculation.confidence_threshold and getattr(head.spec, "confidence", None) is None:
+        raise InvalidConfig(
+            f"confidence_threshold is {speculation.confidence_threshold:g}, and the checkpoint has no confidence head, "
+            "which DSpark's have; leave it out."
+        )
     width = 0 if speculation.tree is None else speculation.tree.width
     scored = head.spec.scored or model.vocab_size
     if width > scored:

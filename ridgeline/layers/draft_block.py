@@ -1,6 +1,7 @@
 """The network of a head that drafts a block of tokens at once (`core.specs.draft_head.DraftBlockSpec`).
 
-DFlash: Chen et al., arXiv 2602.06036. DSpark adds a Markov head (DeepSpec, section 3 of its paper).
+DFlash: Chen et al., arXiv 2602.06036. DSpark adds a Markov head and a confidence head (DeepSpec,
+section 3 of its paper).
 
 Legend:
     T  tokens of the step, or places of blocks
@@ -87,11 +88,24 @@ class DraftBlock(TargetsHead):
         self.mask_M = build.parameter(width) if spec.own_mask else None
         vocabulary, markov = target.spec.vocab_size, spec.markov
         self.markov = None if markov is None else Markov(markov, width, vocabulary, build.within("markov"))
+        self.confidence = None
+        if (sure := spec.confidence) is not None:
+            read = width + (markov.rank if markov is not None and sure.markov else 0)
+            self.confidence = Linear(read, (1,), sure.bias, build.within("confidence"))
 
     def contexts(self, tapped_TN: Tensor) -> Tensor:
         """Return the contexts of tokens that the target has run: [T, M]. tapped: the outputs of the layers that the
         spec taps, beside each other."""
         return self.context_norm(self.join(tapped_TN))[0]
+
+    def sure_of(self, token_R: Tensor, n_RM: Tensor) -> Tensor:
+        """Return the probability that the drafts behind these tokens are right, if all before them are, as the
+        checkpoint's confidence head has it: float32 [R]. n_RM: as `Markov.forward` takes it."""
+        assert self.confidence is not None
+        assert self.spec.confidence is not None
+        if self.markov is not None and self.spec.confidence.markov:
+            n_RM = torch.cat((n_RM, self.markov.w1.weight[token_R]), -1)
+        return self.confidence(n_RM)[:, 0].float().sigmoid()
 
     def keep(self, context_TM: Tensor, positions_T: Tensor, states: LayerStates) -> None:
         """Write the keys and values of tokens with these contexts."""

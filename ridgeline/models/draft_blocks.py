@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.settings.speculation import DSPARK
-from ridgeline.core.specs.draft_head import DraftBlockSpec, HeadConfig, MarkovSpec
+from ridgeline.core.specs.draft_head import ConfidenceSpec, DraftBlockSpec, HeadConfig, MarkovSpec
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.draft_heads import COPIES, checked_taps, finder, layer_weights, merged, source_of
@@ -50,6 +50,7 @@ def read_block_head(method: str, config: Mapping[str, Any], tensors: Collection[
     if narrow and (scored > target.vocab_size or markov is not None or (tensors and "d2t" not in tensors)):
         raise wrong("draft_vocab_size", scored, f"{target.vocab_size}, or fewer with the tensor d2t and no Markov head")
     own_mask = find("mask_embedding", "model.mask_embedding", "mask_embedding.weight")
+    confidence = _confidence(own, tensors, markov)
     spec = DraftBlockSpec(
         width=base.hidden_size,
         layers=base.layers,
@@ -63,6 +64,7 @@ def read_block_head(method: str, config: Mapping[str, Any], tensors: Collection[
         causal=_causal(own, base),
         embed_scale=target.embedding_multiplier,
         markov=markov,
+        confidence=confidence,
         scored=scored if unembeds else 0,
         narrow=narrow,
     )
@@ -76,6 +78,9 @@ def read_block_head(method: str, config: Mapping[str, Any], tensors: Collection[
     if markov is not None:
         for name in MARKOV_TENSORS[markov.kind]:
             weights[f"markov.{name.removeprefix('markov_')}"] = source_of(f"markov_head.{name}")
+    if confidence is not None:
+        for name in ("weight", "bias") if confidence.bias else ("weight",):
+            weights[f"confidence.{name}"] = source_of(f"confidence_head.proj.{name}")
     unused = (*COPIES, "confidence_head.", *(() if unembeds else ("lm_head.", "model.lm_head.")))
     return HeadConfig(spec=spec, weights=weights, unused=unused)
 
@@ -168,3 +173,13 @@ def _markov(own: Config, tensors: Collection[str]) -> MarkovSpec | None:
             "copy the checkpoint again from its source."
         )
     return MarkovSpec(kind=kind, rank=own.integer("markov_rank"))
+
+
+def _confidence(own: Config, tensors: Collection[str], markov: MarkovSpec | None) -> ConfidenceSpec | None:
+    """Return the confidence head of a checkpoint, or None if it has none."""
+    if not own.boolean("enable_confidence_head"):
+        return None
+    reads = own.boolean("confidence_head_with_markov")
+    if reads and markov is None:
+        raise wrong("confidence_head_with_markov", True, "false, since the head has no Markov head")
+    return ConfidenceSpec(markov=reads, bias=not tensors or "confidence_head.proj.bias" in tensors)

@@ -71,6 +71,8 @@ class Speculation:
         0: it reads a request's own text alone.
     suffix: how lookup chooses among matches; None: it takes the latest of the longest ones.
     skip_layers: the layers that layer_skip leaves out; None: every other one between the first and the last.
+    confidence_threshold: the probability of being right, as DSpark's confidence head has it, below which a draft ends
+        those of its row. 0: none does.
     tree: the form of the drafts, if they are more than one chain.
     """
 
@@ -82,6 +84,7 @@ class Speculation:
     lookup_recent_tokens: int = 0
     suffix: SuffixRule | None = None
     skip_layers: tuple[int, ...] | None = None
+    confidence_threshold: float = 0.0
     tree: DraftTree | None = None
 
     @property
@@ -177,6 +180,9 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
     skipped = given.get("skip_layers")
     if skipped is not None and method != LAYER_SKIP:
         raise InvalidConfig(f"skip_layers of speculative_config is for the method {LAYER_SKIP}; leave it out.")
+    least = _number(given, "confidence_threshold", 0.0, 1)
+    if least and method not in BLOCKS:
+        raise InvalidConfig(f"confidence_threshold of speculative_config is for the method {DSPARK}; leave it out.")
     shortest, longest = _lookup(given, method)
     recent = _whole(given, "lookup_recent_tokens", MOST_RECENT, least=0, default=0)
     if recent and not longest:
@@ -192,13 +198,22 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         prompt_lookup_max=longest,
         lookup_recent_tokens=recent,
         skip_layers=None if skipped is None else _layers(skipped),
+        confidence_threshold=least,
         tree=tree,
     )
 
 
 def _suffix(given: Mapping[str, object]) -> Speculation:
     """Return lookup with the rule of suffix decoding. The defaults are vLLM's."""
-    others = "model", "skip_layers", "prompt_lookup_min", "prompt_lookup_max", *TREE_KEYS, *LOOKAHEAD_SIZES
+    others = (
+        "model",
+        "skip_layers",
+        "confidence_threshold",
+        "prompt_lookup_min",
+        "prompt_lookup_max",
+        *TREE_KEYS,
+        *LOOKAHEAD_SIZES,
+    )
     if named := [name for name in others if given.get(name) is not None]:
         raise InvalidConfig(f"{named[0]} of speculative_config is not for the method {SUFFIX}; leave it out.")
     depth, requests, factor, least = SUFFIX_KEYS

@@ -82,6 +82,19 @@ class MarkovSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfidenceSpec:
+    """The part of a head that tells how probably a draft is right if all before it are (DSpark): one product of the
+    head's output at the draft's place.
+
+    markov: the product reads the Markov head's row of the token before besides.
+    bias: it has a bias.
+    """
+
+    markov: bool
+    bias: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftBlockSpec:
     """A network that guesses the tokens of a block at once (DFlash, arXiv 2602.06036; DSpark).
 
@@ -97,6 +110,7 @@ class DraftBlockSpec:
     context_norm: normalizes the context.
     embed_scale: multiplies the target's embedded tokens.
     markov: what the token before adds to scores; None: nothing.
+    confidence: what tells how probably drafts are right; None: nothing does.
     """
 
     width: int
@@ -111,6 +125,7 @@ class DraftBlockSpec:
     causal: Literal["none", "windows", "all"] = "none"
     embed_scale: float = 1.0
     markov: MarkovSpec | None = None
+    confidence: ConfidenceSpec | None = None
     scored: int = 0
     narrow: bool = False
 

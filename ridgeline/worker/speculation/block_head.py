@@ -5,6 +5,9 @@ the target found of it. They need no other token, so they are written in the ste
 of wrong drafts lie behind the length of their request and are overwritten. While no drafts are wanted, tokens wait
 (`backlog.py`), with what the target found of them: the context is a product, which would make plain steps longer.
 
+A head of DSpark may tell how probably each draft is right. On a CPU, where rows are cut to the drafts that there are,
+the first one that is less sure than a user asks for ends the drafts.
+
 Behind a step one pass runs the block of each row, the last token and a mask for each draft, at the places behind the
 row's contexts. Its tokens see each other in both directions: they are the nodes of a tree in which each node sees all.
 Node 0 is the token in front of the block, since rows do not run that one. Their keys are overwritten by the contexts of
@@ -44,11 +47,15 @@ class BlockHead(CatchesUp):
     _draws: Draws
     tree_SN: Tensor | None = None
 
-    def __init__(self, head: DraftBlock, draws: Draws, slots: Slots, block_size: int, ops: Ops) -> None:
+    def __init__(
+        self, head: DraftBlock, draws: Draws, slots: Slots, block_size: int, ops: Ops, least: float = 0.0
+    ) -> None:
+        """least: the probability of being right below which a draft ends those of its row."""
         self.head, self.layers, self.taps = head, head.spec.layers, head.spec.taps
         self._slots, self._draws, self.passes = slots, draws, Passes(slots, block_size, ops)
         self.drafts_SD, self.depth = draws.drafts_SD, draws.depth
         count, device, spec = slots.dummy + 1, slots.device, head.spec
+        self._least = least if device.type == "cpu" else 0.0
         places = draws.depth + (0 if spec.shifted else 1)
         node_N = torch.arange(places + 1, device=device)
         sight_N = (2 << node_N if spec.causal == "all" else torch.full_like(node_N, 2 << places)) - 1
@@ -100,7 +107,7 @@ class BlockHead(CatchesUp):
 
     def _draft(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
         markov, first = self.head.markov, 0 if self.head.spec.shifted else 1
-        count = min(wanted, self.depth)
+        count, sure_DR = min(wanted, self.depth), list[Tensor]()
         found_DRM = state_RK = logits_DRV = torch.empty(0)
 
         def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
@@ -110,12 +117,18 @@ class BlockHead(CatchesUp):
                 found_DRM = found_RBM[:, first : first + count].transpose(0, 1).contiguous()
                 logits_DRV = self.head.scores(found_DRM.flatten(0, 1)).unflatten(0, (count, -1))
                 state_RK = state_RK if markov is None else markov.begin(len(token_R))
+            if self._least:
+                sure_DR.append(self.head.sure_of(token_R, found_DRM[place]))
             if markov is None:
                 return logits_DRV[place]
             added_RV, state_RK = markov(token_R, found_DRM[place], state_RK)
             return logits_DRV[place] + self._own(added_RV)
 
         self._draws.draw(out_token_RK, slots_R, features, wanted, scores)
+        if sure_DR:
+            goes_RD = (torch.stack(sure_DR, 1) >= self._least).cumprod(1) > 0
+            rows = slots_R.long()
+            self.drafts_SD[rows, :count] = torch.where(goes_RD, self.drafts_SD[rows, :count], -1)
 
     def _run_block(self, token_R: Tensor, slots_R: Tensor, states: States, runs_R: Tensor) -> Tensor:
         """Return the head's outputs for the blocks behind these tokens: [R, B, M]."""

@@ -117,7 +117,7 @@ def proposer_of(source: DraftSource, target: Decoder, slots: Slots, *, max_model
         case DraftHead() if tree is not None:
             proposer = TreeHead(draft, TreeDraws(tree, slots, vocabulary, ops), slots, block_size, ops)
         case DraftBlock():
-            proposer = BlockHead(draft, chains, slots, block_size, ops)
+            proposer = BlockHead(draft, chains, slots, block_size, ops, speculation.confidence_threshold)
         case DraftHead():
             proposer = FeatureHead(draft, chains, slots, block_size, ops)
         case Medusa() if tree is not None:
