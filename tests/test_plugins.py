@@ -152,10 +152,11 @@ def test_every_group_of_a_registry_is_in_the_docs() -> None:
     from ridgeline.models import ARCHITECTURES
     from ridgeline.perf import parts
     from ridgeline.quantization import SCHEMES
+    from ridgeline.routing import RULES
     from ridgeline.weights.quantized import METHODS
 
     page = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text()
-    tables = (WRITERS, POLICIES, ARCHITECTURES, SCHEMES, METHODS, kinds.MIXERS, kinds.FEED_FORWARDS)
+    tables = (RULES, WRITERS, POLICIES, ARCHITECTURES, SCHEMES, METHODS, kinds.MIXERS, kinds.FEED_FORWARDS)
     for table in (*tables, parts.MIXERS, parts.FEED_FORWARDS):
         assert f"`{group_of(table._kind).removeprefix(PREFIX)}`" in page
     for kind in ("tool_call_parser", "reasoning_parser"):

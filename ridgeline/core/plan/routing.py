@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 BLOCK = 32  # tokens that are compared at once
+BYTES = 4  # of text that a token has, about
 MOST_BLOCKS = 4096  # of one prompt: its first 131,072 tokens tell conversations apart
 KEPT = 1 << 16  # blocks known of one replica, about 13 MB
 
@@ -41,8 +42,9 @@ class Router:
         self._known[replica].clear()
         self._room[replica] = min(KEPT, room // BLOCK)
 
-    def choose(self, prompt: Sequence[int], salt: str, loads: Mapping[int, float]) -> int:
-        """Return the replica for a prompt, of those with a load, and note that it will have the prompt cached."""
+    def choose(self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, float]) -> int:
+        """Return the replica for a prompt, of those with a load, and note that it will have the prompt cached. The
+        prompt is token ids, or a text's bytes where they are not known."""
         keys = _keys(prompt, salt) if any(self._room[replica] for replica in loads) else []
         least = min(loads.values())
         hits = {replica: BLOCK * self._hit(replica, keys) for replica in loads}
@@ -53,7 +55,7 @@ class Router:
         self._note(chosen, keys)
         return chosen
 
-    def cached(self, replica: int, prompt: Sequence[int], salt: str) -> int:
+    def cached(self, replica: int, prompt: Sequence[int] | bytes, salt: str) -> int:
         """Return the number of tokens of the prompt's beginning that a replica is thought to have."""
         return BLOCK * self._hit(replica, _keys(prompt, salt))
 
@@ -71,11 +73,13 @@ class Router:
             known.popitem(last=False)
 
 
-def _keys(prompt: Sequence[int], salt: str) -> list[int]:
-    """Return a key for each whole block, which stands for all tokens up to its end. Two that are equal by chance send a
-    request to the wrong replica and do no other harm, so Python's own hash is good enough."""
-    prompt, keys, key = tuple(prompt[: BLOCK * MOST_BLOCKS]), list[int](), hash(salt)
-    for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
-        key = hash((key, prompt[start : start + BLOCK]))
+def _keys(prompt: Sequence[int] | bytes, salt: str) -> list[int]:
+    """Return a key for each whole block, which stands for all that the prompt has up to its end. Two that are equal by
+    chance send a request to the wrong replica and do no other harm, so Python's own hash is good enough."""
+    size = BLOCK * BYTES if isinstance(prompt, bytes) else BLOCK
+    prompt = prompt if isinstance(prompt, bytes) else tuple(prompt[: size * MOST_BLOCKS])
+    keys, key = list[int](), hash(salt)
+    for start in range(0, min(len(prompt), size * MOST_BLOCKS) - size + 1, size):
+        key = hash((key, prompt[start : start + size]))
         keys.append(key)
     return keys
