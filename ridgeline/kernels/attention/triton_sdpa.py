@@ -1,0 +1,518 @@
+"""Attention of whole sequences in Triton, forward and backward: FlashAttention-2 with every mask as an interval.
+
+Each query sees the keys of one interval, whose ends never decrease from a query to the next. Causal order, a window to
+either side and documents in one sequence all are such masks, alone and together (`Masks.intervals`). A tile of queries
+then meets three ranges of key tiles: the first and the last have a mask to apply, those between them have none, and all
+others are never read. A tile of keys finds its queries in the same way, for the backward pass.
+
+    forward       a program a tile of queries: keys and values pass by once, with the running maximum and sum of each
+                  query's scores. It leaves the output and the logarithm of the sum (Dao, FlashAttention-2, 2023).
+    backward      scores are computed again from that logarithm. `_keys_kernel` has a tile of keys and sums over
+                  queries, `_queries_kernel` has a tile of queries and sums over keys. So no sum needs atomics, and gradients are
+                  the same to the bit in every run.
+
+Scores are exponents of 2, so the logarithm of 2 is in the scale. A query that sees no key gives 0 and has no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+
+LOG2E = 1.4426950408889634
+NOTHING = tl.constexpr(float("-inf"))
+EXACT = tl.constexpr("ieee")  # products of float32; others have one precision
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Which keys a query sees. Queries are the last of the keys' positions.
+
+    causal: no key behind the query.
+    window: at most so many keys before the query, and as many behind it where causal is off; None: all.
+    documents_K: the document of every key, ascending; queries see keys of their own document alone. int, 1-D.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    documents_K: torch.Tensor | None = None
+
+    def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first key that each query sees and the one behind the last. int32, [queries] each.
+
+        Raises ValueError for a negative window, and for documents that do not ascend or are not one a key.
+        """
+        at_Q = torch.arange(keys - queries, keys, device=device)
+        first_Q, behind_Q = torch.zeros_like(at_Q), torch.full_like(at_Q, keys)
+        if self.causal:
+            behind_Q = at_Q + 1
+        if self.window is not None:
+            if self.window < 0:
+                raise ValueError(f"a window is at least 0 keys, got {self.window}.")
+            first_Q = at_Q - self.window
+            behind_Q = torch.minimum(behind_Q, at_Q + self.window + 1)
+        if self.documents_K is not None:
+            if self.documents_K.shape != (keys,) or bool((self.documents_K.diff() < 0).any()):
+                shape = tuple(self.documents_K.shape)
+                raise ValueError(f"documents are one ascending number for each of {keys} keys, got shape {shape}.")
+            own_Q = self.documents_K.to(device)[at_Q.clamp(min=0)].contiguous()
+            inside_K = self.documents_K.to(device).contiguous()
+            first_Q = torch.maximum(first_Q, torch.searchsorted(inside_K, own_Q))
+            behind_Q = torch.minimum(behind_Q, torch.searchsorted(inside_K, own_Q, right=True))
+        first_Q = first_Q.clamp(0, keys)
+        return first_Q.int(), torch.maximum(behind_Q.clamp(0, keys), first_Q).int()
+
+
+def sdpa_reference(
+    q_BHQD: torch.Tensor,
+    k_BGKD: torch.Tensor,
+    v_BGKD: torch.Tensor,
+    masks: Masks = Masks(),
+    *,
+    scale: float | None = None,
+    slopes_H: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what `sdpa` returns, from its definition: all scores at once, in the inputs' dtype."""
+    heads, groups, queries, keys = q_BHQD.shape[1], k_BGKD.shape[1], q_BHQD.shape[2], k_BGKD.shape[2]
+    k_BHKD, v_BHKD = (each.repeat_interleave(heads // groups, 1) for each in (k_BGKD, v_BGKD))
+    scores_BHQK = q_BHQD @ k_BHKD.mT * (scale if scale is not None else q_BHQD.shape[-1] ** -0.5)
+    at_K = torch.arange(keys, device=q_BHQD.device)
+    if slopes_H is not None:
+        far_QK = at_K - at_K[keys - queries :, None]
+        scores_BHQK = scores_BHQK + slopes_H[:, None, None].to(scores_BHQK) * far_QK
+    first_Q, behind_Q = masks.intervals(queries, keys, q_BHQD.device)
+    seen_QK = (at_K >= first_Q[:, None]) & (at_K < behind_Q[:, None])
+    weights_BHQK = torch.softmax(scores_BHQK.masked_fill(~seen_QK, -math.inf), -1)
+    return torch.where(seen_QK, weights_BHQK, 0.0) @ v_BHKD  # a query that sees nothing has weights of NaN
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _load(pointer, rows, channels, stride, count, D: tl.constexpr, WHOLE: tl.constexpr, EVEN_D: tl.constexpr):
+    """Load rows of a matrix; 0 beyond its last row, unless WHOLE says that there are none, and beyond D channels."""
+    at = pointer + rows[:, None] * stride + channels[None, :]
+    if WHOLE and EVEN_D:
+        return tl.load(at)
+    if EVEN_D:
+        return tl.load(at, mask=rows[:, None] < count, other=0.0)
+    return tl.load(at, mask=(rows[:, None] < count) & (channels[None, :] < D), other=0.0)
+
+
+@triton.jit
+def _scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI: tl.constexpr, MASKED: tl.constexpr):
+    """Return the scores of a tile as exponents of 2, -inf for keys that a query does not see."""
+    found = tl.dot(q, tl.trans(k), input_precision=EXACT) * scale
+    if ALIBI:
+        found += slope * (keys[None, :] - queries[:, None] - offset).to(tl.float32)
+    if MASKED:
+        found = tl.where((keys[None, :] >= first[:, None]) & (keys[None, :] < behind[:, None]), found, NOTHING)
+    return found
+
+
+@triton.jit
+def _gather(
+    out, top, total, q, k_ptr, v_ptr, k_stride, v_stride, queries, offset, first, behind, begin, end, K, scale, slope,
+    ALIBI: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Let a tile of queries meet the keys from begin to end."""
+    channels = tl.arange(0, WIDTH)
+    for start in range(begin, end, COLUMNS):
+        keys = start + tl.arange(0, COLUMNS)
+        k = _load(k_ptr, keys, channels, k_stride, K, D, not MASKED, D == WIDTH)
+        if MASKED or ALIBI:
+            scores = _scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
+            higher = tl.maximum(top, tl.max(scores, 1))
+            shift = tl.where(higher == NOTHING, 0.0, higher) if MASKED else higher
+            weights = tl.exp2(scores - shift[:, None])
+        else:  # scale and subtract in one instruction
+            scores = tl.dot(q, tl.trans(k), input_precision=EXACT)
+            higher = tl.maximum(top, tl.max(scores, 1) * scale)
+            shift = higher
+            weights = tl.exp2(scores * scale - shift[:, None])
+        kept = tl.exp2(top - shift)
+        total = total * kept + tl.sum(weights, 1)
+        v = _load(v_ptr, keys, channels, v_stride, K, D, not MASKED, D == WIDTH)
+        out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=EXACT)
+        top = higher
+    return out, top, total
+
+
+@triton.jit
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, log_ptr, first_ptr, behind_ptr, slopes_ptr,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
+    H, PER_GROUP, Q, K, scale,
+    ALIBI: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries of one head. Tiles with the most keys, the last ones, begin first."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    queries, channels = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    q_ptr += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    k_ptr += batch.to(tl.int64) * k_batch + (head // PER_GROUP).to(tl.int64) * k_head
+    v_ptr += batch.to(tl.int64) * v_batch + (head // PER_GROUP).to(tl.int64) * v_head
+    there = queries < Q
+    last = tl.minimum(tile * ROWS + ROWS, Q) - 1
+    first = tl.load(first_ptr + queries, mask=there, other=0)
+    behind = tl.load(behind_ptr + queries, mask=there, other=0)
+    begin = tl.load(first_ptr + tile * ROWS) // COLUMNS * COLUMNS
+    whole = tl.cdiv(tl.load(first_ptr + last), COLUMNS) * COLUMNS  # from here to `ragged` every query sees every key
+    end = tl.load(behind_ptr + last)
+    ragged = tl.maximum(tl.load(behind_ptr + tile * ROWS) // COLUMNS * COLUMNS, whole)
+    whole, ragged = tl.minimum(whole, end), tl.minimum(ragged, end)
+    ragged = whole + (ragged - whole) // COLUMNS * COLUMNS
+    slope = tl.load(slopes_ptr + head) * 1.4426950408889634 if ALIBI else 0.0
+    q = _load(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
+    out = tl.zeros([ROWS, WIDTH], tl.float32)
+    top, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
+    out, top, total = _gather(
+        out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, begin, whole, K, scale, slope,
+        ALIBI, True, COLUMNS, D, WIDTH,
+    )  # fmt: skip
+    out, top, total = _gather(
+        out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, whole, ragged, K, scale, slope,
+        ALIBI, False, COLUMNS, D, WIDTH,
+    )  # fmt: skip
+    out, top, total = _gather(
+        out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, ragged, end, K, scale, slope,
+        ALIBI, True, COLUMNS, D, WIDTH,
+    )  # fmt: skip
+    seen = total > 0
+    out = out * tl.where(seen, 1.0 / tl.where(seen, total, 1.0), 0.0)[:, None]
+    log = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("inf"))  # weights of inf are 0
+    tl.store(log_ptr + (batch * H + head).to(tl.int64) * Q + queries, log, mask=there)
+    at = (
+        out_ptr
+        + batch.to(tl.int64) * o_batch
+        + head.to(tl.int64) * o_head
+        + queries[:, None] * o_row
+        + channels[None, :]
+    )
+    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=there[:, None] & (channels[None, :] < D))
+
+
+@triton.jit
+def _products_kernel(out_ptr, grad_ptr, delta_ptr, o_batch, o_head, o_row, g_batch, g_head, g_row, H, Q,
+                     ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """The product of each output with its gradient: the sum of a query's weights times their gradients."""
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    queries, channels = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    out_ptr += batch.to(tl.int64) * o_batch + head.to(tl.int64) * o_head
+    grad_ptr += batch.to(tl.int64) * g_batch + head.to(tl.int64) * g_head
+    out = _load(out_ptr, queries, channels, o_row, Q, D, False, D == WIDTH).to(tl.float32)
+    grad = _load(grad_ptr, queries, channels, g_row, Q, D, False, D == WIDTH).to(tl.float32)
+    tl.store(delta_ptr + (batch * H + head).to(tl.int64) * Q + queries, tl.sum(out * grad, 1), mask=queries < Q)
+
+
+@triton.jit
+def _give_keys(
+    dk, dv, k, v, q_ptr, grad_ptr, log_ptr, delta_ptr, first_ptr, behind_ptr, q_row, g_row, keys, offset,
+    begin, end, Q, scale, slope,
+    ALIBI: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Let a tile of keys meet the queries from begin to end of one head."""
+    channels = tl.arange(0, WIDTH)
+    for start in range(begin, end, ROWS):
+        queries = start + tl.arange(0, ROWS)
+        there = queries < Q
+        q = _load(q_ptr, queries, channels, q_row, Q, D, not MASKED, D == WIDTH)
+        grad = _load(grad_ptr, queries, channels, g_row, Q, D, not MASKED, D == WIDTH)
+        log = tl.load(log_ptr + queries, mask=there, other=float("inf"))
+        delta = tl.load(delta_ptr + queries, mask=there, other=0.0)
+        scores = tl.dot(k, tl.trans(q), input_precision=EXACT) * scale
+        if ALIBI:
+            scores += slope * (keys[:, None] - queries[None, :] - offset).to(tl.float32)
+        weights = tl.exp2(scores - log[None, :])
+        if MASKED:
+            first = tl.load(first_ptr + queries, mask=there, other=0)
+            behind = tl.load(behind_ptr + queries, mask=there, other=0)
+            seen = (keys[:, None] >= first[None, :]) & (keys[:, None] < behind[None, :])
+            weights = tl.where(seen, weights, 0.0)
+        dv = tl.dot(weights.to(grad.dtype), grad, dv, input_precision=EXACT)
+        slopes = weights * (tl.dot(v, tl.trans(grad), input_precision=EXACT) - delta[None, :])
+        dk = tl.dot(slopes.to(q.dtype), q, dk, input_precision=EXACT)
+    return dk, dv
+
+
+@triton.jit
+def _keys_kernel(
+    q_ptr, k_ptr, v_ptr, grad_ptr, dk_ptr, dv_ptr, log_ptr, delta_ptr, first_ptr, behind_ptr, ranges_ptr, slopes_ptr,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, g_batch, g_head, g_row,
+    H, G, Q, K, scale, natural,
+    ALIBI: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of keys and values of one group: sums over the queries of all its heads."""
+    tile = tl.program_id(0)
+    batch, group = tl.program_id(1) // G, tl.program_id(1) % G
+    keys, channels = tile * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
+    k_ptr += batch.to(tl.int64) * k_batch + group.to(tl.int64) * k_head
+    v_ptr += batch.to(tl.int64) * v_batch + group.to(tl.int64) * v_head
+    k = _load(k_ptr, keys, channels, k_row, K, D, False, D == WIDTH)
+    v = _load(v_ptr, keys, channels, v_row, K, D, False, D == WIDTH)
+    begin, whole = tl.load(ranges_ptr + tile * 4), tl.load(ranges_ptr + tile * 4 + 1)
+    ragged, end = tl.load(ranges_ptr + tile * 4 + 2), tl.load(ranges_ptr + tile * 4 + 3)
+    dk, dv = tl.zeros([COLUMNS, WIDTH], tl.float32), tl.zeros([COLUMNS, WIDTH], tl.float32)
+    for within in range(H // G):
+        head = group * (H // G) + within
+        q_own = q_ptr + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+        g_own = grad_ptr + batch.to(tl.int64) * g_batch + head.to(tl.int64) * g_head
+        logs = log_ptr + (batch * H + head).to(tl.int64) * Q
+        deltas = delta_ptr + (batch * H + head).to(tl.int64) * Q
+        slope = tl.load(slopes_ptr + head) * 1.4426950408889634 if ALIBI else 0.0
+        dk, dv = _give_keys(
+            dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
+            begin, whole, Q, scale, slope, ALIBI, True, ROWS, D, WIDTH,
+        )  # fmt: skip
+        dk, dv = _give_keys(
+            dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
+            whole, ragged, Q, scale, slope, ALIBI, False, ROWS, D, WIDTH,
+        )  # fmt: skip
+        dk, dv = _give_keys(
+            dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
+            ragged, end, Q, scale, slope, ALIBI, True, ROWS, D, WIDTH,
+        )  # fmt: skip
+    own = (batch * G + group).to(tl.int64) * K * D
+    at, inside = own + keys[:, None] * D + channels[None, :], (keys[:, None] < K) & (channels[None, :] < D)
+    tl.store(dk_ptr + at, (dk * natural).to(dk_ptr.dtype.element_ty), mask=inside)
+    tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _give_queries(
+    dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, offset, first, behind, begin, end, K, scale, slope,
+    ALIBI: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    channels = tl.arange(0, WIDTH)
+    for start in range(begin, end, COLUMNS):
+        keys = start + tl.arange(0, COLUMNS)
+        k = _load(k_ptr, keys, channels, k_row, K, D, not MASKED, D == WIDTH)
+        v = _load(v_ptr, keys, channels, v_row, K, D, not MASKED, D == WIDTH)
+        scores = _scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
+        weights = tl.exp2(scores - log[:, None])
+        slopes = weights * (tl.dot(grad, tl.trans(v), input_precision=EXACT) - delta[:, None])
+        dq = tl.dot(slopes.to(k.dtype), k, dq, input_precision=EXACT)
+    return dq
+
+
+@triton.jit
+def _queries_kernel(
+    q_ptr, k_ptr, v_ptr, grad_ptr, dq_ptr, log_ptr, delta_ptr, first_ptr, behind_ptr, slopes_ptr,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, g_batch, g_head, g_row,
+    H, PER_GROUP, Q, K, scale, natural,
+    ALIBI: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of queries of one head."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    queries, channels = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    q_ptr += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    grad_ptr += batch.to(tl.int64) * g_batch + head.to(tl.int64) * g_head
+    k_ptr += batch.to(tl.int64) * k_batch + (head // PER_GROUP).to(tl.int64) * k_head
+    v_ptr += batch.to(tl.int64) * v_batch + (head // PER_GROUP).to(tl.int64) * v_head
+    there = queries < Q
+    row = (batch * H + head).to(tl.int64) * Q
+    log = tl.load(log_ptr + row + queries, mask=there, other=float("inf"))
+    delta = tl.load(delta_ptr + row + queries, mask=there, other=0.0)
+    last = tl.minimum(tile * ROWS + ROWS, Q) - 1
+    first = tl.load(first_ptr + queries, mask=there, other=0)
+    behind = tl.load(behind_ptr + queries, mask=there, other=0)
+    begin = tl.load(first_ptr + tile * ROWS) // COLUMNS * COLUMNS
+    whole = tl.cdiv(tl.load(first_ptr + last), COLUMNS) * COLUMNS
+    end = tl.load(behind_ptr + last)
+    ragged = tl.maximum(tl.load(behind_ptr + tile * ROWS) // COLUMNS * COLUMNS, whole)
+    whole, ragged = tl.minimum(whole, end), tl.minimum(ragged, end)
+    ragged = whole + (ragged - whole) // COLUMNS * COLUMNS
+    slope = tl.load(slopes_ptr + head) * 1.4426950408889634 if ALIBI else 0.0
+    q = _load(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
+    grad = _load(grad_ptr, queries, channels, g_row, Q, D, False, D == WIDTH)
+    dq = tl.zeros([ROWS, WIDTH], tl.float32)
+    dq = _give_queries(
+        dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, begin, whole, K, scale,
+        slope, ALIBI, True, COLUMNS, D, WIDTH,
+    )  # fmt: skip
+    dq = _give_queries(
+        dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, whole, ragged, K, scale,
+        slope, ALIBI, False, COLUMNS, D, WIDTH,
+    )  # fmt: skip
+    dq = _give_queries(
+        dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, ragged, end, K, scale,
+        slope, ALIBI, True, COLUMNS, D, WIDTH,
+    )  # fmt: skip
+    at = dq_ptr + (row + queries)[:, None] * D + channels[None, :]
+    tl.store(at, (dq * natural).to(dq_ptr.dtype.element_ty), mask=there[:, None] & (channels[None, :] < D))
+
+
+# ---- the function ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The shape of a launch's tiles. rows: queries; columns: keys."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @property
+    def launch(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+def tiles_of(kernel: str, width: int) -> Tiles:
+    """Return the tiles of a kernel ("forward", "keys" or "queries") for heads of so many channels, a power of 2."""
+    if kernel == "forward":
+        return Tiles(128, 64 if width > 64 else 128, 8, 3) if width <= 128 else Tiles(64, 32, 4, 2)
+    if width > 128:
+        return Tiles(32, 32, 4, 1)
+    return Tiles(64, 128, 8, 2) if kernel == "keys" else Tiles(128, 64, 8, 2)
+
+
+def _strides(*tensors: torch.Tensor) -> list[int]:
+    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+
+def _ranges(first_Q: torch.Tensor, behind_Q: torch.Tensor, keys: int, tiles: Tiles) -> torch.Tensor:
+    """Return for each tile of keys the queries that see some of it, and between them those that see all of it: begin,
+    whole, ragged, end, where begin and whole lie at borders of tiles of rows. int32, [tiles, 4]."""
+    low_T = torch.arange(0, keys, tiles.columns, device=first_Q.device, dtype=torch.int32)
+    high_T = (low_T + tiles.columns).clamp(max=keys)
+    begin_T = torch.searchsorted(behind_Q, low_T, right=True)  # the first query whose interval ends behind low
+    end_T = torch.searchsorted(first_Q, high_T)  # the first whose interval begins at or behind high
+    sees_T = torch.searchsorted(behind_Q, high_T)  # from here on intervals end at or behind high
+    loses_T = torch.searchsorted(first_Q, low_T, right=True)  # from here on they begin behind low
+    begin_T = begin_T // tiles.rows * tiles.rows
+    whole_T = torch.maximum(torch.minimum(-(-sees_T // tiles.rows) * tiles.rows, end_T), begin_T)
+    full_T = (torch.minimum(loses_T, end_T) - whole_T).clamp(min=0) // tiles.rows * tiles.rows
+    return torch.stack([begin_T, whole_T, whole_T + full_T, end_T], 1).int().contiguous()
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, first_Q: Any, behind_Q: Any, slopes_H: Any, scale: float
+    ) -> Any:
+        batch, heads, queries, size = q_BHQD.shape
+        groups, keys = k_BGKD.shape[1:3]
+        out_BHQD = torch.empty((batch, heads, queries, size), dtype=q_BHQD.dtype, device=q_BHQD.device)
+        log_BHQ = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
+        width = max(16, triton.next_power_of_2(size))
+        tiles = tiles_of("forward", width)
+        _forward_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
+            q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H,
+            *_strides(q_BHQD, k_BGKD, v_BGKD, out_BHQD), heads, heads // groups, queries, keys, scale * LOG2E,
+            ALIBI=slopes_H is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, D=size, WIDTH=width, **tiles.launch,
+        )  # fmt: skip
+        ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H)
+        ctx.scale = scale
+        return out_BHQD
+
+    @staticmethod
+    def backward(ctx: Any, grad_BHQD: Any) -> Any:
+        q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H = ctx.saved_tensors
+        grad_BHQD = grad_BHQD if grad_BHQD.stride(-1) == 1 else grad_BHQD.contiguous()
+        batch, heads, queries, size = q_BHQD.shape
+        groups, keys = k_BGKD.shape[1:3]
+        width = max(16, triton.next_power_of_2(size))
+        delta_BHQ, dq_BHQD = torch.empty_like(log_BHQ), torch.empty_like(out_BHQD)
+        dk_BGKD, dv_BGKD = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (k_BGKD, v_BGKD))
+        _products_kernel[(triton.cdiv(queries, 64), batch * heads)](
+            out_BHQD, grad_BHQD, delta_BHQ, *_strides(out_BHQD, grad_BHQD), heads, queries, ROWS=64, D=size, WIDTH=width
+        )
+        strides = _strides(q_BHQD, k_BGKD, v_BGKD, grad_BHQD)
+        common = {"ALIBI": slopes_H is not None, "D": size, "WIDTH": width}
+        tiles = tiles_of("keys", width)
+        _keys_kernel[(triton.cdiv(keys, tiles.columns), batch * groups)](
+            q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dk_BGKD, dv_BGKD, log_BHQ, delta_BHQ, first_Q, behind_Q,
+            _ranges(first_Q, behind_Q, keys, tiles), slopes_H, *strides,
+            heads, groups, queries, keys, ctx.scale * LOG2E, ctx.scale,
+            ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
+        )  # fmt: skip
+        tiles = tiles_of("queries", width)
+        _queries_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
+            q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dq_BHQD, log_BHQ, delta_BHQ, first_Q, behind_Q, slopes_H, *strides,
+            heads, heads // groups, queries, keys, ctx.scale * LOG2E, ctx.scale,
+            ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
+        )  # fmt: skip
+        return dq_BHQD, dk_BGKD, dv_BGKD, None, None, None, None
+
+
+def sdpa(
+    q_BHQD: torch.Tensor,
+    k_BGKD: torch.Tensor,
+    v_BGKD: torch.Tensor,
+    masks: Masks = Masks(),
+    *,
+    scale: float | None = None,
+    slopes_H: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the attention of whole sequences, [batch, heads, queries, channels]; gradients flow to q, k and v.
+
+    q_BHQD: queries, the last of the keys' positions.
+    k_BGKD, v_BGKD: keys and values; H is a multiple of G. All have one dtype, and at most 256 channels a head.
+    scale: of scores, above 0 (default: channels ** -0.5).
+    slopes_H: ALiBi's slope for each head, float32; no gradient flows to it.
+
+    Raises ValueError for shapes that do not fit.
+    """
+    (batch, heads, _, size), (groups, keys) = q_BHQD.shape, k_BGKD.shape[1:3]
+    if k_BGKD.shape != v_BGKD.shape or k_BGKD.shape != (batch, groups, keys, size) or heads % groups:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (q_BHQD, k_BGKD, v_BGKD))
+        raise ValueError(f"q is [B, H, Q, D] and k and v are [B, G, K, D], where G divides H; got {shapes}.")
+    if scale is not None and scale <= 0:
+        raise ValueError(f"a scale is above 0, got {scale}.")
+    if q_BHQD.shape[2] > keys or size > 256:
+        raise ValueError(
+            f"there are {q_BHQD.shape[2]} queries of {keys} keys, with heads of {size} channels (most: 256)."
+        )
+    q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
+    first_Q, behind_Q = masks.intervals(q_BHQD.shape[2], keys, q_BHQD.device)
+    scale = size**-0.5 if scale is None else scale
+    return _Attention.apply(q_BHQD, k_BGKD, v_BGKD, first_Q, behind_Q, slopes_H, scale)
+
+
+# ---- ahead of time --------------------------------------------------------------------------------------------------
+
+_STRIDES = ("batch", "head", "row")
+
+
+def _signature(pointers: str, kind: str, strides: str, counts: str, floats: str) -> dict[str, str]:
+    """Return the types of a launch. pointers: names, where `!` marks float32 and `#` int32."""
+    marks = {"!": "*fp32", "#": "*i32"}
+    found = {f"{name.lstrip('!#')}_ptr": marks.get(name[0], f"*{kind}") for name in pointers.split()}
+    found |= {f"{name}_{what}": "i32:16" for name in strides for what in _STRIDES}
+    return found | dict.fromkeys(counts.split(), "i32") | dict.fromkeys(floats.split(), "fp32")
+
+
+def _aot(
+    kernel: Any, which: str, size: int, pointers: str, strides: str, counts: str, floats: str, **options: Any
+) -> AotKernel:
+    tiles = tiles_of(which, size)
+    constants = {"slopes_ptr": None, "ALIBI": False, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "D": size}
+    signature = _signature(pointers, "bf16", strides, counts, floats)
+    return AotKernel(
+        kernel, signature, {**constants, "WIDTH": size}, hot=size <= 128, tensor_cores="HGMMA", archs=ONE_OF_EACH,
+        **tiles.launch, **options,
+    )  # fmt: skip
+
+
+_KEYS = "q k v grad dk dv !log !delta #first #behind #ranges"
+_QUERIES = "q k v grad dq !log !delta #first #behind"
+AOT = tuple(
+    _aot(kernel, which, size, pointers, strides, counts, floats)
+    for size in (128, 64)
+    for kernel, which, pointers, strides, counts, floats in (
+        (_forward_kernel, "forward", "q k v out !log #first #behind", "qkvo", "H PER_GROUP Q K", "scale"),
+        (_keys_kernel, "keys", _KEYS, "qkvg", "H G Q K", "scale natural"),
+        (_queries_kernel, "queries", _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
+    )
+)
