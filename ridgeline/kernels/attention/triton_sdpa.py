@@ -8,8 +8,8 @@ others are never read. A tile of keys finds its queries in the same way, for the
     forward       a program a tile of queries: keys and values pass by once, with the running maximum and sum of each
                   query's scores. It leaves the output and the logarithm of the sum (Dao, FlashAttention-2, 2023).
     backward      scores are computed again from that logarithm. `_keys_kernel` has a tile of keys and sums over
-                  queries, `_queries_kernel` has a tile of queries and sums over keys. So no sum needs atomics, and gradients are
-                  the same to the bit in every run.
+                  queries, `_queries_kernel` has a tile of queries and sums over keys. So no sum needs atomics, and
+                  gradients are the same to the bit in every run.
 
 Scores are exponents of 2, so the logarithm of 2 is in the scale. A query that sees no key gives 0 and has no gradient.
 """
@@ -33,7 +33,7 @@ EXACT = tl.constexpr("ieee")  # products of float32; others have one precision
 
 @dataclass(frozen=True)
 class Masks:
-    """Which keys a query sees. Queries are the last of the keys' positions.
+    """The keys that a query sees. Queries are the last of the keys' positions.
 
     causal: no key behind the query.
     window: at most so many keys before the query, and as many behind it where causal is off; None: all.
@@ -79,7 +79,7 @@ def sdpa_reference(
     scale: float | None = None,
     slopes_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return what `sdpa` returns, from its definition: all scores at once, in the inputs' dtype."""
+    """Return the result of `sdpa` from its definition: all scores at once, in the inputs' dtype."""
     heads, groups, queries, keys = q_BHQD.shape[1], k_BGKD.shape[1], q_BHQD.shape[2], k_BGKD.shape[2]
     k_BHKD, v_BHKD = (each.repeat_interleave(heads // groups, 1) for each in (k_BGKD, v_BGKD))
     scores_BHQK = q_BHQD @ k_BHKD.mT * (scale if scale is not None else q_BHQD.shape[-1] ** -0.5)
