@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests import gguf_near
+
 UNLIMITED = {"time_step_limit": [0.0, math.inf]}
 _ONE_SCALE = {
     "rope_type": "yarn",
@@ -133,7 +135,7 @@ def entries(config: Any, architecture: str) -> dict[str, Any]:
         "qwen35moe": _gated_delta,
         "qwen3next": _gated_delta,
     }.get(architecture, lambda config: {})
-    return {name: value for name, value in {**found, **own(config)}.items() if value is not None}
+    return {**found, **own(config)}
 
 
 def _first(config: Any, *names: str) -> Any:
@@ -264,6 +266,9 @@ def changed(config: Any, architecture: str, tensors: Mapping[str, Tensor]) -> It
 
 def _changed(config: Any, architecture: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     layer = found[1] if (found := re.search(r"\.layers\.(\d+)\.", name)) else ""
+    if (others := gguf_near.changed(config, architecture, name, tensor)) is not None:
+        yield from others
+        return
     if architecture.startswith("qwen35"):
         tensor = _tiled(config, name, tensor)
     if "conv1d.weight" in name or name.endswith("conv.conv.weight"):

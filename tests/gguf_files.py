@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests import gguf_families
+from tests import gguf_families, gguf_near
 from tests.tiny_models import as_stored
 
 ARCHITECTURES = {
@@ -71,17 +71,20 @@ def write(
     extra: Mapping[str, Any] | None = None,
     part_tensors: int = 0,
     widened: bool = False,
+    family: str = "",
 ) -> Path:
     """kinds: tensor name → type to store it as ("*" for all other matrices); float32 without. extra: more values.
     part_tensors: write several files, each with at most so many tensors, which get the format's names; 0: one file.
-    widened: each tensor holds in float32 what it would stand for in its kind."""
+    widened: each tensor holds in float32 what it would stand for in its kind. family: one of `gguf_near`."""
     import gguf
 
-    config = model.config
-    architecture = _OTHERS.get(config.model_type, config.model_type)
+    config, near = model.config, gguf_near.FAMILIES.get(family)
+    architecture = near.architecture if near else _OTHERS.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
-    if architecture in gguf_families.ARCHITECTURES.values():
-        for name, value in gguf_families.entries(config, architecture).items():
+    if near or architecture in gguf_families.ARCHITECTURES.values():
+        found = gguf_families.entries(config, architecture)
+        found = gguf_near.entries(family, config, found) if near else found
+        for name, value in ((name, value) for name, value in found.items() if value is not None):
             add(writer, f"{architecture}.{name}", value)
     else:
         _values(writer, config, architecture)
@@ -89,16 +92,18 @@ def write(
         add(writer, name, value)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    permuted = near.permuted if near else architecture in PERMUTED
     stored = _stacked(as_stored(model, model.state_dict()))
     for theirs, weight in gguf_families.changed(config, architecture, stored):
-        if theirs == "lm_head.weight" and config.tie_word_embeddings:
+        if theirs.endswith(("lm_head.weight", "embed_out.weight")) and config.tie_word_embeddings:
             continue
         base, _, kind = theirs.rpartition(".")
-        name = theirs if theirs.startswith("blk.") else names.get_name(theirs) or f"{names.get_name(base)}.{kind}"
+        known = names.get_name(base) or names.get_name(base.removeprefix("transformer."))
+        name = theirs if theirs.startswith("blk.") else names.get_name(theirs) or f"{known}.{kind}"
         values = weight.float().numpy()
         if architecture in ("gemma2", "gemma3") and theirs.endswith("norm.weight"):
             values = values + 1
-        if architecture in PERMUTED and base.endswith(("q_proj", "k_proj")):
+        if permuted and base.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if base.endswith("q_proj") else config.num_key_value_heads
             values = _permuted(values, heads)
         form = (kinds or {}).get(name, (kinds or {}).get("*", "F32")) if _is_matrix(name, values) else "F32"

@@ -278,9 +278,13 @@ FAMILIES = {
 
 @cache
 def oracle(family: str) -> Any:
-    """The model in float32 with random norms and biases, the same on every call."""
+    return made(family)
+
+
+def made(family: str, **changes: Any) -> Any:
+    """The model in float32 with random norms and biases, the same on every call. changes: to its config."""
     found = FAMILIES[family]
-    config = getattr(transformers, found.config)(**found.values, attn_implementation="eager")
+    config = getattr(transformers, found.config)(**{**found.values, **changes}, attn_implementation="eager")
     model = getattr(transformers, found.model)(config).eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
     for name, buffer in model.named_buffers():

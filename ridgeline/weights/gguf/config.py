@@ -14,6 +14,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.weights.formats.gguf_file import GGUF, read_gguf
+from ridgeline.weights.gguf.classic import CLASSIC
 from ridgeline.weights.gguf.dense import DENSE
 from ridgeline.weights.gguf.dialect import Dialect, yarn
 from ridgeline.weights.gguf.encoders import ENCODERS
@@ -23,7 +24,7 @@ from ridgeline.weights.gguf.recurrent import RECURRENT
 from ridgeline.weights.gguf.values import Values
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-DIALECTS = {**DENSE, **GEMMA, **MIXTURES, **RECURRENT, **ENCODERS}
+DIALECTS = {**DENSE, **CLASSIC, **GEMMA, **MIXTURES, **RECURRENT, **ENCODERS}
 
 _USUAL = {  # what values must be that an architecture does not read
     "attention.clamp_kqv": (0,),
@@ -102,9 +103,15 @@ def _heads(values: Values, dialect: Dialect) -> dict[str, Any]:
         "num_key_value_heads": values.get("attention.head_count_kv", values["attention.head_count"]),
         "head_dim": values.head_dim,
         "max_position_embeddings": values["context_length"],
-        "rms_norm_eps": values["attention.layer_norm_rms_epsilon"],
+        **_epsilon(values, dialect),
     }
     return {**found, **_rope(values)}
+
+
+def _epsilon(values: Values, dialect: Dialect) -> dict[str, Any]:
+    if dialect.layer_norm:
+        return {dialect.layer_norm: values["attention.layer_norm_epsilon"]}
+    return {"rms_norm_eps": values["attention.layer_norm_rms_epsilon"]}
 
 
 def dialect_of(values: Values) -> Dialect:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.weights.gguf.dialect import NORMS_AFTER, NORMS_BEFORE, Dialect
+from ridgeline.weights.gguf.dialect import NORMS_AFTER, NORMS_AROUND, NORMS_BEFORE, NORMS_BEHIND, Dialect, scaled_yarn
 from ridgeline.weights.gguf.values import Values
+from ridgeline.weights.gguf.windows import windows
+
+_LARGE_EXAONE = 64  # layers
 
 
 def biases(values: Values) -> dict[str, Any]:
@@ -24,8 +27,57 @@ def _phi3(values: Values) -> dict[str, Any]:
 
 
 def _olmo2(values: Values) -> dict[str, Any]:
-    values.refuse_unless("attention.sliding_window", 0)  # OLMo 3 has windows, and this name in llama.cpp
-    return {}
+    """Return OLMo 2's entries, or those of OLMo 3, which has windows and the same name in llama.cpp."""
+    if not values.get("attention.sliding_window"):
+        return {}
+    values.refuse_unless("rope.freq_base_swa", values.number("rope.freq_base", 10000.0))
+    return {"architectures": ["Olmo3ForCausalLM"], **windows(values, every=4)}
+
+
+def _qkv_biases(values: Values) -> dict[str, Any]:
+    return {"attention_bias": values.has("attn_q.bias")}
+
+
+def _seed_oss(values: Values) -> dict[str, Any]:
+    return {**_qkv_biases(values), "attention_out_bias": values.has("attn_output.bias")}
+
+
+def _exaone4(values: Values) -> dict[str, Any]:
+    """Return EXAONE 4's entries. llama.cpp knows the larger one, which has windows, by its layers."""
+    if not values.get("attention.sliding_window") and values.layers != _LARGE_EXAONE:
+        return {"sliding_window": None}
+    return {"sliding_window": 4096, **windows(values, every=4)}
+
+
+def _glm4(values: Values) -> dict[str, Any]:
+    if values.get("rope.dimension_sections") is not None:
+        raise values.wrong(
+            "rope.dimension_sections", values.get("rope.dimension_sections"), "positions of images do not run here"
+        )
+    return _qkv_biases(values)
+
+
+def _minicpm(values: Values) -> dict[str, Any]:
+    """Return MiniCPM's entries, which are those of Granite. Old files leave the scales out, and llama.cpp takes those
+    of the first model."""
+    return {
+        **biases(values),
+        "embedding_multiplier": values.get("embedding_scale", 12.0),
+        "residual_multiplier": values.get("residual_scale", 1.4 / values.layers**0.5),
+        "attention_multiplier": values.head_dim**-0.5,
+        "logits_scaling": values.get("logit_scale", values.whole("embedding_length") / 256),
+    }
+
+
+def _mistral3(values: Values) -> dict[str, Any]:
+    found: dict[str, Any] = {**biases(values), "sliding_window": None}
+    if values.get("rope.scaling.type") == "yarn":
+        scaled = scaled_yarn(values)
+        if beta := values.get("attention.temperature_scale"):
+            scaled["llama_4_scaling_beta"] = beta
+        theta = values.get("rope.freq_base", 10000.0)
+        found |= {"rope_scaling": None, "rope_theta": None, "rope_parameters": {**scaled, "rope_theta": theta}}
+    return found
 
 
 def granite(values: Values) -> dict[str, Any]:
@@ -51,4 +103,17 @@ DENSE = {
         config=lambda values: {**biases(values), "no_rope_layer_interval": 4, "pad_token_id": None},
     ),
     "granite": Dialect("GraniteForCausalLM", NORMS_BEFORE, interleaved=True, config=granite),
+    "internlm2": Dialect("LlamaForCausalLM", NORMS_BEFORE, interleaved=True, config=biases),
+    "exaone": Dialect("LlamaForCausalLM", NORMS_BEFORE, config=biases),
+    "arcee": Dialect("ArceeForCausalLM", NORMS_BEFORE, interleaved=True, config=biases),
+    "minicpm": Dialect("GraniteForCausalLM", NORMS_BEFORE, interleaved=True, config=_minicpm),
+    "mistral3": Dialect("Ministral3ForCausalLM", NORMS_BEFORE, interleaved=True, config=_mistral3),
+    "seed_oss": Dialect("SeedOssForCausalLM", NORMS_BEHIND, config=_seed_oss),
+    "hunyuan-dense": Dialect("HunYuanDenseV1ForCausalLM", NORMS_BEFORE, config=_qkv_biases),
+    "ernie4_5": Dialect(
+        "Ernie4_5ForCausalLM", NORMS_BEFORE, config=lambda values: {"use_bias": values.has("attn_q.bias")}
+    ),
+    "chatglm": Dialect("GlmForCausalLM", NORMS_BEFORE, config=_qkv_biases),
+    "glm4": Dialect("Glm4ForCausalLM", NORMS_AROUND, config=_glm4),
+    "exaone4": Dialect("Exaone4ForCausalLM", NORMS_AFTER, config=_exaone4),
 }

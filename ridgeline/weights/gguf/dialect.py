@@ -15,6 +15,12 @@ NORMS_AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforw
 NORMS_BOTH = {**NORMS_AFTER, "input_layernorm": "attn_norm", "pre_feedforward_layernorm": "ffn_norm"}
 # Norms before both parts, of which llama.cpp names the second by what it comes after
 NORMS_BEHIND = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm"}
+# Those of GLM 4, whose names in checkpoints say what they come after
+NORMS_AROUND = {
+    **NORMS_BEFORE,
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
 
 _ATTENTION: Names = {
     "self_attn.q_proj": "attn_q",
@@ -26,6 +32,9 @@ _ATTENTION: Names = {
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_layernorm": "attn_q_norm",
     "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "self_attn.dense": "attn_output",
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
@@ -39,6 +48,8 @@ _MLP: Names = {
     **{f"{of}.up_proj": "ffn_up" for of in ("mlp", "feed_forward")},
     **{f"{of}.down_proj": "ffn_down" for of in ("mlp", "feed_forward")},
     "mlp.gate_up_proj": "ffn_up",
+    **dict.fromkeys(("mlp.c_fc", "mlp.fc1", "mlp.dense_h_to_4h", "ffn.up_proj"), "ffn_up"),
+    **dict.fromkeys(("mlp.c_proj", "mlp.fc2", "mlp.dense_4h_to_h", "ffn.down_proj"), "ffn_down"),
     "feed_forward.w1": "ffn_gate",
     "feed_forward.w3": "ffn_up",
     "feed_forward.w2": "ffn_down",
@@ -53,14 +64,18 @@ STACKS: Names = {  # each holds one matrix of all experts
     "block_sparse_moe.input_linear": ("ffn_gate_exps", "ffn_up_exps"),
     "block_sparse_moe.output_linear": "ffn_down_exps",
 }
+_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 _EXPERTS: Names = {
     **dict.fromkeys(
-        ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router.layer"), "ffn_gate_inp"
+        ("mlp.gate", "mlp.gate.wg", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router.layer"),
+        "ffn_gate_inp",
     ),
     **dict.fromkeys(("feed_forward.gate", "feed_forward.router"), "ffn_gate_inp"),
-    **{f"mlp.{of}.gate_proj": "ffn_gate_shexp" for of in ("shared_expert", "shared_experts")},
-    **{f"mlp.{of}.up_proj": "ffn_up_shexp" for of in ("shared_expert", "shared_experts")},
-    **{f"mlp.{of}.down_proj": "ffn_down_shexp" for of in ("shared_expert", "shared_experts")},
+    **{
+        f"{of}.{part}_proj": f"ffn_{part}_shexp"
+        for of in (*(f"mlp.{name}" for name in _SHARED), "feed_forward.shared_expert", "share_expert")
+        for part in ("gate", "up", "down")
+    },
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "shared_mlp.input_linear": ("ffn_gate_shexp", "ffn_up_shexp"),
     "shared_mlp.output_linear": "ffn_down_shexp",
@@ -88,7 +103,11 @@ WHOLE: Names = {  # tensors that are no module's weight or bias
     "mlp.experts.gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
     "mlp.experts.down_proj": "ffn_down_exps.weight",
     "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
-    **dict.fromkeys(("mlp.gate.e_score_correction_bias", "feed_forward.expert_bias"), "exp_probs_b.bias"),
+    "feed_forward.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    "feed_forward.experts.down_proj": "ffn_down_exps.weight",
+    **dict.fromkeys(("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"), "exp_probs_b.bias"),
+    **dict.fromkeys(("block_sparse_moe.e_score_correction_bias", "feed_forward.expert_bias"), "exp_probs_b.bias"),
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
@@ -118,6 +137,7 @@ class Dialect:
     dense_parts: names that differ if no layer has experts.
     unpacked: modules whose rows come projection by projection, though checkpoints have them head by head.
     attends: it has heads; False: nothing but other mixers.
+    layer_norm: the entry with the epsilon of its norms, if these are LayerNorm.
     """
 
     name: str
@@ -128,6 +148,7 @@ class Dialect:
     parts: Names = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=dict)
     attends: bool = True
+    layer_norm: str = ""
     dense_parts: Names = field(default_factory=dict)
     unpacked: tuple[str, ...] = ()
 
@@ -145,3 +166,11 @@ def yarn(values: Values) -> dict[str, Any]:
         if (number := values.get(f"rope.scaling.yarn_{name}")) is not None:
             found[name] = number
     return found
+
+
+def scaled_yarn(values: Values) -> dict[str, Any]:
+    """Return YaRN's entries, with the factor of scores that DeepSeek's models have."""
+    if not (multiplier := values.number("rope.scaling.yarn_log_multiplier", 0.0)):
+        return yarn(values)
+    scale = round(10 * multiplier, 6)  # llama.cpp's has a tenth in it
+    return {**yarn(values), "mscale": scale, "mscale_all_dim": scale}

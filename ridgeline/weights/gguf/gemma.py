@@ -6,6 +6,7 @@ from typing import Any
 
 from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BOTH, Dialect
 from ridgeline.weights.gguf.values import Values
+from ridgeline.weights.gguf.windows import sliding
 
 
 def _gemma2(values: Values) -> dict[str, Any]:
@@ -38,25 +39,13 @@ def _gemma(values: Values, largest: int) -> dict[str, Any]:
         "sliding_window": values.get("attention.sliding_window"),
         "query_pre_attn_scalar": width,
     }
-    if (sliding := _sliding(values)) is not None:
-        config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in sliding]
+    if (kinds := sliding(values)) is not None:
+        config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in kinds]
     return config
 
 
-def _sliding(values: Values) -> list[bool] | None:
-    """Return which layers have a window, by the file's list or by its period, of which the last layer has none."""
-    pattern = values.raw(name := "attention.sliding_window_pattern")
-    if isinstance(pattern, list) and len(pattern) == values.blocks and all(each in (0, 1) for each in pattern):
-        return [bool(each) for each in pattern[: values.layers]]
-    if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
-        return [(layer + 1) % pattern > 0 for layer in range(values.layers)]
-    if pattern is None:
-        return None
-    raise values.wrong(name, pattern, "it must be a whole number of at least 1, or yes or no for each layer")
-
-
 def _gemma4(values: Values) -> dict[str, Any]:
-    kinds = _sliding(values) or []
+    kinds = sliding(values) or []
     found: dict[str, Any] = {
         "layer_types": ["sliding_attention" if each else "full_attention" for each in kinds],
         "head_dim": values.whole("attention.key_length_swa"),

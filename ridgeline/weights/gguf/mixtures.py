@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.weights.gguf.dense import granite
-from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BEHIND, Dialect, yarn
+from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BEHIND, Dialect, scaled_yarn, yarn
 from ridgeline.weights.gguf.values import Values
+from ridgeline.weights.gguf.windows import windows
 
 _SIGMOID = 2  # llama.cpp's number of that way to score experts
 
@@ -20,14 +21,6 @@ def _gpt_oss(values: Values) -> dict[str, Any]:
     if values.get("rope.scaling.type") == "yarn":
         found["rope_scaling"] = {**yarn(values), "truncate": False}
     return found
-
-
-def _scaled_yarn(values: Values) -> dict[str, Any]:
-    """Return YaRN's entries, with the factor of scores that DeepSeek's models have."""
-    if not (multiplier := values.get("rope.scaling.yarn_log_multiplier")):
-        return yarn(values)
-    scale = round(10 * multiplier, 6)  # llama.cpp's has a tenth in it
-    return {**yarn(values), "mscale": scale, "mscale_all_dim": scale}
 
 
 def _routed(values: Values) -> dict[str, Any]:
@@ -70,7 +63,7 @@ def _deepseek2(values: Values) -> dict[str, Any]:
         **_routed(values),
     }
     if values.get("rope.scaling.type") == "yarn":
-        found["rope_scaling"] = _scaled_yarn(values)
+        found["rope_scaling"] = scaled_yarn(values)
     if _is_v3(values):
         return {**found, "architectures": ["DeepseekV3ForCausalLM"]}
     return {
@@ -89,6 +82,64 @@ def _granite_moe(values: Values) -> dict[str, Any]:
     if shared := values.get("expert_shared_feed_forward_length"):
         found |= {"shared_intermediate_size": shared, "architectures": ["GraniteMoeSharedForCausalLM"]}
     return found
+
+
+def _ernie(values: Values) -> dict[str, Any]:
+    """Return ERNIE's entries. llama.cpp takes the layers with experts from the first one on, each so many apart."""
+    return {
+        "moe_num_experts": values["expert_count"],
+        "moe_k": values["expert_used_count"],
+        "moe_num_shared_experts": values.get("expert_shared_count", 0),
+        "moe_layer_start_index": values.get("leading_dense_block_count", 0),
+        "moe_layer_interval": values.get("interleave_moe_layer_step", 1),
+    }
+
+
+def _dots1(values: Values) -> dict[str, Any]:
+    values.refuse_unless("expert_gating_func", _SIGMOID)
+    return {**_routed(values), "attention_bias": values.has("attn_q.bias"), "sliding_window": None}
+
+
+def _deepseek(values: Values) -> dict[str, Any]:
+    return {**_routed(values), "attention_bias": values.has("attn_q.bias"), "norm_topk_prob": False}
+
+
+def _exaone_moe(values: Values) -> dict[str, Any]:
+    values.refuse_unless("expert_gating_func", _SIGMOID)
+    shared = values.get("expert_shared_count", 0)
+    return {**_routed(values), **windows(values, every=4), "num_shared_experts": shared}
+
+
+def _hunyuan(values: Values) -> dict[str, Any]:
+    size = values.whole("expert_feed_forward_length")
+    shared = values.whole("expert_shared_feed_forward_length")
+    return {
+        "moe_topk": values["expert_used_count"],
+        "num_shared_expert": shared // max(1, size),
+        "attention_bias": values.has("attn_q.bias"),
+    }
+
+
+def _llama4(values: Values) -> dict[str, Any]:
+    """Return Llama 4's entries. What the file does not say are llama.cpp's constants: it knows the model whose queries
+    and keys have no norm by its 128 experts."""
+    values.refuse_unless("attention.sliding_window", 8192)
+    return {
+        "intermediate_size_mlp": values["feed_forward_length"],
+        "intermediate_size": values["expert_feed_forward_length"],
+        "num_local_experts": values["expert_count"],
+        "interleave_moe_layer_step": values.get("interleave_moe_layer_step", 1),
+        "use_qk_norm": values["expert_count"] != 128,
+        "attention_bias": values.has("attn_q.bias"),
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    }
+
+
+def _minimax_m2(values: Values) -> dict[str, Any]:
+    values.refuse_unless("expert_gating_func", _SIGMOID)
+    return {"num_local_experts": values["expert_count"], "intermediate_size": values["expert_feed_forward_length"]}
 
 
 def _shared(values: Values) -> dict[str, Any]:
@@ -110,4 +161,13 @@ MIXTURES = {
     "granitemoe": Dialect(
         "GraniteMoeForCausalLM", NORMS_BEFORE, experts="GraniteMoeForCausalLM", interleaved=True, config=_granite_moe
     ),
+    "deepseek": Dialect(
+        "DeepseekForCausalLM", NORMS_BEFORE, experts="DeepseekForCausalLM", interleaved=True, config=_deepseek
+    ),
+    "dots1": Dialect("Dots1ForCausalLM", NORMS_BEFORE, experts="Dots1ForCausalLM", config=_dots1),
+    "ernie4_5-moe": Dialect("Ernie4_5_MoeForCausalLM", NORMS_BEFORE, experts="Ernie4_5_MoeForCausalLM", config=_ernie),
+    "exaone-moe": Dialect("ExaoneMoeForCausalLM", NORMS_BEFORE, experts="ExaoneMoeForCausalLM", config=_exaone_moe),
+    "hunyuan-moe": Dialect("HunYuanMoEV1ForCausalLM", NORMS_BEFORE, experts="HunYuanMoEV1ForCausalLM", config=_hunyuan),
+    "llama4": Dialect("Llama4ForCausalLM", NORMS_BEFORE, experts="Llama4ForCausalLM", config=_llama4),
+    "minimax-m2": Dialect("MiniMaxM2ForCausalLM", NORMS_BEFORE, experts="MiniMaxM2ForCausalLM", config=_minimax_m2),
 }

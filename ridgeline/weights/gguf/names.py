@@ -11,7 +11,15 @@ from ridgeline.weights.gguf.config import dialect_of
 from ridgeline.weights.gguf.dialect import PARTS, STACKS, TOP, WHOLE, Dialect
 from ridgeline.weights.gguf.values import Values
 
-_LAYER = re.compile(r"(?:model\.layers|backbone\.layers|bert\.encoder\.layer)\.(\d+)\.(.+)")
+_LAYERS = (
+    "model.layers",
+    "backbone.layers",
+    "bert.encoder.layer",
+    "transformer.h",
+    "transformer.blocks",
+    "gpt_neox.layers",
+)
+_LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, _LAYERS))})\.(\d+)\.(.+)")
 
 
 def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
@@ -52,6 +53,13 @@ class Values:
         value = self[name] if default is None else self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(name, value, "it must be a whole number of at least 1, so download the file again")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a finite number that we calculate with. Raise ModelLoadError."""
+        value = self.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise self.wrong(name, value, "it must be a number, so download the file again")
         return value
 
     @property

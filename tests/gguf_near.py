@@ -1,0 +1,225 @@
+"""What llama.cpp's conversion writes of families near Llama, and of older ones: `gguf_families` for their configs.
+
+Families are those of tests/models/test_near_families.py and of `tiny_models`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from tests import tiny_models
+from tests.models import test_near_families as near
+
+_SIGMOID = 2
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a family is written.
+
+    architecture: llama.cpp's name.
+    changes: to the config, for what the format cannot say.
+    entries: the file's values beyond those that all have.
+    permuted: queries and keys are reordered.
+    norm: the entry with the epsilon of LayerNorms.
+    """
+
+    architecture: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    entries: Callable[[Any], dict[str, Any]] = lambda config: {}
+    permuted: bool = False
+    norm: str = ""
+
+
+def _windows(config: Any) -> dict[str, Any]:
+    return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types]}
+
+
+def _cohere(config: Any) -> dict[str, Any]:
+    return {"logit_scale": config.logit_scale, "rope.scaling.type": "none"}
+
+
+def _ernie_moe(config: Any) -> dict[str, Any]:
+    return {
+        "expert_count": config.moe_num_experts,
+        "expert_used_count": config.moe_k,
+        "expert_shared_count": config.moe_num_shared_experts,
+        "leading_dense_block_count": config.moe_layer_start_index,
+        "interleave_moe_layer_step": config.moe_layer_interval,
+    }
+
+
+def _exaone_moe(config: Any) -> dict[str, Any]:
+    return {**_windows(config), "expert_gating_func": _SIGMOID, "expert_shared_count": config.num_shared_experts}
+
+
+def _hunyuan_moe(config: Any) -> dict[str, Any]:
+    return {
+        "expert_used_count": config.moe_topk,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_shared_feed_forward_length": config.intermediate_size,
+    }
+
+
+def _llama4(config: Any) -> dict[str, Any]:
+    return {
+        "feed_forward_length": config.intermediate_size_mlp,
+        "expert_feed_forward_length": config.intermediate_size,
+        "interleave_moe_layer_step": config.interleave_moe_layer_step,
+    }
+
+
+def _olmo3(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters["full_attention"]
+    return {
+        **_windows(config),
+        "rope.freq_base": rope["rope_theta"],
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+
+
+def _ministral3(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    return {
+        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+        "attention.sliding_window": None,
+    }
+
+
+def _gpt2(config: Any) -> dict[str, Any]:
+    return {
+        "block_count": config.n_layer,
+        "context_length": config.n_positions,
+        "embedding_length": config.n_embd,
+        "feed_forward_length": 4 * config.n_embd,
+        "attention.head_count": config.n_head,
+    }
+
+
+def _bloom(config: Any) -> dict[str, Any]:
+    return {
+        "block_count": config.n_layer,
+        "context_length": config.hidden_size,
+        "feed_forward_length": 4 * config.hidden_size,
+        "attention.head_count": config.n_head,
+        "attention.head_count_kv": config.n_head,
+    }
+
+
+def _mpt(config: Any) -> dict[str, Any]:
+    return {
+        "block_count": config.n_layers,
+        "context_length": config.max_seq_len,
+        "embedding_length": config.d_model,
+        "feed_forward_length": 4 * config.d_model,
+        "attention.head_count": config.n_heads,
+        "attention.max_alibi_bias": float(config.attn_config.alibi_bias_max),
+    }
+
+
+def _falcon(config: Any) -> dict[str, Any]:
+    return {
+        "context_length": 2048,
+        "tensor_data_layout": "jploski",
+        "feed_forward_length": config.ffn_hidden_size,
+        "attention.head_count_kv": config.num_kv_heads if config.new_decoder_architecture else 1,
+    }
+
+
+def _neox(config: Any) -> dict[str, Any]:
+    return {"use_parallel_residual": config.use_parallel_residual}
+
+
+def _minicpm3(config: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "rope.dimension_count": config.qk_rope_head_dim,
+    }
+
+
+CONSTANT = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+NEAR = {
+    "arcee": Written("arcee", permuted=True),
+    "seed_oss": Written("seed_oss"),
+    "ernie": Written("ernie4_5"),
+    "ernie_moe": Written("ernie4_5-moe", entries=_ernie_moe),
+    "cohere": Written("command-r", entries=_cohere, norm="layer_norm_eps"),
+    "cohere2": Written("cohere2", entries=lambda c: {**_cohere(c), **_windows(c)}, norm="layer_norm_eps"),
+    "glm": Written("chatglm"),
+    "glm4": Written("glm4"),
+    "exaone4": Written("exaone4", entries=_windows),
+    "exaone4_small": Written("exaone4"),
+    "exaone_moe": Written("exaone-moe", entries=_exaone_moe),
+    "starcoder2": Written("starcoder2", {"sliding_window": None}, norm="norm_epsilon"),
+    "stablelm": Written("stablelm", norm="layer_norm_eps"),
+    "stablelm_parallel": Written("stablelm", norm="layer_norm_eps"),
+    "phi": Written("phi2", {"num_key_value_heads": 4}, norm="layer_norm_eps"),
+    "llama4": Written("llama4", CONSTANT, entries=_llama4),
+    "falcon_7b": Written("falcon", entries=_falcon, norm="layer_norm_epsilon"),
+    "falcon_40b": Written("falcon", entries=_falcon, norm="layer_norm_epsilon"),
+    "falcon_11b": Written("falcon", entries=_falcon, norm="layer_norm_epsilon"),
+    "mpt": Written("mpt", entries=_mpt, norm="layer_norm_epsilon"),
+    "olmo": Written("olmo", permuted=True, norm="layer_norm_eps"),
+    "olmo3": Written("olmo2", entries=_olmo3),
+    "ministral3": Written("mistral3", entries=_ministral3, permuted=True),
+    "hunyuan": Written("hunyuan-dense"),
+    "hunyuan_moe": Written("hunyuan-moe", entries=_hunyuan_moe),
+    "dots1": Written("dots1", {"sliding_window": None}),
+}
+TINY = {
+    "minimax_m2": Written("minimax-m2", entries=lambda c: {"expert_feed_forward_length": c.intermediate_size}),
+    "gpt2": Written("gpt2", entries=_gpt2, norm="layer_norm_epsilon"),
+    "neox": Written("gptneox", entries=_neox, norm="layer_norm_eps"),
+    "bloom": Written("bloom", entries=_bloom, norm="layer_norm_epsilon"),
+}
+FAMILIES = {**NEAR, **TINY}
+
+
+def model_of(family: str) -> Any:
+    """The oracle, with what the format cannot say changed."""
+    changes = FAMILIES[family].changes
+    return tiny_models.build(family, **changes) if family in TINY else near.made(family, **changes)
+
+
+def entries(family: str, config: PretrainedConfig, common: dict[str, Any]) -> dict[str, Any]:
+    """The file's values, without the architecture's name before them. common: those that follow from the config."""
+    written, found = FAMILIES[family], dict(common)
+    if written.norm:
+        del found["attention.layer_norm_rms_epsilon"]
+        found["attention.layer_norm_epsilon"] = getattr(config, written.norm, 1e-5)
+    return {**found, **written.entries(config)}
+
+
+def changed(config: Any, architecture: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]] | None:
+    """The tensors that the conversion writes for one; None if it keeps it as it is."""
+    layer = found[1] if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)) else ""
+    if "query_key_value" in name:
+        keys = config.num_kv_heads if getattr(config, "new_decoder_architecture", False) else 1
+        heads = keys if architecture == "falcon" else config.num_attention_heads
+        return iter([(name, _apart(tensor, heads, config.num_attention_heads // heads))])
+    if architecture == "gpt2" and re.search(r"\.c_\w+\.weight", name):
+        return iter([(name, tensor.T)])
+    if architecture == "llama4" and ".experts." in name:
+        if "down_proj" in name:
+            return iter([(f"blk.{layer}.ffn_down_exps.weight", tensor.mT)])
+        parts = zip(("gate", "up"), tensor.mT.chunk(2, dim=1), strict=True)
+        return ((f"blk.{layer}.ffn_{part}_exps.weight", half) for part, half in parts)
+    return None
+
+
+def _apart(tensor: Tensor, heads: int, queries: int) -> Tensor:
+    """Queries, keys and values, stored head of keys by head of keys, one below the other."""
+    parts = tensor.view(heads, queries + 2, -1, *tensor.shape[1:]).split([queries, 1, 1], dim=1)
+    return torch.cat([part.flatten(0, 2) for part in parts])
