@@ -195,16 +195,24 @@ PEERS: dict[str, Callable[..., Call]] = {
 
 
 def first_calls(device: torch.device, names: Sequence[str] = (), dtype: torch.dtype = torch.bfloat16) -> None:
-    """Call each peer, or those of some ops, on the smallest real case of one token a row and of several, and print how
-    long that took."""
+    """Call each peer, or those of some ops, on the smallest real case of one token a row and of several that it takes,
+    and print how long that took, or in which words it failed."""
     for name in names or PEERS:
-        prepare = PEERS[name]
-        cases = sorted(OPS[name].cases().real, key=lambda case: case.cost(2).bytes)
-        for kind in dict.fromkeys(_alone(case) for case in cases):
-            case = next(each for each in cases if _alone(each) == kind)
+        called = set[bool]()
+        for case in sorted(OPS[name].cases().real, key=lambda case: case.cost(2).bytes):
+            if _alone(case) in called:
+                continue
             started = time.monotonic()
-            prepare(*case.inputs(dtype, device), **case.options(dtype, device))()
-            sys.stdout.write(f"{name} {case.label}: {time.monotonic() - started:.1f} s\n")
+            try:
+                PEERS[name](*case.inputs(dtype, device), **case.options(dtype, device))()
+                told = f"{time.monotonic() - started:.1f} s"
+            except ValueError as error:
+                sys.stdout.write(f"{name} {case.label}: not taken: {error}\n")
+                continue
+            except RuntimeError as error:
+                told = f"failed: {str(error)[-500:]}"
+            called.add(_alone(case))
+            sys.stdout.write(f"{name} {case.label}: {told}\n")
             sys.stdout.flush()
 
 

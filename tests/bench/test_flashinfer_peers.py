@@ -165,6 +165,30 @@ def test_each_peer_is_called_once_for_decoding_and_once_for_prompts(
     assert [name for name, _ in called[3:]] == ["rms_norm"]
 
 
+def test_a_case_that_a_peer_does_not_take_and_a_kernel_that_fails_keep_no_other_from_its_first_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The smallest real case of `decode_attention` has norms of heads, which FlashInfer lacks."""
+
+    def without_norms(projected: Any, *given: Any, **options: Any) -> Any:
+        if projected.q_norm_D is not None:
+            raise ValueError("no norms")
+        return lambda: None
+
+    def failing(*given: Any, **options: Any) -> Any:
+        raise RuntimeError("nvcc")
+
+    peers = {"decode_attention": without_norms, "rms_norm": failing, "gated_activation": lambda *given, **_: list}
+    monkeypatch.setattr(flashinfer_peers, "PEERS", peers)
+    flashinfer_peers.first_calls(CPU)
+    told = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert told[0] == "not taken: no norms"
+    assert told[1].endswith(" s")
+    assert told[2] == "failed: nvcc"
+    assert told[3].endswith(" s")
+    assert len(told) == 4
+
+
 def same(ours: Any, theirs: Any) -> None:
     """Both take arguments of the same names in the same order, with the same defaults."""
     a, b = ([(p.name, p.default) for p in inspect.signature(f).parameters.values()] for f in (ours, theirs))
