@@ -113,7 +113,8 @@ class Choices:
         here = config.stage_kinds.count("cpu") or self.mesh.size
         sharing = here if self.device.type == "cpu" else 1
         budget = Budget(device=self.device, config=config, weights=weights, loaded=loaded, ranks=sharing)
-        return plan_memory(cache, sizes, parts_of(self.part, config, draft), budget)
+        reads = 1 if self.draft is None else self.draft.reads
+        return plan_memory(cache, sizes, parts_of(self.part, config, draft, reads), budget)
 
     @property
     def precision(self) -> Precision:

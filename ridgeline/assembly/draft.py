@@ -48,6 +48,7 @@ class DraftChoice:
     scheme: Scheme
     forms: Forms
     what: ClassVar[str] = "the draft model"
+    reads: ClassVar[int] = 1
 
     @property
     def spec(self) -> ModelSpec:
@@ -66,7 +67,7 @@ class DraftChoice:
 @dataclass(frozen=True, kw_only=True)
 class HeadChoice:
     """A head that goes with the target. spec: the model by which the memory of cache and steps is planned. numbers: how
-    many its weights are."""
+    many its weights are. reads: as `draft_reads` of `worker.memory.parts_of`."""
 
     folder: Path
     head: HeadConfig
@@ -79,6 +80,11 @@ class HeadChoice:
     @property
     def network(self) -> HeadSpec:
         return self.head.spec
+
+    @property
+    def reads(self) -> int:
+        spec = self.head.spec
+        return 1 if isinstance(spec, MedusaSpec) else max(1, len(spec.taps))
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Return the memory that the weights take."""

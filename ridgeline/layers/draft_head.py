@@ -5,7 +5,7 @@ EAGLE: Li et al., arXiv 2401.15077. EAGLE-3: arXiv 2503.01840. Multi-token predi
 Legend:
     T  tokens of the step, or those of them that are scored
     M  model width
-    N  taps times the model width
+    N  numbers that are read of a token: taps times the model width, or the width
     V  vocabulary
     U  tokens that the head scores
 """
@@ -135,10 +135,19 @@ class DraftHead(TargetsHead):
         self.layers = nn.ModuleList(made)
         self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, width, build)
 
-    def features(self, hidden: Hidden, tapped: Sequence[Tensor]) -> Tensor:
-        """Return the features of tokens that the target has run: [T, M]. tapped: the outputs of the layers that the
-        spec taps."""
-        return self.target.normed(hidden) if self.join is None else self.join(torch.cat(list(tapped), dim=-1))
+    @property
+    def read_width(self) -> int:
+        """The numbers of a token that `features` takes."""
+        return max(1, len(self.spec.taps)) * self.spec.width
+
+    def read(self, hidden: Hidden, tapped: Sequence[Tensor]) -> Tensor:
+        """Return the numbers of tokens that the target has run, of which `features` makes their features: [T, N].
+        tapped: the outputs of the layers that the spec taps."""
+        return self.target.normed(hidden) if self.join is None else torch.cat(list(tapped), dim=-1)
+
+    def features(self, read_TN: Tensor) -> Tensor:
+        """Return the features of tokens, from what was read of them: [T, M]."""
+        return read_TN if self.join is None else self.join(read_TN)
 
     def forward(self, token_ids_T: Tensor, feature_TM: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
         """Return the layers' output for pairs of a feature and the token behind it. The states are those of the head's

@@ -47,11 +47,15 @@ class Activations:
 @dataclass(frozen=True)
 class DraftActivations:
     """The activations of a draft network. It may run over the tokens of many steps at once; until then these wait with
-    their hidden states."""
+    what was read of each.
+
+    reads: how many hidden states that is.
+    """
 
     model: ModelSpec
+    reads: int = 1
 
     def reserve(self, sizes: StepSizes) -> Reserved:
         passing = Activations(self.model, max(sizes.max_drafted, MOST_WAITING)).reserve(sizes).passing
-        waiting = (MOST_WAITING + sizes.max_seqs) * (4 + self.model.hidden_size * sizes.itemsize)
+        waiting = (MOST_WAITING + sizes.max_seqs) * (4 + self.reads * self.model.hidden_size * sizes.itemsize)
         return Reserved(waiting, passing)

@@ -167,14 +167,16 @@ class Budget:
         )
 
 
-def parts_of(model: ModelSpec, config: LLMConfig, draft: ModelSpec | None = None) -> list[Reserves]:
+def parts_of(
+    model: ModelSpec, config: LLMConfig, draft: ModelSpec | None = None, draft_reads: int = 1
+) -> list[Reserves]:
     """Return the parts of a worker that take memory besides weights and cache.
 
-    draft: the model that drafts, if one does.
+    draft: the model that drafts, if one does. draft_reads: hidden states of the target that it reads of a token.
     """
     parts: list[Reserves] = [Activations(model), BroughtKeys(), ToldStates(with_draft(model, draft).cache_groups)]
     if draft is not None:
-        parts.append(DraftActivations(draft))
+        parts.append(DraftActivations(draft, draft_reads))
     if config.speculation is not None:
         parts.append(DraftTables(config.speculation))
     if config.enable_eplb:

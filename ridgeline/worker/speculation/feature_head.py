@@ -5,6 +5,9 @@ step's first token needs the feature of the token before the step, which is kept
 front of a prompt, nor behind a prefix that was found in the cache. That token's pair is left out, and nothing is
 written to a block that other requests share.
 
+A feature may be a product of several layers' outputs. So these are kept as they are, and the product is made where the
+head runs: plain steps do not make it.
+
 Steps with chunks of prompts run the pairs of all their tokens in the step itself. While no drafts are wanted, pairs
 wait (`backlog.py`). After other steps the first pass runs the pairs of all tokens that a row emitted, which are known
 only then, and that of the token in front of them. The next passes run one pair each: the head's own output takes the
@@ -14,7 +17,7 @@ Legend:
     R  rows
     S  slots
     T  tokens of the step
-    M  model width
+    M  numbers that are read of a token
     K  tokens that a row emits, at most
     N  pairs that a row runs in the first pass: K + 1
 """
@@ -42,7 +45,7 @@ from ridgeline.worker.state.states import States
 class FeatureHead(CatchesUp):
     """A `Proposer` that runs a `DraftHead`.
 
-    feature_SM: the feature of each slot's last token that ran. known_S: whether there is one.
+    feature_SM: what its feature is made of, for each slot's last token that ran. known_S: whether there is one.
     """
 
     def __init__(self, head: DraftHead, draws: Draws | TreeDraws, slots: Slots, block_size: int, ops: Ops) -> None:
@@ -50,7 +53,7 @@ class FeatureHead(CatchesUp):
         self._slots, self._draws, self.passes = slots, draws, Passes(slots, block_size, ops)
         self.drafts_SD, self.tree_SN, self.depth = draws.drafts_SD, draws.tree_SN, draws.depth
         num_slots, device, dtype = slots.dummy + 1, slots.device, head.dtype
-        self.feature_SM = torch.zeros(num_slots, head.spec.width, dtype=dtype, device=device)
+        self.feature_SM = torch.zeros(num_slots, head.read_width, dtype=dtype, device=device)
         self.known_S = torch.zeros(num_slots, dtype=torch.bool, device=device)
         self.backlog = Backlog.of(slots, self.layers, self.feature_SM)
 
@@ -69,11 +72,11 @@ class FeatureHead(CatchesUp):
         cached_R = self._slots.kv_len_S[waiting.slots_R.long()] - waiting.count_R - 1
         inputs = self.passes.begin_waiting(waiting, states, cached_R.clamp(min=0))
         behind = StatesBehind(states, len(self.layers))
-        self.head(inputs.token_ids_T, waiting.before_TM, inputs.positions_T, behind)
+        self.head(inputs.token_ids_T, self.head.features(waiting.before_TM), inputs.positions_T, behind)
 
     def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken:
-        """Find the features of the step's tokens, and write the keys of their pairs unless that is done later."""
-        feature_TM = self.head.features(ran.hidden, ran.tapped)
+        """Read the target's outputs, and write the keys of the tokens' pairs unless that is done later."""
+        feature_TM = self.head.read(ran.hidden, ran.tapped)
         if self.backlog is None and catching is Catching.LATER:
             catching = Catching.NOW
         if catching is Catching.NOW:
@@ -104,7 +107,7 @@ class FeatureHead(CatchesUp):
             ran.live_T[first_R] & there_R & (counts_R > 0),
         )
         behind = StatesBehind(states, len(self.layers))
-        self.head(inputs.token_ids_T, before_TM[order_T], inputs.positions_T, behind)
+        self.head(inputs.token_ids_T, self.head.features(before_TM[order_T]), inputs.positions_T, behind)
 
     def note(
         self,
@@ -115,7 +118,7 @@ class FeatureHead(CatchesUp):
         wanted: int,
         taken: Taken | None,
     ) -> None:
-        """Keep the features of the slots' last tokens, and draft what follows."""
+        """Keep what was read of the slots' last tokens, and draft what follows."""
         assert taken is not None
         assert taken.feature_TM is not None
         rows, columns, later = slots_R.long(), out_token_RK.shape[1], taken.catching is Catching.LATER
@@ -154,7 +157,7 @@ class FeatureHead(CatchesUp):
         taken: Taken,
         feature_RM: Tensor,
     ) -> None:
-        """Draft what follows. feature_RM: those of the slots' last tokens that ran."""
+        """Draft what follows. feature_RM: what was read of the slots' last tokens that ran."""
         assert isinstance(self._draws, Draws)
         kv_len_R = self._slots.kv_len_S[slots_R.long()]
 
@@ -165,6 +168,7 @@ class FeatureHead(CatchesUp):
             else:
                 inputs = self.passes.begin(token_R[:, None], slots_R, states, kv_len_R + place - 1, runs_R)
                 behind = StatesBehind(states, len(self.layers))
+                feature_RM = feature_RM if place else self.head.features(feature_RM)
                 hidden = self.head(inputs.token_ids_T, feature_RM, inputs.positions_T, behind)
             logits_RV, feature_RM = self.head.found(hidden)
             return logits_RV
@@ -184,6 +188,7 @@ class FeatureHead(CatchesUp):
         begin_R = taken.positions_T[first_R] - 1  # below 0 for rows that do not run, which then begin nowhere
         inputs = self.passes.begin(ids_RN, slots_R, states, begin_R.clamp(min=0), runs_R)
         behind = StatesBehind(states, len(self.layers))
-        hidden = self.head(inputs.token_ids_T, features_RNM.flatten(0, 1), inputs.positions_T, behind)
+        features_QM = self.head.features(features_RNM.flatten(0, 1))
+        hidden = self.head(inputs.token_ids_T, features_QM, inputs.positions_T, behind)
         newest_R = (kv_len_R - 1 - begin_R).clamp(0, columns)
         return hidden.at(torch.arange(count, device=rows.device) * (columns + 1) + newest_R)

@@ -65,7 +65,8 @@ class TreeHead(FeatureHead):
                 hidden = self._first_pass(out_token_RK, slots_R, states, expanded.runs_R, taken)
             elif expanded.depth == 0:
                 inputs = self.passes.begin(expanded.token_RE, slots_R, states, base_R, expanded.runs_R)
-                hidden = self.head(inputs.token_ids_T, feature_RM, inputs.positions_T, behind)
+                own_RM = self.head.features(feature_RM)
+                hidden = self.head(inputs.token_ids_T, own_RM, inputs.positions_T, behind)
             else:
                 width = found_REM.shape[2]
                 feature_REM = found_REM.gather(1, expanded.parent_RE[..., None].expand(-1, -1, width))
