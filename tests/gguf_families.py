@@ -86,6 +86,7 @@ _COMMON = {
     "logits_scaling": "logit_scale",
 }
 _SIGMOID = 2
+GATED_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 
 
 _GEMMA4 = {
@@ -275,11 +276,11 @@ def _changed(config: Any, architecture: str, name: str, tensor: Tensor) -> Itera
         yield name, tensor.squeeze(1)
     elif name.endswith(("A_log", ".D")):
         tensor = -tensor.exp() if name.endswith("A_log") else tensor
-        yield name, tensor.unsqueeze(1) if architecture in ("mamba2", "granitehybrid") else tensor
+        yield name, tensor if architecture in ("mamba", "jamba", *GATED_DELTA) else tensor.unsqueeze(1)
     elif name.endswith("dt_bias"):
         yield name.replace("dt_bias", "dt_proj.bias"), tensor
     elif name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
-        groups = config.n_groups if architecture == "mamba2" else config.mamba_n_groups
+        groups = _first(config, "n_groups", "mamba_n_groups")
         yield name, tensor.view(groups, -1)
     elif name.endswith("in_proj_qkvz.weight"):
         yield from _unpacked(config, f"blk.{layer}", tensor)

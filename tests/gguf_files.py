@@ -88,7 +88,7 @@ def write(
             add(writer, f"{architecture}.{name}", value)
     else:
         _values(writer, config, architecture)
-    for name, value in {**_IDS, **(extra or {})}.items():
+    for name, value in {**_IDS, **gguf_near.values(architecture, model), **(extra or {})}.items():
         add(writer, name, value)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)

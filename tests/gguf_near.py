@@ -5,6 +5,7 @@ Families are those of tests/models/test_near_families.py and of `tiny_models`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ def _olmo3(config: Any) -> dict[str, Any]:
 def _ministral3(config: Any) -> dict[str, Any]:
     rope = config.rope_parameters
     return {
-        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
         "attention.temperature_scale": rope["llama_4_scaling_beta"],
         "attention.sliding_window": None,
     }
@@ -142,6 +143,76 @@ def _neox(config: Any) -> dict[str, Any]:
     return {"use_parallel_residual": config.use_parallel_residual}
 
 
+def _jamba(config: Any) -> dict[str, Any]:
+    return {
+        **_states(config, config.mamba_expand * config.hidden_size, config.mamba_dt_rank),
+        "attention.head_count_kv": [0, 0, config.num_key_value_heads, 0],
+    }
+
+
+def _states(config: Any, inner: int, rank: int) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.inner_size": inner,
+        "ssm.time_step_rank": rank,
+    }
+
+
+def _falcon_h1(config: Any) -> dict[str, Any]:
+    return {
+        **_states(config, config.mamba_d_ssm, config.mamba_n_heads),
+        "ssm.group_count": config.mamba_n_groups,
+        "attention.key_length": config.hidden_size // config.num_attention_heads,
+    }
+
+
+def _nemotron_h(config: Any) -> dict[str, Any]:
+    kinds, width = config.layers_block_type, config.intermediate_size
+    return {
+        "attention.head_count_kv": [
+            config.num_key_value_heads if kind.endswith("attention") and not kind.startswith("linear") else 0
+            for kind in kinds
+        ],
+        "block_count": len(kinds),
+        "expert_count": None,
+        "feed_forward_length": [width if kind in ("mlp", "moe") else 0 for kind in kinds],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.state_size": config.ssm_state_size,
+        "ssm.group_count": config.n_groups,
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "ssm.time_step_rank": config.mamba_num_heads,
+    }
+
+
+def _nemotron_h_moe(config: Any) -> dict[str, Any]:
+    return {
+        **_nemotron_h(config),
+        "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+        "moe_latent_size": config.moe_latent_size,
+        "expert_count": config.n_routed_experts,
+    }
+
+
+def _apertus(config: Any) -> dict[str, Any]:
+    return {"rope.dimension_count": config.head_dim}
+
+
+def _glm_dsa(config: Any) -> dict[str, Any]:
+    rank, rope = config.kv_lora_rank, config.qk_rope_head_dim
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rope,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + rope,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": rope,
+        "expert_gating_func": _SIGMOID,
+        "attention.indexer.top_k": config.index_topk,
+    }
+
+
 def _minicpm3(config: Any) -> dict[str, Any]:
     return {
         "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
@@ -174,11 +245,22 @@ NEAR = {
     "olmo": Written("olmo", permuted=True, norm="layer_norm_eps"),
     "olmo3": Written("olmo2", entries=_olmo3),
     "ministral3": Written("mistral3", entries=_ministral3, permuted=True),
+    "apertus": Written("apertus", entries=_apertus),
     "hunyuan": Written("hunyuan-dense"),
     "hunyuan_moe": Written("hunyuan-moe", entries=_hunyuan_moe),
+    "glm_moe_dsa": Written("glm-dsa", entries=_glm_dsa),
     "dots1": Written("dots1", {"sliding_window": None}),
 }
+ONES = {f"{name}_multiplier": 1.0 for name in ("lm_head", "embedding", "key", "attention_in", "attention_out")}
+ONES |= {"ssm_in_multiplier": 1.0, "ssm_out_multiplier": 1.0}
+FOLDED = {**ONES, "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5, "time_step_limit": [0.0, math.inf]}
+UNLIMITED = {"time_step_min": 0.001}
 TINY = {
+    "minicpm3": Written("minicpm3", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, entries=_minicpm3),
+    "falcon_h1": Written("falcon-h1", FOLDED, entries=_falcon_h1),  # whose file has the multipliers in its numbers
+    "jamba": Written("jamba", entries=_jamba),
+    "nemotron_h": Written("nemotron_h", UNLIMITED, entries=_nemotron_h, norm="layer_norm_epsilon"),
+    "nemotron_h_moe": Written("nemotron_h_moe", UNLIMITED, entries=_nemotron_h_moe, norm="layer_norm_epsilon"),
     "minimax_m2": Written("minimax-m2", entries=lambda c: {"expert_feed_forward_length": c.intermediate_size}),
     "gpt2": Written("gpt2", entries=_gpt2, norm="layer_norm_epsilon"),
     "neox": Written("gptneox", entries=_neox, norm="layer_norm_eps"),
@@ -202,13 +284,27 @@ def entries(family: str, config: PretrainedConfig, common: dict[str, Any]) -> di
     return {**found, **written.entries(config)}
 
 
+def values(architecture: str, model: Any) -> dict[str, Any]:
+    """The file's values that have another name before them than the architecture's."""
+    if architecture != "apertus":
+        return {}
+    curves = [layer.mlp.act_fn for layer in model.model.layers]
+    return {f"xielu.alpha_{part}": [getattr(each, f"alpha_{part}").item() for each in curves] for part in "pn"}
+
+
 def changed(config: Any, architecture: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]] | None:
     """The tensors that the conversion writes for one; None if it keeps it as it is."""
     layer = found[1] if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)) else ""
+    if ".act_fn." in name:  # which are values of the file
+        return iter(())
     if "query_key_value" in name:
         keys = config.num_kv_heads if getattr(config, "new_decoder_architecture", False) else 1
         heads = keys if architecture == "falcon" else config.num_attention_heads
         return iter([(name, _apart(tensor, heads, config.num_attention_heads // heads))])
+    if architecture == "nemotron_h_moe" and ".experts." in name:
+        return iter([(f"blk.{layer}.ffn_{'up' if 'up_proj' in name else 'down'}_exps.weight", tensor)])
+    if "_latent_proj." in name:
+        return iter([(f"blk.{layer}.ffn_latent_{'down' if 'fc1' in name else 'up'}.weight", tensor)])
     if architecture == "gpt2" and re.search(r"\.c_\w+\.weight", name):
         return iter([(name, tensor.T)])
     if architecture == "llama4" and ".experts." in name:

@@ -52,7 +52,13 @@ def gguf_model_config(path: Path) -> ModelConfig:
         raise ModelLoadError(f"{path} describes no model that we can build: read as a folder's, {error}") from error
     values = Values(gguf)
     drafting = [f"blk.{layer}." for layer in range(values.layers, values.blocks)]
-    return replace(found, spec=replace(found.spec, unused=(*drafting, *lent_keys(values))))
+    return replace(found, spec=replace(found.spec, unused=(*drafting, *lent_keys(values), *_indexers(values))))
+
+
+def _indexers(values: Values) -> list[str]:
+    """Return the tensors that choose tokens in contexts longer than those that run here."""
+    has = values.get("attention.indexer.top_k") is not None
+    return [f"blk.{layer}.indexer." for layer in range(values.layers)] if has else []
 
 
 def gguf_config(gguf: GGUF) -> dict[str, Any]:
@@ -109,9 +115,10 @@ def _heads(values: Values, dialect: Dialect) -> dict[str, Any]:
 
 
 def _epsilon(values: Values, dialect: Dialect) -> dict[str, Any]:
-    if dialect.layer_norm:
-        return {dialect.layer_norm: values["attention.layer_norm_epsilon"]}
-    return {"rms_norm_eps": values["attention.layer_norm_rms_epsilon"]}
+    if not dialect.layer_norm:
+        return {"rms_norm_eps": values["attention.layer_norm_rms_epsilon"]}
+    other = values.get("attention.layer_norm_rms_epsilon")  # some of Nemotron-H's have this, some the usual
+    return {dialect.layer_norm: values["attention.layer_norm_epsilon"] if other is None else other}
 
 
 def dialect_of(values: Values) -> Dialect:
@@ -157,7 +164,7 @@ def _special_ids(gguf: GGUF) -> dict[str, Any]:
 
 def _rope(values: Values) -> dict[str, Any]:
     """Return the rotary entries. Llama 3.1 and Phi-3 bring a factor per rotated pair, which is LongRoPE's form."""
-    found: dict[str, Any] = {"rope_theta": values.get("rope.freq_base", 10000.0)}
+    found: dict[str, Any] = {"rope_theta": values.get("rope.freq_base", 10000.0), "rope_scaling": None}
     width = values.whole("rope.dimension_count", values.head_dim)
     if width != values.head_dim:
         found["partial_rotary_factor"] = width / values.head_dim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.weights.gguf.dialect import NORMS_AFTER, NORMS_AROUND, NORMS_BEFORE, NORMS_BEHIND, Dialect, scaled_yarn
+from ridgeline.weights.gguf.dialect import NORMS_AFTER, NORMS_AROUND, NORMS_BEFORE, NORMS_BEHIND, Dialect, yarn
 from ridgeline.weights.gguf.values import Values
 from ridgeline.weights.gguf.windows import windows
 
@@ -70,14 +70,16 @@ def _minicpm(values: Values) -> dict[str, Any]:
 
 
 def _mistral3(values: Values) -> dict[str, Any]:
+    """Return the entries of Ministral 3, whose queries grow with their positions, or of Mistral 3."""
     found: dict[str, Any] = {**biases(values), "sliding_window": None}
-    if values.get("rope.scaling.type") == "yarn":
-        scaled = scaled_yarn(values)
-        if beta := values.get("attention.temperature_scale"):
-            scaled["llama_4_scaling_beta"] = beta
-        theta = values.get("rope.freq_base", 10000.0)
-        found |= {"rope_scaling": None, "rope_theta": None, "rope_parameters": {**scaled, "rope_theta": theta}}
-    return found
+    beta = values.number("attention.temperature_scale", 0.0)
+    if values.get("rope.scaling.type") != "yarn" or not beta:
+        return {**found, "architectures": ["MistralForCausalLM"]}
+    scale = values.number("rope.scaling.yarn_log_multiplier", 0.0)
+    rotation = {**yarn(values), "rope_theta": values.get("rope.freq_base", 10000.0), "llama_4_scaling_beta": beta}
+    if scale:
+        rotation |= {"mscale": 1.0, "mscale_all_dim": scale}
+    return {**found, "rope_theta": None, "rope_scaling": None, "rope_parameters": rotation}
 
 
 def granite(values: Values) -> dict[str, Any]:
@@ -116,4 +118,9 @@ DENSE = {
     "chatglm": Dialect("GlmForCausalLM", NORMS_BEFORE, config=_qkv_biases),
     "glm4": Dialect("Glm4ForCausalLM", NORMS_AROUND, config=_glm4),
     "exaone4": Dialect("Exaone4ForCausalLM", NORMS_AFTER, config=_exaone4),
+    "apertus": Dialect(
+        "ApertusForCausalLM",
+        {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
+        config=_qkv_biases,
+    ),
 }

@@ -61,6 +61,8 @@ STACKS: Names = {  # each holds one matrix of all experts
     **dict.fromkeys(("block_sparse_moe.experts.w1", "feed_forward.experts.w1"), "ffn_gate_exps"),
     **dict.fromkeys(("block_sparse_moe.experts.w3", "feed_forward.experts.w3"), "ffn_up_exps"),
     **dict.fromkeys(("block_sparse_moe.experts.w2", "feed_forward.experts.w2"), "ffn_down_exps"),
+    "mixer.experts.up_proj": "ffn_up_exps",
+    "mixer.experts.down_proj": "ffn_down_exps",
     "block_sparse_moe.input_linear": ("ffn_gate_exps", "ffn_up_exps"),
     "block_sparse_moe.output_linear": "ffn_down_exps",
 }
@@ -107,6 +109,8 @@ WHOLE: Names = {  # tensors that are no module's weight or bias
     "feed_forward.experts.down_proj": "ffn_down_exps.weight",
     **dict.fromkeys(("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"), "exp_probs_b.bias"),
     **dict.fromkeys(("block_sparse_moe.e_score_correction_bias", "feed_forward.expert_bias"), "exp_probs_b.bias"),
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f"mlp.act_fn.alpha_{each}": f"xielu.alpha_{each}" for each in "pn"},
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",

@@ -47,9 +47,33 @@ def _glm4_moe(values: Values) -> dict[str, Any]:
     }
 
 
+def _glm_dsa(values: Values) -> dict[str, Any]:
+    found = {**_deepseek2(values), "architectures": ["GlmMoeDsaForCausalLM"], "rope_interleave": True}
+    return {**found, "index_topk": values["attention.indexer.top_k"]}
+
+
+def _minicpm3(values: Values) -> dict[str, Any]:
+    """Return MiniCPM 3's entries. Its scales are llama.cpp's constants."""
+    rotated = values.whole("rope.dimension_count")
+    return {
+        "head_dim": None,
+        "num_key_value_heads": values.whole("attention.head_count"),
+        "q_lora_rank": values["attention.q_lora_rank"],
+        "kv_lora_rank": values["attention.kv_lora_rank"],
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": values.whole("attention.key_length") - rotated,
+        "attention_bias": values.has("attn_kv_a_mqa.bias"),
+        "partial_rotary_factor": None,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }
+
+
 def _deepseek2(values: Values) -> dict[str, Any]:
     rotated = values.whole("rope.dimension_count")
-    keys = values.get("attention.key_length_mla") or values.whole("attention.key_length")
+    of_heads = "_mla" if values.get("attention.key_length_mla") else ""  # old files have no others
+    keys = values.whole(f"attention.key_length{of_heads}")
     found = {
         "head_dim": None,
         "num_key_value_heads": values.whole("attention.head_count"),
@@ -170,4 +194,6 @@ MIXTURES = {
     "hunyuan-moe": Dialect("HunYuanMoEV1ForCausalLM", NORMS_BEFORE, experts="HunYuanMoEV1ForCausalLM", config=_hunyuan),
     "llama4": Dialect("Llama4ForCausalLM", NORMS_BEFORE, experts="Llama4ForCausalLM", config=_llama4),
     "minimax-m2": Dialect("MiniMaxM2ForCausalLM", NORMS_BEFORE, experts="MiniMaxM2ForCausalLM", config=_minimax_m2),
+    "glm-dsa": Dialect("GlmMoeDsaForCausalLM", NORMS_BEFORE, experts="GlmMoeDsaForCausalLM", config=_glm_dsa),
+    "minicpm3": Dialect("MiniCPM3ForCausalLM", NORMS_BEFORE, config=_minicpm3),
 }

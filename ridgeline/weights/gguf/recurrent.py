@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BEHIND, Dialect
 from ridgeline.weights.gguf.values import Values
 
@@ -104,6 +106,90 @@ def _granite_hybrid(values: Values) -> dict[str, Any]:
     }
 
 
+def _jamba(values: Values) -> dict[str, Any]:
+    """Return Jamba's entries. Its configs have the layers with attention and those with experts as a period each."""
+    period, offset = _every(values, "attn_q.weight")
+    sparse, first = _every(values, "ffn_gate_inp.weight") if values.get("expert_count") else (1, 0)
+    return {
+        "attn_layer_period": period,
+        "attn_layer_offset": offset,
+        "expert_layer_period": sparse,
+        "expert_layer_offset": first,
+        "num_experts": values.get("expert_count") or 1,
+        "num_key_value_heads": values.most("attention.head_count_kv"),
+        "mamba_d_state": values.whole("ssm.state_size"),
+        "mamba_d_conv": values.whole("ssm.conv_kernel"),
+        "mamba_expand": values.whole("ssm.inner_size") // values.whole("embedding_length"),
+        "mamba_dt_rank": values.whole("ssm.time_step_rank"),
+        "mamba_conv_bias": values.has("ssm_conv1d.bias", None),
+        "mamba_proj_bias": values.has("ssm_in.bias", None),
+    }
+
+
+def _every(values: Values, name: str) -> tuple[int, int]:
+    """Return the period of the layers that have a tensor, and the first of them. Raise ModelLoadError if they have no
+    period."""
+    layers = [layer for layer in range(values.layers) if values.has(name, layer)]
+    first = layers[0] if layers else 0
+    period = layers[1] - first if len(layers) > 1 else max(first + 1, values.layers - first)
+    if list(range(first, values.layers, period)) != layers or first >= period:
+        raise ModelLoadError(
+            f"{values.gguf.path} has {name} in the layers {str(layers)[:80]}; only layers at one distance run here."
+        )
+    return period, first
+
+
+def _falcon_h1(values: Values) -> dict[str, Any]:
+    """Return Falcon-H1's entries. Its multipliers are in the file's numbers."""
+    heads, inner = values.whole("ssm.time_step_rank"), values.whole("ssm.inner_size")
+    return {
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": values.whole("ssm.group_count"),
+        "mamba_d_state": values.whole("ssm.state_size"),
+        "mamba_d_conv": values.whole("ssm.conv_kernel"),
+        "mamba_conv_bias": values.has("ssm_conv1d.bias"),
+        "mamba_rms_norm": values.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": values.has("ssm_out.bias"),
+        "mlp_bias": values.has("ffn_down.bias"),
+    }
+
+
+def _nemotron_h(values: Values) -> dict[str, Any]:
+    heads, inner = values.whole("ssm.time_step_rank"), values.whole("ssm.inner_size")
+    kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe"}
+    found: dict[str, Any] = {
+        "layers_block_type": [
+            next((kind for name, kind in kinds.items() if values.has(name, layer)), "mlp")
+            for layer in range(values.layers)
+        ],
+        "intermediate_size": values.most("feed_forward_length", 1),
+        "num_key_value_heads": values.most("attention.head_count_kv"),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": inner // heads,
+        "n_groups": values.whole("ssm.group_count"),
+        "ssm_state_size": values.whole("ssm.state_size"),
+        "conv_kernel": values.whole("ssm.conv_kernel"),
+        "use_bias": values.has("ssm_in.bias", None),
+        "use_conv_bias": values.has("ssm_conv1d.bias", None),
+        "mlp_bias": values.has("ffn_up.bias", None),
+    }
+    if count := values.get("expert_count"):
+        found |= {
+            "n_routed_experts": count,
+            "moe_intermediate_size": values["expert_feed_forward_length"],
+            "moe_shared_expert_intermediate_size": values["expert_shared_feed_forward_length"],
+            "moe_latent_size": values.get("moe_latent_size"),
+            "norm_topk_prob": bool(values.get("expert_weights_norm", True)),
+            "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,
+            "n_group": values.get("expert_group_count", 1),
+            "topk_group": values.get("expert_group_used_count", 1),
+        }
+    return found
+
+
 def _kv_heads(values: Values, layer: int) -> int:
     """Return the heads of keys by the tensor, since some files count none."""
     keys = values.gguf.tensors.get(f"blk.{layer}.attn_k.weight")
@@ -115,7 +201,33 @@ _LFM2_NORMS = {"operator_norm": "attn_norm", "ffn_norm": "ffn_norm"}
 _LFM2_TOP = {"model.embedding_norm": "token_embd_norm"}
 _HYBRID_NORMS = {**NORMS_BEFORE, "pre_ff_layernorm": "ffn_norm"}
 
+_NEMOTRON_PARTS = {
+    **{f"mixer.{each}_proj": f"attn_{each}" for each in "qkv"},
+    "mixer.o_proj": "attn_output",
+    "mixer.up_proj": "ffn_up",
+    "mixer.down_proj": "ffn_down",
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp",
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
+}
+
+_NEMOTRON_H = Dialect(
+    "NemotronHForCausalLM",
+    _MAMBA_NORMS,
+    config=_nemotron_h,
+    parts=_NEMOTRON_PARTS,
+    layer_norm="layer_norm_epsilon",
+)
+
 RECURRENT = {
+    "jamba": Dialect("JambaForCausalLM", _HYBRID_NORMS, experts="JambaForCausalLM", config=_jamba),
+    "falcon-h1": Dialect("FalconH1ForCausalLM", _HYBRID_NORMS, config=_falcon_h1),
+    "nemotron_h": Dialect(
+        "NemotronHForCausalLM", _MAMBA_NORMS, config=_nemotron_h, parts=_NEMOTRON_PARTS, layer_norm="layer_norm_epsilon"
+    ),
+    "nemotron_h_moe": replace(_NEMOTRON_H, experts="NemotronHForCausalLM"),
     "qwen35": Dialect("Qwen3_5ForCausalLM", NORMS_BEHIND, config=_gated_delta),
     "qwen35moe": Dialect("Qwen3_5MoeForCausalLM", NORMS_BEHIND, experts="Qwen3_5MoeForCausalLM", config=_gated_delta),
     "qwen3next": Dialect(

@@ -8,6 +8,7 @@ Legend:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES
 from ridgeline.weights.gguf.values import Values
 from ridgeline.weights.stored import StoredTensor
@@ -41,6 +43,8 @@ def restored(values: Values, tensors: Tensors) -> Tensors:
             found[name] = _viewed(tensor, [tensor.shape[0] * tensor.shape[1]])
         elif _ROW.fullmatch(name) and len(tensor.shape) == 1:
             found[name] = _viewed(tensor, [1, *tensor.shape])
+        elif name.endswith(".ffn_norm"):  # as Falcon-H1's files call it
+            found[f"{name}.weight"] = found.pop(name)
         elif name.endswith(".attn_k_b.weight") and (beside := name.replace("k_b", "v_b")) in tensors:
             del found[name], found[beside]
             found[name.replace("k_b", "kv_b")] = _latents(tensor, tensors[beside])
@@ -49,7 +53,33 @@ def restored(values: Values, tensors: Tensors) -> Tensors:
                 continue  # which will be told as missing
             del found[name], found[beside]
             found[name.replace("qkv", "qkvz")] = _below(tensor, tensors[beside])
+    if values.architecture == "apertus":
+        found |= _curves(values)
     return _by_keys(values, found) if values.architecture in _TILED else found
+
+
+def _curves(values: Values) -> Tensors:
+    """Return the numbers that Apertus learned of its activation, which the file has among its values: one a layer.
+    Raise ModelLoadError."""
+    found: Tensors = {}
+    for part in ("xielu.alpha_p", "xielu.alpha_n"):
+        numbers = values.gguf.values.get(part)
+        if not isinstance(numbers, list) or len(numbers) != values.layers or not all(map(_is_float, numbers)):
+            raise ModelLoadError(
+                f"{values.gguf.path} sets {part} to {repr(numbers)[:80]}; it must be {values.layers} numbers, so "
+                "download the file again."
+            )
+        for layer, number in enumerate(numbers):
+            found[f"blk.{layer}.{part}"] = _one(number)
+    return found
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _one(number: float) -> StoredTensor:
+    return StoredTensor([1], "F32", lambda: torch.tensor([number]))
 
 
 def _log_rate(rate: Tensor) -> Tensor:
