@@ -46,11 +46,11 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
 
     Tensors that cannot be sent as bytes (another dtype, a target that is not contiguous) are copied by torch.
     """
-    lanes = local()
+    lanes, inference = local(), torch.is_inference_mode_enabled()  # a mode is a thread's own
 
     def one(target: Tensor, read: Callable[[], Tensor]) -> int:
         # a new thread's device is the first GPU, where page-locking takes memory
-        with on_device(device), torch.no_grad():
+        with on_device(device), torch.inference_mode(inference), torch.no_grad():
             copy(target, read())
         return target.numel()
 

@@ -12,6 +12,8 @@ index arithmetic and its first weight loads then cost nothing. A kernel with `PD
        `decode_attention` does. (A kernel without dependent launch, such as any of torch's, is strict by nature.)
     5. Work on other parts of the same op's inputs may go ahead of the kernel in front, if that one was strict, and if
        at least one program waits all the same, so that the launch does not end before it (`gated_delta`).
+    6. A weight that a step writes, such as one in codes that is dequantized, is multiplied by torch's kernels: by rule
+       1 ours would read it too early.
 """
 
 from __future__ import annotations

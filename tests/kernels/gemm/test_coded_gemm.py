@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.kernels.gemm.codes.cases import CASES, CodedCase, random_codes
 from ridgeline.kernels.gemm.codes.choose import SHARED, WIDE_TOKENS, choose, wide_cuts
 from ridgeline.kernels.gemm.codes.fragments import Fragments, arranged, fits, rows, span, unit
-from ridgeline.kernels.gemm.codes.op import CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Coded
+from ridgeline.kernels.gemm.codes.op import CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Coded, CodedFormat
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 
 pytest.importorskip("triton")
@@ -197,6 +197,24 @@ def test_products_on_a_gpu(case: CodedCase, tokens: int, released: None) -> None
         wanted, wanted_s = CODED_NORM_LINEAR.reference(*arguments)
         close(y_TO, wanted)
         close(s_TI, wanted_s)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 2, 8, 40])
+@pytest.mark.parametrize("implementation", [triton, batch_invariant], ids=["triton", "batch invariant"])
+def test_weights_without_fragments_follow_each_other(implementation: object, tokens: int, released: None) -> None:
+    """Each is dequantized into the same memory, so a product that asked for its weight too early would get the last."""
+    device = torch.device("cuda")
+    cases = [CodedCase(tokens, 4096 - 64, 4096, CodedFormat(bits=3, group=32, zeros="levels")) for _ in range(3)]
+    given = [case.inputs(torch.bfloat16, device) for case in cases]
+    weights = [random_codes(case, device, torch.Generator("cuda").manual_seed(n)) for n, case in enumerate(cases)]
+    assert not any(fits(weight) for weight in weights)
+    x_TI = given[0][0]
+    wanted = [CODED_LINEAR.reference(x_TI.float(), weight, None).bfloat16() for weight in weights]
+    for _ in range(5):
+        found = [implementation.coded_linear(x_TI, weight, None) for weight in weights]
+        for got, want in zip(found, wanted, strict=True):
+            close(got, want)
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.kernels.base.case import Cuts
@@ -17,7 +18,6 @@ from ridgeline.kernels.gemm.codes.fragments import TILE, span, unit
 from ridgeline.kernels.gemm.codes.op import Coded
 from ridgeline.kernels.gemm.codes.places import norm_in_places
 from ridgeline.kernels.gemm.codes.triton import launch_cut, launch_wide, prepared
-from ridgeline.kernels.gemm.plain import triton as plain
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
@@ -70,7 +70,7 @@ def _norm_linear(x: Operand, weight: Coded, epilogue: Epilogue, *, cut: Try) -> 
         return launch_wide(cut, n_TI, weight, bias_O, gate), s_TI
     if isinstance(cut, Cut):
         return launch_cut(cut, Operand(n_TI), weight, epilogue)[0], s_TI
-    y_TO = plain.linear(n_TI, dequantize(weight, n_TI.dtype), bias_O)
+    y_TO = F.linear(n_TI, dequantize(weight, n_TI.dtype), bias_O)  # as `triton.coded_linear`
     return gated_activation(y_TO, gate) if gate else y_TO, s_TI
 
 
