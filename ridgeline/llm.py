@@ -91,6 +91,7 @@ class LLM:
             eos_ids=frozenset(model_config.eos_token_ids).union(tokenizer.eos_ids if tokenizer else ()),
             max_logprobs=self.config.max_logprobs,
             embeds_width=embeds_width(self.config.enable_prompt_embeds, model_config.spec),
+            decoder_start=model_config.spec.decoder_start,
         )
         self._tokenizer = tokenizer
         self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed)

@@ -255,6 +255,8 @@ def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
     should."""
     if model.pooling is not None:
         raise InvalidConfig("speculative_config is for models that write, and this one pools; leave it out.")
+    if model.encoder is not None:
+        raise InvalidConfig("speculative_config is not for models with an encoder yet; leave it out.")
     if speculation.tree is not None and any(group.spec.exact for group in model.cache_groups):
         raise InvalidConfig(
             "trees of drafts are not for recurrent layers, which go on from one state; take a chain of drafts: "

@@ -113,7 +113,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
     pools, on_gpu = spec.pooling is not None, device.type == "cuda"
     wiring = Wiring(
-        memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive, pools, on_gpu=on_gpu
+        memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive, pools, on_gpu, spec.encoder
     )
     engine = _engine(config, worker, wiring)
     if choices.captured or (pools and device.type == "cuda"):
@@ -152,6 +152,10 @@ def _assemble_group(
     if described.spec.pooling is not None:
         raise InvalidConfig(
             f"a model that embeds or classifies runs on one device; leave {' and '.join(config.divided_by)} out."
+        )
+    if described.spec.encoder is not None:
+        raise InvalidConfig(
+            f"a model with an encoder runs on one device yet; leave {' and '.join(config.divided_by)} out."
         )
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
     if config.all2all_backend == "peer" and device.type != "cuda":
@@ -353,10 +357,13 @@ class Wiring(NamedTuple):
     interactive: bool
     pools: bool = False
     on_gpu: bool = False
+    encoder: ModelSpec | None = None
 
 
 def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
-    memory, cost_model = wiring.memory, wiring.cost_model
+    memory, cost_model, encodes = wiring.memory, wiring.cost_model, 0
+    if wiring.encoder is not None:
+        encodes = min(memory.max_model_len, memory.sizes.max_tokens, wiring.encoder.max_position_embeddings)
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
         max_num_seqs=wiring.max_seqs,
@@ -368,6 +375,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         itl_target=choose_itl_target(config.itl_target, cost_model, interactive=wiring.interactive),
         cascade=wiring.cascade,
         pools=wiring.pools,
+        encodes=encodes,
         num_drafts=config.num_drafts,
         draft_depth=config.draft_depth,
         drafted_ahead=config.drafted_ahead,

@@ -140,6 +140,7 @@ class Engine:
                 max_total_tokens=length if self.config.pools else length + 2,
                 task="embed" if self.config.pools else None,
                 whole=self.config.pools,
+                encoder_ids=(0,) * min(8, self.config.encodes),
             )
             for copy in range(together):
                 known = number - (number == REHEARSALS - 1)  # one finds what the one before left
@@ -262,7 +263,8 @@ class Engine:
         if request.task is not None:
             self._check_pooled(request)
             return
-        self._check_prompt(request.prompt_token_ids, "prompt")
+        self._check_encoded(request)
+        self._check_prompt(request.prompt_token_ids, "decoder prompt" if request.encoder_ids else "prompt")
         if request.embeds is not None:
             self._check_embeds(request, request.embeds)
         if request.inserted:
@@ -295,7 +297,10 @@ class Engine:
             )
         ahead = self.config.drafted_ahead
         more = self.config.num_drafts + ahead
-        needed = sum(self.layout.pages_needed(member.max_total_tokens + more, max_chunk + ahead) for member in members)
+        encoded = len(request.encoder_ids)
+        needed = sum(
+            self.layout.pages_needed(member.max_total_tokens + more, max_chunk + ahead, encoded) for member in members
+        )
         if needed > self.layout.num_pages - 1:
             total, name = sum(member.max_total_tokens for member in members), "prompt and max_tokens together"
             if companion is not None:
@@ -305,6 +310,27 @@ class Engine:
                 f"more memory (kv_cache_memory).",
                 param="max_tokens",
             )
+
+    def _check_encoded(self, request: Request) -> None:
+        """Raise InvalidRequest for an encoder input that the model, or a step, has no place for."""
+        encoded, most, params = request.encoder_ids, self.config.encodes, request.params
+        if bool(encoded) is not bool(most):
+            has, what = ("has an encoder", "one is missing") if most else ("has no encoder", "one came")
+            raise InvalidRequest(f"this model {has}, and an encoder input: {what}.", param="prompt")
+        if not most:
+            return
+        self._check_ids(encoded, "prompt")
+        if len(encoded) > most:
+            raise InvalidRequest(
+                f"the prompt has {len(encoded)} tokens and the encoder takes {most} at most; shorten it.",
+                param="prompt",
+            )
+        for param, asked in (
+            ("guidance_scale", params.guidance_scale != 1),
+            ("prompt_embeds", request.embeds is not None),
+        ):
+            if asked:
+                raise InvalidRequest(f"{param} is not for models with an encoder; leave it out.", param=param)
 
     def _check_pooled(self, request: Request) -> None:
         length, most = len(request.prompt_token_ids), self.config.max_num_batched_tokens

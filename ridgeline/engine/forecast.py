@@ -61,7 +61,10 @@ class Forecast:
     def __init__(self, layout: CacheLayout, slots: SlotTable, ahead: int) -> None:
         self.outputs = Outputs()
         self._slots, self._ahead, self._block_size = slots, ahead, layout.block_size
-        self._most = [group.spec.blocks_needed(1 << 30, 1, layout.block_size) for group in layout.groups]
+        self._most = [
+            0 if group.spec.encoded else group.spec.blocks_needed(1 << 30, 1, layout.block_size)
+            for group in layout.groups
+        ]
         self._pages_each = [1 / layout.blocks_per_page(g) for g in range(len(layout.groups))]
 
     def growth(self, new: PySequence[Sequence] = (), without: PySequence[Sequence] = (), enough: float = 0.0) -> float:

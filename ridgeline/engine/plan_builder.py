@@ -101,6 +101,8 @@ class PlanBuilder:
         self._num_logits: list[int] = []
         self._spans: list[np.ndarray | None] = []
         self._inserted: list[tuple[Inserted, ...]] = []
+        self._encoded: list[tuple[int, ...]] = []
+        self.encoded_tokens = 0  # of the encoder inputs that rows bring
 
     @property
     def seqs(self) -> Iterator[Sequence]:
@@ -119,14 +121,18 @@ class PlanBuilder:
         num_logits: int,
         span: np.ndarray | None,
         inserted: tuple[Inserted, ...] = (),
+        encoded: tuple[int, ...] = (),
     ) -> None:
-        """A row besides the standing ones; span None: its input is the slot's last token. inserted: as in `Span`."""
+        """A row besides the standing ones; span None: its input is the slot's last token. inserted, encoded: as in
+        `Span`."""
         self.budget -= num_tokens
         self.others.append(seq)
         self._num_tokens.append(num_tokens)
         self._num_logits.append(num_logits)
         self._spans.append(span)
         self._inserted.append(inserted)
+        self._encoded.append(encoded)
+        self.encoded_tokens += len(encoded)
 
     def assemble(self) -> tuple[list[Sequence], Rows, tuple[Span, ...]]:
         """The plan's sequences and rows, standing ones first, and the spans of input tokens."""
@@ -134,7 +140,8 @@ class PlanBuilder:
         if not self.others:
             return seqs, rows, ()
         first = len(seqs)
-        spans = tuple(Span(first + i, ids, self._inserted[i]) for i, ids in enumerate(self._spans) if ids is not None)
+        given = zip(self._spans, self._inserted, self._encoded, strict=True)
+        spans = tuple(Span(first + i, ids, *others) for i, (ids, *others) in enumerate(given) if ids is not None)
         return seqs + self.others, _concatenate(rows, self._rows()), spans
 
     def _rows(self) -> Rows:

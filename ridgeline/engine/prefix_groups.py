@@ -37,7 +37,7 @@ class PrefixGroups:
 
     def __init__(self, layout: CacheLayout, num_slots: int, *, min_saved: int = MIN_SAVED) -> None:
         self._block_size, self._min_saved = layout.block_size, min_saved
-        self._full = [g for g, group in enumerate(layout.groups) if group.spec.span is None]
+        self._full = [g for g, group in enumerate(layout.groups) if group.spec.span is None and not group.spec.encoded]
         self._ids_FSC = np.zeros((len(self._full), num_slots, 64), np.int32)
         self._count_S = np.zeros(num_slots, np.int32)
 

@@ -69,7 +69,7 @@ class Pressure:
 
     def _spare(self, num_running: int) -> list[int]:
         """Return the number of blocks of each group that should be free."""
-        return [0 if spec.exact else int(SPARE * num_running) for spec in self._cache.specs]
+        return [0 if spec.exact or spec.encoded else int(SPARE * num_running) for spec in self._cache.specs]
 
     def _pages(self, blocks: PySequence[int]) -> float:
         layout = self._cache.layout

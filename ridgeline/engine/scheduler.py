@@ -357,7 +357,11 @@ class Scheduler:
     # ---- pieces of a plan -------------------------------------------------------------------------------------
 
     def _add_chunk(self, builder: PlanBuilder, seq: Sequence) -> bool:
-        """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
+        """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short.
+        Encoder inputs run beside a step's tokens, and have a budget of that size of their own."""
+        reads = len(seq.request.encoder_ids) if self.slots.kv_len[seq.slot] == 0 else 0
+        if reads and builder.encoded_tokens + reads > self.config.max_num_batched_tokens:
+            return False
         sure = WINDOW_CHUNK - self.running.ahead
         smaller = [sure] if self.cache.tables.windowed and builder.budget > sure else []
         for most in (builder.budget, *smaller):  # admission made room for no more beside a window
@@ -393,7 +397,8 @@ class Scheduler:
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
         inserted = parts_between(seq.inserted, start, end) if seq.inserted else ()
-        builder.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32), inserted)
+        ids, encoded = np.array(seq.tokens[start:end], np.int32), () if start else seq.request.encoder_ids
+        builder.add(seq, end - start, int(complete), ids, inserted, encoded)
         if seq.source:
             builder.copying.append(seq)
         builder.published += self.cache.publish_chunk(seq, start, end)

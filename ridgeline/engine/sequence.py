@@ -8,6 +8,7 @@ from enum import Enum
 
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, drafting
 from ridgeline.core.plan.step import features_of, reports_apart
+from ridgeline.core.specs.state import StateSpec
 from ridgeline.engine.cache.checkpoints import Checkpoint
 
 
@@ -99,7 +100,8 @@ class Sequence:
         self.keeps_at = 0
         self.has_waited = False
         self.inserted = request.inserted if request.embeds is None else request.all_inserted
-        self.private = request.whole or not all(each.key for each in self.inserted)
+        alone = request.whole or bool(request.encoder_ids)
+        self.private = alone or not all(each.key for each in self.inserted)
         self.distrusted = False
         self.cached_tokens = self.shared_tokens = 0
         self.last_plan = 0
@@ -142,6 +144,10 @@ class Sequence:
         """Let the request run on without the prefix cache."""
         for member in self.members:
             member.private = True
+
+    def known(self, spec: StateSpec, length: int) -> int:
+        """Return how many of a state's tokens there are if `length` of the sequence's own are known."""
+        return len(self.request.encoder_ids) if spec.encoded else length
 
     @property
     def num_prompt(self) -> int:

@@ -159,9 +159,10 @@ class AttentionBehind(nn.Module):
         """The steps between the projection and the attention that are still to be done with the heads: norms, rotation,
         and the treatment of scores."""
         angles, spec = None if self.rotary is None else self.rotary.cos_sin_ZY, self.spec
-        softmax = Softmax(spec.scale, spec.softcap, self.sinks, self.slopes_H, spec.window)
         [bias] = self._bias
         bias_HL = None if bias is None else bias.by_distance()
+        causal_HL = None if bias_HL is None or spec.bidirectional else bias_HL.float()
+        softmax = Softmax(spec.scale, spec.softcap, self.sinks, self.slopes_H, spec.window, causal_HL)
         kept = softmax, self.kv_scales, self.saturated_1
         if spec.disentangled is not None:
             return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, distances=self._projected_distances())
@@ -201,19 +202,21 @@ class Attention(AttentionBehind):
 
 
 class PositionBias(nn.Module):
-    """The numbers of a `Relative`, for every distance that two tokens of this run can have."""
+    """The numbers of a `Relative`, for every distance that two tokens of this run can have. If it is causal, those are
+    the distances of earlier keys, of which all from the last one on are alike."""
 
     bucket_L: Tensor
 
     def __init__(self, spec: Relative, heads: int, build: Build) -> None:
         super().__init__()
         self.weight = build.parameter(spec.buckets, heads)
-        distance_L = torch.arange(1 - build.positions, build.positions, device=build.device)
+        ends = (0, -1 - spec.distance, -1) if spec.causal else (1 - build.positions, build.positions)
+        distance_L = torch.arange(*ends, device=build.device)
         self.register_buffer("bucket_L", buckets(distance_L, spec), persistent=False)
 
     def by_distance(self) -> Tensor:
         """Return the bias: [H, L]."""
-        return self.weight.T[:, self.bucket_L]
+        return self.weight.T[:, self.bucket_L].contiguous()
 
 
 class DistanceVectors(nn.Module):
@@ -246,7 +249,8 @@ def log_buckets(distance_L: Tensor, spec: Disentangled) -> Tensor:
 
 def buckets(distance_L: Tensor, spec: Relative) -> Tensor:
     """Return the range of each distance of a key from its query, int64 [L]."""
-    behind, single = spec.buckets // 2, spec.buckets // 4
+    behind = spec.buckets if spec.causal else spec.buckets // 2
+    single = behind // 2
     apart_L = distance_L.abs()
     # In float32, as transformers has it, since some distances lie at the edge of two ranges
     far_L = torch.log(apart_L.float() / single) / math.log(spec.distance / single) * (behind - single)

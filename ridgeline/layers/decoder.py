@@ -180,10 +180,12 @@ class Decoder(nn.Module):
     scheme_of: the scheme of a linear map's weight, by the map's name (default: plain).
     mesh: the ranks between which the model is divided (default: this one has all of it).
     expert_cache: of how many experts of a layer the device holds the matrices (default: of all).
+    embed: the table of another decoder whose tokens have its rows; it has that parameter too.
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
     ranks together score. `dtype` is that of activations, which some parameters have not. A stage of a pipeline lacks
-    the modules that other stages have: the embedding, or the final norm and the output layer.
+    the modules that other stages have: the embedding, or the final norm and the output layer. `encoder` is the decoder
+    of the spec's encoder, if it has one.
 
     To change the dtype, build with another `dtype`. `.to(dtype)` would round the float32 rotary table.
     """
@@ -200,6 +202,7 @@ class Decoder(nn.Module):
         scheme_of: SchemeOf = everywhere(scheme(None)),
         mesh: Mesh | None = None,
         expert_cache: int = 0,
+        embed: Embedding | None = None,
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh()
@@ -225,7 +228,7 @@ class Decoder(nn.Module):
         self._embed_adds_up = waits
         if spec.embeds:
             own = spec.embed_width or width
-            self.embed = Embedding(part.vocab_size, own, build, Deferred(mesh.tp) if waits else mesh.tp)
+            self.embed = embed or Embedding(part.vocab_size, own, build, Deferred(mesh.tp) if waits else mesh.tp)
             self.embed_norm = Norm(spec.embed_norm, own, build) if spec.embed_norm else None
             self.position_embed = Embedding(spec.learned_positions, own, build) if spec.learned_positions else None
             self.type_embed = Embedding(spec.token_types, own, build) if spec.token_types else None
@@ -254,6 +257,13 @@ class Decoder(nn.Module):
         cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
         for (mixture, _), following in pairwise(cached):
             mixture.following = (following,)
+        self.encoder: Decoder | None = None
+        if spec.encoder is not None:
+            longest = min(positions, spec.encoder.max_position_embeddings)
+            self.encoder = Decoder(
+                spec.encoder, ops, dtype=dtype, device=device, max_positions=longest,
+                scheme_of=lambda name: scheme_of(f"encoder.{name}"), embed=self.embed,
+            )  # fmt: skip
         pools = spec.pooling is not None
         if not (spec.scores or pools):
             return

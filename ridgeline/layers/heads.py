@@ -32,7 +32,8 @@ class Heads(NamedTuple):
     kv_scales_G2: float32, the scales of keys and of values that the checkpoint brings; None without.
     saturated_1: int64, counts the numbers that these could not hold.
     distances: what bidirectional attention multiplies queries and keys with besides each other.
-    bias_HL: what bidirectional attention adds to scores by distance (`kernels/attention/packed/op.py`).
+    bias_HL: what bidirectional attention adds to scores by distance (`kernels/attention/packed/op.py`). That of causal
+        attention is a part of the softmax.
     """
 
     spec: AttentionSpec

@@ -14,6 +14,7 @@ MIXERS = Registry(
     "mixer",
     {
         "attention": "ridgeline.layers.attention:Attention",
+        "cross_attention": "ridgeline.layers.cross_attention:CrossAttention",
         "latent_attention": "ridgeline.layers.latent_attention:LatentAttention",
         "short_conv": "ridgeline.layers.short_conv:ShortConv",
         "mamba": "ridgeline.layers.mamba:Mamba",

@@ -9,6 +9,7 @@ from typing import Any
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.registry import Registry
 from ridgeline.models.config import Architecture, Config, ModelConfig, checkpoint_dtype, sampling_defaults, token_ids
+from ridgeline.models.encoder_decoder import started
 from ridgeline.models.sequence_classifiers import Classifier
 
 ARCHITECTURES = Registry(
@@ -107,6 +108,10 @@ ARCHITECTURES = Registry(
         "RwkvForCausalLM": "ridgeline.models.rwkv:Rwkv",
         "GatedLinearAttentionForCausalLM": "ridgeline.models.gla:GatedLinearAttention",
         "RetNetForCausalLM": "ridgeline.models.gla:RetNet",
+        "T5ForConditionalGeneration": "ridgeline.models.t5:T5",
+        "UMT5ForConditionalGeneration": "ridgeline.models.t5:UMT5",
+        "BartForConditionalGeneration": "ridgeline.models.bart:Bart",
+        "MBartForConditionalGeneration": "ridgeline.models.bart:MBart",
         "BertModel": "ridgeline.models.bert:Bert",
         "BertForSequenceClassification": "ridgeline.models.bert:BertClassifier",
         "RobertaModel": "ridgeline.models.roberta:Roberta",
@@ -229,7 +234,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     text = config.get("text_config")  # of a multimodal checkpoint
     base, generate = Config(config, text if isinstance(text, Mapping) else None), Config(generation or {})
     architecture = architecture_of(config)
-    spec = architecture.spec(config)
+    spec = started(architecture.spec(config), base, generate)
     eos_ids = token_ids(generate, "eos_token_id") or token_ids(base, "eos_token_id")
     return ModelConfig(
         spec=spec,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NotRequired, TypedDict
 
@@ -41,8 +41,15 @@ class TextPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
+class EncoderDecoderPrompt(TypedDict):
+    """A prompt that an encoder reads, and another that the decoder's output follows (None: the model's own start)."""
+
+    encoder_prompt: str | TextPrompt | TokensPrompt
+    decoder_prompt: NotRequired[str | TextPrompt | TokensPrompt | None]
+
+
 KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
-Prompt = str | TextPrompt | TokensPrompt | EmbedsPrompt
+Prompt = str | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -82,6 +89,7 @@ class JobMaker:
 
     def make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
         """Return a job that the engine can run. Raise InvalidRequest."""
+        prompt, limits = self._taken_apart(prompt)
         asked: Any = prompt if isinstance(prompt, Mapping) else {}
         check_keys(asked)
         cache_salt = asked.get("cache_salt") or cache_salt
@@ -98,7 +106,7 @@ class JobMaker:
             str(number),
             ids,
             with_spelled_words(params, self._tokenizer),
-            self.limits,
+            limits,
             seed=derive_seed(self._seed, number),
             priority=priority,
             cache_salt=cache_salt,
@@ -113,6 +121,27 @@ class JobMaker:
             for request, output in zip(requests, outputs, strict=True)
         ]
         return Job(params, result, completions, deque())
+
+    def _taken_apart(self, prompt: Prompt) -> tuple[Prompt, RequestLimits]:
+        """Return the prompt of an encoder, and the limits with the tokens that its decoder's output follows. A prompt
+        in one piece is returned as it is. Raise InvalidRequest."""
+        if not isinstance(prompt, Mapping) or "encoder_prompt" not in prompt:
+            return prompt, self.limits
+        own: Any = dict(prompt)
+        encoder, decoder = own.pop("encoder_prompt"), own.pop("decoder_prompt", None)
+        if own:
+            raise InvalidRequest(
+                f"a prompt with encoder_prompt may have decoder_prompt besides, got {short(min(own))}.", param="prompt"
+            )
+        if not self.limits.decoder_start:
+            raise InvalidRequest("this model has no encoder; give its prompt alone.", param="encoder_prompt")
+        if decoder is None:
+            return encoder, self.limits
+        _, ids = self.encode(decoder)
+        if not ids:
+            raise InvalidRequest("decoder_prompt is empty; leave it out.", param="decoder_prompt")
+        start = self.limits.decoder_start[:1]
+        return encoder, replace(self.limits, decoder_start=tuple(ids) if ids[0] in start else (*start, *ids))
 
     def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Return a prompt's text, if it has one, and its token ids. Raise InvalidRequest."""

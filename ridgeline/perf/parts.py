@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from ridgeline.core.registry import Registry
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import AttentionSpec, MLPSpec, Product
+from ridgeline.core.specs.model import AttentionSpec, CrossAttentionSpec, MLPSpec, Product
 from ridgeline.kernels.attention.packed.cost import packed_attention_cost
 from ridgeline.kernels.attention.paged.cost import attention_cost
 from ridgeline.kernels.base.cost import Cost, StepShape
@@ -65,6 +67,7 @@ MIXERS = Registry(
     {
         "attention": "ridgeline.perf.parts:attention",
         "foreign": "ridgeline.perf.parts:attention",
+        "cross_attention": "ridgeline.perf.parts:cross_attention",
         "latent_attention": "ridgeline.perf.latent:latent_attention",
         "mamba": "ridgeline.perf.scans:mamba",
         "mamba2": "ridgeline.perf.scans:mamba2",
@@ -145,6 +148,25 @@ def attention(
     )
     if mixer.output_gate:
         yield "output_gate", output_gate_cost(tokens, heads * dim, itemsize=p.item)
+
+
+def cross_attention(
+    mixer: CrossAttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
+) -> Iterator[Priced]:
+    """Yield the attention of a step's tokens to encoder inputs, which are taken to be as long as what is cached."""
+    own = mixer.attention
+    yield (
+        "attention",
+        attention_cost(
+            np.ones_like(shape.kv_len_R),
+            shape.kv_len_R,
+            num_heads=own.num_heads,
+            num_kv_heads=own.num_kv_heads,
+            head_dim=own.head_dim,
+            itemsize=p.item,
+            kv_itemsize=cached_itemsize(own, p, kv_dtype),
+        ),
+    )
 
 
 def mlp(

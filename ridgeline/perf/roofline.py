@@ -35,6 +35,7 @@ from ridgeline.perf.precision import Precision, precision
 EXPERTS = ("grouped_gate_up", "grouped_down")
 PRODUCTS = (
     "qkv",
+    "q",
     "conv_in",
     "delta_in",
     "mamba_in",
@@ -115,7 +116,9 @@ def _layer(
     post_norm = _norm(layer.norm.kind, tokens, width, p, residual=layer.norms == "around")
     if layer.mixer is not ABSENT:
         *first, last = (
-            (name, product_cost(name, product, tokens, p)) for name, product in layer.mixer.products(width).items()
+            (name, product_cost(name, product, tokens, p))
+            for name, product in layer.mixer.products(width).items()
+            if product.used
         )
         if before:
             yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)

@@ -21,13 +21,15 @@ MOST_REPORTED = 1 << 22
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
     """The limits of the engine and the model on every request. `max_logprobs` is -1 if all of the vocabulary may be
-    reported. `embeds_width` is that of vectors that prompts may be made of; 0: they may not."""
+    reported. `embeds_width` is that of vectors that prompts may be made of; 0: they may not. `decoder_start` are the
+    tokens that outputs of a model with an encoder follow, which reads the prompts; other models have none."""
 
     max_model_len: int
     vocab_size: int
     eos_ids: frozenset[int]
     max_logprobs: int = MAX_LOGPROBS
     embeds_width: int = 0
+    decoder_start: tuple[int, ...] = ()
 
 
 def make_requests(
@@ -52,6 +54,8 @@ def make_requests(
     if params.num_drawn > params.n and params.logprobs is None:
         params = params.replace(logprobs=0)  # needed for the choice among completions
     negative = params.negative_prompt or ()
+    encoder_ids = tuple(prompt_token_ids) if limits.decoder_start else ()
+    prompt_token_ids = limits.decoder_start or prompt_token_ids
     room = limits.max_model_len - max(len(prompt_token_ids), len(negative))  # the output follows both
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     _check_reported(params, len(prompt_token_ids), max_tokens)
@@ -69,6 +73,7 @@ def make_requests(
             priority=priority,
             cache_salt=cache_salt,
             embeds=embeds,
+            encoder_ids=encoder_ids,
         )
         for i in range(params.num_drawn)
     ]

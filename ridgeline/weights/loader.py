@@ -518,9 +518,11 @@ def _config_of(model: Path) -> str:
 
 def redundant(name: str, decoder: Decoder, stored: Stored, pieces: Pieces) -> bool:
     """Return True for a buffer that follows from the config, a copy of the tied embedding, what the architecture does
-    not use, scales of a quantized cache, or a bias of zeros that a quantizer added."""
+    not use, scales of a quantized cache, or a bias of zeros, such as BART's of scores or one that a quantizer added."""
     if KV_SCALES.search(name):
         return True
+    if name == "final_logits_bias":
+        return not stored[name].read().any()
     if f"{name.removesuffix('.bias')}.weight" in pieces and name.endswith(".bias"):
         return not stored[name].read().any()
     tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings

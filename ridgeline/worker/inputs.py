@@ -107,7 +107,7 @@ class DeviceInputs:
             slots_R[:rows] = plan.rows.slots_R
             np.cumsum(plan.rows.num_tokens_R, out=start_R1[1 : rows + 1])
             samples.view(np.bool_)[:rows] = plan.rows.num_logits_R > 0
-            for row, token_ids, _ in plan.spans:
+            for row, token_ids, *_ in plan.spans:
                 override_T[start_R1[row] : start_R1[row] + len(token_ids)] = token_ids
             if plan.rows.marks_R is not None:
                 marks_R[:rows] = plan.rows.marks_R

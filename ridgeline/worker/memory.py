@@ -44,8 +44,10 @@ class MemoryReport:
 
     @property
     def longest(self) -> int:
-        """The most tokens that a request can have in the cache, both sequences together where it is guided."""
-        return _longest_fit(self.layout, self.layout.num_pages - 1, 2 * self.max_model_len, self.sizes)
+        """The most tokens that a request can have in the cache, both sequences together where it is guided, or an
+        encoder input with the output."""
+        fits = _longest_fit(self.layout, self.layout.num_pages - 1, 2 * self.max_model_len, self.sizes)
+        return fits * (2 if any(group.spec.encoded for group in self.layout.groups) else 1)
 
     @property
     def tokens(self) -> int:
@@ -175,6 +177,8 @@ def parts_of(
     draft: the model that drafts, if one does. draft_reads: hidden states of the target that it reads of a token.
     """
     parts: list[Reserves] = [Activations(model), BroughtKeys(), ToldStates(with_draft(model, draft).cache_groups)]
+    if model.encoder is not None:
+        parts.append(Activations(model.encoder))
     if draft is not None:
         parts.append(DraftActivations(draft, draft_reads))
     if config.speculation is not None:
@@ -220,8 +224,9 @@ def plan_memory(cache: CacheLayout, sizes: StepSizes, parts: Iterable[Reserves],
 
 def _pages_needed(layout: CacheLayout, tokens: int, sizes: StepSizes) -> int:
     """Return the number of pages with which a request of so many tokens can run, with its drafts and the positions
-    ahead of them."""
-    return layout.pages_needed(tokens + sizes.drafts + sizes.ahead, sizes.max_tokens + sizes.ahead)
+    ahead of them, and with an encoder input of as many tokens, as far as one step can run it."""
+    longest = tokens + sizes.drafts + sizes.ahead
+    return layout.pages_needed(longest, sizes.max_tokens + sizes.ahead, min(tokens, sizes.max_tokens))
 
 
 def _longest_fit(layout: CacheLayout, pages: int, wanted: int, sizes: StepSizes) -> int:

@@ -94,6 +94,8 @@ def embeds_width(enabled: bool, spec: ModelSpec) -> int:
         return 0
     if spec.pooling is not None:
         raise InvalidConfig("enable_prompt_embeds is for models that generate; leave it out.")
+    if spec.encoder is not None:
+        raise InvalidConfig("enable_prompt_embeds is not for models with an encoder; leave it out.")
     if spec.embedding_multiplier != 1:
         raise InvalidConfig(
             "enable_prompt_embeds: this model scales its embeddings, and nothing tells whether a prompt's are "

@@ -414,6 +414,8 @@ class Request:
     embeds: the prompt's vectors, whose tokens are placeholders. Such a prompt neither takes from the prefix cache nor
         leaves anything there.
     inserted: vectors in the place of some of the prompt's tokens.
+    encoder_ids: what a model with an encoder reads; the prompt is then where its output begins. Such a request neither
+        takes from the prefix cache nor leaves anything there.
     prefix_keys: further things that a state depends on, such as the name of an adapter or the version of the weights.
         Prefix hits happen only between requests with equal keys.
     owner: whose request it is. Owners have equal shares of the engine.
@@ -437,6 +439,7 @@ class Request:
     second_text: int = 0
     embeds: Embeds | None = None
     inserted: tuple[Inserted, ...] = ()
+    encoder_ids: tuple[int, ...] = ()
     prefix_keys: tuple[str, ...] = ()
     owner: str = ""
 
@@ -470,9 +473,10 @@ class Request:
 
     @property
     def cache_tokens(self) -> int:
-        """The most tokens that the request may have in the cache, those of a guided request's companion included."""
+        """The most tokens that the request may have in the cache, those of its encoder input and of a guided request's
+        companion included."""
         if self.params.guidance_scale == 1:
-            return self.max_total_tokens
+            return self.max_total_tokens + len(self.encoder_ids)
         return 2 * self.max_total_tokens - len(self.prompt_token_ids) + len(self._negative)
 
     @property

@@ -108,11 +108,14 @@ class Span(NamedTuple):
 
     token_ids: int32 [num_tokens of the row].
     inserted: vectors in the place of some tokens' embeddings, with places counted from the span's first token.
+    encoded: the request's encoder input, which the encoder reads whole before the row runs. It comes with the request's
+        first tokens.
     """
 
     row: int
     token_ids: np.ndarray
     inserted: tuple[Inserted, ...] = ()
+    encoded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class EngineConfig:
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
+    encodes: the most tokens of an encoder input; 0: the model has no encoder.
     num_drafts: how many drafts of a request's next tokens a step verifies at most.
     draft_depth: how many of these can be right at most, if they form a tree, of which rows verify all or nothing. None:
         they form a chain.
@@ -101,6 +102,7 @@ class EngineConfig:
     itl_target: float | None = None
     cascade: bool = False
     pools: bool = False
+    encodes: int = 0
     num_drafts: int = 0
     draft_depth: int | None = None
     drafted_ahead: int = 0

@@ -178,21 +178,22 @@ class CacheLayout:
         memory."""
         return self.all_pages * self.ids_per_slab[group]
 
-    def pages_needed(self, num_tokens: int, max_chunk: int) -> int:
+    def pages_needed(self, num_tokens: int, max_chunk: int, encoded: int = 0) -> int:
         """Return the number of pages with which one request of `num_tokens` runs alone, in whatever order it gets its
-        blocks."""
+        blocks. encoded: tokens of its encoder input."""
+        sizes = (encoded if group.spec.encoded else num_tokens for group in self.groups)
         return sum(
-            -(-group.spec.blocks_needed(num_tokens, max_chunk, self.block_size) // self.blocks_per_page(g))
-            for g, group in enumerate(self.groups)
+            -(-group.spec.blocks_needed(size, max_chunk, self.block_size) // self.blocks_per_page(g))
+            for g, (group, size) in enumerate(zip(self.groups, sizes, strict=True))
         )
 
 
 def group_layers(specs: Sequence[Sequence[StateSpec]]) -> tuple[CacheGroup, ...]:
     """Group layer indices by equal specs, of which a layer may have several. Groups that remember everything come
-    first, since they bound every prefix hit."""
+    first, since they bound every prefix hit, and those of an encoder's output last."""
     by_spec: dict[StateSpec, list[int]] = {}
     for layer, own in enumerate(specs):
         for spec in own:
             by_spec.setdefault(spec, []).append(layer)
-    ordered = sorted(by_spec.items(), key=lambda item: (item[0].span is not None, item[0].span or 0))
+    ordered = sorted(by_spec.items(), key=lambda item: (item[0].encoded, item[0].span is not None, item[0].span or 0))
     return tuple(CacheGroup(spec=spec, layers=tuple(layers)) for spec, layers in ordered)

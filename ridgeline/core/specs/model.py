@@ -14,7 +14,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.cache_layout import CacheGroup, group_layers
 from ridgeline.core.specs.division import Ranks
 from ridgeline.core.specs.pooling import PoolingSpec
-from ridgeline.core.specs.state import KVSpec, PassingSpec, StateSpec
+from ridgeline.core.specs.state import CrossKVSpec, KVSpec, PassingSpec, StateSpec
 from ridgeline.kernels.base.kv_format import KVFormat
 
 
@@ -80,10 +80,16 @@ class Relative(NamedTuple):
     """Learned numbers that are added to the scores by the distance of a key from its query (Raffel et al., arXiv
     1910.10683): each head has one for each of `buckets` ranges of distances, and all layers share them. Half of the
     ranges are those of keys behind the query. Of the others the first half are single distances, and those beyond grow
-    with the logarithm up to `distance`, from where on all are one range."""
+    with the logarithm up to `distance`, from where on all are one range.
+
+    causal: no key lies behind its query, and all ranges are those of the others.
+    own: the number of the one layer that has these numbers; None: all layers share them.
+    """
 
     buckets: int
     distance: int
+    causal: bool = False
+    own: int | None = None
 
 
 class Disentangled(NamedTuple):
@@ -163,9 +169,9 @@ class AttentionSpec:
         to either side.
     softcap: scores x become softcap · tanh(x / softcap).
     alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
-    relative: what is added to scores by the distance of keys; None: nothing. Only bidirectional attention has it.
+    relative: what is added to scores by the distance of keys; None: nothing.
     disentangled: scores have products with vectors of the distance too; None: not. This excludes `relative`.
-    relative_owner: this layer's module holds these numbers or vectors, which all layers use.
+    relative_owner: this layer's module holds these numbers or vectors, which all layers use (or this one alone).
     sinks: each head has a learned logit that takes part in the softmax and carries no value.
     v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
     values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
@@ -269,6 +275,41 @@ class AttentionSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossAttentionSpec:
+    """Attention to an encoder's output, whose keys and values are made once for each request. attention: its heads,
+    projections and scale; queries see all keys."""
+
+    kind: ClassVar[str] = "cross_attention"
+    rope: ClassVar[None] = None
+    norms: ClassVar[tuple[()]] = ()
+    vectors: ClassVar[int] = 0
+    summed: ClassVar[tuple[()]] = ()
+    attention: AttentionSpec
+
+    @property
+    def states(self) -> tuple[CrossKVSpec]:
+        own = self.attention
+        return (CrossKVSpec(num_kv_heads=own.num_kv_heads, head_dim=own.head_dim, format=own.kv_format),)
+
+    @property
+    def scratch(self) -> int:
+        return 2 * self.attention.q_size
+
+    def products(self, width: int) -> Products:
+        """Return the products of a step, and with no use those that run once for a request. The encoder is as wide."""
+        own = self.attention
+        return {
+            "q": Product(width, own.q_size, own.qkv_bias),
+            "kv": Product(width, 2 * own.kv_size, own.qkv_bias, used=0),
+            "out": Product(own.q_size, width, own.out_bias),
+        }
+
+    def part(self, ranks: Ranks) -> Self:
+        """Return the spec of one rank."""
+        return replace(self, attention=self.attention.part(ranks))
 
 
 def attention_of(mixer: MixerSpec) -> AttentionSpec | None:
@@ -485,6 +526,10 @@ class ModelSpec:
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
     unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
+    encoder: the model that reads the encoder input, to whose output layers of cross attention attend; None: there is
+        none. Its tokens have the rows of this model's embedding table.
+    decoder_start: the tokens that an output follows, if the request names no others. Only models with an encoder have
+        them.
     stage: the place of these layers in a pipeline; None: they are all of the model's.
     """
 
@@ -507,6 +552,8 @@ class ModelSpec:
     logits_softcap: float | None = None
     unused: tuple[str, ...] = ()
     pooling: PoolingSpec | None = None
+    encoder: ModelSpec | None = None
+    decoder_start: tuple[int, ...] = ()
     stage: StageSpec | None = None
 
     @cached_property

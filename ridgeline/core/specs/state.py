@@ -32,11 +32,14 @@ class StateSpec:
         smaller number of them.
     kept: something is there after the step. Otherwise a block only stands for its tokens in the count of what may be
         under way.
+    encoded: its tokens are those of the request's encoder input. All are written at once, none is added, and other
+        requests never share them.
     """
 
     kind: ClassVar[str]
     exact: ClassVar[bool] = False
     kept: ClassVar[bool] = True
+    encoded: ClassVar[bool] = False
 
     @property
     def span(self) -> int | None:
@@ -89,6 +92,14 @@ class KVSpec(StateSpec):
 
     def token_bytes(self, dtype: str) -> int:
         return 2 * self.num_kv_heads * self.format.head_bytes(self.head_dim, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossKVSpec(KVSpec):
+    """The keys and values of an encoder's output, to which all tokens of a request attend."""
+
+    kind: ClassVar[str] = "cross_kv"
+    encoded: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)

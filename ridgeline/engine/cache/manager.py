@@ -144,13 +144,14 @@ class CacheManager:
         """Give `seqs` their hits. The blocks per group that they need besides, and the spare ones. A block that is
         exact is only read, so it is none of those that a sequence needs; nor do such groups need spare ones, since a
         sequence takes its block along."""
-        wanted = [0 if spec.exact else reserve_blocks for spec in self.specs]
+        wanted = [0 if spec.exact or spec.encoded else reserve_blocks for spec in self.specs]
         for seq, hit in zip(seqs, hits, strict=True):
             self._take_hit(seq, hit)
             for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
                 held = 0 if spec.exact else sum(block != NULL_BLOCK for block in blocks)
                 known = len(seq.tokens) + (seq.request.task is None)  # a token comes, unless the prompt is pooled
-                wanted[g] += spec.blocks_needed(known, self._max_chunk, self.block_size) - held
+                size = seq.known(spec, known)
+                wanted[g] += spec.blocks_needed(size, self._max_chunk, self.block_size) - held
         return wanted
 
     def _take_hit(self, seq: Sequence, hit: Hit) -> None:

@@ -57,11 +57,12 @@ class Tables:
     def extend(self, seq: Sequence, last: int, new_len: int) -> list[SetBlocks] | None:
         """Make room for a step that ends at position `last` or behind it, and for positions below new_len. Returns the
         changes, or None (nothing done) if blocks are short."""
-        size, end = self._block_size, -(-new_len // self._block_size)
-        wanted = [list(range(len(blocks), end)) for blocks in seq.blocks]
+        size = self._block_size
+        ends = [-(-seq.known(spec, new_len) // size) for spec in self._specs]
+        wanted = [list(range(len(blocks), end)) for blocks, end in zip(seq.blocks, ends, strict=True)]
         for g in self._exact:
             known = len(seq.blocks[g])
-            wanted[g] = [n for n in range(last // size, end) if n >= known or seq.blocks[g][n] == NULL_BLOCK]
+            wanted[g] = [n for n in range(last // size, ends[g]) if n >= known or seq.blocks[g][n] == NULL_BLOCK]
         states = {g: self._state(seq, g) for g in self._exact if wanted[g]}
         counts = [int(states[g] == NULL_BLOCK) if g in states else len(places) for g, places in enumerate(wanted)]
         taken = self._pool.take(counts, fill=self._names.shares(seq))
@@ -76,7 +77,7 @@ class Tables:
             if g in states:
                 new = self._alike(g, len(places), states[g], new)
             first = min(places[0], len(blocks))
-            blocks += [NULL_BLOCK] * (end - len(blocks))
+            blocks += [NULL_BLOCK] * (ends[g] - len(blocks))
             for n, block in zip(places, new, strict=True):
                 blocks[n] = block
             changes.append(SetBlocks(seq.slot, g, first, tuple(blocks[first : places[-1] + 1])))
@@ -121,19 +122,24 @@ class Tables:
         nothing done, if there are too few blocks for all. Some leave their state at that point in the old block."""
         filled = [len(seq.blocks[0]) * self._block_size for seq in seqs]
         keeps = [self._leaves(seq, tokens) for seq, tokens in zip(seqs, filled, strict=True)]
+        growing = [g for g, spec in enumerate(self._specs) if not spec.encoded]
         states = [
             [
                 NULL_BLOCK if keep or g not in self._exact else self._state(seq, g)
                 for seq, keep in zip(seqs, keeps, strict=True)
             ]
-            for g in range(len(self._specs))
+            for g in growing
         ]
         shares = all(self._names.shares(seq) for seq in seqs)
-        taken = self._pool.take([states_of.count(NULL_BLOCK) for states_of in states], fill=shares)
+        counts = [0] * len(self._specs)
+        for g, states_of in zip(growing, states, strict=True):
+            counts[g] = states_of.count(NULL_BLOCK)
+        taken = self._pool.take(counts, fill=shares)
         if taken is None:
             return None
         changes: list[SetBlocks] = []
-        for g, (states_of, new) in enumerate(zip(states, map(iter, taken), strict=True)):
+        for g, states_of in zip(growing, states, strict=True):
+            new = iter(taken[g])
             for seq, state in zip(seqs, states_of, strict=True):
                 blocks, block = seq.blocks[g], next(new) if state == NULL_BLOCK else state
                 if state != NULL_BLOCK:

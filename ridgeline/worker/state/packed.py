@@ -25,13 +25,29 @@ from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.states import DeviceRows, Verified
 
 
-class Packed:
-    """A `GroupState` without memory, which stands for all of its layers, a `layers.attention.Attends`."""
+class PackedLayer:
+    """The rows of a step that lie packed, a `layers.attention.Attends`. rows: of the step that runs."""
 
     rows: PackedRows
 
-    def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
+    def __init__(self, ops: Ops) -> None:
         self.ops = ops
+
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None) -> Tensor:
+        """Return the attended heads, [T, H * D]."""
+        q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
+        spec = heads.spec
+        if heads.distances is not None:
+            return disentangled_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, heads.distances).flatten(1)
+        out_THD = self.ops.packed_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, spec.window, heads.bias_HL)
+        return out_THD.flatten(1)
+
+
+class Packed(PackedLayer):
+    """A `GroupState` without memory, which stands for all of its layers."""
+
+    def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
+        super().__init__(ops)
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         """Note the step's rows. Their lengths must be known here, so such a step is no captured graph."""
@@ -44,12 +60,3 @@ class Packed:
 
     def layer(self, index: int) -> Packed:
         return self
-
-    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None) -> Tensor:
-        """Return the attended heads, [T, H * D]."""
-        q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
-        spec = heads.spec
-        if heads.distances is not None:
-            return disentangled_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, heads.distances).flatten(1)
-        out_THD = self.ops.packed_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, spec.window, heads.bias_HL)
-        return out_THD.flatten(1)

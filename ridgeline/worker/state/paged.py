@@ -41,11 +41,11 @@ class Scheduled(NamedTuple):
 
     num_heads: int
     capped: bool
-    alibi: bool
+    alibi: bool  # or biases by distance
 
     @staticmethod
     def of(mixer: AttentionSpec) -> Scheduled:
-        return Scheduled(mixer.num_heads, mixer.softcap is not None, mixer.alibi)
+        return Scheduled(mixer.num_heads, mixer.softcap is not None, mixer.alibi or mixer.relative is not None)
 
 
 class PagedKV:

@@ -9,6 +9,7 @@ Legend:
     H  query heads
     G  key/value heads
     D  head width
+    L  distances of keys from queries
     C  columns of the block table
     I  items, stretches, and work items
     J  query tiles
@@ -161,6 +162,8 @@ class Softmax(NamedTuple):
     sinks_H: one more logit per head, which takes its part of the softmax and carries no value.
     slopes_H: float32, the logits that a head loses per token of distance (ALiBi), after the cap.
     window: a query at position p sees positions max(0, p - window + 1) … p.
+    bias_HL: float32, contiguous, what a head's logits gain at a distance of 0, 1, … tokens, after the cap; keys beyond
+        the last of at least two distances gain as much as there. It takes the place of slopes.
     """
 
     scale: float
@@ -168,6 +171,15 @@ class Softmax(NamedTuple):
     sinks_H: Tensor | None = None
     slopes_H: Tensor | None = None
     window: int | None = None
+    bias_HL: Tensor | None = None
+
+
+def by_distance(softmax: Softmax) -> tuple[Tensor | None, int]:
+    """Return the table of what logits gain or lose by distance, and what kernels call `ALIBI`: 1 for slopes, the
+    distances of a bias, and 0 for neither."""
+    if softmax.bias_HL is not None:
+        return softmax.bias_HL, softmax.bias_HL.shape[1]
+    return softmax.slopes_H, int(softmax.slopes_H is not None)
 
 
 def paged_attention_reference(
@@ -184,7 +196,7 @@ def paged_attention_reference(
 
     scales: those of caches of 8 bits, and None for others.
     """
-    scale, softcap, sinks_H, slopes_H, window = softmax
+    scale, softcap, sinks_H, slopes_H, window, bias_HL = softmax
     out_THD = torch.empty_like(q_THD)
     num_kv_heads, block_size, head_dim = k_cache_NGPD.shape[1:]
     heads_per_kv = q_THD.shape[1] // num_kv_heads
@@ -212,6 +224,8 @@ def paged_attention_reference(
             scores_HQK = softcap * torch.tanh(scores_HQK / softcap)
         if slopes_H is not None:
             scores_HQK = scores_HQK + slopes_H[:, None, None] * (key_QK - position_Q1)
+        if bias_HL is not None:
+            scores_HQK = scores_HQK + bias_HL[:, (position_Q1 - key_QK).clamp(0, bias_HL.shape[1] - 1)]
         weights_HQK = softmax_with_sinks(scores_HQK.masked_fill(~visible_QK, -torch.inf), sinks_H)
         seen_HKD = v_HKD.masked_fill(~visible_QK.any(0)[None, :, None], 0)  # never let unwritten memory in
         out_THD[first:last] = (weights_HQK @ seen_HKD).transpose(0, 1).to(q_THD.dtype)
@@ -235,7 +249,7 @@ class AttentionShape(NamedTuple):
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window,
         nor where all rows bring more than one token.
-    alibi: the layers have slopes.
+    alibi: the layers have slopes, or biases by distance.
     head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.
     item_queries: tokens times heads of a group that a program takes at most, where several share an item or a tile, as
         those of latents do; 0: each takes all of them.

@@ -33,7 +33,7 @@ def partial_attention(
 
     It is computed in float32, or in q's dtype if that is wider.
     """
-    scale, softcap, _, slopes_H, _ = softmax
+    scale, softcap, _, slopes_H, _, bias_HL = softmax
     wide = torch.promote_types(q_THD.dtype, torch.float32)
     out_THD, lse_TH = torch.zeros_like(q_THD), q_THD.new_full(q_THD.shape[:2], -torch.inf, dtype=wide)
     num_kv_heads, block_size, head_dim = k_cache_NGPD.shape[1:]
@@ -61,6 +61,8 @@ def partial_attention(
             x_HQK = softcap * torch.tanh(x_HQK / softcap)
         if slopes_H is not None:
             x_HQK = x_HQK + slopes_H[:, None, None] * (key_K - (length - count + query_Q1))
+        if bias_HL is not None:
+            x_HQK = x_HQK + bias_HL[:, (length - count + query_Q1 - key_K).clamp(0, bias_HL.shape[1] - 1)]
         x_HQK = x_HQK.masked_fill(~visible_QK, -torch.inf)
         lse_HQ = x_HQK.logsumexp(-1)
         weights_HQK = (x_HQK - torch.where(lse_HQ == -torch.inf, 0, lse_HQ)[..., None]).exp()

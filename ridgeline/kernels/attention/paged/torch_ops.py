@@ -100,7 +100,7 @@ def paged_attention(
     scales: KVScales | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`."""
-    scale, softcap, sinks_H, slopes_H, window = softmax
+    scale, softcap, sinks_H, slopes_H, window, bias_HL = softmax
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
     key = window, per_kv, k_cache_NGPD.shape[1:], k_cache_NGPD.dtype
     if key not in batch.derived:
@@ -121,8 +121,8 @@ def paged_attention(
             q_BGMD = q_BQGED.permute(0, 2, 3, 1, 4).flatten(2, 3)
             keys_values = k_BGKD[:, :, tile.keys], v_BGKD[:, :, tile.keys]
             mask_BGMK = tile.seen_BGMK
-            if slopes_H is not None:
-                mask_BGMK = _nearness(tile, slopes_H, per_kv).to(q_BGMD.dtype)
+            if slopes_H is not None or bias_HL is not None:
+                mask_BGMK = _nearness(tile, softmax, per_kv).to(q_BGMD.dtype)
             if softcap is None and sinks_H is None:
                 out_BGMD = scaled_dot_product_attention(q_BGMD, *keys_values, attn_mask=mask_BGMK, scale=scale)
             else:
@@ -286,11 +286,18 @@ def _numbers(
     return gathered_BGKD.to(dtype).mul_(scale_BGK[..., None])
 
 
-def _nearness(tile: Tile, slopes_H: Tensor, per_kv: int) -> Tensor:
-    """Return a mask to be added to the logits: what they lose by distance, and -inf for keys that are not seen."""
-    distance_BQK = (tile.position_BQ[..., None] - tile.key_BQK).float()
-    lost_BGMK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
-    return -lost_BGMK if tile.seen_BGMK is None else torch.where(tile.seen_BGMK, -lost_BGMK, -torch.inf)
+def _nearness(tile: Tile, softmax: Softmax, per_kv: int) -> Tensor:
+    """Return a mask to be added to the logits: what they gain or lose by distance, and -inf for keys that are not
+    seen."""
+    distance_BQK = tile.position_BQ[..., None] - tile.key_BQK
+    if softmax.bias_HL is not None:
+        distance_BQK = distance_BQK.clamp(0, softmax.bias_HL.shape[1] - 1)
+        gained_BHQK = softmax.bias_HL[:, distance_BQK].transpose(0, 1)
+    else:
+        assert softmax.slopes_H is not None
+        gained_BHQK = -softmax.slopes_H.view(1, -1, 1, 1) * distance_BQK.float()[:, None]
+    gained_BGMK = gained_BHQK.unflatten(1, (-1, per_kv)).flatten(2, 3)
+    return gained_BGMK if tile.seen_BGMK is None else torch.where(tile.seen_BGMK, gained_BGMK, -torch.inf)
 
 
 def _by_hand(

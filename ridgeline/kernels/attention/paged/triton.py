@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.attention.paged.op import AttentionShape, Cascade, RaggedBatch, Schedule, Softmax
+from ridgeline.kernels.attention.paged.op import AttentionShape, Cascade, RaggedBatch, Schedule, Softmax, by_distance
 from ridgeline.kernels.attention.paged.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.paged.triton_cascade import shared_kernel, shared_options
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
@@ -89,7 +89,8 @@ def paged_attention(
     Block sizes are powers of two, both caches have the same strides, and elements of a head are contiguous. Cells that
     no query sees may hold NaN.
     """
-    scale, softcap, sinks_H, slopes_H, window = softmax
+    scale, softcap, sinks_H, _, window, _ = softmax
+    slopes, alibi = by_distance(softmax)
     (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, _) = q_THD.shape, k_cache_NGPD.shape
     if q_THD.stride(2) != 1:
         raise ValueError("paged attention: contiguous heads of queries expected")
@@ -102,7 +103,7 @@ def paged_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             window=window,
-            cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None else None,
+            cache_NGPD=k_cache_NGPD if softcap is None and not alibi else None,
             head_bytes=head_dim * q_THD.element_size(),
             trees=batch.tree is not None,
         )
@@ -126,7 +127,7 @@ def paged_attention(
         "WINDOW": window is not None,
         "SINKS": sinks_H is not None,
         "SOFTCAP": softcap is not None,
-        "ALIBI": slopes_H is not None,
+        "ALIBI": alibi,
         "TREE": batch.tree is not None,
         "LSE": lse_TH is not None,
         "KV": cache.KV,
@@ -134,7 +135,7 @@ def paged_attention(
     }
     any_pointer = schedule.counts_2  # where none is read or written
     tree = (None, None) if batch.tree is None else batch.tree
-    given = any_pointer if sinks_H is None else sinks_H, slopes_H, *tree, any_pointer if lse_TH is None else lse_TH
+    given = any_pointer if sinks_H is None else sinks_H, slopes, *tree, any_pointer if lse_TH is None else lse_TH
     counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
         together = min(TOGETHER, batch.tokens_each * group)
@@ -144,7 +145,7 @@ def paged_attention(
     if counts_R is not None and not (counts_R > schedule.few).any():
         return out_THD
     if schedule.hopper is not None:
-        if softcap is not None or slopes_H is not None:
+        if softcap is not None or alibi:
             raise ValueError("paged attention: make schedules without cache_NGPD for layers with softcap or slopes")
         from ridgeline.kernels.attention.paged.hopper import prefill_attention
 
@@ -179,14 +180,14 @@ def _decode(
     together: int,
 ) -> None:  # fmt: skip
     """Attend with the short rows. together: of how many queries a program adds up the parts at once, at least."""
-    q_THD, (sinks, slopes_H, bits_T, base_T, lse) = tensors[0], given
+    q_THD, (sinks, slopes, bits_T, base_T, lse) = tensors[0], given
     group, kv_heads, together = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(together)
     queries = triton.next_power_of_2(schedule.few * group)
     config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1, queries)
     parts = len(schedule.items_I8) * kv_heads * schedule.few * group
     cascade, shared_parts = schedule.cascade, (sinks, sinks)  # any pointers will do: they are not read
     if cascade is not None:
-        shared_parts = _attend_to_shared(cascade, tensors, slopes_H, numbers, shared)
+        shared_parts = _attend_to_shared(cascade, tensors, slopes, numbers, shared)
     decode_kernel[(len(schedule.items_I8) * kv_heads,)](
         *tensors[:-1],
         None if buffer is None else buffer.scale,
@@ -197,7 +198,7 @@ def _decode(
         torch.empty(parts, q_THD.shape[2], dtype=torch.float32, device=q_THD.device),
         torch.empty(parts, dtype=torch.float32, device=q_THD.device),
         sinks,
-        slopes_H,
+        slopes,
         bits_T,
         base_T,
         cascade.items_I3 if cascade else sinks,
@@ -219,10 +220,10 @@ def _decode(
 
 
 def _attend_to_shared(
-    cascade: Cascade, tensors: tuple, slopes_H: Tensor | None, numbers: tuple, shared: dict[str, Any]
+    cascade: Cascade, tensors: tuple, slopes: Tensor | None, numbers: tuple, shared: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """Return the parts of rows that read keys together, and the logarithms of their sums."""
-    if slopes_H is not None and cascade.positions_R is None:
+    if slopes is not None and cascade.positions_R is None:
         raise ValueError("paged attention: make schedules with alibi for layers with slopes")
     q_THD, *cache, _, block_table_SC = tensors
     scale, softcap, _, *strides = numbers
@@ -238,7 +239,7 @@ def _attend_to_shared(
         cascade.count_1,
         cascade.members_R,
         cascade.positions_R,
-        slopes_H,
+        slopes,
         part_values,
         part_lse,
         scale,

@@ -107,9 +107,11 @@ def logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def load_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
-    """Return the slopes of these heads: the loss of their logits per token of distance, in base 2. Slopes are never
-    written, so no kernel need wait for them."""
-    if ALIBI:
+    """Return the slopes of these heads: the loss of their logits per token of distance, in base 2; or, of biases by
+    distance, the heads' pointers to these. They are never written, so no kernel need wait for them."""
+    if ALIBI > 1:
+        return slopes_ptr + head * ALIBI
+    elif ALIBI:
         return tl.load(slopes_ptr + head) * LOG2E
     else:
         return head
@@ -117,11 +119,13 @@ def load_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
 
 @triton.jit
 def nearer(x, slopes, offset, ALIBI: tl.constexpr):
-    """Subtract from logits what they lose by distance (ALiBi, arXiv 2108.12409).
+    """Subtract from logits what they lose by distance (ALiBi, arXiv 2108.12409), or add what they gain by it.
 
     offset: the key's position less the query's. It keeps the digits of near keys, however long the row is.
     """
-    if ALIBI:
+    if ALIBI > 1:
+        return x + tl.load(slopes + tl.minimum(tl.maximum(-offset, 0), ALIBI - 1)) * LOG2E
+    elif ALIBI:
         return x + slopes * offset.to(tl.float32)
     else:
         return x

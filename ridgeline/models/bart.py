@@ -1,0 +1,118 @@
+"""BART: An encoder and a decoder with learned positions, and LayerNorm behind every sum (mBART: before each part)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import sqrt
+from typing import Any, ClassVar
+
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
+from ridgeline.models.config import Config, head_width
+from ridgeline.models.encoder_decoder import decoder_layers, encoder_of
+from ridgeline.models.names import named
+
+DEFAULTS = {
+    "vocab_size": 50265,
+    "max_position_embeddings": 1024,
+    "encoder_layers": 12,
+    "encoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_layers": 12,
+    "decoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "activation_function": "gelu",
+    "d_model": 1024,
+    "tie_word_embeddings": True,
+}
+OFFSET = 2  # rows of the tables of positions that no token gets
+NORM = NormSpec(kind="layer", eps=1e-5)  # torch's own
+
+
+class Bart:
+    """BART. before: norms stand before each part, and behind the last one."""
+
+    name: ClassVar[str] = "BartForConditionalGeneration"
+    before: ClassVar[bool] = False
+
+    @classmethod
+    def spec(cls, config: Mapping[str, Any]) -> ModelSpec:
+        values = Config(config, DEFAULTS)
+        width, positions = values.integer("d_model"), values.integer("max_position_embeddings")
+        attention, mlp = _attention(values, "decoder"), _mlp(values, "decoder")
+        norms = "before" if cls.before else "around"
+        like = LayerSpec(mixer=attention, feed_forward=mlp, norm=NORM, norms=norms)
+        spec = ModelSpec(
+            architecture=cls.name,
+            vocab_size=values.integer("vocab_size"),
+            hidden_size=width,
+            layers=decoder_layers([attention] * values.integer("decoder_layers"), attention, mlp, like),
+            final_norm=NORM,
+            max_position_embeddings=positions,
+            tie_word_embeddings=values.boolean("tie_word_embeddings"),
+            learned_positions=positions + OFFSET,
+            position_offset=OFFSET,
+            embedding_multiplier=sqrt(width) if values.boolean("scale_embedding") else 1.0,
+            embed_norm=NORM,
+            unused=("model.encoder.embed_tokens.", "model.decoder.embed_tokens.", "model.encoder.version",
+                    "model.decoder.version"),
+        )  # fmt: skip
+        own = replace(_attention(values, "encoder"), bidirectional=True)
+        layer = replace(like, mixer=own, feed_forward=_mlp(values, "encoder"))
+        return replace(spec, encoder=encoder_of(spec, (layer,) * values.integer("encoder_layers"), NORM))
+
+    @classmethod
+    def weights(cls, spec: ModelSpec) -> WeightMap:
+        assert spec.encoder is not None
+        found: WeightMap = {"embed.weight": (Source(name="model.shared.weight"),)}
+        if not spec.tie_word_embeddings:
+            found["unembed.weight"] = (Source(name="lm_head.weight"),)
+        for ours, theirs in (("", "model.decoder"), ("encoder", "model.encoder")):
+            found |= named(ours, theirs, {"position_embed": "embed_positions"})
+            found |= named(ours, theirs, {"embed_norm": "layernorm_embedding"}, bias=True)
+            if cls.before:
+                found |= named(ours, theirs, {"final_norm": "layer_norm"}, bias=True)
+        place = "norm" if cls.before else "post_norm"
+        own, fed = (
+            {f"mixer_{place}": "self_attn_layer_norm", **SELF},
+            {f"feed_forward_{place}": "final_layer_norm", **FED},
+        )
+        across = {f"mixer_{place}": "encoder_attn_layer_norm", **ACROSS}
+        for index in range(len(spec.layers) // 2):
+            theirs = f"model.decoder.layers.{index}"
+            found |= named(f"layers.{2 * index}", theirs, own, bias=True)
+            found |= named(f"layers.{2 * index + 1}", theirs, across | fed, bias=True)
+        for index in range(len(spec.encoder.layers)):
+            found |= named(f"encoder.layers.{index}", f"model.encoder.layers.{index}", own | fed, bias=True)
+        return found
+
+
+SELF = {
+    "mixer.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "mixer.out": "self_attn.out_proj",
+}
+ACROSS = {
+    "mixer.q": "encoder_attn.q_proj",
+    "mixer.kv": "encoder_attn.k_proj encoder_attn.v_proj",
+    "mixer.out": "encoder_attn.out_proj",
+}
+FED = {"feed_forward.up": "fc1", "feed_forward.down": "fc2"}
+
+
+def _attention(config: Config, side: str) -> AttentionSpec:
+    heads = config.integer(f"{side}_attention_heads")
+    head_dim = head_width(config, "d_model", f"{side}_attention_heads")
+    return AttentionSpec(
+        num_heads=heads, num_kv_heads=heads, head_dim=head_dim, scale=head_dim**-0.5, qkv_bias=True, out_bias=True
+    )
+
+
+def _mlp(config: Config, side: str) -> MLPSpec:
+    activation = config.ungated_activation("activation_function")
+    size = config.integer(f"{side}_ffn_dim")
+    return MLPSpec(intermediate_size=size, activation=activation, gated=False, bias=True)
+
+
+class MBart(Bart):
+    name = "MBartForConditionalGeneration"
+    before = True

@@ -1,0 +1,78 @@
+"""The encoder of a model that has one: it runs whole, before a request's first row, and leaves keys and values for the
+decoder's cross attention.
+
+Legend:
+    T  tokens of the encoder inputs of a step, packed behind one another
+    M  model width
+    S  slots
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import ContractViolation
+from ridgeline.kernels.attention.packed.op import PackedRows
+from ridgeline.layers.cross_attention import CrossAttention
+from ridgeline.layers.decoder import Decoder
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.state.cross import CrossKV
+from ridgeline.worker.state.packed import PackedLayer
+from ridgeline.worker.state.states import States
+from ridgeline.worker.step import PlannedStep, StepPart
+from ridgeline.worker.upload import upload
+
+
+class EncoderStates:
+    """The states of an encoder's layers, a `layers.decoder.LayerStates`: nothing is kept of any."""
+
+    live_T = None
+
+    def __init__(self, packed: PackedLayer) -> None:
+        self._packed = packed
+
+    def __getitem__(self, layer: int) -> PackedLayer:
+        return self._packed
+
+
+class Encoding(StepPart):
+    """The part that runs the encoder over the inputs that a plan's spans bring. It sizes its work on the host, so it is
+    never in a graph."""
+
+    def __init__(self, decoder: Decoder, slots: Slots, states: States) -> None:
+        if decoder.encoder is None:
+            raise ContractViolation("this model has no encoder.")
+        self._encoder, self._slots, self._states = decoder.encoder, slots, states
+        self._packed = PackedLayer(decoder.ops)
+        self._layers = [
+            (n, m) for n, layer in enumerate(decoder.layers) if isinstance(m := layer.mixer, CrossAttention)
+        ]
+        self._groups = [(g, group) for g, group in enumerate(states.groups) if isinstance(group, CrossKV)]
+        self._length_S = torch.ones(len(slots.kv_len_S), dtype=torch.int32, device=slots.device)
+        for _, group in self._groups:
+            group.length_S = self._length_S
+
+    def prepare(self, step: PlannedStep) -> None:
+        """Run the encoder, and store what the decoder's layers make of its output."""
+        spans = [span for span in step.plan.spans if span.encoded]
+        if not spans:
+            return
+        slots, device = step.plan.rows.slots_R[[span.row for span in spans]], self._slots.device
+        lengths = np.array([len(span.encoded) for span in spans])
+        tokens = np.concatenate([span.encoded for span in spans])
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        token_T, position_T, slot_T = upload(np.stack((tokens, positions, np.repeat(slots, lengths))), device)
+        encoded_TM = self._encoded(token_T, position_T, lengths)
+        slot_S, length_S = upload(np.stack((slots, lengths)).astype(np.int64), device)
+        self._length_S[slot_S] = length_S.int()
+        for g, group in self._groups:
+            group.place(slot_T, position_T, self._slots.block_tables_ASC[g])
+        for index, mixer in self._layers:
+            mixer.encode(encoded_TM, self._states[index])
+
+    def _encoded(self, token_T: Tensor, position_T: Tensor, lengths: np.ndarray) -> Tensor:
+        """Return the encoder's output: [T, M]."""
+        self._packed.rows = PackedRows.of(lengths)
+        return self._encoder.normed(self._encoder(token_T, position_T, EncoderStates(self._packed)))

@@ -1,0 +1,84 @@
+"""Paged keys and values of encoders' outputs, to which all tokens of a request attend.
+
+They are written by the first step of a request (`worker/encoding.py`), and only read by others. A query sees all of
+them, wherever it stands, so each token of a step is a row of one token whose cache ends with the encoder input.
+
+Legend:
+    T  tokens: of the step, or of encoder inputs
+    R  rows
+    S  slots
+    C  columns of a block table
+    H  query heads
+    G  key/value heads
+    D  head width
+    X  columns of a projection: H D of queries, 2 G D of keys and values
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.specs.model import AttentionSpec
+from ridgeline.kernels.attention.paged.op import Softmax
+from ridgeline.kernels.small.rotary.op import Projected
+from ridgeline.worker.state.paged import PagedKV, PagedLayer
+from ridgeline.worker.state.states import DeviceRows
+
+
+class CrossKV(PagedKV):
+    """A `GroupState` whose keys and values are those of encoder inputs.
+
+    length_S: tokens of each slot's encoder input, at least 1, so that attention is always defined. Whoever has the
+        slots sets it before the first step.
+    """
+
+    length_S: Tensor
+    position_T: Tensor
+
+    def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
+        slots_T, start_T1 = rows.slots_R, rows.start_R1
+        if rows.tokens_each != 1:
+            token_T = torch.arange(rows.num_tokens + 1, dtype=torch.int32, device=slots_T.device)
+            row_T = torch.searchsorted(rows.start_R1[1:], token_T[:-1], right=True).clamp(max=len(slots_T) - 1)
+            slots_T, start_T1 = slots_T[row_T], token_T
+        rows = DeviceRows(
+            slots_R=slots_T,
+            start_R1=start_T1,
+            kv_len_R=self.length_S[slots_T.long()],
+            last_R=start_T1[:-1],
+            num_tokens=rows.num_tokens,
+            tokens_each=1,
+        )
+        super().begin(rows, block_table_SC, place_T)
+
+    def place(self, slot_T: Tensor, position_T: Tensor, block_table_SC: Tensor) -> None:
+        """Say where the encoder inputs go that are stored next, by the slot and the position of each token."""
+        block_T = block_table_SC[slot_T, position_T // self._block_size].long()
+        self.place_T, self.position_T = block_T * self._block_size + position_T % self._block_size, position_T
+
+    def layer(self, index: int) -> CrossLayer:
+        return CrossLayer(self, self._ways[index], *self.views[index], self.scales[index])
+
+
+class CrossLayer(PagedLayer):
+    """The encoder's keys and values of one layer, a `layers.cross_attention.AttendsAcross`."""
+
+    _group: CrossKV
+
+    def attend(self, q_TX: Tensor, softmax: Softmax) -> Tensor:  # type: ignore[override]
+        """Return the attended heads, [T, H * D]."""
+        group = self._group
+        q_THD = q_TX.view(len(q_TX), self._way.num_heads, -1)
+        batch = group.batches[self._way]
+        return group.ops.paged_attention(q_THD, self._k, self._v, batch, softmax, self._scales).flatten(1)
+
+    def write(self, kv_TX: Tensor, spec: AttentionSpec) -> None:
+        """Store keys and values where the group was told to."""
+        group, heads = self._group, spec.num_kv_heads
+        kkv_TX = torch.cat((kv_TX[:, : spec.kv_size], kv_TX), dim=-1)  # the op wants queries too
+        projected = Projected(
+            kkv_TX, None, None, 0.0, None, group.position_T, self._k, self._v, group.place_T, heads, heads, False,
+            self._scales,
+        )  # fmt: skip
+        group.ops.rope_kv(projected)
