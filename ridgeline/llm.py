@@ -253,6 +253,8 @@ class LLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequest(f"beam_search takes BeamSearchParams, got {short(params)}.", param="params")
+        if self._jobs.limits.decoder_start:
+            raise InvalidRequest("beam_search is not for models with an encoder yet; use generate.", param="prompts")
         found = [self._search(prompt, params) for prompt in listed_prompts(prompts)]
         run_rounds(
             found,

@@ -315,8 +315,8 @@ class Engine:
         """Raise InvalidRequest for an encoder input that the model, or a step, has no place for."""
         encoded, most, params = request.encoder_ids, self.config.encodes, request.params
         if bool(encoded) is not bool(most):
-            has, what = ("has an encoder", "one is missing") if most else ("has no encoder", "one came")
-            raise InvalidRequest(f"this model {has}, and an encoder input: {what}.", param="prompt")
+            wrong = "the prompt is empty; give at least one token" if most else "this model has no encoder input"
+            raise InvalidRequest(f"{wrong}.", param="prompt")
         if not most:
             return
         self._check_ids(encoded, "prompt")
@@ -328,6 +328,7 @@ class Engine:
         for param, asked in (
             ("guidance_scale", params.guidance_scale != 1),
             ("prompt_embeds", request.embeds is not None),
+            ("prompt_logprobs", params.prompt_logprobs is not None),
         ):
             if asked:
                 raise InvalidRequest(f"{param} is not for models with an encoder; leave it out.", param=param)

@@ -140,8 +140,8 @@ class PlanBuilder:
         if not self.others:
             return seqs, rows, ()
         first = len(seqs)
-        given = zip(self._spans, self._inserted, self._encoded, strict=True)
-        spans = tuple(Span(first + i, ids, *others) for i, (ids, *others) in enumerate(given) if ids is not None)
+        given = enumerate(zip(self._spans, self._inserted, self._encoded, strict=True), first)
+        spans = tuple(Span(row, ids, inside, read) for row, (ids, inside, read) in given if ids is not None)
         return seqs + self.others, _concatenate(rows, self._rows()), spans
 
     def _rows(self) -> Rows:

@@ -282,7 +282,7 @@ class Decoder(nn.Module):
         trained."""
         self.requires_grad_(False)
         for module in self.modules():
-            if isinstance(module, (Linear, ExpertStack, Experts, DecayRate)):
+            if isinstance(module, (Linear, ExpertStack, Experts, DecayRate, Norm)):
                 module.prepare()
 
     @property

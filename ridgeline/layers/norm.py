@@ -27,10 +27,11 @@ class Norm(nn.Module):
 
     def __init__(self, spec: NormSpec, width: int, build: Build, *, weighted: bool = True) -> None:
         super().__init__()
-        self.eps, self.offset = spec.eps, spec.offset
+        self.eps, self.offset, self._multiplier = spec.eps, spec.offset, spec.multiplier
         self.ops = build.ops
         if weighted and not spec.weightless:
-            self.weight = build.parameter(width, dtype=torch.float32 if spec.offset else None)
+            wide = bool(spec.offset) or spec.multiplier != 1
+            self.weight = build.parameter(width, dtype=torch.float32 if wide else None)
         else:
             ones = torch.ones(width, dtype=build.dtype, device=build.device)
             self.register_buffer("weight", ones, persistent=False)
@@ -40,6 +41,13 @@ class Norm(nn.Module):
             self.register_buffer("bias", torch.zeros(width, dtype=build.dtype, device=build.device), persistent=False)
         elif spec.kind == "layer":
             self.bias = build.parameter(width)
+
+    def prepare(self) -> None:
+        """Multiply the loaded weight by the spec's multiplier."""
+        if self._multiplier != 1:
+            with torch.no_grad():
+                self.weight.mul_(self._multiplier)
+            self._multiplier = 1.0
 
     def forward(self, x_TM: Tensor, residual_TM: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (norm(s), s) with s = x + residual, or s = x if there is no residual yet."""

@@ -40,8 +40,7 @@ class Bart:
         values = Config(config, DEFAULTS)
         width, positions = values.integer("d_model"), values.integer("max_position_embeddings")
         attention, mlp = _attention(values, "decoder"), _mlp(values, "decoder")
-        norms = "before" if cls.before else "around"
-        like = LayerSpec(mixer=attention, feed_forward=mlp, norm=NORM, norms=norms)
+        like = LayerSpec(mixer=attention, feed_forward=mlp, norm=NORM, norms="before" if cls.before else "around")
         spec = ModelSpec(
             architecture=cls.name,
             vocab_size=values.integer("vocab_size"),

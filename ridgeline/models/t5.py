@@ -57,10 +57,9 @@ class T5:
             vocab_size=values.integer("vocab_size"),
             hidden_size=width,
             layers=decoder_layers(cls.attentions(values, deep, causal=True), _attention(values), mlp, like),
-            final_norm=norm,
+            final_norm=replace(norm, multiplier=width**-0.5) if scaled else norm,  # rounded less than scores would be
             max_position_embeddings=values.integer("n_positions"),
             tie_word_embeddings=tied,
-            logits_multiplier=width**-0.5 if scaled else 1.0,
             unused=("encoder.embed_tokens.", "decoder.embed_tokens.", FIRST_CROSS),
         )
         attentions = cls.attentions(values, count, causal=False)

@@ -67,9 +67,9 @@ def parameters(model: ModelSpec) -> Parameters:
             vectors += ((not each.biasless) + norms) * each.outputs
             inputs = each.outputs
     if model.encoder is not None:  # which has the same table of tokens
-        own = parameters(model.encoder)
-        products, vectors = products + own.products, vectors + own.vectors
-        embed += own.embed - model.encoder.vocab_size * model.encoder.hidden_size
+        read = parameters(model.encoder)
+        products, vectors = products + read.products, vectors + read.vectors
+        embed += read.embed - model.encoder.vocab_size * model.encoder.hidden_size
     vectors += model.vocab_size * (model.unembed_bias and model.scores)
     tabled = model.embed_width or width
     widening = width * (model.embed_width + 1) if model.embed_width else 0

@@ -68,7 +68,7 @@ class Hello(Message, frozen=True, tag="hello"):
 # Fields that `Submit` and `core.plan.request.Request` both have as they are.
 AS_THEY_ARE = (
     *("params", "seed", "max_total_tokens", "cache_salt", "priority", "arrival", "task", "whole", "second_text"),
-    *("thinking", "embeds"),
+    *("thinking", "embeds", "encoder_ids"),
 )
 
 
@@ -98,6 +98,7 @@ class Submit(Message, frozen=True, tag="submit"):
     second_text: int = 0
     thinking: Thinking | None = None
     embeds: Embeds | None = None
+    encoder_ids: tuple[int, ...] = ()
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -166,8 +167,9 @@ class EngineFacts(Message, frozen=True):
 
     `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
     number of tokens that one request may have in the KV cache, and `kv_cache_tokens` that of all requests together.
-    `pooling` is there for a model that pools. `architecture`, `parameters`, `layers`, `width` and `precision`
-    describe the network, and `weight_bytes` is what its weights take on the first rank's device.
+    `pooling` is there for a model that pools. `encodes` is the most tokens of an encoder input (0: the model has no
+    encoder), and `decoder_start` the tokens that outputs then follow. `architecture`, `parameters`, `layers`, `width`
+    and `precision` describe the network, and `weight_bytes` is what its weights take on the first rank's device.
     """
 
     process_id: int
@@ -192,6 +194,8 @@ class EngineFacts(Message, frozen=True):
     kv_cache_memory_bytes: int = 0
     kv_cache_tokens: int = 0
     pooling: PoolingSpec | None = None
+    encodes: int = 0
+    decoder_start: tuple[int, ...] = ()
     architecture: str = ""
     parameters: int = 0
     layers: int = 0

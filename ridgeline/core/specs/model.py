@@ -26,6 +26,7 @@ class NormSpec:
     weightless: there is no weight, and no bias.
     offset: a number to add to the checkpoint's weight (Gemma stores weight - 1). A weight with an offset is held in
         float32, since the sum has more digits than the checkpoint's dtype.
+    multiplier: multiplies the weight, once the model is prepared. Such a weight is held in float32 too.
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -33,6 +34,7 @@ class NormSpec:
     biasless: bool = False
     weightless: bool = False
     offset: float = 0.0
+    multiplier: float = 1.0
 
 
 RopeNumber = float | str | tuple[float, ...]

@@ -119,6 +119,7 @@ class Service:
             eos_ids=eos_ids,
             max_logprobs=facts.max_logprobs,
             embeds_width=facts.embeds_width,
+            decoder_start=facts.decoder_start,
         )
 
     def run(self, asked: GenerationRequest) -> Run:

@@ -204,6 +204,8 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         kv_cache_memory_bytes=assembly.memory.kv_cache,
         kv_cache_tokens=assembly.memory.tokens,
         pooling=model.spec.pooling,
+        encodes=config.encodes,
+        decoder_start=model.spec.decoder_start,
         architecture=model.spec.architecture,
         parameters=parameters(model.spec).total,
         layers=len(model.spec.layers),

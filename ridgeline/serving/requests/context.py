@@ -39,11 +39,12 @@ def check_negative(context: int, length: int) -> None:
         )
 
 
-def check_input(context: int, length: int) -> None:
-    """Raise TooLong unless an input of so many tokens can be pooled, which writes nothing."""
+def check_input(context: int, length: int, param: str = "input") -> None:
+    """Raise TooLong unless an input of so many tokens can be pooled, or read by an encoder, which writes nothing.
+    `param` is its field."""
     if length > context:
         raise TooLong(
-            f"This model's maximum context length is {context} tokens. However, your input has {length} tokens. Please "
-            "reduce the length of the input, or set truncate_prompt_tokens.",
-            param="input",
+            f"This model's maximum context length is {context} tokens. However, your {param} has {length} tokens. "
+            f"Please reduce the length of the {param}, or set truncate_prompt_tokens.",
+            param=param,
         )

@@ -23,7 +23,7 @@ from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import NotJson, Size, begun_object, decode
-from ridgeline.serving.requests.context import check_negative, check_prompt, check_text
+from ridgeline.serving.requests.context import check_input, check_negative, check_prompt, check_text
 from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
 from ridgeline.serving.requests.reading import readable
@@ -452,7 +452,15 @@ def _fitted(
     if not ids:
         raise BadRequest("the prompt is empty; give at least one token.", param=param)
     check_known(api, ids, "the prompt", param)
-    check_prompt(facts.max_model_len, len(ids), wanted, param)
+    if not facts.encodes:
+        check_prompt(facts.max_model_len, len(ids), wanted, param)
+    else:
+        check_input(facts.encodes, len(ids), param)
+        check_prompt(facts.max_model_len, len(facts.decoder_start), wanted, "decoder's start")
+        if asked.beams is not None:
+            raise BadRequest(
+                "beam search is not for models with an encoder yet; leave it out.", param="use_beam_search"
+            )
     return replace(
         asked,
         priority=body.priority or 0,
