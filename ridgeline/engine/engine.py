@@ -263,7 +263,8 @@ class Engine:
         if request.task is not None:
             self._check_pooled(request)
             return
-        self._check_encoded(request)
+        if request.encoder_ids or self.config.encodes:
+            self._check_encoded(request)
         self._check_prompt(request.prompt_token_ids, "decoder prompt" if request.encoder_ids else "prompt")
         if request.embeds is not None:
             self._check_embeds(request, request.embeds)

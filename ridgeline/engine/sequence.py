@@ -8,7 +8,6 @@ from enum import Enum
 
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, drafting
 from ridgeline.core.plan.step import features_of, reports_apart
-from ridgeline.core.specs.state import StateSpec
 from ridgeline.engine.cache.checkpoints import Checkpoint
 
 
@@ -145,10 +144,6 @@ class Sequence:
         for member in self.members:
             member.private = True
 
-    def known(self, spec: StateSpec, length: int) -> int:
-        """Return how many of a state's tokens there are if `length` of the sequence's own are known."""
-        return len(self.request.encoder_ids) if spec.encoded else length
-
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_token_ids)
@@ -183,7 +178,7 @@ class Sequence:
             arrival=self.arrival,
             first_scheduled=self.admitted,
             first_token=self.first_token,
-finished=now,
+            finished=now,
             prompt_tokens=self.num_prompt + len(self.request.encoder_ids),
             cached_tokens=self.prompt_hit,
             output_tokens=len(self.tokens) - self.num_prompt,

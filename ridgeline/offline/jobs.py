@@ -89,7 +89,9 @@ class JobMaker:
 
     def make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
         """Return a job that the engine can run. Raise InvalidRequest."""
-        prompt, limits = self._taken_apart(prompt)
+        limits = self.limits
+        if isinstance(prompt, Mapping) and "encoder_prompt" in prompt:
+            prompt, limits = self._taken_apart(prompt)
         asked: Any = prompt if isinstance(prompt, Mapping) else {}
         check_keys(asked)
         cache_salt = asked.get("cache_salt") or cache_salt
@@ -122,11 +124,9 @@ class JobMaker:
         ]
         return Job(params, result, completions, deque())
 
-    def _taken_apart(self, prompt: Prompt) -> tuple[Prompt, RequestLimits]:
-        """Return the prompt of an encoder, and the limits with the tokens that its decoder's output follows. A prompt
-        in one piece is returned as it is. Raise InvalidRequest."""
-        if not isinstance(prompt, Mapping) or "encoder_prompt" not in prompt:
-            return prompt, self.limits
+    def _taken_apart(self, prompt: Mapping[str, Any]) -> tuple[Prompt, RequestLimits]:
+        """Return the encoder's part of a prompt in two parts, and the limits with the tokens that its decoder's output
+        follows. Raise InvalidRequest."""
         own: Any = dict(prompt)
         encoder, decoder = own.pop("encoder_prompt"), own.pop("decoder_prompt", None)
         if own:

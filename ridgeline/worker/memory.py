@@ -224,7 +224,7 @@ def plan_memory(cache: CacheLayout, sizes: StepSizes, parts: Iterable[Reserves],
 
 def _pages_needed(layout: CacheLayout, tokens: int, sizes: StepSizes) -> int:
     """Return the number of pages with which a request of so many tokens can run, with its drafts and the positions
-    ahead of them, and with an encoder input of as many tokens, as far as one step can run it."""
+    ahead of them, and with an encoder input of as many tokens, but no more than a step can run."""
     longest = tokens + sizes.drafts + sizes.ahead
     return layout.pages_needed(longest, sizes.max_tokens + sizes.ahead, min(tokens, sizes.max_tokens))
 

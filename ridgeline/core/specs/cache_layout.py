@@ -181,11 +181,11 @@ class CacheLayout:
     def pages_needed(self, num_tokens: int, max_chunk: int, encoded: int = 0) -> int:
         """Return the number of pages with which one request of `num_tokens` runs alone, in whatever order it gets its
         blocks. encoded: tokens of its encoder input."""
-        sizes = (encoded if group.spec.encoded else num_tokens for group in self.groups)
-        return sum(
-            -(-group.spec.blocks_needed(size, max_chunk, self.block_size) // self.blocks_per_page(g))
-            for g, (group, size) in enumerate(zip(self.groups, sizes, strict=True))
-        )
+        total = 0
+        for g, group in enumerate(self.groups):
+            tokens = encoded if group.spec.encoded else num_tokens
+            total -= -group.spec.blocks_needed(tokens, max_chunk, self.block_size) // self.blocks_per_page(g)
+        return total
 
 
 def group_layers(specs: Sequence[Sequence[StateSpec]]) -> tuple[CacheGroup, ...]:

@@ -150,7 +150,7 @@ class CacheManager:
             for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
                 held = 0 if spec.exact else sum(block != NULL_BLOCK for block in blocks)
                 known = len(seq.tokens) + (seq.request.task is None)  # a token comes, unless the prompt is pooled
-                size = seq.known(spec, known)
+                size = len(seq.request.encoder_ids) if spec.encoded else known
                 wanted[g] += spec.blocks_needed(size, self._max_chunk, self.block_size) - held
         return wanted
 

@@ -57,12 +57,14 @@ class Tables:
     def extend(self, seq: Sequence, last: int, new_len: int) -> list[SetBlocks] | None:
         """Make room for a step that ends at position `last` or behind it, and for positions below new_len. Returns the
         changes, or None (nothing done) if blocks are short."""
-        size = self._block_size
-        ends = [-(-seq.known(spec, new_len) // size) for spec in self._specs]
-        wanted = [list(range(len(blocks), end)) for blocks, end in zip(seq.blocks, ends, strict=True)]
+        size, end, encoded = self._block_size, -(-new_len // self._block_size), len(seq.request.encoder_ids)
+        wanted = [
+            list(range(len(blocks), -(-encoded // size) if spec.encoded else end))
+            for spec, blocks in zip(self._specs, seq.blocks, strict=True)
+        ]
         for g in self._exact:
             known = len(seq.blocks[g])
-            wanted[g] = [n for n in range(last // size, ends[g]) if n >= known or seq.blocks[g][n] == NULL_BLOCK]
+            wanted[g] = [n for n in range(last // size, end) if n >= known or seq.blocks[g][n] == NULL_BLOCK]
         states = {g: self._state(seq, g) for g in self._exact if wanted[g]}
         counts = [int(states[g] == NULL_BLOCK) if g in states else len(places) for g, places in enumerate(wanted)]
         taken = self._pool.take(counts, fill=self._names.shares(seq))
@@ -77,7 +79,7 @@ class Tables:
             if g in states:
                 new = self._alike(g, len(places), states[g], new)
             first = min(places[0], len(blocks))
-            blocks += [NULL_BLOCK] * (ends[g] - len(blocks))
+            blocks += [NULL_BLOCK] * (places[-1] + 1 - len(blocks))
             for n, block in zip(places, new, strict=True):
                 blocks[n] = block
             changes.append(SetBlocks(seq.slot, g, first, tuple(blocks[first : places[-1] + 1])))

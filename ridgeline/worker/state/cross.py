@@ -29,8 +29,8 @@ from ridgeline.worker.state.states import DeviceRows
 class CrossKV(PagedKV):
     """A `GroupState` whose keys and values are those of encoder inputs.
 
-    length_S: tokens of each slot's encoder input, at least 1, so that attention is always defined. Whoever has the
-        slots sets it before the first step.
+    length_S: tokens of each slot's encoder input, at least 1, so that attention is always defined. The
+        part that encodes sets it before the first step.
     """
 
     length_S: Tensor

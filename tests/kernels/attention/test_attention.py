@@ -59,7 +59,10 @@ def dense(case: AttentionCase, dtype: torch.dtype) -> torch.Tensor:
                 scores = scale_of(case) * k[first : position + 1, g] @ q_THD[start + i, head].double()
                 if case.softcap is not None:
                     scores = case.softcap * (scores / case.softcap).tanh()
-                scores -= slopes[head] * torch.arange(position - first, -1, -1)
+                distances = torch.arange(position - first, -1, -1)
+                scores -= slopes[head] * distances
+                if softmax.bias_HL is not None:
+                    scores += softmax.bias_HL[head, distances.clamp(max=case.distances - 1)]
                 weights = scores.exp() / (scores.exp().sum() + sinks[head].exp())
                 heads.append(weights @ v[first : position + 1, g])
             outputs.append(torch.stack(heads))

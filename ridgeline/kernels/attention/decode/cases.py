@@ -45,6 +45,7 @@ class DecodeCase(OpCase):
     v_norm: bool = False
     values_are_keys: bool = False
     cache: torch.dtype | None = None
+    distances: int = 0
 
     @property
     def attention(self) -> AttentionCase:
@@ -60,6 +61,7 @@ class DecodeCase(OpCase):
             softcap=self.softcap,
             alibi=self.alibi,
             cache=self.cache,
+            distances=self.distances,
         )
 
     def inputs(
@@ -148,6 +150,7 @@ CASES = (
     DecodeCase(lengths=(200, 33, 1), norm=True, norm_float32=True, head_dim=32, rotary_dim=16),
     DecodeCase(lengths=(300, 1, 77), num_heads=6, num_kv_heads=6, rotary_dim=None, alibi=True),
     DecodeCase(lengths=(400, 17), num_heads=6, head_dim=48, window=90, alibi=True),
+    DecodeCase(lengths=(300, 1, 77), num_heads=6, head_dim=20, rotary_dim=None, distances=33),
     DecodeCase(lengths=(300, 1, 77), window=20, num_heads=8, sinks=True),
     DecodeCase(lengths=(600, 33), num_heads=8, norm=True, v_norm=True, values_are_keys=True),
 )

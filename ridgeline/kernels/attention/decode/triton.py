@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.decode.op import composed
 from ridgeline.kernels.attention.decode.triton_fused import fused_kernel
-from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Softmax, by_distance
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Softmax
 from ridgeline.kernels.attention.paged.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.paged.triton import COMBINED, decode_config, paged_attention
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
@@ -92,8 +92,7 @@ def decode_attention(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, _, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
         num_kv_heads, v_norm, scales,
     ) = projected  # fmt: skip
-    scale, softcap, sinks_H, _, window, _ = softmax
-    slopes, alibi = by_distance(softmax)
+    scale, softcap, sinks_H, slopes_H, window, bias_HL = softmax
     num_rows, head_dim = len(batch.slots_R), k_cache_NGPD.shape[3]
     if batch.tokens_each != 1:
         raise ValueError(f"decode attention: one token a row expected, got {batch.tokens_each or 'different numbers'}")
@@ -112,6 +111,7 @@ def decode_attention(
         or schedule.cascade is not None
         or num_rows > MANY_ROWS
         or batch.tree is not None
+        or bias_HL is not None  # of the row's own key too, which is not among the tiles
         or head_dim > WIDEST
         or (buffer is not None and head_dim != BLOCK)
     ):
@@ -146,7 +146,7 @@ def decode_attention(
         torch.empty(programs * group, head_dim, dtype=torch.float32, device=device),
         torch.empty(programs * group, dtype=torch.float32, device=device),
         sinks_H,
-        slopes,
+        slopes_H,
         eps,
         scale * LOG2E.value,
         softcap or 0.0,
@@ -172,7 +172,7 @@ def decode_attention(
         WINDOW=window is not None,
         SINKS=sinks_H is not None,
         SOFTCAP=softcap is not None,
-        ALIBI=alibi,
+        ALIBI=slopes_H is not None,
         KV=cache.KV,
         ROUND=buffer is not None,
         num_warps=cut.num_warps,

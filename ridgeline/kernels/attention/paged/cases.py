@@ -29,6 +29,7 @@ class AttentionCase(OpCase):
     rows: (new tokens, tokens in the cache after them) of each row.
     cache: the dtype of a cache of 8 bits, with random numbers and scales; None: that of the activations.
     captured: the host does not know the rows, as in a captured graph.
+    distances: of a bias by distance; 0: there is none.
     """
 
     epsilons: ClassVar[int] = 8  # two products and the output; the weights sum to one, so the length does not matter
@@ -44,6 +45,7 @@ class AttentionCase(OpCase):
     alibi: bool = False
     cache: torch.dtype | None = None
     captured: bool = False
+    distances: int = 0
 
     def options(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
         """Return the keyword arguments of a self."""
@@ -55,7 +57,11 @@ class AttentionCase(OpCase):
         slopes_H = (2.0 ** -torch.arange(1, self.num_heads + 1)).to(device) if self.alibi else None
         sinks_H = torch.randn(self.num_heads, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
         sinks = sinks_H if self.sinks else None
-        return Softmax(self.head_dim**-0.5, self.softcap, sinks, slopes_H, self.window)
+        bias_HL = None
+        if self.distances:
+            generator = torch.Generator().manual_seed(seed + 1)
+            bias_HL = torch.randn(self.num_heads, self.distances, generator=generator).to(device)
+        return Softmax(self.head_dim**-0.5, self.softcap, sinks, slopes_H, self.window, bias_HL)
 
     def scales(self, device: torch.device) -> KVScales:
         """Return random scales, such that numbers are of order one."""
@@ -131,6 +137,8 @@ CASES = (
     AttentionCase(rows=((20, 90), (1, 33), (5, 5)), softcap=3.0, window=30),
     AttentionCase(rows=((1, 130), (40, 75), (1, 1), (3, 200)), num_heads=6, num_kv_heads=6, alibi=True),
     AttentionCase(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, alibi=True, window=40),
+    AttentionCase(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, head_dim=20, distances=21),
+    AttentionCase(rows=((1, 150), (1, 9)), num_heads=3, num_kv_heads=3, distances=2),
     AttentionCase(rows=((3, 150), (3, 9), (3, 300)), num_heads=8),
     AttentionCase(rows=((4, 100), (4, 4)), window=30),
     AttentionCase(rows=((1, 70), (40, 75), (1, 300), (3, 9)), window=20, num_heads=8, sinks=True),
