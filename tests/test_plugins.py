@@ -82,7 +82,7 @@ def policies() -> Registry:
 def test_a_plugin_is_imported_when_its_name_is_asked_for_and_not_before(installed: Path) -> None:
     assert "newest" in policies()
     assert "other" not in policies()
-    assert [*policies()] == ["fcfs", "priority"]
+    assert [*policies()] == ["fcfs", "priority", "vtc", "drr", "dlpm", "srpt", "slo"]
     told = [line for line in listed() if "a-plugin" in line]
     assert len(told) == 8, "every one of them, and none of another group"
     assert "ridgeline.scheduling_policy 'newest' of a-plugin 1.2 (a_plugin:Newest)" in told

@@ -20,6 +20,14 @@ class InvalidRequest(RidgelineError, ValueError):
         self.param = param
 
 
+class CannotPromise(InvalidRequest):
+    """A request's objective cannot be met now. `retry_after` is the number of seconds after which it may be."""
+
+    def __init__(self, message: str, *, param: str, retry_after: int) -> None:
+        super().__init__(message, param=param)
+        self.retry_after = retry_after
+
+
 class ModelLoadError(RidgelineError):
     """A model folder is missing, damaged, or does not hold the tensors its config promises."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ridgeline.core.plan.request import Preemption
@@ -22,6 +22,7 @@ class Figures:
     drafts: rows that verified some ("drafts"), how many they verified ("draft_tokens"), how many of these were right
         ("accepted_tokens"), at which place behind the last token ("accepted_tokens_per_pos: 0", …), and how many
         seconds they saved ("seconds_saved"); None if no row may.
+    policy: counts of the scheduling policy, by name.
     """
 
     running: int
@@ -34,6 +35,7 @@ class Figures:
     group_hits: Counter[str]
     checkpoints: Counts | None = None
     drafts: Mapping[str, float] | None = None
+    policy: Mapping[str, float] = field(default_factory=dict)
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
@@ -47,6 +49,7 @@ class Figures:
             Counter(_added(self.group_hits, other.group_hits)),
             None if self.checkpoints is None or other.checkpoints is None else self.checkpoints + other.checkpoints,
             None if self.drafts is None or other.drafts is None else _added(self.drafts, other.drafts),
+            _added(self.policy, other.policy),
         )
 
     def after(self, before: Figures) -> Figures:

@@ -37,6 +37,8 @@ from ridgeline.engine.masked_drafts import drafted
 from ridgeline.engine.pace import Pace
 from ridgeline.engine.plan_builder import InFlight, PlanBuilder
 from ridgeline.engine.policy import POLICIES, Policy
+from ridgeline.engine.policy.base import Terms
+from ridgeline.engine.price import price_of
 from ridgeline.engine.recovery import Recovery
 from ridgeline.engine.results import Results
 from ridgeline.engine.running import Running
@@ -70,9 +72,10 @@ class Scheduler:
         self.in_flight: deque[InFlight] = deque()
         self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
         self.on_begin: Callable[[list[Request]], None] = lambda requests: None
-        self._policy: Policy = POLICIES[config.scheduling_policy]()
+        terms = Terms(config.policy, price_of(cost_model, config), clock)
+        self._policy: Policy = POLICIES[config.scheduling_policy](terms)
         self._by_id: dict[str, Sequence] = {}
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(self._policy)
         self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # the sequence, running then, newest plan then
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model)
@@ -99,20 +102,23 @@ class Scheduler:
         return bool(self._by_id or self.in_flight)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Ids must be unique among unfinished requests."""
+        """Queue a request. Ids must be unique among unfinished requests. Raise CannotPromise if the policy has an
+        objective for it that cannot be met."""
         if request.id in self._by_id:
             raise ContractViolation(f"request id {request.id!r} is already in use.")
+        self._policy.check(request)
         seq = Sequence(request, len(self.cache.specs))
         if self.config.draft_depth is not None and seq.features & (Feature.PENALTY | Feature.MASK):
             seq.guessable = False  # what it may draw depends on the tokens before, which differ along a tree
         self._arrivals += 1
         seq.order = self._policy.order(request, self._arrivals)
+        self._policy.come(seq)
         looked_for = self._looked[0]
         if looked_for is not None and looked_for.request.owner != request.owner:
             self._looked = None, 0, 0  # it may be entitled to what another owner has
         self._by_id[request.id] = seq
         self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else 1)
-        self._waiting.push(seq)
+        self._wait(seq)
 
     def knows(self, request_id: str) -> bool:
         """Return True if the request is here and unfinished."""
@@ -128,7 +134,8 @@ class Scheduler:
         drafts = None
         if (drafting := self.running.drafting) is not None:
             drafts = {**self._results.drafts, "seconds_saved": drafting.saved}
-        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts, drafts)
+        shown = self._policy.figures()
+        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts, drafts, shown)
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return the statistics so far of an unfinished request."""
@@ -159,19 +166,29 @@ class Scheduler:
         if self._recovery.suspects:
             self._run_a_suspect(builder)
         else:
-            if self._policy.preempts:
-                self._make_way_by_rank()
+            self._follow_policy()
             self._grow_running()
             builder.standing = self.running.standing_rows()
             builder.budget -= int(builder.standing.rows.num_tokens_R.sum())
             if self.running.paced:
                 self._advance_paced(builder)
-            if self.running.prefilling or self._waiting.heap:
+            if self.running.prefilling or self._waiting:
                 self._advance_prompts(builder)
             self._advance_decoding(builder)
         if not builder.others and not builder.standing.seqs:
             return self._unblock()
         return self._submit(builder)
+
+    def _follow_policy(self) -> None:
+        """Give waiting requests the places that they have by now, and preempt those that may not run any more."""
+        if not self._waiting:
+            return
+        for seq, order in self._policy.due():
+            self._waiting.promote(seq, order)
+        for seq in self._policy.overdrawn(self.running.leaders):
+            self._preempt(seq, Preemption.PRIORITY)
+        if self._policy.preempts:
+            self._make_way_by_rank()
 
     def _make_way_by_rank(self) -> None:
         """Preempt requests that the first waiting one outranks, the last in order first, until it can start.
@@ -190,7 +207,7 @@ class Scheduler:
 
     def _take_places(self, seq: Sequence) -> None:
         running = self.running.leaders()
-        entitled = self._policy.entitled(self._waiting, running)
+        entitled = self._policy.entitled(self._waiting.heads(), running)
         if entitled is not None and not self._could_start(seq, ()):
             self._waiting.promote(entitled, self._policy.promote(entitled))  # also before those preempted for it
             seq = entitled
@@ -282,11 +299,13 @@ class Scheduler:
 
         No request is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """
-        under_way = deque(sorted(self.running.prefilling, key=lambda s: s.order))
+        under_way = deque(sorted(self.running.prefilling, key=self._policy.place))
         waiting, cut = self._waiting.head(), self._itl.target is not None
         decodes = cut and any(not seq.request.background for seq in builder.seqs)  # a client waits for a token
         while builder.budget > 0 and (under_way or waiting is not None):
-            starts = waiting is not None and not (under_way and under_way[0].order < waiting.order)
+            starts = waiting is not None and not (
+                under_way and self._policy.place(under_way[0]) < self._policy.place(waiting)
+            )
             seq = waiting if starts and waiting is not None else under_way[0]
             if cut and (decodes or (seq.request.background and not seq.request.whole)):
                 cut = False
@@ -338,11 +357,14 @@ class Scheduler:
     def _run_a_suspect(self, builder: PlanBuilder) -> None:
         if self.in_flight:
             return
-        seq = min(self._recovery.suspects, key=lambda s: s.order)
+        seq = min(self._recovery.suspects, key=self._policy.place)
         room = self.slots.num_free >= len(seq.members)
-        if seq.slot == NO_SLOT and not (room and self.running.start(seq, reserve_blocks=0)):
-            self._preempt_all(Preemption.RECOVERY)
-            self.running.start(seq, reserve_blocks=0)
+        if seq.slot == NO_SLOT:
+            if not (room and self.running.start(seq, reserve_blocks=0)):
+                self._preempt_all(Preemption.RECOVERY)
+                self.running.start(seq, reserve_blocks=0)
+            if seq.slot != NO_SLOT:
+                self._policy.begin(seq)
         if not self._add_chunk(builder, seq):
             self._preempt_all(Preemption.RECOVERY)
             seq.make_private()
@@ -351,7 +373,7 @@ class Scheduler:
         """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one is preempted."""
         if self.in_flight or not self.running.prefilling:
             return None
-        self._make_way(max(self.running.prefilling, key=lambda s: s.order))
+        self._make_way(max(self.running.prefilling, key=self._policy.place))
         return self.schedule()
 
     # ---- pieces of a plan -------------------------------------------------------------------------------------
@@ -440,6 +462,8 @@ class Scheduler:
             drafts=self.running.drafting is not None and self.running.drafts_pay,
         )
         self.running.deltas.clear()
+        if self._policy.counts:
+            self._policy.serve(seqs, rows, kv_bound_R)
         self._recovery.reset = False
         self.in_flight.append(InFlight(plan, seqs, builder.published, self.running.departures, self._clock()))
         if self.running.begun:
@@ -490,6 +514,12 @@ class Scheduler:
         for member in seq.members:
             member.preemptions[reason] += 1
         self.preemptions[reason] += 1
+        self._policy.left(seq)
+        self._wait(seq)
+
+    def _wait(self, seq: Sequence) -> None:
+        seq.status = Status.WAITING
+        self._policy.wait(seq)
         self._waiting.push(seq)
 
     def _preempt_all(self, reason: Preemption) -> None:
@@ -514,6 +544,10 @@ class Scheduler:
             self.cache.pool.returned(member)
         if seq.slot != NO_SLOT:
             self.running.leave(seq, self._plan_id, stopped=stopped)
+            self._policy.left(seq)
+        else:
+            self._policy.dropped(seq)
+        self._policy.ended(seq)
         if seq.request.task is None:
             self.running.forecast.outputs.note(len(seq.output), cut=len(seq.tokens) >= seq.request.max_total_tokens)
         seq.status = Status.FINISHED

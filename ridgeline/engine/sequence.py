@@ -32,8 +32,8 @@ class Sequence:
     since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
     it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
     leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned again
-    before that plan has retired, since a late token may still arrive. text: its tokens up to when they were last looked
-    through. companion: of a guided request, the sequence
+    before that plan has retired, since a late token may still arrive. tenant: its place in the policy's list of
+    tenants. text: its tokens up to when they were last looked through. companion: of a guided request, the sequence
     with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is known
     as a request, whose status, order and times stand for both.
     """
@@ -72,6 +72,7 @@ class Sequence:
         "slot",
         "source",
         "status",
+        "tenant",
         "text",
         "tokens",
         "trials",
@@ -87,6 +88,7 @@ class Sequence:
         self.num_logprobs = 0 if apart else request.params.logprobs or 0
         self.status = Status.WAITING
         self.order: tuple = ()
+        self.tenant = -1
         self.slot = NO_SLOT
         self.generation = 0
         self.blocks: list[list[int]] = [[] for _ in range(num_groups)]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ridgeline.core.plan.request import Preemption
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.forecast import EDGES, Forecast, Outputs
+from ridgeline.engine.policy import POLICIES
 from ridgeline.engine.slots import SlotTable
 from ridgeline_bench.scripts.preemption import WORKLOADS, Run
 from tests.engine.desk import Desk, make_request
@@ -172,7 +173,7 @@ PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=12).map(tuple)
         st.tuples(PROMPTS, st.integers(1, 24), st.integers(0, 2), st.integers(0, 9)), min_size=2, max_size=9
     ),
     groups=st.sampled_from(GROUPS),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from([*POLICIES]),
     caching=st.booleans(),
     extra=st.integers(0, 12),
     short=st.booleans(),

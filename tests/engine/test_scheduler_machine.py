@@ -16,8 +16,10 @@ from ridgeline.core.plan.request import Request, SamplingParams, TokenEvent
 from ridgeline.core.plan.step import Finish, StepPlan, StepResult
 from ridgeline.core.plan.token_bits import packed
 from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.settings.policies import PolicySettings
 from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.plan_builder import InFlight
+from ridgeline.engine.policy import POLICIES
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sequence import Sequence
@@ -105,7 +107,7 @@ SETTINGS = {
     "max_num_seqs": st.sampled_from([1, 2, 3, 4, 4]),
     "extra_tokens": st.integers(0, 12),
     "depth": st.sampled_from([1, 2, 2, 3]),
-    "policy": st.sampled_from(["fcfs", "priority"]),
+    "policy": st.sampled_from([*POLICIES]),
     "caching": st.sampled_from([True, True, True, False]),
     "lazy": st.booleans(),
 }
@@ -134,6 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,
             scheduling_policy=policy,
+            policy=PolicySettings(slo_ttft=3600, priority_aging=1e-3),
             lookahead_depth=depth,
             cascade=True,
             num_drafts=each - 1,
@@ -212,6 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             eos_ids=frozenset([EOS]),
             cache_salt=salt,
             priority=priority,
+            owner=salt,
             lookahead=lookahead,
             token_mask=masked(fault, faulty_at) if masked else None,
         )

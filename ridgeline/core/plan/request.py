@@ -418,7 +418,9 @@ class Request:
         takes from the prefix cache nor leaves anything there.
     prefix_keys: further things that a state depends on, such as the name of an adapter or the version of the weights.
         Prefix hits happen only between requests with equal keys.
-    owner: whose request it is. Owners have equal shares of the engine.
+    owner: whose request it is. Owners have equal shares of the engine, or those of their weights (`tenant_weights`).
+    slo_ttft, slo_itl: seconds until the first token and between tokens that the request asks for (with the slo policy
+        only); 0: as the engine's settings say.
     """
 
     id: str
@@ -442,6 +444,8 @@ class Request:
     encoder_ids: tuple[int, ...] = ()
     prefix_keys: tuple[str, ...] = ()
     owner: str = ""
+    slo_ttft: float = 0.0
+    slo_itl: float = 0.0
 
     @property
     def background(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.cache import CacheSettings
@@ -10,6 +10,7 @@ from ridgeline.core.settings.checks import check_fields
 from ridgeline.core.settings.experts import ExpertSettings
 from ridgeline.core.settings.model import DTYPE_ALIASES, ModelSettings
 from ridgeline.core.settings.parallel import ParallelSettings
+from ridgeline.core.settings.policies import PolicySettings
 from ridgeline.core.settings.speculation import LOOKAHEAD
 from ridgeline.core.settings.steps import StepSettings, check_limits
 from ridgeline.core.settings.together import check_together
@@ -74,6 +75,7 @@ def count(text: str, name: str) -> int | None:
 class EngineConfig:
     """The resolved settings of the control plane.
 
+    policy: the settings of the scheduling policy.
     state_cache_share, state_checkpoint_interval: as in `LLMConfig`.
     lookahead_depth: how many plans may be in flight at once.
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
@@ -96,6 +98,7 @@ class EngineConfig:
     max_num_batched_tokens: int
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    policy: PolicySettings = field(default_factory=PolicySettings)
     state_cache_share: float = 0.5
     state_checkpoint_interval: int | None = None
     lookahead_depth: int = 2

@@ -17,22 +17,23 @@ from operator import attrgetter
 from typing import ClassVar
 
 from ridgeline.core.plan.request import Request
+from ridgeline.engine.policy.base import Ordered, Terms
 from ridgeline.engine.sequence import Sequence
 
 EXPECTED = 256  # tokens of the output that count as work beforehand: few requests write all that they may
 MOST_OWNERS = 1024  # beyond which those that have nothing ahead are forgotten
 
 
-class Ranked:
+class Ranked(Ordered):
     """A policy without its ranks: `rank` gives a request's, smaller ones first. `preempts` says whether requests of
-    several ranks or owners have come."""
+    several ranks or owners have come. highest: rank that has come."""
 
     rank: ClassVar[attrgetter[int]]
 
-    def __init__(self) -> None:
-        self.preempts = False
+    def __init__(self, terms: Terms | None = None) -> None:
+        super().__init__(terms)
         self._first: tuple[int, str] | None = None
-        self._highest = inf  # rank that has come
+        self.highest = inf
         self._now = 0
         self._next: dict[tuple[int, str], int] = {}  # by rank and owner the place of a request that comes
 
@@ -40,13 +41,16 @@ class Ranked:
         kind = self.rank(request), request.owner
         self._first = self._first or kind
         self.preempts |= kind != self._first
-        self._highest = min(self._highest, kind[0])
+        self.highest = min(self.highest, kind[0])
         place = max(self._now, self._next.get(kind, 0))
         prompt = len(request.prompt_token_ids)
         self._next[kind] = place + prompt + min(request.max_total_tokens - prompt, EXPECTED)
         if len(self._next) > MOST_OWNERS:
             self._next = {kind: after for kind, after in self._next.items() if after > self._now}
         return (kind[0], True, place, arrival_index)
+
+    def lane(self, seq: Sequence) -> tuple[int, str]:
+        return seq.order[0], seq.request.owner
 
     def begin(self, seq: Sequence) -> None:
         self._now = max(self._now, seq.order[2])
@@ -56,9 +60,18 @@ class Ranked:
         return (rank, False, *place)
 
     def entitled(self, waiting: Iterable[Sequence], running: Collection[Sequence]) -> Sequence | None:
-        asking = sorted(waiting, key=lambda seq: seq.order)
-        asking = [seq for seq in asking if seq.order[0] == asking[0].order[0]]
-        counts = self._counts(running, asking[0].order[0]) if asking else Counter[str]()
+        asking = list[Sequence]()
+        counts = Counter[str]()
+        for seq in waiting:
+            if not asking:
+                counts = self._counts(running, seq.order[0])
+                if max(counts.values(), default=0) < 2:
+                    return None  # no share is smaller than one
+            elif seq.order[0] != asking[0].order[0]:
+                break
+            asking.append(seq)
+            if len(asking) > counts.total() + len(counts):
+                break  # a share is one, and some of these run nothing
         share = _share(counts, {seq.request.owner for seq in asking})
         if not any(count > share for count in counts.values()):
             return None
@@ -73,7 +86,7 @@ class Ranked:
         return sorted(found, key=lambda seq: seq.order)
 
     def outranked(self, seq: Sequence) -> bool:
-        return bool(seq.order[0] > self._highest)
+        return bool(seq.order[0] > self.highest)
 
     def keeping(self, running: Collection[Sequence]) -> list[Sequence]:
         first = min(running, key=lambda seq: seq.order)  # it always goes on, so that every request ends

@@ -1,0 +1,171 @@
+"""Objectives: a first token in time, and no longer than so much between tokens; least slack first.
+
+A request's slack is the time until it must start for its first token to come in time. Those whose time is over come
+last, in the order in which they came. A request whose objective cannot be met is refused at once, with the time that
+could be promised. The prediction is the prompts that are to run before its first token, in predicted milliseconds,
+times the seconds that the engine took for each while requests waited.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping
+from math import ceil
+
+import numpy as np
+
+from ridgeline.core.errors import CannotPromise
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import Rows
+from ridgeline.engine.policy.base import MOST_MOVED, Ordered, Terms, still
+from ridgeline.engine.sequence import Sequence
+
+SPAN = 0.05  # seconds of deadlines that are summed up as one
+MEMORY = 0.02  # weight of the newest start in the pace
+FIRST_PACE = 1.3e-3  # seconds for each predicted millisecond, before any was measured
+MARGIN = 0.8  # of an objective, within which the prediction must be
+
+
+class SLO(Ordered):
+    """Orders: (background, over, the latest start, arrival), in seconds on the engine's clock.
+
+    itl: the least objective between tokens of the requests that run, in seconds; None without any.
+    """
+
+    counts = True
+
+    def __init__(self, terms: Terms | None = None) -> None:
+        super().__init__(terms)
+        self.refused = self.missed = 0
+        self._ahead: Counter[int] = Counter()  # microseconds of prompts that wait, by the span of their latest start
+        self._under_way: dict[Sequence, float] = {}  # milliseconds of prompts that run and have no token yet
+        self._seconds, self._started = FIRST_PACE, 1.0  # of starts while requests waited, and their milliseconds
+        self._since: float | None = None  # the newest start, or when requests began to wait
+        self._step = self._last = 0.0  # milliseconds of the newest plan, and when it was made
+        self._pace = FIRST_PACE
+        self._count = 0
+        self._open = 0
+        self._budgets = Counter[float]()
+
+    @property
+    def itl(self) -> float | None:
+        return min(self._budgets, default=None)
+
+    def check(self, request: Request) -> None:
+        if request.background:
+            return
+        ttft, own = self._ttft(request), self.price.prompt(len(request.prompt_token_ids))
+        latest = self._span(self.clock() + ttft - own * self._pace)
+        ahead = 1e-3 * sum(cost for span, cost in self._ahead.items() if span <= latest)
+        wait = ahead * max(self._seconds / self._started, self._pace)
+        seconds = wait + (own + sum(self._under_way.values())) * self._pace + self._step * self._pace
+        if seconds > MARGIN * ttft:
+            self.refused += 1
+            could = ceil(1e3 * seconds / MARGIN)
+            raise CannotPromise(
+                f"a first token within {1e3 * ttft:g} ms cannot be promised now; one within {could} ms could. Ask for "
+                "that with slo_ttft_ms, or try again later.",
+                param="slo_ttft_ms",
+                retry_after=max(1, ceil(seconds - MARGIN * ttft)),
+            )
+        itl, token = self._itl(request), self._pace * self.price.row
+        if itl and token > itl:
+            self.refused += 1
+            raise CannotPromise(
+                f"{1e3 * itl:g} ms between tokens cannot be promised; a step takes {1e3 * token:.3g} ms. Ask for more "
+                "with slo_itl_ms.",
+                param="slo_itl_ms",
+                retry_after=1,
+            )
+
+    def _ttft(self, request: Request) -> float:
+        return request.slo_ttft or self.settings.slo_ttft
+
+    def _itl(self, request: Request) -> float:
+        return request.slo_itl or self.settings.slo_itl
+
+    def _span(self, latest: float) -> int:
+        return int(latest // SPAN)
+
+    def order(self, request: Request, arrival_index: int) -> tuple:
+        self.preempts |= request.background
+        own = self.price.prompt(len(request.prompt_token_ids)) * self._pace
+        return (request.background, False, request.arrival + self._ttft(request) - own, arrival_index)
+
+    def wait(self, seq: Sequence) -> None:
+        if not self._open:
+            self._last = 0.0
+        self._open += 1
+        background, over, latest, arrival = seq.order
+        if seq.first_token is not None:  # its reader waits for the next one
+            seq.order = (background, False, 0.0, arrival)
+            return
+        if not self._ahead:
+            self._since = self.clock()
+        if not over:
+            self._ahead[self._span(latest)] += self._own(seq)
+            heapq.heappush(self.aged, (latest, seq.order, seq))
+
+    def _own(self, seq: Sequence) -> int:
+        """Return predicted microseconds as a whole number, so that sums come back to 0."""
+        return ceil(1e3 * self.price.prompt(seq.num_prompt))
+
+    def _waits_no_more(self, seq: Sequence) -> int:
+        """Take a request out of the sums. Return its microseconds there."""
+        _, over, latest, _ = seq.order
+        if over or latest == 0.0:
+            return 0
+        own, span = self._own(seq), self._span(latest)
+        self._ahead[span] -= own
+        if self._ahead[span] <= 0:
+            del self._ahead[span]
+        return own
+
+    def begin(self, seq: Sequence) -> None:
+        now, own = self.clock(), self._waits_no_more(seq)
+        if own and self._since is not None:
+            self._seconds += MEMORY * (now - self._since - self._seconds)
+            self._started += MEMORY * (1e-3 * own - self._started)
+        self._since = now if self._ahead else None
+        if seq.first_token is None:
+            self._under_way[seq] = self.price.prompt(len(seq.tokens))
+        if itl := self._itl(seq.request):
+            self._budgets[itl] += 1
+
+    def left(self, seq: Sequence) -> None:
+        self._open -= 1
+        self._under_way.pop(seq, None)
+        if itl := self._itl(seq.request):
+            self._budgets[itl] -= 1
+            if not self._budgets[itl]:
+                del self._budgets[itl]
+
+    def dropped(self, seq: Sequence) -> None:
+        self._open -= 1
+        self._waits_no_more(seq)
+        self._since = self._since if self._ahead else None
+
+    def due(self) -> list[tuple[Sequence, tuple]]:
+        moved: list[tuple[Sequence, tuple]] = []
+        now = self.clock() if self.aged else 0.0
+        while self.aged and self.aged[0][0] < now and len(moved) < MOST_MOVED:
+            entry = heapq.heappop(self.aged)
+            if still(entry):
+                self.missed += 1
+                self._waits_no_more(entry[2])
+                background, _, _, arrival = entry[1]
+                moved.append((entry[2], (background, True, 0.0, arrival)))
+        return moved
+
+    def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
+        now, cost = self.clock(), float(self.price.of_rows(rows, kv_len_R).sum())
+        if self._last and self._step:
+            took = (now - self._last) / self._step
+            self._pace += MEMORY * (min(took, 10 * self._pace) - self._pace)
+        self._last, self._step = now, cost
+        for seq in [seq for seq in self._under_way if seq.first_token is not None]:
+            del self._under_way[seq]
+
+    def figures(self) -> Mapping[str, float]:
+        return {"slo: refused": self.refused, "slo: missed": self.missed}
