@@ -370,6 +370,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         max_num_batched_tokens=memory.sizes.max_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
+        policy=config.policy,
         state_cache_share=config.state_cache_share,
         state_checkpoint_interval=config.state_checkpoint_interval,
         itl_target=choose_itl_target(config.itl_target, cost_model, interactive=wiring.interactive),

@@ -16,7 +16,9 @@ from typer.core import TyperCommand
 
 from ridgeline.core.errors import InvalidConfig
 
-SECRETS = frozenset({"admin-key", "api-key", "hf-token", "ssl-keyfile-password"})  # no message repeats their words
+SECRETS = frozenset(
+    {"admin-key", "api-key", "hf-token", "trusted-key", "ssl-keyfile-password"}
+)  # no message repeats their words
 SEVERAL = -1  # for a flag that takes all words up to the next flag
 
 

@@ -37,6 +37,8 @@ SERVE_HELP = {
     "uds": "Unix socket to listen on, instead of host and port.",
     "served_model_name": "Names of the model for clients (default: its folder's name, or its hub id).",
     "api_key": "Keys that clients may send (without one, none is asked for).",
+    "trusted_key": "Those of the keys that may name a request's tenant (X-Ridgeline-Tenant) and give any priority.",
+    "priority_floor": "Lowest, most urgent priority that other keys may give (default: any).",
     "admin_key": "Keys for routes that show other clients' requests (default: the API keys), and for those that pause, "
     "sleep, reload or reset (default: these are closed).",
     "open_admin_routes": "Without an admin key, let every client pause, sleep, reload or reset the engine.",

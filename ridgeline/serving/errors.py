@@ -50,6 +50,12 @@ class Overloaded(RequestFailed):
     status, kind, code = 429, "rate_limit_error", "queue_full"
 
 
+class NotPromised(Overloaded):
+    """The request's objective cannot be met now; the message says what could."""
+
+    code = "objective_not_met"
+
+
 class Unavailable(RequestFailed):
     """The engine is starting or gone, or the server is about to end."""
 

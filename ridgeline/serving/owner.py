@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from hashlib import sha256
 
 _current: ContextVar[str] = ContextVar("owner", default="")
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
+_trusted: ContextVar[bool] = ContextVar("trusted", default=False)
+
+HEADER = "x-ridgeline-tenant"
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+WRONG_NAME = "X-Ridgeline-Tenant must be 1 to 64 letters, digits, dots, dashes and underscores."
 
 
 def take(key: str | None, peer: str | None) -> None:
@@ -18,6 +24,25 @@ def take(key: str | None, peer: str | None) -> None:
     tenant = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16] if key else ""
     _tenant.set(tenant)
     _current.set(tenant or peer or "")
+    _trusted.set(False)
+
+
+def is_name(name: str) -> bool:
+    """Return True if a tenant may have this name."""
+    return NAME.fullmatch(name) is not None
+
+
+def trust(name: str | None) -> None:
+    """Note that the key is trusted. The owner is the tenant that it names, if it names one."""
+    _trusted.set(True)
+    if name is not None:
+        _current.set(name)
+        _tenant.set(name)
+
+
+def trusted() -> bool:
+    """Return True if the owner's key is trusted."""
+    return _trusted.get()
 
 
 def current() -> str:

@@ -68,7 +68,7 @@ class Hello(Message, frozen=True, tag="hello"):
 # Fields that `Submit` and `core.plan.request.Request` both have as they are.
 AS_THEY_ARE = (
     *("params", "seed", "max_total_tokens", "cache_salt", "priority", "arrival", "task", "whole", "second_text"),
-    *("thinking", "embeds", "encoder_ids"),
+    *("thinking", "embeds", "encoder_ids", "slo_ttft", "slo_itl"),
 )
 
 
@@ -99,6 +99,8 @@ class Submit(Message, frozen=True, tag="submit"):
     thinking: Thinking | None = None
     embeds: Embeds | None = None
     encoder_ids: tuple[int, ...] = ()
+    slo_ttft: float = 0.0
+    slo_itl: float = 0.0
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -281,7 +283,8 @@ class Progress(Message, frozen=True, tag="progress"):
 
 class Refused(Message, frozen=True, tag="refused"):
     """A request that will not run. `param` is its field at fault, if one is. `retry_after` is in seconds, if the server
-    has no time for the request now. `paused` is true if the request ended because the engine was paused."""
+    has no time for the request now; with `param`, if that objective cannot be met now.
+    `paused` is true if the request ended because the engine was paused."""
 
     id: int
     error: str

@@ -32,6 +32,8 @@ class PolicySettings:
 
 def weights_of(text: str) -> dict[str, float]:
     """Return the weights in "a=2,b=1". Raise InvalidConfig for anything else."""
+    if not isinstance(text, str):
+        raise InvalidConfig(f"tenant_weights is text, as a=2,b=1, got {text!r}.")
     weights: dict[str, float] = {}
     for entry in filter(None, text.split(",")):
         name, _, number = (part.strip() for part in entry.partition("="))

@@ -33,6 +33,9 @@ class ServeConfig:
     grpc_port: the port of the gRPC server on the same host (None: there is none).
     served_model_name: the name that clients use for the model; several names are aliases (default: the folder's name).
     api_key: the keys that clients may use (none: no key is asked for).
+    trusted_key: the client keys that may name the tenant of a request in the header X-Ridgeline-Tenant, and give any
+        priority. Every other key is a tenant itself.
+    priority_floor: the lowest (most urgent) priority that other clients may give (None: any).
     admin_key: the keys for routes that show other clients' requests, or change what all clients get.
     open_admin_routes: without an admin key, let every client change what all get (pause, sleep, reload, forget).
     api_server_count: how many API servers run.
@@ -91,6 +94,8 @@ class ServeConfig:
     uds: str | None = None
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
+    trusted_key: tuple[str, ...] = ()
+    priority_floor: int | None = None
     admin_key: tuple[str, ...] = ()
     open_admin_routes: bool = False
     api_server_count: int = 1
@@ -175,9 +180,11 @@ class ServeConfig:
         ):
             if not isfinite(getattr(self, name)):
                 raise InvalidConfig(f"{name} must be a number of seconds, got {getattr(self, name)!r}.")
-        for name in ("api_key", "admin_key", "served_model_name"):
+        for name in ("api_key", "trusted_key", "admin_key", "served_model_name"):
             if not all(getattr(self, name)):
                 raise InvalidConfig(f"{name} must not be empty; leave it out, or give one.")
+        if not {*self.trusted_key} <= {*self.api_key}:
+            raise InvalidConfig("trusted_key has a key that is not one of api_key; give it there too.")
         for port in (self.port, self.grpc_port or 0):
             if port > 65_535:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Annotated
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.checks import AtLeast, Named, Settings
+from ridgeline.core.settings.policies import AGING, MOST_SECONDS, PolicySettings, weights_of
 from ridgeline.core.settings.speculation import Speculation, speculation_of
 
+MOST_MS = 1e3 * MOST_SECONDS
 MAX_LOGPROBS = 20  # likeliest tokens that a request may have reported for each token, unless an operator says more
 
 
@@ -27,6 +30,10 @@ class StepSettings(Settings):
     deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
     cascade: decoding requests with the same first cache blocks read their keys together. The default is yes on a GPU,
         but not with deterministic.
+    tenant_weights: shares of service where these are not equal, as "a=2,b=1" (policies vtc, drr and dlpm).
+    priority_aging: seconds of waiting after which a request rises by one level of priority (policy priority); 0: never.
+    slo_ttft_ms, slo_itl_ms: milliseconds until the first token and between tokens that are promised to requests which
+        name none (policy slo); 0: nothing is promised between tokens.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where no client
         waits, there is none.
@@ -42,6 +49,10 @@ class StepSettings(Settings):
     max_logprobs: int = MAX_LOGPROBS
     enable_prompt_embeds: bool = False
     scheduling_policy: str = "fcfs"
+    tenant_weights: str = ""
+    priority_aging: Annotated[float, Named("a number of seconds from 0")] = AGING
+    slo_ttft_ms: Annotated[float, Named("a number of milliseconds above 0")] = 2000.0
+    slo_itl_ms: Annotated[float, Named("a number of milliseconds from 0")] = 0.0
     itl_target: Annotated[float | None, Named("a number of milliseconds from 0")] = None
     seed: int = 0
     enforce_eager: bool = False
@@ -53,12 +64,26 @@ class StepSettings(Settings):
 
     def check(self) -> None:
         speculation_of(self.speculative_config)
+        weights_of(self.tenant_weights)
+        for name, most in ("priority_aging", inf), ("slo_ttft_ms", MOST_MS), ("slo_itl_ms", MOST_MS):
+            if not 0 <= getattr(self, name) <= most or (name == "slo_ttft_ms" and not self.slo_ttft_ms):
+                raise InvalidConfig(f"{name} must not be negative, nor above an hour, got {getattr(self, name)!r}.")
         if self.itl_target is not None and not 0 <= self.itl_target < float("inf"):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
         if self.max_logprobs < -1:
             raise InvalidConfig(f"max_logprobs must be at least 0, or -1 for all, got {self.max_logprobs!r}.")
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InvalidConfig(f"seed must fit into 64 bits, got {self.seed!r}.")
+
+    @property
+    def policy(self) -> PolicySettings:
+        """The settings of the scheduling policy."""
+        return PolicySettings(
+            tenant_weights=weights_of(self.tenant_weights),
+            priority_aging=self.priority_aging,
+            slo_ttft=self.slo_ttft_ms / 1e3,
+            slo_itl=self.slo_itl_ms / 1e3,
+        )
 
     @property
     def speculation(self) -> Speculation | None:

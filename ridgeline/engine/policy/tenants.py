@@ -52,7 +52,7 @@ class Tenants(Ordered):
         self._waiting, self._running = Counter[int](), Counter[int]()
         self._least: dict[bool, list[tuple[float, int]]] = {False: [], True: []}  # tenants that wait, by `spent`
         self._seen: tuple[list[Sequence], np.ndarray] = [], np.zeros(0, np.int64)
-        self._served: Counter[str] = Counter()  # milliseconds of the tenants that figures show
+        self._served: dict[str, float] = {}  # milliseconds of the tenants that figures show
 
     # ---- places -----------------------------------------------------------------------------------------------
 
@@ -156,7 +156,8 @@ class Tenants(Ordered):
             cost = float(sums[tenant])
             self.spent[tenant] += cost / self._weights[tenant]
             name = self._names[tenant][1]
-            self._served[name if name in self._served or len(self._served) < SHOWN else OTHERS] += cost
+            shown = name if name in self._served or len(self._served) < SHOWN else OTHERS
+            self._served[shown] = self._served.get(shown, 0.0) + cost
 
     def overdrawn(self, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         least = self._floor(False)

@@ -20,7 +20,15 @@ from msgspec.structs import replace
 
 from ridgeline.core.plan.request import Request
 from ridgeline.serving import owner
-from ridgeline.serving.errors import BadRequest, EngineFailed, GrammarsBusy, RequestFailed, SlowReader, Unavailable
+from ridgeline.serving.errors import (
+    BadRequest,
+    EngineFailed,
+    GrammarsBusy,
+    NotPromised,
+    RequestFailed,
+    SlowReader,
+    Unavailable,
+)
 from ridgeline.serving.generation.ticket import RequestTicket, resolve
 from ridgeline.transport.messages import (
     AS_THEY_ARE,
@@ -439,6 +447,8 @@ def weight_of(request: Request) -> int:
 def _refusal(message: Refused) -> RequestFailed:
     if message.paused:
         return Unavailable(message.error, retry_after=RETRY_AFTER)
+    if message.retry_after is not None and message.param:
+        return NotPromised(message.error, param=message.param, retry_after=message.retry_after)
     if message.retry_after is not None:
         return GrammarsBusy(message.error, message.retry_after)
     return BadRequest(message.error, param=message.param) if message.param else EngineFailed(message.error)

@@ -53,7 +53,7 @@ class GenerationRequest:
     `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
     tokens are skipped, because its reader needs them. `reader` makes the reader of a completion's text, which separates
-    content, reasoning and calls. `thinking` and `embeds` are as in `core.plan.request.Request`.
+    content, reasoning and calls. `thinking`, `embeds`, `slo_ttft` and `slo_itl` are as in `core.plan.request.Request`.
     """
 
     id: str
@@ -70,6 +70,8 @@ class GenerationRequest:
     reader: Callable[[], AnswerReader] | None = None
     thinking: Thinking | None = None
     embeds: Embeds | None = None
+    slo_ttft: float = 0.0
+    slo_itl: float = 0.0
 
     def within(self, *timeouts: float | None) -> GenerationRequest:
         """Return the same request, bounded by the earliest of its own timeout and these; 0 and None are no bounds."""
@@ -176,6 +178,8 @@ class Run:
             cache_salt=asked.cache_salt,
             embeds=asked.embeds,
         )
+        if asked.slo_ttft or asked.slo_itl:
+            requests = [replace(each, slo_ttft=asked.slo_ttft, slo_itl=asked.slo_itl) for each in requests]
         if asked.thinking is not None:
             requests = [replace(request, thinking=asked.thinking) for request in requests]
         self._completions = [

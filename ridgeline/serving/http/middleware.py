@@ -71,7 +71,8 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     uploads = config.batch_file_bytes + FORM_BYTES if config.batch_dir is not None else 0
     layers = with_whole_body(layers, config.max_body_bytes, uploads)
     layers = with_draining(with_load(layers, api), api.service.admission)
-    layers = with_keys(layers, config.api_key, config.admin_key, open_orders=config.open_admin_routes)
+    orders, trusted = config.open_admin_routes, config.trusted_key
+    layers = with_keys(layers, config.api_key, config.admin_key, open_orders=orders, trusted=trusted)
     if config.allowed_origins:
         layers = CORSMiddleware(
             layers,
@@ -166,9 +167,17 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
     return run
 
 
-def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str], *, open_orders: bool = False) -> ASGIApp:
+def with_keys(
+    app: ASGIApp,
+    keys: Sequence[str],
+    admin_keys: Sequence[str],
+    *,
+    open_orders: bool = False,
+    trusted: Sequence[str] = (),
+) -> ASGIApp:
     """Ask for a key on every route but health, if there are any keys. An admin key opens every route; if there is one,
-    it alone opens those in ADMIN. Without one, those in ORDERS are closed, unless `open_orders` says otherwise."""
+    it alone opens those in ADMIN. Without one, those in ORDERS are closed, unless `open_orders` says otherwise. A
+    key in `trusted` may name the tenant; the header of any other is not read."""
     clients = (*keys, *admin_keys) if keys else ()
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,6 +193,11 @@ def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str], *, o
             if not (admin_keys or open_orders) and is_under_any(ORDERS, path):
                 return await _refuse(Forbidden(CLOSED), scope, receive, send)
             owner.take(right[0] if needed else None, (scope.get("client") or ("",))[0])
+            if trusted and right[0] is not None and allowed(right[0], trusted):
+                name = Headers(scope=scope).get(owner.HEADER)
+                if name is not None and not owner.is_name(name):
+                    return await _refuse(BadRequest(owner.WRONG_NAME), scope, receive, send)
+                owner.trust(name)
             return await app(scope, receive, send)
         if clients and True in [allowed(key, clients) for key in given]:
             return await _refuse(Forbidden("this route asks for the admin key (--admin-key)."), scope, receive, send)

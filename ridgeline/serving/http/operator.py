@@ -39,7 +39,7 @@ SHOWN_FIGURES = (
 )
 SAME = 0.01  # seconds that the starts of one engine may differ by: the past has them in ms
 HOLE = 3 * past.PERIOD  # seconds without figures at a page, from which on it gets the past ones
-SECRET = ("api_key", "admin_key", "ssl_keyfile_password")
+SECRET = ("api_key", "trusted_key", "admin_key", "ssl_keyfile_password")
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (  # nothing from elsewhere, and no frames

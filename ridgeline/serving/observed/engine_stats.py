@@ -183,6 +183,7 @@ class EngineStats:
             others |= {f"expert_cache: {name}": count for name, count in counted.worker.expert_cache._asdict().items()}
         if counted.worker.rebalanced is not None:
             others |= {f"rebalanced: {name}": value for name, value in counted.worker.rebalanced._asdict().items()}
+        others |= {f"policy: {name}": value for name, value in figures.policy.items()}
         reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}
         return Stats(
             at=time.monotonic(),

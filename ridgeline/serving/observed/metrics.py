@@ -64,6 +64,12 @@ DRAFTS = {
     "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Drafts of them that were right."),
 }
 HITS = "prefix_cache_hits"
+POLICY_COUNTS = (  # kind and name among the policy's counts, metric, text
+    ("lengths", "outputs", "ridgeline:predicted_outputs", "Outputs that ended, whose length had been predicted."),
+    ("lengths", "error_tokens", "ridgeline:predicted_output_error_tokens", "Tokens by which these predictions erred."),
+    ("slo", "refused", "ridgeline:slo_refused", "Requests whose objective could not be promised."),
+    ("slo", "missed", "ridgeline:slo_missed", "Requests that could not start in time."),
+)
 VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
 
 
@@ -239,6 +245,13 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     why = [([*labels, why], stats.counters.get(f"preemptions: {why}", 0)) for why in Preemption] if stats else []
     text = "Times a running request started over, by why."
     yield _counter("ridgeline:preemptions", text, (*ENGINE, "reason"), why)
+    of_policy = _policy_counts(stats.counters if stats else {})
+    service = [([*labels, name], value) for name, value in of_policy.get("service", {}).items()]
+    text = "Predicted milliseconds of work done for a tenant, by the policies that count it."
+    yield _counter("ridgeline:tenant_service_milliseconds", text, (*ENGINE, "tenant"), service)
+    for kind, name, metric, text in POLICY_COUNTS:
+        if kind in of_policy:
+            yield counter(metric, text, of_policy[kind][name])
     started = stats.started if stats else None
     yield gauge("ridgeline:engine_start_time_seconds", "When the engine started, since 1970.", started)
     yield counter("ridgeline:steps", "Steps of the engine.", stats.steps if stats else None)
@@ -250,6 +263,16 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter("ridgeline:saturated_activations", cut_off, stats.saturations if stats else None)
     share = headroom(stats.recent[-NEWEST_STEPS:]) if stats else None
     yield gauge("ridgeline:headroom", f"Limit divided by time over the newest {NEWEST_STEPS} steps; 1 is best.", share)
+
+
+def _policy_counts(counters: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the counts of the scheduling policy, by kind and name."""
+    found: dict[str, dict[str, float]] = {}
+    for key, value in counters.items():
+        if key.startswith("policy: "):
+            kind, _, name = key.removeprefix("policy: ").partition(": ")
+            found.setdefault(kind, {})[name] = value
+    return found
 
 
 def _cost(snapshot: Snapshot) -> Iterable[Metric]:

@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from ridgeline.assembly import Assembly, assemble
-from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
+from ridgeline.core.errors import CannotPromise, DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
 from ridgeline.core.plan.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
 from ridgeline.core.plan.sleep import Kind
 from ridgeline.core.settings.config import LLMConfig
@@ -196,6 +196,9 @@ class EngineHost:
             self._engine.add(request)
         except Busy as error:
             self._socket.send(connection, Refused(id=submit.id, error=str(error), retry_after=GRAMMAR_RETRY))
+        except CannotPromise as error:
+            told = Refused(id=submit.id, error=str(error), param=error.param, retry_after=error.retry_after)
+            self._socket.send(connection, told)
         except InvalidRequest as error:
             self._socket.send(connection, Refused(id=submit.id, error=str(error), param=error.param))
         except Exception as error:

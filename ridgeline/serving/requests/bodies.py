@@ -31,6 +31,7 @@ from ridgeline.core.plan.request import (
     MAX_STOP_IDS,
     MAX_STOP_LENGTH,
 )
+from ridgeline.core.settings.policies import MOST_SECONDS
 from ridgeline.serving.requests.fields import Refusal
 
 MOST_PROMPTS = 512  # in one completions request
@@ -294,6 +295,8 @@ class GenerationBody(SampledBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), LAX_INT] | None = None
     truncation_side: Literal["left", "right"] | None = None
     return_tokens_as_token_ids: bool | None = None
+    slo_ttft_ms: Annotated[float, Field(gt=0, le=1e3 * MOST_SECONDS)] | None = None
+    slo_itl_ms: Annotated[float, Field(gt=0, le=1e3 * MOST_SECONDS)] | None = None
     stream_interval: Annotated[int, Field(ge=1, lt=2**31), LAX_INT] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
