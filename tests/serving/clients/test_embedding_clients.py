@@ -11,14 +11,15 @@ import pytest
 
 from ridgeline import LLM
 from tests import pooled_models
-from tests.serving.apis.openai.test_pooling import DOCUMENTS, NEAR, QUERY, TEXTS, engine_in_a_thread
+from tests.serving.apis.openai.test_pooling import DOCUMENTS, NEAR, QUERY, TEXTS
 from tests.serving.clients.asked import needs
-from tests.serving.conftest import DTYPE, MODEL, Server, StartServer
+from tests.serving.conftest import DTYPE, MODEL, Server, StartServer, engine_in_a_thread
 
 
 @contextmanager
 def serving(folder: Path, start_server: StartServer) -> Iterator[Server]:
-    with engine_in_a_thread(folder, folder.parent / "socket") as socket, start_server(folder, socket) as server:
+    socket = folder.parent / "socket"
+    with engine_in_a_thread(socket, model=str(folder)), start_server(folder, socket) as server:
         yield server
 
 

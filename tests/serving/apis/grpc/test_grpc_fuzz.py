@@ -46,9 +46,10 @@ METHODS: dict[str, type[Message]] = {
     "/inference.GRPCInferenceService/ModelInfer": kserve.ModelInferRequest,
     "/inference.GRPCInferenceService/ModelStreamInfer": kserve.ModelInferRequest,
     "/grpc.health.v1.Health/Check": health_pb2.HealthCheckRequest,
-    "/grpc.health.v1.Health/List": health_pb2.HealthListRequest,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": reflection_pb2.ServerReflectionRequest,
 }
+if hasattr(health_pb2, "HealthListRequest"):  # packages for protobuf 6, which tritonclient asks for, do not have it
+    METHODS["/grpc.health.v1.Health/List"] = health_pb2.HealthListRequest
 STREAMED = (kserve.ModelInferRequest, reflection_pb2.ServerReflectionRequest)
 GENERATING = ("Generate", "ModelInfer", "ModelStreamInfer")
 

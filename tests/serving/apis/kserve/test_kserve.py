@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -451,23 +453,31 @@ def test_a_queue_becomes_settings_and_what_has_no_effect_is_said(
     assert given["queue_timeout"] == 2.0, "a flag wins"
 
 
+TRITONS_READER = """
+import json, sys
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as triton
+queue = text_format.Parse(sys.stdin.read(), triton.ModelConfig()).dynamic_batching
+default, by_level = queue.default_queue_policy, dict(queue.priority_queue_policy)
+rejects = triton.ModelQueuePolicy.REJECT
+waits = {key: each.default_timeout_microseconds / 1e6 * (each.timeout_action == rejects) for key, each in by_level.items()}
+timeout = default.default_timeout_microseconds / 1e6
+print(json.dumps([queue.priority_levels, queue.default_priority_level, timeout, default.max_queue_size, list(waits.items())]))
+"""
+
+
 @needing("tritonclient")
 def test_tritons_own_reader_reads_the_same_queue() -> None:
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
-    theirs = text_format.Parse(GENERATE + QUEUED, model_config_pb2.ModelConfig()).dynamic_batching
+    """In a process of its own: both of us describe messages of these names."""
+    command = [sys.executable, "-c", TRITONS_READER]
+    done = subprocess.run(
+        command, input=GENERATE + QUEUED, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
     given = dict(read_pbtxt(GENERATE + QUEUED, "x"))["dynamic_batching"]
     ours, _ = read_queue(given, InvalidConfig)
-    assert (ours.levels, ours.default_level) == (theirs.priority_levels, theirs.default_priority_level)
-    default, by_level = theirs.default_queue_policy, theirs.priority_queue_policy
-    assert (ours.timeout, ours.size) == (default.default_timeout_microseconds / 1e6, default.max_queue_size)
-    rejects = model_config_pb2.ModelQueuePolicy.REJECT
-    waits = {
-        key: each.default_timeout_microseconds / 1e6 * (each.timeout_action == rejects)
-        for key, each in by_level.items()
-    }
-    assert ours.timeouts == waits
+    waits = [list(each) for each in ours.timeouts.items()]
+    assert json.loads(done.stdout) == [ours.levels, ours.default_level, ours.timeout, ours.size, waits]
 
 
 @pytest.mark.parametrize(
