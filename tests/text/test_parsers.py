@@ -178,6 +178,8 @@ def m3(*pairs: tuple[str, str]) -> str:
 
 
 STEPPED = step3(*TYPED)
+GEMMA_TYPES = {"query": "07", "limit": 3, "free": 5}
+LINES_WITHIN = {"query": "a\nb\0", "limit": 3}
 WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", f"Well.\n<tool_call>\n{SAID}\n</tool_call>", "Well.\n", ONE),
     ("hermes", f'<tool_call>{SAID}</tool_call><tool_call>{{"name": "now"}}</tool_call> ok', "ok", TWO),
@@ -355,6 +357,16 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", f"<tool_call> is a tag. <tool_call>{NOW}</tool_call>", "<tool_call> is a tag. ", [NOW_CALL]),
     ("smollm3", "<code>now()\nsee(b=1)\n</code> ok", "\nsee(b=1)\nok", [NOW_CALL]),
     ("olmo3", "<function_calls>now()\n(It rains.)", "(It rains.)", [NOW_CALL]),
+    # Granite 20B for functions and Phi-4-mini; a sentence before a call of Llama's.
+    ("granite", f"Hm <function_call> {SAID}\n<function_call> {NOW}", "Hm ", TWO),
+    ("granite", f"Hm functools[{SAID}, {NOW}]", "Hm ", TWO),
+    ("granite", "functools [1] and functools[1]", "functools [1] and functools[1]", []),
+    ("llama3_json", f"It is: {MEANT} So.", "It is: So.", ONE),
+    ("llama3_json", 'See {"name": "Bob", "age": {}} or {"type', 'See {"name": "Bob", "age": {}} or {"type', []),
+    # A word that is left out, and a number where the schema has strings alone.
+    ("gemma4", "<|tool_call>:search{query:07,limit:3,free:5}<tool_call|>", "", [("search", GEMMA_TYPES)]),
+    ("lfm2", "<|tool_call_start|>[search(query='a\nb\0', limit=03)]<|tool_call_end|>", "", [("search", LINES_WITHIN)]),
+    ("lfm2", "<|tool_call_start|>[search(tags={'u', 'v'})]<|tool_call_end|>", "", [("search", {"tags": ["u", "v"]})]),
     ("openai", MESSAGES, "Let me see.", TWO),
     ("openai", "<|channel|>final<|message|>It rains.<|return|>", "It rains.", []),
 ]
@@ -402,6 +414,22 @@ def test_what_proves_to_be_no_call_is_given_as_it_comes(name: str, text: str) ->
         given = [event for char in whole for event in parser.push(char)]
         content = "".join(event.text for event in given if isinstance(event, Content))
         assert len(content) > 400, tag
+
+
+def test_what_the_schema_knows_goes_before_what_the_model_says_of_a_type() -> None:
+    """DeepSeek V3.2 says of each argument whether it is a string. `float` and `bool` are no types of JSON Schema."""
+    types = {"n": "float", "b": "bool", "s": "string", "i": "integer", "u": ["string", "null"], "l": ["list", "null"]}
+    tools = {"f": {"properties": {name: {"type": kind} for name, kind in types.items()}}}
+    given = [
+        *(("n", "true", "2.5"), ("b", "true", "true"), ("s", "false", "null"), ("i", "false", "-007")),
+        *(("u", "false", "null"), ("l", "true", "[1]"), ("x", "true", "5"), ("y", "false", "5")),
+    ]
+    mark = "｜DSML｜"
+    parts = [f'<{mark}parameter name="{key}" string="{said}">{text}</{mark}parameter>' for key, said, text in given]
+    text = f'<{mark}tool_calls><{mark}invoke name="f">{"".join(parts)}</{mark}invoke></{mark}tool_calls>'
+    _, content, [(_, arguments, _)] = cuts_agree(lambda: FORMS["deepseek_v4"].parser(tools), text)
+    wanted = {"n": 2.5, "b": True, "s": "null", "i": -7, "u": None, "l": [1], "x": "5", "y": 5}
+    assert (content, json.loads(arguments)) == ("", wanted)
 
 
 def test_odd_schemas_of_tools_end_no_answer() -> None:

@@ -157,12 +157,14 @@ class CallParser(Scanner):
         else:
             self.arguments("{}")
 
-    def json_call(self) -> Reading[str | None]:
-        """Read {"name": …, "arguments": {…}}. Return None, or the text that was read if it is no call.
+    def json_call(self, begun: str = "") -> Reading[str | None]:
+        """Read {"name": …, "arguments": {…}}. Return None, or the text that was read if it is no call. `begun` is the
+        part that has been taken already.
 
         Arguments are given as they come where the name stands before them, and otherwise when the object has ended.
         """
-        read, span = list[str](), JsonSpan(inner=True)
+        read, span = [begun], JsonSpan(inner=True)
+        span.end(begun)
         while True:
             end, complete = span.end(self._text, self._at)
             read.append(self.cut(end - self._at))

@@ -4,6 +4,7 @@ string is taken as it stands, and numbers, booleans, lists and objects are decod
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,11 @@ from ridgeline.text.parsers.scanner import Give, Reading, Tags
 
 MOST_REFERENCES = 8  # followed one after another
 ANY = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+SPELLED = {  # names of types that tools have in place of JSON Schema's
+    **{"float": "number", "double": "number", "int": "integer", "long": "integer", "bool": "boolean"},
+    **{"str": "string", "text": "string", "dict": "object", "list": "array"},
+}
+ZEROS = re.compile(r"(-?)0+([0-9]+)")
 PYTHON = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
@@ -95,12 +101,15 @@ class XmlParser(CallParser):
                 tag = yield from self.until(self._value, self.drop)
             if tag is None:
                 break
-            key, types = self.named(key.strip())
+            key, said = self.named(key.strip())
             self.arguments(f"{'{' if first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
             first = False
-            if types is None and (name, key) not in self._types:
+            if (name, key) not in self._types:
                 self._types[name, key] = types_of(schema, key)
-            tag = yield from self._read_value(types or self._types[name, key], schema)
+            types = self._types[name, key]
+            if said is not None:
+                types = _agreed(said, types) if is_named(schema, key) else said
+            tag = yield from self._read_value(types, schema)
             if tag == form.value_end:
                 tag = yield from self.until(self._keys, self.drop)
         if tag is not None or first:
@@ -152,6 +161,12 @@ LONGEST_NAME = 64  # of an argument, with the form's own signs
 QUOTES = "\"'"
 
 
+def _agreed(said: frozenset[str], known: frozenset[str]) -> frozenset[str]:
+    """Return the types of an argument that the model calls a string or JSON. The schema decides where it allows no such
+    value."""
+    return said if said == {"string"} and "string" in known else (known - {"string"}) or known
+
+
 class LastSign:
     """A giver that knows the last character of what it was given."""
 
@@ -181,12 +196,15 @@ class Framed:
             self._give(text)
 
 
+def is_named(schema: Mapping[str, Any], name: str) -> bool:
+    """Return True if the schema of a function describes this argument."""
+    properties = schema.get("properties")
+    return isinstance(properties, Mapping) and name in properties
+
+
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """Return the types that an argument may have by the schema of a function. One that it does not know is a string."""
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping) or name not in properties:
-        return frozenset({"string"})
-    return Types(schema).of_part(properties[name])
+    return Types(schema).of_part(schema["properties"][name]) if is_named(schema, name) else frozenset({"string"})
 
 
 class Types:
@@ -228,9 +246,9 @@ class Types:
             return self.of(_referred(reference, self._whole), depth - 1)
         named = part.get("type")
         if isinstance(named, str):
-            return frozenset({named})
+            return frozenset({SPELLED.get(named, named)})
         if isinstance(named, list):
-            return frozenset(each for each in named if isinstance(each, str)) or ANY
+            return frozenset(SPELLED.get(each, each) for each in named if isinstance(each, str)) or ANY
         for choice in ("anyOf", "oneOf", "allOf"):
             if isinstance(part.get(choice), list) and part[choice]:
                 found = [self.of(each, depth - 1) for each in part[choice]]
@@ -253,6 +271,8 @@ def _referred(reference: str, whole: Mapping[str, Any]) -> object:
 def as_json(text: str, types: frozenset[str], line: bool) -> str:
     """Return an argument's text as JSON of one of the types. A text that fits none of them is a string."""
     bare = text.strip()
+    if "string" not in types and types & {"integer", "number"}:
+        bare = ZEROS.sub(r"\1\2", bare) if ZEROS.fullmatch(bare) else bare
     value = decoded(bare, no_constant)
     fits = (value is not None or bare == "null") and _fits(value, types)
     if fits and not isinstance(value, str):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from ridgeline.text.parsers.calls import CallParser, Tools, decoded, escaped, no_constant
 from ridgeline.text.parsers.forms import ToolForm
 from ridgeline.text.parsers.literals import DEEPEST
 from ridgeline.text.parsers.scanner import Reading, Tags, Trimmed
+from ridgeline.text.parsers.xml import is_named, types_of
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-SAID = "call:"
+SAID, SHORT = "call:", ":"  # the model may leave the word out
 WORD = re.compile(r"[\w.\-]*")
 COMMAS = re.compile(r"[\s,]*")
 COLON = re.compile(r"[\s:]*")
@@ -29,9 +32,10 @@ class Gemma4Parser(CallParser):
     opened, closed, quote = OPEN, CLOSE, QUOTE
 
     def __init__(self, tools: Tools | None = None) -> None:
-        self.opens, self.ends, self.says = Tags(self.opened), Tags(self.closed, self.opened), Tags(SAID)
+        self.opens, self.ends, self.says = Tags(self.opened), Tags(self.closed, self.opened), Tags(SAID, SHORT)
         self.quotes, self.brackets = Tags(self.quote), Tags("{", "[")
         self.tags = Tags(self.opened, self.closed, self.quote)
+        self._schema: Mapping[str, Any] = {}  # of the call that has begun
         super().__init__(tools)
 
     def parse(self) -> Reading[None]:
@@ -48,18 +52,20 @@ class Gemma4Parser(CallParser):
         read += (yield from self.expect(self.says)) or ""
         name = yield from self.match(WORD)
         blank = yield from self.space()
-        if not name or not read.endswith(SAID) or (yield from self.peek()) != "{":
+        if not name or not read.endswith(SHORT) or (yield from self.peek()) != "{":
             self.content(self.opened + read + name + blank)
             tag = yield from self.until(self.ends, self.content)
             self.content(self.closed if tag == self.closed else "")
             return tag
         self.begin(name)
+        self._schema = self.tools.get(name, {})
         if not (yield from self._value("")):
             return None
         return (yield from self.until(self.ends, Trimmed(self.drop)))
 
-    def _value(self, inside: str) -> Reading[bool]:
-        """Give a value as JSON, and return True if it is complete. `inside` has the ends of all open brackets."""
+    def _value(self, inside: str, string: bool = False) -> Reading[bool]:
+        """Give a value as JSON, and return True if it is complete. `inside` has the ends of all open brackets. `string`
+        says that the schema allows strings alone."""
         yield from self.space()
         if (yield from self.expect(self.quotes)) is not None:
             return (yield from self._string())
@@ -70,7 +76,7 @@ class Gemma4Parser(CallParser):
             text += self.cut(1) + (yield from self.match(BARE))
         complete = bool((yield from self.peek())) and not (self._ended and (yield from self._breaks_off()))
         if complete:
-            self.arguments(_as_json(text.strip()))
+            self.arguments(_as_json(text.strip(), string))
         return complete
 
     def _breaks_off(self) -> Reading[bool]:
@@ -119,16 +125,18 @@ class Gemma4Parser(CallParser):
             if char == end or (char and char in inside) or (yield from self._over()):
                 self.arguments(end)
                 return True
-            before, key = self.position, ""
+            before, key, string = self.position, "", False
             if bracket == "{":
-                key = json.dumps((yield from self._key()), ensure_ascii=False) + ": "
+                name = yield from self._key()
+                string = not inside and is_named(self._schema, name) and types_of(self._schema, name) == {"string"}
+                key = json.dumps(name, ensure_ascii=False) + ": "
                 if (yield from self._over()):
                     continue
             if not (yield from self.peek()) or (self._ended and (yield from self._breaks_off())):
                 return False
             self.arguments(separator + key)
             separator = ", "
-            if not (yield from self._value(inside + end)):
+            if not (yield from self._value(inside + end, string)):
                 return False
             if self.position == before:  # a sign that nothing here can be
                 self.cut(1)
@@ -146,9 +154,11 @@ class Gemma4Parser(CallParser):
         return name
 
 
-def _as_json(text: str) -> str:
-    """Return a bare value as JSON. What is no number, word or string of JSON becomes a string."""
-    if text in WORDS or decoded(text, no_constant) is not None:
+def _as_json(text: str, string: bool) -> str:
+    """Return a bare value as JSON. What is no number, word or string of JSON becomes a string, and every value does if
+    it must be one."""
+    value = decoded(text, no_constant)
+    if isinstance(value, str) or (not string and (text in WORDS or value is not None)):
         return escaped(text)
     return json.dumps(text, ensure_ascii=False)
 

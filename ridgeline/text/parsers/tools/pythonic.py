@@ -23,6 +23,9 @@ WORD = re.compile(r"[\w.\-]*")
 COMMAS = re.compile(r"[\s,]*")
 WORDS = {"true": True, "false": False, "null": None}
 MARKS = re.compile(r"""["'\\()\[\]{},]""")
+STRING = re.compile(r"""\\.|'(?:\\.|[^'\\])*+'|"(?:\\.|[^"\\])*+\"""", re.DOTALL)
+RAW = re.compile(r"\\.|[\n\r\0]", re.DOTALL)  # what a string between single quotes may not hold, unless it is escaped
+ZEROS, SET = re.compile(r"-?0[0-9]+"), re.compile(r"\{.+\}\Z", re.DOTALL)
 
 
 class PythonicParser(CallParser):
@@ -116,13 +119,26 @@ def as_json(text: str) -> str:
     bare = text.strip()
     if bare in WORDS:
         return json.dumps(WORDS[bare])
-    for read in (partial(json.loads, strict=False), python_literal):
+    for read in (partial(json.loads, strict=False), python_literal, _repaired):
         try:
             value: Any = read(bare)
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError, RecursionError):
             continue
     return json.dumps(bare, ensure_ascii=False)
+
+
+def _repaired(text: str) -> object:
+    """Return the value of what Python refuses although it can only mean one thing: strings with line breaks or zero
+    bytes within, a whole number with zeros before it, a set. Raise ValueError for all other text."""
+    if ZEROS.fullmatch(text) is not None:
+        return int(text)
+    text = STRING.sub(lambda string: RAW.sub(_in_a_string, string[0]), text)
+    return python_literal(f"[{text[1:-1]}]" if SET.match(text) and ":" not in text else text)
+
+
+def _in_a_string(sign: re.Match[str]) -> str:
+    return sign[0] if sign[0][0] == "\\" else f"\\x{ord(sign[0]):02x}"
 
 
 FORM = ToolForm(

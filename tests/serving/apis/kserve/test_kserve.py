@@ -460,9 +460,10 @@ from tritonclient.grpc import model_config_pb2 as triton
 queue = text_format.Parse(sys.stdin.read(), triton.ModelConfig()).dynamic_batching
 default, by_level = queue.default_queue_policy, dict(queue.priority_queue_policy)
 rejects = triton.ModelQueuePolicy.REJECT
-waits = {key: each.default_timeout_microseconds / 1e6 * (each.timeout_action == rejects) for key, each in by_level.items()}
-timeout = default.default_timeout_microseconds / 1e6
-print(json.dumps([queue.priority_levels, queue.default_priority_level, timeout, default.max_queue_size, list(waits.items())]))
+seconds = lambda policy: policy.default_timeout_microseconds / 1e6
+waits = [(key, seconds(each) * (each.timeout_action == rejects)) for key, each in by_level.items()]
+levels = queue.priority_levels, queue.default_priority_level
+print(json.dumps([*levels, seconds(default), default.max_queue_size, waits]))
 """
 
 
