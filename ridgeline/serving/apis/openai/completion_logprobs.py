@@ -127,18 +127,18 @@ class CompletionLogprobs:
         self._waiting += [_Row(token_id, place, entries, number) for number, (token_id, place) in pairs]
 
     def _top_of(self, row: _Row) -> dict[str, float] | None:
-        """Return the logprobs of the likeliest tokens and of the one that stands there, by different names."""
+        """Return the logprobs of the token that stands there, which comes first as in vLLM, and of the likeliest ones, by
+        different names."""
         numbers = row.numbers
         if numbers is None:
             return None
         *likeliest, (chosen, logprob) = numbers
-        taken, found = self._name(chosen), dict[str, float]()
+        found = {self._name(chosen): finite(logprob)}
         for token_id, each in likeliest[: self._top if self._top >= 0 else None]:
             name = self._name(token_id)
-            if token_id != chosen and (name == taken or name in found):
+            if token_id != chosen and name in found:
                 name = f"token_id:{token_id}"
             found[name] = finite(each)
-        found[taken] = finite(logprob)
         return found
 
     def _name(self, token_id: int) -> str:

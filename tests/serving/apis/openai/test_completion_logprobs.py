@@ -110,6 +110,7 @@ def test_every_token_of_a_place_has_a_name_of_its_own(tokenizer: Tokenizer, data
         made = CompletionLogprobs(tokenizer, len(likeliest), by_id=by_id, hidden=frozenset(), bare=False).take(output)
         [name], [top] = made.tokens, made.top_logprobs
         assert sorted(top.values()) == sorted(logprobs.values())
+        assert next(iter(top)) == name
         assert top[name] == made.token_logprobs[0] == logprobs[chosen]
     [made_chat] = chat_logprobs(tokenizer, [chosen], entries, len(likeliest)).content
     chat = to_builtins(made_chat)
