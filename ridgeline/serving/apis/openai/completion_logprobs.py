@@ -127,7 +127,7 @@ class CompletionLogprobs:
         self._waiting += [_Row(token_id, place, entries, number) for number, (token_id, place) in pairs]
 
     def _top_of(self, row: _Row) -> dict[str, float] | None:
-        """Return the logprobs of the token that stands there, which comes first as in vLLM, and of the likeliest ones, by
+        """Return the logprobs of the token that stands there, which is first as in vLLM, and of the likeliest ones, by
         different names."""
         numbers = row.numbers
         if numbers is None:
