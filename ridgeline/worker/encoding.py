@@ -37,7 +37,7 @@ class EncoderStates:
         return self._packed
 
 
-class Encoding(StepPart):
+class EncoderPart(StepPart):
     """The part that runs the encoder over the inputs that a plan's spans bring. It sizes its work on the host, so it is
     never in a graph."""
 

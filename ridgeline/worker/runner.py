@@ -16,7 +16,7 @@ from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.changes import SlotChanges
 from ridgeline.worker.embeds import InsertedVectors
-from ridgeline.worker.encoding import Encoding
+from ridgeline.worker.encoding import EncoderPart
 from ridgeline.worker.graphs import Graphs, Progress
 from ridgeline.worker.guidance import Guidance
 from ridgeline.worker.launch import Launch, RoundLaunch
@@ -98,7 +98,7 @@ class Runner:
         if decoder.spec.embeds:
             parts.append(self.inserted)
         if decoder.encoder is not None:
-            parts.append(Encoding(decoder, self.slots, segments.states))
+            parts.append(EncoderPart(decoder, self.slots, segments.states))
         parts += [self.launch, segments.network, segments.ending]
         if self.draws:
             parts += [

@@ -15,13 +15,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.core.plan.request import Request
+from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
 from ridgeline.text.outputs import RequestOutput
+from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import encoder_decoders as oracle
+from tests.models import encoder_decoder_configs
 
 TOLERANCE = 2e-4
 LENGTHS = (1, 5, 17, 40, 95)
@@ -223,6 +227,19 @@ def test_prompts_that_cannot_be_are_refused(t5: LLM) -> None:
             run(t5, [wrong])
     with pytest.raises(InvalidRequest, match="template"):
         t5.chat([{"role": "user", "content": "w5"}])
+
+
+@pytest.mark.parametrize("config", encoder_decoder_configs.EVERY, ids=lambda config: config["model_type"])
+def test_published_models_hold_exactly_the_tensors_transformers_would(config: dict[str, Any]) -> None:
+    """An output layer of T5's own is among them, as published files have it."""
+    ours = model_config(config)
+    with torch.device("meta"):
+        theirs = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
+    stored = {name: list(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    views = checkpoint_views(empty_decoder(ours.spec), ours.weights)
+    spare = (*ours.spec.unused, "final_logits_bias", *(["lm_head."] if ours.spec.tie_word_embeddings else []))
+    wanted = {name: shape for name, shape in stored.items() if name in views or not name.startswith(spare)}
+    assert {name: view.shape for name, view in views.items()} == wanted
 
 
 def test_a_folder_that_does_not_say_how_outputs_begin_is_refused(folder: Folder, tmp_path: Path) -> None:
