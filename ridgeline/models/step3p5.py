@@ -91,6 +91,9 @@ def _checked(config: Config) -> Config:
     for name, only in _ONLY.items():
         if name in config and config.raw(name) != only:
             raise config.wrong(name, config.raw(name), str(only).lower())
+    gating = config.entries.get("gating", True)  # transformers' name for the form of attention's gates
+    if gating is not True and gating != "per-head":
+        raise wrong("gating", gating, "true or per-head, with which each head has one gate")
     for name in ("attention_bias", "mlp_bias", "sink", "use_bidirectional_attention"):
         config.refuse(name, "no model of this family has it")
     if config.activation("hidden_act") != "silu":

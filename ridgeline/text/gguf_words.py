@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Regex, pre_tokenizers
 
+from ridgeline.text.tiktoken_tokenizer import KIMI_WORDS
+
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|" + _SPACES
@@ -88,8 +90,21 @@ _BAILING = Way(
     (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES,)
 )
 
+_BLOOM = Way((" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",))
+_MARKS = r"\p{L}\p{M}*(?: \p{L}\p{M}*)*"  # letters with their marks, and single ones behind spaces
+_EXAONE_MOE = Way(
+    (
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:{_MARKS})+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{_SPACES}",
+    )
+)
+
 WAYS: dict[str, Way] = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "olmo", "mpt", "jina-v2-en", "jais", "mellum"), _GPT2_WAY),
+    "exaone4": _GPT2_WAY,
+    "exaone-moe": _EXAONE_MOE,
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), _BLOOM),
+    "kimi-k2": Way((KIMI_WORDS,)),
     **dict.fromkeys(("trillion", "granite-docling", "modern-bert", "gigachat", "a.x-4.0"), _GPT2_WAY),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("midm-2.0", "jina-v5-nano"), _LLAMA3),

@@ -30,7 +30,7 @@ _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_KIMI = "|".join(
+KIMI_WORDS = "|".join(
     (
         r"[\p{Han}]+",
         f"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTION}",
@@ -43,7 +43,7 @@ _KIMI = "|".join(
     )
 )
 # The file does not say how text is cut, but code beside it, which is never run. So this goes by its class.
-_WORDS = {"TikTokenTokenizer": _KIMI}
+_WORDS = {"TikTokenTokenizer": KIMI_WORDS}
 
 _NEVER = 1 << 62  # the rank of two neighbours whose union is no token
 

@@ -511,6 +511,10 @@ def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders,
         ("mimo_v2", {"hybrid_layer_pattern": [1]}, "hybrid_layer_pattern"),
         ("mimo_v2", {"moe_layer_freq": 1}, "moe_layer_freq"),
         ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"swiglu_limits": [5.0] * 45}}, "swiglu_limits"),
+        *(
+            ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"gating": gating}}, "gating")
+            for gating in (False, None, 1, "per-element", ["per-head"])
+        ),
         ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"moe_layers_enum": "a"}}, "moe_layers_enum"),
         ("step3p7", {"text_config": near_configs.STEP_3_5_FLASH | {"rope_theta": [1.0]}}, "rope_theta"),
         (

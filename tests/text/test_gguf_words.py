@@ -87,6 +87,16 @@ _BY_REGEX: dict[str, list[str]] = {
         r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ],
+    "bloom": [r" ?[^(\s|.,!?…。，、।۔،)]+"],
+    "exaone-moe": [
+        _CL100K.replace(r"\p{L}+", r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+").replace("{1,3}", "")
+        .replace(r"]+[\r\n]*", r"]+[\r\n/]?").replace(r"\s*[\r\n]+", r"\s*[\r\n]"),
+    ],
+    "kimi-k2": [
+        r"\p{Han}+|" + _O200K.replace(r"[\p{Lu}", r"(?!\p{Han})[\p{Lu}").replace(r"[\p{Ll}", r"(?!\p{Han})[\p{Ll}")
+        .replace(r"\p{M}]*", r"\p{M}])*").replace(r"\p{M}]+", r"\p{M}])+")
+        .replace(r"(?!\p{Han})", r"(?:(?!\p{Han})").replace(r"[\r\n/]*", r"[\r\n]*"),
+    ],
 }  # fmt: skip
 _BYTES = byte_level_alphabet()
 _OF_LANGUAGES = st.sampled_from([line[3:] for line in LANGUAGES.strip().split("\n")])
