@@ -25,6 +25,7 @@ from ridgeline.cli import (
     plan,
     profile,
     quantize,
+    route,
     run_batch,
     serve,
     train,
@@ -52,6 +53,7 @@ app.command("compile")(compile.compile)
 app.command("convert")(convert.convert)
 app.command("quantize", cls=ListCommand)(quantize.quantize)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
+app.command("route", cls=ListCommand)(route.route)
 app.command("run-batch", cls=run_batch.RunBatchCommand)(run_batch.run_batch)
 app.command("migrate")(migrate.migrate)
 app.add_typer(bench.app, name="bench")

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from ridgeline.core.errors import InvalidConfig
 
 SECRETS = frozenset(
-    {"admin-key", "api-key", "hf-token", "trusted-key", "ssl-keyfile-password"}
+    {"admin-key", "api-key", "hf-token", "trusted-key", "ssl-keyfile-password", "worker-api-key"}
 )  # no message repeats their words
 SEVERAL = -1  # for a flag that takes all words up to the next flag
 

@@ -1,0 +1,120 @@
+"""Workers in processes of their own, and routers before them in threads of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+
+from ridgeline.core.settings.routing import RouteConfig
+from ridgeline.serving.processes.api_server_process import Server
+from ridgeline.serving.router.app import RouterApp
+from ridgeline.serving.router.run import uvicorn_config
+
+ROOT = Path(__file__).parents[3]
+PATIENCE = 60.0  # seconds for what takes a moment where nothing else runs
+INTERVAL = 0.1  # seconds between looks
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+class FakeWorker:
+    """A process of `worker.py`."""
+
+    def __init__(self, models: str = "m") -> None:
+        self.port, self._models = free_port(), models
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tests.serving.routing.worker", str(self.port), self._models]
+        self.process = subprocess.Popen(command, cwd=ROOT)
+        wait_for(self.answers)
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/ready").status_code == 200
+        except httpx.TransportError:
+            assert self.process.poll() is None
+            return False
+
+    def counted(self) -> dict[str, int]:
+        return dict(httpx.get(f"{self.url}/counted").json())
+
+    def send(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class RunningRouter:
+    """A router in a thread."""
+
+    def __init__(self, config: RouteConfig) -> None:
+        self.app, self.port = RouterApp(config), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread.start()
+        wait_for(self.up)
+
+    async def _run(self) -> None:
+        config = uvicorn_config(self.app)
+        config.port = self.port
+        server: uvicorn.Server = Server(config)
+        watching, serving = asyncio.create_task(self.app.workers.watch()), asyncio.create_task(server.serve())
+        while not self._stop.is_set():
+            await asyncio.sleep(0.02)
+        server.force_exit = server.should_exit = True
+        await serving
+        watching.cancel()
+        await self.app.workers.close()
+
+    def up(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/live").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def ready(self) -> int:
+        return len(self.app.workers.ready)
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE)
+
+
+@contextmanager
+def routing(*workers: FakeWorker, ready: bool = True, **settings: object) -> Iterator[RunningRouter]:
+    """A router that is ready for all its workers."""
+    given = {"health_interval": INTERVAL, "policy": "round-robin", "access_log": False, **settings}
+    running = RunningRouter(RouteConfig(worker_urls=tuple(each.url for each in workers), **given))  # type: ignore[arg-type]
+    try:
+        if ready:
+            wait_for(lambda: running.ready() == len(workers))
+        yield running
+    finally:
+        running.end()
