@@ -175,11 +175,11 @@ class Softmax(NamedTuple):
 
 
 def by_distance(softmax: Softmax) -> tuple[Tensor | None, int]:
-    """Return the table of what logits gain or lose by distance, and what kernels call `ALIBI`: 1 for slopes, the
-    distances of a bias, and 0 for neither."""
+    """Return the table of what logits gain or lose by distance, and what kernels call `ALIBI`: True for slopes, the
+    distances of a bias, and False for neither."""
     if softmax.bias_HL is not None:
         return softmax.bias_HL, softmax.bias_HL.shape[1]
-    return softmax.slopes_H, int(softmax.slopes_H is not None)
+    return softmax.slopes_H, softmax.slopes_H is not None
 
 
 def paged_attention_reference(
