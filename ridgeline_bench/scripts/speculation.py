@@ -5,6 +5,7 @@
         [--tokens 128] [--drafts 4] [--ways lookup eagle3] [--draft FOLDER]
         [--eagle3 FOLDER] [--medusa FOLDER] [--dflash FOLDER] [--temperatures 0 1] [--quick]
         [--output benchmarks/results/speculation-cpu.jsonl]
+    python -m ridgeline_bench.scripts.speculation --show FILE.jsonl     # a table of stored lines
 
 Each way has a process of its own, and they take turns, so that other work on the machine slows all of them alike: the
 speedup is the median of the rounds' ratios to plain decoding, once of seconds and once of the process's CPU time, which
@@ -30,6 +31,7 @@ has a seed, and the tokens are those of another draw than without drafts, so not
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import statistics
@@ -168,6 +170,20 @@ def acceptance(counts: Mapping[str, float]) -> float | None:
     return counts["accepted_tokens"] / counts["draft_tokens"] if counts.get("draft_tokens") else None
 
 
+def page(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of stored lines, as docs/speculation.md has it."""
+    places = [str(place + 1) for place in range(max(len(line["right_by_position"]) for line in lines))]
+    head = ["way", *places, "tokens/s", "speedup", "by CPU time", "steps with drafts: of the first 64", "of the rest"]
+    rows = [head, ["---", *["--:"] * (len(head) - 1)]]
+    for line in lines:
+        right, first = line["right_by_position"], line["first_steps"]
+        drafts = [str(first["of_64"]), f"{first['behind']} of {max(0, first['steps'] - 64)}"] if right else ["-", "-"]
+        shares = [f"{share:.2f}" for share in right] or ["-"] * len(places)
+        rates = f"{line['tokens_per_second']:.0f}", f"{line['speedup']:.2f}", f"{line['cpu_speedup']:.2f}"
+        rows.append([line["way"], *shares, *rates, *drafts])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def prompts_of(llm: LLM, count: int) -> Texts:
     """Return pieces of the project's own code, or random tokens for a model of random weights."""
     draw = random.Random(1)
@@ -182,8 +198,12 @@ def main() -> None:
         ways=([str], "beside plain (default: all that there is a model for)"), draft=(str, "folder of a draft model"),
         eagle3=(str, "folder of a head of EAGLE-3"), medusa=(str, "folder of Medusa's heads"),
         dflash=(str, "folder of a head of DFlash"), temperatures=[0.0],
-        quick=(False, "lookup alone, one round of 16 tokens"), output=Path,
+        quick=(False, "lookup alone, one round of 16 tokens"), show=(str, "print the table of a stored file"),
+        output=Path,
     )  # fmt: skip
+    if a.show:
+        print(page([json.loads(line) for line in Path(a.show).read_text().splitlines()]))
+        return
     if a.quick:
         a.ways, a.threads, a.rounds, a.batches, a.tokens = a.ways or ["lookup"], 1, 1, [1], 16
     settings = settings_of(a.model)

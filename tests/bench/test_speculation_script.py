@@ -14,6 +14,7 @@ from ridgeline_bench.scripts.speculation import (
     Asked,
     acceptance,
     by_position,
+    page,
     row_length,
     settings_of,
     shuffled,
@@ -85,3 +86,9 @@ def test_the_page_shows_the_stored_acceptance() -> None:
         assert f"| {name} | {' | '.join(cells)} |" in page
         assert pair[1]["acceptance"] < pair[0]["acceptance"]
         assert pair[0]["texts_as_plain"] == 1
+
+
+def test_the_page_shows_the_stored_drafts_by_position() -> None:
+    root = Path(__file__).parents[2]
+    stored = (root / "benchmarks" / "results" / "dflash-cpu.jsonl").read_text().splitlines()
+    assert page([json.loads(line) for line in stored]) in (root / "docs" / "speculation.md").read_text()
