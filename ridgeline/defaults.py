@@ -9,19 +9,11 @@ import torch
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.steps import DEFAULT_LIMITS, LARGE_GPU, LARGE_STEP
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.core.specs.pooling import PoolingSpec
 from ridgeline.core.specs.state import KVSpec, RecurrentSpec
-from ridgeline.kernels.base.cost import CostModel, StepShape
 from ridgeline.kernels.ops import DETERMINISTIC
-
-# Requests at once and tokens per step, unless the user says otherwise.
-DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}
-LARGE_GPU = 70 << 30  # a GPU with so many bytes takes LARGE_STEP tokens per step: their products run a little faster
-LARGE_STEP = 16_384
-# A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
-# more. With less, prompts run below the rate of a large step; with more, decoding requests wait longer for nothing.
-ITL_READS, LEAST_ITL = 6, 0.010
 
 
 class DtypeChoice(NamedTuple):
@@ -90,18 +82,6 @@ def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeCho
             f"this CPU has no instructions for bfloat16, without which the checkpoint's {checkpoint} is far slower",
         )
     return DtypeChoice(checkpoint, "the checkpoint's own")
-
-
-def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, interactive: bool) -> float | None:
-    """Return the target for the time between tokens in seconds, or None for no bound.
-
-    `wanted` is in milliseconds: 0 for no bound, None for what suits the model and the device.
-    """
-    if wanted is not None:
-        return wanted / 1000 or None
-    if not interactive or cost_model is None:
-        return None
-    return max(LEAST_ITL, ITL_READS * cost_model.step_limit(StepShape([1], [1], 1)))
 
 
 def check_max_model_len(wanted: int | None, model: ModelSpec) -> int:

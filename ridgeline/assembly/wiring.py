@@ -27,8 +27,9 @@ from ridgeline.core.settings.speculation import NAMED
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.model import ModelSpec, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
-from ridgeline.defaults import check_divided, check_max_model_len, choose_device, choose_itl_target, device_of_rank
+from ridgeline.defaults import check_divided, check_max_model_len, choose_device, device_of_rank
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.itl import choose_itl_target
 from ridgeline.engine.protocol import RunsRequests
 from ridgeline.engine.side_by_side import Engines
 from ridgeline.kernels.base.cost import CostModel, StepShape

@@ -28,6 +28,7 @@ from ridgeline.cli import (
     route,
     run_batch,
     serve,
+    simulate,
     train,
 )
 from ridgeline.cli.lists import ListCommand
@@ -48,6 +49,7 @@ app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("explain")(explain.explain)
 app.command("plan", cls=ListCommand)(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("crossover")(crossover.crossover)
 app.command("compile")(compile.compile)
 app.command("convert")(convert.convert)

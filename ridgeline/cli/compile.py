@@ -20,6 +20,7 @@ from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.model import DTYPES
 from ridgeline.core.settings.speculation import BARE
+from ridgeline.core.settings.steps import DEFAULT_LIMITS, LARGE_STEP
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 # most GPUs of these kinds have the memory for the engine's largest steps
@@ -76,7 +77,6 @@ def compile(
         raise InvalidConfig("TRITON_INTERPRET is set, which turns the compiler off; unset it.")
     from ridgeline.assembly.choices import check_speculation
     from ridgeline.assembly.draft import choose_draft, draft_folder
-    from ridgeline.defaults import DEFAULT_LIMITS, LARGE_STEP  # imports torch, which takes seconds
     from ridgeline.kernels.base.op import Platform
     from ridgeline.kernels.ops import DETERMINISTIC, Ops
     from ridgeline.quantization.scheme import scheme

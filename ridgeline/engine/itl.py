@@ -20,6 +20,21 @@ CLOSE = 16  # tokens between what fits and what does not, at which the search fo
 FIRST_GUESS = 1.3  # time of a mixed step divided by its limit, before any was measured (8B on an H200: 1.25 to 1.4)
 MOST = 100.0  # of that ratio: a machine that was suspended for an hour says nothing about steps
 MEMORY = 0.1  # weight of the newest step in that ratio
+# A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
+# more. With less, prompts run below the rate of a large step; with more, decoding requests wait longer for nothing.
+ITL_READS, LEAST_ITL = 6, 0.010
+
+
+def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, interactive: bool) -> float | None:
+    """Return the target for the time between tokens in seconds, or None for no bound.
+
+    `wanted` is in milliseconds: 0 for no bound, None for what suits the model and the device.
+    """
+    if wanted is not None:
+        return wanted / 1000 or None
+    if not interactive or cost_model is None:
+        return None
+    return max(LEAST_ITL, ITL_READS * cost_model.step_limit(StepShape([1], [1], 1)))
 
 
 class _TokenCount:

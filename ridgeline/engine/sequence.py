@@ -92,7 +92,7 @@ class Sequence:
         self.slot = NO_SLOT
         self.generation = 0
         self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
-        self.hashes: list[bytes] = []
+        self.hashes = list(request.block_hashes)
         self.published = 0
         self.passed = [0] * num_groups
         self.source: list[int] = []

@@ -7,7 +7,8 @@ their limits add up. Op names are the decoder's: the module's for ops with param
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,9 @@ from ridgeline.perf.parts import (
 )
 from ridgeline.perf.precision import Precision, precision
 
+Join = Callable[[Any, Any], Any]  # seconds of memory and of arithmetic → seconds of an op
+
+KEPT_SUMS = 1 << 14  # steps come in few sizes
 EXPERTS = ("grouped_gate_up", "grouped_down")
 PRODUCTS = (
     "qkv",
@@ -194,7 +198,7 @@ class Roofline:
     """A `kernels.base.cost.CostModel` that is fast enough for every step: it takes microseconds, since most ops are
     linear in the numbers of tokens and of rows, or of sampled rows, and experts in one number more.
 
-    expert_devices: as in `step_ops`.
+    expert_devices: as in `step_ops`. join: how long an op takes whose bytes and FLOPs take so many seconds each.
 
     Legend:
         R  rows
@@ -208,15 +212,16 @@ class Roofline:
         dtype: str | Precision,
         kv_dtype: str | None = None,
         expert_devices: int = 1,
+        join: Join = np.maximum,
     ) -> None:
-        p = precision(dtype)
+        p, self._join = precision(dtype), join
         one, two, apart = (
             step_ops(model, StepShape(new, new, sum(new)), dtype=dtype, kv_dtype=kv_dtype) for new in ([1], [2], [1, 1])
         )
         others = ("attention", *EXPERTS, *BY_ROW)
         probes = [each for each in zip(one, two, apart, strict=True) if each[0].name not in others]
-        self._per_token = _Lines([each for each in probes if not _sampled(each[0].name)], hardware, p)
-        self._per_sample = _Lines([each for each in probes if _sampled(each[0].name)], hardware, p)
+        self._per_token = _Lines([each for each in probes if not _sampled(each[0].name)], hardware, p, join)
+        self._per_sample = _Lines([each for each in probes if _sampled(each[0].name)], hardware, p, join)
         feed_forwards = Counter(layer.feed_forward for layer in model.layers)
         self._expert_devices = expert_devices
         self._experts = [
@@ -249,17 +254,25 @@ class Roofline:
 
     def step_limit(self, shape: StepShape) -> float:
         """Return the least seconds that the step needs."""
-        new_R, length_R = np.asarray(shape.num_tokens_R, np.float64), np.asarray(shape.kv_len_R, np.float64)
-        tokens = float(new_R.sum())
+        new_R = np.asarray(shape.num_tokens_R, np.float64)
+        return self._total(shape, new_R, float(new_R.sum()))
+
+    def _total(self, shape: StepShape, new_R: np.ndarray, tokens: float) -> float:
+        """Return the sum over all ops. tokens: those that run, padding included."""
+        length_R = np.asarray(shape.kv_len_R, np.float64)
         total = sum(self._by_row(shape, int(tokens)))
         total += self._per_token.seconds(tokens, int(np.count_nonzero(new_R)))
         total += self._per_sample.seconds(shape.num_sampled)
+        ones = not shape.shared and float(new_R @ new_R) == float(new_R.sum()) == len(new_R)  # a token of every row
         for window, per_token, per_key, per_pair in self._attention:
-            pairs, keys = visible(new_R, length_R, window, shape.shared)
-            total += max(per_token * tokens + per_key * keys, per_pair * pairs)
+            if window is None and ones:
+                pairs = keys = float(length_R.sum())
+            else:
+                pairs, keys = visible(new_R, length_R, window, shape.shared)
+            total += float(self._join(per_token * tokens + per_key * keys, per_pair * pairs))
         if self._experts:
             reach = Reach(shape.reach, self._expert_devices)
-            total += sum(experts.seconds(tokens, reach) for experts in self._experts)
+            total += sum(experts.seconds(tokens, reach, self._join) for experts in self._experts)
         return total
 
     def _by_row(self, shape: StepShape, tokens: int) -> Iterator[float]:
@@ -275,7 +288,10 @@ class _Lines:
     """Ops whose bytes are a + b·n + c·rows, and whose FLOPs are d·n. They are made from the ops' costs for one token,
     for two in a row, and for two in a row each."""
 
-    def __init__(self, probes: list[tuple[OpCost, OpCost, OpCost]], hardware: Hardware, p: Precision) -> None:
+    def __init__(
+        self, probes: list[tuple[OpCost, OpCost, OpCost]], hardware: Hardware, p: Precision, join: Join
+    ) -> None:
+        self._join, self._sums = join, dict[tuple[float, float], float]()
         rates = [op_rate(one.name, hardware, p) for one, _, _ in probes]
         bytes_K3 = np.array([[one.count * each.cost.bytes for each in (one, two, apart)] for one, two, apart in probes])
         one_K, two_K, apart_K = bytes_K3.reshape(-1, 3).T / hardware.bandwidth
@@ -285,8 +301,13 @@ class _Lines:
 
     def seconds(self, n: float, rows: float = 0) -> float:
         """Return the sum of the ops' limits. For n = 0 nothing runs, and no weight is read."""
-        bytes_K = self._fixed_K + self._slope_K * n + self._row_K * rows
-        return float(np.maximum(bytes_K, self._flops_K * n).sum()) if n else 0.0
+        if (found := self._sums.get((n, rows))) is None:
+            bytes_K = self._fixed_K + self._slope_K * n + self._row_K * rows
+            found = float(self._join(bytes_K, self._flops_K * n).sum()) if n else 0.0
+            if len(self._sums) >= KEPT_SUMS:
+                self._sums.clear()
+            self._sums[n, rows] = found
+        return found
 
 
 class _Experts:
@@ -307,7 +328,7 @@ class _Experts:
             )
         ]
 
-    def seconds(self, tokens: float, reach: Reach) -> float:
+    def seconds(self, tokens: float, reach: Reach, join: Join) -> float:
         """Return the sum of both ops' limits."""
         reached = reach.experts(tokens, self._spec)
-        return sum(max(a * reached + b * tokens, c * tokens) for a, b, c in self._ops)
+        return sum(float(join(a * reached + b * tokens, c * tokens)) for a, b, c in self._ops)

@@ -13,7 +13,6 @@ starts.
 from __future__ import annotations
 
 import gc
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ridgeline.core.plan.buckets import MIXED_TOKENS, at_least, row_buckets
 from ridgeline.core.plan.step import Feature, RowKind, StepPlan
 from ridgeline.core.settings.speculation import MOST_VERIFIED
 from ridgeline.layers.decoder import Hidden
@@ -34,8 +34,6 @@ from ridgeline.worker.step import DeviceStep, Outcome
 
 T = TypeVar("T")
 
-# Larger steps are not captured: there the host launches op by op faster than the device works, and padding costs more.
-MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 FEW_ROWS = 8  # each mixed bucket is captured for this many rows and for the most rows
 CAPTURED_FEATURES = (Feature.NONE, Feature.RANDOM, Feature.RANDOM | Feature.FILTER)
 SHARING_ROWS = 16  # decode buckets of multiples of it are captured a second time, for rows that share first blocks
@@ -112,9 +110,9 @@ class Buckets:
         """Return the smallest shape for a step of so many rows and tokens, of which every row runs `each` (0: rows
         differ). None: no shape holds it."""
         if each in self._decode:
-            bucket = _at_least(self._decode[each], rows)
+            bucket = at_least(self._decode[each], rows)
             return _decode(bucket, each) if bucket else None
-        bucket = _at_least(self._tokens, tokens)
+        bucket = at_least(self._tokens, tokens)
         return next((shape for shape in self._mixed(bucket) if shape.rows >= rows), None) if bucket else None
 
     @property
@@ -217,19 +215,6 @@ def _exchange(segments: Segments, tokens: int) -> None:
     order."""
     if (exchange := segments.decoder.mesh.exchange) is not None:
         exchange.capacity = tokens
-
-
-def row_buckets(max_rows: int, apart: int = 8) -> list[int]:
-    """Return the rows of the decode buckets: powers of two up to `apart`, and from there on its multiples up to
-    max_rows. A step in a bucket that is too large wastes little, and each bucket takes time at start."""
-    powers = (1 << power for power in range((apart - 1).bit_length()))
-    return sorted({min(rows, max_rows) for rows in (*powers, *range(apart, max_rows + apart, apart))})
-
-
-def _at_least(buckets: Sequence[int], wanted: int) -> int:
-    """Return the smallest bucket that holds `wanted`, or 0, which no bucket has, if `wanted` is beyond the largest."""
-    index = bisect_left(buckets, wanted)
-    return buckets[index] if index < len(buckets) else 0
 
 
 def _record(graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], T]) -> T:

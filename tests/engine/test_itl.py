@@ -14,8 +14,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import BACKGROUND
 from ridgeline.core.plan.step import Feature, RowKind, Rows, StepPlan
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.defaults import choose_itl_target
-from ridgeline.engine.itl import DECODE_STEPS, FIRST_GUESS, LEAST, ItlBound
+from ridgeline.engine.itl import DECODE_STEPS, FIRST_GUESS, LEAST, ItlBound, choose_itl_target
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline

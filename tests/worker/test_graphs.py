@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.errors import ContractViolation
+from ridgeline.core.plan.buckets import MIXED_TOKENS, row_buckets
 from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.core.plan.step import Feature, PrefixGroup, RowKind, Rows, Span, StepPlan
 from ridgeline.core.settings.speculation import MOST_VERIFIED, verified_widths
 from ridgeline.worker import graphs
-from ridgeline.worker.graphs import MIXED_TOKENS, Buckets, row_buckets
+from ridgeline.worker.graphs import Buckets
 from ridgeline.worker.inputs import DeviceInputs, Shape
 
 DUMMY = 99

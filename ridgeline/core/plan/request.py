@@ -421,6 +421,7 @@ class Request:
     owner: whose request it is. Owners have equal shares of the engine, or those of their weights (`tenant_weights`).
     slo_ttft, slo_itl: seconds until the first token and between tokens that the request asks for (with the slo policy
         only); 0: as the engine's settings say.
+    block_hashes: of the prompt's first blocks, as the cache chains them, if the caller has computed them already.
     """
 
     id: str
@@ -446,6 +447,7 @@ class Request:
     owner: str = ""
     slo_ttft: float = 0.0
     slo_itl: float = 0.0
+    block_hashes: tuple[bytes, ...] = ()
 
     @property
     def background(self) -> bool:
@@ -503,6 +505,7 @@ class Request:
             id=f"{self.id} (negative prompt)",
             prompt_token_ids=negative,
             inserted=(),
+            block_hashes=(),
             params=self.params.replace(guidance_scale=1.0, negative_prompt=None, logprobs=None, prompt_logprobs=None),
             max_total_tokens=self.max_total_tokens - len(self.prompt_token_ids) + len(negative),
             token_mask=None,

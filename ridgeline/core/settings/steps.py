@@ -13,6 +13,10 @@ from ridgeline.core.settings.policies import AGING, MOST_SECONDS, PolicySettings
 from ridgeline.core.settings.speculation import Speculation, speculation_of
 
 MOST_MS = 1e3 * MOST_SECONDS
+# Requests at once and tokens per step, unless the user says otherwise.
+DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}
+LARGE_GPU = 70 << 30  # a GPU with so many bytes takes LARGE_STEP tokens per step: their products run a little faster
+LARGE_STEP = 16_384
 MAX_LOGPROBS = 20  # likeliest tokens that a request may have reported for each token, unless an operator says more
 
 

@@ -136,6 +136,33 @@ def training_precision() -> str:
     return training_precision.drawing(_lines("training-precision.jsonl"))
 
 
+def simulation() -> str:
+    """Draw the measured curve beside a simulation of the same requests."""
+    from ridgeline.models import model_config
+    from ridgeline.perf.hardware import find
+    from ridgeline.simulation.fleet import Fleet, FleetSettings
+    from ridgeline.simulation.setup import Settings, Setup
+    from ridgeline.simulation.traffic import Listed
+    from ridgeline.weights.formats.json_file import read_json
+    from ridgeline_bench.results import read
+    from ridgeline_bench.serving.asks import asks
+    from ridgeline_bench.serving.plot import draw
+    from ridgeline_bench.serving.show import points_of
+    from ridgeline_bench.serving.simulated import point
+    from ridgeline_bench.serving.work import Lengths, Work
+
+    records = [r for r in read([FOLDER / "serving-h200.jsonl"]) if r.machine.commit == SERVED_AT]
+    measured = points_of([r for r in records if r.engine == "ridgeline"])
+    config = ROOT / "benchmarks" / "models" / "llama-8b" / "config.json"
+    spec = model_config(read_json(config, required=True)).spec
+    setup = Setup(spec, find("H200").attained(), "bfloat16", Settings(max_model_len=8192, utilization=0.85))
+    sizes = {"input_len": Lengths.parse("128:1024", "input"), "output_len": Lengths.parse("64:256", "output")}
+    work = Work(duration=14.0, **sizes)
+    runs = ((p.rate, Fleet(setup, FleetSettings(), Listed(asks(work, p.rate))).run()) for p in measured)
+    curves = {"measured": measured, "simulated": [point(*run) for run in runs]}
+    return _written(lambda path: draw(curves, "Llama-3.1-8B on one H200", path))
+
+
 def vllm(theme: str) -> str:
     from ridgeline_bench.scripts import readme_chart
 
@@ -154,6 +181,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/quantization.svg": quantization,
     "docs/images/scaling-laws.svg": scaling_laws,
     "docs/images/sequence-lengths.svg": sequence_lengths,
+    "docs/images/simulation.svg": simulation,
     "docs/images/training-precision.svg": training_precision,
     "docs/images/vllm-dark.svg": lambda: vllm("dark"),
     "docs/images/vllm-light.svg": lambda: vllm("light"),

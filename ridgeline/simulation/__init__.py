@@ -1,0 +1,1 @@
+"""A fleet of replicas on a virtual clock. Scheduler, cache and policies are the engine's own; a device is its cost."""

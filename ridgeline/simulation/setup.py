@@ -1,0 +1,128 @@
+"""A model on a device, as a server would set it up: limits of steps, room for the cache, and the time of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ridgeline.core.clock import Clock
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
+from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.settings.policies import PolicySettings
+from ridgeline.core.settings.steps import DEFAULT_LIMITS, LARGE_GPU, LARGE_STEP
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.itl import choose_itl_target
+from ridgeline.engine.policy import POLICIES
+from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.planner import Deployment, Plan
+from ridgeline.perf.precision import Precision
+from ridgeline.perf.roofline import Roofline
+from ridgeline.perf.step_time import StepTimes
+from ridgeline.simulation.device import Device
+from ridgeline.simulation.tally import Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of each replica. None: what a server would choose.
+
+    objectives: further settings of policies. itl_target: milliseconds, 0 for none. kv_tokens: tokens that the cache holds. utilization: share of the device's
+    memory that is used. lag: seconds between a client and the engine, both ways together.
+    """
+
+    policy: str = "fcfs"
+    objectives: PolicySettings = PolicySettings()
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    itl_target: float | None = None
+    prefix_caching: bool = True
+    kv_tokens: int | None = None
+    utilization: float = 0.9
+    lag: float = 0.002
+
+    def __post_init__(self) -> None:
+        POLICIES[self.policy]  # it raises InvalidConfig for an unknown one
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidConfig(f"{name} must be at least 1, got {value}.")
+        if self.itl_target is not None and not 0 <= self.itl_target < float("inf"):
+            raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
+        if not 0 <= self.lag < float("inf"):
+            raise InvalidConfig(f"lag must be a number of seconds from 0, got {self.lag!r}.")
+
+
+class Setup:
+    """The parts that all replicas of a fleet have in common. config, layout, times: of each.
+
+    Raise InvalidConfig for a model that does not fit, or that a simulation cannot run."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        hardware: Hardware,
+        dtype: str | Precision,
+        settings: Settings,
+        kv_dtype: str | None = None,
+    ) -> None:
+        if model.pooling is not None:
+            raise InvalidConfig("a simulation needs a model that generates; this one pools its prompts.")
+        self.model, self.hardware, self.settings = model, hardware, settings
+        large = hardware.memory >= LARGE_GPU
+        rows = settings.max_num_seqs or DEFAULT_LIMITS["cuda"][0]
+        tokens = settings.max_num_batched_tokens or (LARGE_STEP if large else DEFAULT_LIMITS["cuda"][1])
+        longest = settings.max_model_len or model.max_position_embeddings
+        block_size = DEFAULT_BLOCK_SIZE["cuda"]
+        deployment = Deployment(
+            model=model,
+            hardware=hardware,
+            input=1,
+            output=1,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            block_size=block_size,
+            utilization=settings.utilization,
+        )
+        plan = Plan(deployment)
+        layout = CacheLayout(
+            groups=model.cache_groups, block_size=block_size, dtype=plan.precision.other_rate, num_pages=2
+        )
+        pages = int(plan.kv_budget // layout.page_bytes)
+        if settings.kv_tokens is not None:
+            pages = min(pages, layout.pages_needed(settings.kv_tokens, tokens))
+        if settings.max_model_len is None:
+            longest = next((n for n in _halves(longest) if layout.pages_needed(n, tokens) <= pages), 0)
+        if not longest or layout.pages_needed(longest, tokens) > pages:
+            raise InvalidConfig(
+                f"the cache holds {pages} pages and one request of {longest or 1} tokens needs more; raise --kv-tokens "
+                "or lower --max-model-len."
+            )
+        self.layout = replace(layout, num_pages=1 + pages)
+        limit = Roofline(model, hardware, dtype, kv_dtype)
+        self.config = EngineConfig(
+            max_model_len=longest,
+            max_num_seqs=rows,
+            max_num_batched_tokens=max(tokens, rows),
+            enable_prefix_caching=settings.prefix_caching,
+            scheduling_policy=settings.policy,
+            policy=settings.objectives,
+            itl_target=choose_itl_target(settings.itl_target, limit, interactive=True),
+            cascade=True,
+        )
+        self.limit = limit
+        self.times = StepTimes(model, hardware, dtype, kv_dtype, max_rows=rows, max_tokens=max(tokens, rows))
+
+    def start(self, clock: Clock, gaps: Tally, slow: float) -> tuple[Engine, Device]:
+        """Return a new engine with an empty cache, and its device."""
+        device = Device(clock, self.times, self.config.max_num_seqs, gaps, slow)
+        vocab = self.model.vocab_size
+        engine = Engine(self.config, self.layout, device, vocab_size=vocab, cost_model=self.limit, clock=clock)
+        return engine, device
+
+
+def _halves(longest: int) -> list[int]:
+    """Return lengths from the longest down to 1, each half of the one before."""
+    return [longest >> n for n in range(longest.bit_length())]

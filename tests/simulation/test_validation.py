@@ -1,0 +1,108 @@
+"""Simulated figures beside measured ones, of runs that nothing was fitted to.
+
+The device's times were fitted to steps of one kind (W2, W3, W4), and four numbers of them to two curves of one server
+(benchmarks/results/serving-h200.jsonl, commits 6375a41 and f2e16f9 up to 32 requests/s). The runs here are others: of
+commit dc6066d with bounds on steps, of two kinds of device, and W1. The bounds are those that are reached.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ridgeline.simulation.figures import Figures
+from ridgeline.simulation.fleet import Fleet, FleetSettings
+from ridgeline.simulation.setup import Setup
+from ridgeline.simulation.traffic import Ask, Listed, Piece
+from ridgeline_bench.serving.asks import asks
+from ridgeline_bench.serving.work import Lengths, Work
+from ridgeline_bench.workloads import Phase, Size, workloads
+from tests.simulation.fleets import setup
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def measured(file: str, workload: str, commit: str, server: str = "") -> dict[str, float]:
+    """The stored figures of one run, by metric."""
+    lines = (json.loads(line) for line in (RESULTS / file).read_text().splitlines() if line.strip())
+    return {
+        line["metric"]: line["value"]
+        for line in lines
+        if line["workload"] == workload
+        and line["engine"] == "ridgeline"
+        and line["machine"]["commit"] == commit
+        and line["options"].get("server", "") == server
+    }
+
+
+def served(replica: Setup, rate: float, duration: float, replicas: int = 1) -> Figures:
+    work = Work(
+        duration=duration, input_len=Lengths.parse("128:1024", "input"), output_len=Lengths.parse("64:256", "output")
+    )
+    return Fleet(replica, FleetSettings(replicas=replicas), Listed(asks(work, rate))).run()
+
+
+SERVER = "ridgeline --max-model-len 8192 --gpu-memory-utilization 0.85"
+# rate, ITL target → share by which throughput, TTFT p50, TTFT p99, ITL p50 and mean ITL (TPOT p50) may be off
+CURVE = {
+    (16, 12): (0.01, 0.05, 0.15, 0.05, 0.05),
+    (24, 12): (0.01, 0.05, 0.15, 0.05, 0.05),
+    (32, 12): (0.01, 0.10, 0.15, 0.05, 0.06),
+    (48, 12): (0.01, 0.10, 0.15, 0.15, 0.05),
+    (16, 24): (0.01, 0.05, 0.15, 0.05, 0.05),
+    (32, 24): (0.01, 0.10, 0.15, 0.05, 0.06),
+    (48, 24): (0.01, 0.20, 0.15, 0.15, 0.05),
+    (32, 0): (0.01, 0.10, 0.15, 0.05, 0.08),
+}
+
+
+@pytest.mark.parametrize(("rate", "target"), CURVE)
+def test_a_served_curve_with_bounds_on_steps(rate: int, target: int) -> None:
+    workload, server = f"serve completions 128:1024>64:256 {rate}/s", f"{SERVER} --itl-target {target}"
+    real = measured("serving-h200.jsonl", workload, "dc6066d", server)
+    replica = setup("llama-8b", max_model_len=8192, utilization=0.85, itl_target=float(target))
+    found = served(replica, rate, 12.0)
+    off = [
+        found.output_rate / real["output"] - 1,
+        found.ttft.p50 / real["ttft p50"] - 1,
+        found.ttft.p99 / real["ttft p99"] - 1,
+        found.itl.p50 / real["itl p50"] - 1,
+        found.tpot.p50 / real["tpot p50"] - 1,
+    ]
+    print(rate, target, [f"{each:+.1%}" for each in off])
+    assert all(abs(each) <= bound for each, bound in zip(off, CURVE[rate, target], strict=True)), off
+
+
+@pytest.mark.parametrize(("replicas", "bound"), [(1, 0.05), (2, 0.05)])
+def test_a_flooded_server_on_another_device(replicas: int, bound: float) -> None:
+    server = SERVER if replicas == 1 else f"{SERVER} --data-parallel-size 2"
+    real = measured("h100-serving.jsonl", "serve completions 128:1024>64:256 96/s", "c3da6714", server)
+    found = served(setup("llama-8b", "H100", max_model_len=8192, utilization=0.85), 96, 10.0, replicas)
+    print(replicas, f"{found.output_rate / real['output'] - 1:+.1%}", found.ttft, found.itl, real)
+    assert found.output_rate == pytest.approx(real["output"], rel=bound)
+
+
+def offline(phase: Phase) -> Iterator[Ask]:
+    for n, (prompt, tokens) in enumerate(zip(phase.prompts, phase.max_tokens, strict=True)):
+        yield Ask(number=n, at=0.0, prompt=(Piece(2 * n, len(prompt)),), answer=Piece(2 * n + 1, tokens))
+
+
+@pytest.mark.parametrize("model", ["llama-8b", "qwen3-0.6b", "llama-1b"])
+def test_w1_of_several_models(model: str) -> None:
+    lines = [json.loads(line) for line in (RESULTS / "h200.jsonl").read_text().splitlines() if line.strip()]
+    real = [
+        line["value"]
+        for line in lines
+        if (line["workload"], line["model"], line["engine"]) == ("W1", model, "ridgeline")
+    ]
+    replica = setup(model, max_model_len=32768, utilization=0.85, itl_target=0.0, lag=0.0)
+    [workload] = workloads(["W1"], Size())
+    times = {
+        phase.name: Fleet(replica, FleetSettings(), Listed(offline(phase))).run().duration for phase in workload.phases
+    }
+    [metric] = workload.metrics(times)
+    print(model, metric.value, real)
+    assert metric.value == pytest.approx(sum(real) / len(real), rel=0.05)
