@@ -82,8 +82,11 @@ def _rates(flags: TrafficFlags) -> list[float]:
 
 def _settings(flags: EngineFlags, policy: str, bounds: Bounds) -> Settings:
     """Return the settings of each replica. The bounds of --slo are the objectives of the slo policy."""
-    named = {"slo_ttft": bounds.ttft, "slo_itl": bounds.itl}
-    objectives = PolicySettings(**{name: value for name, value in named.items() if value < math.inf})
+    usual = PolicySettings()
+    objectives = PolicySettings(
+        slo_ttft=bounds.ttft if bounds.ttft < math.inf else usual.slo_ttft,
+        slo_itl=bounds.itl if bounds.itl < math.inf else usual.slo_itl,
+    )
     return Settings(
         **{**asdict(flags), "policy": policy.strip(), "lag": flags.lag / 1e3, "objectives": objectives},
     )

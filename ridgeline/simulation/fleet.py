@@ -158,8 +158,10 @@ class Fleet:
         chosen = self._rule.choose(prompt, ask.tenant, loads, session=session) if len(loads) > 1 else next(iter(loads))
         replica = self.replicas[chosen]
         idle = replica.due is None
-        replica.add(ask, prompt)
-        if idle:
+        if not replica.add(ask, prompt):
+            self.counts.refused += 1
+            self._follow(ask, self.clock.now)
+        elif idle:
             self._plan_step(chosen)
 
     def _plan_step(self, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ridgeline.core.errors import CannotPromise
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, SamplingParams
 from ridgeline.routing import Load
 from ridgeline.simulation.clock import VirtualClock
@@ -49,8 +50,9 @@ class Replica:
         """The moment at which the step under way ends; None if there is none."""
         return self.device.due
 
-    def add(self, ask: Ask, prompt: tuple[int, ...]) -> None:
-        """Give it a request, whose prompt has these token ids. It looks at it when the step under way ends."""
+    def add(self, ask: Ask, prompt: tuple[int, ...]) -> bool:
+        """Give it a request, whose prompt has these token ids. It looks at it when the step under way ends. Return
+        False if its policy refuses the request."""
         limit = max(ask.limit, ask.answer.tokens)
         request = Request(
             id=str(ask.number),
@@ -63,11 +65,15 @@ class Replica:
             priority=ask.priority,
             block_hashes=self._prompts.hashes(ask.prompt),
         )
+        try:
+            self.engine.add(request, checked=True)
+        except CannotPromise:
+            return False
         self.device.asks[ask.number] = ask
         self._tokens += len(prompt) + limit
-        self.engine.add(request, checked=True)
         if self.device.due is None:
             self.engine.fill()
+        return True
 
     def step(self) -> None:
         """Take the result of the step that has ended, and make further plans."""

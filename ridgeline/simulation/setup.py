@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.errors import InvalidConfig
@@ -28,12 +28,13 @@ from ridgeline.simulation.tally import Tally
 class Settings:
     """The settings of each replica. None: what a server would choose.
 
-    objectives: further settings of policies. itl_target: milliseconds, 0 for none. kv_tokens: tokens that the cache holds. utilization: share of the device's
-    memory that is used. lag: seconds between a client and the engine, both ways together.
+    objectives: further settings of policies. itl_target: milliseconds, 0 for none. kv_tokens:
+    tokens that the cache holds. utilization: share of the device's memory that is used. lag: seconds between a client
+    and the engine, both ways together.
     """
 
     policy: str = "fcfs"
-    objectives: PolicySettings = PolicySettings()
+    objectives: PolicySettings = field(default_factory=PolicySettings)
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
