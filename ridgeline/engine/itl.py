@@ -45,12 +45,19 @@ class _TokenCount:
 
 
 class ItlBound:
-    """target: seconds that a step with decoding rows should take at most; None: as long as it likes."""
+    """own: seconds that a step with decoding rows should take at most; None: as long as it likes. asked: those that
+    requests which run were promised between their tokens, likewise."""
 
     def __init__(self, target: float | None, cost_model: CostModel | None) -> None:
-        self.target = target
+        self.own = target
+        self.asked: float | None = None
         self._model = cost_model or _TokenCount()
         self._ratio = FIRST_GUESS
+
+    @property
+    def target(self) -> float | None:
+        """The least of both."""
+        return min((each for each in (self.own, self.asked) if each is not None), default=None)
 
     def prompt_tokens(self, kv_len_R: np.ndarray, start: int, most: int) -> int:
         """Return the number of prompt tokens that may run beside decoding rows with kv_len_R tokens each; at most
@@ -58,10 +65,11 @@ class ItlBound:
 
         start: tokens of the first prompt that are cached already: attention to them takes time too.
         """
-        if self.target is None or most <= LEAST:
+        target = self.target
+        if target is None or most <= LEAST:
             return most
         rows = len(kv_len_R)
-        allowed = max(self.target, DECODE_STEPS * self._seconds(kv_len_R, start, 0)) if rows else self.target
+        allowed = max(target, DECODE_STEPS * self._seconds(kv_len_R, start, 0)) if rows else target
         if self._seconds(kv_len_R, start, most) <= allowed:
             return most
         low, high = LEAST, most

@@ -299,6 +299,7 @@ class Scheduler:
 
         No request is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """
+        self._itl.asked = self._policy.itl
         under_way = deque(sorted(self.running.prefilling, key=self._policy.place))
         waiting, cut = self._waiting.head(), self._itl.target is not None
         decodes = cut and any(not seq.request.background for seq in builder.seqs)  # a client waits for a token

@@ -311,6 +311,20 @@ def test_what_cannot_be_met_is_refused_with_what_could_be_promised() -> None:
     assert device.firsts["patient"] <= could / 1e3
 
 
+def test_a_promise_between_tokens_cuts_prompts() -> None:
+    """Beside a request that was promised 150 ms between its tokens, steps are that long; without it they are full."""
+    steps = {}
+    for promised in (0.0, 0.15):
+        device = Device("slo", Price(), slots=8, budget=1024, slo_ttft=60.0)
+        device.add(owned("", "reader", 4, 40, slo_itl=promised))
+        device.step()
+        device.add(owned("", "long", 1000, 2))
+        device.step()
+        steps[promised] = device.cost
+    assert steps[0.0] > 900
+    assert steps[0.15] <= 150
+
+
 # ---- all --------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ class Policy(Protocol):
 
     preempts: bool  # whether any request may take the place of another
     counts: bool  # whether `serve` is to be called
+    itl: float | None  # seconds between tokens that a running request was promised, the least
 
     def check(self, request: Request) -> None:
         """Raise CannotPromise for a request whose objective cannot be met."""

@@ -30,12 +30,13 @@ class Ordered:
     """A policy that serves requests by the `order` they were given, which subclasses say. It is told of all that
     happens to requests (`wait`, `begin`, `left`, `dropped`).
 
-    preempts: some request may take the place of another. counts: `serve` wants to know of steps. aged: the moment
-    after which a request that waits is to be given another place, with its order until then.
+    preempts: some request may take the place of another. counts: `serve` wants to know of steps. itl: as in `Policy`.
+    aged: the moment after which a request that waits is to be given another place, with its order until then.
     """
 
     preempts = False
     counts = False
+    itl: float | None = None
 
     def __init__(self, terms: Terms | None = None) -> None:
         self.settings, self.price, self.clock = terms or Terms()

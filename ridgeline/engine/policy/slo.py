@@ -48,10 +48,6 @@ class SLO(Ordered):
         self._open = 0
         self._budgets = Counter[float]()
 
-    @property
-    def itl(self) -> float | None:
-        return min(self._budgets, default=None)
-
     def check(self, request: Request) -> None:
         if request.background:
             return
@@ -132,6 +128,7 @@ class SLO(Ordered):
             self._under_way[seq] = self.price.prompt(len(seq.tokens))
         if itl := self._itl(seq.request):
             self._budgets[itl] += 1
+            self.itl = min(self._budgets)
 
     def left(self, seq: Sequence) -> None:
         self._open -= 1
@@ -140,6 +137,7 @@ class SLO(Ordered):
             self._budgets[itl] -= 1
             if not self._budgets[itl]:
                 del self._budgets[itl]
+                self.itl = min(self._budgets, default=None)
 
     def dropped(self, seq: Sequence) -> None:
         self._open -= 1

@@ -8,12 +8,14 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from hashlib import sha256
 from typing import Any
 
 import httpx
 import pytest
 
 from ridgeline.core.settings.serving import ServeConfig
+from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.http import idempotency, middleware
@@ -94,6 +96,31 @@ def test_what_shows_other_clients_has_a_key_of_its_own(api_server_of: FaceOf) ->
         assert (await client.post("/v1/completions", json=ASKED, auth=("anyone", "client"))).status_code == 401
 
     run(api_server_of, test, api_key=("client",), admin_key=("admin",))
+
+
+def test_only_a_trusted_key_names_a_tenant_and_asks_for_any_priority(api_server_of: FaceOf) -> None:
+    """The first 16 digits of its digest name every other key."""
+    seen: list[str] = []
+
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        send = api.service.client.submit
+
+        async def noted(*given: Any, **named: Any) -> Any:
+            seen.append(owner.current())
+            return await send(*given, **named)
+
+        api.service.client.submit = noted  # type: ignore[method-assign]
+        for key in ("plain", "trusted"):
+            headers = {**bearer(key), "X-Ridgeline-Tenant": "acme"}
+            urgent = {**ASKED, "priority": -1}
+            assert (await client.post("/v1/completions", headers=headers, json=ASKED)).status_code == 200
+            found = await client.post("/v1/completions", headers=headers, json=urgent)
+            assert found.status_code == (200 if key == "trusted" else 400)
+        wrong = {**bearer("trusted"), "X-Ridgeline-Tenant": "a/b"}
+        assert (await client.post("/v1/completions", headers=wrong, json=ASKED)).status_code == 400
+
+    run(api_server_of, test, api_key=("plain", "trusted"), trusted_key=("trusted",), priority_floor=0)
+    assert seen == [sha256(b"plain").hexdigest()[:16], "acme", "acme"]
 
 
 def test_an_admin_key_alone_leaves_the_rest_open(api_server_of: FaceOf) -> None:
