@@ -17,13 +17,14 @@ import numpy as np
 
 from ridgeline.core.errors import CannotPromise
 from ridgeline.core.plan.request import Request
-from ridgeline.core.plan.step import Rows
+from ridgeline.core.plan.step import RowKind, Rows
 from ridgeline.engine.policy.base import MOST_MOVED, Ordered, Terms, still
 from ridgeline.engine.sequence import Sequence
 
 SPAN = 0.05  # seconds of deadlines that are summed up as one
 MEMORY = 0.02  # weight of the newest start in the pace
 FIRST_PACE = 1.3e-3  # seconds for each predicted millisecond, before any was measured
+LEARNS = 0.1  # weight of the newest step of prompts in the seconds for each millisecond
 MARGIN = 0.8  # of an objective, within which the prediction must be
 
 
@@ -43,7 +44,8 @@ class SLO(Ordered):
         self._seconds, self._started = FIRST_PACE, 1.0  # of starts while requests waited, and their milliseconds
         self._since: float | None = None  # the newest start, or when requests began to wait
         self._step = self._last = 0.0  # milliseconds of the newest plan, and when it was made
-        self._pace = FIRST_PACE
+        self._prompts = False  # most of it were prompts
+        self._took, self._cost, self._pace = FIRST_PACE, 1.0, FIRST_PACE
         self._count = 0
         self._open = 0
         self._budgets = Counter[float]()
@@ -56,7 +58,7 @@ class SLO(Ordered):
         ahead = 1e-3 * sum(cost for span, cost in self._ahead.items() if span <= latest)
         wait = ahead * max(self._seconds / self._started, self._pace)
         seconds = wait + (own + sum(self._under_way.values())) * self._pace + self._step * self._pace
-        if seconds > MARGIN * ttft:
+        if seconds > MARGIN * ttft and (self._open or own * FIRST_PACE > ttft):  # else it shows how fast the engine is
             self.refused += 1
             could = ceil(1e3 * seconds / MARGIN)
             raise CannotPromise(
@@ -157,11 +159,13 @@ class SLO(Ordered):
         return moved
 
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
-        now, cost = self.clock(), float(self.price.of_rows(rows, kv_len_R).sum())
-        if self._last and self._step:
-            took = (now - self._last) / self._step
-            self._pace += MEMORY * (min(took, 10 * self._pace) - self._pace)
-        self._last, self._step = now, cost
+        now, cost_R = self.clock(), self.price.of_rows(rows, kv_len_R)
+        if self._last and self._prompts:  # few rows that decode take longer than their prices
+            self._took += LEARNS * (now - self._last - self._took)
+            self._cost += LEARNS * (self._step - self._cost)
+            self._pace = self._took / self._cost
+        self._last, self._step = now, float(cost_R.sum())
+        self._prompts = float(cost_R[rows.kinds_R == RowKind.CHUNK].sum()) > self._step / 2
         for seq in [seq for seq in self._under_way if seq.first_token is not None]:
             del self._under_way[seq]
 
