@@ -104,7 +104,7 @@ class Ordered:
         return sorted(running, key=lambda seq: (seq is not first, *self.claim(seq), -self.worth(seq), self.place(seq)))
 
     def claim(self, seq: Sequence) -> tuple:
-        """Return how entitled a running request is to its blocks, the most entitled first."""
+        """Return the claim of a running request to its blocks; the least one is the strongest."""
         return (seq.request.background,)
 
     def worth(self, seq: Sequence) -> float:
