@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import ParamSpec, TypeVar
@@ -256,7 +256,8 @@ class LocalWorker:
         if runner is not None and runner.device.type == "cuda":
             del runner
             gc.collect()  # graphs and what they captured refer to one another
-            torch.cuda.empty_cache()  # the next process on this GPU finds the memory free
+            with suppress(RuntimeError):  # a device that is lost has nothing to give back
+                torch.cuda.empty_cache()  # the next process on this GPU finds the memory free
 
     def _start(self, ticket: Ticket, drafts: Mapping[int, MaskedDrafts] | None = None) -> None:
         if ticket.plan.reset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -223,3 +224,18 @@ def test_a_second_gpu_gives_the_firsts_tokens(folder: Path, enforce_eager: bool)
             assert not own.errors
     assert tokens[0] == tokens[1]
     assert torch.cuda.current_device() == 0
+
+
+def test_a_worker_whose_device_is_lost_ends_without_another_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lost)
+    with rig(folder) as own:
+        own.run(ask("a", PROMPT, max_tokens=2))
+        monkeypatch.setattr(own.worker, "_runner", SimpleNamespace(device=torch.device("cuda")))
+        monkeypatch.setattr(own.worker, "_expert_cache", lambda: None)
+        own.worker.shutdown()
+        monkeypatch.setattr(own.worker, "shutdown", lambda: None)
