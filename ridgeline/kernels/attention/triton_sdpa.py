@@ -378,8 +378,12 @@ TILES = {  # the fastest of seven each on an H200, causal, 8,192 tokens (h200-wh
 }
 
 
-def tiles_of(kernel: str, width: int) -> Tiles:
-    """Return the tiles of a kernel ("forward", "keys" or "queries") for heads of so many channels, a power of 2."""
+def tiles_of(kernel: str, width: int, itemsize: int = 2) -> Tiles:
+    """Return the tiles of a kernel ("forward", "keys" or "queries") for heads of so many channels, a power of 2.
+
+    In float32 no matrix units multiply, so tiles are small: larger ones take minutes to compile."""
+    if itemsize > 2:
+        return Tiles(32, 32, 4, 1)
     if width > 128:
         return Tiles(64, 32, 4, 2) if kernel == "forward" else Tiles(32, 32, 4, 1)
     return TILES[kernel, max(width, 64)]
@@ -414,7 +418,7 @@ class _Attention(torch.autograd.Function):
         out_BHQD = torch.empty((batch, heads, queries, size), dtype=q_BHQD.dtype, device=q_BHQD.device)
         log_BHQ = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
         width = max(16, triton.next_power_of_2(size))
-        tiles = tiles_of("forward", width)
+        tiles = tiles_of("forward", width, q_BHQD.itemsize)
         _forward_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
             q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H,
             *_strides(q_BHQD, k_BGKD, v_BGKD, out_BHQD), heads, heads // groups, queries, keys, scale * LOG2E,
@@ -438,14 +442,14 @@ class _Attention(torch.autograd.Function):
         )
         strides = _strides(q_BHQD, k_BGKD, v_BGKD, grad_BHQD)
         common = {"ALIBI": slopes_H is not None, "D": size, "WIDTH": width}
-        tiles = tiles_of("keys", width)
+        tiles = tiles_of("keys", width, q_BHQD.itemsize)
         _keys_kernel[(triton.cdiv(keys, tiles.columns), batch * groups)](
             q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dk_BGKD, dv_BGKD, log_BHQ, delta_BHQ, first_Q, behind_Q,
             _ranges(first_Q, behind_Q, keys, tiles), slopes_H, *strides,
             heads, groups, queries, keys, ctx.scale * LOG2E, ctx.scale,
             ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
         )  # fmt: skip
-        tiles = tiles_of("queries", width)
+        tiles = tiles_of("queries", width, q_BHQD.itemsize)
         _queries_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
             q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dq_BHQD, log_BHQ, delta_BHQ, first_Q, behind_Q, slopes_H, *strides,
             heads, heads // groups, queries, keys, ctx.scale * LOG2E, ctx.scale,

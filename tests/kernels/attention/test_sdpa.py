@@ -17,7 +17,7 @@ SMALL = Tiles(16, 32, 4, 1)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16 queries and 32 keys, so that short sequences have whole tiles, cut ones and none."""
-    monkeypatch.setattr(triton_sdpa, "tiles_of", lambda kernel, width: SMALL)
+    monkeypatch.setattr(triton_sdpa, "tiles_of", lambda kernel, width, itemsize=2: SMALL)
 
 
 def drawn(batch: int, heads: int, groups: int, queries: int, keys: int, size: int) -> list[torch.Tensor]:
