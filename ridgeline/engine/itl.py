@@ -79,9 +79,10 @@ class ItlBound:
         return min(most, max(LEAST, whole_tiles(rows + low) - rows))
 
     def note(self, plan: StepPlan, elapsed: float) -> None:
-        """A step took `elapsed` seconds (0: not known). Those with prompt tokens beside decoding rows are compared."""
+        """A step took `elapsed` seconds (0: not known). Those with prompt tokens beside decoding rows are compared,
+        unless an encoder ran in them too, of whose time the limit knows nothing."""
         rows = plan.rows
-        if elapsed <= 0 or rows.tokens_each:
+        if elapsed <= 0 or rows.tokens_each or any(span.encoded for span in plan.spans):
             return
         if not rows.kinds_R.min() < rows.kinds_R.max() == RowKind.CHUNK:
             return

@@ -125,7 +125,7 @@ class PlanBuilder:
     ) -> None:
         """A row besides the standing ones; span None: its input is the slot's last token. inserted, encoded: as in
         `Span`."""
-        self.budget -= num_tokens
+        self.budget -= num_tokens + len(encoded)
         self.others.append(seq)
         self._num_tokens.append(num_tokens)
         self._num_logits.append(num_logits)

@@ -327,7 +327,7 @@ class Scheduler:
         for requests that decode in the background, because no client waits for their tokens.
         """
         start = int(self.slots.kv_len[seq.slot]) if seq.slot != NO_SLOT else 0
-        spent = sum(end - start for _, start, end in builder.chunks)
+        spent = builder.encoded_tokens + sum(end - start for _, start, end in builder.chunks)
         builder.budget = (
             self._itl.prompt_tokens(self.slots.kv_len[builder.columns], start, builder.budget + spent) - spent
         )
@@ -381,9 +381,9 @@ class Scheduler:
 
     def _add_chunk(self, builder: PlanBuilder, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short.
-        Encoder inputs run beside a step's tokens, and have a budget of that size of their own."""
+        Encoder inputs use up the budget too. They are never cut, so the first one of a step may exceed it."""
         reads = len(seq.request.encoder_ids) if self.slots.kv_len[seq.slot] == 0 else 0
-        if reads and builder.encoded_tokens + reads > self.config.max_num_batched_tokens:
+        if builder.encoded_tokens and reads >= builder.budget:
             return False
         sure = WINDOW_CHUNK - self.running.ahead
         smaller = [sure] if self.cache.tables.windowed and builder.budget > sure else []

@@ -174,6 +174,12 @@ class Sequence:
             return last
         return scored + self.prompt_logprobs_sent - 1
 
+    @property
+    def to_read(self) -> int:
+        """The number of tokens that run before its next one if it starts anew: its own, and those of its encoder
+        input."""
+        return len(self.tokens) + len(self.request.encoder_ids)
+
     def stats(self, now: float) -> RequestStats:
         """Return the request's statistics as of `now`, in seconds on the engine's clock."""
         return RequestStats(
@@ -181,7 +187,7 @@ class Sequence:
             first_scheduled=self.admitted,
             first_token=self.first_token,
             finished=now,
-            prompt_tokens=self.num_prompt + len(self.request.encoder_ids),
+            prompt_tokens=self.request.read_tokens,
             cached_tokens=self.prompt_hit,
             output_tokens=len(self.tokens) - self.num_prompt,
             preempted_for=dict(self.preemptions),

@@ -42,7 +42,8 @@ class TextPrompt(TypedDict):
 
 
 class EncoderDecoderPrompt(TypedDict):
-    """A prompt that an encoder reads, and another that the decoder's output follows (None: the model's own start)."""
+    """A prompt that an encoder reads, and another that the decoder's output follows (None: the model's own start). A
+    text that the output follows gets no special tokens, since the tokenizer would put an end behind it."""
 
     encoder_prompt: str | TextPrompt | TokensPrompt
     decoder_prompt: NotRequired[str | TextPrompt | TokensPrompt | None]
@@ -137,20 +138,22 @@ class JobMaker:
             raise InvalidRequest("this model has no encoder; give its prompt alone.", param="encoder_prompt")
         if decoder is None:
             return encoder, self.limits
-        _, ids = self.encode(decoder)
+        if isinstance(decoder, Mapping):
+            check_keys(decoder)
+        _, ids = self.encode(decoder, add_special_tokens=False)
         if not ids:
             raise InvalidRequest("decoder_prompt is empty; leave it out.", param="decoder_prompt")
         start = self.limits.decoder_start[:1]
         return encoder, replace(self.limits, decoder_start=tuple(ids) if ids[0] in start else (*start, *ids))
 
-    def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
         """Return a prompt's text, if it has one, and its token ids. Raise InvalidRequest."""
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
+            return prompt, self.tokenizer.encode(prompt, add_special_tokens)
         given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
         text, ids = given.get("prompt"), given.get("prompt_token_ids")
         if isinstance(text, str) and ids is None:
-            return text, self.tokenizer.encode(text)
+            return text, self.tokenizer.encode(text, add_special_tokens)
         try:
             return text if isinstance(text, str) else None, integers(ids)
         except TypeError:

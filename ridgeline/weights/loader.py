@@ -231,6 +231,7 @@ def load_weights(
         plain = decoder if whole and not method else empty_decoder(decoder.whole)
         views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
         check_checkpoint(plain, views, stored, folder, pieces)
+        check_tied(decoder.whole, weights, stored, folder)
         check_kv_scales(plain, weights, stored)
         if not any(kv_scale_places(plain, weights, stored)):
             _tell_of_unused(stored)
@@ -512,13 +513,30 @@ def check_checkpoint(decoder: Decoder, views: Mapping[str, View], stored: Stored
         raise ModelLoadError(f"{folder} holds tensors of types we do not load: {shortened(odd)}.")
 
 
+def check_tied(model: ModelSpec, weights: WeightMap, stored: Stored, folder: Path) -> None:
+    """Raise ModelLoadError if the tied output layer is stored with other numbers than the embedding, because it is not
+    clear which are meant."""
+    copy, embed = stored.get("lm_head.weight"), stored.get(weights["embed.weight"][0].name)
+    if copy is None or embed is None or not (model.tie_word_embeddings and model.scores):
+        return
+    if not {copy.dtype, embed.dtype} <= PLAIN:
+        return
+    ours = copy.read()
+    if not torch.equal(ours, embed.read().to(ours.dtype)):
+        raise ModelLoadError(
+            f"{folder} ties lm_head.weight to the embedding, but stores another one; "
+            "set tie_word_embeddings to false if it is the right one, else delete it."
+        )
+
+
 def _config_of(model: Path) -> str:
     return "its metadata" if is_gguf(model) else "config.json"
 
 
 def redundant(name: str, decoder: Decoder, stored: Stored, pieces: Pieces) -> bool:
-    """Return True for a buffer that follows from the config, a copy of the tied embedding, what the architecture does
-    not use, scales of a quantized cache, or a bias of zeros, such as BART's of scores or one that a quantizer added."""
+    """Return True for a buffer that follows from the config, a tensor of the tied embedding's shape (see `check_tied`),
+    what the architecture does not use, scales of a quantized cache, or a bias of zeros, such as BART's of scores or one
+    that a quantizer added."""
     if KV_SCALES.search(name):
         return True
     if name == "final_logits_bias":

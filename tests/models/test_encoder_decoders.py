@@ -132,6 +132,30 @@ def test_encoder_inputs_wait_for_a_step_that_has_room(folder: Folder) -> None:
             run(llm, prompts((41,)))
 
 
+def test_long_encoder_inputs_do_not_hold_up_requests_that_decode_all_at_once(folder: Folder) -> None:
+    """Beside a row that decodes only one input runs that alone takes longer than a step should."""
+    with LLM(folder("t5"), device="cpu", dtype="float32", max_num_seqs=8, itl_target=0.001) as llm:
+        engine: Any = llm.engine
+        for number in range(7):
+            encoder_ids = tuple(prompts((90,))[0])
+            engine.add(
+                Request(
+                    id=f"{number}", prompt_token_ids=(0,), encoder_ids=encoder_ids, params=greedy(40), seed=0,
+                    max_total_tokens=41,
+                )
+            )  # fmt: skip
+            if not number:
+                for _ in range(4):
+                    engine.step()
+        encoded = []
+        while engine.has_work:
+            engine.step()
+            plan = engine.last_plan
+            encoded.append(sum(bool(span.encoded) for span in plan.spans) if plan is not None else 0)
+        assert sum(encoded) == 6
+        assert max(encoded) == 1
+
+
 def test_an_aborted_request_leaves_nothing(t5: LLM) -> None:
     engine: Any = t5.engine
     for number in range(3):
@@ -170,6 +194,14 @@ def test_a_decoder_prompt_is_what_the_output_follows(t5: LLM) -> None:
     check("t5", encoded, one, [0, *begun])
     check("t5", encoded, two)
     assert one.outputs[0].token_ids == three.outputs[0].token_ids
+
+
+def test_a_decoder_prompt_as_text_gets_no_end_behind_it(t5: LLM) -> None:
+    results = [
+        run(t5, [{"encoder_prompt": "w5 w6", "decoder_prompt": begun}])[0].outputs[0].token_ids
+        for begun in ("w9 w40", {"prompt": "w9 w40"}, {"prompt_token_ids": [9, 40]})
+    ]
+    assert results[0] == results[1] == results[2]
 
 
 def test_several_completions_and_penalties_see_the_output_alone(t5: LLM) -> None:
@@ -219,6 +251,7 @@ def test_prompts_that_cannot_be_are_refused(t5: LLM) -> None:
     for wrong, match in (
         ({"encoder_prompt": "w5", "decoder_prompt": {"prompt_token_ids": []}}, "decoder_prompt is empty"),
         ({"encoder_prompt": "w5", "cache_salt": "a"}, "may have decoder_prompt besides"),
+        ({"encoder_prompt": "w5", "decoder_prompt": {"prompt": "w6", "mm_data": {"a": 1}}}, "mm_data"),
         ({"prompt_token_ids": [5] * 97}, "the encoder takes 96 at most"),
         ({"prompt_token_ids": [oracle.VOCAB]}, "outside the vocabulary"),
         ({"prompt_token_ids": []}, "the prompt is empty"),

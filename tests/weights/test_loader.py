@@ -239,6 +239,15 @@ def test_a_tied_head_of_another_shape_is_an_extra_tensor(tiny_model: TinyModel, 
     assert "has no place for: lm_head.weight." in refusal(folder)
 
 
+def test_a_tied_head_with_other_numbers_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """transformers 5 writes such a folder when it saves T5 anew: it says that tables are tied, and stores two."""
+    folder = Path(shutil.copytree(tiny_model("gpt2"), tmp_path / "gpt2"))
+    rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"].clone()}))
+    assert_same(load(folder), load(tiny_model("gpt2")))
+    rewrite(folder, lambda tensors: tensors["lm_head.weight"][-1, -1].add_(1))
+    assert "stores another one; set tie_word_embeddings to false" in refusal(folder)
+
+
 def test_a_misshaped_tensor_is_named_with_both_shapes(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(111, 64)}))
     assert "model.layers.0.mlp.up_proj.weight is [111, 64], wanted [112, 64]." in refusal(folder)

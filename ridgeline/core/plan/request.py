@@ -473,6 +473,11 @@ class Request:
         return self.prompt_token_ids if self.embeds is None else ()
 
     @property
+    def read_tokens(self) -> int:
+        """The number of tokens that the model reads before it writes: the prompt's and the encoder input's."""
+        return len(self.prompt_token_ids) + len(self.encoder_ids)
+
+    @property
     def all_stop_ids(self) -> frozenset[int]:
         """The token ids that end the request, which min_tokens forbids at first."""
         return self.stop_ids if self.params.ignore_eos else self.stop_ids | self.eos_ids

@@ -110,7 +110,7 @@ class Ordered:
     def worth(self, seq: Sequence) -> float:
         """Return the predicted milliseconds that a running request's tokens cost again, for each block it frees."""
         freed = sum(map(len, seq.blocks)) - sum(seq.passed)
-        return self.price.prompt(len(seq.tokens)) / max(1, freed)
+        return self.price.prompt(seq.to_read) / max(1, freed)
 
     def figures(self) -> Mapping[str, float]:
         """Return further counts of this policy, by name."""

@@ -43,8 +43,8 @@ class Ranked(Ordered):
         self.preempts |= kind != self._first
         self.highest = min(self.highest, kind[0])
         place = max(self._now, self._next.get(kind, 0))
-        prompt = len(request.prompt_token_ids)
-        self._next[kind] = place + prompt + min(request.max_total_tokens - prompt, EXPECTED)
+        output = min(request.max_total_tokens - len(request.prompt_token_ids), EXPECTED)
+        self._next[kind] = place + request.read_tokens + output
         if len(self._next) > MOST_OWNERS:
             self._next = {kind: after for kind, after in self._next.items() if after > self._now}
         return (kind[0], True, place, arrival_index)

@@ -53,7 +53,7 @@ class SLO(Ordered):
     def check(self, request: Request) -> None:
         if request.background:
             return
-        ttft, own = self._ttft(request), self.price.prompt(len(request.prompt_token_ids))
+        ttft, own = self._ttft(request), self.price.prompt(request.read_tokens)
         latest = self._span(self.clock() + ttft - own * self._pace)
         ahead = 1e-3 * sum(cost for span, cost in self._ahead.items() if span <= latest)
         wait = ahead * max(self._seconds / self._started, self._pace)
@@ -88,7 +88,7 @@ class SLO(Ordered):
 
     def order(self, request: Request, arrival_index: int) -> tuple:
         self.preempts |= request.background
-        own = self.price.prompt(len(request.prompt_token_ids)) * self._pace
+        own = self.price.prompt(request.read_tokens) * self._pace
         return (request.background, False, request.arrival + self._ttft(request) - own, arrival_index)
 
     def wait(self, seq: Sequence) -> None:
@@ -107,7 +107,7 @@ class SLO(Ordered):
 
     def _own(self, seq: Sequence) -> int:
         """Return predicted microseconds as a whole number, so that sums come back to 0."""
-        return ceil(1e3 * self.price.prompt(seq.num_prompt))
+        return ceil(1e3 * self.price.prompt(seq.request.read_tokens))
 
     def _waits_no_more(self, seq: Sequence) -> int:
         """Take a request out of the sums. Return its microseconds there."""
@@ -127,7 +127,7 @@ class SLO(Ordered):
             self._started += MEMORY * (1e-3 * own - self._started)
         self._since = now if self._ahead else None
         if seq.first_token is None:
-            self._under_way[seq] = self.price.prompt(len(seq.tokens))
+            self._under_way[seq] = self.price.prompt(seq.to_read)
         if itl := self._itl(seq.request):
             self._budgets[itl] += 1
             self.itl = min(self._budgets)

@@ -46,7 +46,7 @@ class SRPT(Ordered):
         self._predicted[seq] = self.lengths.predicted(seq.request)
 
     def wait(self, seq: Sequence) -> None:
-        cost = self.price.prompt(len(seq.tokens)) + self.price.output(len(seq.tokens), self._left(seq))
+        cost = self.price.prompt(seq.to_read) + self.price.output(len(seq.tokens), self._left(seq))
         background, *_, arrival = seq.order
         seq.order = (background, not seq.preemptions, 0.0 if seq.preemptions else cost, arrival)  # it had its turn
         if not seq.preemptions:

@@ -438,10 +438,9 @@ class EngineClient:
 
 
 def weight_of(request: Request) -> int:
-    """Return the load that a request is, in tokens: its prompt, and what it will probably write. They stay in the cache
-    until it ends, and each step reads them."""
-    prompt = len(request.prompt_token_ids)
-    return prompt + min(request.max_total_tokens - prompt, EXPECTED_OUTPUT)
+    """Return the load that a request is, in tokens: what it reads, and what it will probably write. They stay in the
+    cache until it ends, and each step reads them."""
+    return request.read_tokens + min(request.max_total_tokens - len(request.prompt_token_ids), EXPECTED_OUTPUT)
 
 
 def _refusal(message: Refused) -> RequestFailed:

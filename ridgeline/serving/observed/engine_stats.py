@@ -115,7 +115,7 @@ class EngineStats:
 
     def _count_prompt(self, request: Request, cached: int) -> None:
         """Count a prompt that has run to its end."""
-        length = len(request.prompt_token_ids)
+        length = request.read_tokens
         self._counters["prompt_tokens"] += length
         self._counters["prompt_tokens_cached"] += cached
         self._counters["prompt_tokens_computed"] += length - cached

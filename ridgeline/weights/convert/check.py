@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
@@ -18,6 +17,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.weights.checkpoint import PLAIN
 from ridgeline.weights.head_files import drafting_layer
 from ridgeline.weights.loader import (
+    check_tied,
     checkpoint_views,
     empty_decoder,
     missing_offset,
@@ -94,10 +94,11 @@ def count_not_finite(values: Tensor, at_once: int = 1 << 20) -> int:
 @contextmanager
 def open_model(path: Path) -> Iterator[OpenModel]:
     """Open a model. Raise ModelLoadError as the loader does: for files that are missing or damaged, and for tensors
-    that are missing, extra or misshaped."""
+    that are missing, extra or misshaped, or a tied weight that is stored again with other values."""
     config = read_model_config(path)
     decoder = empty_decoder(config.spec)
     with open_plain(path, config) as (weights, stored):
+        check_tied(config.spec, weights, stored, path)
         views = checkpoint_views(decoder, weights)
         plain = {
             name: tuple(Source(name=each.name, stacked=each.stacked) for each in sources)
@@ -148,17 +149,3 @@ def _pairs(
 
 def _of_stack(read: Read, name: str, within: tuple[int, slice]) -> Tensor:
     return read(name)[within]
-
-
-def check_copies(model: OpenModel, report: Report) -> None:
-    """Raise ModelLoadError if a tied weight is stored again with other values, because it is not clear which is
-    meant."""
-    report.copies = list(model.copies)
-    embedding = model.config.weights["embed.weight"][0]
-    embed = next(each for each in model.tensors if each.ours is embedding)
-    for name, copy in model.copies.items():
-        if name == "lm_head.weight" and not torch.equal(copy.read(), embed.stored.read()):
-            raise ModelLoadError(
-                f"{model.path} ties lm_head.weight to the embedding, but stores another one; "
-                "set tie_word_embeddings to false if it is the right one, else delete it."
-            )

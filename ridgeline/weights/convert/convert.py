@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.weights.convert.check import OpenModel, OpenTensor, Report, check_copies, count_not_finite, open_model
+from ridgeline.weights.convert.check import OpenModel, OpenTensor, Report, count_not_finite, open_model
 from ridgeline.weights.convert.shards import Planned, split, write_shards
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
@@ -50,7 +50,7 @@ def check(path: Path, progress: Progress) -> Report:
     """Read every value. Raise ModelLoadError for the first thing that is wrong."""
     with open_model(path) as model:
         report = Report(model.config.spec.architecture)
-        check_copies(model, report)
+        report.copies = list(model.copies)
         for number, tensor in enumerate(model.tensors, 1):
             report.note(tensor.theirs.name, tensor.stored, tensor.stored.read())
             progress("checking", number / len(model.tensors))
@@ -83,7 +83,7 @@ def convert(
     partial_folder = target.with_name(f".{target.name}.{os.getpid()}.partial")
     with open_model(source) as model:
         report = Report(model.config.spec.architecture)
-        check_copies(model, report)
+        report.copies = list(model.copies)
         if dtype is None and is_gguf(source):
             dtype = model.config.dtype
         others = getattr(torch, dtype or model.config.dtype)

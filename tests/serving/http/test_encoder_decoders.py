@@ -46,6 +46,19 @@ def test_completions_equal_those_of_transformers(server: Server) -> None:
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(encoded), 12)
 
 
+def test_metrics_count_what_the_encoder_reads(server: Server) -> None:
+    """Beside it the decoder runs its start."""
+
+    def prompts() -> float:
+        lines = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prompt_tokens_total"))
+
+    before = prompts()
+    server.client.completions.create(model=MODEL, prompt=[9] * 50, max_tokens=2, temperature=0)
+    assert server.wait_idle()
+    assert prompts() - before == 51
+
+
 def test_streams_say_the_same(server: Server) -> None:
     whole = server.client.completions.create(model=MODEL, prompt=" ".join(WORDS), max_tokens=12, temperature=0)
     pieces = server.client.completions.create(
