@@ -46,13 +46,16 @@ class Tokenizer:
     `backend` is the `tokenizers` object. `special_tokens` (name → text: "bos_token" → "<s>") are what chat templates
     see. `special_ids` are left out of text if special tokens are skipped. `eos_ids` holds the eos_token's id; the
     model's own config may name more. `uses_byte_fallback` says that tokens such as <0xE2> stand for single bytes.
+    `kind` is the class in transformers that the folder names.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], kind: str = "PreTrainedTokenizerFast"
+    ) -> None:
         # A tokenizer.json may carry the padding and truncation of its training run; a prompt wants neither.
         backend.no_padding()
         backend.no_truncation()
-        self.backend = backend
+        self.backend, self.kind = backend, kind
         self.special_tokens = dict(special_tokens)
         self.bos_id = self._named_id("bos_token")
         eos_id = self._named_id("eos_token")
@@ -89,15 +92,15 @@ class Tokenizer:
         if is_gguf(folder):
             return cls(*gguf_tokenizer(read_gguf(folder)))
         config = read_json(folder / "tokenizer_config.json")
-        kind = next((name for name in FILES if (folder / name).is_file()), FILES[0])
-        if kind == "tokenizer.model":
-            model = read_sentencepiece(folder / kind)
+        file = next((name for name in FILES if (folder / name).is_file()), FILES[0])
+        if file == "tokenizer.model":
+            model = read_sentencepiece(folder / file)
             backend = sentencepiece_backend(model, **_framing(config))
             config = {f"{name}_token": model.pieces[i].text for name, i in model.ids.items()} | config
-        elif kind == "tiktoken.model":
+        elif file == "tiktoken.model":
             backend = tiktoken_backend(folder, config)
         else:
-            backend = _load_backend(folder / kind)
+            backend = _load_backend(folder / file)
         if "added_tokens_decoder" not in config:  # older folders keep the names in a file of their own
             config |= read_json(folder / "special_tokens_map.json")
         if lowers_case(folder):
@@ -105,14 +108,15 @@ class Tokenizer:
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         try:
-            if kind == "tiktoken.model":
+            if file == "tiktoken.model":
                 add_reserved_tokens(backend, folder, config)
             named = _named_special_tokens(config)
             backend.add_tokens(_missing_tokens(backend, config, named))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             message = f"the special tokens in {folder}/tokenizer_config.json cannot be read ({error})"
             raise ModelLoadError(f"{message}; copy the file again from where the model came from.") from error
-        return cls(backend, {name: str(token) for name, token in named.items()})
+        special, kind = {name: str(token) for name, token in named.items()}, config.get("tokenizer_class")
+        return cls(backend, special, kind) if kind and isinstance(kind, str) else cls(backend, special)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`. Raise InvalidRequest for text that UTF-8 cannot hold (a lone surrogate)."""

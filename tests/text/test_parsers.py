@@ -178,6 +178,7 @@ def m3(*pairs: tuple[str, str]) -> str:
 
 
 STEPPED = step3(*TYPED)
+XLAM_NONE = f'See ```[1]``` or ```py\nx``` or [{{}}] [{{"name": 5}}] {NOW}'
 GEMMA_TYPES = {"query": "07", "limit": 3, "free": 5}
 LINES_WITHIN = {"query": "a\nb\0", "limit": 3}
 WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
@@ -289,6 +290,11 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("xlam", f"```json\n[{SAID}, {NOW}]\n```", "", TWO),
     ("xlam", '[{"name": "Bob", "arguments": {}}] ok', '[{"name": "Bob", "arguments": {}}] ok', []),
     ("xlam", "[1] It rains.", "[1] It rains.", []),
+    ("xlam", f"I look [1].\n[{SAID}, {NOW}] ok", "I look [1].\n ok", TWO),
+    ("xlam", f"I look:\n```json\n[{SAID}]\n```\n[ {NOW}]", "I look:\n\n", TWO),
+    ("xlam", XLAM_NONE, XLAM_NONE, []),
+    ("xlam", f"[ {{ \"a\": 1}}]\n[{NOW}", "[ { \"a\": 1}]\n", [NOW_CALL]),
+    ("step3", STEPPED.replace("function<｜tool_sep｜>", "") + "ok", "ok", [ALL_TYPED, NOW_CALL]),
     ("minimax_m3", f"Hm\n{m3(*TYPED)}ok", "Hm\nok", [ALL_TYPED, ("now", {})]),
     ("minimax_m3", f"{M}<tool_call>It rains.", f"{M}<tool_call>It rains.", []),
     (

@@ -46,6 +46,12 @@ READ = [
     ("ernie45", "none", "Hi", f"<think>{THOUGHT}</think>\n\n<response>\n{ANSWER}\n</response>\n", THOUGHT, ANSWER, ""),
     ("ernie45", "hermes", "Hi<think>", f"{THOUGHT}</think>\n\n{HERMES}\n", THOUGHT, "", ARGS),
     ("ernie45", "none", "Hi", f"{ANSWER} <response>", "", f"{ANSWER} <response>", ""),
+    ("hunyuan_a13b", "none", "Hi", f"<think>\n{THOUGHT}\n</think>\n<answer>\n{ANSWER}\n</answer>", THOUGHT, ANSWER, ""),
+    ("hunyuan_a13b", "none", "Hi", f"</think><answer>{ANSWER}</answer>", "", ANSWER, ""),
+    ("deepseek_v4", "none", "Hi", f"\n</think>\n\n{ANSWER}", "", ANSWER, ""),
+    ("deepseek_v4", "none", "Hi", f" </thin {ANSWER}", "", f" </thin {ANSWER}", ""),
+    ("think", "hermes", "Hi", f"</think>\n{HERMES}", "", "", ARGS),
+    ("step3p5", "none", "Hi", f"{THOUGHT}\n</think>\n{ANSWER}", THOUGHT, ANSWER, ""),
     ("cohere_command3", "none", "Hi", f"<|START_THINKING|>{THOUGHT}<|END_THINKING|>{ANSWER}", THOUGHT, ANSWER, ""),
     ("mistral", "none", "Hi", f"[THINK]{THOUGHT}[/THINK]{ANSWER}", THOUGHT, ANSWER, ""),
     (

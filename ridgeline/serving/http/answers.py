@@ -260,6 +260,7 @@ class Text(Answer, kw_only=True):
 class TokenizerInfo(OpenAnswer, kw_only=True):
     """The tokenizer's settings, and the names of its special tokens: eos_token, …"""
 
+    tokenizer_class: str
     vocab_size: int
     model_max_length: int
     bos_token_id: int | None

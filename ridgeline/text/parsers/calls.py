@@ -220,6 +220,10 @@ class CallParser(Scanner):
         yield from self.space()
         if (yield from self.expect(LIST)) is None:
             return (yield from self.json_call()) if (yield from self.peek()) == "{" else ""
+        return (yield from self.json_list())
+
+    def json_list(self) -> Reading[str | None]:
+        """Read a list of calls behind its bracket. Return None, or the text of what is none."""
         before, read = self.calls, "["  # what was read since the last call
         while True:
             read += yield from self.match(SEPARATORS)

@@ -29,6 +29,7 @@ class XmlTags:
 
     open, close: around calls.
     call, call_end: around one call, behind whose first tag its name stands; "" if `open` and `close` have one call.
+    short: the text of `call` where the model left a part of it out, or "".
     name_end: behind the name; "" if the first key or the call's end follows.
     key, key_end: around an argument's name.
     value, value_end: around an argument's text; `value` may be "".
@@ -38,6 +39,7 @@ class XmlTags:
     open: str
     close: str
     call: str = ""
+    short: str = ""
     call_end: str = ""
     name_end: str = ""
     key: str
@@ -55,8 +57,9 @@ class XmlParser(CallParser):
     def __init__(self, tools: Tools | None = None) -> None:
         form = self.form
         self._end = form.call_end or form.close
-        self._opens = Tags(*filter(None, (form.open, form.call)))
-        self._next = Tags(*filter(None, (form.call, form.close)))
+        self._calls = tuple(filter(None, (form.call or form.open, form.short)))
+        self._opens = Tags(*dict.fromkeys((form.open, *self._calls)))
+        self._next = Tags(*(self._calls if form.call else ()), form.close)
         self._names = Tags(*filter(None, (form.name_end, form.key if not form.name_end else "", self._end)))
         self._keys = Tags(*dict.fromkeys((form.key, self._end, form.close)))
         self._key_end = Tags(form.key_end)
@@ -74,7 +77,7 @@ class XmlParser(CallParser):
         form = self.form
         while (tag := (yield from self.until(self._opens, self.content))) is not None:
             while tag is not None and tag != form.close:
-                if tag == (form.call or form.open):
+                if tag in self._calls:
                     tag = yield from self._call(tag)
                 else:
                     blank = yield from self.space()

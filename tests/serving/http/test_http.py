@@ -853,7 +853,7 @@ def test_models_and_tokens(server: Server) -> None:
     assert chat["tokens"] == server.api.tokenizer.encode(rendered, False)
     info, file = httpx.get(server.url + "/tokenizer_info").json(), EMBEDDED_MODEL / "tokenizer_config.json"
     config = json.loads(file.read_text())
-    for name in ("bos_token", "eos_token", "chat_template", "model_max_length"):
+    for name in ("bos_token", "eos_token", "chat_template", "model_max_length", "tokenizer_class"):
         assert info[name] == config[name], name
     assert info["vocab_size"] == server.api.tokenizer.vocab_size
     assert httpx.get(server.url + "/version").json()["version"]

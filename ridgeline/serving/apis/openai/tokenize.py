@@ -61,6 +61,7 @@ def router(api: ApiServer) -> APIRouter:
     async def tokenizer_info() -> dict[str, Any]:
         tokenizer, facts = api.tokenizer, api.service.facts()
         return {
+            "tokenizer_class": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
             "model_max_length": facts.max_model_len,
             "bos_token_id": tokenizer.bos_id,

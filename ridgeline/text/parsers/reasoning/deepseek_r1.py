@@ -8,7 +8,7 @@ from ridgeline.text.parsers.reasoning.think import CLOSE, OPEN
 
 FORM = ReasoningForm(
     name="deepseek_r1",
-    aliases=("minimax_m2", "step3", "nemotron_v3", "granite_thinking_parser"),
+    aliases=("minimax_m2", "step3", "step3p5", "nemotron_v3", "granite_thinking_parser"),
     begins=(OPEN,),
     ends=(CLOSE,),
     known_by=(),

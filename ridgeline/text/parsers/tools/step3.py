@@ -20,6 +20,7 @@ class Step3Parser(XmlParser):
         open=OPEN,
         close=CLOSE,
         call=f"{CALL}function{SEPARATOR}<steptml:invoke name=",
+        short=f"{CALL}<steptml:invoke name=",
         call_end=f"</steptml:invoke>{CALL_END}",
         name_end=">",
         key="<steptml:parameter name=",

@@ -1,4 +1,4 @@
-"""Tool calls in the form of xLAM, where the whole answer is one list, with a fence around it or without:
+"""Tool calls in the form of xLAM, a list with a fence around it or without, which may stand behind a sentence:
 
 [{"name": "weather", "arguments": {"city": "Oslo"}}]
 """
@@ -10,11 +10,13 @@ from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.scanner import Reading, Tags
 
 FENCES, LABEL = Tags("```", "[TOOL_CALLS]"), Tags("json")
-NONE = Tags()
+FENCE, LIST, NAMED = "```", "[", Tags('{"name"', '{ "name"')
+MARKS, FENCE_END = Tags(FENCE, LIST), Tags(FENCE)
 
 
 class XlamParser(CallParser):
-    """A list is looked for where the answer begins. Objects in it are calls if they name a tool of the request."""
+    """Objects in a list are calls if they name a tool of the request. Where the answer begins an object may stand
+    alone, and behind other text the first object of a list has its name first."""
 
     skips = True
 
@@ -23,15 +25,28 @@ class XlamParser(CallParser):
 
     def parse(self) -> Reading[None]:
         read = yield from self.space()
-        fence = (yield from self.expect(FENCES)) or ""
-        read += fence + ((yield from self.expect(LABEL)) or "" if fence else "") + (yield from self.space())
-        before, wrong = self.calls, "" if (yield from self.peek()) not in "[{" else (yield from self.json_calls())
+        yield from self._calls(read, (yield from self.expect(FENCES)) or "", alone=True)
+        while (tag := (yield from self.until(MARKS, self.content))) is not None:
+            if tag == FENCE:
+                yield from self._calls("", tag)
+            elif not (yield from self.follows(NAMED)):
+                self.content(tag)
+            elif (wrong := (yield from self.json_list())) is not None:
+                self.content(wrong)
+
+    def _calls(self, read: str, fence: str, alone: bool = False) -> Reading[None]:
+        """Read calls behind `read` and the fence, which are content if no call comes. alone: one may be no list."""
+        read += fence
+        if fence:
+            read += ((yield from self.expect(LABEL)) or "") + (yield from self.space())
+        before, wrong = self.calls, ""
+        if (yield from self.peek()) in ("[{" if alone else "["):
+            wrong = yield from self.json_calls()
         if wrong is not None:
             self.wrong(read, wrong, before)
         elif fence:
             yield from self.space()
-            yield from self.expect(FENCES)
-        yield from self.until(NONE, self.content)
+            yield from self.expect(FENCE_END)
 
 
 FORM = ToolForm(
