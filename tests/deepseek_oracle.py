@@ -33,7 +33,13 @@ DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
     "n_shared_experts": None,
     "n_routed_experts": None,
+    "tie_word_embeddings": False,
 }
+
+
+class Config(SimpleNamespace):
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
 
 
 class RMSNorm(nn.Module):
@@ -146,7 +152,7 @@ class DeepseekForCausalLM(nn.Module):
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__()
         self.values = {"architectures": ["DeepseekForCausalLM"], "model_type": "deepseek", **values}
-        config = SimpleNamespace(**{**DEFAULTS, **values})
+        self.config = config = Config(**{**DEFAULTS, **self.values})
         self.model = Model(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 

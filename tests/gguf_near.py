@@ -30,6 +30,7 @@ class Written:
     entries: the file's values beyond those that all have.
     permuted: queries and keys are reordered.
     norm: the entry with the epsilon of LayerNorms.
+    of: the family whose model it is, if that has another name.
     """
 
     architecture: str
@@ -37,6 +38,7 @@ class Written:
     entries: Callable[[Any], dict[str, Any]] = lambda config: {}
     permuted: bool = False
     norm: str = ""
+    of: str = ""
 
 
 def _windows(config: Any) -> dict[str, Any]:
@@ -220,6 +222,14 @@ def _minicpm3(config: Any) -> dict[str, Any]:
     }
 
 
+def _minicpm(config: Any) -> dict[str, Any]:
+    return {"attention.scale": None}  # it is that of Llama, which the format does not say
+
+
+def _deepseek(config: Any) -> dict[str, Any]:
+    return {"leading_dense_block_count": config.first_k_dense_replace, "expert_weights_scale": 1.0}
+
+
 CONSTANT = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 NEAR = {
     "arcee": Written("arcee", permuted=True),
@@ -257,6 +267,10 @@ FOLDED = {**ONES, "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5, "t
 UNLIMITED = {"time_step_min": 0.001}
 TINY = {
     "minicpm3": Written("minicpm3", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, entries=_minicpm3),
+    "minicpm": Written("minicpm", {"attention_multiplier": 0.25}, entries=_minicpm, permuted=True, of="granite"),
+    "internlm2": Written("internlm2", permuted=True, of="llama"),
+    "exaone": Written("exaone", of="llama"),
+    "deepseek": Written("deepseek", entries=_deepseek, permuted=True),
     "falcon_h1": Written("falcon-h1", FOLDED, entries=_falcon_h1),  # whose file has the multipliers in its numbers
     "jamba": Written("jamba", entries=_jamba),
     "nemotron_h": Written("nemotron_h", UNLIMITED, entries=_nemotron_h, norm="layer_norm_epsilon"),
@@ -272,7 +286,9 @@ FAMILIES = {**NEAR, **TINY}
 def model_of(family: str) -> Any:
     """The oracle, with what the format cannot say changed."""
     changes = FAMILIES[family].changes
-    return tiny_models.build(family, **changes) if family in TINY else near.made(family, **changes)
+    return (
+        tiny_models.build(FAMILIES[family].of or family, **changes) if family in TINY else near.made(family, **changes)
+    )
 
 
 def entries(family: str, config: PretrainedConfig, common: dict[str, Any]) -> dict[str, Any]:

@@ -293,7 +293,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("xlam", f"I look [1].\n[{SAID}, {NOW}] ok", "I look [1].\n ok", TWO),
     ("xlam", f"I look:\n```json\n[{SAID}]\n```\n[ {NOW}]", "I look:\n\n", TWO),
     ("xlam", XLAM_NONE, XLAM_NONE, []),
-    ("xlam", f"[ {{ \"a\": 1}}]\n[{NOW}", "[ { \"a\": 1}]\n", [NOW_CALL]),
+    ("xlam", f'[ {{ "a": 1}}]\n[{NOW}', '[ { "a": 1}]\n', [NOW_CALL]),
     ("step3", STEPPED.replace("function<｜tool_sep｜>", "") + "ok", "ok", [ALL_TYPED, NOW_CALL]),
     ("minimax_m3", f"Hm\n{m3(*TYPED)}ok", "Hm\nok", [ALL_TYPED, ("now", {})]),
     ("minimax_m3", f"{M}<tool_call>It rains.", f"{M}<tool_call>It rains.", []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from ridgeline.models import model_config
 from ridgeline.weights.formats.gguf_file import GGUF, read_gguf
 from ridgeline.weights.gguf.config import DIALECTS, gguf_config
 from ridgeline.weights.gguf.names import gguf_weights
-from tests import gguf_near
+from tests import gguf_files, gguf_near
 from tests.weights.test_gguf import written
 
 pytest.importorskip("gguf")
@@ -22,7 +23,8 @@ pytest.importorskip("gguf")
 MISSING = object()
 WRONG = (MISSING, 0, -1, 1, 2**40, 2**63, 1e30, float("nan"), float("inf"), True, "x", "", [], [0], [2**40], ["x"])
 SECONDS = 5.0  # of any one file; most take some milliseconds
-ONE_EACH = {written.architecture: family for family, written in gguf_near.FAMILIES.items()}
+ONE_EACH = {architecture: family for family, architecture in gguf_files.ARCHITECTURES.items()}
+ONE_EACH |= {written.architecture: family for family, written in gguf_near.FAMILIES.items()}
 
 
 def changed(gguf: GGUF, name: str, value: Any) -> GGUF:
@@ -61,4 +63,57 @@ def test_an_architecture_that_we_do_not_know_is_named_with_those_we_do(tmp_path:
     gguf = changed(read_gguf(written("arcee", tmp_path)), "general.architecture", "plamo3")
     with pytest.raises(ModelLoadError, match=r"holds the architecture 'plamo3'; as GGUF we read .*arcee, .*seed_oss"):
         gguf_config(gguf)
-    assert set(ONE_EACH) <= set(DIALECTS)
+    assert set(DIALECTS) - set(ONE_EACH) == {"bert", "gemma"}  # an encoder, and Gemma 2's form with less in it
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def tensor(name: str, offset: int, *shape: int) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
+
+
+KIND = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+MANY = 10**12
+
+
+@pytest.mark.parametrize(
+    ("values", "tensors", "counts", "says"),
+    [
+        ([KIND], [tensor("a", 0, 64), tensor("b", 255, 64)], (), "data of b lie over"),
+        ([KIND], [tensor("b", 0, 64), tensor("a", 0, 64)], (), "lie over those of another"),
+        ([KIND], [tensor("a", 0, 64), tensor("a", 256, 64)], (), "a tensor is in it twice"),
+        ([KIND, KIND], [], (), "a value is in it twice"),
+        ([KIND], [tensor("a\n\x1b[31m" * 99, 0, 64)], (), r"names a value or a tensor 'a\\n"),
+        ([KIND], [tensor("a" * 300, 0, 64)], (), "names a value or a tensor 'aaa"),
+        ([KIND], [tensor("a", 0, MANY)], (), "ends before the data of a"),
+        ([KIND], [tensor("a", 0, 2**63, 2**63)], (), "ends before the data of a"),
+        ([KIND], [], (MANY, 1), "promises 1000000000000 tensors"),
+        ([KIND], [], (0, MANY), "1000000000000 values"),
+        ([KIND, text("x") + struct.pack("<IIQ", 9, 0, MANY)], [], (), "promises 1000000000000 entries"),
+        ([KIND, text("x") + struct.pack("<IIQ", 9, 8, MANY)], [], (), "promises 1000000000000 entries"),
+        ([KIND, text("x") + struct.pack("<IIQIQ", 9, 9, 1, 0, 1)], [], (), "a value of type 9"),
+        ([KIND, text("x") + struct.pack("<IQ", 8, MANY)], [], (), "ends too early"),
+    ],
+)
+def test_a_header_that_contradicts_itself_or_promises_too_much_is_refused_at_once(
+    values: list[bytes], tensors: list[bytes], counts: tuple[int, ...], says: str, tmp_path: Path
+) -> None:
+    path, counted = tmp_path / "model.gguf", counts or (len(tensors), len(values))
+    path.write_bytes(b"".join((b"GGUF", struct.pack("<IQQ", 3, *counted), *values, *tensors, bytes(100_000))))
+    start = time.perf_counter()
+    with pytest.raises(ModelLoadError, match=says) as caught:
+        read_gguf(path)
+    assert time.perf_counter() - start < SECONDS
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_tensors_may_lie_in_another_order_than_they_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    parts = tensor("b", 256, 64), tensor("a", 0, 64), tensor("none", 256, 0)
+    path.write_bytes(b"".join((b"GGUF", struct.pack("<IQQ", 3, 3, 1), KIND, *parts, bytes(1000))))
+    found = read_gguf(path).tensors
+    assert list(found) == ["b", "a", "none"]
+    assert found["b"].start - found["a"].start == 256

@@ -123,6 +123,8 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _FLOAT, _STRING, _ARRAY = 6, 8, 9
 _MAX_DIMENSIONS = 4
 _MAX_SMALL = 1 << 16  # values of the largest tensor that is read into a list
+_MAX_NAME = 256  # characters of a value's or a tensor's name, which sentences then hold; llama.cpp's tensors have 63
+_MAX_ENTRIES = 1 << 18  # values, and tensors; large models have some thousands of tensors
 _MAX_HEADER = 1 << 26  # bytes; the largest real ones have a quarter of it. As Python's objects they take ten times that
 
 
@@ -205,7 +207,13 @@ class _Header:
         if version not in _VERSIONS:
             raise ValueError(f"version {version}, known are 2 and 3 in little-endian order")
         num_tensors, num_values = self._number("Q"), self._number("Q")
-        values = {self._text(): self._value(self._number("I")) for _ in range(self._count(num_values, 12))}
+        if max(num_tensors, num_values) > _MAX_ENTRIES:
+            raise ValueError(
+                f"it promises {num_tensors} tensors and {num_values} values, at most {_MAX_ENTRIES} are read"
+            )
+        values = {self._name(): self._value(self._number("I")) for _ in range(self._count(num_values, 12))}
+        if len(values) != num_values:
+            raise ValueError("a value is in it twice")
         infos = [self._tensor() for _ in range(self._count(num_tensors, 24))]
         alignment = values.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
@@ -214,13 +222,17 @@ class _Header:
         tensors = {name: replace(info, start=begin + info.start) for name, info in infos}
         if len(tensors) != num_tensors:
             raise ValueError("a tensor is in it twice")
-        for name, info in tensors.items():
+        free = begin
+        for name, info in sorted(tensors.items(), key=lambda each: (each[1].start, each[1].num_bytes)):
             if info.start + info.num_bytes > len(self._data):
                 raise ValueError(f"it ends before the data of {name}")
+            if info.start < free:  # else a small file could hold more than the machine's memory
+                raise ValueError(f"the data of {name} lie over those of another tensor")
+            free = info.start + info.num_bytes
         return GGUF(self._path, values, tensors)
 
     def _tensor(self) -> tuple[str, TensorInfo]:
-        name, num_dimensions = self._text(), self._number("I")
+        name, num_dimensions = self._name(), self._number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise ValueError(f"{name} has {num_dimensions} dimensions")
         shape = struct.unpack_from(f"<{num_dimensions}Q", self._data, self._skip(8 * num_dimensions))
@@ -253,6 +265,12 @@ class _Header:
 
     def _number(self, form: str) -> Any:
         return struct.unpack_from("<" + form, self._data, self._skip(struct.calcsize(form)))[0]
+
+    def _name(self) -> str:
+        name = self._text()
+        if len(name) > _MAX_NAME or not name.isprintable():
+            raise ValueError(f"it names a value or a tensor {name[:80]!r}")
+        return name
 
     def _text(self) -> str:
         length = self._number("Q")

@@ -92,7 +92,7 @@ def _deepseek2(values: Values) -> dict[str, Any]:
         return {**found, "architectures": ["DeepseekV3ForCausalLM"]}
     return {
         **found,
-        "topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy",
+        "topk_method": "group_limited_greedy" if values.number("expert_group_count", 1) > 1 else "greedy",
         "norm_topk_prob": False,
     }
 

@@ -39,7 +39,8 @@ class XlamParser(CallParser):
         read += fence
         if fence:
             read += ((yield from self.expect(LABEL)) or "") + (yield from self.space())
-        before, wrong = self.calls, ""
+        before = self.calls
+        wrong: str | None = ""
         if (yield from self.peek()) in ("[{" if alone else "["):
             wrong = yield from self.json_calls()
         if wrong is not None:
