@@ -215,11 +215,11 @@ class Roofline:
         join: Join = np.maximum,
     ) -> None:
         p, self._join = precision(dtype), join
-        one, two, apart = (
+        others = ("attention", *EXPERTS, *BY_ROW)
+        steps = (
             step_ops(model, StepShape(new, new, sum(new)), dtype=dtype, kv_dtype=kv_dtype) for new in ([1], [2], [1, 1])
         )
-        others = ("attention", *EXPERTS, *BY_ROW)
-        probes = [each for each in zip(one, two, apart, strict=True) if each[0].name not in others]
+        probes = list(zip(*([op for op in ops if op.name not in others] for ops in steps), strict=True))
         self._per_token = _Lines([each for each in probes if not _sampled(each[0].name)], hardware, p, join)
         self._per_sample = _Lines([each for each in probes if _sampled(each[0].name)], hardware, p, join)
         feed_forwards = Counter(layer.feed_forward for layer in model.layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from ridgeline.models import model_config
 from ridgeline.perf.footprint import expert_parameters, kv_bytes_per_token, parameters
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import EXPERTS, PRODUCTS, Roofline, bound, seconds, step_limit, step_ops
-from tests.models import latent_configs, pooled_configs
+from tests.models import encoder_decoder_configs, latent_configs, pooled_configs
 from tests.perf.coarse import attention_cost, coarse_limit
 from tests.perf.models import NAMES, spec
 
@@ -139,6 +140,15 @@ def test_fast_equals_slow(
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize("config", encoder_decoder_configs.EVERY, ids=lambda config: config["model_type"])
+def test_fast_equals_slow_beside_an_encoder(config: dict[str, Any]) -> None:
+    """One token of one row costs as much in both kinds of attention, and longer rows do not."""
+    model, hardware = model_config(config).spec, find("h200")
+    for shape in (StepShape([1], [1], 1), StepShape([1, 1, 1], [5, 900, 33], 3)):
+        slow = step_limit(step_ops(model, shape, dtype="bfloat16"), hardware, "bfloat16")
+        assert Roofline(model, hardware, "bfloat16").step_limit(shape) == pytest.approx(slow)
+
+
 def test_a_limit_takes_microseconds() -> None:
     """10 µs where this was written."""
     roofline, at = Roofline(spec("llama-8b"), H200, "bfloat16"), shape(256, 1, 1000)

@@ -174,11 +174,13 @@ async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str]
 
 def _truncated(api: ApiServer, body: GenerationBody, ids: list[int], text: str | None, wanted: int) -> list[int]:
     """Return the last truncate_prompt_tokens ids, or the first ones if truncation_side is right; -1 takes what has
-    room beside the output.
+    room: beside the output, or in the encoder.
 
-    `text` is what the ids were made of, if special tokens were put before it. These stay.
+    `text` is what the ids were made of, if special tokens were put around it. These stay.
     """
-    most, context = body.truncate_prompt_tokens or 0, api.service.facts().max_model_len
+    facts = api.service.facts()
+    most, context = body.truncate_prompt_tokens or 0, facts.encodes or facts.max_model_len
+    wanted = 0 if facts.encodes else wanted
     if most > context:
         raise BadRequest(
             f"truncate_prompt_tokens is {most}, and the context holds {context} tokens; ask for fewer.",
@@ -188,11 +190,15 @@ def _truncated(api: ApiServer, body: GenerationBody, ids: list[int], text: str |
     if len(ids) <= most:
         return ids
     plain = ids if text is None else api.tokenizer.encode(text, add_special_tokens=False)
-    added = len(ids) - len(plain) if ids[len(ids) - len(plain) :] == plain else 0
+    added = len(ids) - len(plain)
+    before = next((n for n in range(added + 1) if ids[n : n + len(plain)] == plain), None)
+    if before is None:  # the tokenizer cuts such a text elsewhere beside special tokens
+        before, added, plain = 0, 0, ids
     room = most - added
     if room < 0:
         return ids[:most]
-    return ids[:added] + (plain[:room] if body.truncation_side == "right" else plain[len(plain) - room :])
+    kept = plain[:room] if body.truncation_side == "right" else plain[len(plain) - room :]
+    return ids[:before] + kept + ids[len(ids) - added + before :]
 
 
 async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> GenerationRequest:

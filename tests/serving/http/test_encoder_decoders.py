@@ -46,6 +46,20 @@ def test_completions_equal_those_of_transformers(server: Server) -> None:
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(encoded), 12)
 
 
+@pytest.mark.parametrize(("side", "want"), [("left", [6, 7, 1]), ("right", [5, 6, 1])])
+def test_a_text_that_is_cut_keeps_its_end(side: str, want: list[int], server: Server) -> None:
+    cut = {"truncate_prompt_tokens": 3, "truncation_side": side, "return_token_ids": True}
+    answer = server.client.completions.create(model=MODEL, prompt="w5 w6 w7", max_tokens=1, extra_body=cut)
+    assert answer.choices[0].model_dump()["prompt_token_ids"] == want
+
+
+def test_a_text_may_be_cut_to_what_the_encoder_takes(server: Server) -> None:
+    cut = {"truncate_prompt_tokens": -1}
+    answer = server.client.completions.create(model=MODEL, prompt="w5 " * 200, max_tokens=90, extra_body=cut)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 96
+
+
 def test_metrics_count_what_the_encoder_reads(server: Server) -> None:
     """Beside it the decoder runs its start."""
 
