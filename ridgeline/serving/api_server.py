@@ -83,7 +83,8 @@ class ApiServer:
         engines = [EngineClient(path, name, buffer=config.stream_buffer) for path in model.sockets]
         client = Replicas(engines)
         share = config.api_server_count
-        admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
+        bounds = -(-config.max_queue_requests // share), -(-config.max_queue_tokens // share)
+        admission = Admission(*bounds, priority_floor=config.priority_floor)
         defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
         service.beam_run = BeamRun

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextvars import ContextVar
 from hashlib import sha256
+
+from ridgeline.core.plan.request import PEER
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.keys import allowed
 
 _current: ContextVar[str] = ContextVar("owner", default="")
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
@@ -12,32 +17,26 @@ _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 HEADER = "x-ridgeline-tenant"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MOST_PEER = 64  # characters of an address
 WRONG_NAME = "X-Ridgeline-Tenant must be 1 to 64 letters, digits, dots, dashes and underscores."
 
 
-def take(key: str | None, peer: str | None) -> None:
-    """Set the owner for all that this task, and those it starts, will run.
+def take(key: str | None, peer: str | None, *, trusted: Sequence[str] = (), name: str | None = None) -> None:
+    """Set the owner for all that this task, and those it starts, will run. Raise BadRequest for a wrong name.
 
     `key` is the one that the client gave, if keys are asked for. It tells clients apart better than `peer`, the
-    address, which clients may share or change.
+    address, which clients may share or change. A key in `trusted` may name the tenant, which is then the owner; the
+    `name` that comes with any other is not read. Addresses begin with PEER, as no name does.
     """
     tenant = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16] if key else ""
+    trusts = bool(trusted) and key is not None and allowed(key, trusted)
+    if trusts and name is not None:
+        if NAME.fullmatch(name) is None:
+            raise BadRequest(WRONG_NAME)
+        tenant = name
     _tenant.set(tenant)
-    _current.set(tenant or peer or "")
-    _trusted.set(False)
-
-
-def is_name(name: str) -> bool:
-    """Return True if a tenant may have this name."""
-    return NAME.fullmatch(name) is not None
-
-
-def trust(name: str | None) -> None:
-    """Note that the key is trusted. The owner is the tenant that it names, if it names one."""
-    _trusted.set(True)
-    if name is not None:
-        _current.set(name)
-        _tenant.set(name)
+    _current.set(tenant or (PEER + peer[:MOST_PEER] if peer else ""))
+    _trusted.set(trusts)
 
 
 def trusted() -> bool:

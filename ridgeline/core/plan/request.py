@@ -20,6 +20,7 @@ from ridgeline.core.specs.pooling import SECOND_TEXT, Task
 from ridgeline.kernels.base.limits import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS
 from ridgeline.kernels.base.limits import MAX_STOP_IDS as MAX_STOP_IDS
 
+PEER = "@"  # begins the owner of a request that is known by its client's address
 BACKGROUND = 2**31  # the priority of work for which no client waits, beyond what clients may ask for
 MAX_N = 128
 MAX_STOP_STRINGS = 64

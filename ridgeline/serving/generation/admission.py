@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.core.plan.request import Request
 from ridgeline.serving.errors import BadRequest, Overloaded, TooLong, Unavailable
+from ridgeline.serving.owner import trusted
 from ridgeline.transport.messages import EngineFacts
 
 RETRY_AFTER = 1  # seconds
@@ -21,14 +22,16 @@ class Admission:
     """The bounds on requests that are open at once, running or waiting.
 
     `max_requests` and `max_tokens` are the bounds of this API server (0: no bound); of N API servers each gets its
-    share. An owner that has little open gets in a little beyond them, so that no other can fill the queue. `open_bytes`
-    are those of prompts that came as vectors, which the queue's tokens do not bound. `rejected_requests` and
+    share. An owner that has little open gets in a little beyond them, so that no other can fill the queue.
+    `priority_floor` is the most urgent priority that keys which are not trusted may give (None: any). `open_bytes` are
+    those of prompts that came as vectors, which the queue's tokens do not bound. `rejected_requests` and
     `rejected_tokens` count what these bounds turned away. The tokens of a request are its prompt and all that it may
     write, counted twice where it is guided.
     """
 
     max_requests: int = 0
     max_tokens: int = 0
+    priority_floor: int | None = None
     draining: bool = False
     open_requests: int = 0
     open_tokens: int = 0
@@ -42,10 +45,11 @@ class Admission:
         """Count these requests of an owner in until `leave` is called for them.
 
         Raise Unavailable while the server ends, Overloaded if the queue is full, and BadRequest if they could never
-        run.
+        run or are more urgent than the key allows.
         """
         if self.draining:
             raise Unavailable("the server is shutting down; send the request to another.", retry_after=5)
+        self._check_priority(min(request.priority for request in requests))
         tokens = sum(request.cache_tokens for request in requests)
         for request in requests:
             if request.cache_tokens > facts.cache_tokens:
@@ -80,6 +84,14 @@ class Admission:
                 retry_after=RETRY_AFTER,
             )
         self._count(owner, len(requests), tokens, size)
+
+    def _check_priority(self, priority: int) -> None:
+        least = self.priority_floor
+        if least is not None and priority < least and not trusted():
+            raise BadRequest(
+                f"priority is {priority}, and this key may ask for {least} or above; give such a one, or leave it out.",
+                param="priority",
+            )
 
     def _check_alone(self, requests: Sequence[Request], tokens: int) -> None:
         """Raise if these requests would be too much even for an idle server, where trying again is no help."""

@@ -192,12 +192,11 @@ def with_keys(
         if right:
             if not (admin_keys or open_orders) and is_under_any(ORDERS, path):
                 return await _refuse(Forbidden(CLOSED), scope, receive, send)
-            owner.take(right[0] if needed else None, (scope.get("client") or ("",))[0])
-            if trusted and right[0] is not None and allowed(right[0], trusted):
-                name = Headers(scope=scope).get(owner.HEADER)
-                if name is not None and not owner.is_name(name):
-                    return await _refuse(BadRequest(owner.WRONG_NAME), scope, receive, send)
-                owner.trust(name)
+            key, peer = right[0] if needed else None, (scope.get("client") or ("",))[0]
+            try:
+                owner.take(key, peer, trusted=trusted, name=Headers(scope=scope).get(owner.HEADER))
+            except BadRequest as error:
+                return await _refuse(error, scope, receive, send)
             return await app(scope, receive, send)
         if clients and True in [allowed(key, clients) for key in given]:
             return await _refuse(Forbidden("this route asks for the admin key (--admin-key)."), scope, receive, send)

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from ridgeline.core.plan.embeds import PLACEHOLDER, Embeds
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
-from ridgeline.core.settings.serving import TEMPLATE_FIELDS, ServeConfig
-from ridgeline.serving import owner
+from ridgeline.core.settings.serving import TEMPLATE_FIELDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
@@ -470,24 +469,13 @@ def _fitted(
             )
     return replace(
         asked,
-        priority=allowed_priority(api.config, body.priority or 0),
+        priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         slo_ttft=(body.slo_ttft_ms or 0.0) / 1e3,
         slo_itl=(body.slo_itl_ms or 0.0) / 1e3,
         timeout=api.config.request_timeout,
         queue_timeout=api.config.queue_timeout,
     )
-
-
-def allowed_priority(config: ServeConfig, priority: int) -> int:
-    """Return the priority. Raise BadRequest for one below the bound of keys that are not trusted."""
-    least = config.priority_floor
-    if least is not None and priority < least and not owner.trusted():
-        raise BadRequest(
-            f"priority is {priority}, and this key may ask for {least} or above; give such a one, or leave it out.",
-            param="priority",
-        )
-    return priority
 
 
 def _plain_call(call: dict[str, Any], index: int, size: Size) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from copy import copy
+from hashlib import sha256
 from typing import Any
 
 import pytest
 from msgspec import ValidationError
 from msgspec.structs import replace
 
-from ridgeline.core.plan.request import SamplingParams
-from ridgeline.serving.errors import Overloaded
+from ridgeline.core.plan.request import BACKGROUND, SamplingParams
+from ridgeline.serving import owner
+from ridgeline.serving.errors import BadRequest, Overloaded
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.processes.engine_host import _request
 from ridgeline.transport.messages import EngineFacts, Submit, decode_from_face, encode
@@ -37,12 +40,40 @@ def test_who_has_little_open_finds_a_place_in_a_full_queue() -> None:
         admission.admit([requests[18]], facts, "b")  # it has its eighth
     with pytest.raises(Overloaded):
         admission.admit([requests[18]], facts, "c")  # there is no more than an eighth beyond the bound
-    for owner, count in (("a", 16), ("b", 2)):
+    for who, count in (("a", 16), ("b", 2)):
         for _ in range(count):
-            admission.leave(1, requests[0].cache_tokens, owner=owner)
+            admission.leave(1, requests[0].cache_tokens, owner=who)
     assert (admission.open_requests, admission.open_tokens) == (0, 0)
     assert not admission.requests_of
     assert not admission.tokens_of
+
+
+def test_no_request_is_more_urgent_than_its_key_allows() -> None:
+    """However it came: also a level of a queue, or a request to pool. Background work is never too urgent."""
+    admission, urgent = Admission(priority_floor=0), dataclasses.replace(ask("r", [1, 2], max_tokens=4), priority=-1)
+    owner.take("plain", None, trusted=("trusted",))
+    with pytest.raises(BadRequest, match="priority is -1, and this key may ask for 0"):
+        admission.admit([dataclasses.replace(urgent, priority=0), urgent], FACTS, "a")
+    assert admission.open_requests == 0
+    admission.admit([dataclasses.replace(urgent, priority=BACKGROUND)], FACTS, "a")
+    owner.take("trusted", None, trusted=("trusted",))
+    admission.admit([urgent], FACTS, "a")
+    owner.take(None, None)
+
+
+def test_an_owner_is_a_key_a_name_or_a_short_address() -> None:
+    try:
+        owner.take("k", "10.0.0.1", trusted=("t",), name="acme")
+        assert owner.current() == owner.tenant() == sha256(b"k").hexdigest()[:16]
+        owner.take("t", "10.0.0.1", trusted=("t",), name="acme")
+        assert (owner.current(), owner.trusted()) == ("acme", True)
+        for wrong in ("", "a" * 65, "a" * (1 << 20), "@10.0.0.1", "a b", "a\n", "ä", "\x00"):
+            with pytest.raises(BadRequest, match="X-Ridgeline-Tenant"):
+                owner.take("t", None, trusted=("t",), name=wrong)
+        owner.take(None, "unix:" + "x" * 1000, trusted=("t",), name="acme")
+        assert (len(owner.current()), owner.tenant(), owner.trusted()) == (65, "", False)
+    finally:
+        owner.take(None, None)
 
 
 def test_tokens_have_such_places_too() -> None:

@@ -56,11 +56,11 @@ class Guard(grpc.aio.ServerInterceptor):
     """The interceptor that checks keys and wraps every handler.
 
     A call must bring one of `keys`, as metadata "authorization: Bearer …" or "x-api-key: …". If there are no keys,
-    every call is allowed.
+    every call is allowed. A key in `trusted` may name the tenant, in metadata "x-ridgeline-tenant".
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = keys
+    def __init__(self, keys: Sequence[str], trusted: Sequence[str] = ()) -> None:
+        self._keys, self._trusted = keys, trusted
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -68,7 +68,13 @@ class Guard(grpc.aio.ServerInterceptor):
         if details.method not in OPEN and not allowed(key_in(details.invocation_metadata), self._keys):
             return grpc.stream_stream_rpc_method_handler(_refuse)  # reads nothing, so it serves any kind of call
         handler = await continuation(details)
-        return None if handler is None else _guarded(handler, with_keys=bool(self._keys))
+        return None if handler is None else _guarded(handler, self._owned)
+
+    def _owned(self, context: Context) -> None:
+        """Set the owner of a call."""
+        metadata = context.invocation_metadata()
+        key, peer = key_in(metadata) if self._keys else None, context.peer().rpartition(":")[0]  # without the port
+        owner.take(key, peer, trusted=self._trusted, name=_value(metadata, owner.HEADER))
 
 
 def key_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
@@ -86,7 +92,7 @@ def rename(context: Context, request_id: str) -> None:
     context.set_trailing_metadata(((ID, request_id),))
 
 
-def _guarded(handler: Any, *, with_keys: bool) -> grpc.RpcMethodHandler:
+def _guarded(handler: Any, owned: Callable[[Context], None]) -> grpc.RpcMethodHandler:
     """Return the same handler with its errors turned into statuses.
 
     All handlers are served as streams, because the library otherwise leaves calls without a message unanswered. No
@@ -94,10 +100,9 @@ def _guarded(handler: Any, *, with_keys: bool) -> grpc.RpcMethodHandler:
     """
 
     async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
-        key = key_in(context.invocation_metadata()) if with_keys else None
-        owner.take(key, context.peer().rpartition(":")[0])  # without the port
         messages = _read(requests, handler.request_deserializer)
         async with _answering(context):
+            owned(context)
             if handler.request_streaming:
                 responses = handler.stream_stream(messages, context)
             elif handler.response_streaming:

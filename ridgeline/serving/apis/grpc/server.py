@@ -43,7 +43,8 @@ async def start(api: ApiServer, address: str) -> grpc.aio.Server:
     config = api.config
     options = [*OPTIONS, ("grpc.max_receive_message_length", config.max_body_bytes)]
     options.append(("grpc.so_reuseport", int(config.api_server_count > 1)))
-    server = make_server((Guard((*config.api_key, *config.admin_key) if config.api_key else ()),), options)
+    keys = (*config.api_key, *config.admin_key) if config.api_key else ()
+    server = make_server((Guard(keys, config.trusted_key),), options)
     running = Running()
     add_service(inference_pb2_grpc.SERVICE, InferenceService(api, running), server)
     add_service(kserve_pb2_grpc.SERVICE, KServeService(api, running), server)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from grpc_tools import protoc
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.serving import owner
 from ridgeline.serving.apis.grpc import guard
 from ridgeline.serving.grpc.proto import kserve_pb2 as kserve
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
@@ -364,10 +366,40 @@ def test_every_method_but_health_asks_for_a_key(engine_socket: Path) -> None:
         )
         next(running)
         stranger = served.stub.Abort(pb.AbortRequest(request_id="mine"), metadata=right[1])
-        owner = served.stub.Abort(pb.AbortRequest(request_id="mine"), metadata=right[0])
-        assert (stranger.found, owner.found) == (False, True)
+        own = served.stub.Abort(pb.AbortRequest(request_id="mine"), metadata=right[0])
+        assert (stranger.found, own.found) == (False, True)
         assert finishes(list(running))[0].reason == "abort"
         assert served.wait_idle()
+
+
+def test_only_a_trusted_key_names_a_tenant_and_asks_for_any_priority(
+    engine_socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    take = owner.take
+
+    def noted(*given: Any, **named: Any) -> None:
+        take(*given, **named)
+        taken.append(owner.current())
+
+    monkeypatch.setattr(owner, "take", noted)
+    urgent = pb.GenerateRequest(text="x", sampling=pb.Sampling(max_tokens=2), priority=-1)
+    keys = {"api_key": ("plain", "trusted"), "trusted_key": ("trusted",), "priority_floor": 0}
+    with serve_grpc(engine_socket, **keys) as served:
+
+        def code(key: str, tenant: str) -> grpc.StatusCode:
+            metadata = (("x-api-key", key), ("x-ridgeline-tenant", tenant))
+            try:
+                list(served.stub.Generate(urgent, metadata=metadata))
+            except grpc.RpcError as error:
+                found: grpc.StatusCode = error.code()
+                return found
+            return Code.OK
+
+        assert code("plain", "acme") == Code.INVALID_ARGUMENT
+        assert code("trusted", "acme") == Code.OK
+        assert code("trusted", "a/b") == Code.INVALID_ARGUMENT
+    assert taken == [sha256(b"plain").hexdigest()[:16], "acme"]
 
 
 def test_a_certificate_makes_it_private(engine_socket: Path, tmp_path: Path) -> None:
