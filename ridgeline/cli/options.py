@@ -52,7 +52,7 @@ ENGINE_HELP = {
     "state_checkpoint_interval": "Tokens after which a long prompt leaves such a state (default: by its bytes).",
     "scheduling_policy": "fcfs, priority, vtc, drr, dlpm, srpt or slo (docs/scheduling.md has what each promises).",
     "tenant_weights": "Shares of service of tenants, where these are not equal: a=2,b=1 (vtc, drr and dlpm).",
-    "priority_aging": "Seconds of waiting after which a request rises by a level (priority; 0: never).",
+    "priority_aging": "Seconds of waiting after which a request rises by a level (priority; 0: never, as in vLLM).",
     "slo_ttft_ms": "Milliseconds to the first token promised to requests that name none (slo).",
     "slo_itl_ms": "Milliseconds between tokens promised to requests that name none (slo; 0: none).",
     "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",

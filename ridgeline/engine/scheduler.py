@@ -338,7 +338,7 @@ class Scheduler:
         room = self.cache.pool.free_pages, num_seqs
         if seq.last_plan > self._retired or self._waiting.refused(seq, *room, self._plan_id - LOOK_AGAIN):
             return False
-        if num_seqs + len(seq.members) > self._pace.rows:
+        if num_seqs + len(seq.members) > self._pace.rows or (self._policy.counts and self._policy.held(seq)):
             return False
         ranked = self._policy.preempts
         foresees, outranked = not (ranked and self._outranks(seq)), ranked and self._policy.outranked(seq)
@@ -559,6 +559,8 @@ class Scheduler:
     # ---- failure ----------------------------------------------------------------------------------------------
 
     def _note_failure(self, record: InFlight, result: StepResult) -> list[TokenEvent]:
+        if self._policy.counts:
+            self._policy.failed(record.seqs, record.plan.rows, record.plan.kv_bound_R)
         shrunk = result.out_of_memory and self._pace.shrink(record.plan)  # together they were too many
         guilty = self._recovery.note(record, blame=result.error is not None and not shrunk)
         if guilty is None:

@@ -61,11 +61,17 @@ class Policy(Protocol):
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
         """Note a plan. kv_len_R: the cached tokens of its rows after it."""
 
+    def failed(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
+        """Note that a plan, of which `serve` was told, did not run."""
+
     def due(self) -> list[tuple[Sequence, tuple]]:
         """Return waiting requests that have another order by now, with it."""
 
     def overdrawn(self, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         """Return the running requests that may not be served any more while others wait."""
+
+    def held(self, seq: Sequence) -> bool:
+        """Return True if a waiting request must not start in this plan."""
 
     def entitled(self, waiting: Iterable[Sequence], running: Collection[Sequence]) -> Sequence | None:
         """Return the waiting request that should come before the first, if that cannot start. waiting: the first of

@@ -75,11 +75,17 @@ class Ordered:
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
         pass
 
+    def failed(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
+        pass
+
     def due(self) -> list[tuple[Sequence, tuple]]:
         return []
 
     def overdrawn(self, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         return []
+
+    def held(self, seq: Sequence) -> bool:
+        return False
 
     def entitled(self, waiting: Iterable[Sequence], running: Collection[Sequence]) -> Sequence | None:
         return None

@@ -35,6 +35,7 @@ class Ranked(Ordered):
         self._first: tuple[int, str] | None = None
         self.highest = inf
         self._now = 0
+        self._most = MOST_OWNERS
         self._next: dict[tuple[int, str], int] = {}  # by rank and owner the place of a request that comes
 
     def order(self, request: Request, arrival_index: int) -> tuple:
@@ -45,8 +46,9 @@ class Ranked(Ordered):
         place = max(self._now, self._next.get(kind, 0))
         output = min(request.max_total_tokens - len(request.prompt_token_ids), EXPECTED)
         self._next[kind] = place + request.read_tokens + output
-        if len(self._next) > MOST_OWNERS:
+        if len(self._next) > self._most:
             self._next = {kind: after for kind, after in self._next.items() if after > self._now}
+            self._most = max(MOST_OWNERS, 2 * len(self._next))  # so that this is not done for each one that comes
         return (kind[0], True, place, arrival_index)
 
     def lane(self, seq: Sequence) -> tuple[int, str]:

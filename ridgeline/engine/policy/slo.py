@@ -2,8 +2,10 @@
 
 A request's slack is the time until it must start for its first token to come in time. Those whose time is over come
 last, in the order in which they came. A request whose objective cannot be met is refused at once, with the time that
-could be promised. The prediction is the prompts that are to run before its first token, in predicted milliseconds,
-times the seconds that the engine took for each while requests waited.
+could be promised. The prediction is the prompts that are to run before its first token, in as many steps as they fill,
+with the decoding rows of the newest step beside them. What a step takes, and each predicted millisecond of it, is
+learned from the steps that ran, so decoding rows count at what they took. Requests wait for slots as well, so it is no
+less than what those before it took while requests waited.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from ridgeline.engine.policy.base import MOST_MOVED, Ordered, Terms, still
 from ridgeline.engine.sequence import Sequence
 
 SPAN = 0.05  # seconds of deadlines that are summed up as one
-MEMORY = 0.02  # weight of the newest start in the pace
+MEMORY = 0.05  # weight of the newest start in the pace, in the long run
 FIRST_PACE = 1.3e-3  # seconds for each predicted millisecond, before any was measured
-LEARNS = 0.1  # weight of the newest step of prompts in the seconds for each millisecond
-MARGIN = 0.8  # of an objective, within which the prediction must be
+LEARNS = 0.05  # weight of the newest step in the seconds of steps, in the long run
+MARGIN = 0.9  # of an objective, within which the prediction must be
 
 
 class SLO(Ordered):
@@ -43,10 +45,11 @@ class SLO(Ordered):
         self._under_way: dict[Sequence, float] = {}  # milliseconds of prompts that run and have no token yet
         self._seconds, self._started = FIRST_PACE, 1.0  # of starts while requests waited, and their milliseconds
         self._since: float | None = None  # the newest start, or when requests began to wait
-        self._step = self._last = 0.0  # milliseconds of the newest plan, and when it was made
-        self._prompts = False  # most of it were prompts
-        self._took, self._cost, self._pace = FIRST_PACE, 1.0, FIRST_PACE
-        self._count = 0
+        self._newest = self._decodes = 0.0  # milliseconds of the newest plan, and of its rows that decode
+        self._last = 0.0  # when it was made
+        self._starts = 0
+        self._steps = StepTimes()
+        self._largest = 1e-9  # milliseconds of prompts in one step, lately
         self._open = 0
         self._budgets = Counter[float]()
 
@@ -54,10 +57,10 @@ class SLO(Ordered):
         if request.background:
             return
         ttft, own = self._ttft(request), self.price.prompt(request.read_tokens)
-        latest = self._span(self.clock() + ttft - own * self._pace)
+        latest = self._span(self.clock() + ttft - own * self._steps.each)
         ahead = 1e-3 * sum(cost for span, cost in self._ahead.items() if span <= latest)
-        wait = ahead * max(self._seconds / self._started, self._pace)
-        seconds = wait + (own + sum(self._under_way.values())) * self._pace + self._step * self._pace
+        started = sum(self._under_way.values()) + own
+        seconds = max(self._until(ahead + started), ahead * self._seconds / self._started + self._until(started))
         if seconds > MARGIN * ttft and (self._open or own * FIRST_PACE > ttft):  # else it shows how fast the engine is
             self.refused += 1
             could = ceil(1e3 * seconds / MARGIN)
@@ -67,7 +70,7 @@ class SLO(Ordered):
                 param="slo_ttft_ms",
                 retry_after=max(1, ceil(seconds - MARGIN * ttft)),
             )
-        itl, token = self._itl(request), self._pace * self.price.row
+        itl, token = self._itl(request), self._steps.base + self._steps.each * self.price.row
         if itl and token > itl:
             self.refused += 1
             raise CannotPromise(
@@ -76,6 +79,13 @@ class SLO(Ordered):
                 param="slo_itl_ms",
                 retry_after=1,
             )
+
+    def _until(self, prompts: float) -> float:
+        """Return the seconds in which so many milliseconds of prompts run, behind the newest plan."""
+        steps = max(1, ceil(prompts / self._largest)) if self._open else 1
+        return (
+            self._steps.seconds(self._newest) + steps * self._steps.seconds(self._decodes) + prompts * self._steps.each
+        )
 
     def _ttft(self, request: Request) -> float:
         return request.slo_ttft or self.settings.slo_ttft
@@ -88,7 +98,7 @@ class SLO(Ordered):
 
     def order(self, request: Request, arrival_index: int) -> tuple:
         self.preempts |= request.background
-        own = self.price.prompt(request.read_tokens) * self._pace
+        own = self.price.prompt(request.read_tokens) * self._steps.each
         return (request.background, False, request.arrival + self._ttft(request) - own, arrival_index)
 
     def wait(self, seq: Sequence) -> None:
@@ -123,8 +133,10 @@ class SLO(Ordered):
     def begin(self, seq: Sequence) -> None:
         now, own = self.clock(), self._waits_no_more(seq)
         if own and self._since is not None:
-            self._seconds += MEMORY * (now - self._since - self._seconds)
-            self._started += MEMORY * (1e-3 * own - self._started)
+            self._starts += 1
+            weight = max(MEMORY, 1 / self._starts)
+            self._seconds += weight * (now - self._since - self._seconds)
+            self._started += weight * (1e-3 * own - self._started)
         self._since = now if self._ahead else None
         if seq.first_token is None:
             self._under_way[seq] = self.price.prompt(seq.to_read)
@@ -160,14 +172,39 @@ class SLO(Ordered):
 
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
         now, cost_R = self.clock(), self.price.of_rows(rows, kv_len_R)
-        if self._last and self._prompts:  # few rows that decode take longer than their prices
-            self._took += LEARNS * (now - self._last - self._took)
-            self._cost += LEARNS * (self._step - self._cost)
-            self._pace = self._took / self._cost
-        self._last, self._step = now, float(cost_R.sum())
-        self._prompts = float(cost_R[rows.kinds_R == RowKind.CHUNK].sum()) > self._step / 2
+        if self._last:
+            self._steps.note(self._newest, now - self._last)
+        self._last, self._newest = now, float(cost_R.sum())
+        prompts = float(cost_R[rows.kinds_R == RowKind.CHUNK].sum())
+        self._decodes, self._largest = self._newest - prompts, max(0.99 * self._largest, prompts, 1e-9)
         for seq in [seq for seq in self._under_way if seq.first_token is not None]:
             del self._under_way[seq]
 
     def figures(self) -> Mapping[str, float]:
         return {"slo: refused": self.refused, "slo: missed": self.missed}
+
+
+class StepTimes:
+    """The seconds of a step: so many in any case, and so many for each predicted millisecond, by linear regression on
+    the newest steps. base, each: these two, neither below 0."""
+
+    def __init__(self) -> None:
+        self.base, self.each = 0.0, FIRST_PACE
+        self._count = 0
+        self._means = np.zeros(4)  # of the cost, the seconds, and the cost times each
+
+    def seconds(self, cost: float) -> float:
+        """Return the seconds of a step of so many predicted milliseconds."""
+        return self.base + self.each * cost
+
+    def note(self, cost: float, seconds: float) -> None:
+        """Learn that a step of so many predicted milliseconds took so long."""
+        self._count += 1
+        new = np.array((cost, seconds, cost * cost, cost * seconds))
+        self._means += max(LEARNS, 1 / self._count) * (new - self._means)
+        x, y, xx, xy = self._means.tolist()
+        spread = xx - x * x
+        each = (xy - x * y) / spread if spread > 1e-6 * xx else 0.0
+        if not 0 < each < y / x:  # steps of one size, or noise: all of it is for the cost
+            each = y / x
+        self.base, self.each = y - each * x, each

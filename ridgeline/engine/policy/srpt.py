@@ -81,5 +81,8 @@ class SRPT(Ordered):
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
         self._served += float(self.price.of_rows(rows, kv_len_R).sum())
 
+    def failed(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
+        self._served -= float(self.price.of_rows(rows, kv_len_R).sum())
+
     def figures(self) -> Mapping[str, float]:
         return {"lengths: outputs": self.lengths.ended, "lengths: error_tokens": self.lengths.error}
