@@ -45,19 +45,17 @@ class _TokenCount:
 
 
 class ItlBound:
-    """own: seconds that a step with decoding rows should take at most; None: as long as it likes. asked: those that
-    requests which run were promised between their tokens, likewise."""
+    """own: seconds that a step with decoding rows should take at most; None: as long as it likes. target: the least of
+    these and of those that requests which run were promised between their tokens."""
 
     def __init__(self, target: float | None, cost_model: CostModel | None) -> None:
-        self.own = target
-        self.asked: float | None = None
+        self.own = self.target = target
         self._model = cost_model or _TokenCount()
         self._ratio = FIRST_GUESS
 
-    @property
-    def target(self) -> float | None:
-        """The least of both."""
-        return min((each for each in (self.own, self.asked) if each is not None), default=None)
+    def promise(self, asked: float | None) -> None:
+        """Keep to what running requests were promised, too."""
+        self.target = min((each for each in (self.own, asked) if each is not None), default=None)
 
     def prompt_tokens(self, kv_len_R: np.ndarray, start: int, most: int) -> int:
         """Return the number of prompt tokens that may run beside decoding rows with kv_len_R tokens each; at most

@@ -166,13 +166,14 @@ class Scheduler:
         if self._recovery.suspects:
             self._run_a_suspect(builder)
         else:
-            self._follow_policy()
+            if self._waiting.lanes:
+                self._follow_policy()
             self._grow_running()
             builder.standing = self.running.standing_rows()
             builder.budget -= int(builder.standing.rows.num_tokens_R.sum())
             if self.running.paced:
                 self._advance_paced(builder)
-            if self.running.prefilling or self._waiting:
+            if self.running.prefilling or self._waiting.lanes:
                 self._advance_prompts(builder)
             self._advance_decoding(builder)
         if not builder.others and not builder.standing.seqs:
@@ -181,8 +182,6 @@ class Scheduler:
 
     def _follow_policy(self) -> None:
         """Give waiting requests the places that they have by now, and preempt those that may not run any more."""
-        if not self._waiting:
-            return
         for seq, order in self._policy.due():
             self._waiting.promote(seq, order)
         for seq in self._policy.overdrawn(self.running.leaders):
@@ -299,7 +298,7 @@ class Scheduler:
 
         No request is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """
-        self._itl.asked = self._policy.itl
+        self._itl.promise(self._policy.itl)
         under_way = deque(sorted(self.running.prefilling, key=self._policy.place))
         waiting, cut = self._waiting.head(), self._itl.target is not None
         decodes = cut and any(not seq.request.background for seq in builder.seqs)  # a client waits for a token

@@ -49,20 +49,16 @@ class Lanes(Protocol):
 class WaitingQueue:
     def __init__(self, policy: Lanes) -> None:
         self._policy = policy
-        self._lanes: dict[Hashable, Lane] = {}
+        self.lanes: dict[Hashable, Lane] = {}
         self._tops: list[tuple[tuple, Lane]] = []
         self._refused: tuple[Sequence, int, int, int] | None = None
-
-    def __bool__(self) -> bool:
-        """False if certainly no request waits."""
-        return bool(self._lanes)
 
     def push(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
         name = self._policy.lane(seq)
-        lane = self._lanes.get(name)
+        lane = self.lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = self._policy.new_lane(name)
+            lane = self.lanes[name] = self._policy.new_lane(name)
         lane.push(seq)
         self._note(lane)
 
@@ -84,8 +80,8 @@ class WaitingQueue:
             if first is None:
                 heapq.heappop(self._tops)
                 lane.place = None
-                if self._lanes.get(lane.name) is lane:
-                    del self._lanes[lane.name]
+                if self.lanes.get(lane.name) is lane:
+                    del self.lanes[lane.name]
                 continue
             lane.place = self._policy.place(first)
             if lane.place == place:

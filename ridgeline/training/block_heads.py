@@ -57,7 +57,7 @@ class BlockShape(EagleShape):
         }
 
 
-class _Attention(nn.Module):
+class _BlockAttention(nn.Module):
     def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -100,11 +100,11 @@ class _Attention(nn.Module):
         return rotated(x.flatten(2, -2), place.flatten(), self.shape.rope_theta).view_as(x)
 
 
-class _Layer(nn.Module):
+class _BlockLayer(nn.Module):
     def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.self_attn = _Attention(shape)
+        self.self_attn = _BlockAttention(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.mlp = FeedForward(shape)
 
@@ -122,7 +122,7 @@ class BlockHead(nn.Module):
         self.shape = shape
         self.fc = nn.Linear(len(shape.taps) * shape.hidden, shape.hidden, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
-        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(_BlockLayer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.eps)
         self.mask_embedding = nn.Parameter(torch.empty(shape.hidden))
         drawn(self, seed)

@@ -1,9 +1,9 @@
 """Attention of whole sequences in Triton, forward and backward: FlashAttention-2 with every mask as an interval.
 
 Each query sees the keys of one interval, whose ends never decrease from a query to the next. Causal order, a window to
-either side and documents in one sequence all are such masks, alone and together (`Masks.intervals`). A tile of queries
-then meets three ranges of key tiles: the first and the last have a mask to apply, those between them have none, and all
-others are never read. A tile of keys finds its queries in the same way, for the backward pass.
+either side and documents in one sequence all are such masks, alone and together (`KeyMasks.intervals`). A tile of
+queries then meets three ranges of key tiles: the first and the last have a mask to apply, those between them have none,
+and all others are never read. A tile of keys finds its queries in the same way, for the backward pass.
 
     forward       a program a tile of queries: keys and values pass by once, with the running maximum and sum of each
                   query's scores. It leaves the output and the logarithm of the sum (Dao, FlashAttention-2, 2023).
@@ -32,7 +32,7 @@ EXACT = tl.constexpr("ieee")  # products of float32; others have one precision
 
 
 @dataclass(frozen=True)
-class Masks:
+class KeyMasks:
     """The keys that a query sees. Queries are the last of the keys' positions.
 
     causal: no key behind the query.
@@ -74,7 +74,7 @@ def sdpa_reference(
     q_BHQD: torch.Tensor,
     k_BGKD: torch.Tensor,
     v_BGKD: torch.Tensor,
-    masks: Masks = Masks(),
+    masks: KeyMasks = KeyMasks(),
     *,
     scale: float | None = None,
     slopes_H: torch.Tensor | None = None,
@@ -408,7 +408,7 @@ def _ranges(first_Q: torch.Tensor, behind_Q: torch.Tensor, keys: int, tiles: Til
     return torch.stack([begin_T, whole_T, whole_T + full_T, end_T], 1).int().contiguous()
 
 
-class _Attention(torch.autograd.Function):
+class _WholeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, first_Q: Any, behind_Q: Any, slopes_H: Any, scale: float
@@ -462,7 +462,7 @@ def sdpa(
     q_BHQD: torch.Tensor,
     k_BGKD: torch.Tensor,
     v_BGKD: torch.Tensor,
-    masks: Masks = Masks(),
+    masks: KeyMasks = KeyMasks(),
     *,
     scale: float | None = None,
     slopes_H: torch.Tensor | None = None,
@@ -489,7 +489,7 @@ def sdpa(
     q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
     first_Q, behind_Q = masks.intervals(q_BHQD.shape[2], keys, q_BHQD.device)
     scale = size**-0.5 if scale is None else scale
-    return _Attention.apply(q_BHQD, k_BGKD, v_BGKD, first_Q, behind_Q, slopes_H, scale)
+    return _WholeAttention.apply(q_BHQD, k_BGKD, v_BGKD, first_Q, behind_Q, slopes_H, scale)
 
 
 # ---- ahead of time --------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 triton_sdpa = pytest.importorskip("ridgeline.kernels.attention.triton_sdpa")
-Masks, Tiles, sdpa, sdpa_reference = (getattr(triton_sdpa, x) for x in ("Masks", "Tiles", "sdpa", "sdpa_reference"))
+KeyMasks, Tiles, sdpa, sdpa_reference = (
+    getattr(triton_sdpa, x) for x in ("KeyMasks", "Tiles", "sdpa", "sdpa_reference")
+)
 
 SMALL = Tiles(16, 32, 4, 1)
 
@@ -47,11 +49,11 @@ def check(inputs: list[torch.Tensor], dtype: torch.dtype, within: float, *given_
 
 
 MASKS = {
-    "causal": Masks(),
-    "all": Masks(causal=False),
-    "window": Masks(window=21),
-    "window, both sides": Masks(causal=False, window=9),
-    "itself alone": Masks(window=0),
+    "causal": KeyMasks(),
+    "all": KeyMasks(causal=False),
+    "window": KeyMasks(window=21),
+    "window, both sides": KeyMasks(causal=False, window=9),
+    "itself alone": KeyMasks(window=0),
 }
 
 
@@ -74,9 +76,9 @@ def test_channels_that_fill_no_power_of_two(size: int) -> None:
 def test_documents_see_themselves_alone(causal: bool) -> None:
     documents = torch.repeat_interleave(torch.arange(5), torch.tensor([1, 30, 3, 40, 16]))
     inputs = drawn(1, 2, 1, 90, 90, 16)
-    check(inputs, torch.float32, 2e-6, Masks(causal=causal, documents_K=documents))
-    whole = sdpa(*(x.float() for x in inputs), Masks(causal=causal, documents_K=documents))
-    alone = sdpa(*(x.float()[:, :, 34:74].contiguous() for x in inputs), Masks(causal=causal))
+    check(inputs, torch.float32, 2e-6, KeyMasks(causal=causal, documents_K=documents))
+    whole = sdpa(*(x.float() for x in inputs), KeyMasks(causal=causal, documents_K=documents))
+    alone = sdpa(*(x.float()[:, :, 34:74].contiguous() for x in inputs), KeyMasks(causal=causal))
     assert torch.allclose(whole[:, :, 34:74], alone, atol=1e-6)
 
 
@@ -109,11 +111,11 @@ def test_gradients_are_the_same_to_the_bit() -> None:
 def test_a_query_without_keys_gives_zero_and_no_gradient() -> None:
     inputs = drawn(1, 1, 1, 20, 40, 16)
     documents = torch.tensor([0] * 40)
-    ours, _ = both(inputs, torch.float32, Masks(causal=False, documents_K=documents))
+    ours, _ = both(inputs, torch.float32, KeyMasks(causal=False, documents_K=documents))
     assert ours[0].abs().sum() > 0
     first, behind = torch.zeros(20, dtype=torch.int32), torch.zeros(20, dtype=torch.int32)
     leaves = [x.detach().float().requires_grad_() for x in inputs]
-    out = triton_sdpa._Attention.apply(*leaves, first, behind, None, 0.25)
+    out = triton_sdpa._WholeAttention.apply(*leaves, first, behind, None, 0.25)
     out.sum().backward()
     assert not out.any()
     assert all(not leaf.grad.any() for leaf in leaves)
@@ -129,7 +131,7 @@ def test_ranges_of_queries_hold_each_pair_once(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=4))
     documents = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([*lengths, max(keys, 1)]))[:keys]
     window = data.draw(st.none() | st.integers(0, 80))
-    masks = Masks(data.draw(st.booleans()), window, data.draw(st.sampled_from([None, documents])))
+    masks = KeyMasks(data.draw(st.booleans()), window, data.draw(st.sampled_from([None, documents])))
     first, behind = masks.intervals(queries, keys, torch.device("cpu"))
     assert (first.diff() >= 0).all()
     assert (behind.diff() >= 0).all()
@@ -160,10 +162,10 @@ def test_shapes_that_do_not_fit_are_refused(change, word: str) -> None:
 
 def test_masks_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
-        Masks(window=-1).intervals(3, 3, torch.device("cpu"))
+        KeyMasks(window=-1).intervals(3, 3, torch.device("cpu"))
     for documents in (torch.tensor([0, 1, 0]), torch.tensor([0, 1])):
         with pytest.raises(ValueError, match="one ascending number"):
-            Masks(documents_K=documents).intervals(3, 3, torch.device("cpu"))
+            KeyMasks(documents_K=documents).intervals(3, 3, torch.device("cpu"))
 
 
 @pytest.mark.gpu
