@@ -37,6 +37,9 @@ def negative_log_likelihood(**options: object) -> tuple[float, float]:
         tokens, entries = result.prompt_token_ids, result.prompt_logprobs
         nats = [entry[token].logprob for entry, token in zip(entries[1:], tokens[1:], strict=True)]
         known = weight_bytes(llm.assembly.model.spec, llm.assembly.precision)
+        decoder = llm.assembly.worker._runner.decoder
+        if decoder.unembed.weight is None:
+            known += decoder.unembed.prepared_bytes  # some CPUs pack products, and then hold a tied table twice
         return -sum(nats) / len(nats), known / llm.assembly.memory.weights
     finally:
         llm.shutdown()

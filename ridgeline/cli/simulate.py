@@ -18,8 +18,8 @@ from ridgeline.cli.simulate_flags import EngineFlags, FleetFlags, TrafficFlags
 from ridgeline.cli.sizes import print_json, read_config, read_hardware, read_precision
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.policies import PolicySettings
-from ridgeline.simulation.figures import Bounds, Figures
-from ridgeline.simulation.fleet import Autoscale, Failure, Fleet, FleetSettings
+from ridgeline.simulation.figures import Bounds, FleetFigures
+from ridgeline.simulation.fleet import Autoscale, Fleet, FleetSettings, ReplicaFailure
 from ridgeline.simulation.setup import Settings, Setup
 from ridgeline.simulation.traffic import Listed, Traffic
 
@@ -30,7 +30,7 @@ USUAL = 1000  # requests of a run, unless the user says otherwise
 class Run(NamedTuple):
     policy: str
     rate: float
-    figures: Figures
+    figures: FleetFigures
 
 
 @with_records
@@ -102,11 +102,11 @@ def _fleet(flags: FleetFlags) -> FleetSettings:
     )
 
 
-def _failure(text: str) -> Failure:
+def _failure(text: str) -> ReplicaFailure:
     replica, _, rest = text.partition("@")
     at, _, away = rest.partition(":")
     try:
-        return Failure(replica=int(replica), at=float(at), away=float(away))
+        return ReplicaFailure(replica=int(replica), at=float(at), away=float(away))
     except ValueError:
         raise InvalidConfig(f"--fail needs REPLICA@SECONDS:AWAY, such as 0@10:30, got {text!r}.") from None
 
@@ -167,7 +167,7 @@ def _rate(rate: float) -> str:
     return "trace" if rate == 0 else "at once" if math.isinf(rate) else f"{rate:g}/s"
 
 
-def _rows(runs: list[Figures]) -> Iterator[tuple[str, list[str]]]:
+def _rows(runs: list[FleetFigures]) -> Iterator[tuple[str, list[str]]]:
     yield "completed", [f"{f.completed} of {f.requests}" for f in runs]
     if any(f.refused + f.failed for f in runs):
         yield "refused, failed", [f"{f.refused}, {f.failed}" for f in runs]

@@ -83,7 +83,7 @@ class ForeignDecoder(Decoder):
         self.whole = self.spec = model.spec
         self.dtype, self.ops, self.mesh = dtype, ops, Mesh()
         self.tp = self.mesh.tp
-        self.layers, self.final_norm = nn.ModuleList(), None
+        self.layers, self.final_norm, self.encoder = nn.ModuleList(), None, None
         self._device = device
         self._given: Tensor | None = None
 

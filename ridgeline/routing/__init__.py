@@ -1,7 +1,7 @@
 """Routing rules: one file each. A rule chooses the replica of a request, among those that can take one.
 
-A rule knows replicas by number, and what is known of each at the moment of the choice (`Load`). It decides at once,
-asks no replica and reads no clock, so a router of live servers and a simulation can use the same one.
+A rule knows replicas by number, and what is known of each at the moment of the choice (`ServerLoad`). It decides at
+once, asks no replica and reads no clock, so a router of live servers and a simulation can use the same one.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from typing import NamedTuple, Protocol
 from ridgeline.core.registry import Registry
 
 
-class Load(NamedTuple):
+class ServerLoad(NamedTuple):
     """The open work of a replica. requests: those that have not ended. tokens: of their prompts and outputs at most."""
 
     requests: int
     tokens: int
 
 
-class Rule(Protocol):
-    def choose(self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, Load], *, session: str = "") -> int:
+class RoutingRule(Protocol):
+    def choose(
+        self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, ServerLoad], *, session: str = ""
+    ) -> int:
         """Return the replica for a prompt, and take note of it.
 
         prompt: token ids, or the text's bytes where they are not known; one rule gets one kind.
@@ -48,7 +50,7 @@ RULES = Registry(
 THEIRS = {"cache_aware": "prefix", "power_of_two": "least", "round_robin": "round-robin"}
 
 
-def rule_of(name: str) -> Rule:
+def rule_of(name: str) -> RoutingRule:
     """Return a new rule by its name, or by sglang-router's. Raise InvalidConfig for an unknown name."""
-    made: Rule = RULES[THEIRS.get(name, name)]()
+    made: RoutingRule = RULES[THEIRS.get(name, name)]()
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ridgeline.routing import Load
+from ridgeline.routing import ServerLoad
 
 
 class LeastOutstanding:
@@ -12,7 +12,9 @@ class LeastOutstanding:
         self._turns: dict[int, int] = {}  # when each was last chosen
         self._turn = 0
 
-    def choose(self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, Load], *, session: str = "") -> int:
+    def choose(
+        self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, ServerLoad], *, session: str = ""
+    ) -> int:
         """Return the replica with the fewest open requests."""
         chosen = min(loads, key=lambda replica: (loads[replica].requests, self._turns.get(replica, 0), replica))
         self._turn += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from ridgeline.routing import Load
+from ridgeline.routing import ServerLoad
 
 
 class RandomChoice:
@@ -14,7 +14,9 @@ class RandomChoice:
     def __init__(self, seed: int = 0) -> None:
         self._draw = random.Random(seed)
 
-    def choose(self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, Load], *, session: str = "") -> int:
+    def choose(
+        self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, ServerLoad], *, session: str = ""
+    ) -> int:
         """Return a replica drawn at random."""
         return self._draw.choice(sorted(loads))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
-from ridgeline.routing import Load
+from ridgeline.routing import ServerLoad
 from ridgeline.routing.least_outstanding import LeastOutstanding
 
 
@@ -18,7 +18,9 @@ class Session:
     def __init__(self) -> None:
         self._others = LeastOutstanding()
 
-    def choose(self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, Load], *, session: str = "") -> int:
+    def choose(
+        self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, ServerLoad], *, session: str = ""
+    ) -> int:
         """Return the replica that a session belongs to, of those that are there."""
         if not session:
             return self._others.choose(prompt, salt, loads)

@@ -84,7 +84,7 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class FleetFigures:
     """The figures of a simulated run. Rates are per second of `duration`, which ends with the last answer.
 
     requests: those that came. failed: those whose replica stopped after their first token.

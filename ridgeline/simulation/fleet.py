@@ -12,7 +12,7 @@ from ridgeline.core.plan.request import RequestStats
 from ridgeline.engine.cache.prefix import root_hash
 from ridgeline.routing import rule_of
 from ridgeline.simulation.clock import VirtualClock
-from ridgeline.simulation.figures import Bounds, Counts, Figures, Spread
+from ridgeline.simulation.figures import Bounds, Counts, FleetFigures, Spread
 from ridgeline.simulation.replica import Replica
 from ridgeline.simulation.setup import Setup
 from ridgeline.simulation.traffic import Ask, Prompts, Traffic, check
@@ -22,7 +22,7 @@ AUTOSCALE_EVERY = 1.0  # seconds between looks at the load
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class ReplicaFailure:
     """A replica stops at a moment and is back, empty, `away` seconds later."""
 
     replica: int
@@ -53,18 +53,18 @@ class FleetSettings:
 
     replicas: int = 1
     routing: str = "prefix"
-    failures: Sequence[Failure] = ()
+    failures: Sequence[ReplicaFailure] = ()
     autoscale: Autoscale | None = None
     price: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MOST_REPLICAS:
             raise InvalidConfig(f"replicas must be from 1 to {MOST_REPLICAS}, got {self.replicas}.")
-        if self.price is not None and not 0 < self.price < float("inf"):
-            raise InvalidConfig(f"the price for an hour must be above 0, got {self.price!r}.")
+        if self.price is not None and not 0 < self.price <= 1e9:
+            raise InvalidConfig(f"the price for an hour must be above 0 and at most 1e9, got {self.price!r}.")
         rule_of(self.routing)  # it raises InvalidConfig for an unknown one
         for each in self.failures:
-            if not (0 <= each.replica < self.replicas and each.at >= 0 and each.away > 0):
+            if not (0 <= each.replica < self.replicas and 0 <= each.at < float("inf") and 0 < each.away < float("inf")):
                 raise InvalidConfig(
                     f"replica {each.replica} cannot fail at {each.at:g} s for {each.away:g} s; there are replicas 0 to "
                     f"{self.replicas - 1}, and times are above 0."
@@ -98,7 +98,7 @@ class Fleet:
         self._next_look = 0.0
         self.requests = self.ended = self.open = 0
 
-    def run(self) -> Figures:
+    def run(self) -> FleetFigures:
         """Run until all requests have ended. Raise InvalidConfig for one that cannot run."""
         coming = self._arrivals()
         ask = next(coming, None)
@@ -231,7 +231,7 @@ class Fleet:
 
     # ---- figures ----------------------------------------------------------------------------------------------
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> FleetFigures:
         c = self.counts
         for replica in self.replicas:
             replica.leave()
@@ -245,7 +245,7 @@ class Fleet:
 
         seconds, held = total("seconds"), total("held")
         price, output = self._plan.price, c.output_tokens
-        return Figures(
+        return FleetFigures(
             requests=self.requests,
             completed=c.completed,
             failed=c.failed,
@@ -271,7 +271,7 @@ class Fleet:
         )
 
 
-def _changes(failures: Sequence[Failure]) -> Iterator[tuple[float, int, bool]]:
+def _changes(failures: Sequence[ReplicaFailure]) -> Iterator[tuple[float, int, bool]]:
     for each in failures:
         yield each.at, each.replica, False
         yield each.at + each.away, each.replica, True

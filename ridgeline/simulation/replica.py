@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ridgeline.core.errors import CannotPromise
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, SamplingParams
-from ridgeline.routing import Load
+from ridgeline.routing import ServerLoad
 from ridgeline.simulation.clock import VirtualClock
 from ridgeline.simulation.setup import Setup
 from ridgeline.simulation.tally import Tally
@@ -37,8 +37,8 @@ class Replica:
         self.engine.on_finish(self._finished)
 
     @property
-    def load(self) -> Load:
-        return Load(len(self.device.asks), self._tokens)
+    def load(self) -> ServerLoad:
+        return ServerLoad(len(self.device.asks), self._tokens)
 
     @property
     def open(self) -> list[Ask]:

@@ -32,8 +32,8 @@ def tenants(text: str) -> tuple[Tenant, ...]:
             found.append(Tenant(name, float(share), int(priority or 0)))
         except ValueError:
             raise InvalidConfig(f"--tenants needs NAME:SHARE[:PRIORITY],…, got {part!r}.") from None
-        if not 0 < found[-1].share < float("inf"):
-            raise InvalidConfig(f"the share of a tenant must be above 0, got {part!r}.")
+        if not 0 < found[-1].share <= 1e9:
+            raise InvalidConfig(f"the share of a tenant must be above 0 and at most 1e9, got {part!r}.")
     return tuple(found)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ridgeline.simulation.figures import Figures, Spread
+from ridgeline.simulation.figures import FleetFigures, Spread
 from ridgeline_bench.serving import figures
 
 
-def point(rate: float, found: Figures) -> figures.Point:
+def point(rate: float, found: FleetFigures) -> figures.Point:
     """Return the figures of a run at a rate, as `bench serve` would have them."""
     failed = {"replica stopped": found.failed} if found.failed else {}
     return figures.Point(

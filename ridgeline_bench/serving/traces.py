@@ -34,7 +34,7 @@ def asks(path: Path, time_scale: float = 1.0, most: int = 0) -> Iterator[Ask]:
     """Yield the requests of a file, the first at 0 seconds, and at most `most` of them (0: all). time_scale: a factor
     on all times. Raise InvalidConfig, naming file and line, for a line that is no request or goes back in time."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             yield from _asks(file, str(path), time_scale, most)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"cannot read the trace {str(path)!r} ({error}).") from error

@@ -56,12 +56,12 @@ class Lengths:
             if "," in text:
                 mean, deviation, *longest = map(float, text.split(","))
                 found = cls(1, int(longest[0]) if longest else 1 << 30, mean, deviation)
-                good = mean >= 1 and deviation > 0 and len(longest) <= 1
+                good = 1 <= mean <= 1 << 30 and 0 < deviation <= 1 << 30 and len(longest) <= 1
             else:
                 low, _, high = text.partition(":")
                 found = cls(int(low), int(high or low))
                 good = True
-        except ValueError:
+        except (ValueError, OverflowError):
             good = False
         if not good or not 1 <= found.low <= found.high:
             raise InvalidConfig(f"{option} must be a length, LOW:HIGH, or MEAN,DEVIATION[,LONGEST], got {text!r}.")

@@ -58,8 +58,15 @@ BETWEEN: dict[str, tuple[list[str], str, Any]] = {
     "eval capacity": (["--device", "cpu"], "device", "cpu"),
     "serve": (["--port=80"], "port", 80),
     "run-batch": (["--seed", "-3"], "seed", -3),
+    "simulate": (["--seed", "3"], "seed", 3),
+    "route": (["--port", "80"], "port", 80),
 }
-NEEDED = {"quantize": ["--out", "o"], "plan": ["--gpu", "H200"], "run-batch": ["-i", "i", "-o", "o"]}
+NEEDED = {
+    "simulate": ["--gpu", "H200"],
+    "quantize": ["--out", "o"],
+    "plan": ["--gpu", "H200"],
+    "run-batch": ["-i", "i", "-o", "o"],
+}
 
 
 def test_every_verb_with_a_list_reads_it_so() -> None:

@@ -42,6 +42,11 @@ def test_mooncakes_requests_share_the_blocks_that_they_name(tmp_path: Path) -> N
     assert (first.answer.tokens, second.answer.tokens) == (52, 26)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in MOONCAKE)
+    assert len(list(asks(written(tmp_path, "\ufeff" + text)))) == 3
+
+
 def test_azures_requests_come_as_far_apart_as_they_did(tmp_path: Path) -> None:
     first, second = asks(written(tmp_path, AZURE), time_scale=10)
     assert (first.at, second.at) == (0.0, pytest.approx(0.52))

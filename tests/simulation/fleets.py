@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ridgeline.models import model_config
 from ridgeline.perf.hardware import find
-from ridgeline.simulation.figures import Bounds, Figures
+from ridgeline.simulation.figures import Bounds, FleetFigures
 from ridgeline.simulation.fleet import Fleet, FleetSettings
 from ridgeline.simulation.setup import Settings, Setup
 from ridgeline.simulation.traffic import Ask, Listed, Piece, Traffic
@@ -39,7 +39,7 @@ def asked(sizes: Iterable[tuple[float, int, int]], shared: int = 0) -> list[Ask]
 
 def run(
     setup: Setup, asks: Sequence[Ask] | Traffic, plan: FleetSettings | None = None, bounds: Bounds | None = None
-) -> tuple[Fleet, Figures]:
+) -> tuple[Fleet, FleetFigures]:
     traffic = Listed(iter(asks)) if isinstance(asks, Sequence) else asks
     fleet = Fleet(setup, plan or FleetSettings(), traffic, bounds)
     return fleet, fleet.run()

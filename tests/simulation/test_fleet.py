@@ -14,7 +14,7 @@ from ridgeline.core.plan.request import RequestStats
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.routing import RULES
 from ridgeline.simulation.figures import Bounds, Counts
-from ridgeline.simulation.fleet import Autoscale, Failure, Fleet, FleetSettings
+from ridgeline.simulation.fleet import Autoscale, Fleet, FleetSettings, ReplicaFailure
 from ridgeline.simulation.traffic import Ask, Listed, Piece
 from ridgeline_bench.serving.sessions import Agents
 from tests.simulation.fleets import asked, run, setup, small
@@ -131,7 +131,7 @@ def test_the_itl_bound_counts_requests_whose_gaps_are_short() -> None:
 
 def test_a_replica_that_stops_loses_answers_that_had_begun_and_no_others() -> None:
     asks = asked([(0.0, 100, 300)] * 3 + [(0.02, 100, 20)] * 20)
-    plan = FleetSettings(replicas=2, routing="round-robin", failures=[Failure(replica=0, at=0.05, away=0.1)])
+    plan = FleetSettings(replicas=2, routing="round-robin", failures=[ReplicaFailure(replica=0, at=0.05, away=0.1)])
     figures = run(SETUP, asks, plan)[1]
     assert figures.failed >= 1
     assert figures.completed + figures.failed == len(asks)
@@ -139,7 +139,7 @@ def test_a_replica_that_stops_loses_answers_that_had_begun_and_no_others() -> No
 
 
 def test_requests_wait_for_the_only_replica_while_it_is_away() -> None:
-    plan = FleetSettings(failures=[Failure(replica=0, at=0.01, away=5.0)])
+    plan = FleetSettings(failures=[ReplicaFailure(replica=0, at=0.01, away=5.0)])
     figures = run(SETUP, asked([(0.02, 100, 10)] * 3), plan)[1]
     assert figures.completed == 3
     assert figures.ttft.p50 > 4900
@@ -193,6 +193,6 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(InvalidConfig, match="sort them"):
         run(SETUP, [*asked([(1.0, 5, 5)]), Ask(number=9, at=0.5, prompt=(Piece(1, 1),), answer=Piece(2, 1))])
     with pytest.raises(InvalidConfig, match="replica 3 cannot fail"):
-        FleetSettings(replicas=2, failures=[Failure(replica=3, at=0.0, away=1.0)])
+        FleetSettings(replicas=2, failures=[ReplicaFailure(replica=3, at=0.0, away=1.0)])
     with pytest.raises(InvalidConfig, match="remain for the KV cache"):
         setup("llama-70b", "RTX-4090")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.simulation.figures import Figures
+from ridgeline.simulation.figures import FleetFigures
 from ridgeline.simulation.fleet import Fleet, FleetSettings
 from ridgeline.simulation.setup import Setup
 from ridgeline.simulation.traffic import Ask, Listed, Piece
@@ -40,7 +40,7 @@ def measured(file: str, workload: str, commit: str, server: str = "") -> dict[st
     }
 
 
-def served(replica: Setup, rate: float, duration: float, replicas: int = 1) -> Figures:
+def served(replica: Setup, rate: float, duration: float, replicas: int = 1) -> FleetFigures:
     work = Work(
         duration=duration, input_len=Lengths.parse("128:1024", "input"), output_len=Lengths.parse("64:256", "output")
     )

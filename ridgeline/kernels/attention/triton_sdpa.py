@@ -512,7 +512,7 @@ def _aot(
     constants = {"slopes_ptr": None, "ALIBI": False, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "D": size}
     signature = _signature(pointers, "bf16", strides, counts, floats)
     return AotKernel(
-        kernel, signature, {**constants, "WIDTH": size}, hot=size <= 128, tensor_cores="HGMMA", archs=ONE_OF_EACH,
+        kernel, signature, {**constants, "WIDTH": size}, tensor_cores="HGMMA", archs=ONE_OF_EACH,
         **tiles.launch, **options,
     )  # fmt: skip
 

@@ -248,7 +248,8 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     of_policy = _policy_counts(stats.counters if stats else {})
     service = [([*labels, name], value) for name, value in of_policy.get("service", {}).items()]
     text = "Predicted milliseconds of work done for a tenant, by the policies that count it."
-    yield _counter("ridgeline:tenant_service_milliseconds", text, (*ENGINE, "tenant"), service)
+    if service:
+        yield _counter("ridgeline:tenant_service_milliseconds", text, (*ENGINE, "tenant"), service)
     for kind, name, metric, text in POLICY_COUNTS:
         if kind in of_policy:
             yield counter(metric, text, of_policy[kind][name])

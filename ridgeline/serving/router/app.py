@@ -16,7 +16,7 @@ from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.middleware import HEALTH, with_name
 from ridgeline.serving.keys import allowed, bearer
 from ridgeline.serving.observed.metrics import CONTENT_TYPE
-from ridgeline.serving.router.budget import Budget
+from ridgeline.serving.router.budget import ByteBudget
 from ridgeline.serving.router.figures import page
 from ridgeline.serving.router.forward import Forwarder
 from ridgeline.serving.router.headers import to_server
@@ -33,7 +33,7 @@ class RouterApp:
     def __init__(self, config: RouteConfig) -> None:
         self.config = config
         self.workers = Workers(config, rule_of(config.policy))
-        self.budget = Budget(config.max_buffered_bytes)
+        self.budget = ByteBudget(config.max_buffered_bytes)
         self.forwarder = Forwarder(self.workers, self.budget)
         self.draining = False
         self._layers: ASGIApp = with_name(self._answered, log=config.access_log)

@@ -9,7 +9,7 @@ class RouterFull(Unavailable):
     code = "router_full"
 
 
-class Budget:
+class ByteBudget:
     """Bytes that may be held. used: those that are."""
 
     def __init__(self, most: int) -> None:

@@ -13,7 +13,7 @@ LONGEST = 64 << 10  # bytes of an event that are held until it is whole; a longe
 EVENTS, LINES = b"text/event-stream", b"application/x-ndjson"
 
 
-class Whole:
+class WholeEvents:
     """Pieces of a stream, in whole events. The part of an event that came last is held until its rest comes: its reader
     could not use it before."""
 

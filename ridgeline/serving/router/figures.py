@@ -9,14 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ridgeline.serving.router.budget import Budget
+from ridgeline.serving.router.budget import ByteBudget
 from ridgeline.serving.router.workers import Workers
 
 WORKER = ["worker"]
 
 
 class _Figures(Collector):
-    def __init__(self, workers: Workers, budget: Budget) -> None:
+    def __init__(self, workers: Workers, budget: ByteBudget) -> None:
         self._workers, self._budget = workers, budget
 
     def collect(self) -> Iterator[Metric]:
@@ -47,7 +47,7 @@ class _Figures(Collector):
         yield GaugeMetricFamily("ridgeline:router_buffered_bytes", "Bytes of open requests.", value=self._budget.used)
 
 
-def page(workers: Workers, budget: Budget) -> bytes:
+def page(workers: Workers, budget: ByteBudget) -> bytes:
     """Return the text of /metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(workers, budget))

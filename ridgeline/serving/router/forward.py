@@ -21,8 +21,8 @@ from ridgeline.serving.http.exchange import ClientGone, while_connected
 from ridgeline.serving.http.middleware import BodyTooLarge, paced
 from ridgeline.serving.router import asked as reading
 from ridgeline.serving.router.asked import Asked
-from ridgeline.serving.router.budget import Budget
-from ridgeline.serving.router.events import Whole
+from ridgeline.serving.router.budget import ByteBudget
+from ridgeline.serving.router.events import WholeEvents
 from ridgeline.serving.router.headers import to_client, to_server
 from ridgeline.serving.router.paths import model_in, response_in, target
 from ridgeline.serving.router.workers import Worker, Workers
@@ -39,10 +39,10 @@ class WorkerLost(RequestFailed):
     status, kind, code = 502, "service_unavailable", "worker_lost"
 
 
-class Held:
+class HeldBytes:
     """A body and the bytes that a request holds in the budget, until its worker has it."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self._budget, self._held = budget, 0
         self.pieces: list[bytes] = []
         self.size = 0
@@ -87,7 +87,7 @@ class Held:
 class Forwarder:
     """Passes requests on. `ending` is the failure that open requests get when the router ends, once it is set."""
 
-    def __init__(self, workers: Workers, budget: Budget) -> None:
+    def __init__(self, workers: Workers, budget: ByteBudget) -> None:
         self._workers, self._budget, self._config = workers, budget, workers.config
         self._homes: OrderedDict[str, int] = OrderedDict()  # stored responses, and the number of their worker
         self.ending: RequestFailed | None = None
@@ -95,7 +95,7 @@ class Forwarder:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raise RequestFailed before the answer began."""
         where = target(scope["method"], scope["path"], scope.get("query_string", b""))
-        held = Held(self._budget)
+        held = HeldBytes(self._budget)
         try:
             held.take(ANSWER_BYTES)
             if not await self._read_body(receive, held):
@@ -106,7 +106,7 @@ class Forwarder:
         finally:
             held.drop()
 
-    async def _read_body(self, receive: Receive, held: Held) -> bool:
+    async def _read_body(self, receive: Receive, held: HeldBytes) -> bool:
         """Read the body within its bounds of size and time. Return False if the client left."""
         most = self._config.max_body_bytes
         pull = paced(
@@ -122,7 +122,7 @@ class Forwarder:
             more = message.get("more_body", False)
         return True
 
-    async def _forward(self, scope: Scope, send: Send, where: bytes, held: Held) -> None:
+    async def _forward(self, scope: Scope, send: Send, where: bytes, held: HeldBytes) -> None:
         held.note(await self._asked(scope, held))
         home = self._homes.get(response_in(scope["path"]) or held.asked.previous)
         tried: list[Worker] = []
@@ -137,7 +137,7 @@ class Forwarder:
                 tried.append(worker)
                 self._workers.retries += 1
 
-    async def _asked(self, scope: Scope, held: Held) -> Asked:
+    async def _asked(self, scope: Scope, held: HeldBytes) -> Asked:
         headers = Headers(scope=scope)
         session = headers.get(self._config.session_header, "")[: reading.LONGEST]
         asked = await reading.read(held.whole(), session) if held.size else Asked(session=session, tokens=0)
@@ -159,9 +159,9 @@ class _Exchange:
     def __init__(self, forwarder: Forwarder, worker: Worker, scope: Scope, send: Send) -> None:
         self._forwarder, self._worker, self._scope, self._send = forwarder, worker, scope, send
         self._begun = False  # the head of the answer went out
-        self._whole = Whole(b"")
+        self._whole = WholeEvents(b"")
 
-    async def run(self, where: bytes, held: Held) -> None:
+    async def run(self, where: bytes, held: HeldBytes) -> None:
         """Send the request and pass its answer on. Raise one of NOT_CONNECTED where nothing was begun, and
         RequestFailed where the answer had not begun. A later failure becomes part of the answer, if that is
         a stream of events."""
@@ -193,7 +193,7 @@ class _Exchange:
             )
             await self._failed(WorkerLost(f"the server behind the router was lost {when} ({type(error).__name__})."))
 
-    async def _exchange(self, where: bytes, held: Held) -> None:
+    async def _exchange(self, where: bytes, held: HeldBytes) -> None:
         scope, worker = self._scope, self._worker
         client, state = scope.get("client") or ("",), scope["state"]
         length = held.size if held.size or scope["method"] == "POST" else -1
@@ -214,7 +214,7 @@ class _Exchange:
         headers = to_client(response.headers)
         kinds = [value for name, value in headers if name == b"content-type"]
         encoded = any(name == b"content-encoding" for name, _ in headers)
-        self._whole = Whole(kinds[0] if kinds and not encoded else b"")
+        self._whole = WholeEvents(kinds[0] if kinds and not encoded else b"")
         if self._whole.in_events:  # it may end with one more
             headers = [(name, value) for name, value in headers if name != b"content-length"]
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})

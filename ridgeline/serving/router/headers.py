@@ -27,7 +27,7 @@ FROM_SERVER = frozenset((b"date", b"x-request-id"))
 def to_server(headers: Iterable[tuple[bytes, bytes]], host: bytes, request_id: str, peer: str, length: int) -> Headers:
     """Return the headers for a server. length: bytes of the body, -1 without one."""
     kept = [
-        (name, value)
+        (name, value.strip(b" \t"))  # blanks there are legal, and the client library refuses them
         for name, value in _end_to_end(headers)
         if name not in FROM_CLIENT and not name.startswith(b"x-forwarded-")
     ]

@@ -14,7 +14,7 @@ import httpcore
 import msgspec
 
 from ridgeline.core.settings.routing import RouteConfig
-from ridgeline.routing import Load, Rule
+from ridgeline.routing import RoutingRule, ServerLoad
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.router.asked import Asked
 from ridgeline.serving.router.headers import Headers
@@ -22,7 +22,7 @@ from ridgeline.serving.router.headers import Headers
 logger = logging.getLogger("ridgeline.router")
 
 CONNECT = 5.0  # seconds for a connection
-IDLE = 15.0  # seconds that an idle connection is kept: shorter than servers do, so that none closes it as it is used
+IDLE = 4.0  # seconds that an idle connection is kept: uvicorn keeps it for 5, and must not close it as it is used
 MOST_IDLE = 32  # connections of a worker
 READY, HEALTH, MODELS = b"/health/ready", b"/health", b"/v1/models"
 LONGEST = 1 << 20  # bytes of a list of models
@@ -65,8 +65,8 @@ class Worker:
         return not self.why
 
     @property
-    def load(self) -> Load:
-        return Load(len(self.open), self.tokens)
+    def load(self) -> ServerLoad:
+        return ServerLoad(len(self.open), self.tokens)
 
     def request(self, method: bytes, target: bytes, headers: Headers, content: Any = None) -> httpcore.Request:
         """Return a request to the worker."""
@@ -106,7 +106,7 @@ class Workers:
     """All servers, and the rule that chooses among them. retries: requests that went on to another, because the first
     took no connection."""
 
-    def __init__(self, config: RouteConfig, rule: Rule) -> None:
+    def __init__(self, config: RouteConfig, rule: RoutingRule) -> None:
         self.config, self._rule = config, rule
         self.each = [Worker(number, url) for number, url in enumerate(config.workers)]
         self.retries = 0
@@ -130,6 +130,8 @@ class Workers:
         if not ready:
             raise Unavailable("no server behind the router is ready; try again soon.", retry_after=2)
         having = [each for each in ready if not asked.model or each.models is None or asked.model in each.models]
+        if not having and any(asked.model in (each.models or ()) for each in self.each):
+            raise Unavailable(f"no server that has {asked.model!r} is ready; try again soon.", retry_after=2)
         fit = {each.number: each for each in having or ready}
         if home in fit:
             return fit[home]

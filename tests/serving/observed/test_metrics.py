@@ -322,9 +322,17 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
     step = StepFigures(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
     known = {"gpus": [gpu], "recent": [step] * 3, "experts": told([[3, 1], [2, 2]]), "saturations": 5}
     states = {"checkpoints: made": 3, "checkpoints: evicted": 1, "checkpoints: used": 7, "checkpoints: kept": 2}
+    of_policy = {
+        "service: a": 1.5,
+        "lengths: outputs": 2,
+        "lengths: error_tokens": 9,
+        "slo: refused": 1,
+        "slo: missed": 1,
+    }
     known["counters"] = {
         **fields["counters"],
         **states,
+        **{f"policy: {name}": value for name, value in of_policy.items()},
         **{f"rebalanced: {name}": value for name, value in Rebalanced(4, 20, 1 << 20, 1.5, 1.25)._asdict().items()},
         "prefix_cache_hits: kv": 40,
         "prefix_cache_hits: recurrent": 30,

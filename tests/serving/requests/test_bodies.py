@@ -21,7 +21,7 @@ from ridgeline.text.requests import RequestLimits, make_requests
 
 TEXT: dict[str, Any] = {"prompt": "hi"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-FACTS = SimpleNamespace(max_model_len=12, vocab_size=10)
+FACTS = SimpleNamespace(max_model_len=12, vocab_size=10, encodes=0)
 FACE: Any = SimpleNamespace(
     defaults=GenerationDefaults(),
     service=SimpleNamespace(facts=lambda: FACTS),

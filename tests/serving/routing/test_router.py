@@ -12,7 +12,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.http.middleware import ADMIN
+from ridgeline.serving.router.asked import Asked
+from ridgeline.serving.router.headers import to_server
 from ridgeline.serving.router.paths import OWN, STORED, NotRouted, target
 from tests.serving.routing.running import FakeWorker, RunningRouter, routing, wait_for
 
@@ -52,6 +55,19 @@ def test_requests_go_round(router: RunningRouter, pair: Pair) -> None:
 def test_a_model_goes_to_the_server_that_has_it(router: RunningRouter, pair: Pair) -> None:
     wait_for(lambda: all(each.models is not None for each in router.app.workers.each))
     assert {post(router, model="other").json()["pid"] for _ in range(3)} == {pair[1].process.pid}
+
+
+def test_a_model_whose_server_is_out_waits_for_it(router: RunningRouter) -> None:
+    workers = router.app.workers
+    wait_for(lambda: all(each.models is not None for each in workers.each))
+    asked = Asked(model="other")
+    with pytest.raises(Unavailable, match="is ready; try again soon"):
+        workers.choose(asked, None, [workers.each[1]])
+
+
+def test_blanks_behind_a_header_are_left_out() -> None:
+    sent = to_server([(b"x-own", b"a \t ")], b"host", "id", "", 3)
+    assert (b"x-own", b"a") in sent
 
 
 def test_the_list_of_models_is_the_union(router: RunningRouter) -> None:
@@ -201,7 +217,7 @@ def test_a_client_that_reads_nothing_delays_no_other(router: RunningRouter) -> N
             assert post(router).status_code == 200
             took.append(time.monotonic() - began)
         assert sorted(took)[10] < 0.5
-        assert router.app.workers.num_open == 4
+        wait_for(lambda: router.app.workers.num_open == 4)  # an answer is sent before its request is closed
         assert router.app.budget.used <= 4 * (192 << 10)
     finally:
         for each in slow:
