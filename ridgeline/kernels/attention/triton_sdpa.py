@@ -26,7 +26,7 @@ import triton.language as tl
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 
-LOG2E = 1.4426950408889634
+LOG2E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(float("-inf"))
 EXACT = tl.constexpr("ieee")  # products of float32; others have one precision
 
@@ -119,6 +119,19 @@ def _scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI: tl.
 
 
 @triton.jit
+def _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return (begin, whole, ragged, end) of the keys that a tile of queries sees. From whole to ragged, which are whole
+    tiles of keys, every query sees every key. Before and behind them there is a mask."""
+    last = tl.minimum(tile * ROWS + ROWS, Q) - 1
+    begin = tl.load(first_ptr + tile * ROWS) // COLUMNS * COLUMNS
+    whole = tl.cdiv(tl.load(first_ptr + last), COLUMNS) * COLUMNS
+    end = tl.load(behind_ptr + last)
+    ragged = tl.maximum(tl.load(behind_ptr + tile * ROWS) // COLUMNS * COLUMNS, whole)
+    whole, ragged = tl.minimum(whole, end), tl.minimum(ragged, end)
+    return begin, whole, whole + (ragged - whole) // COLUMNS * COLUMNS, end
+
+
+@triton.jit
 def _gather(
     out, top, total, q, k_ptr, v_ptr, k_stride, v_stride, queries, offset, first, behind, begin, end, K, scale, slope,
     ALIBI: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
@@ -161,16 +174,10 @@ def _forward_kernel(
     k_ptr += batch.to(tl.int64) * k_batch + (head // PER_GROUP).to(tl.int64) * k_head
     v_ptr += batch.to(tl.int64) * v_batch + (head // PER_GROUP).to(tl.int64) * v_head
     there = queries < Q
-    last = tl.minimum(tile * ROWS + ROWS, Q) - 1
     first = tl.load(first_ptr + queries, mask=there, other=0)
     behind = tl.load(behind_ptr + queries, mask=there, other=0)
-    begin = tl.load(first_ptr + tile * ROWS) // COLUMNS * COLUMNS
-    whole = tl.cdiv(tl.load(first_ptr + last), COLUMNS) * COLUMNS  # from here to `ragged` every query sees every key
-    end = tl.load(behind_ptr + last)
-    ragged = tl.maximum(tl.load(behind_ptr + tile * ROWS) // COLUMNS * COLUMNS, whole)
-    whole, ragged = tl.minimum(whole, end), tl.minimum(ragged, end)
-    ragged = whole + (ragged - whole) // COLUMNS * COLUMNS
-    slope = tl.load(slopes_ptr + head) * 1.4426950408889634 if ALIBI else 0.0
+    begin, whole, ragged, end = _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS, COLUMNS)
+    slope = tl.load(slopes_ptr + head) * LOG2E if ALIBI else 0.0
     q = _load(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
     out = tl.zeros([ROWS, WIDTH], tl.float32)
     top, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
@@ -267,7 +274,7 @@ def _keys_kernel(
         g_own = grad_ptr + batch.to(tl.int64) * g_batch + head.to(tl.int64) * g_head
         logs = log_ptr + (batch * H + head).to(tl.int64) * Q
         deltas = delta_ptr + (batch * H + head).to(tl.int64) * Q
-        slope = tl.load(slopes_ptr + head) * 1.4426950408889634 if ALIBI else 0.0
+        slope = tl.load(slopes_ptr + head) * LOG2E if ALIBI else 0.0
         dk, dv = _give_keys(
             dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
             begin, whole, Q, scale, slope, ALIBI, True, ROWS, D, WIDTH,
@@ -322,16 +329,10 @@ def _queries_kernel(
     row = (batch * H + head).to(tl.int64) * Q
     log = tl.load(log_ptr + row + queries, mask=there, other=float("inf"))
     delta = tl.load(delta_ptr + row + queries, mask=there, other=0.0)
-    last = tl.minimum(tile * ROWS + ROWS, Q) - 1
     first = tl.load(first_ptr + queries, mask=there, other=0)
     behind = tl.load(behind_ptr + queries, mask=there, other=0)
-    begin = tl.load(first_ptr + tile * ROWS) // COLUMNS * COLUMNS
-    whole = tl.cdiv(tl.load(first_ptr + last), COLUMNS) * COLUMNS
-    end = tl.load(behind_ptr + last)
-    ragged = tl.maximum(tl.load(behind_ptr + tile * ROWS) // COLUMNS * COLUMNS, whole)
-    whole, ragged = tl.minimum(whole, end), tl.minimum(ragged, end)
-    ragged = whole + (ragged - whole) // COLUMNS * COLUMNS
-    slope = tl.load(slopes_ptr + head) * 1.4426950408889634 if ALIBI else 0.0
+    begin, whole, ragged, end = _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS, COLUMNS)
+    slope = tl.load(slopes_ptr + head) * LOG2E if ALIBI else 0.0
     q = _load(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
     grad = _load(grad_ptr, queries, channels, g_row, Q, D, False, D == WIDTH)
     dq = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -421,7 +422,7 @@ class _WholeAttention(torch.autograd.Function):
         tiles = tiles_of("forward", width, q_BHQD.itemsize)
         _forward_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
             q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H,
-            *_strides(q_BHQD, k_BGKD, v_BGKD, out_BHQD), heads, heads // groups, queries, keys, scale * LOG2E,
+            *_strides(q_BHQD, k_BGKD, v_BGKD, out_BHQD), heads, heads // groups, queries, keys, scale * LOG2E.value,
             ALIBI=slopes_H is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, D=size, WIDTH=width, **tiles.launch,
         )  # fmt: skip
         ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H)
@@ -446,13 +447,13 @@ class _WholeAttention(torch.autograd.Function):
         _keys_kernel[(triton.cdiv(keys, tiles.columns), batch * groups)](
             q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dk_BGKD, dv_BGKD, log_BHQ, delta_BHQ, first_Q, behind_Q,
             _ranges(first_Q, behind_Q, keys, tiles), slopes_H, *strides,
-            heads, groups, queries, keys, ctx.scale * LOG2E, ctx.scale,
+            heads, groups, queries, keys, ctx.scale * LOG2E.value, ctx.scale,
             ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
         )  # fmt: skip
         tiles = tiles_of("queries", width, q_BHQD.itemsize)
         _queries_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
             q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dq_BHQD, log_BHQ, delta_BHQ, first_Q, behind_Q, slopes_H, *strides,
-            heads, heads // groups, queries, keys, ctx.scale * LOG2E, ctx.scale,
+            heads, heads // groups, queries, keys, ctx.scale * LOG2E.value, ctx.scale,
             ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
         )  # fmt: skip
         return dq_BHQD, dk_BGKD, dv_BGKD, None, None, None, None
