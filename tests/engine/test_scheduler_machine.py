@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import count, takewhile
 
 import numpy as np
 from hypothesis import strategies as st
@@ -145,7 +145,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             cuts_chunks=cuts,
             debug_checks=True,
         )
-        self.scheduler = Scheduler(self.config, self.layout)
+        ticks = count()
+        self.clock = lambda: next(ticks) / 1e3  # the same in every run: policies ask it
+        self.scheduler = Scheduler(self.config, self.layout, clock=self.clock)
         if extra_pages % 2:  # outputs become longer than was forecast
             self.scheduler.running.pressure.admits = lambda seqs, num_running, outranked: True  # type: ignore[method-assign]
         if each == 1:

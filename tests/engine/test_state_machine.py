@@ -31,7 +31,7 @@ class StateMachine(SchedulerMachine):
         super().start(groups, **options)
         self.config = replace(self.config, state_checkpoint_interval=interval, state_cache_share=share)
         listener = self.scheduler.on_finish
-        self.scheduler = Scheduler(self.config, self.layout)
+        self.scheduler = Scheduler(self.config, self.layout, clock=self.clock)
         self.scheduler.on_finish = listener
         if self.each > 1:
             self.scheduler.running.drafting = Fickle(self.each - 1)  # type: ignore[assignment]

@@ -282,8 +282,8 @@ def gguf_text(text: bytes) -> bytes:
 def gguf_file(count: int) -> bytes:
     values = b"".join(gguf_text(b"v%d" % n) + struct.pack("<If", 6, n / 3) for n in range(count))
     words = gguf_text(b"w") + struct.pack("<IIQ", 9, 8, count) + b"".join(gguf_text(b"%d" % n) for n in range(count))
-    tensors = b"".join(gguf_text(b"t%d" % n) + struct.pack("<IQIQ", 1, 1, 0, 0) for n in range(count))
-    return b"GGUF" + struct.pack("<IQQ", 3, count, count + 1) + values + words + tensors + bytes(64)
+    tensors = b"".join(gguf_text(b"t%d" % n) + struct.pack("<IQIQ", 1, 1, 0, 32 * n) for n in range(count))
+    return b"GGUF" + struct.pack("<IQQ", 3, count, count + 1) + values + words + tensors + bytes(32 * count + 32)
 
 
 def json_file(count: int) -> bytes:

@@ -218,7 +218,7 @@ def test_grpc_tells_clients_apart_too(engine_socket: Path, monkeypatch: pytest.M
     assert "mallory" not in first
     with serve_grpc(engine_socket) as served:
         list(served.stub.Generate(asked, metadata=[("authorization", "Bearer anything")], timeout=30))
-    assert owners[-1] == "unix"  # the tests' address: no port, nor what was offered as a key
+    assert owners[-1] == owner.PEER + "unix"  # the tests' address: no port, nor what was offered as a key
 
 
 # ---- in the engine's process ----------------------------------------------------------------------------------------
