@@ -15,6 +15,7 @@ from ridgeline.core.plan.step import StepPlan, StepResult
 from ridgeline.core.plan.worker import Sleeps, Worker
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.engine.cache.events import BlockSink, Changes
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.kernels.base.cost import CostModel, Headroom, StepShape
@@ -60,6 +61,7 @@ class Engine:
         self._failed_in_a_row, self._failing_since = 0, 0.0
         self._lost: str | None = None  # why nothing runs any more
         self._paused, self._sleeps = False, False
+        self._blocks: BlockSink | None = None  # is told of changes of the prefix cache
 
     def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
         """Call `listener` whenever a request ends, however it does."""
@@ -68,6 +70,19 @@ class Engine:
     def on_begin(self, listener: Callable[[list[Request]], None]) -> None:
         """Call `listener` with requests that run for the first time, before the worker is given their plan."""
         self.scheduler.on_begin = listener
+
+    def tell_blocks(self, sink: BlockSink) -> None:
+        """Tell `sink` from now on which blocks can be found in the prefix cache, after each step that changes that. It
+        is closed with the engine."""
+        self._blocks = sink
+        self.scheduler.cache.published.changes = changes = Changes(self.layout.block_size)
+        changes.cleared()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._blocks is not None and (changes := self.scheduler.cache.published.changes) is not None:
+            if found := changes.take():
+                self._blocks.take(found)
 
     @property
     def has_work(self) -> bool:
@@ -99,7 +114,9 @@ class Engine:
 
         False if it had already ended. No event follows.
         """
-        return self.scheduler.abort(request_id, at_token)
+        found = self.scheduler.abort(request_id, at_token)
+        self._tell()  # there may be no further step
+        return found
 
     def step(self) -> StepEvents:
         """Keep the worker supplied, then wait for the oldest plan's result. Empty when there was nothing to do."""
@@ -115,6 +132,8 @@ class Engine:
         events = self.scheduler.update(result)
         self._account(result)
         self._provide_masks()
+        if self._blocks is not None:
+            self._tell()
         return events
 
     @property
@@ -163,6 +182,7 @@ class Engine:
     def forget_prefixes(self) -> None:
         """Let no later request find anything in the prefix cache. Those that run keep what they have found."""
         self.scheduler.cache.forget_prefixes()
+        self._tell()
 
     def sleep(self) -> None:
         """Give the device's memory back. Requests that run start over after `wake`, and go on with the same tokens.
@@ -171,6 +191,7 @@ class Engine:
         assert not self.scheduler.in_flight
         worker = self.sleeper()
         self.scheduler.vacate()
+        self._tell()
         worker.sleep()
         self._sleeps = True
 
@@ -188,6 +209,8 @@ class Engine:
         self._sleeps = not self._worker.wake(kinds)
 
     def shutdown(self) -> None:
+        if self._blocks is not None:
+            self._blocks.close()
         self._worker.shutdown()
 
     def fill(self) -> None:

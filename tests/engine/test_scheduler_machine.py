@@ -17,12 +17,14 @@ from ridgeline.core.plan.step import Finish, StepPlan, StepResult
 from ridgeline.core.plan.token_bits import packed
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.settings.policies import PolicySettings
+from ridgeline.engine.cache.events import Changes
 from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.plan_builder import InFlight
 from ridgeline.engine.policy import POLICIES
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sequence import Sequence
+from tests.engine.followed import Follower, findable
 from tests.engine.ideal_worker import EOS, NAN, VOCAB, IdealWorker, alone, digests
 from tests.engine.layouts import GROUPS, layout_of
 from tests.engine.profiles import machine_settings
@@ -150,6 +152,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.config, self.layout, clock=self.clock)
         if extra_pages % 2:  # outputs become longer than was forecast
             self.scheduler.running.pressure.admits = lambda seqs, num_running, outranked: True  # type: ignore[method-assign]
+        self.follower, self.changes = Follower(), Changes(block_size)
+        self.scheduler.cache.published.changes = None if lazy else self.changes
         if each == 1:
             self.scheduler.running.prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
         self.distrusted: set[str] = set()
@@ -366,6 +370,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "expected") and not self.scheduler.in_flight and not self.scheduler._recovery.failed:
             for seq in (*self.scheduler.running.decoding, *self.scheduler.running.paced):
                 assert self.scheduler.slots.kv_len[seq.slot] == len(seq.tokens) - 1
+
+    @invariant()
+    def followers_of_the_cache_know_all_that_can_be_found(self) -> None:
+        if hasattr(self, "expected") and self.scheduler.cache.published.changes is not None:
+            self.follower.follow(self.changes.take())
+            assert self.follower.found == findable(self.scheduler.cache.index)
 
     @invariant()
     def names_are_those_of_full_blocks(self) -> None:

@@ -12,6 +12,7 @@ and its first plan copies the other one into it (copy on write).
     tables.py       blocks for running sequences
     published.py    what others can find of them
     checkpoints.py  which states of constant size are kept
+    events.py       changes of what can be found, for those outside who follow them
 """
 
 from __future__ import annotations
@@ -288,6 +289,8 @@ class CacheManager:
     def forget_prefixes(self) -> None:
         """Let no later sequence find anything of what was. Requests may run meanwhile."""
         self.published.unpublish({node_hash for _, _, node_hash in self.index.published()})
+        if self.published.changes is not None:
+            self.published.changes.cleared()
         self.checkpoints.forget_prompts()
 
     def forget_all(self) -> None:

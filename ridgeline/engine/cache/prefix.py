@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 Hash = bytes
+HASH_BYTES = 16
 Tokens = tuple[int, ...]
 
 

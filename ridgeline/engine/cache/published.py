@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as PySequence
 
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
+from ridgeline.engine.cache.events import Changes
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.partings import Parted, Partings
 from ridgeline.engine.cache.pool import BlockPool
@@ -20,11 +21,13 @@ from ridgeline.engine.sequence import Sequence
 
 
 class Published:
-    """index: what can be found. Blocks that the pool gives up leave it by `on_evict`. partings: preempted sequences."""
+    """index: what can be found. Blocks that the pool gives up leave it by `on_evict`. partings: preempted sequences.
+    changes: where changes of the index are noted, if anybody follows them."""
 
     def __init__(self, num_groups: int, names: Names, checkpoints: Checkpoints) -> None:
         self.index = PrefixIndex(num_groups)
         self.pool: BlockPool
+        self.changes: Changes | None = None
         self._names, self._checkpoints, self._exact = names, checkpoints, checkpoints.groups
         self._growing = [g for g in range(num_groups) if g not in self._exact]
         self.partings = Partings(self.index, names.block_size, self._exact)
@@ -43,7 +46,7 @@ class Published:
             hashes, first = self._names.hashes(seq, end), seq.published
             parent = hashes[first - 1] if first else self._names.root(seq)
             for n in range(first, end):
-                if self._publish_block(hashes[n], parent, [(g, seq.blocks[g][n]) for g in self._growing]):
+                if self._publish_block(seq, n, hashes[n], parent, [(g, seq.blocks[g][n]) for g in self._growing]):
                     fresh.append(hashes[n])
                 parent = hashes[n]
             seq.published = end
@@ -51,12 +54,24 @@ class Published:
             fresh += self.publish_state(seq, seq.keeps_at)
         return fresh
 
-    def _publish_block(self, node_hash: Hash, parent: Hash, blocks: Iterable[tuple[int, int]]) -> bool:
-        """Make blocks matchable. False where others hold the same already."""
+    def _publish_block(
+        self, seq: Sequence, n: int, node_hash: Hash, parent: Hash, blocks: Iterable[tuple[int, int]], length: int = 0
+    ) -> bool:
+        """Make the sequence's block n matchable, which has `length` tokens (0: it is full). False where others hold the
+        same already."""
         fresh = [(g, block) for g, block in blocks if block and self.index.publish(node_hash, parent, g, block)]
         for g, block in fresh:
             self.pool.mark_cached(g, block)
+        if fresh and self.changes is not None:
+            length = length or self._names.block_size
+            self.changes.stored(seq, [g for g, _ in fresh], n, (node_hash, parent), length)
         return bool(fresh)
+
+    def _drop(self, group: int, block: int) -> None:
+        """Take a block out of the index."""
+        if self.changes is not None and (node_hash := self.index.hash_of(group, block)) is not None:
+            self.changes.removed(group, node_hash)
+        self.index.drop(group, block)
 
     def publish_state(self, seq: Sequence, kv_len: int) -> list[Hash]:
         """Make the state after kv_len tokens matchable, which is where it ends a block."""
@@ -64,7 +79,7 @@ class Published:
         blocks = [(g, seq.blocks[g][n]) for g in self._exact]
         if not all(block for _, block in blocks):
             return []
-        if not self._publish_block(self._names.hashes(seq, n + 1)[n], self._names.parent(seq, n), blocks):
+        if not self._publish_block(seq, n, self._names.hashes(seq, n + 1)[n], self._names.parent(seq, n), blocks):
             return []
         self._note_checkpoint(seq, kv_len, blocks)
         return [seq.hashes[n]]
@@ -84,14 +99,14 @@ class Published:
                     self.forget(g, block)
 
     def forget(self, group: int, block: int) -> None:
-        self.index.drop(group, block)
+        self._drop(group, block)
         self._checkpoints.drop(group, block)
         self.pool.forget(group, block)
 
     def on_evict(self, group: int, block: int) -> None:
         """The pool evicts a block. Where keys and values are gone, no request can begin at the state behind them."""
         node = self.index.get(self.index.hash_of(group, block) or b"")
-        self.index.drop(group, block)
+        self._drop(group, block)
         self._checkpoints.drop(group, block)
         if node is None or group in self._exact:
             return
@@ -137,7 +152,7 @@ class Published:
                 return  # the caller takes the block's last tokens back, or a window has passed
             if self._exact and end != kv_len:
                 return
-            if self._publish_block(node_hash, parent, blocks) and self._exact:
+            if self._publish_block(seq, n, node_hash, parent, blocks, len(tokens)) and self._exact:
                 self._note_checkpoint(seq, end, [blocks[g] for g in self._exact])
         elif self._exact and end == kv_len:
             self.publish_state(seq, end)
@@ -186,25 +201,34 @@ class Published:
                 whole = fits = whole and everything and not self.index.is_covered(parent, tokens)
             node_hash = chain_hash(parent, tokens)
             for g, block in kept:
-                self._rename(g, block, node_hash, parent, fits)
+                if self._rename(g, block, node_hash, parent, fits):
+                    self._note_stored(seq, column.n, g, (node_hash, parent), len(tokens))
             parent = node_hash
         parent = self._names.parent(seq, last) if whole else b""
         tokens = self._tokens(seq, last, length)
         parted.checkpoint.length = length
+        node_hash = chain_hash(parent, tokens)
         for g, block in states:
-            self._rename(g, block, chain_hash(parent, tokens), parent, whole)
+            if self._rename(g, block, node_hash, parent, whole):
+                self._note_stored(seq, last, g, (node_hash, parent), len(tokens))
         if whole and len(tokens) < size:
-            self._make_end(chain_hash(parent, tokens), parent, tokens)
+            self._make_end(node_hash, parent, tokens)
 
     def _tokens(self, seq: Sequence, n: int, length: int) -> Tokens:
         """Return the tokens of a sequence's block n, of the first `length`."""
         size = self._names.block_size
         return tuple(seq.identity(n * size, min(length, (n + 1) * size)))
 
-    def _rename(self, group: int, block: int, node_hash: Hash, parent: Hash, fits: bool) -> None:
+    def _rename(self, group: int, block: int, node_hash: Hash, parent: Hash, fits: bool) -> bool:
         """Publish a block under its content hash, unless others hold the same. fits: it has one; else it is
-        released."""
-        self.index.drop(group, block)
-        if not fits or not self.index.publish(node_hash, parent, group, block):
-            self._checkpoints.drop(group, block)
-            self.pool.forget(group, block)
+        released. Return True if it is published."""
+        self.index.drop(group, block)  # its temporary hash
+        if fits and self.index.publish(node_hash, parent, group, block):
+            return True
+        self._checkpoints.drop(group, block)
+        self.pool.forget(group, block)
+        return False
+
+    def _note_stored(self, seq: Sequence, n: int, group: int, names: tuple[Hash, Hash], length: int) -> None:
+        if self.changes is not None:
+            self.changes.stored(seq, [group], n, names, length)
