@@ -80,9 +80,9 @@ class Engine:
         self._tell()
 
     def _tell(self) -> None:
-        if self._blocks is not None and (changes := self.scheduler.cache.published.changes) is not None:
-            if found := changes.take():
-                self._blocks.take(found)
+        changes = self.scheduler.cache.published.changes
+        if self._blocks is not None and changes is not None and (found := changes.take()):
+            self._blocks.take(found)
 
     @property
     def has_work(self) -> bool:

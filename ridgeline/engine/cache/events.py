@@ -5,7 +5,7 @@ A block is known by its group and its hash. Blocks of a sequence that follow eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ridgeline.engine.cache.prefix import HASH_BYTES, Hash
