@@ -43,13 +43,30 @@ _BART: dict[str, Any] = {
     "init_std": 0.2,
     "forced_eos_token_id": None,
 }
+_MARIAN = {
+    "scale_embedding": True,
+    "activation_function": "swish",
+    "pad_token_id": 3,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 3,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5", _T5),
     "t5_v1_1": ("T5", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "umt5": ("UMT5", {**_T5, "feed_forward_proj": "gated-gelu"}),
     "bart": ("Bart", _BART),
-    "bart_forced": ("Bart", {**_BART, "scale_embedding": True, "forced_bos_token_id": 0}),
+    "bart_forced": ("Bart", {**_BART, "scale_embedding": True}),
     "mbart": ("MBart", {**_BART, "scale_embedding": True, "decoder_start_token_id": 2}),
+    "pegasus": ("Pegasus", {**_BART, "scale_embedding": True, "activation_function": "relu"}),
+    "marian": ("Marian", {**_BART, **_MARIAN}),
+    "m2m100": ("M2M100", _BART),
+}
+
+# What their generation_config.json says besides. M2M-100 counts no padding among its positions, so none may come.
+GENERATION: dict[str, dict[str, Any]] = {
+    "bart_forced": {"forced_bos_token_id": 0, "forced_eos_token_id": 2},
+    "marian": {"bad_words_ids": [[3], [20], [40, 41]], "forced_eos_token_id": 1},
+    "m2m100": {"forced_bos_token_id": 9, "bad_words_ids": [[1]]},
 }
 
 
@@ -60,7 +77,8 @@ def build(family: str) -> Any:
     torch.manual_seed(len(family))
     config = getattr(transformers, f"{name}Config")(**entries)
     config._attn_implementation = "eager"  # with torch's own kernel UMT5's decoder sees what comes later (5.17)
-    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    kind = "MTModel" if name == "Marian" else "ForConditionalGeneration"
+    model = getattr(transformers, f"{name}{kind}")(config).eval()
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if "norm" in path and path.endswith("weight"):
@@ -69,6 +87,9 @@ def build(family: str) -> Any:
                 parameter.copy_(torch.randn_like(parameter) / 4)
     if family == "t5_v1_1":  # whose output layer is a table of its own, as in published models
         model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 44) / 4)
+    if family == "marian":
+        model.final_logits_bias = torch.randn_like(model.final_logits_bias) / 2
+    model.generation_config.update(**GENERATION.get(family, {}))
     return model
 
 
@@ -95,8 +116,7 @@ def save(family: str, folder: Path) -> Path:
 
 def start(family: str) -> list[int]:
     """Return the tokens that outputs follow."""
-    config = build(family).config
-    forced = getattr(config, "forced_bos_token_id", None)
+    config, forced = build(family).config, build(family).generation_config.forced_bos_token_id
     return [config.decoder_start_token_id, *([] if forced is None else [forced])]
 
 

@@ -70,6 +70,17 @@ _DEBERTA: dict[str, Any] = {
     "position_buckets": 16,
     "type_vocab_size": 0,
 }
+_T5: dict[str, Any] = {
+    "vocab_size": 67,
+    "d_model": 44,
+    "d_kv": 20,
+    "d_ff": 52,
+    "num_layers": 3,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "n_positions": POSITIONS,
+}
 _GEMMA: dict[str, Any] = {
     **_ODD,
     "num_key_value_heads": 1,
@@ -92,6 +103,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "jina_v3": lambda: transformers.JinaEmbeddingsV3Model(transformers.JinaEmbeddingsV3Config(**_JINA)),
     "embedding_gemma": lambda: transformers.Gemma3TextModel(
         transformers.Gemma3TextConfig(**_GEMMA, use_bidirectional_attention=True)
+    ),
+    "t5_encoder": lambda: transformers.T5EncoderModel(transformers.T5Config(**_T5)),
+    "umt5_encoder": lambda: transformers.UMT5EncoderModel(
+        transformers.UMT5Config(**_T5, feed_forward_proj="gated-gelu")
     ),
     "deberta": lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(**_DEBERTA)),
     "modernbert": lambda: transformers.ModernBertModel(transformers.ModernBertConfig(**_MODERN)),
@@ -182,6 +197,8 @@ ENCODERS = (
     "jina_v3",
     "embedding_gemma",
     "deberta",
+    "t5_encoder",
+    "umt5_encoder",
 )
 DECODERS = ("qwen3", "llama")
 CLASSIFIERS = tuple(
@@ -245,7 +262,7 @@ def sentence_folder(
     lower: texts are made small first.
     """
     width = json.loads((save(family, folder) / "config.json").read_text())
-    width = width.get("hidden_size", width.get("dim"))
+    width = width.get("hidden_size", width.get("dim", width.get("d_model")))
     (folder / "1_Pooling").mkdir()
     kinds = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
     pooling: dict[str, Any]

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.plan.request import MASK_FAILED
+from ridgeline.core.plan.request import MASK_FAILED, Request
 from ridgeline.core.plan.token_bits import packed, unpacked
+from ridgeline.core.specs.model import OutputRules
 from ridgeline.engine.masks import constrained, due
 from ridgeline.engine.sequence import Sequence
 from tests import tiny_models
@@ -185,6 +186,27 @@ def test_rules_leave_what_sets_of_tokens_say(own, allowed_ids, bad, stops, min_t
         assert set(np.flatnonzero(unpacked(ruled.token_mask.allowed(), SMALL))) == expected
         if step < 7:
             ruled.token_mask.accept(output[step])
+
+
+def test_a_models_rules_hold_for_every_output_and_its_last_token_is_its_own() -> None:
+    """The last token comes against the grammar, which is not asked about it."""
+    rules = OutputRules(bad_words=((4,), (1, 2)), last=(5,))
+
+    def allowed(request: Request) -> list[set[int]]:
+        mask, found = constrained(request, SMALL, rules).token_mask, list[set[int]]()
+        assert mask is not None
+        for token in (1, 3, 5):
+            found.append(set(np.flatnonzero(unpacked(mask.allowed(), SMALL)).tolist()))
+            mask.accept(token)
+        return found
+
+    free = set(range(SMALL)) - {4}
+    assert allowed(ask("x", PROMPT, max_tokens=3)) == [free, free - {2}, {5}]
+    assert allowed(ask("x", PROMPT, max_tokens=3, min_tokens=3, bad_words=[[3]])) == [free - {3}, free - {2, 3}, {5}]
+    assert allowed(ask("x", PROMPT, max_tokens=3, ignore_eos=True)) == [free, free - {2}, free]
+    assert allowed(ask("x", PROMPT, max_tokens=4)) == [free, free - {2}, free]
+    held = ask("x", PROMPT, max_tokens=3, mask=Listed([{1, 2}, {2, 3}]))
+    assert allowed(held) == [{1, 2}, {3}, {5}]
 
 
 def test_masks_of_one_kind_are_prepared_together_and_one_failure_is_nobody_elses() -> None:

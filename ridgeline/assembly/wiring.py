@@ -25,7 +25,7 @@ from ridgeline.core.plan.worker import Worker
 from ridgeline.core.settings.config import EngineConfig, LLMConfig
 from ridgeline.core.settings.speculation import NAMED
 from ridgeline.core.specs.cache_layout import CacheLayout
-from ridgeline.core.specs.model import ModelSpec, with_draft
+from ridgeline.core.specs.model import NO_RULES, ModelSpec, OutputRules, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, device_of_rank
 from ridgeline.engine.engine import Engine
@@ -114,7 +114,16 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
     pools, on_gpu = spec.pooling is not None, device.type == "cuda"
     wiring = Wiring(
-        memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive, pools, on_gpu, spec.encoder
+        memory,
+        spec.vocab_size,
+        choices.max_seqs,
+        choices.cascade,
+        cost_model,
+        interactive,
+        pools,
+        on_gpu,
+        spec.encoder,
+        spec.output_rules,
     )
     engine = _engine(config, worker, wiring)
     if choices.captured or (pools and device.type == "cuda"):
@@ -359,6 +368,7 @@ class Wiring(NamedTuple):
     pools: bool = False
     on_gpu: bool = False
     encoder: ModelSpec | None = None
+    output_rules: OutputRules = NO_RULES
 
 
 def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
@@ -386,4 +396,11 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         cuts_chunks=config.pipeline_parallel_size > 1,
         debug_checks=config.debug_checks,
     )
-    return Engine(engine_config, memory.layout, worker, vocab_size=wiring.vocab_size, cost_model=cost_model)
+    return Engine(
+        engine_config,
+        memory.layout,
+        worker,
+        vocab_size=wiring.vocab_size,
+        cost_model=cost_model,
+        output_rules=wiring.output_rules,
+    )

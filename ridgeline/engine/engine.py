@@ -15,6 +15,7 @@ from ridgeline.core.plan.step import StepPlan, StepResult
 from ridgeline.core.plan.worker import Sleeps, Worker
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import NO_RULES, OutputRules
 from ridgeline.engine.cache.events import BlockSink, Changes
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
@@ -31,7 +32,7 @@ class Engine:
 
     headroom: time of all steps so far, beside their limit by `cost_model`. last_plan: whose result came last; None if
         no plan was in flight then. clock: the engine, its scheduler and cache read no other one; `Request.arrival` must
-        be of the same.
+        be of the same. output_rules: those of the model.
 
     Once a step has shown that the device is lost, that step, and every `add` and `step` after it, raises DeviceLost.
     """
@@ -45,8 +46,9 @@ class Engine:
         vocab_size: int,
         cost_model: CostModel | None = None,
         clock: Clock = MONOTONIC,
+        output_rules: OutputRules = NO_RULES,
     ) -> None:
-        self.config = config
+        self.config, self._output_rules = config, output_rules
         self.layout = layout
         self.scheduler = Scheduler(config, layout, cost_model, clock)
         self._clock = clock
@@ -107,7 +109,7 @@ class Engine:
         self._check_device()
         if not checked:
             self.check(request)
-        self.scheduler.add(constrained(request, self._vocab_size))
+        self.scheduler.add(constrained(request, self._vocab_size, self._output_rules))
 
     def abort(self, request_id: str, at_token: int | None = None) -> bool:
         """End a request at once: its client left, or a stop string was complete with output token `at_token`.

@@ -18,6 +18,7 @@ import numpy as np
 from ridgeline.core.errors import ContractViolation, InvalidRequest
 from ridgeline.core.plan import token_bits
 from ridgeline.core.plan.request import MASK_FAILED, Request, TokenMask, drafting
+from ridgeline.core.specs.model import NO_RULES, OutputRules
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.thinking import ThinkingMask
 
@@ -31,11 +32,13 @@ class TokenRules:
 
     A bad word of several tokens forbids its last one wherever the others have just come, in the prompt or after it.
     Until min_tokens are out stop ids are forbidden, unless nothing else is left: then the grammar is complete.
+
+    The model's rules come on top, for the last token against all others.
     """
 
-    def __init__(self, request: Request, vocab_size: int) -> None:
+    def __init__(self, request: Request, vocab_size: int, rules: OutputRules = NO_RULES) -> None:
         params, self._inner = request.params, request.token_mask
-        words = [tuple(map(int, word)) for word in params.bad_words or ()]
+        words = [*(tuple(map(int, word)) for word in params.bad_words or ()), *rules.bad_words]
         always_V = np.full(vocab_size, params.allowed_token_ids is None)
         always_V[list(params.allowed_token_ids or ())] = True
         always_V[[word[0] for word in words if len(word) == 1]] = False
@@ -50,6 +53,10 @@ class TokenRules:
                 self._longer.setdefault(word[-2], []).append(word)
         begun = max(map(len, words), default=1) - 1
         self._recent = deque(request.prompt_tokens[-begun:] if begun else (), maxlen=begun)
+        self._room = request.max_total_tokens - len(request.prompt_token_ids)
+        last_V = np.zeros(vocab_size, bool)
+        last_V[list(rules.last)] = True
+        self._last_W = token_bits.packed(last_V) if rules.last and not params.ignore_eos else None
 
     @staticmethod
     def prepare(masks: Iterable[TokenRules]) -> None:
@@ -57,12 +64,15 @@ class TokenRules:
         prepare(mask._inner for mask in masks if mask._inner is not None)
 
     def accept(self, token_id: int) -> None:
+        ended = self._must_end
         self._recent.append(token_id)
-        self._owed -= 1
-        if self._inner is not None:
+        self._owed, self._room = self._owed - 1, self._room - 1
+        if self._inner is not None and not ended:
             self._inner.accept(token_id)
 
     def allowed(self) -> np.ndarray:
+        if self._last_W is not None and self._must_end:
+            return self._last_W
         found_W = self._always_W
         if self._inner is not None:
             found_W = self._checked(self._inner.allowed())
@@ -89,13 +99,18 @@ class TokenRules:
 
     def save(self) -> object:
         inner = drafting(self._inner)
-        return self._recent.copy(), self._owed, None if inner is None else inner.save()
+        return self._recent.copy(), self._owed, self._room, None if inner is None else inner.save()
 
     def restore(self, state: object) -> None:
-        recent, self._owed, saved = cast("tuple[deque[int], int, object]", state)
+        recent, self._owed, self._room, saved = cast("tuple[deque[int], int, int, object]", state)
         self._recent = recent.copy()
         if (inner := drafting(self._inner)) is not None:
             inner.restore(saved)
+
+    @property
+    def _must_end(self) -> bool:
+        """True if the next token is the last one, and the model's rules name it."""
+        return self._last_W is not None and self._room == 1
 
     def _ended_words(self) -> list[int]:
         """Return the tokens that would end a bad word now."""
@@ -113,17 +128,18 @@ class TokenRules:
         return found_W
 
 
-def constrained(request: Request, vocab_size: int) -> Request:
-    """The request with a mask for all the rules it has, min_tokens and its reasoning's budget among them; as it is if
-    it needs no mask."""
+def constrained(request: Request, vocab_size: int, rules: OutputRules = NO_RULES) -> Request:
+    """The request with a mask for all the rules it has, min_tokens and its reasoning's budget among them, and those of
+    the model; as it is if it needs no mask."""
     params, thinking = request.params, request.thinking
     if thinking is not None and (request.token_mask is not None or thinking.budget is not None):
         request = replace(request, thinking=None, token_mask=ThinkingMask(request, thinking, vocab_size))
-    if request.token_mask is None and params.allowed_token_ids is None and not params.bad_words:
+    ruled = bool(rules.bad_words or (rules.last and not params.ignore_eos))
+    if request.token_mask is None and params.allowed_token_ids is None and not params.bad_words and not ruled:
         return request
     if params.min_tokens:
         params = params.replace(min_tokens=0)
-    return replace(request, params=params, token_mask=TokenRules(request, vocab_size))
+    return replace(request, params=params, token_mask=TokenRules(request, vocab_size, rules))
 
 
 def prepare(masks: Iterable[TokenMask]) -> None:

@@ -22,7 +22,7 @@ from ridgeline.core.specs.pooling import SECOND_TEXT
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
-from ridgeline.layers.embedding import Embedding
+from ridgeline.layers.embedding import Embedding, SinePositions
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.head import Head
@@ -122,6 +122,15 @@ class Layer(nn.Module):
         if norm is not None:
             x_TM, _ = norm(x_TM)
         return x_TM if multiplier == 1 else x_TM * multiplier, residual_TM
+
+
+def positions_of(spec: ModelSpec, width: int, build: Build) -> Embedding | SinePositions | None:
+    """Return the table of positions that is added to the tokens', if there is one."""
+    if not spec.learned_positions:
+        return None
+    if spec.sines is None:
+        return Embedding(spec.learned_positions, width, build)
+    return SinePositions(spec.sines, spec.learned_positions, width, build)
 
 
 def leaves_sums(spec: LayerSpec) -> bool:
@@ -230,7 +239,7 @@ class Decoder(nn.Module):
             own = spec.embed_width or width
             self.embed = embed or Embedding(part.vocab_size, own, build, Deferred(mesh.tp) if waits else mesh.tp)
             self.embed_norm = Norm(spec.embed_norm, own, build) if spec.embed_norm else None
-            self.position_embed = Embedding(spec.learned_positions, own, build) if spec.learned_positions else None
+            self.position_embed = positions_of(spec, own, build)
             self.type_embed = Embedding(spec.token_types, own, build) if spec.token_types else None
             widens = build.within("embed_project")
             if spec.layer_inputs is not None:

@@ -3,12 +3,15 @@
 Legend:
     T  tokens of the step
     M  model width
+    Z  rows of a table of positions
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from ridgeline.core.specs.model import Sines
 from ridgeline.layers.build import Build
 from ridgeline.parallel.axis import ALONE, Axis
 
@@ -30,3 +33,27 @@ class Embedding(nn.Module):
             return self.ops.embedding(ids_T, self.weight)
         x_TM = self.ops.embedding_part(ids_T, self.weight, len(self.weight) * self.over.rank)
         return self.over.all_reduce(x_TM)
+
+
+class SinePositions(nn.Module):
+    """A table of positions that is computed, and so no parameter."""
+
+    def __init__(self, sines: Sines, rows: int, width: int, build: Build) -> None:
+        super().__init__()
+        self.ops = build.ops
+        table_ZM = torch.empty(rows, width, dtype=build.dtype, device=build.device)
+        if not table_ZM.is_meta:
+            table_ZM.copy_(sine_table(sines, rows, width))
+        self.table_ZM: Tensor
+        self.register_buffer("table_ZM", table_ZM, persistent=False)
+
+    def forward(self, ids_T: Tensor) -> Tensor:
+        """Return the rows `ids_T` of the table: [T, M]."""
+        return self.ops.embedding(ids_T, self.table_ZM)
+
+
+def sine_table(sines: Sines, rows: int, width: int) -> Tensor:
+    """Return the table in float64: [Z, M]."""
+    positions_Z = torch.arange(rows, dtype=torch.float64)
+    angles = positions_Z.outer(10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / sines.steps))
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)

@@ -110,6 +110,11 @@ ARCHITECTURES = Registry(
         "RetNetForCausalLM": "ridgeline.models.gla:RetNet",
         "T5ForConditionalGeneration": "ridgeline.models.t5:T5",
         "UMT5ForConditionalGeneration": "ridgeline.models.t5:UMT5",
+        "T5EncoderModel": "ridgeline.models.t5:T5Encoder",
+        "UMT5EncoderModel": "ridgeline.models.t5:UMT5Encoder",
+        "PegasusForConditionalGeneration": "ridgeline.models.pegasus:Pegasus",
+        "MarianMTModel": "ridgeline.models.marian:Marian",
+        "M2M100ForConditionalGeneration": "ridgeline.models.m2m100:M2M100",
         "BartForConditionalGeneration": "ridgeline.models.bart:Bart",
         "MBartForConditionalGeneration": "ridgeline.models.bart:MBart",
         "BertModel": "ridgeline.models.bert:Bert",
@@ -172,6 +177,8 @@ SAME = {
     "MiniMaxForCausalLM": "MiniMaxM1ForCausalLM",
     "MiniMaxText01ForCausalLM": "MiniMaxM1ForCausalLM",
     "PhimoeForCausalLM": "PhiMoEForCausalLM",
+    "MT5ForConditionalGeneration": "T5ForConditionalGeneration",
+    "MT5EncoderModel": "T5EncoderModel",
     "RWForCausalLM": "FalconForCausalLM",
 }
 

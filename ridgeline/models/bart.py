@@ -7,8 +7,17 @@ from dataclasses import replace
 from math import sqrt
 from typing import Any, ClassVar
 
-from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
-from ridgeline.models.config import Config, head_width
+from ridgeline.core.specs.model import (
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    Sines,
+    Source,
+    WeightMap,
+)
+from ridgeline.models.config import Config, head_width, wrong
 from ridgeline.models.encoder_decoder import decoder_layers, encoder_of
 from ridgeline.models.names import named
 
@@ -25,20 +34,38 @@ DEFAULTS = {
     "d_model": 1024,
     "tie_word_embeddings": True,
 }
+UNUSED = ("embed_tokens.", "version")
 OFFSET = 2  # rows of the tables of positions that no token gets
 NORM = NormSpec(kind="layer", eps=1e-5)  # torch's own
 
 
 class Bart:
-    """BART. before: norms stand before each part, and behind the last one."""
+    """BART, and what its descendants have otherwise.
+
+    before: norms stand before each part, and behind the last one.
+    embed_norm: a norm follows the embeddings.
+    biased: scores have a bias. Without it a stored one must be zero.
+    defaults: as `Config` takes them.
+    """
 
     name: ClassVar[str] = "BartForConditionalGeneration"
     before: ClassVar[bool] = False
+    embed_norm: ClassVar[bool] = True
+    biased: ClassVar[bool] = False
+    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+
+    @staticmethod
+    def positions(positions: int, width: int) -> tuple[int, int, Sines | None]:
+        """Return the rows of the tables of positions, the row of the first token, and how rows are computed."""
+        return positions + OFFSET, OFFSET, None
 
     @classmethod
     def spec(cls, config: Mapping[str, Any]) -> ModelSpec:
-        values = Config(config, DEFAULTS)
+        values = Config(config, cls.defaults)
         width, positions = values.integer("d_model"), values.integer("max_position_embeddings")
+        rows, offset, sines = cls.positions(positions, width)
+        if sines is not None and width % 2:
+            raise wrong("d_model", width, "even, since half of a position's numbers are sines")
         attention, mlp = _attention(values, "decoder"), _mlp(values, "decoder")
         like = LayerSpec(mixer=attention, feed_forward=mlp, norm=NORM, norms="before" if cls.before else "around")
         spec = ModelSpec(
@@ -49,12 +76,14 @@ class Bart:
             final_norm=NORM,
             max_position_embeddings=positions,
             tie_word_embeddings=values.boolean("tie_word_embeddings"),
-            learned_positions=positions + OFFSET,
-            position_offset=OFFSET,
+            learned_positions=rows,
+            position_offset=offset,
+            sines=sines,
             embedding_multiplier=sqrt(width) if values.boolean("scale_embedding") else 1.0,
-            embed_norm=NORM,
-            unused=("model.encoder.embed_tokens.", "model.decoder.embed_tokens.", "model.encoder.version",
-                    "model.decoder.version"),
+            embed_norm=NORM if cls.embed_norm else None,
+            unembed_bias=cls.biased,
+            unused=tuple(f"model.{side}.{name}" for side in ("encoder", "decoder")
+                         for name in (*UNUSED, *(() if sines is None else ("embed_positions.",)))),
         )  # fmt: skip
         own = replace(_attention(values, "encoder"), bidirectional=True)
         layer = replace(like, mixer=own, feed_forward=_mlp(values, "encoder"))
@@ -66,9 +95,13 @@ class Bart:
         found: WeightMap = {"embed.weight": (Source(name="model.shared.weight"),)}
         if not spec.tie_word_embeddings:
             found["unembed.weight"] = (Source(name="lm_head.weight"),)
+        if cls.biased:
+            found["unembed.bias"] = (Source(name="final_logits_bias", row=True),)
         for ours, theirs in (("", "model.decoder"), ("encoder", "model.encoder")):
-            found |= named(ours, theirs, {"position_embed": "embed_positions"})
-            found |= named(ours, theirs, {"embed_norm": "layernorm_embedding"}, bias=True)
+            if spec.sines is None:
+                found |= named(ours, theirs, {"position_embed": "embed_positions"})
+            if cls.embed_norm:
+                found |= named(ours, theirs, {"embed_norm": "layernorm_embedding"}, bias=True)
             if cls.before:
                 found |= named(ours, theirs, {"final_norm": "layer_norm"}, bias=True)
         place = "norm" if cls.before else "post_norm"

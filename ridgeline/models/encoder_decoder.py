@@ -14,9 +14,10 @@ from ridgeline.core.specs.model import (
     MLPSpec,
     ModelSpec,
     NormSpec,
+    OutputRules,
 )
 from ridgeline.core.specs.pooling import PoolingSpec
-from ridgeline.models.config import Config, token_ids
+from ridgeline.models.config import Config, token_ids, wrong
 
 Layers = tuple[LayerSpec, ...]
 
@@ -40,6 +41,7 @@ def encoder_of(spec: ModelSpec, layers: Layers, final_norm: NormSpec) -> ModelSp
         tie_word_embeddings=True,
         learned_positions=spec.learned_positions,
         position_offset=spec.position_offset,
+        sines=spec.sines,
         embedding_multiplier=spec.embedding_multiplier,
         embed_norm=spec.embed_norm,
         pooling=PoolingSpec(kind="mean", task="embed", width=spec.hidden_size),
@@ -48,7 +50,7 @@ def encoder_of(spec: ModelSpec, layers: Layers, final_norm: NormSpec) -> ModelSp
 
 def started(spec: ModelSpec, config: Config, generation: Config) -> ModelSpec:
     """Return a model with an encoder with the tokens that its outputs follow: the decoder's start, and the one that is
-    forced behind it, if there is one."""
+    forced behind it, if there is one. Outputs get the rules of generation_config.json, or else of config.json."""
     if spec.encoder is None:
         return spec
 
@@ -61,6 +63,21 @@ def started(spec: ModelSpec, config: Config, generation: Config) -> ModelSpec:
             "config.json has no decoder_start_token_id; a model with an encoder cannot begin without it."
         )
     found = (*start, *first("forced_bos_token_id"))
-    if max(found) >= spec.vocab_size:
-        raise ModelLoadError(f"outputs begin with token id {max(found)}, and the vocabulary has {spec.vocab_size}.")
-    return replace(spec, decoder_start=found)
+    last = token_ids(generation, "forced_eos_token_id") or token_ids(config, "forced_eos_token_id")
+    bad = _bad_words(generation) or _bad_words(config)
+    highest = max((*found, *last, *(token for word in bad for token in word)))
+    if highest >= spec.vocab_size:
+        raise ModelLoadError(
+            f"outputs begin, end or do without token {highest}, and the vocabulary has {spec.vocab_size}."
+        )
+    return replace(spec, decoder_start=found, output_rules=OutputRules(bad, last))
+
+
+def _bad_words(config: Config) -> tuple[tuple[int, ...], ...]:
+    words = config.raw("bad_words_ids")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, list) for word in words)):
+        raise wrong("bad_words_ids", words, "a list of lists of token ids")
+    each = [[token_ids(Config({"bad_words_ids": i}), "bad_words_ids") for i in word] for word in words or ()]
+    if not all(word and all(len(ids) == 1 for ids in word) for word in each):
+        raise wrong("bad_words_ids", words, "a list of lists of token ids")
+    return tuple(tuple(ids[0] for ids in word) for word in each)

@@ -89,15 +89,20 @@ class T5:
         found: WeightMap = {"embed.weight": (Source(name="shared.weight"),)}
         if not spec.tie_word_embeddings:
             found["unembed.weight"] = (Source(name="lm_head.weight"),)
-        for ours, theirs in (("", "decoder"), ("encoder", "encoder")):
-            found |= named(ours, theirs, {"final_norm": "final_layer_norm"})
+        found |= named("", "decoder", {"final_norm": "final_layer_norm"})
         for index in range(len(spec.layers) // 2):
             block = f"decoder.block.{index}.layer"
             found |= _self_attention(spec.layers[2 * index], f"layers.{2 * index}", f"{block}.0")
             found |= named(f"layers.{2 * index + 1}", f"{block}.1", ACROSS)
             found |= _feed_forward(spec.layers[1], f"layers.{2 * index + 1}", f"{block}.2")
-        for index, layer in enumerate(spec.encoder.layers):
-            block, ours = f"encoder.block.{index}.layer", f"encoder.layers.{index}"
+        return found | cls.encoder_weights(spec.encoder, "encoder.")
+
+    @staticmethod
+    def encoder_weights(encoder: ModelSpec, prefix: str) -> WeightMap:
+        """Return the encoder's own tensors. prefix: what its parameters' names begin with."""
+        found = named("", "encoder", {f"{prefix}final_norm": "final_layer_norm"})
+        for index, layer in enumerate(encoder.layers):
+            block, ours = f"encoder.block.{index}.layer", f"{prefix}layers.{index}"
             found |= _self_attention(layer, ours, f"{block}.0") | _feed_forward(layer, ours, f"{block}.1")
         return found
 
@@ -150,4 +155,26 @@ def _inside(names: str) -> str:
 
 class UMT5(T5):
     name = "UMT5ForConditionalGeneration"
+    own_biases = True
+
+
+class T5Encoder(T5):
+    """The encoder alone, which embeds."""
+
+    name = "T5EncoderModel"
+
+    @classmethod
+    def spec(cls, config: Mapping[str, Any]) -> ModelSpec:
+        found = super().spec(config)
+        assert found.encoder is not None
+        return replace(found.encoder, architecture=cls.name, unused=("encoder.embed_tokens.", "decoder.", "lm_head."))
+
+    @classmethod
+    def weights(cls, spec: ModelSpec) -> WeightMap:
+        found: WeightMap = {"embed.weight": (Source(name="shared.weight"),)}
+        return found | cls.encoder_weights(spec, "")
+
+
+class UMT5Encoder(T5Encoder):
+    name = "UMT5EncoderModel"
     own_biases = True

@@ -144,6 +144,8 @@ class JobMaker:
         if not ids:
             raise InvalidRequest("decoder_prompt is empty; leave it out.", param="decoder_prompt")
         start = self.limits.decoder_start[:1]
+        if tuple(ids) == start:
+            return encoder, self.limits
         return encoder, replace(self.limits, decoder_start=tuple(ids) if ids[0] in start else (*start, *ids))
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:

@@ -71,13 +71,13 @@ def parameters(model: ModelSpec) -> Parameters:
         products, vectors = products + read.products, vectors + read.vectors
         embed += read.embed - model.encoder.vocab_size * model.encoder.hidden_size
     vectors += model.vocab_size * (model.unembed_bias and model.scores)
-    tabled = model.embed_width or width
+    tabled, learned = model.embed_width or width, 0 if model.sines is not None else model.learned_positions
     widening = width * (model.embed_width + 1) if model.embed_width else 0
     table = model.vocab_size * tabled
     return Parameters(
         products=products,
         unembed=0 if model.tie_word_embeddings or not model.scores else table,
-        embed=embed + (table + (model.learned_positions + model.token_types) * tabled + widening) * model.embeds,
+        embed=embed + (table + (learned + model.token_types) * tabled + widening) * model.embeds,
         vectors=vectors,
     )
 

@@ -104,6 +104,27 @@ class Disentangled(NamedTuple):
     eps: float
 
 
+class Sines(NamedTuple):
+    """A table of positions that is computed (Vaswani et al., arXiv 1706.03762): row p holds the sines of p ·
+    10000^(-i / steps), then their cosines. Its width is even."""
+
+    steps: float
+
+
+class OutputRules(NamedTuple):
+    """The rules of a checkpoint for every output, as transformers' generate reads them.
+
+    bad_words: token ids that never come in this order (`bad_words_ids`).
+    last: one of these tokens is the last one that an output has room for (`forced_eos_token_id`).
+    """
+
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    last: tuple[int, ...] = ()
+
+
+NO_RULES = OutputRules()
+
+
 class MixerSpec(Protocol):
     """The part of a layer that moves information between tokens. Specs are hashable data, and equal ones are counted
     together.
@@ -516,6 +537,7 @@ class ModelSpec:
     learned_positions: rows of a learned position table that is added to the embedding (GPT-2 has one); 0: no such
         table.
     position_offset: the row of that table that the first token gets.
+    sines: how that table is computed; None: it is learned.
     token_types: rows of a table of token types, which is added as well (`core.specs.pooling.SECOND_TEXT`); 0: no such
     table.
     embedding_multiplier: multiplies the embedded tokens.
@@ -532,6 +554,7 @@ class ModelSpec:
         none. Its tokens have the rows of this model's embedding table.
     decoder_start: the tokens that an output follows, if the request names no others. Only models with an encoder have
         them.
+    output_rules: what holds for every output. Only those of models with an encoder are read.
     stage: the place of these layers in a pipeline; None: they are all of the model's.
     """
 
@@ -545,6 +568,7 @@ class ModelSpec:
     tie_word_embeddings: bool = False
     learned_positions: int = 0
     position_offset: int = 0
+    sines: Sines | None = None
     token_types: int = 0
     embedding_multiplier: float = 1.0
     embed_width: int = 0
@@ -556,6 +580,7 @@ class ModelSpec:
     pooling: PoolingSpec | None = None
     encoder: ModelSpec | None = None
     decoder_start: tuple[int, ...] = ()
+    output_rules: OutputRules = NO_RULES
     stage: StageSpec | None = None
 
     @cached_property
