@@ -23,6 +23,8 @@ from ridgeline.weights.loader import read_model_config, resolve_model, stored_fo
 from ridgeline.worker.machine import device_name, hardware_of
 from ridgeline_bench.engines import LoadOptions
 from ridgeline_bench.kernels import Timing, dtype_called, subjects, time_kernels
+from ridgeline_bench.ladder import RungTime
+from ridgeline_bench.ladder import ladder as rungs_of
 from ridgeline_bench.limits import hardware_named, with_limits
 from ridgeline_bench.machine.probes import Bench
 from ridgeline_bench.machine.timing import Effort
@@ -169,6 +171,16 @@ def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str)
         raise InvalidConfig(f"no op's name contains {op!r}; see ridgeline/kernels for their names.")
     base, hardware = _kernel_base(where, name, commit), hardware_of(where)
     return timings, [t.record(base, dtype_called(name).itemsize, hardware) for t in timings]
+
+
+def ladder(name: str, device: str, commit: str) -> tuple[list[RungTime], list[Record]]:
+    """Return the times of a ladder's rungs on `device` (on a CPU: the least ones), and the measured ones as results."""
+    where = choose_device(device)
+    bench = Bench.of(where, KERNEL_EFFORT[where.type])
+    with on_device(where):
+        times = list(rungs_of(name, where, bench))
+    base = _kernel_base(where, "bfloat16", commit)
+    return times, [each.record(base) for each in times if each.seconds]
 
 
 def _kernel_base(device: torch.device, dtype: str, commit: str) -> Record:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from ridgeline_bench.diff import Row
 from ridgeline_bench.kernels import Timing
+from ridgeline_bench.ladder import RungTime
 from ridgeline_bench.results import Record
 
 
@@ -49,6 +50,22 @@ def kernels(timings: Sequence[Timing], records: Sequence[Record]) -> Table:
             continue
         rates = (f"{r.options[what] / timing.seconds / 1e9:,.1f}" for what in ("bytes", "flops"))
         table.add_row(*names, number(r.value, r.unit), *rates, share(r.share))
+    return table
+
+
+def rungs(times: Sequence[RungTime]) -> Table:
+    """Return a ladder's rungs: times beside cuBLAS where they were measured, and the least times."""
+    table = Table("size", "rung", "time", "TFLOP/s", "of cuBLAS", "least time", "limit")
+    peers = {each.size: each.seconds for each in times if each.rung == "cuBLAS"}
+    for each in times:
+        measured = ("", "", "")
+        if each.error:
+            measured = (f"[red]{each.error}[/red]", "", "")
+        elif each.seconds:
+            rate = f"{each.flops / each.seconds / 1e12:,.1f}"
+            measured = (number(1e6 * each.seconds, "µs"), rate, share(peers[each.size] / each.seconds))
+        least = number(1e6 * each.least, "µs") if each.least else ""
+        table.add_row(str(each.size), each.rung, *measured, least, each.limiter)
     return table
 
 

@@ -201,12 +201,15 @@ def kernels(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
     device: Device = "auto",
     real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
+    ladder: Annotated[str, typer.Option(help="Instead: the rungs of this kernel ladder (gemm), beside cuBLAS.")] = "",
     out: Out = RESULTS,
     commit: Commit = "",
     *,
     track: TrackFlags,
 ) -> None:
     """Check and time every op's implementations on the cases that its tests use."""
+    if ladder:
+        return _ladder(ladder, device, out, commit)
     from ridgeline_bench.results import append
     from ridgeline_bench.setup import kernels as measure
     from ridgeline_bench.tables import kernels as table
@@ -219,6 +222,18 @@ def kernels(
         if wrong := sum(bool(t.error) for t in timings):
             Console(stderr=True).print(f"{wrong} of {len(timings)} failed; they have no speed.")
             raise typer.Exit(1)
+
+
+def _ladder(name: str, device: str, out: Path, commit: str) -> None:
+    from ridgeline_bench.results import append
+    from ridgeline_bench.setup import ladder
+    from ridgeline_bench.tables import rungs
+
+    times, records = ladder(name, device, commit)
+    append(out, records)
+    Console().print(rungs(times))
+    if any(each.error for each in times):
+        raise typer.Exit(1)
 
 
 @app.command(cls=ListCommand)

@@ -285,7 +285,7 @@ def report(kernel: AotKernel, arch: str) -> Report:
         seconds = time.perf_counter() - started
         return Report(kernel.name, arch, seconds, error=f"{type(error).__name__}: {error}"[:2000])
     if arch.startswith("sm_"):
-        registers, spilled, listing = _nvidia(compiled.asm["cubin"], bool(options.tensor_cores))
+        registers, spilled, listing = nvidia_code(compiled.asm["cubin"], bool(options.tensor_cores))
     else:
         listing = compiled.asm["amdgcn"]
         registers = int(_first(r"\.vgpr_count:\s+(\d+)", listing))
@@ -304,7 +304,7 @@ def _hash(compiled: Any) -> str:
     return hashlib.sha256(text.replace(compiled.metadata.name, "kernel").encode()).hexdigest()
 
 
-def _nvidia(cubin: bytes, disassemble: bool) -> tuple[int, int, str]:
+def nvidia_code(cubin: bytes, disassemble: bool) -> tuple[int, int, str]:
     """Return (registers, bytes of stack per thread, disassembly if wanted), by the tools in Triton's own package."""
     import triton
 

@@ -65,7 +65,7 @@ def compiled(source: Path, target: str) -> Path:
     try:
         with tempfile.TemporaryDirectory(prefix=f"{path.stem}.", dir=folder, ignore_cleanup_errors=True) as scratch:
             made = Path(scratch) / path.name
-            command = [_compiler(), *FLAGS, f"-march={target}", str(source), "-o", str(made)]
+            command = [compiler(), *FLAGS, f"-march={target}", str(source), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
             with made.open("rb") as file:
                 os.fsync(file.fileno())  # a machine that fails now must not leave a name without its bytes
@@ -94,12 +94,13 @@ def openmp() -> int | None:
 def has_compiler() -> bool:
     """Return True if a C++ compiler is on the path."""
     try:
-        return bool(_compiler())
+        return bool(compiler())
     except NoLibrary:
         return False
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """Return the path of the C++ compiler. Raises NoLibrary."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (path := shutil.which(name)):
             return path

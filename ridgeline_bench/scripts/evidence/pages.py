@@ -21,7 +21,21 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "de
 HISTORY = {ROOT / "CHANGELOG.md", ROOT / "docs" / "log.md", *(ROOT / "docs" / "log").glob("*.md")}
 TODAY = [page for page in PAGES if page not in HISTORY]  # history may name what was there once
 PROGRAMS = [folder.name for folder in ROOT.iterdir() if folder.is_dir() and any(folder.glob("*.py"))]
-ENDINGS = ("py", "sh", "md", "svg", "png", "cpp", "h", "txt", "jsonl", "toml", "yaml")  # of files that pages name
+ENDINGS = (
+    "py",
+    "sh",
+    "md",
+    "svg",
+    "png",
+    "cpp",
+    "cu",
+    "cuh",
+    "h",
+    "txt",
+    "jsonl",
+    "toml",
+    "yaml",
+)  # of files
 SERVICE = "ridgeline.v1"  # a package of protobuf, not of Python
 VLLM_FLAGS = {f"--{name}" for name in FLAGS}
 FOREIGN_FLAGS = {  # of other programs

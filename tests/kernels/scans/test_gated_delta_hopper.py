@@ -160,7 +160,7 @@ def test_products_of_a_warpgroup_overlap() -> None:
 def main() -> None:
     found = []
     for kernel in hopper_chunks.AOT[:2]:
-        code = aot._nvidia(aot.build(kernel, "sm_90").asm["cubin"], True)[2]
+        code = aot.nvidia_code(aot.build(kernel, "sm_90").asm["cubin"], True)[2]
         counts = {"HGMMA": "HGMMA", "waits": "WARPGROUP.DEPBAR", "copies": "UTMALDG"}
         found.append({k: code.count(name) for k, name in counts.items()} | {"warpgroups": kernel.constexprs["WIDE"]})
     print(json.dumps(found))

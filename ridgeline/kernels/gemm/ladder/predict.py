@@ -1,0 +1,117 @@
+"""The least time of a rung, by arithmetic: each resource's work over its rate, and the slowest of them.
+
+The rates are the machine's best; waiting is not in the model. So a prediction is a bound from below, and a rung that
+gains by hiding latency shows that gain in its measured time alone. The work of a rung is data here, with its reason;
+`tests/kernels/gemm/test_ladder.py` compares cycles of shared memory with what the emulator counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
+
+WARP = 32
+MMA_SHARE = 0.63  # of the tensor cores' rate that mma.sync reaches on Hopper (arXiv 2402.13499, table of mma)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Rates of a GPU. `bandwidth` and `l2` are B/s, `clock` Hz, `matrix` FLOP/s of dense bfloat16."""
+
+    name: str
+    bandwidth: float
+    l2: float = 5.5e12
+    clock: float = 1.98e9
+    multiprocessors: int = 132
+    matrix: float = 989.4e12
+
+
+CHIPS = (Chip("H100 SXM", 3.35e12), Chip("H200", 4.8e12))
+
+
+@dataclass(frozen=True)
+class RungWork:
+    """The work of a rung for 32 FMAs, one of each lane of a warp.
+
+    shared: cycles of the multiprocessor's L1 cache and shared memory, which give 128 bytes or look up one line in each.
+    issued: instructions of a warp, of which a multiprocessor issues four a cycle (0: few).
+    tensor: "" (CUDA cores), "mma" or "wgmma".
+    """
+
+    shared: float
+    issued: float = 0.0
+    tensor: str = ""
+
+
+# A rung's shared cycles: loads of 16 bytes a lane take 4 cycles for a warp, since 128 bytes come in one.
+WORK = {
+    "naive": RungWork(32 + 1, 5),  # 32 lines of B and one of A; 2 loads, 2 widened numbers, 1 FMA
+    "coalesced": RungWork(2, 5),
+    "shared_tiles": RungWork(2 + (32 + 1) / 32, 2.25),  # besides: a tile is stored, B's by 32 lanes into one bank
+    "register_tiles": RungWork(
+        (8 + 16) / 64 + 2 * 16 / 128, 68 / 64
+    ),  # 16 lanes store into one bank, and loads as in rung 5
+    "vector_loads": RungWork((8 + 16) / 64 + 2 * 2 / 128, 68 / 64),  # B's two loads take twice their 4 cycles
+    "conflict_free": RungWork(16 / 64 + 2 / 128, 68 / 64),
+    "cp_async": RungWork(16 * 4 / 512, (512 + 128 + 16) / 512),  # 128 numbers are widened for 512 FMAs
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of each resource for one product. The largest is the rung's bound."""
+
+    seconds: dict[str, float]
+
+    @property
+    def limiter(self) -> str:
+        """The resource that takes longest."""
+        return max(self.seconds, key=lambda name: self.seconds[name])
+
+    @property
+    def bound(self) -> float:
+        """The least seconds that the product can take."""
+        return self.seconds[self.limiter]
+
+
+def predict(rung: Rung, chip: Chip, m: int, n: int, k: int) -> Prediction:
+    """Return the least time of C[m, n] = A[m, k] · B[n, k]ᵀ in 16 bits."""
+    work, flops = WORK[rung.name], 2 * m * n * k
+    groups = m * n * k / WARP / chip.multiprocessors / chip.clock  # seconds, at one cycle for 32 FMAs
+    seconds = {
+        "memory": 2 * (m * k + n * k + m * n) / chip.bandwidth,
+        "L2": l2_bytes(rung, m, n, k) / chip.l2,
+        "L1" if rung.depth == 0 else "shared memory": work.shared * groups,
+        "instructions": work.issued / 4 * groups,
+    }
+    if work.tensor:
+        rate = chip.matrix * (MMA_SHARE if work.tensor == "mma" else 1)
+        seconds["tensor cores"] = flops / rate
+    else:
+        seconds["FMA units"] = groups / 4
+    return Prediction(seconds)
+
+
+def l2_bytes(rung: Rung, m: int, n: int, k: int) -> float:
+    """Return the bytes that blocks fetch from L2: each operand once for each tile of the other."""
+    rows, columns = rung.fetched
+    return 2 * m * n * k * (1 / rows + 1 / columns)
+
+
+def table(m: int = 4096, n: int = 4096, k: int = 4096) -> list[str]:
+    """Return the lines of the page's table."""
+    lines = ["| rung | tile | bytes from L2 | " + " | ".join(f"{c.name}, least µs" for c in CHIPS) + " | limit |"]
+    lines.append("|---|---|---:|" + "---:|" * len(CHIPS) + "---|")
+    for rung in RUNGS:
+        found = [predict(rung, chip, m, n, k) for chip in CHIPS]
+        limits = " / ".join(dict.fromkeys(each.limiter for each in found))
+        times = " | ".join(f"{1e6 * each.bound:,.0f}" for each in found)
+        tile = " x ".join(map(str, (*rung.tile, rung.depth) if rung.depth else rung.tile))
+        size = f"{l2_bytes(rung, m, n, k) / 1e9:,.2f} GB"
+        lines.append(f"| {rung.number} `{rung.name}` | {tile} | {size} | {times} | {limits} |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

@@ -1,0 +1,78 @@
+"""The rungs of the GEMM ladder: one short CUDA C++ file each, from plain to fast.
+
+C[M, N] = A[M, K] · B[N, K]ᵀ, all row-major, as the engine's linear maps are: A is the tokens, B the weight. Sums are in
+float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One file of the ladder, and how it is launched.
+
+    tile: rows and columns of the output that a block makes.
+    depth: numbers of K that a block has in shared memory in one stage (0: none).
+    block: threads of a block, as (x, y).
+    shared: bytes of dynamic shared memory.
+    multiple: what N and K must be multiples of.
+    arch: the architecture that it is compiled for.
+    needs: mnemonics that its machine code must have.
+    registers: the most registers a thread may have for the blocks that shall share a multiprocessor.
+    """
+
+    number: int
+    name: str
+    tile: tuple[int, int]
+    block: tuple[int, int]
+    depth: int = 0
+    shared: int = 0
+    multiple: int = 1
+    arch: str = "sm_80"
+    needs: tuple[str, ...] = ()
+    registers: int = 255
+    defines: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fetched(self) -> tuple[int, int]:
+        """Rows and columns of the output for which an operand is fetched from L2 once."""
+        return self.tile
+
+    @property
+    def source(self) -> Path:
+        """The rung's file."""
+        return FOLDER / f"{self.number:02}_{self.name}.cu"
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Return the blocks of a launch: columns of tiles, rows of tiles."""
+        rows, columns = self.tile
+        return -(-n // columns), -(-m // rows), 1
+
+
+RUNGS = (
+    Rung(number=1, name="naive", tile=(8, 32), block=(32, 8), needs=("FFMA",)),
+    Rung(number=2, name="coalesced", tile=(1, 8), block=(32, 8), needs=("FFMA", "SHFL.BFLY")),
+    Rung(number=3, name="shared_tiles", tile=(32, 32), depth=32, block=(32, 32), needs=("FFMA", "LDS", "STS", "BAR")),
+    Rung(
+        number=4, name="register_tiles", tile=(128, 128), depth=16, block=(256, 1), registers=128,
+        needs=("FFMA", "LDS.128"),
+    ),
+    Rung(
+        number=5, name="vector_loads", tile=(128, 128), depth=16, block=(256, 1), multiple=8, registers=128,
+        needs=("FFMA", "LDG.E.128", "LDS.128", "STG.E.128"),
+    ),
+    Rung(
+        number=6, name="conflict_free", tile=(128, 128), depth=16, block=(256, 1), multiple=8, registers=128,
+        needs=("FFMA", "LDG.E.128", "LDS.128", "STG.E.64"),
+    ),
+    Rung(
+        number=7, name="cp_async", tile=(128, 128), depth=32, block=(256, 1), multiple=8,
+        needs=("FFMA", "LDGSTS.E.BYPASS.128", "LDS.128"),
+    ),
+)  # fmt: skip

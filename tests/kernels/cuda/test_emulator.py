@@ -1,0 +1,121 @@
+"""The emulator beside what the documents of CUDA say: number formats, barriers, copies, errors."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.kernels.base.native import has_compiler
+from ridgeline.kernels.cuda.emulate import Emulated, EmulationError, LaunchShape, build
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
+
+SOURCE = """
+#include "ptx.cuh"
+
+__device__ void numbers(unsigned *data) {
+  for (unsigned bits = threadIdx.x; bits < 65536; bits += 32) {
+    data[bits] = bits_of(to_float(bf16{(uint16_t)bits}));
+    data[65536 + bits] = bits_of(to_float(fp16{(uint16_t)bits}));
+    float x = float_of(data[131072 + bits]);
+    bf16 b; fp16 h;
+    round_to(b, x); round_to(h, x);
+    data[196608 + bits] = b.bits | h.bits << 16;
+  }
+}
+
+__device__ void copies(unsigned *data) {
+  __shared__ __align__(16) unsigned tile[2][32][4];
+  for (int i = 0; i < 2; ++i) {
+    cp_async_16(tile[i][threadIdx.x], data + 4 * threadIdx.x, threadIdx.x < 16);
+    cp_async_commit();
+  }
+  data[128 + threadIdx.x] = tile[0][threadIdx.x][1];
+  cp_async_wait<1>();
+  data[160 + threadIdx.x] = tile[0][threadIdx.x][1];
+  data[192 + threadIdx.x] = tile[1][threadIdx.x][1];
+  cp_async_wait<0>();
+  data[224 + threadIdx.x] = tile[1][threadIdx.x][1];
+}
+
+extern "C" __global__ void kernel(unsigned *data, int what) {
+  if (what == 0) numbers(data);
+  if (what == 1) copies(data);
+  if (what == 2 && threadIdx.x == 3) __syncthreads();
+  if (what == 3) { if (threadIdx.x < 16) __syncwarp(); else __shfl_xor_sync(~0u, 1, 1); }
+  if (what == 4) { cp_async_16(data, data, true); cp_async_wait<0>(); }
+  if (what == 5) { __shared__ __align__(16) unsigned tile[4]; cp_async_16(tile, data, true); cp_async_commit(); }
+  if (what == 6) data[threadIdx.x] = __shfl_xor_sync(~0u, threadIdx.x, 5);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    folder: Path = tmp_path_factory.mktemp("emulator")
+    (folder / "small.cu").write_text(SOURCE)
+    return build(folder / "small.cu", "kernel", {}, folder)
+
+
+def ran(kernel: Emulated, data: np.ndarray, what: int) -> np.ndarray:
+    pointer = ctypes.c_void_p(data.ctypes.data)
+    kernel.launch(LaunchShape((1, 1, 1), (32, 1, 1)), [pointer, ctypes.c_int(what)])
+    return data
+
+
+def aligned(count: int) -> np.ndarray:
+    whole = np.zeros(count + 4, np.uint32)
+    return whole[-whole.ctypes.data % 16 // 4 :][:count]
+
+
+def same(found: np.ndarray, wanted: torch.Tensor, kind: type) -> bool:
+    """True if the bits are equal; a NaN equals any other."""
+    found_ = torch.from_numpy(found.astype(kind)).view(wanted.dtype)
+    return bool(((found_ == wanted) | (found_.isnan() & wanted.isnan())).all())
+
+
+def test_number_formats_are_torchs_to_the_bit(kernel: Emulated) -> None:
+    data = aligned(4 * 65536)
+    draw = np.random.default_rng(0)
+    floats = (draw.standard_normal(65536) * 2.0 ** draw.integers(-30, 20, 65536)).astype(np.float32)
+    halves = torch.arange(65536, dtype=torch.int32).to(torch.uint16)
+    floats[:30000] = (halves[:30000].view(torch.float16).float() * (1 + 2**-11)).numpy()  # ties, or nearly
+    data[131072:196608] = floats.view(np.uint32)
+    ran(kernel, data, 0)
+    for at, dtype in ((0, torch.bfloat16), (65536, torch.float16)):
+        widened = torch.from_numpy(data[at : at + 65536].view(np.float32).copy())
+        exact = halves.view(dtype).float()
+        assert ((widened == exact) | (widened.isnan() & exact.isnan())).all()
+    given = torch.from_numpy(floats)
+    assert same(data[196608:] & 0xFFFF, given.bfloat16(), np.uint16)
+    assert same(data[196608:] >> 16, given.half(), np.uint16)
+
+
+def test_asynchronous_copies_arrive_when_their_group_is_waited_for(kernel: Emulated) -> None:
+    data = aligned(256)
+    data[:128] = np.arange(128)
+    ran(kernel, data, 1)
+    arrived = np.where(np.arange(32) < 16, 4 * np.arange(32) + 1, 0)  # the other half does not exist
+    before, first, second, both = data[128:].reshape(4, 32)
+    assert (before == 0xFFFFFFFF).all()
+    assert (first == arrived).all()
+    assert (second == 0xFFFFFFFF).all()
+    assert (both == arrived).all()
+
+
+def test_lanes_exchange_values(kernel: Emulated) -> None:
+    assert (ran(kernel, aligned(32), 6) == np.arange(32) ^ 5).all()
+
+
+@pytest.mark.parametrize(("what", "told"), [
+    (2, "thread 3 waits for ever: __syncthreads"), (3, "different instructions"), (4, "not in shared memory"),
+    (5, "ends with cp.async on its way"),
+])  # fmt: skip
+def test_what_a_gpu_would_not_survive_is_told(kernel: Emulated, what: int, told: str) -> None:
+    with pytest.raises(EmulationError, match=told):
+        ran(kernel, aligned(256), what)
+    ran(kernel, aligned(32), 6)  # and the next launch begins anew

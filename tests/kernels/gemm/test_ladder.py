@@ -1,0 +1,145 @@
+"""Every rung of the GEMM ladder beside float64: its own file, run by the emulator, in memory that tells of strays."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.kernels.base.native import has_compiler
+from ridgeline.kernels.cuda.emulate import Emulated, EmulationError, LaunchShape, SharedCounts, build
+from ridgeline.kernels.gemm.ladder.predict import WARP, WORK, table
+from ridgeline.kernels.gemm.ladder.rungs import FOLDER, RUNGS, Rung
+from tests.kernels.cuda.memory import Matrix, difference
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
+
+every_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+kernels: dict[Path, Emulated] = {}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rungs")
+
+
+def emulated(rung: Rung, folder: Path) -> Emulated:
+    if rung.source not in kernels:
+        kernels[rung.source] = build(rung.source, "gemm", rung.defines, folder)
+    return kernels[rung.source]
+
+
+def product(kernel: Emulated, rung: Rung, m: int, n: int, k: int, order: int = 0) -> tuple[str, SharedCounts]:
+    """Return what is wrong with a product of this shape, and what the launch counted."""
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
+    a_, b_, c_ = Matrix(m, k, a.dtype, a), Matrix(n, k, b.dtype, b), Matrix(m, n, a.dtype)
+    shape = LaunchShape(rung.grid(m, n), (*rung.block, 1), shared=rung.shared, order=order)
+    kernel.launch(shape, [a_.pointer, b_.pointer, c_.pointer, *map(ctypes.c_int, (m, n, k))])
+    assert a_.guarded()
+    assert b_.guarded()
+    assert c_.guarded(), "it wrote outside its output"
+    return difference(c_.values(), a, b), kernel.counted()
+
+
+def ragged(rung: Rung) -> tuple[int, int, int]:
+    """A shape of more than one tile each way, none of which ends where a tile does."""
+    rows, columns = rung.tile
+    step = rung.multiple
+    return rows + max(1, rows // 3), columns + max(step, columns // 3 // step * step), 2 * (rung.depth or 32) + step
+
+
+@every_rung
+def test_aligned_shapes(rung: Rung, folder: Path) -> None:
+    rows, columns = rung.tile
+    assert product(emulated(rung, folder), rung, rows, 2 * columns, 3 * (rung.depth or 32))[0] == ""
+
+
+@every_rung
+@pytest.mark.parametrize("order", [0, 1, 2], ids=["in order", "backwards", "shuffled"])
+def test_ragged_shapes_in_any_order_of_threads(rung: Rung, order: int, folder: Path) -> None:
+    assert product(emulated(rung, folder), rung, *ragged(rung), order)[0] == ""
+
+
+@every_rung
+def test_shapes_smaller_than_a_tile(rung: Rung, folder: Path) -> None:
+    assert product(emulated(rung, folder), rung, 1, rung.multiple, rung.multiple)[0] == ""
+
+
+BROKEN = {
+    "tiles are read before they are written": ("shared_tiles", "    __syncthreads();\n    for", "    for", "wrong"),
+    "tiles are written before all have read": ("shared_tiles", "[j][x];\n    __syncthreads();", "[j][x];", "wrong"),
+    "a wait that waits for nothing": ("cp_async", "cp_async_wait<1>", "cp_async_wait<2>", "nan"),
+    "no barrier behind the wait": ("cp_async", "<1>();\n    __syncthreads();", "<1>();", "nan"),
+    "a buffer that is filled while it is read": ("cp_async", "    }\n    __syncthreads();\n  }", "    }\n  }", "nan"),
+    "rows behind the last one are read": ("cp_async", "first + row < rows && ", "", "not its own"),
+    "columns behind the last one are written": ("naive", "|| column >= n", "", "not its own"),
+    "threads that leave before a barrier": (
+        "shared_tiles", "  float sum = 0;", "  if (row >= m) return;\n  float sum = 0;",
+        "waits for ever: __syncthreads",
+    ),
+}  # fmt: skip
+BY_NAME = {rung.name: rung for rung in RUNGS}
+
+
+def found_wrong(rung: Rung, old: str, new: str, folder: Path) -> str:
+    """Return what the emulator says of a rung in whose file `old` is replaced by `new`."""
+    text = rung.source.read_text()
+    assert old in text
+    broken = folder / f"broken-{abs(hash((old, new)))}.cu"
+    broken.write_text(text.replace(old, new))
+    kernel = build(broken, "gemm", rung.defines, folder)
+    try:
+        return product(kernel, rung, *ragged(rung))[0]
+    except (EmulationError, AssertionError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("fault", [
+    fault if at < 3 else pytest.param(fault, marks=pytest.mark.thorough) for at, fault in enumerate(BROKEN)
+])  # fmt: skip
+def test_a_rung_with_a_fault_is_found_wrong(fault: str, folder: Path) -> None:
+    name, *change, told = BROKEN[fault]
+    assert told in found_wrong(BY_NAME[name], *change, folder)
+
+
+def test_the_conflict_free_layout_has_no_conflicts(folder: Path) -> None:
+    cycles = {}
+    for name in ("vector_loads", "conflict_free"):
+        rung = BY_NAME[name]
+        counted = product(emulated(rung, folder), rung, *rung.tile, rung.depth)[1]
+        cycles[name] = counted.wavefronts / (rung.tile[0] * rung.tile[1] * rung.depth / WARP)
+        assert cycles[name] == WORK[name].shared, "what the prediction takes for granted"
+        assert (counted.wavefronts == counted.accesses) == (name == "conflict_free")
+
+
+def test_rungs_are_in_order_and_each_says_what_it_is() -> None:
+    assert [rung.number for rung in RUNGS] == list(range(1, len(RUNGS) + 1))
+    assert sorted({rung.source for rung in RUNGS}) == sorted(FOLDER.glob("*.cu"))
+    for rung in RUNGS:
+        told = re.findall(r"^// (Idea|FLOPs|Bytes|Limit|Next) ", rung.source.read_text(), re.MULTILINE)
+        assert told == ["Idea", "FLOPs", "Bytes", "Limit", "Next"][: 5 if rung is not RUNGS[-1] else len(told)]
+        assert rung.source.read_text().startswith(f"// {rung.number}. ")
+
+
+def test_the_page_has_the_predictions() -> None:
+    assert "\n".join(table()) in (Path(__file__).parents[3] / "docs" / "kernels" / "gemm-ladder.md").read_text()
+
+
+@pytest.mark.gpu
+@every_rung
+def test_rungs_on_a_gpu(rung: Rung) -> None:
+    run = pytest.importorskip("ridgeline.kernels.gemm.ladder.run")
+    pytest.importorskip("cuda.core")
+    if not run.runs_here(rung):
+        pytest.skip(f"it is for {rung.arch}")
+    loaded = run.LoadedRung(rung)
+    for m, n, k in ((256, 512, 384), (1000, 1016, 520), ragged(rung), (1, 8, 8)):
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        c = torch.full((m * n + 4096,), torch.nan, device="cuda", dtype=torch.bfloat16)
+        loaded(a, b, c[: m * n].view(m, n))
+        assert difference(c[: m * n].view(m, n).cpu(), a.cpu(), b.cpu()) == ""
+        assert c[m * n :].isnan().all(), "it wrote behind its output"

@@ -1,0 +1,37 @@
+"""The machine code of the rungs, compiled without a GPU: the instructions that each is about, and no spills."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.kernels.cuda.compile import NoCudaCompiler, compilers, cubin, machine_code
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
+
+pytest.importorskip("triton", reason="its package has the disassembler")
+HERE = compilers()
+needs_compiler = pytest.mark.skipif(not HERE, reason='no NVRTC and no nvcc; pip install "ridgeline[ladders]" has NVRTC')
+
+
+@needs_compiler
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+def test_a_rung_uses_the_machine_as_it_says(rung: Rung) -> None:
+    code = machine_code(cubin(rung.source, rung.arch, rung.defines))
+    assert [needed for needed in rung.needs if not code.has(needed)] == []
+    assert code.stack == 0, "registers are spilled"
+    assert code.registers <= rung.registers
+
+
+@needs_compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
+def test_rungs_compile_by_each_compiler_and_for_later_architectures(compiler: str) -> None:
+    if compiler not in HERE:
+        pytest.skip(f"{compiler} is not installed")
+    for rung in RUNGS:
+        for arch in ("sm_80", "sm_90a", "sm_120") if rung.arch == "sm_80" else (rung.arch,):
+            assert machine_code(cubin(rung.source, arch, rung.defines, compiler)).stack == 0
+
+
+def test_without_a_compiler_the_error_says_how_to_get_one() -> None:
+    with pytest.raises(NoCudaCompiler, match=r"ridgeline\[ladders\]"):
+        cubin(RUNGS[0].source, "sm_80", {}, "none")
