@@ -16,6 +16,7 @@ from ridgeline.assembly.choices import check_speculation, choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft, folders_read
 from ridgeline.assembly.foreign import check_foreign
+from ridgeline.assembly.kv_events import check_events, tell_events
 from ridgeline.assembly.placement import placement_of
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.plan.reserve import StepSizes
@@ -93,6 +94,7 @@ def assemble(
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
+    check_events(config)
     if config.ranks > 1:
         return _assemble_group(config, progress, interactive, recruits)
     device = choose_device(config.device)
@@ -129,6 +131,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     if choices.captured or (pools and device.type == "cuda"):
         engine.rehearse()
         worker.forget_expert_load()
+    tell_events(config, [engine])
     logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)
     return Assembly(
         engine=engine,
@@ -258,12 +261,15 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         on_gpu=device.type == "cuda",
     )
     if isinstance(group, Apart):
-        engine: RunsRequests = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
+        each = [_engine(config, seat, wiring) for seat in group.seats]
+        engine: RunsRequests = Engines(each, group)
     else:
-        engine = _engine(config, group, wiring)
+        each = [_engine(config, group, wiring)]
+        engine = each[0]
     if any(each.captured for each in every):
         engine.rehearse()
         group.forget_expert_load()
+    tell_events(config, each)
     if config.rebalancing is not None and (placement := placement_of(config, model.spec)):
         group.rebalance(config.rebalancing, placement)
     where = config.pipeline_devices or device.type

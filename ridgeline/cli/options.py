@@ -50,6 +50,8 @@ ENGINE_HELP = {
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
     "state_cache_share": "Share of the cache for recurrent states that are kept for later requests.",
     "state_checkpoint_interval": "Tokens after which a long prompt leaves such a state (default: by its bytes).",
+    "kv_events_config": "JSON object that says where changes of the prefix cache are published, for example "
+    '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}.',
     "scheduling_policy": "fcfs, priority, vtc, drr, dlpm, srpt or slo (docs/scheduling.md has what each promises).",
     "tenant_weights": "Shares of service of tenants, where these are not equal: a=2,b=1 (vtc, drr and dlpm).",
     "priority_aging": "Seconds of waiting after which a request rises by a level (priority; 0: never, as in vLLM).",

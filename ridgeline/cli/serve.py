@@ -102,7 +102,15 @@ THEIRS = "VLLM_"  # vLLM's variables begin so
 READ = {name for names in ENVIRONMENT.values() for name in names}
 DEFAULTS = {"generation_config", "override_generation_config"}  # an engine's with vLLM; here the API server reads them
 ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - DEFAULTS - {"skip_tokenizer_init", "data_parallel_size"}
-ONE_MODEL = ("served_model_name", "tokenizer", "chat_template", "model_repository", "batch_dir", "grpc_port")
+ONE_MODEL = (
+    "served_model_name",
+    "tokenizer",
+    "chat_template",
+    "model_repository",
+    "batch_dir",
+    "grpc_port",
+    "kv_events_config",
+)
 MODEL_FLAGS = {"--config", "--model-repository", "--help"}  # what may name a model in the place of an argument
 LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, None), tuple)}
 

@@ -211,9 +211,14 @@ class Engine:
         self._sleeps = not self._worker.wake(kinds)
 
     def shutdown(self) -> None:
+        self.tell_no_more()
+        self._worker.shutdown()
+
+    def tell_no_more(self) -> None:
+        """Close what is told of the prefix cache."""
         if self._blocks is not None:
             self._blocks.close()
-        self._worker.shutdown()
+            self._blocks = self.scheduler.cache.published.changes = None
 
     def fill(self) -> None:
         """Keep the worker supplied with plans."""

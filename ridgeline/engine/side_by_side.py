@@ -122,6 +122,8 @@ class Engines:
         self.sleeper()
 
     def shutdown(self) -> None:
+        for engine in self.engines:
+            engine.tell_no_more()
         self._worker.shutdown()
 
     def _check_device(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.checks import AtLeast, Settings
+from ridgeline.core.settings.kv_events import KVEvents, read_kv_events
 from ridgeline.kernels.base.kv_format import kv_format
 
 # Tokens per cache block by default. Kernels read larger blocks faster (docs/log.md: pages of 64 gain about 10 % over
@@ -28,6 +30,8 @@ class CacheSettings(Settings):
         states kept for later requests may take, beside keys and values. Those of running requests do not count.
     state_checkpoint_interval: the tokens after which a long prompt or output leaves such a state behind, besides at its
         end and where prompts part. The default follows from the bytes of a state, beside those of keys and values.
+    kv_events_config: where changes of the prefix cache are published, in vLLM's form, as in
+        {"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"} (`KVEvents`).
     """
 
     gpu_memory_utilization: float = 0.9
@@ -38,8 +42,16 @@ class CacheSettings(Settings):
     state_cache_share: float = 0.5
     state_checkpoint_interval: Annotated[int | None, AtLeast(1)] = None
     enable_sleep_mode: bool = False
+    kv_events_config: Mapping[str, object] | None = None
+
+    @property
+    def kv_events(self) -> KVEvents | None:
+        """Where changes of the prefix cache are published, if anywhere."""
+        return read_kv_events(self.kv_events_config)
 
     def check(self) -> None:
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise InvalidConfig("kv_events_config tells of the prefix cache; leave it out, or enable_prefix_caching.")
         kv_format(self.kv_cache_dtype)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig(

@@ -316,7 +316,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_OFFLOAD, VALUE, "kv-offloading-backend offload-num-in-group offload-prefetch-step", ("native", "1")),
     (_OFFLOAD, VALUE, "offload-backend", ("auto",)),
     (_OFFLOAD, LIST, "cpu-offload-params offload-params", ()),
-    (_PULLED, VALUE, "kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config", ("{}",)),
+    (_PULLED, VALUE, "kv-transfer-config ec-transfer-config weight-transfer-config", ("{}",)),
     (_PULLED, SWITCH, "tokens-only enable-scale-out", ()),
     (_SLEEP, SWITCH, "sleep-mode-offload-cudagraph", ()),
     (_SLEEP, VALUE, "sleep-mode-backend", ("cumem",)),

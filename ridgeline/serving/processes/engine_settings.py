@@ -37,9 +37,12 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     @classmethod
     def of(cls, config: ServeConfig, model: NamedModel, place: int = 0) -> EngineSettings:
         """Return the settings of an engine of this model. `place` is its place among the replicas."""
+        own: dict[str, Any] = {"model": model.folder}
+        if place and isinstance(events := config.engine.get("kv_events_config"), dict):
+            own["kv_events_config"] = {**events, "data_parallel_rank": events.get("data_parallel_rank", 0) + place}
         return cls(
             socket=model.sockets[place],
-            options={**config.engine, "model": model.folder},
+            options={**config.engine, **own},
             served_name=model.names[0],
             grammar_timeout=config.grammar_timeout,
             log_json=config.log_json,
