@@ -5,7 +5,7 @@ msgpack: [time in seconds, events, rank]. An event is a map, whose `type` names 
 asks the replay socket for the batches from that one on, with a message of its 8 bytes. Each comes as [number, batch],
 and -1 with an empty batch says that there are no more.
 
-The engine never waits for anybody: a batch for which there is no room is lost, and its number with it. Batches wait in
+The engine never waits: a batch for which there is no room is lost, and its number with it. Batches wait in
 bounded numbers and bytes: for the thread that sends them, for each subscriber, and for replays.
 """
 
@@ -64,7 +64,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class Batch(msgspec.Struct, array_like=True):
+class EventBatch(msgspec.Struct, array_like=True):
     ts: float
     events: list[Event]
     data_parallel_rank: int = 0
@@ -76,7 +76,7 @@ class KVEventPublisher:
     def __init__(self, settings: KVEvents) -> None:
         """Raise InvalidConfig where an address cannot be had."""
         self._settings, self._number = settings, 0
-        self._queue = deque[tuple[int, Batch, int]]()  # with the batch's number, and the tokens that it counts as
+        self._queue = deque[tuple[int, EventBatch, int]]()  # with the batch's number, and the tokens that it counts as
         self._queued = 0  # tokens of them
         self._lock = threading.Lock()
         self._kept, self._kept_bytes = deque[tuple[int, bytes]](), 0
@@ -140,7 +140,7 @@ class KVEventPublisher:
             if len(self._queue) >= self._settings.max_queue_size or self._queued + tokens > QUEUE_TOKENS:
                 self.lost += 1
                 return
-            self._queue.append((number, Batch(time.time(), events, self._settings.data_parallel_rank), tokens))
+            self._queue.append((number, EventBatch(time.time(), events, self._settings.data_parallel_rank), tokens))
             self._queued += tokens
         self._ring()
 

@@ -56,7 +56,7 @@ def connected(publisher: KVEventPublisher, subscriber: Subscriber) -> int:
 
 def test_the_bytes_are_those_that_vllm_writes() -> None:
     """Those of version 0.26 for one block: a list with the events as maps, and fields at their defaults left out."""
-    batch = kv_events.Batch(1.5, [stored(3), AllBlocksCleared()], 0)
+    batch = kv_events.EventBatch(1.5, [stored(3), AllBlocksCleared()], 0)
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(batch))
     told = {
         "type": "BlockStored", "block_hashes": [3], "parent_block_hash": None, "token_ids": [7], "block_size": 1,

@@ -46,7 +46,7 @@ class CacheSettings(Settings):
 
     @property
     def kv_events(self) -> KVEvents | None:
-        """Where changes of the prefix cache are published, if anywhere."""
+        """The addresses at which changes of the prefix cache are published, if they are."""
         return read_kv_events(self.kv_events_config)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of the changes of the prefix cache: vLLM's `kv_events_config`."""
+"""Settings of the KV events that an engine publishes: vLLM's `kv_events_config`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENABLE = "enable_kv_cache_events"
 
 @dataclass(frozen=True, kw_only=True)
 class KVEvents:
-    """Where changes of the prefix cache are published.
+    """The addresses at which changes of the prefix cache are published, and how many may wait.
 
     endpoint: ZeroMQ's address of the publisher, tcp://HOST:PORT or ipc://PATH. It is bound where it is one of this
         machine (loopback, *, 0.0.0.0, ::), and connected to otherwise, as with vLLM.

@@ -22,7 +22,7 @@ from ridgeline.engine.sequence import Sequence
 
 class Published:
     """index: what can be found. Blocks that the pool gives up leave it by `on_evict`. partings: preempted sequences.
-    changes: where changes of the index are noted, if anybody follows them."""
+    changes: where changes of the index are noted, if they are followed."""
 
     def __init__(self, num_groups: int, names: Names, checkpoints: Checkpoints) -> None:
         self.index = PrefixIndex(num_groups)
