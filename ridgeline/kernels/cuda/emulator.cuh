@@ -90,7 +90,7 @@ struct Wgmma {  // one thread's view of an instruction that has not run
   float *d;
   uint64_t a, b;
   int n, group;
-  bool half, adds;
+  bool adds;
 };
 
 struct Accumulator { float *d; int n; std::vector<float> saved; };  // registers that wgmma owns now
@@ -292,9 +292,7 @@ inline void deliver() {  // one of the loads that are on their way: the oldest, 
 
 // ---- Matrix instructions: fragments as the PTX ISA has them ---------------------------------------------------------
 
-inline float number(uint16_t bits, bool half) {
-  return half ? __half2float(__half{bits}) : __bfloat162float(__nv_bfloat16{bits});
-}
+inline float number(uint16_t bits) { return __bfloat162float(__nv_bfloat16{bits}); }
 
 inline uint16_t half_of(const uint32_t *registers, int at) { return uint16_t(registers[at / 2] >> 16 * (at % 2)); }
 
@@ -306,7 +304,7 @@ inline Place of_c(int lane, int at) { return {lane / 4 + 8 * (at / 2), lane % 4 
 // wgmma.m64nNk16: the row counts within the warp's 16.
 inline Place of_wgmma(int lane, int at) { return {lane / 4 + 8 * (at / 2 % 2), at / 4 * 8 + lane % 4 * 2 + at % 2}; }
 
-struct Mma { float *d; const uint32_t *a, *b; bool half; };
+struct Mma { float *d; const uint32_t *a, *b; };
 
 inline void run_mma(Warp &warp) {
   float a[16][16], b[16][8];
@@ -314,11 +312,11 @@ inline void run_mma(Warp &warp) {
     const Mma &own = *static_cast<Mma *>(warp.slots[lane]);
     for (int at = 0; at < 8; ++at) {
       Place p = of_a(lane, at);
-      a[p.row][p.column] = number(half_of(own.a, at), own.half);
+      a[p.row][p.column] = number(half_of(own.a, at));
     }
     for (int at = 0; at < 4; ++at) {
       Place p = of_b(lane, at);
-      b[p.row][p.column] = number(half_of(own.b, at), own.half);
+      b[p.row][p.column] = number(half_of(own.b, at));
     }
   }
   for (int lane = 0; lane < 32; ++lane)
@@ -381,9 +379,9 @@ inline void run_wgmma(Warp &warp, int groups) {  // the oldest products, until a
     std::vector<float> a(16 * 16), b(op.n * 16);
     unsigned row = first.warp % 4 * 16;
     for (int r = 0; r < 16; ++r)
-      for (int k = 0; k < 16; ++k) a[r * 16 + k] = number(operand(op.a, row + r, k), op.half);
+      for (int k = 0; k < 16; ++k) a[r * 16 + k] = number(operand(op.a, row + r, k));
     for (int n = 0; n < op.n; ++n)
-      for (int k = 0; k < 16; ++k) b[n * 16 + k] = number(operand(op.b, n, k), op.half);
+      for (int k = 0; k < 16; ++k) b[n * 16 + k] = number(operand(op.b, n, k));
     for (int lane = 0; lane < 32; ++lane) {
       float *d = saved(*threads[lane], threads[lane]->products[at].d);
       for (int i = 0; i < op.n / 2; ++i) {
@@ -403,14 +401,14 @@ inline void run_wgmma(Warp &warp, int groups) {  // the oldest products, until a
   }
 }
 
-inline void add_wgmma(float *d, int n, uint64_t a, uint64_t b, bool half, bool adds) {
+inline void add_wgmma(float *d, int n, uint64_t a, uint64_t b, bool adds) {
   Thread &self = *current;
   require(self.fenced, "wgmma before wgmma.fence");
   if (!saved(self, d)) {
     self.owned.push_back({d, n / 2, std::vector<float>(d, d + n / 2)});
     memset(d, 0xff, n / 2 * sizeof(float));
   }
-  self.products.push_back({d, a, b, n, self.group, half, adds});
+  self.products.push_back({d, a, b, n, self.group, adds});
 }
 
 // ---- Launch --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-// The number formats of rungs, on a GPU and in the emulator. -DELEMENT=fp16 replaces the operands' format, bf16.
+// The number formats of rungs, on a GPU and in the emulator. -DELEMENT=fp16 replaces the operands' format, bf16, and
+// -DOUTPUT=float the results', which is the operands' otherwise.
 #pragma once
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
@@ -13,17 +14,26 @@ typedef __half fp16;
 #ifndef ELEMENT
 #define ELEMENT bf16
 #endif
+#ifndef OUTPUT
+#define OUTPUT ELEMENT
+#endif
 typedef ELEMENT Element;
+typedef OUTPUT Output;
 
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
 __device__ __forceinline__ void round_to(bf16 &y, float x) { y = __float2bfloat16(x); }
 __device__ __forceinline__ void round_to(fp16 &y, float x) { y = __float2half(x); }
+__device__ __forceinline__ void round_to(float &y, float x) { y = x; }
+__device__ __forceinline__ void round_to(int &y, int x) { y = x; }
 
-// 16 and 8 bytes of memory, as elements.
+// 16, 8 and 4 bytes of memory, as elements.
 struct __align__(16) Vector {
   Element at[8];
 };
 struct __align__(8) Half {
   Element at[4];
+};
+struct __align__(4) Pair {
+  Element at[2];
 };

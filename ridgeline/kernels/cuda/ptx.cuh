@@ -25,6 +25,16 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer) {
   return PTX((unsigned)__cvta_generic_to_shared(pointer), emulator::address_of(pointer));
 }
 
+// The block's dynamic shared memory, at a multiple of 1,024 bytes.
+__device__ __forceinline__ unsigned char *dynamic_shared() {
+#ifdef __CUDACC__
+  extern __shared__ __align__(1024) unsigned char memory[];
+  return memory;
+#else
+  return emulator::current->block->dynamic;
+#endif
+}
+
 // ---- cp.async (sm_80): 16 bytes from global to shared memory, past the registers. ------------------------------------
 // Rows that do not exist (inside = false) become zeros; `from` must then be any valid address.
 
@@ -57,5 +67,34 @@ template <int N> __device__ __forceinline__ void cp_async_wait() {
     }
     groups.erase(groups.begin());
   }
+#endif
+}
+
+// ---- ldmatrix and mma.sync (sm_80) ----------------------------------------------------------------------------------
+
+// Load four matrices of 8 x 8 numbers of 16 bits. Lane 8 i + j gives the address of row j of matrix i, and receives in
+// r[i] the numbers 2 (lane % 4) and 2 (lane % 4) + 1 of row lane / 4.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void *row) {
+#ifdef __CUDACC__
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#else
+  emulator::Ldmatrix own{r, row};
+  emulator::together("ldmatrix", &own, emulator::run_ldmatrix);
+#endif
+}
+
+// d[16, 8] += a[16, 16] · b[16, 8] by a warp; a is row-major, b column-major.
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned *b) {
+#ifdef __CUDACC__
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  emulator::Mma own{d, a, b};
+  emulator::together("mma.m16n8k16", &own, emulator::run_mma);
 #endif
 }

@@ -42,6 +42,19 @@ __device__ void copies(unsigned *data) {
   data[224 + threadIdx.x] = tile[1][threadIdx.x][1];
 }
 
+__device__ void fragments(unsigned *data) {  // a: 128 registers, b: 64, d: 128, then 4 matrices of 8 x 4, r: 128
+  __shared__ __align__(16) unsigned tile[32][4];
+  unsigned lane = threadIdx.x, a[4], b[2], r[4];
+  float d[4];
+  for (int i = 0; i < 4; ++i) a[i] = data[4 * lane + i], d[i] = float_of(data[192 + 4 * lane + i]);
+  for (int i = 0; i < 2; ++i) b[i] = data[128 + 2 * lane + i];
+  mma_m16n8k16(d, a, b);
+  for (int i = 0; i < 4; ++i) data[192 + 4 * lane + i] = bits_of(d[i]), tile[lane][i] = data[320 + 4 * lane + i];
+  __syncwarp();
+  ldmatrix_x4(r, tile[lane]);
+  for (int i = 0; i < 4; ++i) data[448 + 4 * lane + i] = r[i];
+}
+
 extern "C" __global__ void kernel(unsigned *data, int what) {
   if (what == 0) numbers(data);
   if (what == 1) copies(data);
@@ -49,6 +62,7 @@ extern "C" __global__ void kernel(unsigned *data, int what) {
   if (what == 3) { if (threadIdx.x < 16) __syncwarp(); else __shfl_xor_sync(~0u, 1, 1); }
   if (what == 4) { cp_async_16(data, data, true); cp_async_wait<0>(); }
   if (what == 5) { __shared__ __align__(16) unsigned tile[4]; cp_async_16(tile, data, true); cp_async_commit(); }
+  if (what == 7) fragments(data);
   if (what == 6) data[threadIdx.x] = __shfl_xor_sync(~0u, threadIdx.x, 5);
 }
 """
@@ -109,6 +123,35 @@ def test_asynchronous_copies_arrive_when_their_group_is_waited_for(kernel: Emula
 
 def test_lanes_exchange_values(kernel: Emulated) -> None:
     assert (ran(kernel, aligned(32), 6) == np.arange(32) ^ 5).all()
+
+
+def test_fragments_lie_as_the_ptx_isa_has_them(kernel: Emulated) -> None:
+    """The tables of mma.m16n8k16 and of ldmatrix, in that document's words: groupID and threadID_in_group."""
+    data = aligned(576)
+    numbers = data.view(np.uint16)
+    a, b, c = (np.random.default_rng(i).integers(-8, 9, size) for i, size in enumerate([(16, 16), (16, 8), (16, 8)]))
+    a, b, c = (x.astype(np.float32) for x in (a, b, c))
+    for lane in range(32):
+        group, member = lane >> 2, lane % 4
+        for i in range(8):
+            row = group if i in (0, 1, 4, 5) else group + 8
+            column = member * 2 + (i & 1) + (8 if i >= 4 else 0)
+            numbers[8 * lane + i] = a[row, column].view(np.uint32) >> 16
+        for i in range(4):
+            numbers[256 + 4 * lane + i] = b[member * 2 + (i & 1) + (8 if i >= 2 else 0), group].view(np.uint32) >> 16
+        for i in range(4):
+            data[192 + 4 * lane + i] = c[group + (8 if i >= 2 else 0), member * 2 + (i & 1)].view(np.uint32)
+    matrices = numbers[640:896].reshape(4, 8, 8)
+    matrices[:] = np.arange(256).reshape(4, 8, 8)
+    ran(kernel, data, 7)
+    d = data[192:320].view(np.float32).reshape(32, 4)
+    wanted = a @ b + c
+    for lane in range(32):
+        group, member = lane >> 2, lane % 4
+        for i in range(4):
+            assert d[lane, i] == wanted[group + (8 if i >= 2 else 0), member * 2 + (i & 1)]
+            pair = matrices[i, group, 2 * member : 2 * member + 2]
+            assert (numbers[896 + 8 * lane + 2 * i : 896 + 8 * lane + 2 * i + 2] == pair).all()
 
 
 @pytest.mark.parametrize(("what", "told"), [

@@ -12,7 +12,7 @@ import torch
 from ridgeline.kernels.base.native import has_compiler
 from ridgeline.kernels.cuda.emulate import Emulated, EmulationError, LaunchShape, SharedCounts, build
 from ridgeline.kernels.gemm.ladder.predict import WARP, WORK, table
-from ridgeline.kernels.gemm.ladder.rungs import FOLDER, RUNGS, Rung
+from ridgeline.kernels.gemm.ladder.rungs import FOLDER, RUNGS, VARIANTS, Rung, Variant
 from tests.kernels.cuda.memory import Matrix, difference
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
@@ -75,6 +75,12 @@ BROKEN = {
     "no barrier behind the wait": ("cp_async", "<1>();\n    __syncthreads();", "<1>();", "nan"),
     "a buffer that is filled while it is read": ("cp_async", "    }\n    __syncthreads();\n  }", "    }\n  }", "nan"),
     "rows behind the last one are read": ("cp_async", "first + row < rows && ", "", "not its own"),
+    "a swizzle of the reader alone": (
+        "mma_sync", "cp_async_16(piece(tile, row, i % 8)", "cp_async_16(&tile.at[row][i % 8 * 8]", "wrong",
+    ),
+    "a stage that is filled while it is read": (
+        "mma_sync", "STAGES - 2>();\n    __syncthreads();", "STAGES - 2>();", "nan",
+    ),
     "columns behind the last one are written": ("naive", "|| column >= n", "", "not its own"),
     "threads that leave before a barrier": (
         "shared_tiles", "  float sum = 0;", "  if (row >= m) return;\n  float sum = 0;",
@@ -126,6 +132,42 @@ def test_rungs_are_in_order_and_each_says_what_it_is() -> None:
 
 def test_the_page_has_the_predictions() -> None:
     assert "\n".join(table()) in (Path(__file__).parents[3] / "docs" / "kernels" / "gemm-ladder.md").read_text()
+
+
+def variant_is_right(variant: Variant, folder: Path, m: int, n: int, k: int) -> None:
+    rung = BY_NAME["wmma"]
+    kernel = build(rung.source, "gemm", variant.defines, folder)
+    dtype, result = getattr(torch, variant.dtype), getattr(torch, variant.result)
+    made = [torch.randn(rows, k) * (30 if dtype == torch.int8 else 1) for rows in (m, n)]
+    a, b = (x.to(dtype) for x in made)
+    a_, b_, c_ = Matrix(m, k, dtype, a), Matrix(n, k, dtype, b), Matrix(m, n, result)
+    sizes = map(ctypes.c_int, (m, n, k))
+    kernel.launch(LaunchShape(rung.grid(m, n), (*rung.block, 1)), [a_.pointer, b_.pointer, c_.pointer, *sizes])
+    assert c_.guarded()
+    found = c_.values()
+    if variant.dtype != "float32":
+        assert difference(found, a, b) == ""
+        return
+    exact, size = a.double() @ b.double().T, a.double().abs() @ b.double().abs().T
+    assert ((found - exact).abs() <= 2**-10 * size).all()  # both operands are rounded to 11 bits
+    kept = [(x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32) for x in (a, b)]
+    assert difference(found, *kept) == ""
+
+
+@pytest.mark.parametrize("variant", [
+    each if each.name in ("32x8x16-float16", "16x16x16-int8", "16x16x8-float32") else
+    pytest.param(each, marks=pytest.mark.thorough) for each in VARIANTS
+], ids=lambda variant: variant.name)  # fmt: skip
+def test_wmma_in_other_shapes_and_formats(variant: Variant, folder: Path) -> None:
+    step = variant.multiple
+    variant_is_right(variant, folder, 101, 72, 64 + step)
+
+
+def test_ldmatrix_has_no_bank_conflicts(folder: Path) -> None:
+    rung = BY_NAME["mma_sync"]
+    counted = product(emulated(rung, folder), rung, 128, 128, 64)[1]
+    assert counted.accesses == 8 * 4 * (4 + 2) * 4, "8 warps, 4 steps of K, 6 instructions of 4 matrices"
+    assert counted.wavefronts == counted.accesses
 
 
 @pytest.mark.gpu

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, compilers, cubin, machine_code
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS, Rung, Variant
 
 pytest.importorskip("triton", reason="its package has the disassembler")
 HERE = compilers()
+WMMA = next(rung for rung in RUNGS if rung.name == "wmma")
 needs_compiler = pytest.mark.skipif(not HERE, reason='no NVRTC and no nvcc; pip install "ridgeline[ladders]" has NVRTC')
 
 
@@ -30,6 +31,16 @@ def test_rungs_compile_by_each_compiler_and_for_later_architectures(compiler: st
     for rung in RUNGS:
         for arch in ("sm_80", "sm_90a", "sm_120") if rung.arch == "sm_80" else (rung.arch,):
             assert machine_code(cubin(rung.source, arch, rung.defines, compiler)).stack == 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("variant", [
+    each if at % 4 == 3 else pytest.param(each, marks=pytest.mark.thorough) for at, each in enumerate(VARIANTS)
+], ids=lambda variant: variant.name)  # fmt: skip
+def test_wmma_in_other_shapes_and_formats(variant: Variant) -> None:
+    code = machine_code(cubin(WMMA.source, WMMA.arch, variant.defines))
+    assert code.has(variant.needs)
+    assert code.stack == 0
 
 
 def test_without_a_compiler_the_error_says_how_to_get_one() -> None:

@@ -5,8 +5,8 @@
 //           five steps of a butterfly.
 // FLOPs     2 M N K on the CUDA cores, and 5 sums of a warp for each output.
 // Bytes     Each FMA still loads two numbers, but 32 of them are one line.
-// Limit     L2: a block's 8 warps share a row of A and nothing else, so 2.25 bytes come from L2 for each FMA. The L1
-//           cache is second: 2 lines for the 32 FMAs of a warp.
+// Limit     The L1 cache and L2 alike: 2 lines for the 32 FMAs of a warp; and since a block's 8 warps share a row of A
+//           and nothing else, 2.25 bytes come from L2 for each FMA.
 // Next      Keep a tile of both operands in shared memory, and use each number many times.
 #include "numbers.cuh"
 

@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
 
 WARP = 32
-MMA_SHARE = 0.63  # of the tensor cores' rate that mma.sync reaches on Hopper (arXiv 2402.13499, table of mma)
+MMA_SHARE = 0.63  # assumed: of the tensor cores' rate, what mma.sync and WMMA get on Hopper
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Rates of a GPU. `bandwidth` and `l2` are B/s, `clock` Hz, `matrix` FLOP/s of dense bfloat16."""
+    """Rates of a GPU. `bandwidth` and `l2` are B/s, `clock` Hz, `matrix` FLOP/s of dense bfloat16.
+
+    That of L2 is assumed: measurements of others lie between 5 and 10 TB/s.
+    """
 
     name: str
     bandwidth: float
-    l2: float = 5.5e12
+    l2: float = 10e12
     clock: float = 1.98e9
     multiprocessors: int = 132
     matrix: float = 989.4e12
@@ -55,6 +58,8 @@ WORK = {
     "vector_loads": RungWork((8 + 16) / 64 + 2 * 2 / 128, 68 / 64),  # B's two loads take twice their 4 cycles
     "conflict_free": RungWork(16 / 64 + 2 / 128, 68 / 64),
     "cp_async": RungWork(16 * 4 / 512, (512 + 128 + 16) / 512),  # 128 numbers are widened for 512 FMAs
+    "wmma": RungWork((64 + 32) * 2 / 128 / (64 * 32 / WARP), tensor="mma"),  # 96 numbers for 2,048 FMAs
+    "mma_sync": RungWork((64 + 32) * 2 / 128 / (64 * 32 / WARP), tensor="mma"),
 }
 
 

@@ -75,4 +75,52 @@ RUNGS = (
         number=7, name="cp_async", tile=(128, 128), depth=32, block=(256, 1), multiple=8,
         needs=("FFMA", "LDGSTS.E.BYPASS.128", "LDS.128"),
     ),
+    Rung(
+        number=8, name="wmma", tile=(128, 128), depth=32, block=(256, 1), multiple=8,
+        needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128"),
+    ),
+    Rung(
+        number=9, name="mma_sync", tile=(128, 128), depth=64, block=(256, 1), multiple=8, shared=3 * 2 * 128 * 64 * 2,
+        needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM.16.M88.4"),
+    ),
 )  # fmt: skip
+
+# The shapes and formats of rung 8, as that rung's file with other definitions. `dtype` is torch's name of the operands,
+# `result` of the outputs.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Rung 8 in another shape or format."""
+
+    shape: tuple[int, int, int]
+    dtype: str
+    result: str
+    needs: str
+    multiple: int = 8
+
+    @property
+    def name(self) -> str:
+        """The shape and the format, in one word."""
+        return "x".join(map(str, self.shape)) + f"-{self.dtype}"
+
+    @property
+    def defines(self) -> dict[str, str]:
+        """The definitions that make rung 8 this variant."""
+        words = {"bfloat16": "bf16", "float16": "fp16", "float32": "float", "int8": "signed char", "int32": "int"}
+        tf32 = self.dtype == "float32"
+        return {
+            "ELEMENT": words[self.dtype], "OUTPUT": words[self.result],
+            **{f"SHAPE_{axis}": str(size) for axis, size in zip("MNK", self.shape, strict=True)},
+            "FRAGMENT": "nvcuda::wmma::precision::tf32" if tf32 else "Element",
+            "SUM": "int" if self.result == "int32" else "float", **({"TF32": "1"} if tf32 else {}),
+        }  # fmt: skip
+
+
+SHAPES = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
+VARIANTS = (
+    *(Variant(shape=each, dtype="bfloat16", result="bfloat16", needs="HMMA.16816.F32.BF16") for each in SHAPES),
+    *(Variant(shape=each, dtype="float16", result="float16", needs="HMMA.16816.F32") for each in SHAPES),
+    *(Variant(shape=each, dtype="int8", result="int32", needs="IMMA.16816.S8.S8", multiple=16) for each in SHAPES),
+    Variant(shape=(16, 16, 8), dtype="float32", result="float32", needs="HMMA.1684.F32.TF32", multiple=4),
+)
