@@ -97,7 +97,7 @@ def sdpa_reference(
 
 
 @triton.jit
-def _load(pointer, rows, channels, stride, count, D: tl.constexpr, WHOLE: tl.constexpr, EVEN_D: tl.constexpr):
+def load_rows(pointer, rows, channels, stride, count, D: tl.constexpr, WHOLE: tl.constexpr, EVEN_D: tl.constexpr):
     """Load rows of a matrix; 0 beyond its last row, unless WHOLE says that there are none, and beyond D channels."""
     at = pointer + rows[:, None] * stride + channels[None, :]
     if WHOLE and EVEN_D:
@@ -108,7 +108,7 @@ def _load(pointer, rows, channels, stride, count, D: tl.constexpr, WHOLE: tl.con
 
 
 @triton.jit
-def _scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI: tl.constexpr, MASKED: tl.constexpr):
+def tile_scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI: tl.constexpr, MASKED: tl.constexpr):
     """Return the scores of a tile as exponents of 2, -inf for keys that a query does not see."""
     found = tl.dot(q, tl.trans(k), input_precision=EXACT) * scale
     if ALIBI:
@@ -140,9 +140,9 @@ def _gather(
     channels = tl.arange(0, WIDTH)
     for start in range(begin, end, COLUMNS):
         keys = start + tl.arange(0, COLUMNS)
-        k = _load(k_ptr, keys, channels, k_stride, K, D, not MASKED, D == WIDTH)
+        k = load_rows(k_ptr, keys, channels, k_stride, K, D, not MASKED, D == WIDTH)
         if MASKED or ALIBI:
-            scores = _scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
+            scores = tile_scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
             higher = tl.maximum(top, tl.max(scores, 1))
             shift = tl.where(higher == NOTHING, 0.0, higher) if MASKED else higher
             weights = tl.exp2(scores - shift[:, None])
@@ -153,7 +153,7 @@ def _gather(
             weights = tl.exp2(scores * scale - shift[:, None])
         kept = tl.exp2(top - shift)
         total = total * kept + tl.sum(weights, 1)
-        v = _load(v_ptr, keys, channels, v_stride, K, D, not MASKED, D == WIDTH)
+        v = load_rows(v_ptr, keys, channels, v_stride, K, D, not MASKED, D == WIDTH)
         out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=EXACT)
         top = higher
     return out, top, total
@@ -178,7 +178,7 @@ def _forward_kernel(
     behind = tl.load(behind_ptr + queries, mask=there, other=0)
     begin, whole, ragged, end = _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS, COLUMNS)
     slope = tl.load(slopes_ptr + head) * LOG2E if ALIBI else 0.0
-    q = _load(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
+    q = load_rows(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
     out = tl.zeros([ROWS, WIDTH], tl.float32)
     top, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
     out, top, total = _gather(
@@ -208,15 +208,15 @@ def _forward_kernel(
 
 
 @triton.jit
-def _products_kernel(out_ptr, grad_ptr, delta_ptr, o_batch, o_head, o_row, g_batch, g_head, g_row, H, Q,
+def products_kernel(out_ptr, grad_ptr, delta_ptr, o_batch, o_head, o_row, g_batch, g_head, g_row, H, Q,
                      ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """The product of each output with its gradient: the sum of a query's weights times their gradients."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     queries, channels = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     out_ptr += batch.to(tl.int64) * o_batch + head.to(tl.int64) * o_head
     grad_ptr += batch.to(tl.int64) * g_batch + head.to(tl.int64) * g_head
-    out = _load(out_ptr, queries, channels, o_row, Q, D, False, D == WIDTH).to(tl.float32)
-    grad = _load(grad_ptr, queries, channels, g_row, Q, D, False, D == WIDTH).to(tl.float32)
+    out = load_rows(out_ptr, queries, channels, o_row, Q, D, False, D == WIDTH).to(tl.float32)
+    grad = load_rows(grad_ptr, queries, channels, g_row, Q, D, False, D == WIDTH).to(tl.float32)
     tl.store(delta_ptr + (batch * H + head).to(tl.int64) * Q + queries, tl.sum(out * grad, 1), mask=queries < Q)
 
 
@@ -231,8 +231,8 @@ def _give_keys(
     for start in range(begin, end, ROWS):
         queries = start + tl.arange(0, ROWS)
         there = queries < Q
-        q = _load(q_ptr, queries, channels, q_row, Q, D, not MASKED, D == WIDTH)
-        grad = _load(grad_ptr, queries, channels, g_row, Q, D, not MASKED, D == WIDTH)
+        q = load_rows(q_ptr, queries, channels, q_row, Q, D, not MASKED, D == WIDTH)
+        grad = load_rows(grad_ptr, queries, channels, g_row, Q, D, not MASKED, D == WIDTH)
         log = tl.load(log_ptr + queries, mask=there, other=float("inf"))
         delta = tl.load(delta_ptr + queries, mask=there, other=0.0)
         scores = tl.dot(k, tl.trans(q), input_precision=EXACT) * scale
@@ -263,8 +263,8 @@ def _keys_kernel(
     keys, channels = tile * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     k_ptr += batch.to(tl.int64) * k_batch + group.to(tl.int64) * k_head
     v_ptr += batch.to(tl.int64) * v_batch + group.to(tl.int64) * v_head
-    k = _load(k_ptr, keys, channels, k_row, K, D, False, D == WIDTH)
-    v = _load(v_ptr, keys, channels, v_row, K, D, False, D == WIDTH)
+    k = load_rows(k_ptr, keys, channels, k_row, K, D, False, D == WIDTH)
+    v = load_rows(v_ptr, keys, channels, v_row, K, D, False, D == WIDTH)
     begin, whole = tl.load(ranges_ptr + tile * 4), tl.load(ranges_ptr + tile * 4 + 1)
     ragged, end = tl.load(ranges_ptr + tile * 4 + 2), tl.load(ranges_ptr + tile * 4 + 3)
     dk, dv = tl.zeros([COLUMNS, WIDTH], tl.float32), tl.zeros([COLUMNS, WIDTH], tl.float32)
@@ -301,9 +301,9 @@ def _give_queries(
     channels = tl.arange(0, WIDTH)
     for start in range(begin, end, COLUMNS):
         keys = start + tl.arange(0, COLUMNS)
-        k = _load(k_ptr, keys, channels, k_row, K, D, not MASKED, D == WIDTH)
-        v = _load(v_ptr, keys, channels, v_row, K, D, not MASKED, D == WIDTH)
-        scores = _scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
+        k = load_rows(k_ptr, keys, channels, k_row, K, D, not MASKED, D == WIDTH)
+        v = load_rows(v_ptr, keys, channels, v_row, K, D, not MASKED, D == WIDTH)
+        scores = tile_scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
         weights = tl.exp2(scores - log[:, None])
         slopes = weights * (tl.dot(grad, tl.trans(v), input_precision=EXACT) - delta[:, None])
         dq = tl.dot(slopes.to(k.dtype), k, dq, input_precision=EXACT)
@@ -333,8 +333,8 @@ def _queries_kernel(
     behind = tl.load(behind_ptr + queries, mask=there, other=0)
     begin, whole, ragged, end = _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS, COLUMNS)
     slope = tl.load(slopes_ptr + head) * LOG2E if ALIBI else 0.0
-    q = _load(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
-    grad = _load(grad_ptr, queries, channels, g_row, Q, D, False, D == WIDTH)
+    q = load_rows(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
+    grad = load_rows(grad_ptr, queries, channels, g_row, Q, D, False, D == WIDTH)
     dq = tl.zeros([ROWS, WIDTH], tl.float32)
     dq = _give_queries(
         dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, begin, whole, K, scale,
@@ -390,7 +390,7 @@ def tiles_of(kernel: str, width: int, itemsize: int = 2) -> Tiles:
     return TILES[kernel, max(width, 64)]
 
 
-def _strides(*tensors: torch.Tensor) -> list[int]:
+def strides_of(*tensors: torch.Tensor) -> list[int]:
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
@@ -409,22 +409,39 @@ def _ranges(first_Q: torch.Tensor, behind_Q: torch.Tensor, keys: int, tiles: Til
     return torch.stack([begin_T, whole_T, whole_T + full_T, end_T], 1).int().contiguous()
 
 
+def attend_intervals(
+    q_BHQD: torch.Tensor,
+    k_BGKD: torch.Tensor,
+    v_BGKD: torch.Tensor,
+    intervals: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    slopes_H: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention of queries to the keys of their intervals, and the logarithm to base 2 of each one's sum of
+    exponentials, float32, [B, H, Q]; inf for a query without keys, whose output is 0.
+
+    intervals: as of `KeyMasks.intervals`.
+    """
+    batch, heads, queries, size = q_BHQD.shape
+    groups, keys = k_BGKD.shape[1:3]
+    out_BHQD = torch.empty((batch, heads, queries, size), dtype=q_BHQD.dtype, device=q_BHQD.device)
+    log_BHQ = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
+    width = max(16, triton.next_power_of_2(size))
+    tiles = tiles_of("forward", width, q_BHQD.itemsize)
+    _forward_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
+        q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, *intervals, slopes_H,
+        *strides_of(q_BHQD, k_BGKD, v_BGKD, out_BHQD), heads, heads // groups, queries, keys, scale * LOG2E.value,
+        ALIBI=slopes_H is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, D=size, WIDTH=width, **tiles.launch,
+    )  # fmt: skip
+    return out_BHQD, log_BHQ
+
+
 class _WholeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, first_Q: Any, behind_Q: Any, slopes_H: Any, scale: float
     ) -> Any:
-        batch, heads, queries, size = q_BHQD.shape
-        groups, keys = k_BGKD.shape[1:3]
-        out_BHQD = torch.empty((batch, heads, queries, size), dtype=q_BHQD.dtype, device=q_BHQD.device)
-        log_BHQ = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
-        width = max(16, triton.next_power_of_2(size))
-        tiles = tiles_of("forward", width, q_BHQD.itemsize)
-        _forward_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
-            q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H,
-            *_strides(q_BHQD, k_BGKD, v_BGKD, out_BHQD), heads, heads // groups, queries, keys, scale * LOG2E.value,
-            ALIBI=slopes_H is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, D=size, WIDTH=width, **tiles.launch,
-        )  # fmt: skip
+        out_BHQD, log_BHQ = attend_intervals(q_BHQD, k_BGKD, v_BGKD, (first_Q, behind_Q), scale, slopes_H)
         ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H)
         ctx.scale = scale
         return out_BHQD
@@ -438,10 +455,18 @@ class _WholeAttention(torch.autograd.Function):
         width = max(16, triton.next_power_of_2(size))
         delta_BHQ, dq_BHQD = torch.empty_like(log_BHQ), torch.empty_like(out_BHQD)
         dk_BGKD, dv_BGKD = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (k_BGKD, v_BGKD))
-        _products_kernel[(triton.cdiv(queries, 64), batch * heads)](
-            out_BHQD, grad_BHQD, delta_BHQ, *_strides(out_BHQD, grad_BHQD), heads, queries, ROWS=64, D=size, WIDTH=width
+        products_kernel[(triton.cdiv(queries, 64), batch * heads)](
+            out_BHQD,
+            grad_BHQD,
+            delta_BHQ,
+            *strides_of(out_BHQD, grad_BHQD),
+            heads,
+            queries,
+            ROWS=64,
+            D=size,
+            WIDTH=width,
         )
-        strides = _strides(q_BHQD, k_BGKD, v_BGKD, grad_BHQD)
+        strides = strides_of(q_BHQD, k_BGKD, v_BGKD, grad_BHQD)
         common = {"ALIBI": slopes_H is not None, "D": size, "WIDTH": width}
         tiles = tiles_of("keys", width, q_BHQD.itemsize)
         _keys_kernel[(triton.cdiv(keys, tiles.columns), batch * groups)](
@@ -506,24 +531,22 @@ def _signature(pointers: str, kind: str, strides: str, counts: str, floats: str)
     return found | dict.fromkeys(counts.split(), "i32") | dict.fromkeys(floats.split(), "fp32")
 
 
-def _aot(
-    kernel: Any, which: str, size: int, pointers: str, strides: str, counts: str, floats: str, **options: Any
+def ahead_of_time(
+    kernel: Any, tiles: Tiles, size: int, pointers: str, strides: str, counts: str, floats: str, **constants: Any
 ) -> AotKernel:
-    tiles = tiles_of(which, size)
-    constants = {"slopes_ptr": None, "ALIBI": False, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "D": size}
-    signature = _signature(pointers, "bf16", strides, counts, floats)
-    return AotKernel(
-        kernel, signature, {**constants, "WIDTH": size}, tensor_cores="HGMMA", archs=ONE_OF_EACH,
-        **tiles.launch, **options,
-    )  # fmt: skip
+    """Return a kernel to compile for bfloat16 and heads of `size` channels. The texts are names of its arguments."""
+    sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "D": size, "WIDTH": size}
+    constants |= {name: value for name, value in sizes.items() if name in kernel.arg_names}
+    signature, cores = _signature(pointers, "bf16", strides, counts, floats), "HGMMA" if tiles.rows > 16 else "HMMA"
+    return AotKernel(kernel, signature, constants, tensor_cores=cores, archs=ONE_OF_EACH, **tiles.launch)
 
 
 _KEYS = "q k v grad dk dv !log !delta #first #behind #ranges"
 _QUERIES = "q k v grad dq !log !delta #first #behind"
 AOT = tuple(
-    _aot(kernel, which, size, pointers, strides, counts, floats)
+    ahead_of_time(kernel, tiles_of(which, size), size, *names, slopes_ptr=None, ALIBI=False)
     for size in (128, 64)
-    for kernel, which, pointers, strides, counts, floats in (
+    for kernel, which, *names in (
         (_forward_kernel, "forward", "q k v out !log #first #behind", "qkvo", "H PER_GROUP Q K", "scale"),
         (_keys_kernel, "keys", _KEYS, "qkvg", "H G Q K", "scale natural"),
         (_queries_kernel, "queries", _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),

@@ -1,0 +1,278 @@
+"""MoBA, a mixture of block attention: each query reads its own block of keys and the few past blocks that fit it best.
+
+A block stands for its mean key. The gate scores all past blocks of a query by its product with these means and takes
+the best `top` - 1; the own block is always read, in causal order (Lu et al., "MoBA", 2025). With blocks of 2,048 and
+top 3, a query of 65,536 reads 4,928 keys on average where causal attention reads 32,768.
+
+Queries side by side choose different blocks, so a tile of neighbours would read nearly all. The work is turned around:
+
+    gate      a tile of queries scores the means, and keeps the best blocks. One launch, no matrix of scores in memory
+    sort      (block, query) pairs by block: each block now has the list of its queries
+    gathered  a tile of a list, queries gathered row by row, meets the 2,048 keys of its block. Each pair leaves an
+              output and the logarithm of its sum, as the parts of a split attention do
+    own       causal attention inside each block (triton_sdpa.py, blocks as documents)
+    merge     a query's parts, weighted by their sums
+
+The number of tiles is not known to the host, so it launches as many as there can be; those beyond the last one leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ridgeline.kernels.attention.triton_sdpa import (
+    EXACT,
+    LOG2E,
+    NOTHING,
+    KeyMasks,
+    ahead_of_time,
+    attend_intervals,
+    load_rows,
+    strides_of,
+    tiles_of,
+)
+
+MOST_BLOCKS = 256  # scores of a tile's queries for all blocks stay in registers
+
+
+@dataclass(frozen=True)
+class Moba:
+    """block: tokens of a block of keys. top: how many blocks a query reads, its own included.
+
+    Raises ValueError for a block that is no power of 2 of at least 16, or a top below 1.
+    """
+
+    block: int = 2048
+    top: int = 3
+
+    def __post_init__(self) -> None:
+        if self.block < 16 or self.block & (self.block - 1):
+            raise ValueError(f"a block has 16, 32, 64, … tokens, got {self.block}.")
+        if self.top < 1:
+            raise ValueError(f"a query reads at least its own block, so top is at least 1, got {self.top}.")
+
+
+def block_means(k_BGTD: torch.Tensor, block: int) -> torch.Tensor:
+    """Return the mean key of each whole block, float32: [batch, groups, whole blocks, channels]."""
+    whole = k_BGTD.shape[2] // block
+    return k_BGTD[:, :, : whole * block].unflatten(2, (whole, block)).mean(3, dtype=torch.float32)
+
+
+def moba_reference(
+    q_BHTD: torch.Tensor, k_BGTD: torch.Tensor, v_BGTD: torch.Tensor, moba: Moba = Moba(), *, scale: float | None = None
+) -> torch.Tensor:
+    """Return the result of `moba_attention` from its definition: all scores at once, in the inputs' dtype. Blocks are
+    chosen by products in float32, as there."""
+    length, per_group = q_BHTD.shape[2], q_BHTD.shape[1] // k_BGTD.shape[1]
+    k_BHTD, v_BHTD = (each.repeat_interleave(per_group, 1) for each in (k_BGTD, v_BGTD))
+    own_T = torch.arange(length, device=q_BHTD.device) // moba.block
+    means_BHND = block_means(k_BGTD, moba.block).repeat_interleave(per_group, 1)
+    past_TN = torch.arange(means_BHND.shape[2], device=own_T.device) < own_T[:, None]
+    gate_BHTN = (q_BHTD.float() @ means_BHND.mT).masked_fill(~past_TN, float("-inf"))
+    best = gate_BHTN.topk(min(moba.top - 1, gate_BHTN.shape[-1]), -1)
+    seen_BHTN = torch.zeros((*gate_BHTN.shape[:3], int(own_T[-1]) + 1), dtype=torch.bool, device=own_T.device)
+    seen_BHTN.scatter_(-1, best.indices, best.values > float("-inf"))
+    seen_BHTN |= torch.arange(seen_BHTN.shape[-1], device=own_T.device) == own_T[:, None]
+    seen_BHTT = seen_BHTN.repeat_interleave(moba.block, -1)[..., :length].tril()
+    scores = q_BHTD @ k_BHTD.mT * (q_BHTD.shape[-1] ** -0.5 if scale is None else scale)
+    return torch.softmax(scores.masked_fill(~seen_BHTT, float("-inf")), -1) @ v_BHTD
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _gate_kernel(
+    q_ptr, means_ptr, chosen_ptr, q_batch, q_head, q_row, H, PER_GROUP, T, N,
+    CHOICES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The best past blocks of a tile of queries of one head, best first; -1 where there are no more. [B, H, T, choices]
+
+    means: float32, [B, G, N, D]. Of equal scores the earlier block is taken.
+    """
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    queries, channels, blocks = (
+        tl.program_id(0) * ROWS + tl.arange(0, ROWS),
+        tl.arange(0, WIDTH),
+        tl.arange(0, BLOCKS),
+    )
+    q_ptr += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    q = load_rows(q_ptr, queries, channels, q_row, T, D, False, D == WIDTH)
+    means_ptr += (batch * (H // PER_GROUP) + head // PER_GROUP).to(tl.int64) * N * D
+    means = load_rows(means_ptr, blocks, channels, D, N, D, False, D == WIDTH)
+    scores = tl.dot(q.to(tl.float32), tl.trans(means), input_precision=EXACT)
+    scores = tl.where(blocks[None, :] < queries[:, None] // BLOCK, scores, NOTHING)
+    chosen_ptr += (tl.program_id(1).to(tl.int64) * T + queries) * CHOICES
+    for choice in tl.static_range(CHOICES):
+        best = tl.argmax(scores, 1)
+        there = tl.max(scores, 1) > NOTHING
+        tl.store(chosen_ptr + choice, tl.where(there, best, -1).to(tl.int32), mask=queries < T)
+        scores = tl.where(blocks[None, :] == best[:, None], NOTHING, scores)
+
+
+@triton.jit
+def _gathered_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, log_ptr, pairs_ptr, owner_ptr, first_ptr, begins_ptr,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    H, PER_GROUP, T, N, LISTS, scale,
+    CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A tile of the queries that chose one block. pairs: (query * choices + choice) of each, sorted by list; a list is
+    one block of one head of one sequence. owner: the list of each tile. first: the first tile of each list."""
+    owner = tl.load(owner_ptr + tl.program_id(0))
+    if owner < LISTS:
+        head_at = owner // N
+        batch, head = head_at // H, head_at % H
+        begin, end = tl.load(begins_ptr + owner), tl.load(begins_ptr + owner + 1)
+        at = begin + (tl.program_id(0) - tl.load(first_ptr + owner)) * ROWS + tl.arange(0, ROWS)
+        pairs = tl.load(pairs_ptr + at, mask=at < end, other=-1)
+        queries, channels = pairs // CHOICES, tl.arange(0, WIDTH)
+        q_ptr += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+        rows, inside = queries[:, None] * q_row, (pairs[:, None] >= 0) & (channels[None, :] < D)
+        q = tl.load(q_ptr + rows + channels[None, :], mask=inside, other=0.0)
+        key = owner % N * BLOCK
+        k_ptr += batch.to(tl.int64) * k_batch + (head // PER_GROUP).to(tl.int64) * k_head + key.to(tl.int64) * k_row
+        v_ptr += batch.to(tl.int64) * v_batch + (head // PER_GROUP).to(tl.int64) * v_head + key.to(tl.int64) * v_row
+        out = tl.zeros([ROWS, WIDTH], tl.float32)
+        top, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
+        for start in range(0, BLOCK, COLUMNS):  # a past block is whole: nothing to mask
+            keys = start + tl.arange(0, COLUMNS)
+            k = load_rows(k_ptr, keys, channels, k_row, BLOCK, D, True, D == WIDTH)
+            scores = tl.dot(q, tl.trans(k), input_precision=EXACT)
+            higher = tl.maximum(top, tl.max(scores, 1) * scale)
+            weights = tl.exp2(scores * scale - higher[:, None])
+            kept = tl.exp2(top - higher)
+            total = total * kept + tl.sum(weights, 1)
+            v = load_rows(v_ptr, keys, channels, v_row, BLOCK, D, True, D == WIDTH)
+            out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=EXACT)
+            top = higher
+        to = head_at.to(tl.int64) * T * CHOICES + pairs
+        tl.store(log_ptr + to, top + tl.log2(total), mask=pairs >= 0)
+        tl.store(out_ptr + to[:, None] * D + channels[None, :], out / total[:, None], mask=inside)
+
+
+@triton.jit
+def _merge_kernel(
+    own_ptr, own_log_ptr, parts_ptr, logs_ptr, chosen_ptr, out_ptr, ROWS_ALL,
+    CHOICES: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The sum of each row's parts, weighted by their sums of exponentials. Rows are queries of all heads."""
+    rows, channels = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    there, inside = rows < ROWS_ALL, (rows[:, None] < ROWS_ALL) & (channels[None, :] < D)
+    log = tl.load(own_log_ptr + rows, mask=there, other=0.0)
+    top = log
+    for choice in tl.static_range(CHOICES):
+        at = rows * CHOICES + choice
+        taken = there & (tl.load(chosen_ptr + at, mask=there, other=-1) >= 0)
+        top = tl.maximum(top, tl.load(logs_ptr + at, mask=taken, other=NOTHING))
+    total = tl.exp2(log - top)
+    own = tl.load(own_ptr + rows[:, None] * D + channels[None, :], mask=inside, other=0.0).to(tl.float32)
+    out = own * total[:, None]
+    for choice in tl.static_range(CHOICES):
+        at = rows * CHOICES + choice
+        taken = there & (tl.load(chosen_ptr + at, mask=there, other=-1) >= 0)
+        weight = tl.exp2(tl.load(logs_ptr + at, mask=taken, other=NOTHING) - top)
+        part = tl.load(parts_ptr + at[:, None] * D + channels[None, :], mask=inside & taken[:, None], other=0.0)
+        out += part * weight[:, None]
+        total += weight
+    at = out_ptr + rows[:, None] * D + channels[None, :]
+    tl.store(at, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+# ---- the function ---------------------------------------------------------------------------------------------------
+
+
+def choose_blocks(q_BHTD: torch.Tensor, k_BGTD: torch.Tensor, moba: Moba) -> torch.Tensor:
+    """Return the past blocks that each query reads, best first, then -1: int32, [B, H, T, top - 1]."""
+    (batch, heads, length, size), groups = q_BHTD.shape, k_BGTD.shape[1]
+    means_BGND = block_means(k_BGTD, moba.block).contiguous()
+    blocks = means_BGND.shape[2]
+    if blocks > MOST_BLOCKS:
+        raise ValueError(f"{length} tokens have {blocks} blocks of {moba.block}, at most {MOST_BLOCKS} are scored.")
+    chosen = torch.empty((batch, heads, length, moba.top - 1), dtype=torch.int32, device=q_BHTD.device)
+    width = max(16, triton.next_power_of_2(size))
+    _gate_kernel[(triton.cdiv(length, 64), batch * heads)](
+        q_BHTD, means_BGND, chosen, *strides_of(q_BHTD), heads, heads // groups, length, blocks,
+        CHOICES=moba.top - 1, ROWS=64, BLOCK=moba.block, BLOCKS=max(16, triton.next_power_of_2(blocks)), D=size,
+        WIDTH=width, num_warps=4,
+    )  # fmt: skip
+    return chosen
+
+
+def listed(chosen_BHTC: torch.Tensor, blocks: int, rows: int) -> tuple[torch.Tensor, ...]:
+    """Return (pairs, owner, first, begins), as `_gathered_kernel` reads them, for tiles of so many rows. int32.
+
+    All is computed on the device; owner has as many tiles as there can be, and beyond the last one the number of lists.
+    """
+    batch, heads, length, choices = chosen_BHTC.shape
+    lists, device = batch * heads * blocks, chosen_BHTC.device
+    of_heads = torch.arange(batch * heads, device=device)[:, None] * blocks
+    key_SP = chosen_BHTC.reshape(batch * heads, length * choices)
+    key_SP = torch.where(key_SP >= 0, key_SP + of_heads, lists).int()
+    sorted_P, order_P = key_SP.flatten().sort(stable=True)
+    begins = torch.searchsorted(sorted_P, torch.arange(lists + 1, device=device, dtype=torch.int32))
+    tiles = -(-begins.diff() // rows)
+    behind = tiles.cumsum(0)
+    limit = key_SP.numel() // rows + lists  # a list has less than one tile more than its rows fill
+    owner = torch.searchsorted(behind, torch.arange(limit, device=device), right=True)
+    pairs = order_P % (length * choices)
+    return pairs.int(), owner.int(), (behind - tiles).int(), begins.int()
+
+
+def moba_attention(
+    q_BHTD: torch.Tensor, k_BGTD: torch.Tensor, v_BGTD: torch.Tensor, moba: Moba = Moba(), *, scale: float | None = None
+) -> torch.Tensor:
+    """Return the attention of whole sequences, each query over its own block and the best past ones: [B, H, T, D].
+
+    q_BHTD, k_BGTD, v_BGTD: one dtype, at most 256 channels a head; H is a multiple of G. No gradients flow.
+    scale: of scores (default: channels ** -0.5).
+
+    Raises ValueError for shapes that do not fit, and for more than 256 whole blocks.
+    """
+    (batch, heads, length, size), groups = q_BHTD.shape, k_BGTD.shape[1]
+    if k_BGTD.shape != v_BGTD.shape or k_BGTD.shape != (batch, groups, length, size) or heads % groups or size > 256:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (q_BHTD, k_BGTD, v_BGTD))
+        raise ValueError(f"q is [B, H, T, D], k and v are [B, G, T, D], G divides H, D is at most 256; got {shapes}.")
+    scale = size**-0.5 if scale is None else scale
+    q_BHTD, k_BGTD, v_BGTD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTD, k_BGTD, v_BGTD))
+    documents = torch.arange(length, device=q_BHTD.device) // moba.block
+    intervals = KeyMasks(documents_K=documents).intervals(length, length, q_BHTD.device)
+    own, own_log = attend_intervals(q_BHTD, k_BGTD, v_BGTD, intervals, scale)
+    if moba.top == 1 or length <= moba.block:
+        return own
+    chosen_BHTC, blocks = choose_blocks(q_BHTD, k_BGTD, moba), length // moba.block
+    width, choices = max(16, triton.next_power_of_2(size)), moba.top - 1
+    tiles = tiles_of("forward", width, q_BHTD.itemsize)
+    columns = min(tiles.columns, moba.block)
+    pairs, owner, first, begins = listed(chosen_BHTC, blocks, tiles.rows)
+    parts = torch.empty((*chosen_BHTC.shape, size), dtype=torch.float32, device=q_BHTD.device)
+    logs = torch.empty(chosen_BHTC.shape, dtype=torch.float32, device=q_BHTD.device)
+    _gathered_kernel[(len(owner),)](
+        q_BHTD, k_BGTD, v_BGTD, parts, logs, pairs, owner, first, begins, *strides_of(q_BHTD, k_BGTD, v_BGTD),
+        heads, heads // groups, length, blocks, batch * heads * blocks, scale * LOG2E.value,
+        CHOICES=choices, ROWS=tiles.rows, COLUMNS=columns, BLOCK=moba.block, D=size, WIDTH=width, **tiles.launch,
+    )  # fmt: skip
+    out = torch.empty_like(own)
+    rows: Any = batch * heads * length
+    _merge_kernel[(triton.cdiv(rows, 16),)](
+        own, own_log, parts, logs, chosen_BHTC, out, rows, CHOICES=choices, ROWS=16, D=size, WIDTH=width, num_warps=4
+    )
+    return out
+
+
+# ---- ahead of time --------------------------------------------------------------------------------------------------
+
+AOT = tuple(
+    ahead_of_time(
+        _gathered_kernel, tiles_of("forward", size), size, "q k v !out !log #pairs #owner #first #begins", "qkv",
+        "H PER_GROUP T N LISTS", "scale", CHOICES=2, BLOCK=2048,
+    )
+    for size in (128, 64)
+)  # fmt: skip

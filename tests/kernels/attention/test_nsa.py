@@ -1,0 +1,129 @@
+"""Native sparse attention beside its definition in float64, part by part, and its extremes beside torch's attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+module = pytest.importorskip("ridgeline.kernels.attention.triton_nsa")
+Nsa, KeysValues, nsa_attention, reference = (
+    module.Nsa,
+    module.KeysValues,
+    module.nsa_attention,
+    module.nsa_reference,
+)
+SMALL = Nsa(length=8, stride=4, block=16, selected=4, window=11)
+
+
+def drawn(tokens: int, nsa=SMALL, heads: int = 4, groups: int = 2, size: int = 16, dtype=torch.float32, device="cpu"):
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    raw = [KeysValues(*(draw(2, groups, tokens, size) for _ in range(2))) for _ in range(3)]
+    weights = draw(nsa.length, size).softmax(0)
+    coarse = KeysValues(*(module.compress(x, weights, nsa) for x in raw[0]))
+    return draw(2, heads, tokens, size), coarse, raw[1], raw[2], draw(2, heads, tokens, 3).sigmoid()
+
+
+def doubled(inputs):
+    return [KeysValues(*(x.double() for x in each)) if isinstance(each, tuple) else each.double() for each in inputs]
+
+
+@pytest.mark.parametrize("tokens", [8, 50, 77])
+def test_each_query_adds_its_three_answers(tokens: int) -> None:
+    inputs = drawn(tokens)
+    ours, want = nsa_attention(*inputs, SMALL).double(), reference(*doubled(inputs), SMALL)
+    assert torch.isfinite(ours).all()
+    assert (ours - want).norm() <= 3e-6 * want.norm()
+
+
+def test_the_papers_sizes_with_groups_of_eight() -> None:
+    nsa = Nsa(selected=3, window=40)
+    inputs = drawn(170, nsa, heads=8, groups=1, size=20)
+    want = reference(*doubled(inputs), nsa)
+    assert (nsa_attention(*inputs, nsa) - want).norm() <= 3e-6 * want.norm()
+
+
+def test_fewer_tokens_than_a_compressed_key_has() -> None:
+    q, coarse, selected, window, gates = drawn(5, Nsa(length=4, stride=2, block=16, selected=4, window=3))
+    none = KeysValues(*(x[:, :, :0] for x in coarse))
+    ours = nsa_attention(q, none, selected, window, gates, SMALL)
+    dense = scaled_dot_product_attention(q, *selected, is_causal=True, enable_gqa=True)
+    near = scaled_dot_product_attention(q, *window, is_causal=True, enable_gqa=True)
+    assert torch.allclose(ours, dense * gates[..., 1, None] + near * gates[..., 2, None], atol=1e-5)
+
+
+def test_all_blocks_selected_is_dense_attention() -> None:
+    nsa = Nsa(length=8, stride=4, block=16, selected=9, window=11)
+    q, coarse, selected, window, gates = drawn(130, nsa)
+    gates[:] = torch.tensor([0.0, 1.0, 0.0])
+    want = scaled_dot_product_attention(q, *selected, is_causal=True, enable_gqa=True)
+    assert torch.allclose(nsa_attention(q, coarse, selected, window, gates, nsa), want, atol=1e-5)
+    gates[:] = torch.tensor([0.0, 0.0, 1.0])
+    at = torch.arange(130)
+    near = (at <= at[:, None]) & (at > at[:, None] - 11)
+    want = scaled_dot_product_attention(q, *window, attn_mask=near, enable_gqa=True)
+    assert torch.allclose(nsa_attention(q, coarse, selected, window, gates, nsa), want, atol=1e-5)
+
+
+def test_importance_follows_the_papers_sum() -> None:
+    """Every compressed key gives its weight to a block once for each stride that both have, counted one by one."""
+    q, coarse, *_ = drawn(64)
+    scores = (q @ coarse.k.repeat_interleave(2, 1).mT * 0.25).double()
+    weights = torch.zeros_like(scores)
+    for t in range(64):
+        there = [n for n in range(coarse.k.shape[2]) if 4 * n + 8 <= t + 1]
+        weights[:, :, t, there] = scores[:, :, t, there].softmax(-1)
+    want = torch.zeros(2, 2, 64, 4, dtype=torch.float64)
+    for n in range(coarse.k.shape[2]):
+        for part in (n, n + 1):  # its two strides
+            want[..., part // 4] += weights[..., n].view(2, 2, 2, 64).sum(2)
+    _, log = module.attend_intervals(q, *coarse, module.compressed_intervals(64, SMALL, q.device), 0.25)
+    found = module.importance(q, coarse.k, log, SMALL, scale=0.25)
+    assert torch.allclose(found.double(), want, atol=1e-5)
+    shared = module.shares(coarse.k.shape[2], 4, SMALL, q.device)
+    assert torch.equal(shared.sum(1), torch.full((15,), 2.0))
+
+
+def test_selection_keeps_the_first_and_the_last_blocks() -> None:
+    chosen = module.select(torch.rand(1, 1, 160, 10), SMALL)
+    assert set(chosen[0, 0, 150, :3].tolist()) == {0, 8, 9}
+    assert len(set(chosen[0, 0, 150].tolist())) == 4
+    assert sorted(chosen[0, 0, 20].tolist()) == [-1, -1, 0, 1]
+    assert (chosen[0, 0] <= torch.arange(160)[:, None] // 16).all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for options in (
+        {"length": 30},
+        {"block": 48},
+        {"selected": 2},
+        {"window": 0},
+        {"length": 64, "stride": 32, "block": 16},
+    ):
+        with pytest.raises(ValueError, match=r"got|no power of 2"):
+            Nsa(**options)
+    q, coarse, selected, window, gates = drawn(40)
+    with pytest.raises(ValueError, match="gates"):
+        nsa_attention(q, coarse, selected, window, gates[..., :2], SMALL)
+    with pytest.raises(ValueError, match="9 compressed"):
+        nsa_attention(q, selected, selected, window, gates, SMALL)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [64, 128])
+def test_on_a_gpu(size: int) -> None:
+    nsa = Nsa(selected=6, window=200)
+    inputs = drawn(1500, nsa, heads=16, groups=1, size=size, dtype=torch.bfloat16, device="cuda")
+    q, coarse, selected, *_ = inputs
+    _, log = module.attend_intervals(q, *coarse, module.compressed_intervals(1500, nsa, q.device), size**-0.5)
+    found = module.importance(q, coarse.k, log, nsa, scale=size**-0.5)
+    chosen = module.select(found, nsa)  # with this choice, since equal importance may be ordered otherwise in float64
+    ours = module.attend_selected(q, selected, chosen, nsa, scale=size**-0.5).double()
+    at = torch.arange(1500, device="cuda")
+    seen = (chosen.long()[..., None, :] == (at // nsa.block)[:, None]).any(-1) & (at <= at[:, None])
+    want = scaled_dot_product_attention(
+        q.double(), *(x.double() for x in selected), attn_mask=seen.repeat_interleave(16, 1), enable_gqa=True
+    )
+    assert (ours - want).norm() < 1e-2 * want.norm()
