@@ -10,7 +10,7 @@ from ridgeline.core.settings.routing import RouteConfig
 from ridgeline.routing import rule_of
 
 ROUTE_HELP = {
-    "worker_urls": "Servers that requests go to, as http://HOST:PORT.",
+    "worker_urls": "Servers that requests go to, as http://HOST:PORT or https://HOST:PORT.",
     "policy": "Rule that chooses a server: prefix, least, round-robin, random or session; sglang-router's cache_aware, "
     "power_of_two and round_robin are taken too.",
     "host": "Address to listen on; 0.0.0.0 for all addresses of this machine.",
@@ -25,6 +25,10 @@ ROUTE_HELP = {
     "max_buffered_bytes": "Bytes that all open requests together may hold in the router.",
     "max_connections_per_client": "Connections that one address may have open (0: no limit).",
     "shutdown_timeout": "Seconds for running requests to finish when the router ends.",
+    "ssl_keyfile": "Key of the certificate for HTTPS with clients.",
+    "ssl_certfile": "Certificate for HTTPS with clients.",
+    "ssl_keyfile_password": "Password of the key.",
+    "worker_ca_certs": "File of certificates that those of https servers must be signed by (default: the system's).",
     "log_level": "debug, info, warning or error.",
     "log_json": "Log JSON objects, one a line.",
     "access_log": "Log each request.",

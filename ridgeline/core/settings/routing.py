@@ -30,6 +30,8 @@ class RouteConfig:
     max_buffered_bytes: the bytes that all open requests together may hold here.
     max_connections_per_client: the connections that one address may have open (0: no bound).
     shutdown_timeout: the seconds that running requests get to finish.
+    ssl_keyfile, ssl_certfile, ssl_keyfile_password: files for HTTPS with clients, as the server's.
+    worker_ca_certs: the certificates that those of https workers must be signed by (None: the system's).
     log_level, log_json, access_log: as the server's.
     """
 
@@ -47,6 +49,10 @@ class RouteConfig:
     max_buffered_bytes: int = 1 << 30
     max_connections_per_client: int = 1024
     shutdown_timeout: float = 30.0
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    worker_ca_certs: str | None = None
     log_level: str = "info"
     log_json: bool = False
     access_log: bool = True
@@ -71,6 +77,10 @@ class RouteConfig:
             raise InvalidConfig(f"max_buffered_bytes must be at least {least}, got {self.max_buffered_bytes!r}.")
         if not (isfinite(self.shutdown_timeout) and self.shutdown_timeout >= 0):
             raise InvalidConfig(f"shutdown_timeout must be a number of seconds, got {self.shutdown_timeout!r}.")
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise InvalidConfig("ssl_keyfile and ssl_certfile belong together; give both or none.")
+        if self.worker_ca_certs and not any(url.startswith("https:") for url in self.workers):
+            raise InvalidConfig("worker_ca_certs is for workers at https://HOST:PORT, and there is none; leave it out.")
         if not HEADER.fullmatch(self.session_header):
             raise InvalidConfig(f"session_header is small letters, digits and dashes, got {self.session_header!r}.")
         if self.log_level not in ("debug", "info", "warning", "error"):

@@ -21,6 +21,7 @@ class WholeEvents:
         self.form = kind.partition(b";")[0].strip().lower()
         self._ends = (b"\n\n", b"\r\n\r\n") if self.form == EVENTS else (b"\n",) if self.form == LINES else ()
         self._rest = b""
+        self._parted = False  # an event that has not ended was passed on in part
 
     @property
     def in_events(self) -> bool:
@@ -32,11 +33,12 @@ class WholeEvents:
             return piece
         data = self._rest + piece if self._rest else piece
         if any(data.endswith(end) for end in self._ends):
-            self._rest = b""
+            self._rest, self._parted = b"", False
             return data
         cut = max((at + len(end) for end in self._ends if (at := data.rfind(end)) >= 0), default=0)
+        self._parted = self._parted and not cut
         if len(data) - cut > LONGEST:
-            cut = len(data)
+            cut, self._parted = len(data), True
         self._rest = data[cut:]
         return data[:cut]
 
@@ -46,7 +48,7 @@ class WholeEvents:
 
     def failed(self, failure: RequestFailed, scope: Scope) -> bytes | None:
         """Return the event for a failure, in the form of the API that was asked, or None for an answer that is no
-        stream of events."""
+        stream of events. An event that was passed on in part is ended before it."""
         if not self._ends:
             return None
         body, path = body_for(failure, scope), route_path(scope)
@@ -57,4 +59,5 @@ class WholeEvents:
             stream = MessageEvents
         elif is_under("/v1/responses", path):
             stream = NamedEvents
-        return stream(nowhere).failed(body)
+        end = self._ends[0] if self._parted else b""
+        return end + stream(nowhere).failed(body)

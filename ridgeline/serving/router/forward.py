@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.core.settings.routing import ANSWER_BYTES
-from ridgeline.serving.errors import RequestFailed, TimedOut
+from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut
 from ridgeline.serving.http.exchange import ClientGone, while_connected
 from ridgeline.serving.http.middleware import BodyTooLarge, paced
 from ridgeline.serving.router import asked as reading
@@ -184,6 +184,8 @@ class _Exchange:
             )
             await self._failed(self._forwarder.ending or hung)
         except BROKEN as error:
+            if isinstance(error, httpcore.LocalProtocolError) and not self._begun:  # nothing of it was sent
+                raise BadRequest(f"a header of the request is not valid HTTP ({error}); send it plainly.") from error
             worker.errors["stream" if self._begun else "lost"] += 1
             worker.look.set()
             when = (

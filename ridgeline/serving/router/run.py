@@ -14,12 +14,13 @@ import uvicorn
 import uvloop
 
 from ridgeline.core.settings.routing import RouteConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.errors import Overloaded
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
 from ridgeline.serving.processes.api_server_process import FLUSH, KEEP_ALIVE, LOOK, Server, freeze_heap
 from ridgeline.serving.processes.logs import set_up_logging
 from ridgeline.serving.processes.runtime import allow_descriptors
-from ridgeline.serving.processes.supervisor import reserve
+from ridgeline.serving.processes.supervisor import check_certificate, reserve
 from ridgeline.serving.router.app import RouterApp
 
 logger = logging.getLogger("ridgeline.router")
@@ -52,6 +53,8 @@ def run(config: RouteConfig) -> None:
     set_up_logging(as_json=config.log_json, level=config.log_level)
     for noisy in ("uvicorn", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    key, file, password = config.ssl_keyfile, config.ssl_certfile, config.ssl_keyfile_password
+    check_certificate(ServeConfig(ssl_keyfile=key, ssl_certfile=file, ssl_keyfile_password=password))
     app = RouterApp(config)
     allow_descriptors()
     listener = reserve(config.host, config.port, shared=False)
@@ -68,7 +71,8 @@ async def serve(app: RouterApp, listener: socket.socket) -> None:
     serving = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(stop.wait())
     host, port = listener.getsockname()[:2]
-    logger.info("routing to %d servers by %s on http://%s:%d", len(app.workers.each), app.config.policy, host, port)
+    where = f"{'https' if app.config.ssl_certfile else 'http'}://{host}:{port}"
+    logger.info("routing to %d servers by %s on %s", len(app.workers.each), app.config.policy, where)
     freeze_heap()
     await asyncio.wait({watching, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in (watching, serving):
@@ -107,4 +111,7 @@ def uvicorn_config(app: RouterApp) -> uvicorn.Config:
         proxy_headers=False,  # a client could name an address that is not its own
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=FLUSH,
+        ssl_keyfile=app.config.ssl_keyfile,
+        ssl_certfile=app.config.ssl_certfile,
+        ssl_keyfile_password=app.config.ssl_keyfile_password,
     )

@@ -13,6 +13,7 @@ from typing import Any
 import httpcore
 import msgspec
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.routing import RouteConfig
 from ridgeline.routing import RoutingRule, ServerLoad
 from ridgeline.serving.errors import Unavailable
@@ -41,14 +42,13 @@ class Worker:
     models: those that it has, None where they are unknown.
     """
 
-    def __init__(self, number: int, url: str) -> None:
+    def __init__(self, number: int, url: str, tls: ssl.SSLContext | None = None) -> None:
         self.number, self.url = number, url
         parts = httpcore.URL(url)
         self.scheme, self.hostname, self.port = parts.scheme, parts.host, parts.port
         self.host = url.partition("://")[2].encode()
-        context = ssl.create_default_context() if parts.scheme == b"https" else None
         self.pool = httpcore.AsyncConnectionPool(
-            ssl_context=context, max_connections=None, max_keepalive_connections=MOST_IDLE, keepalive_expiry=IDLE
+            ssl_context=tls, max_connections=None, max_keepalive_connections=MOST_IDLE, keepalive_expiry=IDLE
         )
         self.open: set[asyncio.Timeout] = set()
         self.tokens = 0
@@ -108,7 +108,8 @@ class Workers:
 
     def __init__(self, config: RouteConfig, rule: RoutingRule) -> None:
         self.config, self._rule = config, rule
-        self.each = [Worker(number, url) for number, url in enumerate(config.workers)]
+        tls = tls_of(config)
+        self.each = [Worker(number, url, tls) for number, url in enumerate(config.workers)]
         self.retries = 0
 
     @property
@@ -208,6 +209,17 @@ class Workers:
         if silent >= self.config.hung_timeout:
             logger.warning("%s has not answered for %.0f s: its %d requests end", worker.url, silent, len(worker.open))
             worker.end_all()
+
+
+def tls_of(config: RouteConfig) -> ssl.SSLContext | None:
+    """Return the checks of https workers' certificates, or None if there are no such workers. Raise InvalidConfig for a
+    file that is none."""
+    if not any(url.startswith("https:") for url in config.workers):
+        return None
+    try:
+        return ssl.create_default_context(cafile=config.worker_ca_certs)
+    except OSError as error:
+        raise InvalidConfig(f"worker_ca_certs {config.worker_ca_certs} cannot be used ({error}).") from error
 
 
 def models_of(content: bytes) -> list[dict[str, Any]]:

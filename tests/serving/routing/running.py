@@ -40,21 +40,22 @@ def free_port() -> int:
 
 
 class FakeWorker:
-    """A process of `worker.py`."""
+    """A process of `worker.py`. pair: the key and the certificate of one that speaks TLS."""
 
-    def __init__(self, models: str = "m") -> None:
-        self.port, self._models = free_port(), models
-        self.url = f"http://127.0.0.1:{self.port}"
+    def __init__(self, models: str = "m", pair: tuple[str, str] | None = None) -> None:
+        self.port, self._models, self._pair = free_port(), models, pair
+        self.url = f"http{'s' if pair else ''}://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "tests.serving.routing.worker", str(self.port), self._models]
+        command += self._pair or ()
         self.process = subprocess.Popen(command, cwd=ROOT)
         wait_for(self.answers)
 
     def answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health/ready").status_code == 200
+            return httpx.get(f"{self.url}/health/ready", verify=False).status_code == 200
         except httpx.TransportError:
             assert self.process.poll() is None
             return False
@@ -75,7 +76,7 @@ class RunningRouter:
 
     def __init__(self, config: RouteConfig) -> None:
         self.app, self.port = RouterApp(config), free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if config.ssl_certfile else ''}://127.0.0.1:{self.port}"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
@@ -95,7 +96,7 @@ class RunningRouter:
 
     def up(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health/live").status_code == 200
+            return httpx.get(f"{self.url}/health/live", verify=False).status_code == 200
         except httpx.TransportError:
             return False
 

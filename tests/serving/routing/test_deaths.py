@@ -46,6 +46,18 @@ def test_a_stream_whose_server_dies_ends_with_an_event_that_says_so(new_worker: 
         assert router.app.workers.each[0].errors["stream"] == 1
 
 
+def test_an_event_that_says_so_is_seen_behind_a_long_half_event(new_worker: Make) -> None:
+    """An event that is too long to be held goes out in parts. The last one begins anew behind what had come of it."""
+    with routing(new_worker()) as router:
+        body = {"stream": True, "pieces": 5, "cut": 2, "half": 200_000}
+        whole = httpx.post(router.url + CHAT, json=body, timeout=30.0).text
+        found = [each for each in whole.split("\n\n") if each]
+        assert len(found) == 4
+        assert found[2].startswith("data: ")
+        assert found[3].startswith("data: ")
+        assert json.loads(found[3][6:])["error"]["code"] == "worker_lost"
+
+
 def test_lines_of_a_stream_end_with_one_too(new_worker: Make) -> None:
     with routing(new_worker()) as router:
         lines = events(router.url, "/api/chat", pieces=5, cut=2)

@@ -1,9 +1,10 @@
 """A server for the router's tests, which says what it got and does as its requests ask.
 
-    python -m tests.serving.routing.worker PORT MODEL[,MODEL…]
+    python -m tests.serving.routing.worker PORT MODEL[,MODEL…] [KEY CERTIFICATE]
 
 A body's `pieces` events come `pause` seconds apart. `cut` ends the process with a SIGKILL of its own after so many
-events, in the middle of the next one; -1 ends it before there is an answer. `bytes` is the size of each event.
+events, in the middle of the next one; -1 ends it before there is an answer. `bytes` is the size of each event, and
+`half` that of the half event before the end.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def app(models: list[str]) -> Starlette:
                     {"n": number, "at": time.time(), "pid": os.getpid(), "x": "x" * body.get("bytes", 0)}
                 )
                 if number == body.get("cut"):
-                    yield "data: " + event[:5]
+                    yield "data: " + event[:5] + "x" * body.get("half", 0)
                     await asyncio.sleep(0.2)
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield event + "\n" if form.endswith("ndjson") else f"data: {event}\n\n"
@@ -93,4 +94,8 @@ def app(models: list[str]) -> Starlette:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app(sys.argv[2].split(",")), port=int(sys.argv[1]), log_level="warning", ws="none")
+    key, certificate = sys.argv[3:] or (None, None)
+    uvicorn.run(
+        app(sys.argv[2].split(",")), port=int(sys.argv[1]), log_level="warning", ws="none",
+        ssl_keyfile=key, ssl_certfile=certificate,
+    )  # fmt: skip
