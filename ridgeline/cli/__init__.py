@@ -20,6 +20,7 @@ from ridgeline.cli import (
     eval,
     explain,
     generate,
+    kv,
     migrate,
     models,
     plan,
@@ -61,6 +62,7 @@ app.command("migrate")(migrate.migrate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(comm.app, name="comm")
 app.add_typer(eval.app, name="eval")
+app.add_typer(kv.app, name="kv")
 app.add_typer(train.app, name="train")
 
 

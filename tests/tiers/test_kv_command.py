@@ -1,0 +1,89 @@
+"""`ridgeline kv` on a directory: what it counts, finds damaged and erases, beside a server that runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ridgeline.cli import app
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.tiers.disk import DiskTier
+from tests.tiers.test_disk import BLOCK, NAMES, content, opened, read, write
+
+
+def run(*words: object, code: int = 0) -> str:
+    found = CliRunner().invoke(app, ["kv", *map(str, words)], catch_exceptions=False)
+    assert found.exit_code == code, found.output
+    return found.stdout
+
+
+@pytest.fixture
+def tier(tmp_path: Path):
+    tier = opened(tmp_path / "kv")
+    for number in range(4):
+        write(tier, number, "a" if number % 2 else "")
+    tier.submit_write(NAMES[9], "a", [content(9)], expires=time.time() + 0.001).result()
+    yield tier
+    tier.close()
+
+
+def test_counts_of_a_directory_in_use(tmp_path: Path, tier: DiskTier) -> None:
+    time.sleep(0.002)
+    told = json.loads(run("stats", tmp_path / "kv", "--json"))
+    assert (told["blocks"], told["bytes"], told["expired"], told["servers"]) == (5, 5 * BLOCK, 1, 1)
+    assert sorted(told["tenants"].values()) == [2 * BLOCK, 3 * BLOCK]
+    assert list(told["models"].values()) == [5 * BLOCK]
+    assert "5 blocks of 160.0 KiB" in run("stats", tmp_path / "kv")
+    listed = json.loads(run("list", tmp_path / "kv", "--json", "--limit", 2))
+    assert listed["of"] == 5
+    assert [row["bytes"] for row in listed["blocks"]] == [BLOCK, BLOCK]
+    assert "2 of 5 blocks." in run("list", tmp_path / "kv", "--limit", 2)
+
+
+def test_verify_finds_the_damaged_block(tmp_path: Path, tier: DiskTier) -> None:
+    assert "5 blocks are sound, 0 damaged" in run("verify", tmp_path / "kv")
+    (file,) = (file for file in (tmp_path / "kv").glob("*.seg") if content(3) in file.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.index(content(3)[:64]) + 7] ^= 16
+    file.write_bytes(data)
+    told = json.loads(run("verify", tmp_path / "kv", "--json", code=1))
+    assert told["sound"] == 4
+    assert len(told["damaged"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "left"),
+    [
+        (["--all"], set()),
+        (["--tenant", "a"], {0, 2}),
+        (["--expired"], {0, 1, 2, 3}),
+        (["--older", "1000"], {0, 1, 2, 3}),
+    ],
+)
+def test_a_purge_erases_from_the_disk_and_the_server_notices(
+    tmp_path: Path, tier: DiskTier, flags: list[str], left: set[int]
+) -> None:
+    time.sleep(0.002)
+    run("purge", tmp_path / "kv", *flags)
+    assert {number for number in range(4) if read(tier, number, "a" if number % 2 else "")} == left
+    tier.tick()
+    assert tier.figures().blocks == len(left)
+    assert tier.figures().corrupt == 0
+    everything = b"".join(file.read_bytes() for file in (tmp_path / "kv").glob("*.seg"))
+    assert {number for number in range(1, 4) if content(number) in everything} == left - {0}
+    assert write(tier, 50)
+    assert read(tier, 50)
+
+
+def test_bad_input(tmp_path: Path, tier: DiskTier) -> None:
+    for words, error in (
+        (["purge", tmp_path / "kv"], "one of --all"),
+        (["stats", tmp_path], "no KV cache's directory|open to other users"),
+        (["stats", tmp_path / "nowhere"], "No such file"),
+    ):
+        with pytest.raises(InvalidConfig, match=error):
+            run(*words)
