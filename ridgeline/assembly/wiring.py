@@ -24,8 +24,10 @@ from ridgeline.core.plan.sharding import part_of
 from ridgeline.core.plan.stages import deal, stage_of
 from ridgeline.core.plan.worker import Worker
 from ridgeline.core.settings.config import EngineConfig, LLMConfig
+from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.settings.speculation import NAMED
 from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.host_layout import HostLayout
 from ridgeline.core.specs.model import NO_RULES, ModelSpec, OutputRules, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, device_of_rank
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RANK_BYTES = 128 << 20  # of a process that has imported torch and loaded nothing
+# B/s from the host's memory to ranks that are not asked: PCIe 4 with 16 lanes, the share of a stated rate that copies
+# attain, and a copy inside of a CPU's memory
+BUS_RATE, ATTAINED, MEMORY_RATE = 25e9, 0.8, 4e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,11 @@ def assemble(
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
     check_events(config)
+    if config.host_bytes > (free := host_memory()):
+        raise InvalidConfig(
+            f"kv_offloading_size is {config.kv_offloading_size:g} GiB, and {free / (1 << 30):.1f} GiB of the host's "
+            "memory are free; lower it."
+        )
     if config.ranks > 1:
         return _assemble_group(config, progress, interactive, recruits)
     device = choose_device(config.device)
@@ -127,6 +137,8 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         spec.encoder,
         spec.output_rules,
     )
+    if (host := worker.runner.host) is not None:
+        wiring = wiring._replace(host_tier=_host_tier(config, memory.layout, host.bytes_per_second()))
     engine = _engine(config, worker, wiring)
     if choices.captured or (pools and device.type == "cuda"):
         engine.rehearse()
@@ -259,6 +271,7 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         cost_model,
         interactive,
         on_gpu=device.type == "cuda",
+        host_tier=_host_tier(config, layout, _bus(facts.device_name, device)),
     )
     if isinstance(group, Apart):
         each = [_engine(config, seat, wiring) for seat in group.seats]
@@ -285,6 +298,14 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         precision=exact,
         memory=memory,
     )
+
+
+def _bus(name: str, device: torch.device) -> float:
+    """Return the bytes a second that a device of this name gets from the host, where other processes have it."""
+    hardware = hardware_named(name, device)
+    if device.type != "cuda":
+        return MEMORY_RATE
+    return BUS_RATE if hardware is None or hardware.pcie is None else ATTAINED * hardware.pcie
 
 
 def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
@@ -375,6 +396,15 @@ class Wiring(NamedTuple):
     on_gpu: bool = False
     encoder: ModelSpec | None = None
     output_rules: OutputRules = NO_RULES
+    host_tier: HostTierSettings | None = None
+
+
+def _host_tier(config: LLMConfig, layout: CacheLayout, bytes_per_second: float) -> HostTierSettings | None:
+    """Return the settings of the tier in the host's memory, as each rank has it, or None."""
+    if not config.host_bytes:
+        return None
+    pages = HostLayout.within(layout, config.host_bytes // config.ranks).num_pages
+    return HostTierSettings(pages=pages, bytes_per_second=bytes_per_second)
 
 
 def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
@@ -400,6 +430,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         even_drafts=wiring.on_gpu,
         lookup=(0, 0) if config.speculation is None else config.speculation.looked_up,
         cuts_chunks=config.pipeline_parallel_size > 1,
+        host_tier=wiring.host_tier,
         debug_checks=config.debug_checks,
     )
     return Engine(

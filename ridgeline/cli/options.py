@@ -48,6 +48,8 @@ ENGINE_HELP = {
     "block_size": "Tokens per KV cache block.",
     "kv_cache_dtype": "auto, bfloat16, fp8 (fp8_e4m3), fp8_e5m2 or int8: how keys and values are cached.",
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
+    "kv_offloading_size": "GiB of the host's memory for cache blocks that the device has no room for.",
+    "kv_offloading_backend": "native.",
     "state_cache_share": "Share of the cache for recurrent states that are kept for later requests.",
     "state_checkpoint_interval": "Tokens after which a long prompt leaves such a state (default: by its bytes).",
     "kv_events_config": "JSON object that says where changes of the prefix cache are published, for example "

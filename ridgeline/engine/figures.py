@@ -23,6 +23,7 @@ class Figures:
         ("accepted_tokens"), at which place behind the last token ("accepted_tokens_per_pos: 0", …), and how many
         seconds they saved ("seconds_saved"); None if no row may.
     policy: counts of the scheduling policy, by name.
+    below: counts of the tier in the host's memory, by name (`HostTier.figures`); None if there is none.
     """
 
     running: int
@@ -36,6 +37,7 @@ class Figures:
     checkpoints: Counts | None = None
     drafts: Mapping[str, float] | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
+    below: Mapping[str, float] | None = None
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
@@ -50,6 +52,7 @@ class Figures:
             None if self.checkpoints is None or other.checkpoints is None else self.checkpoints + other.checkpoints,
             None if self.drafts is None or other.drafts is None else _added(self.drafts, other.drafts),
             _added(self.policy, other.policy),
+            None if self.below is None or other.below is None else _added(self.below, other.below),
         )
 
     def after(self, before: Figures) -> Figures:
@@ -58,6 +61,9 @@ class Figures:
         checkpoints = both.checkpoints
         if checkpoints is not None and self.checkpoints is not None:
             checkpoints = checkpoints._replace(kept=self.checkpoints.kept)
+        below = both.below
+        if below is not None and self.below is not None:
+            below = {**below, **{name: self.below[name] for name in ("used", "size")}}
         return replace(
             both,
             running=self.running,
@@ -65,6 +71,7 @@ class Figures:
             pages_used=self.pages_used,
             num_pages=self.num_pages,
             checkpoints=checkpoints,
+            below=below,
         )
 
 

@@ -21,6 +21,7 @@ from ridgeline.engine.forecast import Forecast
 from ridgeline.engine.plan_builder import NOBODY, InFlight, Standing
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.pressure import Pressure
+from ridgeline.engine.price import Price
 from ridgeline.engine.row_drafting import RowDrafting
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.slots import SlotTable
@@ -37,7 +38,9 @@ class Running:
     time. prefixes: which decoding rows share their first blocks, if attention makes use of it.
     """
 
-    def __init__(self, config: EngineConfig, layout: CacheLayout, clock: Clock = MONOTONIC) -> None:
+    def __init__(
+        self, config: EngineConfig, layout: CacheLayout, clock: Clock = MONOTONIC, price: Price = Price()
+    ) -> None:
         self.clock = clock
         self.each, self.ahead = 1 + config.num_drafts, config.drafted_ahead
         self._depth = config.draft_depth
@@ -52,6 +55,8 @@ class Running:
             max_chunk=config.max_num_batched_tokens + self.ahead,
             state_share=config.state_cache_share,
             state_interval=config.state_checkpoint_interval,
+            host_tier=config.host_tier,
+            price=price,
         )
         self.slots = SlotTable(config.max_num_seqs)
         self.forecast = Forecast(layout, self.slots, self.each - 1 + self.ahead)

@@ -67,12 +67,13 @@ class Scheduler:
     ) -> None:
         self.config, tokens_each = config, 1 + config.num_drafts
         self._clock = clock
-        self.running = Running(config, layout, clock)
+        self._price = price_of(cost_model, config)
+        self.running = Running(config, layout, clock, self._price)
         self.cache, self.slots = self.running.cache, self.running.slots
         self.in_flight: deque[InFlight] = deque()
         self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
         self.on_begin: Callable[[list[Request]], None] = lambda requests: None
-        terms = Terms(config.policy, price_of(cost_model, config), clock)
+        terms = Terms(config.policy, self._price, clock)
         self._policy: Policy = POLICIES[config.scheduling_policy](terms)
         self._by_id: dict[str, Sequence] = {}
         self._waiting = WaitingQueue(self._policy)
@@ -135,7 +136,9 @@ class Scheduler:
         if (drafting := self.running.drafting) is not None:
             drafts = {**self._results.drafts, "seconds_saved": drafting.saved}
         shown = self._policy.figures()
-        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts, drafts, shown)
+        below = None if cache.tier is None else cache.tier.figures()
+        pages = pages_used, pool.num_pages
+        return Figures(*requests, *pages, *found, self.preemptions, groups, counts, drafts, shown, below)
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return the statistics so far of an unfinished request."""
@@ -176,7 +179,7 @@ class Scheduler:
             if self.running.prefilling or self._waiting.lanes:
                 self._advance_prompts(builder)
             self._advance_decoding(builder)
-        if not builder.others and not builder.standing.seqs:
+        if not builder.others and not builder.standing.seqs and not self._load_at_once(builder):
             return self._unblock()
         return self._submit(builder)
 
@@ -299,7 +302,9 @@ class Scheduler:
         No request is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """
         self._itl.promise(self._policy.itl)
-        under_way = deque(sorted(self.running.prefilling, key=self._policy.place))
+        prefilling, tier = self.running.prefilling, self.cache.tier
+        ready = prefilling if tier is None else filter(tier.is_there, prefilling)
+        under_way = deque(sorted(ready, key=self._policy.place))
         waiting, cut = self._waiting.head(), self._itl.target is not None
         decodes = cut and any(not seq.request.background for seq in builder.seqs)  # a client waits for a token
         while builder.budget > 0 and (under_way or waiting is not None):
@@ -313,7 +318,8 @@ class Scheduler:
             elif starts:
                 waits = builder.chunks and not seq.has_waited and self._waits(builder, seq)
                 admitted = not waits and self._admit(seq)
-                if admitted and not self._add_chunk(builder, seq):
+                there = admitted and (tier is None or tier.is_there(seq))
+                if there and not self._add_chunk(builder, seq):
                     return
                 waiting = self._waiting.head() if admitted else None
             elif not self._add_chunk(builder, under_way.popleft()):
@@ -365,9 +371,26 @@ class Scheduler:
                 self.running.start(seq, reserve_blocks=0)
             if seq.slot != NO_SLOT:
                 self._policy.begin(seq)
+        self._await_loads(builder, seq)
         if not self._add_chunk(builder, seq):
             self._preempt_all(Preemption.RECOVERY)
             seq.make_private()
+
+    def _await_loads(self, builder: PlanBuilder, seq: Sequence) -> None:
+        """Let the plan's rows wait for what the request needs from the host's memory."""
+        if self.cache.tier is not None and not self.cache.tier.is_there(seq):
+            builder.loads = max(member.loads for member in seq.members)
+
+    def _load_at_once(self, builder: PlanBuilder) -> bool:
+        """Add the first request that waits for its blocks alone: there is no other work that loads could hide behind.
+        False if there is none, or no room for its row."""
+        tier = self.cache.tier
+        loading = [seq for seq in self.running.prefilling if tier is not None and not tier.is_there(seq)]
+        if not loading:
+            return False
+        seq = min(loading, key=self._policy.place)
+        self._await_loads(builder, seq)
+        return self._add_chunk(builder, seq)
 
     def _unblock(self) -> StepPlan | None:
         """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one is preempted."""
@@ -421,6 +444,7 @@ class Scheduler:
         inserted = parts_between(seq.inserted, start, end) if seq.inserted else ()
         ids, encoded = np.array(seq.tokens[start:end], np.int32), () if start else seq.request.encoder_ids
         builder.add(seq, end - start, int(complete), ids, inserted, encoded)
+        seq.loads = 0
         if seq.source:
             builder.copying.append(seq)
         builder.published += self.cache.publish_chunk(seq, start, end)
@@ -450,13 +474,18 @@ class Scheduler:
         kv_bound_R = self.slots.kv_len[rows.slots_R]
         if self.config.draft_depth is not None:
             kv_bound_R = kv_bound_R + np.where(rows.kinds_R == RowKind.VERIFY, rows.num_tokens_R - rows.num_logits_R, 0)
+        copies = self.cache.copies(builder.copying, self._plan_id) if builder.copying else ()
+        moves, tier = None, self.cache.tier
+        if tier is not None:
+            moves = tier.moves(self._plan_id, lambda: self._price.of_rows(rows, kv_bound_R).sum(), builder.loads)
         plan = StepPlan(
             id=self._plan_id,
             rows=rows,
             kv_bound_R=kv_bound_R,
             spans=spans,
             deltas=tuple(self.running.deltas),
-            copies=self.cache.copies(builder.copying, self._plan_id) if builder.copying else (),
+            copies=copies,
+            moves=moves,
             reset=self._recovery.reset,
             expected=self.running.expected(seqs, rows, self.in_flight) if self.config.debug_checks else None,
             drafts=self.running.drafting is not None and self.running.drafts_pay,
@@ -482,6 +511,8 @@ class Scheduler:
             events = StepEvents(events=self._note_failure(record, result))
         else:
             self._retired = result.plan_id
+            if self.cache.tier is not None:
+                self.cache.tier.retire(result.plan_id)
             if self._pace.shrunk:
                 self._pace.went_well()
             if self._itl.target is not None:
@@ -531,6 +562,8 @@ class Scheduler:
         flight."""
         self._preempt_all(Preemption.SLEEP)
         self.cache.forget_prefixes()
+        if self.cache.tier is not None:
+            self.cache.tier.leave_device()
 
     def untouched(self) -> list[Request]:
         """Return the requests, none of which has a token yet. Raise InvalidConfig if some have."""
@@ -574,6 +607,8 @@ class Scheduler:
         self.cache.published.settle_nothing()
         for node_hashes in self._recovery.start_over():
             self.cache.published.unpublish(node_hashes)
+        if self.cache.tier is not None:
+            self.cache.tier.undo()
         self._preempt_all(Preemption.RECOVERY)
         self.running.deltas.clear()
         self._retired = self._plan_id

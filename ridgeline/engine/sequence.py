@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from enum import Enum
+from typing import NamedTuple
 
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, drafting
 from ridgeline.core.plan.step import features_of, reports_apart
@@ -20,12 +21,24 @@ class Status(Enum):
 NO_SLOT = -1
 
 
+class Rising(NamedTuple):
+    """A block of a hit that is in the host's memory alone, and its column in the group's table. node_hash: its name;
+    None: the sequence's own copy of a block that it will write to."""
+
+    group: int
+    column: int
+    below: int
+    node_hash: bytes | None
+
+
 class Sequence:
     """Host state of one request. `tokens` holds what is known: the prompt and every accepted output token.
 
     blocks: per cache group, block ids from position 0. hashes: of its full blocks, those computed so far. published:
     leading blocks that were published to the prefix index. passed: per cache group, leading blocks that were let go.
     source: per cache group the block that its first plan will copy, held until then; empty if there is none.
+    rising: blocks of its hit in the host's memory, until it is admitted. loads: the number of the last load that its
+    first row waits for (`HostTier`); 0: it waits for none.
     has_emitted: a token has come since it was admitted. private: runs on without the prefix cache. distrusted: its
     scores were once no numbers. guessable: drafts of its next tokens can be verified. drafts: how many its next rows
     verify. trials: how many of its drafts were right, and how many were tried, the newest most. undrafted: tokens
@@ -59,6 +72,7 @@ class Sequence:
         "inserted",
         "keeps_at",
         "last_plan",
+        "loads",
         "num_logprobs",
         "order",
         "passed",
@@ -68,6 +82,7 @@ class Sequence:
         "prompt_logprobs_sent",
         "published",
         "request",
+        "rising",
         "shared_tokens",
         "slot",
         "source",
@@ -96,6 +111,8 @@ class Sequence:
         self.published = 0
         self.passed = [0] * num_groups
         self.source: list[int] = []
+        self.rising: list[Rising] = []
+        self.loads = 0
         self.has_emitted = False
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0

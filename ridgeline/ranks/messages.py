@@ -18,6 +18,7 @@ from ridgeline.core.plan.step import (
     Feature,
     Guided,
     MaskedDrafts,
+    Moves,
     PrefixGroup,
     Release,
     Rows,
@@ -92,6 +93,7 @@ class SentPlan(Message, frozen=True, tag="plan"):
     expected: dict[int, Assign] | None
     after: int
     drafts: bool
+    moves: Moves | None
 
 
 class Round(Message, frozen=True, tag="round"):
@@ -248,7 +250,7 @@ class PlanSender:
         expected = None if plan.expected is None else dict(plan.expected)
         deltas = tuple(map(_sent_delta, plan.deltas))
         whole = plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected, plan.after, plan.drafts
-        return SentPlan(plan.id, part, rows, *whole)
+        return SentPlan(plan.id, part, rows, *whole, plan.moves)
 
 
 class PlanReceiver:
@@ -271,6 +273,7 @@ class PlanReceiver:
             expected=sent.expected,
             after=sent.after,
             drafts=sent.drafts,
+            moves=sent.moves,
         )
 
 

@@ -105,6 +105,7 @@ class Dealer:
             spans=_spans_of(plan, cut),
             deltas=() if index else plan.deltas,
             copies=() if index else plan.copies,
+            moves=None if index else plan.moves,
             reset=plan.reset and not index,
             expected=_expected_of(plan, cut),
             after=self._after(plan, rows, first=not index),

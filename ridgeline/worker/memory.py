@@ -19,6 +19,7 @@ from ridgeline.kernels.base.weight_format import HeldMatrix
 from ridgeline.parallel.scan import ToldStates
 from ridgeline.perf.activations import Activations, DraftActivations
 from ridgeline.perf.footprint import parameters
+from ridgeline.worker.host_memory import Staging
 from ridgeline.worker.moving import MovedExperts
 from ridgeline.worker.speculation.methods import DraftTables
 from ridgeline.worker.state.context import BroughtKeys
@@ -146,7 +147,7 @@ class Budget:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return free - int(total * (1 - self.config.gpu_memory_utilization))
-        return int(host_memory() * CPU_SHARE) // self.ranks
+        return int(max(0, host_memory() - self.config.host_bytes) * CPU_SHARE) // self.ranks
 
     def uses(self, activations: int) -> str:
         """Return a sentence on the uses of memory beside the cache, and on ways to reduce them."""
@@ -185,6 +186,8 @@ def parts_of(
         parts.append(DraftTables(config.speculation))
     if config.enable_eplb:
         parts.append(MovedExperts(model))
+    if config.host_bytes:
+        parts.append(Staging())
     return parts
 
 

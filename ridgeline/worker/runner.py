@@ -13,12 +13,14 @@ import torch
 
 from ridgeline.core.plan.step import MaskedDrafts, StepPlan
 from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.host_layout import HostLayout
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.changes import SlotChanges
 from ridgeline.worker.embeds import InsertedVectors
 from ridgeline.worker.encoding import EncoderPart
 from ridgeline.worker.graphs import Graphs, Progress
 from ridgeline.worker.guidance import Guidance
+from ridgeline.worker.host_memory import HostMemory
 from ridgeline.worker.launch import Launch, RoundLaunch
 from ridgeline.worker.logprobs import PromptLogprobs, TokenLogprobs
 from ridgeline.worker.moving import Mover
@@ -44,6 +46,7 @@ class Runner:
 
     draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
     drafted: the part that says which drafts rows verify; None: they verify none.
+    host: the part that moves blocks to the host's memory and back; None: they stay on the device.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Runner:
         if exchange is not None:
             self.launch = RoundLaunch(self.segments, decoder, exchange, cascade=cascade)
         parts = self._parts()
+        self.host: HostMemory | None = None
         self._prepare, self._after_forward = moment(parts, "prepare"), moment(parts, "after_forward")
         self._before_sample, self._after_sample = moment(parts, "before_sample"), moment(parts, "after_sample")
 
@@ -108,6 +112,11 @@ class Runner:
             parts += [segments.mailbox, Guidance(vocabulary, device)]
             parts += [TokenLogprobs(self.slots, vocabulary), segments.masking]
         return parts
+
+    def keep_below(self, layout: HostLayout) -> None:
+        """Take memory of the host for blocks that the cache has no room for. Raise InvalidConfig if there is none."""
+        self.host = HostMemory(self.segments.states.memory, layout)
+        self._prepare = moment([self.host], "prepare") + self._prepare
 
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not

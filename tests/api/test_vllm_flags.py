@@ -85,7 +85,8 @@ def test_own_flags_are_those_of_the_verb() -> None:
         ("m --kv-cache-memory-bytes 25.6k", "m --kv-cache-memory 25.6k"),
         ("""m --hf-overrides.rope_theta 1e6 --hf-overrides.a.b '"x"'""",
          """m --hf-overrides '{"rope_theta": 1000000.0, "a": {"b": "x"}}'"""),
-        ("m --enable-chunked-prefill --swap-space 4 --disable-log-requests -O3 --no-enable-log-requests", "m"),
+        ("m --enable-chunked-prefill --swap-space 4 --disable-log-requests -O3 --no-enable-log-requests",
+         "m --kv-offloading-size 4"),
         ("m --cpu-offload-gb 0 --no-enable-lora --response-role assistant", "m"),
         ("""m --structured-outputs-config '{"backend": "xgrammar"}'""", "m"),
         ("""m --reasoning-config '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'""", "m"),
@@ -303,13 +304,14 @@ def test_a_file_of_settings_takes_vllms_names(tmp_path: Path, capsys: pytest.Cap
 
 def test_llm_takes_vllms_arguments_and_says_so(text_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), LLM(
-        text_model, trust_remote_code=True, swap_space=4, disable_log_stats=True, enable_lora=False, enforce_eager=True,
-        disable_cascade_attn=True, max_model_len="64", dtype="float", max_logprobs=2, generation_config="vllm",
-        override_generation_config={"temperature": 0.0, "max_new_tokens": 3},
+        text_model, trust_remote_code=True, swap_space=0.1, disable_log_stats=True, enable_lora=False,
+        enforce_eager=True, disable_cascade_attn=True, max_model_len="64", dtype="float", max_logprobs=2,
+        generation_config="vllm", override_generation_config={"temperature": 0.0, "max_new_tokens": 3},
     ) as llm:  # fmt: skip
         told = [record.message.split(" ")[0] for record in caplog.records]
-        assert told == ["trust_remote_code", "swap_space", "disable_log_stats", "enable_lora"]
+        assert told == ["trust_remote_code", "disable_log_stats", "enable_lora"]
         assert llm.config.cascade is False
+        assert llm.config.kv_offloading_size == 0.1
         assert (llm.config.max_model_len, llm.config.dtype) == (64, "float32")
         params = llm.get_default_sampling_params()
         assert (params.temperature, params.max_tokens) == (0.0, 3)

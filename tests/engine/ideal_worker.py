@@ -31,6 +31,7 @@ from ridgeline.core.plan.step import (
 )
 from ridgeline.core.plan.token_bits import unpacked
 from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
+from tests.engine.ideal_host import IdealHost
 
 States = dict[tuple[int, int, int], int]  # (row, group, position) → digest
 Cell = tuple[int, int, int]  # slab, byte where its unit begins there, place in the unit
@@ -152,6 +153,7 @@ class IdealWorker:
         self._turns = Counter[int]()
         self.slots: dict[int, Slot] = {}
         self.memory: dict[Cell, tuple[int, int, int]] = {}
+        self.host = IdealHost(layout)
         self._owner: dict[int, int] = {}  # slab → the group that wrote to it last
         self._steps: deque[Step] = deque()
         self._dropping = True  # until a first reset
@@ -203,6 +205,7 @@ class IdealWorker:
         if self._dropping:
             return StepResult(plan_id=plan.id, dropped=True)
         fault, self.fail_next = self.fail_next, None
+        self.host.move(plan.moves, self.memory, self.unit, self._claim)
         self._fold(plan)
         self._copy(plan)
         self._check(plan, step.unsure)
@@ -218,6 +221,7 @@ class IdealWorker:
 
     def _fail(self, plan: StepPlan) -> StepResult:
         self._dropping = True
+        self.host.spoil(plan.moves, self.memory, self.unit)
         return StepResult(plan_id=plan.id, error="a fault was asked for")
 
     def _scribble(self, plan: StepPlan) -> StepResult:

@@ -16,8 +16,10 @@ from ridgeline.core.plan.request import Request, SamplingParams, TokenEvent
 from ridgeline.core.plan.step import Finish, StepPlan, StepResult
 from ridgeline.core.plan.token_bits import packed
 from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.settings.policies import PolicySettings
 from ridgeline.engine.cache.events import Changes
+from ridgeline.engine.cache.host_tier import HostTier
 from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.plan_builder import InFlight
 from ridgeline.engine.policy import POLICIES
@@ -112,6 +114,8 @@ SETTINGS = {
     "policy": st.sampled_from([*POLICIES]),
     "caching": st.sampled_from([True, True, True, False]),
     "lazy": st.booleans(),
+    "below": st.none()
+    | st.tuples(st.sampled_from([2, 4, 9, 60]), st.sampled_from([1e6, 1e9]), st.sampled_from([1, 1 << 20])),
 }
 
 
@@ -122,12 +126,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         each=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def start(
-        self, groups, block_size, extra_pages, max_num_seqs, extra_tokens, depth, policy, caching, lazy, each, ahead=0,
-        deep=None, cuts=False,
+        self, groups, block_size, extra_pages, max_num_seqs, extra_tokens, depth, policy, caching, lazy, below, each,
+        ahead=0, deep=None, cuts=False,
     ) -> None:  # fmt: skip
         """each: tokens of a decoding row, of which the device takes any number. ahead: positions behind a plan's tokens
         that need blocks too. deep: the depth of the trees that drafts form, if they do. cuts: chunks may be run in
-        pieces."""
+        pieces. below: pages of the host's memory, bytes a second to and from it, and bytes that may be on their way."""
         budget = max_num_seqs * each + extra_tokens
         self.each, self.ahead, self.deep = each, ahead, deep
         needed = layout_of(groups, block_size, 2).pages_needed(MAX_LEN + each - 1 + ahead, budget + ahead)
@@ -145,6 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             draft_depth=deep,
             drafted_ahead=ahead,
             cuts_chunks=cuts,
+            host_tier=below and HostTierSettings(pages=below[0], bytes_per_second=below[1], staging_bytes=below[2]),
             debug_checks=True,
         )
         ticks = count()
@@ -387,10 +392,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Nothing unaccepted, stale or written by a failed plan can be found."""
         if not hasattr(self, "expected") or self.scheduler.in_flight or self.scheduler._recovery.failed:
             return
-        index, pool, size = self.scheduler.cache.index, self.scheduler.cache.pool, self.layout.block_size
+        index, pool = self.scheduler.cache.index, self.scheduler.cache.pool
         states = self._states() if any(group.spec.exact for group in self.layout.groups) else {}
+        tier = self.scheduler.cache.tier
+        self.worker.host.finish(self.worker.memory, self.worker.unit)
         for g, block, node_hash in index.published():
             assert pool.is_cached(g, block)
+            if tier is not None and (g, block) in tier._arriving:
+                continue
             if node_hash.startswith(b"parted"):
                 continue  # no request can ask for it until a result brings its name
             for layer in range(len(self.layout.groups[g].layers)):
@@ -400,11 +409,37 @@ class SchedulerMachine(RuleBasedStateMachine):
                     length, found = cells[0][0] + 1, cells[0][2]
                     assert (length, found) in states[node_hash] or found == NAN  # of a prompt that gave no token yet
                     continue
-                tokens = [token for _, token, _ in takewhile(bool, cells)]
-                node = index.get(node_hash)
-                lengths = [len(node.end)] if node.end else range(size + 1)
-                assert any(chain_hash(node.parent, tokens[:n]) == node_hash for n in lengths)
-                assert tuple(tokens[: len(node.end or ())]) == (node.end or ())
+                self._holds_tokens(cells, node_hash)
+        if tier is not None:
+            self._check_below(tier, states)
+
+    def _holds_tokens(self, cells: list[tuple[int, int, int] | None], node_hash: bytes) -> None:
+        index, size = self.scheduler.cache.index, self.layout.block_size
+        tokens = [token for _, token, _ in takewhile(bool, cells)]
+        node = index.get(node_hash)
+        lengths = [len(node.end)] if node.end else range(size + 1)
+        assert any(chain_hash(node.parent, tokens[:n]) == node_hash for n in lengths)
+        assert tuple(tokens[: len(node.end or ())]) == (node.end or ())
+
+    def _check_below(self, tier: HostTier, states: dict[bytes, set[tuple[int, int]]]) -> None:
+        """The host's memory holds what the index says, but for what the next plan will bring."""
+        coming = {(move.group, move.below) for move in tier._saves}
+        for g, known in enumerate(self.scheduler.cache.index._hash_below):
+            for block, node_hash in known.items():
+                assert tier.pool.is_cached(g, block)
+                assert self.scheduler.cache.index.get(node_hash).below[g] == block
+                if (g, block) in coming:
+                    continue
+                held = self.worker.host.blocks[g, block]
+                each = len(held) // len(self.layout.groups[g].layers)
+                for layer in range(len(self.layout.groups[g].layers)):
+                    cells = held[layer * each :][:each]
+                    if self.layout.groups[g].spec.exact:
+                        assert cells[0] is not None
+                        length, found = cells[0][0] + 1, cells[0][2]
+                        assert (length, found) in states[node_hash] or found == NAN
+                    else:
+                        self._holds_tokens(cells, node_hash)
 
     def _states(self) -> dict[bytes, set[tuple[int, int]]]:
         """Hash → what a block that is exact may hold under it: (tokens, their digest)."""
@@ -437,6 +472,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(expected.ended for expected in self.expected.values())
         pool, slots = self.scheduler.cache.pool, self.scheduler.slots
         assert pool.free_pages == pool.num_pages
+        if (tier := self.scheduler.cache.tier) is not None:
+            held = {(move.group, move.below) for move in tier._saves}
+            assert {key for key in held if not tier.pool.refs(*key)} == set()
+            tier.leave_device()
+            assert tier.pool.free_pages == tier.pool.num_pages
+            assert not tier._staged
         assert slots.num_free == self.config.max_num_seqs
         assert (self.scheduler.num_running, self.scheduler.num_waiting) == (0, 0)
 

@@ -174,9 +174,32 @@ class CopyBlocks(NamedTuple):
     targets: tuple[int, ...]
 
 
+class MoveBlocks(NamedTuple):
+    """Whole blocks of one cache group, in all its layers: blocks[i] on the device, below[i] in the host's memory
+    (`core.specs.host_layout`)."""
+
+    group: int
+    blocks: tuple[int, ...]
+    below: tuple[int, ...]
+
+
+class Moves(NamedTuple):
+    """Blocks that move between the device and the host's memory.
+
+    saves: the host's blocks get what the device's hold before this plan changes anything.
+    loads: the device's blocks get what the host's hold once the saves of this plan are done. They are there for every
+        later plan.
+    awaited: they are there for this plan's rows as well.
+    """
+
+    saves: tuple[MoveBlocks, ...] = ()
+    loads: tuple[MoveBlocks, ...] = ()
+    awaited: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Deltas are applied and blocks are copied before the rows run.
+    """One step. Blocks move, deltas are applied and blocks are copied before the rows run, in this order.
 
     kv_bound_R: an upper bound on the row's cached tokens after the step, all drafts included. It is exact unless the
         device stopped the row, or this plan or an earlier plan in flight emits fewer tokens than it may.
@@ -185,6 +208,7 @@ class StepPlan:
         those that verify, or did in a plan that was in flight); otherwise None.
     after: on a stage of a pipeline, the newest plan whose tokens this plan needs (`ranks/parts.py`).
     drafts: False if the next step should verify none, by what is known so far.
+    moves: None: no blocks move between the device and the host's memory.
     """
 
     id: int
@@ -197,6 +221,7 @@ class StepPlan:
     expected: Mapping[int, Assign] | None = None
     after: int = -1
     drafts: bool = True
+    moves: Moves | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -20,6 +20,9 @@ DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 class CacheSettings(Settings):
     """The memory of the device, and what is cached in it.
 
+    kv_offloading_size: GiB of the host's memory, for all ranks together, for blocks that the device's cache has no room
+        for. They come back where that is faster than running their tokens again. None or 0: there is none.
+    kv_offloading_backend: "native", which is the only one.
     enable_sleep_mode: a GPU's memory can be given back, and the weights kept in the host's, while the engine sleeps.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
     kv_cache_memory: bytes for the KV cache on each device, in place of that share.
@@ -41,6 +44,8 @@ class CacheSettings(Settings):
     enable_prefix_caching: bool = True
     state_cache_share: float = 0.5
     state_checkpoint_interval: Annotated[int | None, AtLeast(1)] = None
+    kv_offloading_size: Annotated[float | None, AtLeast(0)] = None
+    kv_offloading_backend: str = "native"
     enable_sleep_mode: bool = False
     kv_events_config: Mapping[str, object] | None = None
 
@@ -59,5 +64,12 @@ class CacheSettings(Settings):
             )
         if not 0 <= self.state_cache_share <= 1:
             raise InvalidConfig(f"state_cache_share must be from 0 to 1, got {self.state_cache_share!r}.")
+        if self.kv_offloading_backend != "native":
+            raise InvalidConfig(f"unknown kv_offloading_backend {self.kv_offloading_backend!r}; use native.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+
+    @property
+    def host_bytes(self) -> int:
+        """The bytes of the host's memory that keep blocks, of all ranks together."""
+        return int((self.kv_offloading_size or 0) * (1 << 30))

@@ -8,6 +8,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.cache import CacheSettings
 from ridgeline.core.settings.checks import check_fields
 from ridgeline.core.settings.experts import ExpertSettings
+from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.settings.model import DTYPE_ALIASES, ModelSettings
 from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.core.settings.policies import PolicySettings
@@ -91,6 +92,7 @@ class EngineConfig:
     lookup: how many tokens prompt lookup compares at least and at most in the texts of requests with token masks; 0, 0:
         nothing is looked up there.
     cuts_chunks: the worker may run a chunk of a prompt in pieces, which end anywhere (`ranks/parts.py`).
+    host_tier: the host's memory as a second tier of the cache. None: there is none.
     """
 
     max_model_len: int
@@ -112,6 +114,7 @@ class EngineConfig:
     even_drafts: bool = False
     lookup: tuple[int, int] = (0, 0)
     cuts_chunks: bool = False
+    host_tier: HostTierSettings | None = None
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

@@ -27,6 +27,8 @@ APART: Mapping[tuple[str, str], str] = {
         for name in (COPIES, LOCATION, MOVING)
         for axis in (PP, CP)
     },
+    ("kv_offloading_size", "enable_prefix_caching"): "blocks in the host's memory are found by their prefixes",
+    ("kv_offloading_size", "pipeline_devices"): "stages of unlike devices have blocks of unlike sizes",
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
     (MOVING, "deterministic"): "the order of a token's sums follows from the ranks of its experts",
     (OFFLOAD, "quantization"): "it copies plain weights",

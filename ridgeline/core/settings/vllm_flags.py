@@ -76,6 +76,7 @@ _RENAMED: tuple[tuple[str, Takes, str, str], ...] = (
     ("otlp-traces-endpoint", VALUE, "--otlp-endpoint", "the same address"),
     ("uvicorn-log-level", VALUE, "--log-level", "one level is for the whole server"),
     ("disable-uvicorn-access-log", SWITCH, "--no-access-log", "no line for each request"),
+    ("swap-space", VALUE, "--kv-offloading-size", "GiB of the host's memory, for all devices together"),
     ("disable-cascade-attn", SWITCH, "--no-cascade", "requests with a common beginning read their keys one by one"),
 )
 
@@ -90,9 +91,10 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     ("no code from a model's folder is ever run", VALUE, "code-revision"),
     ("long prompts always run in parts, beside requests that decode", SWITCH, "enable-chunked-prefill"),
     (
-        "nothing is swapped: a preempted request keeps its tokens and is computed again",
+        "a preempted request's blocks go to the memory of --kv-offloading-size, and come back where that is faster "
+        "than computing them again",
         VALUE,
-        "swap-space preemption-mode",
+        "preemption-mode",
     ),
     (
         "what requests hold is never logged; --no-access-log leaves out the line of each request",
@@ -277,7 +279,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
 _SPECULATION = "drafts are asked for by --speculative-config (docs/speculation.md)"
 _LORA = "adapters are not supported; merge them into the model's weights and serve the merged folder"
 _NODES = "one server runs on one machine; start one on each and put a balancer before them"
-_OFFLOAD = "weights and caches stay on the device; use --moe-expert-cache-size, --quantization or more devices"
+_OFFLOAD = "weights stay on the device; use --moe-expert-cache-size, --quantization or more devices"
 _PARSERS = (
     "install a package with an entry point of ridgeline.{}_parser (docs/plugins.md), and name it with --{}-parser"
 )
@@ -312,8 +314,8 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("all engines of a server run on this machine; use --data-parallel-size", VALUE, "data-parallel-size-local", ()),
     ("set CUDA_VISIBLE_DEVICES before the command", LIST, "device-ids", ()),
     ("cached tokens are divided by --prefill-context-parallel-size", VALUE, "decode-context-parallel-size", ("1",)),
-    (_OFFLOAD, VALUE, "cpu-offload-gb kv-offloading-size offload-group-size", ("0", "0.0")),
-    (_OFFLOAD, VALUE, "kv-offloading-backend offload-num-in-group offload-prefetch-step", ("native", "1")),
+    (_OFFLOAD, VALUE, "cpu-offload-gb offload-group-size", ("0", "0.0")),
+    (_OFFLOAD, VALUE, "offload-num-in-group offload-prefetch-step", ("1",)),
     (_OFFLOAD, VALUE, "offload-backend", ("auto",)),
     (_OFFLOAD, LIST, "cpu-offload-params offload-params", ()),
     (_PULLED, VALUE, "kv-transfer-config ec-transfer-config weight-transfer-config", ("{}",)),

@@ -82,6 +82,7 @@ class Checkpoints:
         alone = len(self.groups) == len(groups)
         self.most_pages = layout.num_pages if alone else int((layout.num_pages - 1) * share)
         self._kept: list[dict[int, Checkpoint]] = [{} for _ in groups]
+        self._below: list[dict[int, Checkpoint]] = [{} for _ in groups]  # in the host's memory
         self._known: OrderedDict[Hash, None] = OrderedDict()  # blocks of prompts, the one seen longest ago first
         self._forks: OrderedDict[Hash, None] = OrderedDict()
         self._counts = Counter[str]()
@@ -108,34 +109,56 @@ class Checkpoints:
         for g, block in blocks:
             self._kept[g][block] = checkpoint
 
-    def drop(self, group: int, block: int) -> None:
-        """Forget the checkpoint of a block whose content was evicted."""
-        checkpoint = self._kept[group].pop(block, None)
-        if checkpoint is not None and checkpoint.kept:
+    def drop(self, group: int, block: int, *, saved: bool = False) -> None:
+        """Forget the checkpoint of a block whose content was evicted. saved: it is in the host's memory."""
+        self._gone(self._kept[group].pop(block, None), saved)
+
+    def _gone(self, checkpoint: Checkpoint | None, kept: bool) -> None:
+        if checkpoint is not None and checkpoint.kept and not kept:
             checkpoint.kept = False
             self._counts["evicted"] += 1
 
     def at(self, group: int, block: int) -> Checkpoint | None:
         return self._kept[group].get(block)
 
+    def below(self, group: int, block: int) -> Checkpoint | None:
+        """Return the checkpoint of a block in the host's memory."""
+        return self._below[group].get(block)
+
+    def sink(self, group: int, block: int, checkpoint: Checkpoint) -> None:
+        """Note that a block in the host's memory holds the checkpoint too."""
+        self._below[group][block] = checkpoint
+
+    def rise(self, group: int, below: int, block: int) -> None:
+        """Note that a block has what one in the host's memory holds."""
+        if (checkpoint := self._below[group].get(below)) is not None:
+            self._kept[group][block] = checkpoint
+
+    def drop_below(self, group: int, block: int, *, gone: bool) -> None:
+        """Forget the checkpoint of a block in the host's memory. gone: it is not on the device either."""
+        self._gone(self._below[group].pop(block, None), not gone)
+
     def use(self, checkpoint: Checkpoint) -> None:
         """Note that a request begins at it."""
         checkpoint.uses += 1
         self._counts["used"] += 1
 
-    def page_worth(self, group: int, blocks: Sequence[int]) -> float:
+    def page_worth(self, group: int, blocks: Sequence[int], *, below: bool = False) -> float:
         """Return the worth of the cached blocks of an idle page: the tokens that must run again without them.
 
         Where there are no states, all pages of keys and values are worth the same, so that they go in the order in
         which they were freed: the end of a conversation before its beginning. Beside states they are worth the tokens
         that they hold. A page holds thousands, and one that few were written to must not outlive the state behind them,
         without which no request can use them.
+
+        below: the page is one of the host's memory.
         """
         if not self.groups:
             return 0.0
         if group not in self.groups:
             return float(len(blocks) * self._block_size)
-        found = (self._kept[group].get(block) for block in blocks)
+        kept = self._below[group] if below else self._kept[group]
+        found = (kept.get(block) for block in blocks)
         return sum(checkpoint.worth for checkpoint in found if checkpoint is not None)
 
     # ---- where to keep one ------------------------------------------------------------------------------------

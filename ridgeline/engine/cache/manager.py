@@ -13,6 +13,7 @@ and its first plan copies the other one into it (copy on write).
     published.py    what others can find of them
     checkpoints.py  which states of constant size are kept
     events.py       changes of what can be found, for those outside who follow them
+    host_tier.py    what is kept in the host's memory
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as PySequence
 
 from ridgeline.core.plan.step import CopyBlocks, SetBlocks
+from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.hits import Found, Hit, Search
+from ridgeline.engine.cache.host_tier import Device, HostTier, TierCounts
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import Hash
 from ridgeline.engine.cache.published import Published
 from ridgeline.engine.cache.tables import Tables
+from ridgeline.engine.price import Price
 from ridgeline.engine.sequence import Sequence
 
 Fits = Callable[[PySequence[Sequence]], bool]
@@ -38,7 +42,8 @@ Fits = Callable[[PySequence[Sequence]], bool]
 class CacheManager:
     """Blocks of all sequences. With `prefix_caching` off nothing is published, so nothing is found.
 
-    max_chunk: tokens one step runs at most for a sequence.
+    max_chunk: tokens one step runs at most for a sequence. price: of running tokens, beside which loading them from the
+    host's memory must pay.
     """
 
     def __init__(
@@ -49,6 +54,8 @@ class CacheManager:
         max_chunk: int,
         state_share: float = 0.5,
         state_interval: int | None = None,
+        host_tier: HostTierSettings | None = None,
+        price: Price = Price(),
     ) -> None:
         self.layout = layout
         self.block_size = layout.block_size
@@ -60,6 +67,10 @@ class CacheManager:
         self.index = self.published.index
         worth, most = self.checkpoints.page_worth, self.checkpoints.most_pages
         self.pool = self.published.pool = BlockPool(layout, self.published.on_evict, worth, most)
+        self.tier: HostTier | None = None
+        if host_tier is not None and prefix_caching:
+            self.tier = self.published.tier = HostTier(host_tier, layout, self.index, self.checkpoints, price)
+            self.tier.device = Device(self.pool, self.published.publish_loaded, self.published.forget)
         self.tables = Tables(self.specs, self.names, self.pool, self.published, self.checkpoints)
         self._search = Search(self.specs, self.names, self.index)
         self._max_chunk = max_chunk
@@ -75,7 +86,7 @@ class CacheManager:
         A hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published, cached_tokens and
         shared_tokens. fits: asked whether they may start, once they have their hits.
         """
-        hits = [self._search.search(seq) for seq in seqs]
+        hits = [self._search.search(seq) if self.tier is None else self._find(seq) for seq in seqs]
         if not self._take_ends(seqs, hits, reserve_blocks):
             wanted = self._take_hits(seqs, [hit.whole for hit in hits], reserve_blocks)
             if not self.pool.can_take(wanted):
@@ -86,6 +97,8 @@ class CacheManager:
         if not fits(seqs):
             self._take_back(seqs)
             return False
+        for seq, hit in zip(seqs, hits, strict=True) if self.tier is not None else ():
+            self._count_below(seq, hit.here)
         for seq, hit in zip(seqs, hits, strict=True):
             for checkpoint in self._begun_from(seq) if self._exact else ():
                 seq.checkpoint = checkpoint
@@ -100,7 +113,32 @@ class CacheManager:
                     self.group_hits[g] += tokens
                 if self._exact and self.names.shares(seq):
                     self.checkpoints.note_prompt(self.names.skippable(seq), seq.cached_tokens)
+            if seq.rising:
+                assert self.tier is not None
+                self.tier.load(seq)
         return True
+
+    def _find(self, seq: Sequence) -> Found:
+        """Return the longest hit, with blocks from the host's memory where loading them beats running the tokens."""
+        assert self.tier is not None
+        if not self.index.has_below:
+            return self._search.search(seq)
+        found = self._search.search(seq, below=True)
+        num_bytes = self._search.bytes_below(seq, found.best, self.tier.layout.block_bytes)
+        if not num_bytes:
+            return found
+        here = self._search.search(seq)
+        start, end = here.best.tokens(self.block_size), found.best.tokens(self.block_size)
+        pays = end > start and self.tier.pays(num_bytes, start, end)
+        return found._replace(here=start) if pays else here
+
+    def _count_below(self, seq: Sequence, here: int | None) -> None:
+        """Count what the device does not have of a request that starts, and what is found below."""
+        assert self.tier is not None
+        if not seq.preemptions and self.names.shares(seq):
+            here = seq.cached_tokens if here is None else min(here, seq.cached_tokens)
+            self.tier.counts.queried += len(seq.tokens) - here
+            self.tier.counts.hit += seq.cached_tokens - here
 
     def would_admit(self, *seqs: Sequence, reserve_blocks: int, without: PySequence[Sequence]) -> bool:
         """Return True if `admit` would succeed if the sequences `without` had given their blocks back."""
@@ -153,12 +191,16 @@ class CacheManager:
                 known = len(seq.tokens) + (seq.request.task is None)  # a token comes, unless the prompt is pooled
                 size = len(seq.request.encoder_ids) if spec.encoded else known
                 wanted[g] += spec.blocks_needed(size, self._max_chunk, self.block_size) - held
+            for rising in seq.rising:
+                wanted[rising.group] += rising.group in self._exact and rising.node_hash is not None
         return wanted
 
     def _take_hit(self, seq: Sequence, hit: Hit) -> None:
         seq.has_emitted = False
         seq.blocks = [self._search.blocks(seq, g, hit) for g in range(len(self.specs))]
-        seq.source = [] if hit.end is None else [block for block in hit.end.blocks if block is not None]
+        seq.source = [] if hit.end is None else [block or NULL_BLOCK for block in hit.end.blocks]
+        if self.tier is not None:
+            self.tier.hold(seq, hit)
         for g, blocks in enumerate(seq.blocks):
             for block in [*blocks, *seq.source[g : g + 1]]:
                 if block != NULL_BLOCK:
@@ -171,6 +213,8 @@ class CacheManager:
     def _shared(self, seq: Sequence) -> int:
         """Return the number of tokens of a sequence's hit that lie in blocks which others hold as well."""
         blocks = seq.blocks[0] if self.specs[0].span is None else []
+        if seq.rising and NULL_BLOCK in blocks:
+            blocks = blocks[: blocks.index(NULL_BLOCK)]
         return bisect_left(blocks, True, key=lambda block: self.pool.refs(0, block) < 2) * self.block_size
 
     def _take_back(self, seqs: PySequence[Sequence]) -> None:
@@ -180,24 +224,27 @@ class CacheManager:
     def _begun_from(self, seq: Sequence) -> set[Checkpoint]:
         """Return the checkpoint that it begins at, if there is one: all groups whose blocks are exact know the same."""
         blocks = seq.source or [blocks[-1] if blocks else NULL_BLOCK for blocks in seq.blocks]
-        found = (self.checkpoints.at(g, blocks[g]) for g in self._exact)
+        found = [self.checkpoints.at(g, blocks[g]) for g in self._exact]
+        found += [self.checkpoints.below(rising.group, rising.below) for rising in seq.rising]
         return {checkpoint for checkpoint in found if checkpoint is not None}
 
     def copies(self, seqs: PySequence[Sequence], plan: int) -> tuple[CopyBlocks, ...]:
         """Return the copies that `plan`, the first of these sequences, must make. There are some sequences. Later plans
         may overwrite the sources."""
         starting = [(seq, seq.cached_tokens // self.block_size) for seq in seqs]
-        copies = tuple(
-            CopyBlocks(g, tuple(seq.source[g] for seq in seqs), tuple(seq.blocks[g][n] for seq, n in starting))
-            for g in range(len(self.specs))
-        )
+        copies = list[CopyBlocks]()
+        for g in range(len(self.specs)):
+            pairs = [(seq.source[g], seq.blocks[g][n]) for seq, n in starting if seq.source[g] != NULL_BLOCK]
+            if pairs:  # what else they need was loaded
+                copies.append(CopyBlocks(g, *zip(*pairs, strict=True)))
         for seq in seqs:
             self._release_source(seq, plan)
-        return copies
+        return tuple(copies)
 
     def _release_source(self, seq: Sequence, last_plan: int) -> None:
         for g, block in enumerate(seq.source):
-            self.pool.release(g, block, last_plan)
+            if block != NULL_BLOCK:
+                self.pool.release(g, block, last_plan)
         seq.source = []
 
     # ---- prompts ----------------------------------------------------------------------------------------------
@@ -277,6 +324,8 @@ class CacheManager:
         they will hold the state of when all that is submitted has run. resumes: the sequence will go on."""
         self.published.leave(seq, last_plan, kv_len, resumes=resumes)
         self._release_source(seq, last_plan)
+        if self.tier is not None:
+            self.tier.let_go(seq)
         if resumes and self.names.shares(seq):
             self.pool.await_return(seq, ((g, block) for g, blocks in enumerate(seq.blocks) for block in set(blocks)))
         for g, blocks in enumerate(seq.blocks):
@@ -284,11 +333,13 @@ class CacheManager:
                 if block != NULL_BLOCK:
                     self.pool.release(g, block, last_plan)
         seq.blocks = [[] for _ in self.specs]
+        if seq.loads and self.tier is not None:
+            self.tier.prune()
         seq.published, seq.checkpoint, seq.keeps_at = 0, None, 0
 
     def forget_prefixes(self) -> None:
         """Let no later sequence find anything of what was. Requests may run meanwhile."""
-        self.published.unpublish({node_hash for _, _, node_hash in self.index.published()})
+        self.published.unpublish(self.index.hashes())
         if self.published.changes is not None:
             self.published.changes.cleared()
         self.checkpoints.forget_prompts()
@@ -299,6 +350,8 @@ class CacheManager:
         self.checkpoints.forget_all()
         self.queried_tokens = self.hit_tokens = 0
         self.group_hits = [0] * len(self.specs)
+        if self.tier is not None:
+            self.tier.counts = TierCounts()
 
     @property
     def usage(self) -> float:

@@ -34,9 +34,22 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
+from typing import Protocol
 
-from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.cache_layout import CacheGroup
 from ridgeline.engine.cache.idle import Idle, IdlePages
+
+
+class Pages(Protocol):
+    """The division of a memory into pages and blocks: `CacheLayout` on the device, `HostLayout` on the host."""
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]: ...
+    @property
+    def num_pages(self) -> int: ...
+    def blocks_per_page(self, group: int) -> int: ...
+    def block_id(self, group: int, page: int, index: int) -> int: ...
+    def page_of(self, group: int, block_id: int) -> int: ...
 
 
 class _Block:
@@ -57,7 +70,7 @@ class BlockPool:
 
     def __init__(
         self,
-        layout: CacheLayout,
+        layout: Pages,
         on_evict: Callable[[int, int], None] = lambda group, block: None,
         worth: Callable[[int, Sequence[int]], float] = lambda group, blocks: 0.0,
         most_states: int | None = None,
@@ -95,6 +108,11 @@ class BlockPool:
     def free_pages(self) -> int:
         """Pages that any group could take now (fresh or idle)."""
         return len(self._fresh) + len(self._idle)
+
+    @property
+    def fresh_pages(self) -> int:
+        """Pages without content."""
+        return len(self._fresh)
 
     @property
     def awaited_pages(self) -> int:

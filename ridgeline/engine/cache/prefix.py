@@ -2,7 +2,8 @@
 
 A node stands for one block of tokens *and everything before it*: hash = H(parent's hash, tokens). The root is H(salt,
 …), so tenants (and later adapters, images, weight versions) never share a node. A node remembers, per cache group, the
-block that holds its keys and values. The same hashes name blocks to other tiers and to routers.
+block that holds its keys and values, on the device and in the host's memory. The same hashes name blocks to other
+tiers and to routers.
 
 A prefix of whole blocks is found by hash alone. Where a request ended the tree has *ends*. An end keeps its block's
 tokens, so a prompt that begins with the same tokens and then differs can use these first tokens. An end is the one kind
@@ -60,14 +61,15 @@ def chain_hashes(parent: Hash, tokens: Sequence[int], size: int) -> Iterator[Has
 class Node:
     """One cached block of tokens; `blocks[g]` holds its state for group g (None: not cached there).
 
-    end: its tokens, while it is an end.
+    below: the same for blocks in the host's memory. end: its tokens, while it is an end.
     """
 
-    __slots__ = ("blocks", "end", "parent")
+    __slots__ = ("below", "blocks", "end", "parent")
 
-    def __init__(self, parent: Hash, num_groups: int) -> None:
+    def __init__(self, parent: Hash, nothing: tuple[None, ...]) -> None:
         self.parent = parent
-        self.blocks: list[int | None] = [None] * num_groups
+        self.blocks: list[int | None] = [*nothing]
+        self.below: Sequence[int | None] = nothing
         self.end: Tokens | None = None
 
 
@@ -75,9 +77,10 @@ class PrefixIndex:
     """Maps hashes to nodes and back from (group, block) to the hash."""
 
     def __init__(self, num_groups: int) -> None:
-        self._num_groups = num_groups
+        self._nothing = (None,) * num_groups
         self._nodes: dict[Hash, Node] = {}
         self._hash_of: list[dict[int, Hash]] = [{} for _ in range(num_groups)]
+        self._hash_below: list[dict[int, Hash]] = [{} for _ in range(num_groups)]
         # Ends by parent, sorted. No end begins another, which would serve for both: so those that agree most with any
         # tokens stand where these would
         self._ends: dict[Hash, list[tuple[Tokens, Hash]]] = {}
@@ -91,6 +94,19 @@ class PrefixIndex:
     def hash_of(self, group: int, block: int) -> Hash | None:
         """Return the hash under which a block can be matched."""
         return self._hash_of[group].get(block)
+
+    def hash_below(self, group: int, block: int) -> Hash | None:
+        """Return the hash under which a block in the host's memory can be matched."""
+        return self._hash_below[group].get(block)
+
+    @property
+    def has_below(self) -> bool:
+        """Return True if some block in the host's memory can be matched."""
+        return any(self._hash_below)
+
+    def hashes(self) -> list[Hash]:
+        """Return the hashes of all nodes."""
+        return list(self._nodes)
 
     def children(self, node_hash: Hash) -> frozenset[Hash]:
         """Cached continuations of a prefix (a root hash works too). Looks at every node: no step asks for them, and
@@ -117,12 +133,15 @@ class PrefixIndex:
         return ((g, block, node_hash) for g, known in enumerate(self._hash_of) for block, node_hash in known.items())
 
     def publish(self, node_hash: Hash, parent: Hash, group: int, block: int) -> bool:
-        """Make a block matchable. False when the group already has this content in another block."""
+        """Make a block matchable. False when the group already has this content in another block. The next plan may be
+        what writes it, so it is no end any more: a block to copy would be copied before that."""
         node = self._nodes.get(node_hash)
         if node is None:
-            node = self._nodes[node_hash] = Node(parent, self._num_groups)
+            node = self._nodes[node_hash] = Node(parent, self._nothing)
         if node.blocks[group] is not None:
             return False
+        if node.end is not None:
+            self._no_end(node_hash, node, node.end)
         node.blocks[group] = block
         self._hash_of[group][block] = node_hash
         return True
@@ -132,9 +151,29 @@ class PrefixIndex:
         node_hash = self._hash_of[group].pop(block)
         node = self._nodes[node_hash]
         node.blocks[group] = None
+        self._lost(node_hash, node, group)
+
+    def save(self, node_hash: Hash, parent: Hash, group: int, block: int) -> None:
+        """Make a block in the host's memory matchable. The group has no other one below."""
+        node = self._nodes.get(node_hash)
+        if node is None:
+            node = self._nodes[node_hash] = Node(parent, self._nothing)
+        node.below = [*node.below[:group], block, *node.below[group + 1 :]]
+        self._hash_below[group][block] = node_hash
+
+    def drop_below(self, group: int, block: int) -> None:
+        """The block in the host's memory no longer holds what was saved."""
+        node_hash = self._hash_below[group].pop(block)
+        node = self._nodes[node_hash]
+        node.below = [*node.below[:group], None, *node.below[group + 1 :]]
+        self._lost(node_hash, node, group)
+
+    def _lost(self, node_hash: Hash, node: Node, group: int) -> None:
+        if node.blocks[group] is not None or node.below[group] is not None:
+            return
         if node.end is not None:
             self._no_end(node_hash, node, node.end)
-        if all(b is None for b in node.blocks):
+        if all(b is None for b in node.blocks) and all(b is None for b in node.below):
             del self._nodes[node_hash]
 
     # ---- ends -------------------------------------------------------------------------------------------------

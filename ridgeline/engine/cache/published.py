@@ -13,6 +13,7 @@ from collections.abc import Sequence as PySequence
 
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.events import Changes
+from ridgeline.engine.cache.host_tier import HostTier
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.partings import Parted, Partings
 from ridgeline.engine.cache.pool import BlockPool
@@ -22,12 +23,13 @@ from ridgeline.engine.sequence import Sequence
 
 class Published:
     """index: what can be found. Blocks that the pool gives up leave it by `on_evict`. partings: preempted sequences.
-    changes: where changes of the index are noted, if they are followed."""
+    changes: where changes of the index are noted, if they are followed. tier: where evicted blocks go, if they do."""
 
     def __init__(self, num_groups: int, names: Names, checkpoints: Checkpoints) -> None:
         self.index = PrefixIndex(num_groups)
         self.pool: BlockPool
         self.changes: Changes | None = None
+        self.tier: HostTier | None = None
         self._names, self._checkpoints, self._exact = names, checkpoints, checkpoints.groups
         self._growing = [g for g in range(num_groups) if g not in self._exact]
         self.partings = Partings(self.index, names.block_size, self._exact)
@@ -67,6 +69,10 @@ class Published:
             self.changes.stored(seq, [g for g, _ in fresh], n, (node_hash, parent), length)
         return bool(fresh)
 
+    def publish_loaded(self, seq: Sequence, n: int, group: int, block: int) -> bool:
+        """Make the sequence's full block n matchable, which is loaded for it. False where others hold the same."""
+        return self._publish_block(seq, n, seq.hashes[n], self._names.parent(seq, n), [(group, block)])
+
     def _drop(self, group: int, block: int) -> None:
         """Take a block out of the index."""
         if self.changes is not None and (node_hash := self.index.hash_of(group, block)) is not None:
@@ -97,6 +103,8 @@ class Published:
             for g, block in enumerate(node.blocks):
                 if block is not None:
                     self.forget(g, block)
+            if self.tier is not None:
+                self.tier.forget_all_of(node)
 
     def forget(self, group: int, block: int) -> None:
         self._drop(group, block)
@@ -105,14 +113,18 @@ class Published:
 
     def on_evict(self, group: int, block: int) -> None:
         """The pool evicts a block. Where keys and values are gone, no request can begin at the state behind them."""
-        node = self.index.get(self.index.hash_of(group, block) or b"")
+        node_hash = self.index.hash_of(group, block) or b""
+        node, tier = self.index.get(node_hash), self.tier
+        saved = tier is not None and node is not None and tier.save(node_hash, group, block)
         self._drop(group, block)
-        self._checkpoints.drop(group, block)
-        if node is None or group in self._exact:
+        self._checkpoints.drop(group, block, saved=saved)
+        if node is None or saved or group in self._exact:
             return
         for g in self._exact:
             if (state := node.blocks[g]) is not None and not self.pool.refs(g, state):
                 self.forget(g, state)
+            if tier is not None and (below := node.below[g]) is not None and not tier.pool.refs(g, below):
+                tier.forget(g, below)
 
     def withdraw(self, *seqs: Sequence) -> None:
         """Withdraw what these sequences published, shared or left behind, and anything that continues it: keys
@@ -130,7 +142,7 @@ class Published:
     def leave(self, seq: Sequence, last_plan: int, kv_len: int, *, resumes: bool) -> None:
         """Leave behind what a sequence has that gives its blocks back. The arguments are those of
         `CacheManager.release`."""
-        if not self._names.shares(seq):
+        if not self._names.shares(seq) or seq.loads:  # it has not run yet
             return
         size = self._names.block_size
         for length in (seq.num_prompt, seq.written) if seq.written > 0 else ():

@@ -179,6 +179,8 @@ class EngineStats:
             others |= {f"prefix_cache_hits: {group}": tokens for group, tokens in figures.group_hits.items()}
         if figures.drafts is not None:
             others |= {f"drafts: {name}": count for name, count in figures.drafts.items()}
+        if figures.below is not None:
+            others |= {f"below: {name}": count for name, count in figures.below.items()}
         if counted.worker.expert_cache is not None:
             others |= {f"expert_cache: {name}": count for name, count in counted.worker.expert_cache._asdict().items()}
         if counted.worker.rebalanced is not None:

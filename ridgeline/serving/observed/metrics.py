@@ -138,6 +138,16 @@ CHECKPOINTS = {  # of `engine.cache.checkpoints.Counts`
 }
 
 
+BELOW = {  # of `engine.cache.host_tier.TierCounts`
+    "loaded": ("vllm:kv_offload_load_bytes", "Bytes of cache blocks that came back from the host's memory."),
+    "saved": ("vllm:kv_offload_store_bytes", "Bytes of evicted cache blocks that went to the host's memory."),
+    "lost": ("vllm:kv_offload_stores_skipped", "Evicted blocks that did not: too many were on their way, or held."),
+    "loaded_blocks": ("ridgeline:host_cache_loaded_blocks", "Cache blocks that came back from the host's memory."),
+    "saved_blocks": ("ridgeline:host_cache_saved_blocks", "Evicted cache blocks that went to the host's memory."),
+    "evicted": ("ridgeline:host_cache_evicted_blocks", "Blocks that the host's memory gave up for others."),
+}
+
+
 def render(*snapshots: Snapshot) -> bytes:
     """Return the metrics in Prometheus' text format, with one snapshot for each engine of the server."""
     registry = CollectorRegistry(auto_describe=False)
@@ -168,6 +178,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
         *_cost(snapshot),
         *_sources(snapshot),
         *_states(snapshot),
+        *_below(snapshot),
         *_drafts(snapshot),
         *_experts(snapshot),
         *_rebalanced(snapshot),
@@ -290,8 +301,8 @@ def _cost(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _sources(snapshot: Snapshot) -> Iterable[Metric]:
-    """Yield the sources of prompts' tokens, and the requests that the queue refused. The prefix cache of a device is
-    the only one there is, so the counts of others stay 0."""
+    """Yield the sources of prompts' tokens, and the requests that the queue refused. There are no caches but those of
+    the device and of the host's memory, so the counts of others stay 0."""
     counters = snapshot.stats.counters if snapshot.stats else None
     cached, computed, hits = (
         0 if counters is None else counters.get(name, 0)
@@ -311,12 +322,16 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
         "source",
     )
     yield counter("prompt_tokens_cached", "Those of them that the prefix cache held.", {"": cached})
-    by_tier = {tier: hits if tier == "device" else 0 for tier in CACHE_TIERS}
+    below = {name: 0 if counters is None else counters.get(f"below: {name}", 0) for name in ("queried", "hit")}
+    by_tier = {**dict.fromkeys(CACHE_TIERS, 0), "device": hits - below["hit"], "host": below["hit"]}
     text = "Prompt tokens found in a cache, by where it is."
     yield counter("prompt_tokens_cached_by_source", text, by_tier, "source")
-    for cache, what in (("external_prefix", "caches of other servers"), ("mm", "caches of images and sounds")):
-        for kind in ("queries", "hits"):
-            yield counter(f"{cache}_cache_{kind}", f"Always 0: there are no {what}.", {"": 0})
+    for kind, text, count in (
+        ("queries", "Prompt tokens that the device's cache lacked, looked up in the host's memory.", below["queried"]),
+        ("hits", "Prompt tokens found there.", below["hit"]),
+    ):
+        yield counter(f"external_prefix_cache_{kind}", text, {"": count})
+        yield counter(f"mm_cache_{kind}", "Always 0: there are no caches of images and sounds.", {"": 0})
     turned_away = [([snapshot.model, reason], count) for reason, count in snapshot.rejected.items()]
     text = "Requests that a full queue turned away."
     yield _counter("vllm:admission_rejections", text, ("model_name", "reason"), turned_away)
@@ -349,6 +364,22 @@ def _states(snapshot: Snapshot) -> Iterable[Metric]:
     found = ((name.partition(": "), tokens) for name, tokens in counters.items())
     hits = [([*snapshot.labels, group], tokens) for (head, _, group), tokens in found if head == HITS and group]
     yield _counter("ridgeline:prefix_cache_group_hits", text, (*ENGINE, "group"), hits)
+
+
+def _below(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield the metrics of a cache with a tier in the host's memory."""
+    counters, labels = snapshot.counters, snapshot.labels
+    if "below: size" not in counters:
+        return
+    yield from _counted(snapshot, "below", BELOW)
+    moved = {"GPU_to_CPU": counters["below: saved"], "CPU_to_GPU": counters["below: loaded"]}
+    told = [([*labels, way], num_bytes) for way, num_bytes in moved.items()]
+    text = "Bytes of cache blocks that moved, by the way they went."
+    yield _counter("vllm:kv_offload_total_bytes", text, (*ENGINE, "transfer_type"), told)
+    used, size = counters["below: used"], counters["below: size"]
+    text = "Share of the host's memory for cache blocks that holds some, 0 to 1."
+    yield _gauge("vllm:kv_offload_cpu_cache_usage_perc", text, ENGINE, [(labels, used / size)])
+    yield _gauge("vllm:kv_offload_cpu_allocation_size", "Bytes of that memory, of a rank.", ENGINE, [(labels, size)])
 
 
 def _experts(snapshot: Snapshot) -> Iterable[Metric]:
