@@ -60,17 +60,22 @@ class HostMemory(StepPart):
 
     def __init__(self, memory: StateMemory, layout: HostLayout, staging_bytes: int = STAGING_BYTES) -> None:
         self._memory, self.layout, self._device = memory, layout, memory.device
-        self._on_gpu = self._device.type == "cuda"
+        self._streams = self._device.type == "cuda"
         groups = memory.layout.groups
         self._sizes = [len(group.layers) * unit for group, unit in zip(groups, memory.layout.unit_bytes, strict=True)]
-        self.bytes = _allocated(self.layout.num_bytes, pinned=self._on_gpu)
-        if self._on_gpu:
-            size = -(-max(staging_bytes, *self._sizes) // ALIGNMENT) * ALIGNMENT
-            self._ring, self._arriving = (torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2))
-            self._side = torch.cuda.Stream(self._device)
+        self._loaded: torch.cuda.Event | None = None  # of the plan before
+        self.bytes = _allocated(self.layout.num_bytes, pinned=self._streams)
+        if self._streams:
+            self.use_streams(staging_bytes)
+
+    def use_streams(self, staging_bytes: int) -> None:
+        """Take the memory that blocks pass through, and a stream for them. On a CPU only tests do."""
+        self._streams = True
+        size = -(-max(staging_bytes, *self._sizes) // ALIGNMENT) * ALIGNMENT
+        self._ring, self._arriving = (torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2))
+        self._side = torch.cuda.Stream(self._device)
         self._next = 0  # in the ring
         self._leaving: list[tuple[int, int, torch.cuda.Event]] = []  # parts of the ring, and when they are read
-        self._loaded: torch.cuda.Event | None = None  # of the plan before
 
     def prepare(self, step: PlannedStep) -> None:
         moves = step.plan.moves
@@ -79,7 +84,7 @@ class HostMemory(StepPart):
             self._loaded = None
         if moves is None:
             return
-        if not self._on_gpu:
+        if not self._streams:
             self._copy(moves.saves, to_host=True)
             self._copy(moves.loads, to_host=False)
             return
@@ -94,9 +99,9 @@ class HostMemory(StepPart):
 
     def bytes_per_second(self) -> float:
         """Return the rate at which blocks come from the host, by a short copy."""
-        size = min(MEASURED, len(self.bytes), len(self._arriving) if self._on_gpu else MEASURED)
+        size = min(MEASURED, len(self.bytes), len(self._arriving) if self._streams else MEASURED)
         source = self.bytes[:size]
-        target = self._arriving[:size] if self._on_gpu else torch.empty(size, dtype=torch.uint8)
+        target = self._arriving[:size] if self._streams else torch.empty(size, dtype=torch.uint8)
         best = 0.0
         for _ in range(3):
             self._synchronize()
@@ -107,7 +112,7 @@ class HostMemory(StepPart):
         return best
 
     def _synchronize(self) -> None:
-        if self._on_gpu:
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     # ---- on a CPU ---------------------------------------------------------------------------------------------
