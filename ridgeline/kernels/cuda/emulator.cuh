@@ -7,7 +7,7 @@
 //   * an asynchronous copy overwrites its destination with NaN at once, and delivers as late as it may: cp.async when
 //     its group is waited for, TMA when nothing else can run. A missing wait, or a buffer that is filled again too
 //     early, therefore gives NaN;
-//   * wgmma reads shared memory when its group is waited for; until then its accumulators are NaN;
+//   * wgmma reads shared memory as late, each warp for itself; until its group was waited for its sums are NaN;
 //   * a thread that waits for ever, lanes that meet at different instructions, and an access to a page without access
 //     end the launch with a sentence.
 //
@@ -115,6 +115,8 @@ struct Warp {
   unsigned size = 0, arrived = 0, generation = 0;
   const char *name = nullptr;
   void *slots[32];
+  unsigned ended = 0;  // waits for wgmma
+  int groups = 0;      // that the wait leaves running
 };
 
 struct Named { unsigned arrived = 0, generation = 0; };
@@ -143,6 +145,7 @@ inline ucontext_t scheduler;
 inline Launch launch;
 inline std::vector<Block> blocks;  // that run now: one, or those of a cluster
 inline std::vector<Load> loads;    // TMA's, on their way
+inline std::vector<Warp *> multiplying;  // warps that wait for wgmma
 inline Named cluster_barrier;
 inline unsigned long progress;
 inline unsigned random_state;
@@ -235,6 +238,10 @@ inline Barrier &barrier_at(unsigned address) {
   return barrier;
 }
 
+inline void init(unsigned address, unsigned count) {
+  *reinterpret_cast<Barrier *>(pointer_to(address, 8)) = {0, count, count, 0, MARK};
+}
+
 inline void settle(Barrier &barrier) {
   if (barrier.pending || barrier.bytes) return;
   barrier.phase ^= 1;
@@ -265,9 +272,9 @@ inline void start(Load load) {
   loads.push_back(load);
 }
 
-inline void deliver() {  // one of the loads that are on their way: the oldest, or any
-  unsigned at = launch.order < 2 ? 0 : (random_state = random_state * 1664525 + 1013904223) >> 8;
-  at %= loads.size();
+inline unsigned drawn(size_t count) { return ((random_state = random_state * 1664525 + 1013904223) >> 8) % count; }
+
+inline void deliver(unsigned at) {
   Load load = loads[at];
   loads.erase(loads.begin() + at);
   const Map &map = load.map;
@@ -401,6 +408,32 @@ inline void run_wgmma(Warp &warp, int groups) {  // the oldest products, until a
   }
 }
 
+inline void wait_wgmma(int groups) {
+  Warp &warp = current->block->warps[current->warp];
+  unsigned ended = warp.ended;
+  warp.groups = groups;
+  together("wgmma.wait_group", current, [](Warp &all) { multiplying.push_back(&all); });
+  block_until("wgmma", [&] { return warp.ended != ended; });
+}
+
+inline void multiply(unsigned at) {
+  Warp &warp = *multiplying[at];
+  multiplying.erase(multiplying.begin() + at);
+  current = static_cast<Thread *>(warp.slots[0]);
+  run_wgmma(warp, warp.groups);
+  ++warp.ended;
+}
+
+// Nothing else can run: let one thing happen that was asked for. Loads go first, or products (order 1), or any.
+inline bool happen() {
+  size_t all = loads.size() + multiplying.size();
+  if (!all) return false;
+  unsigned at = launch.order > 1 ? drawn(all) : launch.order == 1 && !multiplying.empty() ? loads.size() : 0;
+  if (at < loads.size()) deliver(at);
+  else multiply(at - loads.size());
+  return true;
+}
+
 inline void add_wgmma(float *d, int n, uint64_t a, uint64_t b, bool adds) {
   Thread &self = *current;
   require(self.fenced, "wgmma before wgmma.fence");
@@ -444,7 +477,7 @@ inline void run_blocks() {
   for (size_t left = all.size(); left;) {
     if (launch.order > 1)
       for (size_t i = all.size() - 1; i > 0; --i)
-        std::swap(all[i], all[((random_state = random_state * 1664525 + 1013904223) >> 8) % (i + 1)]);
+        std::swap(all[i], all[drawn(i + 1)]);
     unsigned long before = progress;
     for (Thread *thread : all) {
       if (thread->done) continue;
@@ -455,12 +488,11 @@ inline void run_blocks() {
     }
     if (!left || progress != before) continue;
     for (Thread *thread : all) if (!thread->done) current = thread;
-    if (loads.empty()) {
+    if (!happen() && !problem[0]) {
       snprintf(problem, sizeof problem, "block (%u, %u, %u), thread %u waits for ever: %s", current->block->index.x,
                current->block->index.y, current->block->index.z, current->number, current->waits);
       return;
     }
-    deliver();
     if (problem[0]) return;
   }
   if (!loads.empty()) snprintf(problem, sizeof problem, "the blocks ended with TMA loads on their way");
@@ -489,6 +521,7 @@ inline const char *run(const Launch &wanted, void **given, void (*kernel)(void *
   random_state = launch.order * 2654435761u;
   access_count = wavefront_count = tma_bytes = 0;
   loads.clear();
+  multiplying.clear();
   unsigned size = launch.cluster ? launch.cluster : 1;
   unsigned threads = launch.block[0] * launch.block[1] * launch.block[2];
   size_t statics = __stop_shared_memory - __start_shared_memory;

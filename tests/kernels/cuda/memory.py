@@ -8,6 +8,8 @@ import mmap
 import numpy as np
 import torch
 
+from ridgeline.kernels.cuda.emulate import TensorMap
+
 PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
 BITS = {
@@ -43,6 +45,12 @@ class Matrix:
     @property
     def pitch(self) -> int:
         return self.columns * self._bits.itemsize
+
+    def map(self, box_rows: int) -> TensorMap:
+        """Return what TMA needs to read boxes of so many rows, each of 128 bytes."""
+        item = self._bits.itemsize
+        fields = {"rows": self.rows, "columns": self.columns, "pitch": self.pitch, "box_rows": box_rows, "item": item}
+        return TensorMap(base=self.pointer, box_columns=128 // item, swizzle=128, **fields)
 
     def values(self) -> torch.Tensor:
         return torch.from_numpy(self._bits.copy()).view(self.dtype)

@@ -55,6 +55,21 @@ __device__ void fragments(unsigned *data) {  // a: 128 registers, b: 64, d: 128,
   for (int i = 0; i < 4; ++i) data[448 + 4 * lane + i] = r[i];
 }
 
+__device__ void warpgroup(unsigned *data) {  // 24,576 bytes of operands, and 128 times 64 sums
+  unsigned *shared = reinterpret_cast<unsigned *>(dynamic_shared());
+  for (int i = threadIdx.x; i < 6144; i += 128) shared[i] = data[i];
+  float d[64];
+  __syncthreads();
+  wgmma_fence();
+  for (int k = 0; k < 64; k += 16)
+    wgmma_m64n128k16(d, operand((bf16 *)shared + k), operand((bf16 *)shared + 64 * 64 + k), k > 0);
+  wgmma_commit();
+  unsigned early = bits_of(d[0]);
+  wgmma_wait<0>();
+  for (int i = 0; i < 64; ++i) data[6144 + threadIdx.x * 64 + i] = bits_of(d[i]);
+  if (early != 0xffffffff) data[6144] = early;
+}
+
 extern "C" __global__ void kernel(unsigned *data, int what) {
   if (what == 0) numbers(data);
   if (what == 1) copies(data);
@@ -62,6 +77,7 @@ extern "C" __global__ void kernel(unsigned *data, int what) {
   if (what == 3) { if (threadIdx.x < 16) __syncwarp(); else __shfl_xor_sync(~0u, 1, 1); }
   if (what == 4) { cp_async_16(data, data, true); cp_async_wait<0>(); }
   if (what == 5) { __shared__ __align__(16) unsigned tile[4]; cp_async_16(tile, data, true); cp_async_commit(); }
+  if (what == 8) warpgroup(data);
   if (what == 7) fragments(data);
   if (what == 6) data[threadIdx.x] = __shfl_xor_sync(~0u, threadIdx.x, 5);
 }
@@ -77,7 +93,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
 
 def ran(kernel: Emulated, data: np.ndarray, what: int) -> np.ndarray:
     pointer = ctypes.c_void_p(data.ctypes.data)
-    kernel.launch(LaunchShape((1, 1, 1), (32, 1, 1)), [pointer, ctypes.c_int(what)])
+    shape = LaunchShape((1, 1, 1), (128 if what == 8 else 32, 1, 1), shared=24576)
+    kernel.launch(shape, [pointer, ctypes.c_int(what)])
     return data
 
 
@@ -152,6 +169,24 @@ def test_fragments_lie_as_the_ptx_isa_has_them(kernel: Emulated) -> None:
             assert d[lane, i] == wanted[group + (8 if i >= 2 else 0), member * 2 + (i & 1)]
             pair = matrices[i, group, 2 * member : 2 * member + 2]
             assert (numbers[896 + 8 * lane + 2 * i : 896 + 8 * lane + 2 * i + 2] == pair).all()
+
+
+def test_wgmma_reads_swizzled_operands_and_leaves_its_sums_as_the_ptx_isa_has_them(kernel: Emulated) -> None:
+    """Operands that run along K with a swizzle of 128 bytes: 16-byte piece p of row r lies at place p ^ r % 8."""
+    data = aligned(6144 + 128 * 64)
+    numbers = data.view(np.uint16)
+    draw = np.random.default_rng(3)
+    a, b = (draw.integers(-8, 9, (rows, 64)).astype(np.float32) for rows in (64, 128))
+    for first, x in ((0, a), (64 * 64, b)):
+        for row, column in np.ndindex(x.shape):
+            place = (column // 8 ^ row % 8) * 8 + column % 8
+            numbers[first + row * 64 + place] = x[row, column].view(np.uint32) >> 16
+    ran(kernel, data, 8)
+    d, wanted = data[6144:].view(np.float32).reshape(4, 32, 64), a @ b.T
+    for warp, lane, i in np.ndindex(d.shape):
+        row = 16 * warp + lane // 4 + (8 if i % 4 >= 2 else 0)
+        column = 8 * (i // 4) + 2 * (lane % 4) + i % 2
+        assert d[warp, lane, i] == wanted[row, column]
 
 
 @pytest.mark.parametrize(("what", "told"), [

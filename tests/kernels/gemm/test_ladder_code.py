@@ -14,12 +14,18 @@ needs_compiler = pytest.mark.skipif(not HERE, reason='no NVRTC and no nvcc; pip 
 
 
 @needs_compiler
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+@pytest.mark.parametrize("rung", [
+    each if each.name in ("vector_loads", "mma_sync", "persistent") else pytest.param(each, marks=pytest.mark.thorough)
+    for each in RUNGS
+], ids=lambda rung: rung.name)  # fmt: skip
 def test_a_rung_uses_the_machine_as_it_says(rung: Rung) -> None:
     code = machine_code(cubin(rung.source, rung.arch, rung.defines))
     assert [needed for needed in rung.needs if not code.has(needed)] == []
     assert code.stack == 0, "registers are spilled"
     assert code.registers <= rung.registers
+    products = [line for line in code.listing.splitlines() if " HGMMA." in line]
+    if products:  # where ptxas fears for the sums, it waits behind each of them (its warning C7514)
+        assert sum("gsb0" in line for line in products) <= len(products) / 4
 
 
 @needs_compiler
@@ -35,7 +41,7 @@ def test_rungs_compile_by_each_compiler_and_for_later_architectures(compiler: st
 
 @needs_compiler
 @pytest.mark.parametrize("variant", [
-    each if at % 4 == 3 else pytest.param(each, marks=pytest.mark.thorough) for at, each in enumerate(VARIANTS)
+    each if each.name == "16x16x16-int8" else pytest.param(each, marks=pytest.mark.thorough) for each in VARIANTS
 ], ids=lambda variant: variant.name)  # fmt: skip
 def test_wmma_in_other_shapes_and_formats(variant: Variant) -> None:
     code = machine_code(cubin(WMMA.source, WMMA.arch, variant.defines))

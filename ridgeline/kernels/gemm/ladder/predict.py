@@ -60,6 +60,10 @@ WORK = {
     "cp_async": RungWork(16 * 4 / 512, (512 + 128 + 16) / 512),  # 128 numbers are widened for 512 FMAs
     "wmma": RungWork((64 + 32) * 2 / 128 / (64 * 32 / WARP), tensor="mma"),  # 96 numbers for 2,048 FMAs
     "mma_sync": RungWork((64 + 32) * 2 / 128 / (64 * 32 / WARP), tensor="mma"),
+    "wgmma_tma": RungWork((64 + 128) * 2 / 128 / (64 * 128 / WARP), tensor="wgmma"),
+    "warp_roles": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
+    "multicast": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
+    "persistent": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
 }
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgeline.kernels.cuda.compile import cubin
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
 
+BOX = 64  # numbers of 16 bits in a row of a box
 STATIC_LIMIT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
 
 
@@ -32,6 +33,7 @@ class LoadedRung:
         self.rung = rung
         self._device = Device(torch.cuda.current_device())
         self._device.set_current()
+        self._multiprocessors = torch.cuda.get_device_properties(self._device.device_id).multi_processor_count
         code = (folder / f"{rung.name}.cubin").read_bytes() if folder else cubin(rung.source, rung.arch, rung.defines)
         self._kernel = ObjectCode.from_cubin(code).get_kernel("gemm")
         if rung.shared > STATIC_LIMIT:
@@ -43,13 +45,15 @@ class LoadedRung:
 
         (m, k), n = a_MK.shape, len(b_NK)
         config = LaunchConfig(
-            grid=self.rung.grid(m, n), block=(*self.rung.block, 1), shmem_size=self.rung.shared
+            grid=self.rung.grid(m, n, self._multiprocessors), block=(*self.rung.block, 1), shmem_size=self.rung.shared
         )  # fmt: skip
         sizes = (np.int32(m), np.int32(n), np.int32(k))
         launch(_CurrentStream(), config, self._kernel, *self._operands(a_MK, b_NK), np.uint64(c_MN.data_ptr()), *sizes)
 
     def _operands(self, a_MK: Tensor, b_NK: Tensor) -> tuple[Any, Any]:
-        return np.uint64(a_MK.data_ptr()), np.uint64(b_NK.data_ptr())
+        if self.rung.boxes is None:
+            return np.uint64(a_MK.data_ptr()), np.uint64(b_NK.data_ptr())
+        return tuple(_map(x, rows) for x, rows in zip((a_MK, b_NK), self.rung.boxes, strict=True))
 
     def _ask_for_memory(self) -> None:
         from cuda.bindings import driver
@@ -59,6 +63,15 @@ class LoadedRung:
         (status,) = driver.cuKernelSetAttribute(wanted, self.rung.shared, self._kernel.handle, device)
         if status != driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"{self.rung.name}: {self.rung.shared} bytes of shared memory were refused: {status}.")
+
+
+def _map(x: Tensor, rows: int) -> Any:
+    """Return the map by which TMA reads a matrix of 16-bit numbers in boxes of `rows` times 128 bytes."""
+    from cuda.core import _tensor_map  # the names of swizzles are nowhere else
+    from cuda.core.utils import StridedMemoryView
+
+    view = StridedMemoryView.from_any_interface(x.view(torch.uint16), stream_ptr=-1)  # its bits: no number is computed
+    return view.as_tensor_map(box_dim=(rows, BOX), swizzle=_tensor_map.TensorMapSwizzle.SWIZZLE_128B)
 
 
 class _CurrentStream:

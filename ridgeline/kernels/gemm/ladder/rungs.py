@@ -13,15 +13,24 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 
+def stages_of(rows: int) -> int:
+    """Return the bytes of four stages with so many rows of 64 numbers of 16 bits."""
+    return 4 * rows * 64 * 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rung:
     """One file of the ladder, and how it is launched.
 
     tile: rows and columns of the output that a block makes.
     depth: numbers of K that a block has in shared memory in one stage (0: none).
+    stages: tiles of each operand that shared memory holds.
     block: threads of a block, as (x, y).
     shared: bytes of dynamic shared memory.
     multiple: what N and K must be multiples of.
+    boxes: rows of the boxes in which TMA reads A and B, for rungs that use it; boxes are 64 numbers wide.
+    cluster: blocks of a cluster. These lie below each other, so rows of tiles are the first dimension of the grid.
+    persistent: blocks stay and walk over tiles; there are as many as multiprocessors.
     arch: the architecture that it is compiled for.
     needs: mnemonics that its machine code must have.
     registers: the most registers a thread may have for the blocks that shall share a multiprocessor.
@@ -32,27 +41,34 @@ class Rung:
     tile: tuple[int, int]
     block: tuple[int, int]
     depth: int = 0
+    stages: int = 1
     shared: int = 0
     multiple: int = 1
     arch: str = "sm_80"
     needs: tuple[str, ...] = ()
     registers: int = 255
+    boxes: tuple[int, int] | None = None
+    cluster: int = 1
+    persistent: bool = False
     defines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fetched(self) -> tuple[int, int]:
         """Rows and columns of the output for which an operand is fetched from L2 once."""
-        return self.tile
+        return self.tile[0] * self.cluster, self.tile[1]
 
     @property
     def source(self) -> Path:
         """The rung's file."""
         return FOLDER / f"{self.number:02}_{self.name}.cu"
 
-    def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        """Return the blocks of a launch: columns of tiles, rows of tiles."""
+    def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
+        """Return the blocks of a launch: columns of tiles, rows of tiles; with clusters the other way round."""
         rows, columns = self.tile
-        return -(-n // columns), -(-m // rows), 1
+        across, down = -(-n // columns), -(-m // (rows * self.cluster)) * self.cluster
+        if self.persistent:
+            return min(multiprocessors // self.cluster * self.cluster, down * across), 1, 1
+        return (down, across, 1) if self.cluster > 1 else (across, down, 1)
 
 
 RUNGS = (
@@ -72,16 +88,37 @@ RUNGS = (
         needs=("FFMA", "LDG.E.128", "LDS.128", "STG.E.64"),
     ),
     Rung(
-        number=7, name="cp_async", tile=(128, 128), depth=32, block=(256, 1), multiple=8,
+        number=7, name="cp_async", tile=(128, 128), depth=32, stages=2, block=(256, 1), multiple=8,
         needs=("FFMA", "LDGSTS.E.BYPASS.128", "LDS.128"),
     ),
     Rung(
-        number=8, name="wmma", tile=(128, 128), depth=32, block=(256, 1), multiple=8,
+        number=8, name="wmma", tile=(128, 128), depth=32, stages=2, block=(256, 1), multiple=8,
         needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128"),
     ),
     Rung(
-        number=9, name="mma_sync", tile=(128, 128), depth=64, block=(256, 1), multiple=8, shared=3 * 2 * 128 * 64 * 2,
+        number=9, name="mma_sync", tile=(128, 128), depth=64, stages=3, block=(256, 1), multiple=8,
+        shared=3 * 2 * 128 * 64 * 2,
         needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM.16.M88.4"),
+    ),
+    Rung(
+        number=10, name="wgmma_tma", tile=(128, 128), depth=64, stages=4, block=(256, 1), multiple=8, arch="sm_90a",
+        shared=stages_of(128 + 128) + 4 * 8, boxes=(128, 128),
+        needs=("HGMMA.64x128x16.F32.BF16", "UTMALDG.2D", "SYNCS.PHASECHK"),
+    ),
+    Rung(
+        number=11, name="warp_roles", tile=(128, 256), depth=64, stages=4, block=(384, 1), multiple=8, arch="sm_90a",
+        shared=stages_of(128 + 256) + 8 * 8, boxes=(128, 256), registers=168,
+        needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D", "USETMAXREG"),
+    ),
+    Rung(
+        number=12, name="multicast", tile=(128, 256), depth=64, stages=4, block=(384, 1), multiple=8, arch="sm_90a",
+        shared=stages_of(128 + 256) + 8 * 8, boxes=(128, 128), cluster=2, registers=168,
+        needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV"),
+    ),
+    Rung(
+        number=13, name="persistent", tile=(128, 256), depth=64, stages=4, block=(384, 1), multiple=8, arch="sm_90a",
+        shared=stages_of(128 + 256) + 8 * 8, boxes=(128, 128), cluster=2, registers=168, persistent=True,
+        needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV"),
     ),
 )  # fmt: skip
 
