@@ -49,6 +49,10 @@ class StepFlags:
         return replace(self, context=1024) == StepFlags()
 
 
+def _shape(model: ModelSpec, step: StepFlags) -> StepShape:
+    return step_shape(step.batch, step.context, step.prefill, encodes=model.encoder is not None)
+
+
 @with_records
 def explain(
     model: Model,
@@ -79,7 +83,7 @@ def explain(
         print(basis(hardware, resolved))
         Console().print(verifying_table(found))
         return
-    shape = with_reached(config.spec, step_shape(step.batch, step.context, step.prefill), step.reached)
+    shape = with_reached(config.spec, _shape(config.spec, step), step.reached)
     division, links = Division(tp=step.tp, ep=step.ep), read_links(hardware, rates.datasheet)
     divided = Divided(config.spec, division, hardware, links, resolved, kv_dtype or resolved.other_rate)
     if beside.measure and division.devices > 1:

@@ -261,9 +261,7 @@ class Engine:
     def shape_of(self, plan: StepPlan) -> StepShape:
         """Return the shape that decides the plan's cost, with the experts that steps of about this size reach, if such
         a step was sampled."""
-        rows = plan.rows
-        reach = self._reach.get(plan.num_tokens.bit_length(), 1.0) if self._reach else 1.0
-        return StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum()), reach=reach)
+        return plan.shape(self._reach.get(plan.num_tokens.bit_length(), 1.0) if self._reach else 1.0)
 
     def _provide_masks(self) -> None:
         """A plan's masks follow from all tokens before it, so they are due when it is the oldest in flight."""

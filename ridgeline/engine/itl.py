@@ -41,14 +41,16 @@ class _TokenCount:
     """Stands in where no cost model is known: a step takes in proportion to its tokens, a millisecond each at first."""
 
     def step_limit(self, shape: StepShape) -> float:
-        return 1e-3 * float(np.sum(shape.num_tokens_R))
+        return 1e-3 * float(np.sum(shape.num_tokens_R) + np.sum(shape.encoded))
 
 
 class ItlBound:
     """own: seconds that a step with decoding rows should take at most; None: as long as it likes. target: the least of
-    these and of those that requests which run were promised between their tokens."""
+    these and of those that requests which run were promised between their tokens. encodes: prompts are inputs of an
+    encoder, beside each of which the decoder runs one token."""
 
-    def __init__(self, target: float | None, cost_model: CostModel | None) -> None:
+    def __init__(self, target: float | None, cost_model: CostModel | None, *, encodes: bool = False) -> None:
+        self._encodes = encodes
         self.own = self.target = target
         self._model = cost_model or _TokenCount()
         self._ratio = FIRST_GUESS
@@ -77,18 +79,22 @@ class ItlBound:
         return min(most, max(LEAST, whole_tiles(rows + low) - rows))
 
     def note(self, plan: StepPlan, elapsed: float) -> None:
-        """A step took `elapsed` seconds (0: not known). Those with prompt tokens beside decoding rows are compared,
-        unless an encoder ran in them too, of whose time the limit knows nothing."""
+        """A step took `elapsed` seconds (0: not known). Those with prompt tokens, or encoder inputs, beside decoding
+        rows are compared."""
         rows = plan.rows
-        if elapsed <= 0 or rows.tokens_each or any(span.encoded for span in plan.spans):
+        if elapsed <= 0 or (rows.tokens_each and rows.encoded_R is None):
             return
         if not rows.kinds_R.min() < rows.kinds_R.max() == RowKind.CHUNK:
             return
-        limit = self._model.step_limit(StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum())))
+        limit = self._model.step_limit(plan.shape())
         self._ratio += MEMORY * (min(MOST, elapsed / limit) - self._ratio)
 
     def _seconds(self, kv_len_R: np.ndarray, start: int, tokens: int) -> float:
         count, rows = int(tokens > 0), len(kv_len_R)
+        if self._encodes:
+            one = np.ones(rows + count)
+            shape = StepShape(one, np.append(kv_len_R, [1] * count), rows + count, encoded=[tokens] * count)
+            return self._ratio * self._model.step_limit(shape)
         num_tokens_R = np.append(np.ones(rows), [tokens] * count)
         shape = StepShape(num_tokens_R, np.append(kv_len_R, [start + tokens] * count), rows + count)
         return self._ratio * self._model.step_limit(shape)

@@ -23,6 +23,7 @@ def build_rows(
     num_logits_R: np.ndarray,
     tokens_each: int,
     marks_R: np.ndarray | None = None,
+    encoded_R: np.ndarray | None = None,
 ) -> Rows:
     """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all. Only
     chunks can have a prompt to score."""
@@ -46,6 +47,7 @@ def build_rows(
         num_logprobs=max([seq.num_logprobs for seq in seqs], default=0),
         guided=_guided(seqs, num_logits_R) if features & Feature.GUIDANCE else (),
         marks_R=marks_R,
+        encoded_R=encoded_R,
     )
 
 
@@ -154,6 +156,7 @@ class PlanBuilder:
             np.array(self._num_logits, np.int32),
             tokens_each=int(max(self._num_tokens) == 1),  # longer ones are chunks
             marks_R=np.array([self.marks.get(seq, 0) for seq in self.others], np.int32) if self.marks else None,
+            encoded_R=np.array([len(ids) for ids in self._encoded], np.int32) if self.encoded_tokens else None,
         )
 
 
@@ -171,6 +174,7 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
         num_logprobs=max(a.num_logprobs, b.num_logprobs),
         prefixes=a.prefixes,  # the standing rows come first; no others have any
         marks_R=None if b.marks_R is None else np.concatenate([np.zeros(len(a), np.int32), b.marks_R]),
+        encoded_R=None if b.encoded_R is None else np.concatenate([np.zeros(len(a), np.int32), b.encoded_R]),
         guided=a.guided + tuple(Guided(row + len(a), by + len(a), scale) for row, by, scale in b.guided),
     )
 

@@ -20,8 +20,9 @@ USUAL_LENGTH = 1024  # cached tokens of the decoding rows that the model is aske
 
 
 class Price(NamedTuple):
-    """Predicted milliseconds. row: of a decoding row. cached: of each token that it reads. token: of a prompt's token.
-    pair: of each earlier token that it attends to. Without a cost model a token is a millisecond."""
+    """Predicted milliseconds. row: of a decoding row. cached: of each token that it reads. token: of a prompt's token,
+    or an encoder input's. pair: of each earlier token that it attends to. Without a cost model a token is a
+    millisecond."""
 
     row: float = 1.0
     cached: float = 0.0
@@ -43,6 +44,8 @@ class Price(NamedTuple):
             return decodes_R
         tokens_R = rows.num_tokens_R
         chunks_R = tokens_R * (self.token + self.pair * (kv_len_R - tokens_R / 2))
+        if rows.encoded_R is not None:
+            chunks_R = chunks_R + rows.encoded_R * (self.token + self.pair * rows.encoded_R / 2)
         return np.where(rows.kinds_R == RowKind.CHUNK, chunks_R, decodes_R + self.token * (tokens_R - 1))
 
 
@@ -56,9 +59,19 @@ def price_of(model: CostModel | None, config: EngineConfig) -> Price:
     def milliseconds(count: int, each: int, kv_len: int) -> float:
         return 1e3 * model.step_limit(StepShape(np.full(count, each), np.full(count, kv_len), count))
 
+    def encoding(tokens: int) -> float:
+        shape = StepShape([1], [1], 1, encoded=[tokens])
+        return 1e3 * (model.step_limit(shape) - model.step_limit(shape._replace(encoded=())))
+
     short, long = milliseconds(rows, 1, length) / rows, milliseconds(rows, 1, 2 * length) / rows
-    first, later = milliseconds(1, tokens, tokens), milliseconds(1, tokens, 2 * tokens)
-    cached, pair = max(0.0, long - short) / length, max(0.0, later - first) / tokens**2
+    cached = max(0.0, long - short) / length
+    if config.encodes:  # n tokens take a + n · token + n² / 2 · pair
+        half = max(1, config.encodes // 2)
+        first, tokens = encoding(2 * half), 2 * half
+        pair = max(0.0, first - 2 * encoding(half)) / half**2
+    else:
+        first, later = milliseconds(1, tokens, tokens), milliseconds(1, tokens, 2 * tokens)
+        pair = max(0.0, later - first) / tokens**2
     return Price(
         row=max(LEAST, short - cached * length),
         cached=cached,

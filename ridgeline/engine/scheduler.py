@@ -79,7 +79,7 @@ class Scheduler:
         self._waiting = WaitingQueue(self._policy)
         self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # the sequence, running then, newest plan then
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
-        self._itl = ItlBound(config.itl_target, cost_model)
+        self._itl = ItlBound(config.itl_target, cost_model, encodes=bool(config.encodes))
         self._recovery = Recovery()
         self._results = Results(self.running, self._recovery.suspects, self._finish, self._preempt)
         self.preemptions = Counter[Preemption]()

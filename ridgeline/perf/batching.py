@@ -45,9 +45,10 @@ def static_room(plan: Plan) -> int:
     d = plan.deployment
     whole = plan.divided.kv_per_request(
         plan.stage,
-        d.cached(d.input + longest_answer(plan)),
+        d.cached(d.prompted + longest_answer(plan)),
         block_size=d.block_size,
         max_chunk=plan.crossover or d.input,
+        encoded=d.encoded,
     )
     return int(max(0.0, plan.kv_budget) // whole)
 
@@ -63,7 +64,7 @@ def batched(plan: Plan) -> list[Batched]:
     d, divided, found = plan.deployment, plan.divided, []
     for point in plan.points():
         steps = longest_of(point.batch, longest_answer(plan))
-        step = divided.decode(point.batch, d.cached(d.input + int(steps) // 2)).total
+        step = divided.decode(point.batch, d.cached(d.prompted + int(steps) // 2), d.encoded).total
         cycle = point.batch * divided.busy(d.input) + max(0.0, steps - 1) * step
         rate = d.division.groups * point.batch * d.output / cycle
         found.append(Batched(point.batch, steps, d.output / steps, rate, point.tokens_per_second))

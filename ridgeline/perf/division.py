@@ -169,10 +169,13 @@ class Divided:
         """Return the bytes of a request's states of constant size on a device of this stage."""
         return state_bytes(self.stages[stage].model)
 
-    def kv_per_request(self, stage: int, tokens: int, *, block_size: int, max_chunk: int) -> float:
-        """Return the most bytes that a request ever holds on a device of this stage."""
+    def kv_per_request(
+        self, stage: int, tokens: int, *, block_size: int, max_chunk: int, encoded: int | None = None
+    ) -> float:
+        """Return the most bytes that a request ever holds on a device of this stage. encoded: as in `kv_bytes`."""
         model, cp = self.stages[stage].model, self.division.cp
-        return kv_bytes(model, -(-tokens // cp), self._kv_dtype, block_size=block_size, max_chunk=-(-max_chunk // cp))
+        tokens, chunk = -(-tokens // cp), -(-max_chunk // cp)
+        return kv_bytes(model, tokens, self._kv_dtype, block_size=block_size, max_chunk=chunk, encoded=encoded)
 
     # ---- time -------------------------------------------------------------------------------------------------
 
@@ -180,12 +183,14 @@ class Divided:
         """Return the time of a step whose rows go through all stages as one micro-batch."""
         return self._sum([self._stage(number, shape) for number in range(len(self.stages))], shape)
 
-    def decode(self, batch: int, context: int) -> Times:
+    def decode(self, batch: int, context: int, encoded: int = 0) -> Times:
         """Return the time from token to token of `batch` requests: with stages, of as many micro-batches as there are
-        stages, if there are requests for them."""
+        stages, if there are requests for them. encoded: the tokens of each one's encoder input."""
         pp = self.division.pp
         waves = min(batch, pp)
         shape = _decode(-(-batch // waves), context, self.division.cp)
+        if encoded:
+            shape = shape._replace(crossed_R=np.full(batch, encoded))
         each = [self._stage(number, shape) for number in range(pp)]
         through = self._sum(each, shape)
         slowest = max(times.total for times in each) + self._hop(shape)  # from the last stage tokens go to the first
@@ -207,7 +212,7 @@ class Divided:
         pieces = max(1, round(tokens / chunk)) if pp > 1 else 1
         for piece in range(pieces):
             start, end = tokens * piece // pieces, tokens * (piece + 1) // pieces
-            shape = _prompt(end - start, end, self.division.cp)
+            shape = self._prompt(end - start, end)
             each = [self._stage(number, shape) for number in range(pp)]
             if piece == pieces - 1:
                 total += self._sum(each, shape)  # the last piece goes through all stages
@@ -217,8 +222,15 @@ class Divided:
 
     def busy(self, tokens: int) -> float:
         """Return the seconds that a prompt keeps the slowest stage busy."""
-        shape = _prompt(tokens, tokens, self.division.cp)
+        shape = self._prompt(tokens, tokens)
         return max(self._stage(number, shape).total for number in range(self.division.pp))
+
+    def _prompt(self, tokens: int, length: int) -> StepShape:
+        """Return a device's part of a chunk that ends at `length`. An encoder's input runs beside the decoder's first
+        token."""
+        if self.part.encoder is not None:
+            return StepShape([1], [1], 1, encoded=[tokens], crossed_R=[tokens])
+        return _prompt(tokens, length, self.division.cp)
 
     def _sum(self, each: list[Times], shape: StepShape) -> Times:
         total = sum(each[1:], each[0])

@@ -145,9 +145,9 @@ def _sum(costs: Sequence[Cost]) -> Cost:
     return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs))
 
 
-def step_shape(batch: int, context: int, prefill: int = 0) -> StepShape:
+def step_shape(batch: int, context: int, prefill: int = 0, *, encodes: bool = False) -> StepShape:
     """Return the shape of a step of `batch` decoding rows, with `context` tokens cached after it, beside a prompt of
-    `prefill` tokens.
+    `prefill` tokens. encodes: an encoder reads the prompt, and other rows attend to inputs of `context` tokens.
 
     Raises InvalidConfig if there is nothing to run.
     """
@@ -157,6 +157,9 @@ def step_shape(batch: int, context: int, prefill: int = 0) -> StepShape:
             "give a batch and a context of at least 1, or a prompt."
         )
     extra = [prefill] if prefill else []
+    if encodes and prefill:
+        cached = [context] * batch
+        return StepShape([1] * (batch + 1), [*cached, 1], batch + 1, encoded=extra, crossed_R=[*cached, prefill])
     return StepShape([1] * batch + extra, [context] * batch + extra, batch + len(extra))
 
 

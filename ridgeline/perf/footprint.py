@@ -132,7 +132,7 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     count, table = parameters(model), model.vocab_size * (model.embed_width or model.hidden_size)
     products = sum(
         product.copies * product.inputs * product.outputs * precision.weight_of(product_name(name, product))
-        for layer in own_layers(model)
+        for layer in (*own_layers(model), *(own_layers(model.encoder) if model.encoder is not None else ()))
         for name, product in layer.products(model.hidden_size).items()
     )
     own = precision.weight_of("unembed", precision.item if count.unembed else 0.0)  # a tied one may have its own copy
@@ -150,11 +150,20 @@ def kv_bytes_per_token(model: ModelSpec, kv_dtype: str) -> float:
     return sum(_token_bytes(state, kv_dtype) for layer in model.layers for state in layer.mixer.states)
 
 
-def kv_bytes(model: ModelSpec, tokens: int, kv_dtype: str, *, block_size: int = 1, max_chunk: int = 1) -> float:
+def kv_bytes(
+    model: ModelSpec,
+    tokens: int,
+    kv_dtype: str,
+    *,
+    block_size: int = 1,
+    max_chunk: int = 1,
+    encoded: int | None = None,
+) -> float:
     """Return the most bytes, in whole blocks, that a request of `tokens` ever holds when at most `max_chunk` tokens run
-    per step."""
+    per step. encoded: the tokens of its encoder input (default: as many)."""
+    read = tokens if encoded is None else encoded
     return sum(
-        group.spec.blocks_needed(tokens, max_chunk, block_size)
+        group.spec.blocks_needed(read if group.spec.encoded else tokens, max_chunk, block_size)
         * len(group.layers)
         * _block_bytes(group.spec, block_size, kv_dtype)
         for group in model.cache_groups

@@ -3,6 +3,7 @@ costs. A new kind is one line."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ridgeline.core.registry import Registry
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import AttentionSpec, CrossAttentionSpec, MLPSpec, Product
+from ridgeline.core.specs.model import AttentionSpec, CrossAttentionSpec, MLPSpec, ModelSpec, Product
 from ridgeline.kernels.attention.packed.cost import packed_attention_cost
 from ridgeline.kernels.attention.paged.cost import attention_cost
 from ridgeline.kernels.base.cost import Cost, StepShape
@@ -153,20 +154,23 @@ def attention(
 def cross_attention(
     mixer: CrossAttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
 ) -> Iterator[Priced]:
-    """Yield the attention of a step's tokens to encoder inputs, which are taken to be as long as what is cached."""
-    own = mixer.attention
-    yield (
-        "attention",
-        attention_cost(
-            np.ones_like(shape.kv_len_R),
-            shape.kv_len_R,
-            num_heads=own.num_heads,
-            num_kv_heads=own.num_kv_heads,
-            head_dim=own.head_dim,
-            itemsize=p.item,
-            kv_itemsize=cached_itemsize(own, p, kv_dtype),
-        ),
-    )
+    """Yield the attention of a step's tokens to encoder inputs."""
+    own, new_R = mixer.attention, np.asarray(shape.num_tokens_R, np.float64)
+    keys_R = np.asarray(shape.crossed_R if len(shape.crossed_R) else shape.kv_len_R, np.float64)
+    keys, stored = float(keys_R[new_R > 0].sum()), cached_itemsize(own, p, kv_dtype)
+    moved = 2 * tokens * own.q_size * p.item + 2 * keys * own.kv_size * stored
+    yield "cross_attention", Cost(moved, 4.0 * own.q_size * float(new_R @ keys_R))
+
+
+def crossing(model: ModelSpec, tokens: int, p: Precision, kv_dtype: str | None) -> Iterator[tuple[str, Cost, int]]:
+    """Yield the ops that make keys and values of an encoder's output, once for each request, with their numbers."""
+    mixers = Counter(layer.mixer for layer in model.layers if isinstance(layer.mixer, CrossAttentionSpec))
+    for mixer, times in mixers.items():
+        own = mixer.attention
+        yield "kv", product_cost("kv", mixer.products(model.hidden_size)["kv"], tokens, p), times
+        stored = cached_itemsize(own, p, kv_dtype)
+        cost = write_kv_cost(tokens, own.num_kv_heads, own.head_dim, itemsize=p.item, kv_itemsize=stored)
+        yield "write_kv", cost, times
 
 
 def mlp(

@@ -76,12 +76,23 @@ class Deployment:
 
     @property
     def context(self) -> int:
-        return self.input + self.output
+        """The tokens of a request before its last one, without an encoder's input."""
+        return self.prompted + self.output
+
+    @property
+    def encoded(self) -> int:
+        """The tokens of a request's encoder input; 0: the model has no encoder."""
+        return self.input if self.model.encoder is not None else 0
+
+    @property
+    def prompted(self) -> int:
+        """The tokens that an answer follows. Behind an encoder that is the decoder's start."""
+        return 1 if self.encoded else self.input
 
     @property
     def decoding_context(self) -> int:
         """The cached tokens that a decode step reads of each request, on average over its answer."""
-        return self.cached(self.input + self.output // 2)
+        return self.cached(self.prompted + self.output // 2)
 
     def cached(self, tokens: int) -> int:
         """Return the number of a request's tokens that the cache keeps."""
@@ -165,7 +176,9 @@ class Plan:
 
     def _kv_per_request(self, stage: int) -> float:
         d, chunk = self.deployment, self.crossover or self.deployment.input
-        return self.divided.kv_per_request(stage, d.cached(d.context), block_size=d.block_size, max_chunk=chunk)
+        return self.divided.kv_per_request(
+            stage, d.cached(d.context), block_size=d.block_size, max_chunk=chunk, encoded=d.encoded
+        )
 
     @property
     def exchanged(self) -> float:
@@ -241,7 +254,7 @@ class Plan:
         """Return the figures of one batch. A request arrives during a decode step, waits for it, and then its prompt
         runs alone."""
         d, divided = self.deployment, self.divided
-        decode = divided.decode(batch, d.decoding_context)
+        decode = divided.decode(batch, d.decoding_context, d.encoded)
         step, prefill, busy = decode.total, self.prompt.total, divided.busy(d.input)
         cycle = batch * busy + (d.output - 1) * step
         rate = d.division.groups * batch * d.output / cycle
@@ -261,14 +274,19 @@ class Plan:
         """Return the times of a prompt in chunks of so many tokens, beside `batch` decoding requests."""
         check_shape(chunk=chunk)
         d = self.deployment
+        chunk = max(chunk, d.encoded)  # none is cut
         ends = [min(start + chunk, d.input) for start in range(0, d.input, chunk)]
         times = [self._mixed(batch, end - start, end) for start, end in pairwise([0, *ends])]
-        alone = self.divided.decode(batch, d.decoding_context).total
+        alone = self.divided.decode(batch, d.decoding_context, d.encoded).total
         return Chunked(chunk, len(times), sum(times), max(times), alone)
 
     def _mixed(self, batch: int, chunk: int, end: int | None = None) -> float:
         d = self.deployment
         context = [d.decoding_context] * batch
+        if d.encoded:
+            crossed = [*[d.encoded] * batch, chunk]
+            shape = StepShape([1] * (batch + 1), [*context, 1], batch, encoded=[chunk], crossed_R=crossed)
+            return self.divided.step(shape).total
         return self.divided.step(StepShape([1] * batch + [chunk], [*context, end or max(chunk, d.input)], batch)).total
 
     def _products_compute_bound(self, tokens: int) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, Product, attention_of
+from ridgeline.core.specs.model import ABSENT, CrossAttentionSpec, LayerSpec, ModelSpec, Product, attention_of
 from ridgeline.kernels.attention.paged.cost import visible
 from ridgeline.kernels.base.cost import Cost, OpCost, StepShape
 from ridgeline.kernels.gemm.plain.cost import linear_cost
@@ -28,6 +29,7 @@ from ridgeline.perf.parts import (
     Priced,
     Reach,
     cached_itemsize,
+    crossing,
     grouped,
     product_cost,
 )
@@ -40,6 +42,7 @@ EXPERTS = ("grouped_gate_up", "grouped_down")
 PRODUCTS = (
     "qkv",
     "q",
+    "kv",
     "conv_in",
     "delta_in",
     "mamba_in",
@@ -64,7 +67,8 @@ PRODUCTS = (
 )
 VECTOR = ("selective_scan",)  # ops that are no matrix products, however they are cut
 # Ops whose FLOPs depend on the length of each row
-BY_ROW = ("gated_delta", "packed_attention", "latent_attention", "expanded_attention")
+BY_ROW = ("gated_delta", "packed_attention", "latent_attention", "expanded_attention", "cross_attention")
+ENCODER = "encoder."  # begins the names of ops that run before a request's first row
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 
@@ -92,7 +96,17 @@ def step_ops(
     else:
         ordered = list(found.items())
     ordered += [(op, 1) for op in _head(model, tokens, shape.num_sampled, p)]
-    return [OpCost(name, cost, times) for (name, cost), times in ordered]
+    encoding = list(_encoding(model, shape, p, kv_dtype))
+    return encoding + [OpCost(name, cost, times) for (name, cost), times in ordered]
+
+
+def _encoding(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | None) -> Iterator[OpCost]:
+    if model.encoder is None or not len(shape.encoded):
+        return
+    for op in step_ops(model.encoder, StepShape(shape.encoded, shape.encoded, 0), dtype=p):
+        yield replace(op, name=f"{ENCODER}{op.name}")
+    for name, cost, times in crossing(model, int(np.sum(shape.encoded)), p, kv_dtype):
+        yield OpCost(f"{ENCODER}{name}", cost, times)
 
 
 def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
@@ -170,6 +184,7 @@ def _sampled(name: str) -> bool:
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
     """Return the FLOP/s at which the op called `name` can run."""
+    name = name.removeprefix(ENCODER)
     if name in VECTOR and "float32" in hardware.matrix:
         return hardware.rate("float32")
     usual = p.product_rate if name in PRODUCTS else p.other_rate
@@ -215,6 +230,10 @@ class Roofline:
         join: Join = np.maximum,
     ) -> None:
         p, self._join = precision(dtype), join
+        self._model = model
+        self._encoder = None
+        if model.encoder is not None:
+            self._encoder = Roofline(model.encoder, hardware, p, kv_dtype, join=join)
         others = ("attention", *EXPERTS, *BY_ROW)
         steps = (
             step_ops(model, StepShape(new, new, sum(new)), dtype=dtype, kv_dtype=kv_dtype) for new in ([1], [2], [1, 1])
@@ -236,7 +255,8 @@ class Roofline:
             for mixer, times in Counter(layer.mixer for layer in model.layers if layer.mixer is not ABSENT).items()
             if any(name in BY_ROW for name, _ in MIXERS[mixer.kind](mixer, probe, 1, p, kv_dtype))
         }
-        attention = [found for layer in model.layers if (found := attention_of(layer.mixer)) is not None]
+        mixing = (layer.mixer for layer in model.layers if not isinstance(layer.mixer, CrossAttentionSpec))
+        attention = [found for mixer in mixing if (found := attention_of(mixer)) is not None]
         mixers = Counter(
             (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype))
             for m in attention
@@ -273,6 +293,16 @@ class Roofline:
         if self._experts:
             reach = Reach(shape.reach, self._expert_devices)
             total += sum(experts.seconds(tokens, reach, self._join) for experts in self._experts)
+        return total if self._encoder is None or not len(shape.encoded) else total + self._encoding(shape)
+
+    def _encoding(self, shape: StepShape) -> float:
+        """Return the seconds of the encoder, and of what the decoder's layers make of its output."""
+        assert self._encoder is not None
+        hardware, p = self._hardware, self._precision
+        total = self._encoder.step_limit(StepShape(shape.encoded, shape.encoded, 0))
+        for name, cost, times in crossing(self._model, int(np.sum(shape.encoded)), p, self._kv_dtype):
+            rate = op_rate(name, hardware, p)
+            total += times * float(self._join(cost.bytes / hardware.bandwidth, cost.flops / rate))
         return total
 
     def _by_row(self, shape: StepShape, tokens: int) -> Iterator[float]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.plan.step import Assign, Finish, MaskedDrafts, Release, Rows, StepPlan, StepResult
-from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.step_time import StepTimes
 from ridgeline.simulation.tally import Tally
 from ridgeline.simulation.traffic import Ask
@@ -74,9 +73,8 @@ class Device:
 
     def submit(self, plan: StepPlan) -> None:
         rows = plan.rows
-        shape = StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum()))
         twice = sum((len(group.rows) - 1) * group.tokens for group in rows.prefixes)
-        seconds = self._times.seconds(shape, twice)
+        seconds = self._times.seconds(plan.shape(), twice)
         self._free_at = max(self._free_at, self._clock()) + seconds
         self._plans.append(Running(plan, self._free_at, seconds))
 

@@ -54,23 +54,26 @@ class Replica:
         """Give it a request, whose prompt has these token ids. It looks at it when the step under way ends. Return
         False if its policy refuses the request."""
         limit = max(ask.limit, ask.answer.tokens)
+        encodes = bool(self.engine.config.encodes)
+        begun = (0,) if encodes else prompt  # the decoder's start
         request = Request(
             id=str(ask.number),
-            prompt_token_ids=prompt,
+            prompt_token_ids=begun,
             params=SamplingParams(max_tokens=limit, temperature=0.0, ignore_eos=True),
             seed=ask.number,
-            max_total_tokens=len(prompt) + limit,
+            max_total_tokens=len(begun) + limit,
             arrival=self._clock.now,
             owner=ask.tenant,
             priority=ask.priority,
-            block_hashes=self._prompts.hashes(ask.prompt),
+            block_hashes=() if encodes else self._prompts.hashes(ask.prompt),
+            encoder_ids=prompt if encodes else (),
         )
         try:
             self.engine.add(request, checked=True)
         except CannotPromise:
             return False
         self.device.asks[ask.number] = ask
-        self._tokens += len(prompt) + limit
+        self._tokens += request.max_total_tokens
         if self.device.due is None:
             self.engine.fill()
         return True

@@ -95,8 +95,8 @@ class Setup:
         if settings.kv_tokens is not None:
             pages = min(pages, layout.pages_needed(settings.kv_tokens, tokens))
         if settings.max_model_len is None:
-            longest = next((n for n in _halves(longest) if layout.pages_needed(n, tokens) <= pages), 0)
-        if not longest or layout.pages_needed(longest, tokens) > pages:
+            longest = next((n for n in _halves(longest) if layout.pages_needed(n, tokens, n) <= pages), 0)
+        if not longest or layout.pages_needed(longest, tokens, longest) > pages:
             raise InvalidConfig(
                 f"the cache holds {pages} pages and one request of {longest or 1} tokens needs more; raise --kv-tokens "
                 "or lower --max-model-len."
@@ -112,6 +112,7 @@ class Setup:
             policy=settings.objectives,
             itl_target=choose_itl_target(settings.itl_target, limit, interactive=True),
             cascade=True,
+            encodes=min(longest, max(tokens, rows)) if model.encoder is not None else 0,
         )
         self.limit = limit
         self.times = StepTimes(model, hardware, dtype, kv_dtype, max_rows=rows, max_tokens=max(tokens, rows))

@@ -142,9 +142,15 @@ def test_fast_equals_slow(
 @pytest.mark.timing
 @pytest.mark.parametrize("config", encoder_decoder_configs.EVERY, ids=lambda config: config["model_type"])
 def test_fast_equals_slow_beside_an_encoder(config: dict[str, Any]) -> None:
-    """One token of one row costs as much in both kinds of attention, and longer rows do not."""
     model, hardware = model_config(config).spec, find("h200")
-    for shape in (StepShape([1], [1], 1), StepShape([1, 1, 1], [5, 900, 33], 3)):
+    decoding = StepShape([1, 1, 1], [5, 900, 33], 3)
+    for shape in (
+        StepShape([1], [1], 1),
+        decoding,
+        decoding._replace(encoded=[700, 90]),
+        decoding._replace(encoded=[700], crossed_R=[700, 30, 2]),
+        StepShape([4], [4], 1, encoded=[9]),
+    ):
         slow = step_limit(step_ops(model, shape, dtype="bfloat16"), hardware, "bfloat16")
         assert Roofline(model, hardware, "bfloat16").step_limit(shape) == pytest.approx(slow)
 

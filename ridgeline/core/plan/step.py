@@ -33,6 +33,7 @@ from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.specs.pooling import Task
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.rows import Feature as Feature
 from ridgeline.kernels.base.rows import Finish as Finish
 
@@ -85,6 +86,7 @@ class Rows:
     marks_R: after how many of its tokens a row's state is stored as well, in a block of its own, so that others can
         begin there; 0: it has no such mark. Where groups keep states that every token replaces, that block stands in
         the row's table, in the column of the last token before the mark. None: no row has a mark.
+    encoded_R: the tokens of encoder input that each row's span brings. None: none brings any.
     """
 
     slots_R: np.ndarray
@@ -98,6 +100,7 @@ class Rows:
     prefixes: tuple[PrefixGroup, ...] = ()
     guided: tuple[Guided, ...] = ()
     marks_R: np.ndarray | None = None
+    encoded_R: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.slots_R)
@@ -226,6 +229,12 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return int(self.rows.num_tokens_R.sum())
+
+    def shape(self, reach: float = 1.0) -> StepShape:
+        """Return the shape that decides the plan's cost. reach: as in `StepShape`."""
+        rows = self.rows
+        encoded = () if rows.encoded_R is None else rows.encoded_R[rows.encoded_R > 0]
+        return StepShape(rows.num_tokens_R, self.kv_bound_R, int(rows.num_logits_R.sum()), reach=reach, encoded=encoded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class StepShape(NamedTuple):
         values.
     reach: how many experts of a mixture the tokens reach, divided by how many uniform routing would reach. 1 where it
         was not measured.
+    encoded: the tokens of each encoder input that the step reads.
+    crossed_R: the tokens of encoder input to which each row attends; none: as many as are cached.
     """
 
     num_tokens_R: np.ndarray | Sequence[int]
@@ -57,6 +59,8 @@ class StepShape(NamedTuple):
     num_sampled: int
     shared: int = 0
     reach: float = 1.0
+    encoded: np.ndarray | Sequence[int] = ()
+    crossed_R: np.ndarray | Sequence[int] = ()
 
 
 class CostModel(Protocol):
