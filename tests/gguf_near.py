@@ -215,6 +215,62 @@ def _glm_dsa(config: Any) -> dict[str, Any]:
     }
 
 
+def _latent(config: Any) -> dict[str, Any]:
+    rank, rope = config.kv_lora_rank, config.qk_rope_head_dim
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rope,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + rope,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": rope,
+    }
+
+
+def _mistral4(config: Any) -> dict[str, Any]:
+    return {**_latent(config), "attention.temperature_scale": config.rope_parameters["llama_4_scaling_beta"]}
+
+
+def _kimi_linear(config: Any) -> dict[str, Any]:
+    """Heads of keys are counted on layers with latent attention alone."""
+    told, rotates = config.linear_attn_config, config.linear_attn_config["full_attn_layers"]
+    return {
+        **_latent(config),
+        "attention.head_count_kv": [int(layer + 1 in rotates) for layer in range(config.num_hidden_layers)],
+        "ssm.conv_kernel": told["short_conv_kernel_size"],
+        "kda.head_dim": told["head_dim"],
+        "context_length": 256,
+        "expert_gating_func": _SIGMOID,
+        "expert_shared_count": config.num_shared_experts,
+        "expert_used_count": config.num_experts_per_token,
+        "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+    }
+
+
+def _mimo2(config: Any) -> dict[str, Any]:
+    near = [kind == "sliding_attention" for kind in config.layer_types]
+    return {
+        "attention.sliding_window_pattern": [int(each) for each in near],
+        "attention.head_count_kv": [config.num_key_value_heads * (1 + each) for each in near],
+        "attention.value_length": config.v_head_dim,
+        "attention.value_scale": config.attention_value_scale,
+        "rope.dimension_count": int(
+            config.head_dim * config.rope_parameters["full_attention"]["partial_rotary_factor"]
+        ),
+        "rope.freq_base": config.rope_parameters["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+        "expert_gating_func": _SIGMOID,
+    }
+
+
+def _phimoe(config: Any) -> dict[str, Any]:
+    return {
+        "expert_used_count": config.num_experts_per_tok,
+        "rope.scaling.attn_factor": config.rope_parameters["short_mscale"],
+        "rope.scaling.original_context_length": config.rope_parameters["original_max_position_embeddings"],
+    }
+
+
 def _minicpm3(config: Any) -> dict[str, Any]:
     return {
         "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
@@ -231,6 +287,14 @@ def _deepseek(config: Any) -> dict[str, Any]:
 
 
 CONSTANT = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+PHIMOE: dict[str, Any] = {
+    "router_jitter_noise": 0.01,
+    "rope_parameters": {
+        **{"rope_type": "longrope", "rope_theta": 1e4, "short_mscale": 1.2, "long_mscale": 1.2},
+        **{"short_factor": [1.0, *[1.5] * 9], "long_factor": [4.0] * 10},
+        "original_max_position_embeddings": 256,
+    },
+}
 NEAR = {
     "arcee": Written("arcee", permuted=True),
     "seed_oss": Written("seed_oss"),
@@ -259,6 +323,9 @@ NEAR = {
     "hunyuan": Written("hunyuan-dense"),
     "hunyuan_moe": Written("hunyuan-moe", entries=_hunyuan_moe),
     "glm_moe_dsa": Written("glm-dsa", entries=_glm_dsa),
+    "mistral4": Written("mistral4", entries=_mistral4),
+    "mimo_v2": Written("mimo2", entries=_mimo2),
+    "phimoe": Written("phimoe", PHIMOE, entries=_phimoe),
     "dots1": Written("dots1", {"sliding_window": None}),
 }
 ONES = {f"{name}_multiplier": 1.0 for name in ("lm_head", "embedding", "key", "attention_in", "attention_out")}
@@ -267,6 +334,7 @@ FOLDED = {**ONES, "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5, "t
 UNLIMITED = {"time_step_min": 0.001}
 TINY = {
     "minicpm3": Written("minicpm3", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, entries=_minicpm3),
+    "kimi_linear": Written("kimi-linear", {"num_expert_group": 1, "topk_group": 1}, entries=_kimi_linear),
     "minicpm": Written("minicpm", {"attention_multiplier": 0.25}, entries=_minicpm, permuted=True, of="granite"),
     "internlm2": Written("internlm2", permuted=True, of="llama"),
     "exaone": Written("exaone", of="llama"),
@@ -321,6 +389,14 @@ def changed(config: Any, architecture: str, name: str, tensor: Tensor) -> Iterat
         return iter([(f"blk.{layer}.ffn_{'up' if 'up_proj' in name else 'down'}_exps.weight", tensor)])
     if "_latent_proj." in name:
         return iter([(f"blk.{layer}.ffn_latent_{'down' if 'fc1' in name else 'up'}.weight", tensor)])
+    if architecture == "mistral4" and ".experts." in name:
+        return iter([(f"blk.{layer}.ffn_{'gate_up' if 'gate_up' in name else 'down'}_exps.weight", tensor)])
+    if architecture == "kimi-linear" and "conv1d.weight" in name:
+        return iter([(name, tensor.view(1, len(tensor), 1, -1))])
+    if architecture == "kimi-linear" and name.endswith("A_log"):
+        return iter([(name, -tensor.exp())])
+    if name.endswith("attention_sink_bias"):
+        return iter([(f"blk.{layer}.attn_sinks.weight", tensor)])
     if architecture == "gpt2" and re.search(r"\.c_\w+\.weight", name):
         return iter([(name, tensor.T)])
     if architecture == "llama4" and ".experts." in name:

@@ -75,7 +75,12 @@ _EXPERTS: Names = {
     **dict.fromkeys(("feed_forward.gate", "feed_forward.router"), "ffn_gate_inp"),
     **{
         f"{of}.{part}_proj": f"ffn_{part}_shexp"
-        for of in (*(f"mlp.{name}" for name in _SHARED), "feed_forward.shared_expert", "share_expert")
+        for of in (
+            *(f"mlp.{name}" for name in _SHARED),
+            "feed_forward.shared_expert",
+            "share_expert",
+            "block_sparse_moe.shared_experts",
+        )
         for part in ("gate", "up", "down")
     },
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
@@ -100,7 +105,9 @@ _RECURRENT: Names = {
     "conv.out_proj": "shortconv.out_proj",
 }
 WHOLE: Names = {  # tensors that are no module's weight or bias
-    "self_attn.sinks": "attn_sinks.weight",
+    **dict.fromkeys(("self_attn.sinks", "self_attn.attention_sink_bias"), "attn_sinks.weight"),
+    "self_attn.A_log": "ssm_a",
+    "self_attn.dt_bias": "ssm_dt.bias",
     "mlp.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     "mlp.experts.gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
     "mlp.experts.down_proj": "ffn_down_exps.weight",
@@ -109,6 +116,7 @@ WHOLE: Names = {  # tensors that are no module's weight or bias
     "feed_forward.experts.down_proj": "ffn_down_exps.weight",
     **dict.fromkeys(("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"), "exp_probs_b.bias"),
     **dict.fromkeys(("block_sparse_moe.e_score_correction_bias", "feed_forward.expert_bias"), "exp_probs_b.bias"),
+    "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
     **{f"mlp.act_fn.alpha_{each}": f"xielu.alpha_{each}" for each in "pn"},
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
@@ -120,6 +128,9 @@ WHOLE: Names = {  # tensors that are no module's weight or bias
     **{f"{of}.D": "ssm_d" for of in ("mamba", "mixer")},
     **{f"{of}.A_log": "ssm_a" for of in ("mamba", "mixer", "linear_attn")},
     **{f"{of}.dt_bias": "ssm_dt.bias" for of in ("mamba", "mixer", "linear_attn")},
+}
+FUSED: Names = {  # where files hold gates above ups in one stack
+    **dict.fromkeys(("mlp.experts.gate_proj", "mlp.experts.up_proj"), "ffn_gate_up_exps"),
 }
 PARTS: Names = {**_ATTENTION, **_MLP, **STACKS, **_EXPERTS, **_RECURRENT}
 TOP = {

@@ -7,7 +7,7 @@ from typing import Any
 from ridgeline.weights.gguf.dense import granite
 from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BEHIND, Dialect, scaled_yarn, yarn
 from ridgeline.weights.gguf.values import Values
-from ridgeline.weights.gguf.windows import windows
+from ridgeline.weights.gguf.windows import sliding, windows
 
 _SIGMOID = 2  # llama.cpp's number of that way to score experts
 
@@ -166,6 +166,60 @@ def _minimax_m2(values: Values) -> dict[str, Any]:
     return {"num_local_experts": values["expert_count"], "intermediate_size": values["expert_feed_forward_length"]}
 
 
+def _mimo2(values: Values) -> dict[str, Any]:
+    """Return MiMo-V2's entries. Layers with a window have heads of keys of their own number."""
+    kinds, heads = sliding(values) or [False] * values.layers, values.get("attention.head_count_kv")
+    own = dict(zip(kinds, heads, strict=False)) if isinstance(heads, list) else dict.fromkeys((True, False), heads)
+
+    def sinks(near: bool) -> bool:
+        return any(values.has("attn_sinks.weight", layer) for layer, each in enumerate(kinds) if each is near)
+
+    return {
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in kinds],
+        "sliding_window": values["attention.sliding_window"],
+        "num_key_value_heads": own.get(False, own.get(True)),
+        "swa_num_key_value_heads": own.get(True, own.get(False)),
+        "v_head_dim": values.whole("attention.value_length", values.head_dim),
+        "attention_bias": values.has("attn_q.bias"),
+        "attention_value_scale": values.get("attention.value_scale", 1.0),
+        "add_swa_attention_sink_bias": sinks(True),
+        "add_full_attention_sink_bias": sinks(False),
+        "partial_rotary_factor": values.whole("rope.dimension_count", values.head_dim) / values.head_dim,
+        "swa_rope_theta": values.get("rope.freq_base_swa", 10000.0),
+        "n_routed_experts": values["expert_count"],
+        "moe_layer_freq": [int(values.has("ffn_gate_inp.weight", layer)) for layer in range(values.layers)],
+        "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,
+        "n_group": values.get("expert_group_count", 1),
+        "topk_group": values.get("expert_group_used_count", 1),
+        "norm_topk_prob": True,
+    }
+
+
+def _phimoe(values: Values) -> dict[str, Any]:
+    return {
+        "num_local_experts": values["expert_count"],
+        "intermediate_size": values.get("expert_feed_forward_length", values["feed_forward_length"]),
+        "attention_bias": values.has("attn_q.bias"),
+        "lm_head_bias": "output.bias" in values.gguf.tensors,
+        "sliding_window": None,
+    }
+
+
+def _mistral4(values: Values) -> dict[str, Any]:
+    """Return Mistral 4's entries. Files may leave out how queries grow with their positions: then they do not."""
+    found = {**_deepseek2(values), "architectures": ["Mistral4ForCausalLM"]}
+    rotation = {"rope_type": "default", **(found.pop("rope_scaling", None) or {})}
+    if beta := values.number("attention.temperature_scale", 0.0):
+        rotation["llama_4_scaling_beta"] = beta
+    return {
+        **found,
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {**rotation, "rope_theta": values.get("rope.freq_base", 10000.0)},
+        "norm_topk_prob": bool(values.get("expert_weights_norm", True)),
+    }
+
+
 def _shared(values: Values) -> dict[str, Any]:
     return {"shared_expert_intermediate_size": values.get("expert_shared_feed_forward_length")}
 
@@ -195,5 +249,8 @@ MIXTURES = {
     "llama4": Dialect("Llama4ForCausalLM", NORMS_BEFORE, experts="Llama4ForCausalLM", config=_llama4),
     "minimax-m2": Dialect("MiniMaxM2ForCausalLM", NORMS_BEFORE, experts="MiniMaxM2ForCausalLM", config=_minimax_m2),
     "glm-dsa": Dialect("GlmMoeDsaForCausalLM", NORMS_BEFORE, experts="GlmMoeDsaForCausalLM", config=_glm_dsa),
+    "mimo2": Dialect("MiMoV2FlashForCausalLM", NORMS_BEFORE, experts="MiMoV2FlashForCausalLM", config=_mimo2),
+    "mistral4": Dialect("Mistral4ForCausalLM", NORMS_BEFORE, experts="Mistral4ForCausalLM", config=_mistral4),
+    "phimoe": Dialect("PhiMoEForCausalLM", NORMS_BEFORE, experts="PhiMoEForCausalLM", config=_phimoe),
     "minicpm3": Dialect("MiniCPM3ForCausalLM", NORMS_BEFORE, config=_minicpm3),
 }

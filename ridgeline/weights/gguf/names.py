@@ -8,7 +8,7 @@ from dataclasses import replace
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap, attention_of
 from ridgeline.weights.formats.gguf_file import GGUF
 from ridgeline.weights.gguf.config import dialect_of
-from ridgeline.weights.gguf.dialect import PARTS, STACKS, TOP, WHOLE, Dialect
+from ridgeline.weights.gguf.dialect import FUSED, PARTS, STACKS, TOP, WHOLE, Dialect
 from ridgeline.weights.gguf.values import Values
 
 _LAYERS = (
@@ -28,6 +28,8 @@ def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:
     dialect = dialect_of(values)
     if not values.get("expert_count"):
         dialect = replace(dialect, parts={**dialect.parts, **dialect.dense_parts})
+    if any(name.endswith(".ffn_gate_up_exps.weight") for name in gguf.tensors):
+        dialect = replace(dialect, parts={**dialect.parts, **FUSED})
     return {  # each stack once, though all of its experts are renamed to it
         parameter: tuple(dict.fromkeys(each for source in sources for each in _renamed(source, dialect, spec)))
         for parameter, sources in weights.items()

@@ -190,6 +190,39 @@ def _nemotron_h(values: Values) -> dict[str, Any]:
     return found
 
 
+def _kimi_linear(values: Values) -> dict[str, Any]:
+    """Return Kimi Linear's entries. Nothing rotates, also not the part of a head that does in latent attention."""
+    rotated, keys = values.whole("rope.dimension_count"), values.whole("attention.key_length_mla")
+    found: dict[str, Any] = {
+        "head_dim": None,
+        "num_key_value_heads": values.whole("attention.head_count"),
+        "layer_types": values.kinds("ssm_a", "linear_attention", "full_attention"),
+        "q_lora_rank": values.get("attention.q_lora_rank"),
+        "kv_lora_rank": values["attention.kv_lora_rank"],
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": keys - rotated,
+        "v_head_dim": values["attention.value_length_mla"],
+        "partial_rotary_factor": None,
+        "linear_attn_config": {
+            "head_dim": values.whole("kda.head_dim"),
+            "num_heads": values.whole("attention.head_count"),
+            "short_conv_kernel_size": values.whole("ssm.conv_kernel"),
+        },
+    }
+    if not (count := values.get("expert_count")):
+        return {**found, "num_experts": None}
+    return {
+        **found,
+        "num_experts": count,
+        "n_shared_experts": values.get("expert_shared_count", 0),
+        "first_k_dense_replace": values.first_with("ffn_gate_inp.weight"),
+        "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,
+        "norm_topk_prob": True,
+        "n_group": values.get("expert_group_count", 1),
+        "topk_group": values.get("expert_group_used_count", 1),
+    }
+
+
 def _kv_heads(values: Values, layer: int) -> int:
     """Return the heads of keys by the tensor, since some files count none."""
     keys = values.gguf.tensors.get(f"blk.{layer}.attn_k.weight")
@@ -211,6 +244,13 @@ _NEMOTRON_PARTS = {
     "mixer.shared_experts.down_proj": "ffn_down_shexp",
     "mixer.fc1_latent_proj": "ffn_latent_down",
     "mixer.fc2_latent_proj": "ffn_latent_up",
+}
+
+_KIMI_PARTS = {
+    **{f"self_attn.{each}_conv1d": f"ssm_conv1d_{each}" for each in "qkv"},
+    **{f"self_attn.{each}_proj": f"ssm_{each}" for each in ("f_a", "f_b", "g_a", "g_b")},
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
 }
 
 _NEMOTRON_H = Dialect(
@@ -240,6 +280,13 @@ RECURRENT = {
     ),
     "lfm2": Dialect("Lfm2ForCausalLM", _LFM2_NORMS, config=_lfm2, top=_LFM2_TOP),
     "lfm2moe": Dialect("Lfm2MoeForCausalLM", _LFM2_NORMS, experts="Lfm2MoeForCausalLM", config=_lfm2, top=_LFM2_TOP),
+    "kimi-linear": Dialect(
+        "KimiLinearForCausalLM",
+        NORMS_BEFORE,
+        experts="KimiLinearForCausalLM",
+        config=_kimi_linear,
+        parts=_KIMI_PARTS,
+    ),
     "mamba": Dialect("MambaForCausalLM", _MAMBA_NORMS, config=_mamba, attends=False),
     "mamba2": Dialect("Mamba2ForCausalLM", _MAMBA_NORMS, config=_mamba2, attends=False),
     "granitehybrid": Dialect(

@@ -23,7 +23,7 @@ from ridgeline.weights.stored import StoredTensor
 
 Tensors = dict[str, StoredTensor]
 
-_CONV = re.compile(r"blk\.\d+\.(ssm_conv1d|shortconv\.conv)\.weight")
+_CONV = re.compile(r"blk\.\d+\.(ssm_conv1d(?:_[qkv])?|shortconv\.conv)\.weight")
 _RATE = re.compile(r"blk\.\d+\.ssm_a")
 _FLAT = re.compile(r"blk\.\d+\.(ssm_d|ssm_norm\.weight)")
 _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
@@ -36,6 +36,10 @@ def restored(values: Values, tensors: Tensors) -> Tensors:
     for name, tensor in tensors.items():
         if _CONV.fullmatch(name) and len(tensor.shape) == 2:
             found[name] = _viewed(tensor, [tensor.shape[0], 1, tensor.shape[1]])
+        elif _CONV.fullmatch(name) and len(tensor.shape) == 4:  # as Kimi Linear's files have it
+            found[name] = _viewed(tensor, [tensor.shape[1], 1, tensor.shape[3]])
+        elif _RATE.fullmatch(name) and len(tensor.shape) == 4:
+            found[name] = _changed(tensor, _log_rate)
         elif _RATE.fullmatch(name):
             flat = tensor if tensor.shape[-1] > 1 else _viewed(tensor, [tensor.shape[0]])
             found[name] = _changed(flat, _log_rate)
