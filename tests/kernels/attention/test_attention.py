@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -367,3 +369,41 @@ def test_items_and_tiles_cover_every_row_once(device: str) -> None:
         tokens = sorted(t + i for s, t, n, _ in tiles if s == slot for i in range(n))
         assert tokens == (list(range(first, first + count)) if count > schedule.few else [])
         assert all(position - token == length - count - first for s, token, _, position in tiles if s == slot)
+
+
+class Noted:
+    """A kernel that is not run: launches' options are noted."""
+
+    def __init__(self) -> None:
+        self.options = list[dict[str, Any]]()
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *_, **options: self.options.append(options)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "capability", "warps"),
+    [
+        *((dim, torch.bfloat16, (9, 0), 4) for dim in (16, 48, 64, 128)),
+        *((dim, torch.bfloat16, (9, 0), 2) for dim in (20, 36, 40, 72, 120)),
+        (40, torch.float32, (9, 0), 4),
+        (40, torch.bfloat16, (8, 0), 4),
+    ],
+    ids=str,
+)
+def test_keys_at_odd_places_are_multiplied_without_descriptors(
+    head_dim: int, dtype: torch.dtype, capability: tuple[int, int], warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ptxas 12.8 loses the descriptor of a warpgroup's second product if the keys are not copied ahead: an illegal
+    access, with heads of 40. Fewer warps than a warpgroup have no descriptors."""
+    pytest.importorskip("triton")
+    from ridgeline.kernels.attention.paged import schedule, triton
+
+    noted = Noted()
+    monkeypatch.setattr(schedule, "_schedule_kernel", Noted())
+    monkeypatch.setattr(triton, "decode_kernel", noted)
+    monkeypatch.setattr(triton, "compute_capability", lambda device: capability)
+    case = AttentionCase(rows=((1, 17), (1, 5)), head_dim=head_dim)
+    q_THD, k, v, batch = case.inputs(dtype, torch.device("cpu"))
+    triton.paged_attention(q_THD, k, v, batch, **case.options(dtype, torch.device("cpu")))
+    assert [options["num_warps"] for options in noted.options] == [warps]

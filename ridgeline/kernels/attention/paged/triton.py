@@ -55,6 +55,19 @@ def decode_config(head_dim: int, itemsize: int, queries: int = 16) -> Config:
     return Config(tile, num_warps=4, num_stages=3 if used <= 114 << 10 else 2)
 
 
+def decode_warps(num_warps: int, k_cache_NGPD: Tensor, kv: str | None) -> int:
+    """Return the warps of a program of the decode kernel; `num_warps` is the choice for aligned keys.
+
+    On Hopper products of a warpgroup take the softmax's weights from shared memory. Where keys begin at no multiple of
+    16 elements, none are copied ahead, and the weights later lie in the keys' place. ptxas 12.8, which Triton 3.6 has,
+    then takes their descriptor from a register that it never writes: an illegal access, with heads of 40. Fewer warps
+    than a warpgroup multiply without descriptors. Levels are copied ahead wherever they begin.
+    """
+    strides, device = k_cache_NGPD.stride()[:3], k_cache_NGPD.device
+    aligned = kv is not None or k_cache_NGPD.element_size() != 2 or all(stride % 16 == 0 for stride in strides)
+    return num_warps if aligned or compute_capability(device) != (9, 0) else 2
+
+
 def prefill_config(head_dim: int, itemsize: int, block_size: int, device: torch.device) -> Config:
     """Return tiles that leave the accumulator and the scores in registers, and stages that fit the shared memory."""
     if head_dim > 256:  # a tile's queries then take 64 KiB, and their sums half of all registers
@@ -213,7 +226,7 @@ def _decode(
         TOGETHER=together,
         PARTS=max(1, min(16, COMBINED // (together * shared["DIM"]))),
         CASCADE=cascade is not None,
-        num_warps=config.num_warps,
+        num_warps=decode_warps(config.num_warps, tensors[1], shared["KV"]),
         num_stages=config.num_stages,
         **shared,
     )
