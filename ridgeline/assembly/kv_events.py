@@ -16,7 +16,7 @@ from ridgeline.engine.cache.prefix import Hash
 from ridgeline.engine.engine import Engine
 
 if TYPE_CHECKING:
-    from ridgeline.transport.kv_events import Event, KVEventPublisher
+    from ridgeline.transport.kv_events import BlockHash, Event, KVEventPublisher
 
 AT_ONCE = 4096  # tokens of an event, unless one block has more, and blocks of one that tells which are gone
 KINDS = {"latent": "mla_attention", "recurrent": "mamba", "cross_kv": "cross_attention"}  # in vLLM's words
@@ -62,7 +62,7 @@ class KVEventSink:
                 yield from self._stored(change)
             elif isinstance(change, Removed):
                 for start in range(0, len(change.hashes), AT_ONCE):
-                    hashes = [short(each) for each in change.hashes[start : start + AT_ONCE]]
+                    hashes: list[BlockHash] = [short(each) for each in change.hashes[start : start + AT_ONCE]]
                     yield BlockRemoved(hashes, MEDIUM, change.group)
             else:
                 yield AllBlocksCleared()
@@ -71,7 +71,9 @@ class KVEventSink:
         from ridgeline.transport.kv_events import MEDIUM, BlockStored
 
         kind, window = self._kinds[change.group]
-        hashes, size, parent = [short(each) for each in change.hashes], change.size, change.parent
+        hashes: list[BlockHash] = [short(each) for each in change.hashes]
+        size, parent = change.size, change.parent
+        before: BlockHash | None
         each, before = max(1, AT_ONCE // size), None if parent is None else short(parent)
         for start in range(0, len(hashes), each):
             end = min(len(hashes), start + each)

@@ -13,6 +13,8 @@ ROUTE_HELP = {
     "worker_urls": "Servers that requests go to, as http://HOST:PORT or https://HOST:PORT.",
     "policy": "Rule that chooses a server: prefix, least, round-robin, random or session; sglang-router's cache_aware, "
     "power_of_two and round_robin are taken too.",
+    "kv_events": "Addresses of the servers' KV events, as tcp://HOST:PORT or tcp://HOST:PORT,REPLAYS, one for "
+    "each in the same order.",
     "host": "Address to listen on; 0.0.0.0 for all addresses of this machine.",
     "port": "Port to listen on (0: any that is free).",
     "session_header": "Header that names a request's session.",
@@ -39,7 +41,8 @@ ENVIRONMENT = {"admin_key": ["RIDGELINE_ADMIN_KEY"], "worker_api_key": ["RIDGELI
 def _route(**given: Any) -> None:
     """Route requests to several servers over HTTP, until SIGTERM or Ctrl+C."""
     values = {name: value for name, value in given.items() if value not in (None, [])}
-    values["worker_urls"] = tuple(given["worker_urls"] or ())
+    for name in ("worker_urls", "kv_events"):
+        values[name] = tuple(given[name] or ())
     config = RouteConfig(**values)
     rule_of(config.policy)  # complains about an unknown one
     try:

@@ -7,7 +7,7 @@ once, asks no replica and reads no clock, so a router of live servers and a simu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ridgeline.core.registry import Registry
 
@@ -33,6 +33,14 @@ class RoutingRule(Protocol):
 
     def forget(self, replica: int) -> None:
         """Forget what a replica has cached: it begins anew."""
+
+
+@runtime_checkable
+class KnowsRoom(Protocol):
+    """A rule that keeps what replicas have cached, and can make use of how much that is."""
+
+    def bound(self, replica: int, room: int | None) -> None:
+        """Take note that a replica's cache holds `room` tokens; None: that is not known."""
 
 
 RULES = Registry(

@@ -22,3 +22,6 @@ class Prefix:
 
     def forget(self, replica: int) -> None:
         self._router.forget(replica)
+
+    def bound(self, replica: int, room: int | None) -> None:
+        self._router.bound(replica, room)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import zmq
@@ -35,24 +36,27 @@ RETRY = 50  # milliseconds until a replay's client is looked at again that had n
 MEDIUM = "GPU"  # where vLLM says that the engine's own cache is, whatever the device
 
 
+BlockHash = int | bytes  # vLLM has both forms
+
+
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     """Blocks that can be found. The fields and their meaning are vLLM's; hashes are the first 64 bits of ours."""
 
-    block_hashes: list[int]
-    parent_block_hash: int | None
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[str, ...] | None] | None = None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
-    block_hashes: list[int]
+    block_hashes: list[BlockHash]
     medium: str | None
     group_idx: int | None = None
 
@@ -67,7 +71,7 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 class EventBatch(msgspec.Struct, array_like=True):
     ts: float
     events: list[Event]
-    data_parallel_rank: int = 0
+    data_parallel_rank: int | None = 0
 
 
 class KVEventPublisher:
@@ -86,7 +90,7 @@ class KVEventPublisher:
         kinds = (zmq.PUB, zmq.ROUTER, zmq.PAIR, zmq.PAIR)
         sockets: list[zmq.Socket[bytes]] = [zmq.Context.instance().socket(kind) for kind in kinds]
         self._out, self._asked, self._bell, self._heard = sockets
-        for each, ahead in ((self._out, settings.hwm), (self._asked, AHEAD), (self._bell, 1), (self._heard, 1)):
+        for each, ahead in ((self._out, settings.hwm), (self._asked, AHEAD), (self._bell, 0), (self._heard, 0)):
             each.set_hwm(ahead)
             each.setsockopt(zmq.LINGER, 0)
             each.setsockopt(zmq.MAXMSGSIZE, 1024)  # nobody sends us more
@@ -140,12 +144,15 @@ class KVEventPublisher:
             if len(self._queue) >= self._settings.max_queue_size or self._queued + tokens > QUEUE_TOKENS:
                 self.lost += 1
                 return
+            rings = not self._queue  # otherwise the thread has been called, and looks again before it waits
             self._queue.append((number, EventBatch(time.time(), events, self._settings.data_parallel_rank), tokens))
             self._queued += tokens
-        self._ring()
+        if rings:
+            self._ring()
 
     def _ring(self) -> None:
-        with suppress(zmq.Again):  # it rings already
+        """Call the thread. The bell has no bound: a socket that was full may say so for a moment longer than it is."""
+        with suppress(zmq.Again):  # the thread has ended
             self._bell.send(b"", zmq.NOBLOCK)
 
     def close(self) -> None:

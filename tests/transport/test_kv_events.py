@@ -180,7 +180,7 @@ def test_an_engines_subscriber_knows_all_that_can_be_found(tmp_path: Path) -> No
         ({"enable_kv_cache_events": "yes"}, "must be true or false, got 'yes'"),
         ({"enable": True}, "kv_events_config has no 'enable'"),
         ({"publisher": "nats"}, "publisher of kv_events_config must be zmq or null, got 'nats'"),
-        ({"endpoint": "http://a:1"}, "'http://a:1' in kv_events_config is no endpoint"),
+        ({"endpoint": "http://a:1"}, "'http://a:1' is no endpoint of KV events"),
         ({"endpoint": "tcp://127.0.0.1:99999"}, "has the port 99999"),
         ({"endpoint": 5}, "endpoint of kv_events_config must be a text, got 5"),
         ({"hwm": 0}, "hwm of kv_events_config must be a number from 1, got 0"),

@@ -42,6 +42,11 @@ class Router:
         self._known[replica].clear()
         self._room[replica] = min(KEPT, room // BLOCK)
 
+    def bound(self, replica: int, room: int | None) -> None:
+        """A replica's cache holds `room` tokens (None: not known). What was noted longest ago beyond them is gone."""
+        self._room[replica] = KEPT if room is None else min(KEPT, room // BLOCK)
+        self._shorten(replica)
+
     def choose(self, prompt: Sequence[int] | bytes, salt: str, loads: Mapping[int, float]) -> int:
         """Return the replica for a prompt, of those with a load, and note that it will have the prompt cached. The
         prompt is token ids, or a text's bytes where they are not known."""
@@ -69,6 +74,10 @@ class Router:
         for key in reversed(keys):
             known[key] = None
             known.move_to_end(key)
+        self._shorten(replica)
+
+    def _shorten(self, replica: int) -> None:
+        known = self._known[replica]
         while len(known) > self._room[replica]:
             known.popitem(last=False)
 

@@ -48,7 +48,7 @@ class KVEvents:
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 10_000_000:
                 raise InvalidConfig(f"{name} of kv_events_config must be a number from {least}, got {value!r}.")
         for address in self.addresses:
-            _check_address(address, self.data_parallel_rank)
+            check_address(address, self.data_parallel_rank)
         if len(set(self.addresses)) < len(self.addresses):
             raise InvalidConfig(f"endpoint and replay_endpoint of kv_events_config are both {self.endpoint}.")
 
@@ -67,15 +67,18 @@ class KVEvents:
         return f"{host}:{int(port) + self.data_parallel_rank}"
 
 
-def _check_address(address: str, rank: int) -> None:
+def check_address(address: str, rank: int = 0) -> None:
+    """Raise InvalidConfig for what is no endpoint, or has no port for an engine of this rank."""
     path = address.removeprefix("ipc://")
     if path != address and path and not path.startswith("@") and "\0" not in path:
         return
     found = TCP.fullmatch(address)
     if found is None:
-        raise InvalidConfig(f"{address!r} in kv_events_config is no endpoint; give tcp://HOST:PORT or ipc://PATH.")
+        raise InvalidConfig(f"{address!r} is no endpoint of KV events; give tcp://HOST:PORT or ipc://PATH.")
     if not 1 <= int(found[2]) + rank <= 65_535:
-        raise InvalidConfig(f"{address!r} in kv_events_config has the port {int(found[2]) + rank}; give 1 to 65535.")
+        raise InvalidConfig(
+            f"{address!r}, an endpoint of KV events, has the port {int(found[2]) + rank}; give 1 to 65535."
+        )
 
 
 def is_bound(address: str) -> bool:

@@ -8,6 +8,7 @@ from math import isfinite
 from urllib.parse import SplitResult, urlsplit
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.kv_events import check_address
 
 MOST_WORKERS = 1024
 ANSWER_BYTES = 192 << 10  # of its answer that an open request holds: a piece that was read, and what its client has not
@@ -21,6 +22,8 @@ class RouteConfig:
     worker_urls: the servers that requests go to, as http://host:port. No request adds or removes one.
     policy: the name of the rule that chooses among them (`ridgeline.routing`).
     host, port: the address that clients talk to.
+    kv_events: the addresses of the workers' KV events, one for each in the same order, behind a comma that of
+        replays (empty: none is asked).
     session_header: the header that names a request's session.
     worker_api_key: the key with which the workers are asked for their models (None: they ask for none).
     admin_key: the key for /metrics ("": none is asked for).
@@ -37,6 +40,7 @@ class RouteConfig:
 
     worker_urls: tuple[str, ...] = ()
     policy: str = "prefix"
+    kv_events: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     session_header: str = "x-session-id"
@@ -64,6 +68,12 @@ class RouteConfig:
             raise InvalidConfig(f"there are {len(self.worker_urls)} workers; a router has at most {MOST_WORKERS}.")
         if twice := [url for url in self.workers if self.workers.count(url) > 1]:
             raise InvalidConfig(f"the worker {twice[0]} is named twice; leave one of them out.")
+        if self.kv_events and len(self.kv_events) != len(self.worker_urls):
+            raise InvalidConfig(
+                f"kv_events has {len(self.kv_events)} addresses for {len(self.worker_urls)} workers; give one for each."
+            )
+        for address in [each for pair in self.kv_events for each in pair.split(",", 1)]:
+            check_address(address)
         if not 0 <= self.port <= 65_535:
             raise InvalidConfig(f"there is no port {self.port}; ports are 0 to 65535.")
         for name in ("health_interval", "health_timeout", "hung_timeout"):

@@ -15,9 +15,10 @@ import msgspec
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.routing import RouteConfig
-from ridgeline.routing import RoutingRule, ServerLoad
+from ridgeline.routing import KnowsRoom, RoutingRule, ServerLoad
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.router.asked import Asked
+from ridgeline.serving.router.cached import CachedTokens, follow
 from ridgeline.serving.router.headers import Headers
 
 logger = logging.getLogger("ridgeline.router")
@@ -58,6 +59,8 @@ class Worker:
         self.errors: Counter[str] = Counter()
         self.silent_since: float | None = None  # when it stopped to answer looks
         self.restarted = False  # it refused connections, so its process is another one now
+        self.room: int | None = None  # tokens that its cache holds, if its KV events have told
+        self.forgotten = 0  # how often they said that it holds none any more
         self.look = asyncio.Event()  # set to look at once
 
     @property
@@ -142,7 +145,27 @@ class Workers:
 
     async def watch(self) -> None:
         """Look at all workers, again and again, until cancelled."""
-        await asyncio.gather(*(self._watch(each) for each in self.each))
+        following = [
+            self._follow(each, address) for each, address in zip(self.each, self.config.kv_events, strict=False)
+        ]
+        await asyncio.gather(*(self._watch(each) for each in self.each), *following)
+
+    async def _follow(self, worker: Worker, address: str) -> None:
+        """Tell the rule what a worker says of its cache."""
+        told, rule = CachedTokens(), self._rule
+
+        def note() -> None:
+            if told.forgets != worker.forgotten:
+                rule.forget(worker.number)
+                worker.forgotten = told.forgets
+            if isinstance(rule, KnowsRoom) and told.size != worker.room:
+                worker.room = told.size
+                rule.bound(worker.number, told.size)
+
+        try:
+            await follow(address, told, note)
+        except Exception:  # affinity alone is less sure then
+            logger.exception("%s: its KV events are followed no more", worker.url)
 
     async def close(self) -> None:
         for each in self.each:
