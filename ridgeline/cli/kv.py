@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import typer
 
@@ -14,11 +18,72 @@ from ridgeline.progress import counted
 from ridgeline.tiers.offline import Inspected
 from ridgeline.tiers.sealed import Record
 
+ANSWER = 10.0  # seconds
 SHOWN = 20  # models and tenants of `stats`
 
-app = typer.Typer(help="Look into the disk tier of the KV cache: list, check and purge it.", no_args_is_help=True)
+app = typer.Typer(help="Look into the KV cache: that of a running server (--url), or a directory on a disk.")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that servers keep blocks in.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+
+
+@app.callback(invoke_without_command=True)
+def live(
+    context: typer.Context,
+    *,
+    url: Annotated[str | None, typer.Option(help="A running server, as http://HOST:PORT.")] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="RIDGELINE_ADMIN_KEY", help="Key of that server's operator.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look into the KV cache: that of a running server (--url), or a directory on a disk."""
+    if context.invoked_subcommand is not None:
+        return
+    if url is None:
+        print(context.get_help())
+        raise typer.Exit
+    caches = _asked(url, admin_key)
+    if as_json:
+        print(json.dumps({"caches": caches}))
+        return
+    for number, cache in enumerate(caches):
+        print("\n".join(_told(number, cache)))
+
+
+def _asked(url: str, key: str | None) -> list[dict[str, Any]]:
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise InvalidConfig(f"--url must be as http://HOST:PORT, got {url!r}.")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with urlopen(Request(url.rstrip("/") + "/kv", headers=headers), timeout=ANSWER) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["caches"]
+            return found
+    except HTTPError as error:
+        why = "; give its --admin-key" if error.code in (401, 403) else ""
+        raise InvalidConfig(f"{url} answered {error.code} {error.reason}{why}.") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidConfig(f"{url} does not answer as a server of Ridgeline ({error}).") from error
+
+
+def _told(number: int, cache: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"cache {number}: pages of {_size(cache['page_bytes'])}: {cache['busy']} busy, {cache['idle']} idle, "
+        f"{cache['fresh']} fresh; {cache['hit_tokens']} of {cache['queried_tokens']} prompt tokens were found"
+    )
+    for group in cache["groups"]:
+        yield (
+            f"  {group['name']}: blocks of {_size(group['bytes'])}: {group['held']} held, {group['kept']} kept, "
+            f"{group['empty']} empty, {100 * group['waste']:.1f} % waste; {group['hit_tokens']} tokens found"
+        )
+    yield f"  prefix tree: {cache['nodes']} blocks, of which {cache['sampled']} were looked at"
+    for depth, count in enumerate(cache["depths"]):
+        yield f"    {1 << depth} to {(2 << depth) - 1} blocks deep: {count}"
+    for held, count in zip(("none", "one", "two", "more"), cache["heat"], strict=True):
+        yield f"    held by {held} of the requests: {count}"
+    for root, count in cache["roots"].items():
+        yield f"    root {root}: {count}"
+    for owner, blocks in cache["owners"].items():
+        yield f"  owner {owner or '(none)'}: {blocks} blocks held"
 
 
 @app.command("list")

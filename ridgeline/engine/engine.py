@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, DeviceLost, InvalidConfig, InvalidRequest
+from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.plan.sleep import KINDS, Kind
@@ -180,6 +181,10 @@ class Engine:
             return []
         most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens // length) if self.config.pools else 1
         return [1] * REHEARSALS + [1 << power for power in range(1, most.bit_length())]
+
+    def census(self) -> list[CacheFigures]:
+        """Return the figures of the cache; of several engines that act as one, those of each."""
+        return [self.scheduler.census()]
 
     def forget_prefixes(self) -> None:
         """Let no later request find anything in the prefix cache. Those that run keep what they have found."""

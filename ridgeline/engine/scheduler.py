@@ -24,6 +24,7 @@ import numpy as np
 
 from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, InvalidConfig
+from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.embeds import parts_between
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.core.plan.step import Feature, MaskedDrafts, RowKind, StepPlan, StepResult
@@ -31,6 +32,7 @@ from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.state import WINDOW_CHUNK
 from ridgeline.engine import masks
+from ridgeline.engine.cache.census import census
 from ridgeline.engine.figures import Figures
 from ridgeline.engine.itl import ItlBound
 from ridgeline.engine.masked_drafts import drafted
@@ -139,6 +141,10 @@ class Scheduler:
         below = None if cache.tier is None else cache.tier.figures()
         pages = pages_used, pool.num_pages
         return Figures(*requests, *pages, *found, self.preemptions, groups, counts, drafts, shown, below)
+
+    def census(self) -> CacheFigures:
+        """Return the figures of the cache, by a few milliseconds' look at it."""
+        return census(self.cache, (member for seq in self._by_id.values() for member in seq.members))
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return the statistics so far of an unfinished request."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ridgeline.core.errors import DeviceLost, InvalidConfig
+from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.request import Request, RequestStats, StepEvents
 from ridgeline.core.plan.routing import Router
 from ridgeline.core.plan.sleep import KINDS, Kind
@@ -129,6 +130,9 @@ class Engines:
     def _check_device(self) -> None:
         if self._lost is not None:
             raise lost_device(self._lost)
+
+    def census(self) -> list[CacheFigures]:
+        return [figures for engine in self.engines for figures in engine.census()]
 
     def forget_prefixes(self) -> None:
         for engine in self.engines:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_type_hints
 
 import msgspec
 
+from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import (
     MAX_LOGPROBS,
@@ -116,6 +117,10 @@ class Ask(Message, frozen=True, tag="ask"):
 
 class Forget(Message, frozen=True, tag="forget"):
     """The order to let no later request find anything in the prefix cache. A `Forgot` follows."""
+
+
+class Count(Message, frozen=True, tag="count"):
+    """The question for the figures of the cache. A `Counted` follows."""
 
 
 Mode = Literal["abort", "wait", "keep"]
@@ -250,6 +255,12 @@ class Forgot(Message, frozen=True, tag="forgot"):
     """The answer to a `Forget`."""
 
 
+class Counted(Message, frozen=True, tag="counted"):
+    """The answer to a `Count`: the figures of each cache that the engine has."""
+
+    caches: list[CacheFigures]
+
+
 class Seen(Message, frozen=True, tag="seen"):
     """The answer to a `Look`; answers come in the order of the questions. `lives` has the newest request first."""
 
@@ -371,9 +382,9 @@ class Stats(Message, frozen=True, tag="stats"):
     asleep: int = 0
 
 
-FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Pause | Sleep | Reload | Wake | Resume
+FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Count | Pause | Sleep | Reload | Wake | Resume
 Order = Pause | Sleep | Reload | Wake | Resume
-FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | Standing
+FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | Counted | Standing
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_face = msgspec.msgpack.Decoder(FromFace).decode

@@ -115,6 +115,17 @@ class BlockPool:
         return len(self._fresh)
 
     @property
+    def num_idle(self) -> int:
+        """Pages that no request uses, and whose content can be found again."""
+        return len(self._idle)
+
+    def count(self, group: int) -> tuple[int, int, int]:
+        """Return the group's blocks that are held, whose content is kept beside those, and that are empty."""
+        idle = list(self._idle.values()).count(group) * self._per_page[group]
+        lacking, opened, spare = sum(self._partial[group].values()), len(self._open[group]), len(self._spare[group])
+        return len(self._blocks[group]) - opened - spare - idle, spare + idle - lacking, opened + lacking
+
+    @property
     def awaited_pages(self) -> int:
         """Free pages to which a preempted request comes back."""
         return sum(page in self._idle for page in self._awaited)

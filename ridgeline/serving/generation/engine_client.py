@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.request import Request
 from ridgeline.serving import owner
 from ridgeline.serving.errors import (
@@ -35,6 +36,8 @@ from ridgeline.transport.messages import (
     Ask,
     Begun,
     Cancel,
+    Count,
+    Counted,
     EngineFacts,
     Forget,
     Forgot,
@@ -65,7 +68,7 @@ TYPICAL_WEIGHT = 512.0  # tokens of another API server's request, while this one
 
 NOT_RUNNING = "the engine is not running yet; try again soon."
 
-_Answer = TypeVar("_Answer", Seen, Forgot, Standing)
+_Answer = TypeVar("_Answer", Seen, Forgot, Counted, Standing)
 
 
 class EngineClient:
@@ -234,6 +237,10 @@ class EngineClient:
         """Let no later request find anything in the prefix cache. Raise Unavailable if no engine answers in time."""
         await self._answer(Forget(), Forgot, timeout)
 
+    async def census(self, timeout: float = 5.0) -> list[CacheFigures]:
+        """Return the figures of the engine's caches. Raise Unavailable if it does not answer in time."""
+        return (await self._answer(Count(), Counted, timeout)).caches
+
     async def order(self, message: Order, timeout: float) -> Standing:
         """Pause the engine, let it sleep, wake it up or let it go on, and return how it stands then. Raise Unavailable
         if it does not answer in time; it may still obey later."""
@@ -244,7 +251,7 @@ class EngineClient:
 
     async def _answer(
         self,
-        message: Look | Forget | Order,
+        message: Look | Forget | Count | Order,
         kind: type[_Answer],
         timeout: float,
         *,
@@ -328,7 +335,7 @@ class EngineClient:
                 self.stats = message
                 self._others = max(0, message.running + message.waiting - len(self._tickets))
                 self._tell_figures()
-            case Seen() | Forgot() | Standing():
+            case Seen() | Forgot() | Counted() | Standing():
                 resolve(self._questions[type(message)].popleft(), message)
             case Refused():
                 if (ticket := self._drop(message.id)) is not None:
@@ -427,7 +434,7 @@ class EngineClient:
             self._patience.cancel()
             self._patience = None
 
-    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget | Order) -> None:
+    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget | Count | Order) -> None:
         """Send messages in this order, without waiting.
 
         An engine that dies is gone as a peer before it is gone as a process. What is sent in between is lost, and

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.routing import Router
 from ridgeline.serving.errors import RequestFailed, Unavailable
@@ -141,6 +142,12 @@ class Replicas:
         """Let no later request find anything in the prefix caches, as `EngineClient.forget`."""
         up = [engine for engine in self.engines if engine.facts is not None]  # the others have nothing
         await asyncio.gather(*(engine.forget() for engine in up or self.engines))
+
+    async def census(self) -> list[CacheFigures]:
+        """Return the figures of the caches of all engines that run, as `EngineClient.census`."""
+        up = [engine for engine in self.engines if engine.facts is not None]
+        told = await asyncio.gather(*(engine.census() for engine in up or self.engines))
+        return [cache for caches in told for cache in caches]
 
     async def look(self, name: str | None = None, limit: int = 1, timeout: float = 1.0) -> list[Life]:
         """Return the course in time of the request with this name, or of the newest requests if no name is given.

@@ -43,7 +43,10 @@ HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live"
 # these change what all clients get
 ORDERS = ("/pause", "/resume", "/sleep", "/wake_up", "/reload_weights", "/reset_prefix_cache")
 # these show what other clients do, too
-ADMIN = (*ORDERS, "/v1/requests", "/dashboard", "/server_info", "/is_paused", "/is_sleeping")
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "")
+ADMIN = (*ORDERS, "/v1/requests", "/kv", "/dashboard", "/server_info", "/is_paused", "/is_sleeping")
+# these do, and without an admin key only to clients on this machine
+LOCAL = ("/kv",)
 CLOSED = (
     "this route changes what all clients get, so it is closed; start the server with --admin-key KEY and send that, "
     "or with --open-admin-routes."
@@ -176,8 +179,8 @@ def with_keys(
     trusted: Sequence[str] = (),
 ) -> ASGIApp:
     """Ask for a key on every route but health, if there are any keys. An admin key opens every route; if there is one,
-    it alone opens those in ADMIN. Without one, those in ORDERS are closed, unless `open_orders` says otherwise. A
-    key in `trusted` may name the tenant; the header of any other is not read."""
+    it alone opens those in ADMIN. Without one, those in ORDERS are closed, and those in LOCAL to other machines, unless
+    `open_orders` says otherwise. A key in `trusted` may name the tenant; the header of any other is not read."""
     clients = (*keys, *admin_keys) if keys else ()
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -190,9 +193,10 @@ def with_keys(
         given: list[str | None] = [*_keys_in(scope)] or [None]
         right = [key for key in given if allowed(key, needed)]  # all are compared, so that the time tells nothing
         if right:
-            if not (admin_keys or open_orders) and is_under_any(ORDERS, path):
-                return await _refuse(Forbidden(CLOSED), scope, receive, send)
             key, peer = right[0] if needed else None, (scope.get("client") or ("",))[0]
+            closed = is_under_any(ORDERS, path) or (is_under_any(LOCAL, path) and peer not in LOOPBACK)
+            if closed and not (admin_keys or open_orders):
+                return await _refuse(Forbidden(CLOSED), scope, receive, send)
             try:
                 owner.take(key, peer, trusted=trusted, name=Headers(scope=scope).get(owner.HEADER))
             except BadRequest as error:

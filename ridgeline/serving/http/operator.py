@@ -56,7 +56,7 @@ class RequestNotFound(BadRequest):
 
 
 def router(api: ApiServer) -> APIRouter:
-    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /server_info, /dashboard and what that page
+    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /kv, /server_info, /dashboard and what that page
     needs, and POST /reset_prefix_cache."""
     routes = APIRouter(tags=["operator"])
 
@@ -77,6 +77,10 @@ def router(api: ApiServer) -> APIRouter:
                 param="request_id",
             )
         return found[0]
+
+    @routes.get("/kv", summary="The KV cache: blocks, prefix tree, owners, hits and waste")
+    async def kv() -> dict[str, Any]:
+        return {"caches": [dataclasses.asdict(cache) for cache in await api.client.census()]}
 
     @routes.get("/server_info", summary="The server's settings, and what its engine is", responses=answered(ServerInfo))
     async def server_info() -> dict[str, Any]:

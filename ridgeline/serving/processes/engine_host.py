@@ -37,6 +37,8 @@ from ridgeline.transport.messages import (
     Ask,
     Begun,
     Cancel,
+    Count,
+    Counted,
     Ended,
     Event,
     Forget,
@@ -178,6 +180,8 @@ class EngineHost:
                 self._resume(connection)
             case Look():
                 self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
+            case Count():
+                self._socket.send(connection, Counted(caches=self._engine.census()))
             case Forget():
                 self._engine.forget_prefixes()
                 self._socket.send(connection, Forgot())

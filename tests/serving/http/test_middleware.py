@@ -13,13 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
 
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.http import idempotency, middleware
-from ridgeline.serving.http.middleware import HEALTH, ORDERS, wrap
+from ridgeline.serving.http.middleware import HEALTH, ORDERS, with_keys, wrap
 from ridgeline.serving.keys import allowed, tell_of_orders
 from ridgeline.serving.processes.logs import JsonLines
 
@@ -157,6 +158,23 @@ def test_what_changes_what_others_get_is_closed_without_an_admin_key(
         path for path, methods in document.items() if "post" in methods and methods["post"]["tags"] == ["operator"]
     }
     assert posts == set(ORDERS), "an order that nobody has decided about"
+
+
+@pytest.mark.parametrize(("peer", "status"), [("127.0.0.1", 200), ("::1", 200), ("10.0.0.5", 403)])
+def test_the_figures_of_the_cache_stay_on_this_machine_without_an_admin_key(peer: str, status: int) -> None:
+    async def ask(**keys: Any) -> int:
+        async def route(scope: Any, receive: Any, send: Any) -> None:
+            await PlainTextResponse("ok")(scope, receive, send)
+
+        guarded = with_keys(route, (), keys.get("admin", ()), open_orders=keys.get("open", False))
+        transport = httpx.ASGITransport(guarded, client=(peer, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return (await client.get("/kv", headers=bearer("admin"))).status_code
+
+    assert asyncio.run(ask()) == status
+    assert asyncio.run(ask(admin=("admin",))) == 200
+    assert asyncio.run(ask(admin=("other",))) == 401
+    assert asyncio.run(ask(open=True)) == 200
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from ridgeline.cli import app
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import RequestStats, SamplingParams
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.api_server import ApiServer
@@ -151,6 +154,18 @@ def test_a_reset_cache_finds_nothing_of_before_and_goes_on_counting(server: Serv
     assert cached() == 0
     assert counter(server, "prefix_cache_hits") == hits
     assert cached() == 39
+
+
+def test_the_cache_in_figures(server: Server) -> None:
+    complete(server, "census", cache_salt="census")
+    (cache,) = httpx.get(f"{server.url}/kv", timeout=PATIENCE).json()["caches"]
+    told = CliRunner().invoke(app, ["kv", "--url", server.url], catch_exceptions=False).stdout
+    assert sum(cache["depths"]) == cache["sampled"] <= cache["nodes"]
+    assert cache["nodes"] >= 40 // cache["block_size"]
+    assert sum(group["kept"] for group in cache["groups"]) >= cache["nodes"] > 0
+    assert f"prefix tree: {cache['nodes']} blocks" in told
+    with pytest.raises(InvalidConfig, match="answered 404"):
+        CliRunner().invoke(app, ["kv", "--url", f"{server.url}/nowhere"], catch_exceptions=False)
 
 
 def test_a_cache_is_reset_while_requests_run(server: Server) -> None:
