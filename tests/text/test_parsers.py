@@ -398,6 +398,44 @@ def test_calls_are_those_that_the_model_wrote(name: str, text: str, content: str
     assert [(name, json.loads(arguments)) for name, arguments, _ in made] == calls
 
 
+DSML = """<｜DSML｜function_calls>
+<｜DSML｜invoke name="search">
+<｜DSML｜parameter name="arguments" string="KIND">VALUE</｜DSML｜parameter>
+</｜DSML｜invoke>
+</｜DSML｜function_calls>"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("deepseek_v31", f'{S}{C}search{B}{{"arguments": {ARGS}}}{D}{E}', ARGS),
+        ("deepseek_v3", f'{S}{C}function{B}search\n```json\n{{ "arguments":{ARGS} }}\n```{D}{E}', ARGS),
+        ("deepseek_v31", f'{S}{C}search{B}{{"arguments": {ARGS}, "limit": 1}}{D}{E}', None),
+        ("deepseek_v31", f'{S}{C}search{B}{{"arguments": {ARGS}{D}{E}', f'{{"arguments": {ARGS}'),
+        ("deepseek_v31", f'{S}{C}search{B}{{"arguments": "a"}}{D}{E}', '{"arguments": "a"}'),
+        ("deepseek_v31", f'{S}{C}search{B}{{"query": {{"arguments": {{}}}}}}{D}{E}', '{"query": {"arguments": {}}}'),
+        ("deepseek_v31", f'{S}{C}other{B}{{"arguments": {ARGS}}}{D}{E}', f'{{"arguments": {ARGS}}}'),
+        ("deepseek_v32", DSML.replace("KIND", "false").replace("VALUE", '{"limit": 3}'), '{"limit": 3}'),
+        ("deepseek_v32", DSML.replace("KIND", "true").replace("VALUE", '{"limit": 3}'), '{"limit": 3}'),
+        ("deepseek_v32", DSML.replace("KIND", "true").replace("VALUE", "a"), '{"arguments": "a"}'),
+        ("deepseek_v32", DSML.partition("VALUE")[0].replace("KIND", "false"), '{"arguments": '),
+    ],
+)
+def test_arguments_within_arguments_are_taken_out_where_nothing_else_can_be_meant(
+    name: str, text: str, arguments: str | None
+) -> None:
+    """Only where the function is offered and has no argument of that name, and nothing stands beside it."""
+    _, content, [(_, found, _)] = cuts_agree(lambda: FORMS[name].parser(TOOLS), text)
+    assert content == ""
+    assert found == (arguments or f'{{"arguments": {ARGS}, "limit": 1}}')
+
+
+def test_quotes_within_a_string_of_pythons_may_lack_their_backslashes() -> None:
+    text = """<|tool_call_start|>[search(query="echo "a\\tb" now", limit=3), now()]<|tool_call_end|>"""
+    _, _, [(_, arguments, _), _] = cuts_agree(lambda: FORMS["lfm2"].parser(TOOLS), text)
+    assert json.loads(arguments) == {"query": 'echo "a\tb" now', "limit": 3}
+
+
 def test_a_tag_within_a_text_ends_it_only_if_something_that_may_follow_does() -> None:
     text = f"<tool_call><function=search>{xml(('query', TAGGED), ('limit', '3'))}</function></tool_call>ok"
     _, content, made = cuts_agree(lambda: FORMS["qwen3_coder"].parser(TOOLS), text)

@@ -14,6 +14,7 @@ Tools = Mapping[str, Mapping[str, Any]]  # a function's name → the JSON schema
 
 # Everything up to an object of arguments. It has no "<", so that it never reaches beyond a tag.
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+WRAPPER = "arguments"  # around which some models put all arguments once more
 MARKS = re.compile(r'["\\{}\[\]<]')
 WITHIN = re.compile(r'["\\\x00-\x1f]')  # what matters to a string, control characters among it
 HALF = re.compile("[\ud800-\udfff]")
@@ -137,9 +138,19 @@ class CallParser(Scanner):
         if text:
             self.emit(CallDelta(self.calls - 1, arguments=without_halves(text)))
 
-    def json_value(self, give: Give) -> Reading[bool]:
-        """Give a JSON object or list as it comes, and return True if it is complete."""
+    def wraps(self, name: str) -> bool:
+        """Return True if an argument `arguments` of a function can only be an object around all of them: the request
+        has the function, which has no argument of this name."""
+        properties = self.tools.get(name, {}).get("properties")
+        return isinstance(properties, Mapping) and WRAPPER not in properties
+
+    def json_value(self, give: Give, begun: str = "") -> Reading[bool]:
+        """Give a JSON object or list as it comes, and return True if it is complete. `begun` is the part that has been
+        taken already."""
         span, give = JsonSpan(), Escaping(give)
+        if begun:
+            span.end(begun)
+            give(begun)
         while True:
             end, complete = span.end(self._text, self._at)
             if end > self._at:
@@ -234,6 +245,17 @@ class CallParser(Scanner):
             if broken is not None and not self.skips:
                 return read + broken
             read = "" if broken is None else read + broken
+
+
+def unwrapped(text: str) -> str:
+    """Return the arguments in the JSON text of an object that holds nothing but `arguments`; other texts as they are.
+    The arguments may be an object, or a text of one."""
+    value = decoded(text, no_constant)
+    if not isinstance(value, dict) or value.keys() != {WRAPPER}:
+        return text
+    inner = value[WRAPPER]
+    inner = decoded(inner, no_constant) if isinstance(inner, str) else inner
+    return json.dumps(inner, ensure_ascii=False) if isinstance(inner, dict) else text
 
 
 def without_halves(text: str) -> str:

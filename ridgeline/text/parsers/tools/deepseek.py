@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from ridgeline.text.parsers.calls import CallParser
+from ridgeline.text.parsers.calls import WRAPPER, CallParser
 from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.scanner import Reading, Tags, Trimmed
 
@@ -45,12 +45,38 @@ class DeepSeekParser(CallParser):
                 read += line + (yield from self.match(FENCE))
             if name.strip():
                 self.begin(name.strip())
-                yield from self.json_arguments()
+                yield from self._arguments(name.strip())
                 return (yield from self.until(self.ends, self.drop))
         self.content(read)
         return tag or (yield from self.until(self.ends, self.content))
 
+    def _arguments(self, name: str) -> Reading[None]:
+        """Read a call's arguments, out of an object `arguments` if that is all there is."""
+        yield from self.space()
+        if not self.wraps(name) or (yield from self.expect(OBJECT)) is None:
+            yield from self.json_arguments()
+            return
+        read = "{"
+        for tags in (KEY, COLON):
+            read += yield from self.space()
+            if (found := (yield from self.expect(tags))) is None:
+                break
+            read += found
+        else:
+            read += yield from self.space()
+            if (yield from self.peek()) == "{":
+                parts = list[str]()
+                yield from self.json_value(parts.append)
+                behind = yield from self.space()
+                if (yield from self.peek()) == "}":
+                    self.cut(1)
+                    self.arguments("".join(parts))
+                    return
+                read += "".join((*parts, behind))
+        yield from self.json_value(self.arguments, read)
 
+
+OBJECT, KEY, COLON = Tags("{"), Tags(f'"{WRAPPER}"'), Tags(":")
 TAGS = (ALL, ALL_END, CALL, BREAK, CALL_END)
 V3 = ToolForm(
     name="deepseek_v3",

@@ -13,11 +13,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ridgeline.text.parsers.calls import WRAPPER, Tools, unwrapped
 from ridgeline.text.parsers.forms import ToolForm
+from ridgeline.text.parsers.scanner import Reading
 from ridgeline.text.parsers.xml import ANY, QUOTES, XmlParser, XmlTags
 
 MARK = "｜DSML｜"
 NAMED = re.compile(r'"(?P<name>[^"]*)"(?:\s+string="(?P<string>true|false)")?')
+
+
+FIRST = f'{{"{WRAPPER}": '
 
 
 class DsmlParser(XmlParser):
@@ -31,6 +36,30 @@ class DsmlParser(XmlParser):
         key_end=">",
         value_end=f"</{MARK}parameter>",
     )
+
+    def __init__(self, tools: Tools | None = None) -> None:
+        super().__init__(tools)
+        self._held: list[str] | None = None  # arguments of a call that may be taken out of `arguments`
+        self._name = ""
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        self._name = name
+        super().begin(name, call_id)
+
+    def arguments(self, text: str) -> None:
+        if self._held is None and text == FIRST and self.wraps(self._name):
+            self._held = []
+        if self._held is None:
+            super().arguments(text)
+        else:
+            self._held.append(text)
+
+    def _call(self, opened: str) -> Reading[str | None]:
+        tag = yield from super()._call(opened)
+        if self._held is not None:
+            held, self._held = "".join(self._held), None
+            super().arguments(unwrapped(held))
+        return tag
 
     def named(self, key: str) -> tuple[str, frozenset[str] | None]:
         found = NAMED.fullmatch(key)

@@ -25,6 +25,7 @@ WORDS = {"true": True, "false": False, "null": None}
 MARKS = re.compile(r"""["'\\()\[\]{},]""")
 STRING = re.compile(r"""\\.|'(?:\\.|[^'\\])*+'|"(?:\\.|[^"\\])*+\"""", re.DOTALL)
 RAW = re.compile(r"\\.|[\n\r\0]", re.DOTALL)  # what a string between single quotes may not hold, unless it is escaped
+QUOTED = re.compile(r"""\\.|["']""", re.DOTALL)
 ZEROS, SET = re.compile(r"-?0[0-9]+"), re.compile(r"\{.+\}\Z", re.DOTALL)
 
 
@@ -119,7 +120,7 @@ def as_json(text: str) -> str:
     bare = text.strip()
     if bare in WORDS:
         return json.dumps(WORDS[bare])
-    for read in (partial(json.loads, strict=False), python_literal, _repaired):
+    for read in (partial(json.loads, strict=False), python_literal, _repaired, _quoted_within):
         try:
             value: Any = read(bare)
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -135,6 +136,16 @@ def _repaired(text: str) -> object:
         return int(text)
     text = STRING.sub(lambda string: RAW.sub(_in_a_string, string[0]), text)
     return python_literal(f"[{text[1:-1]}]" if SET.match(text) and ":" not in text else text)
+
+
+def _quoted_within(text: str) -> object:
+    """Return a string in which the quotes around it stand unescaped too: "echo "hi" there". Raise ValueError for all
+    other text."""
+    around = text[:1]
+    if around not in ("'", '"') or len(text) < 2 or text[-1] != around:
+        raise ValueError("this is no string.")
+    inner = QUOTED.sub(lambda sign: f"\\{sign[0]}" if sign[0] == around else sign[0], text[1:-1])
+    return python_literal(STRING.sub(lambda string: RAW.sub(_in_a_string, string[0]), f"{around}{inner}{around}"))
 
 
 def _in_a_string(sign: re.Match[str]) -> str:
