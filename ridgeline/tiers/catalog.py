@@ -164,7 +164,7 @@ class Catalog:
         return self._tenants[tenant].first() if tenant in self._tenants else None
 
     def evict(self, entry: Entry) -> Place:
-        """Forget a block that gives way to another, and return its place, which is taken."""
+        """Forget a block that is evicted for another, and return its place, which is taken."""
         self._ranking.evicted(entry)
         self.remove(entry)
         return entry.place

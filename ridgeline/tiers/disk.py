@@ -94,7 +94,7 @@ class DiskTier:
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def contains(self, name: BlockName, tenant: str = "") -> bool:
-        """Return True if a block lies on the disk, as far as is known: reading it may still fail."""
+        """Return True if the index has a block; reading it may still fail."""
         tag = self.keys.tag(self._identity, tenant, name)
         with self._lock:
             return (entry := self._catalog.entries.get(tag)) is not None and not self._is_over(entry)
