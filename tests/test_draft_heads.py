@@ -223,7 +223,7 @@ def test_a_head_runs_over_many_tokens_at_once_where_no_drafts_are_wanted(
     asked = [ask(f"{seed}", prompt(5, seed), max_tokens=50 + seed) for seed in range(3)]
     with rig(folder) as own:
         want = own.run(*asked)
-    monkeypatch.setattr(backlog, "LONGEST", 8)
+    monkeypatch.setattr(backlog, "LONGEST", 16)
     with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
         if buckets is not None:
             evenly(own, monkeypatch if buckets else None)
@@ -239,6 +239,25 @@ def test_a_head_runs_over_many_tokens_at_once_where_no_drafts_are_wanted(
         assert len(runs) == (1 if kind is DFlash else 2)
         assert max(runs.values()) < steps / 4 + DRAFTS * drafted
     assert record.check(head, texts_of(asked, got)) > 40
+
+
+class Never(Always):
+    def width(self, rows: int, *, masked: bool) -> int:
+        return 0
+
+
+def test_a_head_runs_over_prompts_alone_while_drafts_stay_off(
+    target: Target, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens for which a slot has no room are dropped, so a head that does not pay costs no pass."""
+    monkeypatch.setattr(backlog, "LONGEST", 8)
+    with rig(folder, **drafting(Eagle3(target), Eagle3(target).save(tmp_path / "head"))) as own:
+        always(own, Never)
+        proposer, runs = own.runner.proposer, list[int]()
+        assert isinstance(proposer, FeatureHead)
+        proposer.head.register_forward_hook(lambda *_: runs.append(1))
+        own.run(ask("one", prompt(5, 3), max_tokens=60))
+    assert len(runs) == 1
 
 
 def test_no_drafts_are_made_behind_a_step_in_a_graph_whose_tokens_wait(

@@ -24,12 +24,20 @@ def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool, features:
     waiting = Backlog(slots, 16, torch.zeros(SLOTS + 1, WIDTH) if features else None)
     waiting.padded = padded
     known: dict[int, list[tuple[int, float]]] = {slot: [] for slot in range(SLOTS)}
-    taken = 0
-    for _ in range(300):
+    taken = dropped = 0
+    for _ in range(400):
         rows = np.array(draw.sample(range(SLOTS), draw.randint(1, SLOTS)), np.int32)
         columns = draw.randint(1, 5)
         more_R = np.full(len(rows), columns)
-        if waiting.due(rows, more_R if draw.random() < 0.8 else None):
+        if draw.random() < 0.3:  # no drafts are wanted
+            sure = {slot: waiting._most_S[slot] + columns <= 16 for slot in rows.tolist()}
+            waiting.make_room(rows, more_R)
+            for slot in rows.tolist():
+                if not sure[slot]:
+                    dropped += len(known[slot][:-8])
+                    known[slot] = known[slot][-8:]
+            assert not waiting.due(rows, more_R)
+        elif waiting.due(rows, more_R if draw.random() < 0.8 else None):
             found = waiting.take(rows)
             assert (found.before_TM is not None) == features
             taken += int(found.count_R.sum())
@@ -52,6 +60,7 @@ def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool, features:
             pairs = zip(token_RK[row].tolist(), before_RKM[row, :, WIDTH - 1].tolist(), strict=True)
             known[slot] += [pair for pair, there in zip(pairs, there_RK[row].tolist(), strict=True) if there]
     assert taken > 300
+    assert dropped > 60
 
 
 @pytest.mark.parametrize(("window", "slots", "waits"), [(None, 4, True), (7, 4, False), (None, 1024, False)])

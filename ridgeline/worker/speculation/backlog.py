@@ -1,12 +1,14 @@
 """Tokens that a draft network has not processed yet.
 
 While no drafts are wanted, running the draft network over every token would only make steps longer. So the tokens of
-plain steps wait here, with the features that a head needs. Before drafts are wanted again, and when a slot's buffer is
-full, the network processes all waiting tokens in one pass. Many tokens cost little more than one, since the weights are
-read once.
+plain steps wait here, with the features that a head needs. Before drafts are wanted again the network processes all
+waiting tokens in one pass. Many tokens cost little more than one, since the weights are read once.
 
-The draft network's keys of waiting tokens are missing. If such a request ends, its cached blocks keep that gap. Another
-request that finds these blocks may get worse drafts, but it gets the same tokens.
+A slot whose buffer is full drops the older half of its tokens while no drafts are wanted. So a network whose drafts do
+not pay costs only what the trials of them cost, which are bounded, however long drafts stay off.
+
+The draft network's keys of waiting and dropped tokens are missing. Later drafts of the request may be worse for this
+gap, and so may those of another request that finds its cached blocks. Tokens are the same.
 
 Legend:
     S  slots
@@ -96,10 +98,25 @@ class Backlog:
                 self._most_S[delta.slot] = 0
 
     def due(self, slots_R: np.ndarray, more_R: np.ndarray | None) -> bool:
-        """Return True if what waits in these slots must be run over before a step. more_R: how many tokens of each it
-        adds, at most; None: nothing may wait in it."""
+        """Return True if what waits in these slots must be run over before a step behind which drafts are wanted.
+        more_R: how many tokens of each it adds, at most; None: nothing may wait in it."""
         most_R = self._most_S[slots_R]
         return bool(most_R.any() if more_R is None else (most_R + more_R > self.longest).any())
+
+    def make_room(self, slots_R: np.ndarray, more_R: np.ndarray) -> None:
+        """Drop the oldest tokens of slots that have no room for so many more, until half of the room is free."""
+        full_R = slots_R[self._most_S[slots_R] + more_R > self.longest]
+        if not len(full_R):
+            return
+        kept = self.longest // 2
+        self._most_S[full_R] = np.minimum(self._most_S[full_R], kept)
+        rows = upload(full_R.astype(np.int64), self._slots.device)
+        dropped_R = (self._count_S[rows] - kept).clamp(min=0)
+        place_RB = dropped_R[:, None] + torch.arange(kept, device=rows.device)
+        self._count_S[rows] -= dropped_R
+        for each in (self._token_SB, self._before_SBM):
+            if each is not None:
+                each[rows, :kept] = each[rows[:, None], place_RB]
 
     def expect(self, slots_R: np.ndarray, more_R: np.ndarray) -> None:
         """Count the tokens that a step adds, at most."""
