@@ -24,6 +24,8 @@ from ridgeline.simulation.setup import Settings, Setup
 from ridgeline.simulation.traffic import Listed, Traffic
 
 MEASURES = ("ttft", "itl", "tpot", "e2e")
+LEAST_RATE = 1e-9  # requests a second
+MOST_REQUESTS = 100_000_000
 USUAL = 1000  # requests of a run, unless the user says otherwise
 
 
@@ -50,7 +52,10 @@ def simulate(
 ) -> None:
     """Simulate a deployment: the engine's own scheduler, cache and policies, on a virtual clock."""
     from ridgeline_bench.serving.figures import Slo
+    from ridgeline_bench.serving.plot import check
 
+    if plot is not None:
+        check(plot)
     bounds = Bounds(**{name: ms / 1e3 for name, ms in Slo.parse(slo).bounds.items()})
     config, hardware = read_config(model), read_hardware(gpu, rates.datasheet)
     exact = read_precision(rates.dtype, model, config)
@@ -75,8 +80,16 @@ def _rates(flags: TrafficFlags) -> list[float]:
         found = [float(each) for each in flags.rate.split(",")]
     except ValueError:
         raise InvalidConfig(f"--rate needs numbers such as 1,2,4 or inf, got {flags.rate!r}.") from None
-    if any(not rate > 0 for rate in found):
-        raise InvalidConfig(f"--rate must be above 0, got {flags.rate!r}.")
+    if any(not rate >= LEAST_RATE for rate in found):
+        raise InvalidConfig(f"--rate must be at least {LEAST_RATE:g}, got {flags.rate!r}.")
+    most = max(found)
+    asked = [flags.requests] if flags.requests else []
+    asked += [flags.duration * max(found)] if flags.duration and max(found) < math.inf else []
+    if asked and not min(asked) <= MOST_REQUESTS:
+        raise InvalidConfig(
+            f"a run has at most {MOST_REQUESTS:,} requests, and these are {min(asked):.3g}; lower --requests, or --duration "
+            "or --rate."
+        )
     return found
 
 

@@ -74,6 +74,10 @@ class Engine:
         """Call `listener` with requests that run for the first time, before the worker is given their plan."""
         self.scheduler.on_begin = listener
 
+    def without_headroom(self) -> None:
+        """Count no `headroom` from now on: that asks the cost model about every plan."""
+        self._cost_model = None
+
     def tell_blocks(self, sink: BlockSink) -> None:
         """Tell `sink` from now on which blocks can be found in the prefix cache, after each step that changes that. It
         is closed with the engine."""

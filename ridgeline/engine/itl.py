@@ -9,6 +9,9 @@ few prompt tokens. So a step may always last `DECODE_STEPS` times as long as its
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+
 import numpy as np
 
 from ridgeline.core.plan.step import RowKind, StepPlan
@@ -16,7 +19,8 @@ from ridgeline.kernels.base.cost import CostModel, StepShape
 
 DECODE_STEPS = 3  # at this many, the balance of prompts and decodes of a server at its limit is not disturbed
 LEAST = 64  # prompt tokens that every step may run
-CLOSE = 16  # tokens between what fits and what does not, at which the search for their number ends
+CLOSE = 16  # tokens between the sizes of steps below a tile
+SPARE = 8  # tokens by which a size must fit: what bounds a step is not known that closely
 FIRST_GUESS = 1.3  # time of a mixed step divided by its limit, before any was measured (8B on an H200: 1.25 to 1.4)
 MOST = 100.0  # of that ratio: a machine that was suspended for an hour says nothing about steps
 MEMORY = 0.1  # weight of the newest step in that ratio
@@ -68,15 +72,23 @@ class ItlBound:
         target = self.target
         if target is None or most <= LEAST:
             return most
-        rows = len(kv_len_R)
-        allowed = max(target, DECODE_STEPS * self._seconds(kv_len_R, start, 0)) if rows else target
-        if self._seconds(kv_len_R, start, most) <= allowed:
+        rows, seconds = len(kv_len_R), self._beside(kv_len_R, start)
+        alone = seconds(0)
+        allowed = max(target, DECODE_STEPS * alone) if rows else target
+        if (longest := seconds(most)) <= allowed:
             return most
-        low, high = LEAST, most
-        while high - low > CLOSE:  # time grows with tokens
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._seconds(kv_len_R, start, middle) <= allowed else (low, middle)
-        return min(most, max(LEAST, whole_tiles(rows + low) - rows))
+        sizes = [LEAST, *(n - rows for n in whole_steps(rows + LEAST, rows + most)), most]
+        low, high = 0, len(sizes) - 1  # what fits and what does not
+        known, shortest = 0, alone
+        while high - low > 1:  # time grows with tokens, and nearly in proportion to them
+            share = (allowed - shortest) / max(longest - shortest, 1e-12)
+            middle = bisect_right(sizes, known + share * (sizes[high] - known)) - 1
+            middle = min(max(middle, low + 1), high - 1)
+            if (time := seconds(sizes[middle] + SPARE)) <= allowed:
+                low, known, shortest = middle, sizes[middle], time
+            else:
+                high, longest = middle, time
+        return sizes[low]
 
     def note(self, plan: StepPlan, elapsed: float) -> None:
         """A step took `elapsed` seconds (0: not known). Those with prompt tokens, or encoder inputs, beside decoding
@@ -89,18 +101,25 @@ class ItlBound:
         limit = self._model.step_limit(plan.shape())
         self._ratio += MEMORY * (min(MOST, elapsed / limit) - self._ratio)
 
-    def _seconds(self, kv_len_R: np.ndarray, start: int, tokens: int) -> float:
-        count, rows = int(tokens > 0), len(kv_len_R)
-        if self._encodes:
-            one = np.ones(rows + count)
-            shape = StepShape(one, np.append(kv_len_R, [1] * count), rows + count, encoded=[tokens] * count)
+    def _beside(self, kv_len_R: np.ndarray, start: int) -> Callable[[int], float]:
+        """Return the function that gives the seconds of a step with so many tokens of a prompt beside these rows."""
+        rows = len(kv_len_R)
+        tokens_R, length_R = np.ones(rows + 1), np.append(kv_len_R, 0.0)
+
+        def seconds(tokens: int) -> float:
+            tokens_R[rows], length_R[rows] = tokens, start + tokens
+            count = rows + (tokens > 0)
+            shape = StepShape(tokens_R[:count], length_R[:count], count)
+            if self._encodes:
+                tokens_R[rows] = length_R[rows] = 1
+                shape = shape._replace(encoded=[tokens] * (count - rows))
             return self._ratio * self._model.step_limit(shape)
-        num_tokens_R = np.append(np.ones(rows), [tokens] * count)
-        shape = StepShape(num_tokens_R, np.append(kv_len_R, [start + tokens] * count), rows + count)
-        return self._ratio * self._model.step_limit(shape)
+
+        return seconds
 
 
-def whole_tiles(tokens: int) -> int:
-    """The most tokens up to `tokens` that fill a product's tiles, and so a captured step."""
-    size = 128 if tokens < 1024 else 256
-    return tokens // size * size if tokens >= size else tokens
+def whole_steps(least: int, most: int) -> list[int]:
+    """Return numbers of tokens between `least` and `most` that fill a product's tiles, and so a captured step. Fewer
+    than a tile are whole too."""
+    sizes = (*range(least + CLOSE, 128, CLOSE), *range(128, 1024, 128), *range(1024, most, 256))
+    return [size for size in sizes if least < size < most]

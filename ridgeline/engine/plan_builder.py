@@ -74,13 +74,19 @@ class Standing(NamedTuple):
     def of(seqs: list[Sequence], slots: SlotTable, *, drafts: int, emits: int | None = None) -> Standing:
         """Each runs its last token, and behind it the drafts that it verifies, so many at most. emits: the tokens that
         each may emit, if that is less than it runs."""
+        if not drafts:
+            ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), RowKind.TOKEN, np.int8)
+            return Standing._of(seqs, slots, build_rows(seqs, kinds_R, ones_R, ones_R, 1))
         counts_R = np.array([1 + min(seq.drafts, drafts) for seq in seqs], np.int32)
         kinds_R = np.where(counts_R == 1, RowKind.TOKEN, RowKind.VERIFY).astype(np.int8)
         each = int(counts_R[0]) if len(seqs) else 1
         if (counts_R != each).any():
             each = 0
         logits_R = counts_R if emits is None else np.minimum(counts_R, emits)
-        rows = build_rows(seqs, kinds_R, counts_R, logits_R, each)
+        return Standing._of(seqs, slots, build_rows(seqs, kinds_R, counts_R, logits_R, each))
+
+    @staticmethod
+    def _of(seqs: list[Sequence], slots: SlotTable, rows: Rows) -> Standing:
         columns_R = rows.slots_R.astype(np.intp)
         return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import Assign, Delta, Release, RowKind, Rows, StepResult
@@ -86,7 +88,8 @@ class Running:
 
     def leaders(self) -> set[Sequence]:
         """Requests that give up their blocks if they are preempted."""
-        return {seq.leader for seq in (*self.decoding, *self.paced, *self.prefilling)}
+        running = {*self.decoding, *self.paced, *self.prefilling}
+        return {seq.leader for seq in running} if self._companions else running
 
     def due(self, retired: int) -> list[Sequence]:
         """Requests with lookahead 0 whose last result is in: that of a plan up to `retired`."""
@@ -187,10 +190,15 @@ class Running:
             if self.decoding:
                 drafts = self._most_drafts()
                 self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts, emits=self.emits)
-            if self.prefixes is not None and self.decoding:
+            if self.prefixes is not None and self._some_share(self._standing.columns_R):
                 rows = replace(self._standing.rows, prefixes=self.prefixes.find(self._standing.columns_R))
                 self._standing = self._standing._replace(rows=rows)
         return self._standing
+
+    def _some_share(self, columns_R: np.ndarray) -> bool:
+        """Return False if no decoding request can have blocks in common with another. The one that came later found
+        them held, where the first group is one of full attention."""
+        return bool(self.cache.specs[0].span is not None or self.slots.shared[columns_R].any())
 
     @property
     def drafts_pay(self) -> bool:

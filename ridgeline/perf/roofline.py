@@ -281,12 +281,15 @@ class Roofline:
         """Return the sum over all ops. tokens: those that run, padding included."""
         length_R = np.asarray(shape.kv_len_R, np.float64)
         total = sum(self._by_row(shape, int(tokens)))
-        total += self._per_token.seconds(tokens, int(np.count_nonzero(new_R)))
+        rows = int(np.count_nonzero(new_R))
+        total += self._per_token.seconds(tokens, rows)
         total += self._per_sample.seconds(shape.num_sampled)
-        ones = not shape.shared and float(new_R @ new_R) == float(new_R.sum()) == len(new_R)  # a token of every row
+        plain = not shape.shared and rows == len(new_R)
+        if plain:  # what `visible` returns without a window, in fewer operations
+            whole = float(new_R @ length_R - (new_R @ new_R - new_R.sum()) / 2), float(length_R.sum())
         for window, per_token, per_key, per_pair in self._attention:
-            if window is None and ones:
-                pairs = keys = float(length_R.sum())
+            if plain and window is None:
+                pairs, keys = whole
             else:
                 pairs, keys = visible(new_R, length_R, window, shape.shared)
             total += float(self._join(per_token * tokens + per_key * keys, per_pair * pairs))

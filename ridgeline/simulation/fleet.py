@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -112,12 +113,14 @@ class Fleet:
                 break
             if self._changes:
                 moments.append(self._changes[0][0])
-            if self._plan.autoscale is not None:
+            if self._plan.autoscale is not None and self._next_look < math.inf:
                 moments.append(self._next_look)
             if not moments:
                 raise InvalidConfig(f"{len(self._parked)} requests wait, and no replica will come back.")
             now = min(moments)
             self.clock.advance(max(now, self.clock.now))
+            if now < self._next_look:  # something happens, so what the next look finds may differ
+                self._next_look = min(self._next_look, AUTOSCALE_EVERY * (now // AUTOSCALE_EVERY + 1))
             if self._changes and self._changes[0][0] <= now:
                 self._change(*self._changes.pop(0)[1:])
             elif self._plan.autoscale is not None and self._next_look <= now:
@@ -125,10 +128,12 @@ class Fleet:
             elif self._steps and self._steps[0][0] <= now:
                 self._step(heapq.heappop(self._steps)[1])
             elif self._later and self._later[0][0] <= now:
+                self.open += 1
                 self._arrive(heapq.heappop(self._later)[2])
             else:
                 assert ask is not None
                 self._count(ask)
+                self.open += 1
                 self._arrive(ask)
                 ask = next(coming, None)
         return self._figures()
@@ -146,7 +151,6 @@ class Fleet:
     def _count(self, ask: Ask) -> None:
         check(ask, self._setup.config.max_model_len)
         self.requests += 1
-        self.open += 1
 
     def _arrive(self, ask: Ask) -> None:
         loads = {number: each.load for number, each in enumerate(self.replicas) if each.up}
@@ -209,10 +213,10 @@ class Fleet:
             self._arrive(ask)
 
     def _look(self, scale: Autoscale) -> None:
-        """Let replicas come and go with the load."""
-        self._next_look += AUTOSCALE_EVERY
-        now = self.clock.now
+        """Let replicas come and go with the load. If nothing changes, nothing will until the next event."""
+        now, changes = self.clock.now, False
         for number in [number for number, at in self._coming.items() if at <= now]:
+            changes = True
             del self._coming[number]
             self.replicas[number].start()
         up = [number for number, each in enumerate(self.replicas) if each.up]
@@ -221,13 +225,20 @@ class Fleet:
             n for n, each in enumerate(self.replicas) if not each.up and n not in self._coming and each.due is None
         ]
         for number in spare[: max(0, wanted - len(up) - len(self._coming))]:
+            changes = True
             self._coming[number] = now + scale.start
         for number in up[max(wanted, scale.least) :][::-1]:
             if not self.replicas[number].open:
+                changes = True
                 self.replicas[number].leave()
                 self._rule.forget(number)
         if self._parked and any(each.up for each in self.replicas):
             self._release_parked()
+        comes = min(self._coming.values(), default=math.inf)
+        later = AUTOSCALE_EVERY * math.ceil(comes / AUTOSCALE_EVERY) if comes < math.inf else comes
+        self._next_look = AUTOSCALE_EVERY * (now // AUTOSCALE_EVERY + 1)
+        if not changes:
+            self._next_look = max(self._next_look, later)
 
     # ---- figures ----------------------------------------------------------------------------------------------
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ridgeline.core.errors import CannotPromise
-from ridgeline.core.plan.request import Preemption, Request, RequestStats, SamplingParams
+from ridgeline.core.plan.request import Preemption, Request, RequestStats
+from ridgeline.engine.engine import Engine
 from ridgeline.routing import ServerLoad
 from ridgeline.simulation.clock import VirtualClock
+from ridgeline.simulation.device import Device
 from ridgeline.simulation.setup import Setup
 from ridgeline.simulation.tally import Tally
 from ridgeline.simulation.traffic import Ask, Prompts
@@ -30,25 +32,36 @@ class Replica:
         self.prompt_tokens = self.hit_tokens = 0
         self.held = self.filled = 0  # tokens that blocks of running requests have room for, and those that are there
         self._tokens = 0
-        self._begin()
+        self._made: tuple[Engine, Device] | None = None  # with the first request: few of many replicas may get one
 
-    def _begin(self) -> None:
-        self.engine, self.device = self._setup.start(self._clock, self._gaps, self._slow)
-        self.engine.on_finish(self._finished)
+    def _begin(self) -> tuple[Engine, Device]:
+        """Return the engine and its device, which begin with the first request."""
+        if self._made is None:
+            self._made = self._setup.start(self._clock, self._gaps, self._slow)
+            self._made[0].on_finish(self._finished)
+        return self._made
+
+    @property
+    def engine(self) -> Engine:
+        return self._begin()[0]
+
+    @property
+    def device(self) -> Device:
+        return self._begin()[1]
 
     @property
     def load(self) -> ServerLoad:
-        return ServerLoad(len(self.device.asks), self._tokens)
+        return ServerLoad(0 if self._made is None else len(self._made[1].asks), self._tokens)
 
     @property
     def open(self) -> list[Ask]:
         """The requests that have not ended, in the order in which they came."""
-        return list(self.device.asks.values())
+        return [] if self._made is None else list(self._made[1].asks.values())
 
     @property
     def due(self) -> float | None:
         """The moment at which the step under way ends; None if there is none."""
-        return self.device.due
+        return None if self._made is None else self._made[1].due
 
     def add(self, ask: Ask, prompt: tuple[int, ...]) -> bool:
         """Give it a request, whose prompt has these token ids. It looks at it when the step under way ends. Return
@@ -59,7 +72,7 @@ class Replica:
         request = Request(
             id=str(ask.number),
             prompt_token_ids=begun,
-            params=SamplingParams(max_tokens=limit, temperature=0.0, ignore_eos=True),
+            params=self._setup.params(limit),
             seed=ask.number,
             max_total_tokens=len(begun) + limit,
             arrival=self._clock.now,
@@ -80,13 +93,14 @@ class Replica:
 
     def step(self) -> None:
         """Take the result of the step that has ended, and make further plans."""
-        self.engine.take()
-        if self.device.steps % SAMPLED_STEPS == 0:
-            slots = self.engine.scheduler.slots
+        engine, device = self._begin()
+        engine.take()
+        if device.steps % SAMPLED_STEPS == 0:
+            slots = engine.scheduler.slots
             self.held += int(slots.capacity[slots.used].sum())
             self.filled += int(slots.kv_len[slots.used].sum())
-        if self.engine.has_work:
-            self.engine.fill()
+        if engine.has_work:
+            engine.fill()
 
     def stop(self) -> list[Ask]:
         """Lose all that it has. Return the open requests."""
@@ -97,16 +111,16 @@ class Replica:
 
     def leave(self) -> None:
         """Take what the engine counted, and count the time in which it was there."""
-        scheduler, cache = self.engine.scheduler, self.engine.scheduler.cache
-        self.preemptions += sum(scheduler.preemptions[reason] for reason in Preemption)
-        self.prompt_tokens += cache.queried_tokens
-        self.hit_tokens += cache.hit_tokens
-        self.busy += self.device.busy
-        self.steps += self.device.steps
+        if self._made is not None:
+            engine, device = self._made
+            self.preemptions += sum(engine.scheduler.preemptions[reason] for reason in Preemption)
+            self.prompt_tokens += engine.scheduler.cache.queried_tokens
+            self.hit_tokens += engine.scheduler.cache.hit_tokens
+            self.busy += device.busy
+            self.steps += device.steps
         if self.up:
             self.seconds += self._clock.now - self.since
-        self.up = False
-        self._begin()
+        self.up, self._made = False, None
 
     def start(self) -> None:
         """Take requests from now on."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.settings.policies import PolicySettings
@@ -115,13 +116,21 @@ class Setup:
             encodes=min(longest, max(tokens, rows)) if model.encoder is not None else 0,
         )
         self.limit = limit
+        self._params: dict[int, SamplingParams] = {}  # at most as many as lengths of contexts
         self.times = StepTimes(model, hardware, dtype, kv_dtype, max_rows=rows, max_tokens=max(tokens, rows))
+
+    def params(self, limit: int) -> SamplingParams:
+        """Return the parameters of requests that may write so many tokens."""
+        if limit not in self._params:
+            self._params[limit] = SamplingParams(max_tokens=limit, temperature=0.0, ignore_eos=True)
+        return self._params[limit]
 
     def start(self, clock: Clock, gaps: Tally, slow: float) -> tuple[Engine, Device]:
         """Return a new engine with an empty cache, and its device."""
         device = Device(clock, self.times, self.config.max_num_seqs, gaps, slow)
         vocab = self.model.vocab_size
         engine = Engine(self.config, self.layout, device, vocab_size=vocab, cost_model=self.limit, clock=clock)
+        engine.without_headroom()
         return engine, device
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.serving.figures import Point
 from ridgeline_bench.svg import COLOURS, si
 
+FORMATS = (".svg", ".png", ".pdf")
 DASHES = ("", "6 3", "2 3")  # SVG's; matplotlib has names for them
 STYLES = ("-", "--", ":")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 480, 300, 60, 34, 44
@@ -74,16 +76,23 @@ def asked(point: Point) -> float:
     return point.rate if 0 < point.rate < math.inf else point.request_rate
 
 
+def check(path: Path) -> None:
+    """Raise InvalidConfig for a file that `draw` could not write, by its name."""
+    if path.suffix not in FORMATS:
+        raise InvalidConfig(f"a picture is {', '.join(FORMATS)}, and not {path.suffix or 'without a suffix'}: {path}.")
+    if path.suffix != ".svg" and find_spec("matplotlib") is None:
+        raise InvalidConfig(f"a {path.suffix} needs matplotlib, which is not installed; choose a .svg.")
+
+
 def draw(servers: Mapping[str, Sequence[Point]], title: str, path: Path) -> None:
-    """Write the picture."""
+    """Write the picture. Raise InvalidConfig for a format that there is not."""
+    check(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".svg":
         path.write_text(picture(panels(servers), title), encoding="utf-8")
         return
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidConfig(f"a {path.suffix} needs matplotlib, which is not installed; choose a .svg.") from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 7), layout="constrained")
     figure.suptitle(title)
     for axes, panel in zip(figure.subplots(2, 2).flat, panels(servers), strict=True):

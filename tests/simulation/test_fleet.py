@@ -153,6 +153,29 @@ def test_replicas_come_with_the_load_and_leave_after_it() -> None:
     assert scaled.replica_seconds < 0.6 * steady.replica_seconds
 
 
+def test_replicas_are_looked_at_only_while_something_happens() -> None:
+    """Three requests in centuries, and a replica that is away for as long."""
+    sizes, later = [(0.0, 20, 3), (1e10, 20, 3), (1e10, 20, 3)], ReplicaFailure(replica=0, at=1.5e10, away=1e11)
+    scale = Autoscale(least=1, requests=1, start=0.0)
+    fleet = Fleet(small(), FleetSettings(replicas=1, autoscale=scale, failures=[later]), Listed(iter(asked(sizes))))
+    looks, look = 0, fleet._look
+
+    def counted(scale: Autoscale) -> None:
+        nonlocal looks
+        looks += 1
+        look(scale)
+
+    fleet._look = counted  # type: ignore[method-assign]
+    assert fleet.run().completed == 3
+    assert looks < 30
+
+
+def test_a_thousand_replicas_of_which_few_are_used_cost_what_these_do() -> None:
+    fleet, found = run(small(), asked([(0.0, 20, 3)] * 3), FleetSettings(replicas=1024, routing="round-robin"))
+    assert found.completed == 3
+    assert sum(replica.steps > 0 for replica in fleet.replicas) == 3
+
+
 def test_agents_come_home_to_their_prefixes() -> None:
     agents = Agents(sessions=3, turns=5, rate=1.0, time_scale=0.1, seed=1)
     figures = run(setup(), agents)[1]

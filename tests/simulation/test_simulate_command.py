@@ -54,7 +54,11 @@ def test_traces_and_agents_are_workloads_too(tmp_path: Path) -> None:
     [
         (("--policy", "none"), "unknown scheduling policy 'none'"),
         (("--routing", "none"), "unknown routing rule 'none'"),
-        (("--rate", "-1"), "--rate must be above 0, got '-1'"),
+        (("--rate", "-1"), "--rate must be at least 1e-09, got '-1'"),
+        (("--rate", "1e-300"), "--rate must be at least 1e-09, got '1e-300'"),
+        (("--duration", "1e300"), "a run has at most 100,000,000 requests, and these are 1e+300; lower --requests"),
+        (("--duration", "inf"), "a run has at most 100,000,000 requests, and these are inf"),
+        (("--plot", "runs.bmp"), "a picture is .svg, .png, .pdf, and not .bmp: runs.bmp"),
         (("--rate", "fast"), "--rate needs numbers such as 1,2,4 or inf, got 'fast'"),
         (("--slo", "ttft=x"), "--slo needs NAME=MILLISECONDS"),
         (("--replicas", "0"), "replicas must be from 1 to 1024, got 0"),

@@ -143,8 +143,10 @@ class CacheManager:
     def would_admit(self, *seqs: Sequence, reserve_blocks: int, without: PySequence[Sequence]) -> bool:
         """Return True if `admit` would succeed if the sequences `without` had given their blocks back."""
         wanted = self._take_hits(seqs, [self._search.search(seq).whole for seq in seqs], reserve_blocks)
-        freed = [[block for seq in without for block in seq.blocks[g] if block] for g in range(len(self.specs))]
-        found = self.pool.can_take(wanted, freed)
+        found = self.pool.can_take(wanted)
+        if not found and without:
+            freed = [[block for seq in without for block in seq.blocks[g] if block] for g in range(len(self.specs))]
+            found = self.pool.can_take(wanted, freed)
         self._take_back(seqs)
         return found
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from ridgeline.engine.policy.tenants import Tenants
 
+MOST = 1 << 32  # tenants
+
 
 class DRR(Tenants):
     def turn(self, tenant: int) -> float:
         """Return the quanta that the tenant has used, and behind the point its place among the tenants."""
         quantum = max(self.dearest / 2, 1e-9)
-        return self.spent[tenant] // quantum + tenant / (1 + len(self.spent))
+        return self.spent_T.item(tenant) // quantum + tenant / MOST

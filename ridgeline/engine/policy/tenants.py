@@ -13,6 +13,12 @@ rule alone):
   rows than keep it within one step beyond that.
 
 So the difference is never more than the dearest prompt and one step.
+
+Legend:
+    P  places of tenants that run
+    R  rows of a plan
+    S  slots
+    T  tenants, by their numbers
 """
 
 from __future__ import annotations
@@ -33,33 +39,40 @@ from ridgeline.engine.sequence import Sequence
 MOST_IDLE = 1024  # tenants without open requests that are remembered
 SHOWN = 32  # tenants in figures; the others are shown as one
 OTHERS = "other"
+NOBODY = (True, "")  # the tenant of places that are free
 NO_KEY = "no key"  # all clients that are known by their addresses
 FADES = 0.999  # of the longest step, with each step: the exception is not the rule for ever
 
 
 class Tenants(Ordered):
-    """A policy without its turns. spent: weighted milliseconds, by a tenant's number. dearest, longest: milliseconds
+    """A policy without its turns. spent_T: weighted milliseconds, by a tenant's number. dearest, longest: milliseconds
     of the dearest prompt so far, and of the longest step lately.
 
-    Requests that run in the background are those of another tenant, behind all others.
+    Requests that run in the background are those of another tenant, behind all others. Tenants that run have places,
+    as many as there are slots at most, so a plan is added up in a few vector operations, however many tenants wait.
     """
 
     counts = True
 
     def __init__(self, terms: Terms | None = None) -> None:
         super().__init__(terms)
-        self.spent: list[float] = []
         self.dearest = self.longest = 0.0
         self._numbers: dict[tuple[bool, str], int] = {}
-        self._names: list[tuple[bool, str]] = []
+        self._names: list[tuple[bool, str]] = [NOBODY]
         self._free: list[int] = []
-        self._weights: list[float] = []
-        self._waiting, self._running = Counter[int](), Counter[int]()
+        self.spent_T, self._weight_T = np.zeros(64), np.ones(64)
+        self._waiting = Counter[int]()
+        self._running: dict[int, dict[Sequence, None]] = {}
         self._least: dict[bool, list[tuple[float, int]]] = {False: [], True: []}  # tenants that wait, by `spent`
-        self._newest: dict[int, float] = {}  # milliseconds of the newest plan
         self._prompts: dict[Sequence, None] = {}  # that run and have no token yet
         self._limit = inf  # of `spent` in this plan, beyond which no prompt runs
-        self._seen: tuple[list[Sequence], list[int], np.ndarray] = [], [], np.zeros(0, np.int64)
+        self._places: dict[int, int] = {}  # of tenants that run
+        self._free_places: list[int] = []
+        self._tenant_P: np.ndarray = np.zeros(0, np.intp)  # 0 where no tenant has the place
+        self._foreground_P: np.ndarray = np.zeros(0, np.bool_)
+        self._newest_P: np.ndarray = np.zeros(0)  # milliseconds of the newest plan
+        self._shown_P = np.zeros(0)  # of all plans since `_show`
+        self._place_S = np.zeros(0, np.intp)
         self._owed: dict[str, float] = {}  # of the same, below 0, for steps that failed
         self._served: dict[str, float] = {}  # milliseconds of the tenants that figures show
 
@@ -76,7 +89,7 @@ class Tenants(Ordered):
 
     def turn(self, tenant: int) -> float:
         """Return the count by which tenants come, the least first. It never falls while a tenant waits."""
-        return self.spent[tenant]
+        return self.spent_T.item(tenant)
 
     # ---- tenants ----------------------------------------------------------------------------------------------
 
@@ -91,18 +104,17 @@ class Tenants(Ordered):
             member.tenant = number
 
     def _new(self, name: tuple[bool, str]) -> int:
-        if len(self._numbers) > 2 * (MOST_IDLE + self._waiting.total() + self._running.total()):
+        if len(self._numbers) > 2 * (MOST_IDLE + self._waiting.total() + len(self._running)):
             self._forget()
         if not self._free:
-            self._free.append(len(self.spent))
-            self.spent.append(0.0)
-            self._weights.append(1.0)
+            self._free.append(len(self._names))
             self._names.append(name)
+            if len(self._names) > len(self.spent_T):
+                self.spent_T = np.append(self.spent_T, np.zeros_like(self.spent_T))
+                self._weight_T = np.append(self._weight_T, np.ones_like(self._weight_T))
         number = self._numbers[name] = self._free.pop()
-        self.spent[number], self._weights[number] = (
-            0.0,
-            self.settings.tenant_weights.get(name[1].removeprefix(PEER), 1.0),
-        )
+        self.spent_T[number] = 0.0
+        self._weight_T[number] = self.settings.tenant_weights.get(name[1].removeprefix(PEER), 1.0)
         self._names[number] = name
         return number
 
@@ -112,8 +124,8 @@ class Tenants(Ordered):
         for heap in self._least.values():
             heapq.heapify(heap)
         for known, number in list(self._numbers.items()):
-            if not self._waiting[number] and not self._running[number]:
-                del self._numbers[known], self._waiting[number], self._running[number]
+            if not self._waiting[number] and number not in self._running:
+                del self._numbers[known], self._waiting[number]
                 self._free.append(number)
 
     def wait(self, seq: Sequence) -> None:
@@ -127,11 +139,12 @@ class Tenants(Ordered):
         least = self._floor(background)
         if least is None:  # nobody was short of service: all begin alike
             kind = (number for number in self._running if self._names[number][0] == background)
-            least = max((self.spent[number] for number in kind), default=self.spent[tenant])
-        self.spent[tenant] = min(max(self.spent[tenant], least), least + self.dearest)
-        heapq.heappush(self._least[background], (self.spent[tenant], tenant))
+            least = max(map(self.spent_T.item, kind), default=self.spent_T.item(tenant))
+        spent = self.spent_T[tenant] = min(max(self.spent_T.item(tenant), least), least + self.dearest)
+        heapq.heappush(self._least[background], (spent, tenant))
         if len(self._least[background]) > 64 + 4 * len(self._numbers):
-            self._least[background] = sorted({t: (self.spent[t], t) for _, t in self._least[background]}.values())
+            newest = {t: (self.spent_T.item(t), t) for _, t in self._least[background]}
+            self._least[background] = sorted(newest.values())
 
     def _floor(self, background: bool) -> float | None:
         """Return the least count of the tenants that wait, or None if none does."""
@@ -140,21 +153,47 @@ class Tenants(Ordered):
             spent, tenant = heap[0]
             if not self._waiting[tenant]:
                 heapq.heappop(heap)
-            elif self.spent[tenant] != spent:
-                heapq.heapreplace(heap, (self.spent[tenant], tenant))
+            elif (now := self.spent_T.item(tenant)) != spent:
+                heapq.heapreplace(heap, (now, tenant))
             else:
                 return spent
         return None
 
     def begin(self, seq: Sequence) -> None:
-        self._waiting[seq.tenant] -= 1
-        self._running[seq.tenant] += 1
-        self._prompts[seq] = None
+        tenant = seq.tenant
+        self._waiting[tenant] -= 1
+        place = self._places.get(tenant)
+        if place is None:
+            place = self._take_place(tenant)
+        self._running[tenant][seq] = self._prompts[seq] = None
+        for member in seq.members:
+            if member.slot >= len(self._place_S):
+                self._place_S = np.append(self._place_S, np.zeros(1 + member.slot, np.intp))
+            self._place_S[member.slot] = place
+
+    def _take_place(self, tenant: int) -> int:
+        """Return the place of a tenant that did not run."""
+        if not self._free_places:
+            size = len(self._tenant_P)
+            self._free_places = [*range(size, 2 * size + 1)]
+            for name in ("_tenant_P", "_foreground_P", "_newest_P", "_shown_P"):
+                old = getattr(self, name)
+                setattr(self, name, np.append(old, np.zeros(size + 1, old.dtype)))
+        place = self._places[tenant] = self._free_places.pop()
+        self._running[tenant] = {}
+        self._tenant_P[place], self._newest_P[place] = tenant, inf
+        self._foreground_P[place] = not self._names[tenant][0]
+        return place
 
     def left(self, seq: Sequence) -> None:
         self._prompts.pop(seq, None)
-        self._running[seq.tenant] -= 1
-        if not self._running[seq.tenant]:
+        running = self._running[seq.tenant]
+        del running[seq]
+        if not running:
+            place = self._places.pop(seq.tenant)
+            self._show(seq.tenant, self._shown_P.item(place))
+            self._tenant_P[place] = self._shown_P[place] = self._foreground_P[place] = 0
+            self._free_places.append(place)
             del self._running[seq.tenant]
 
     def dropped(self, seq: Sequence) -> None:
@@ -163,19 +202,21 @@ class Tenants(Ordered):
     # ---- service ----------------------------------------------------------------------------------------------
 
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
-        costs = self._costs(seqs, rows, kv_len_R)
-        self._newest = costs
-        self.longest = max(FADES * self.longest, sum(costs.values()))
-        for tenant, cost in costs.items():
-            self.spent[tenant] += cost / self._weights[tenant]
-            self._show(tenant, cost)
+        cost_R = self.price.of_rows(rows, kv_len_R)
+        cost_P = np.bincount(self._place_S[rows.slots_R], cost_R, len(self._tenant_P))
+        self._newest_P = cost_P
+        self._shown_P += cost_P
+        self.spent_T[self._tenant_P] += cost_P / self._weight_T[self._tenant_P]
+        self.longest = max(FADES * self.longest, float(cost_R.sum()))
 
     def failed(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
-        for tenant, cost in self._costs(seqs, rows, kv_len_R).items():
-            background = self._names[tenant][0]
-            self.spent[tenant] -= cost / self._weights[tenant]
+        costs = Counter[int]()
+        for seq, cost in zip(seqs, self.price.of_rows(rows, kv_len_R).tolist(), strict=True):
+            costs[seq.tenant] += cost
+        for tenant, cost in costs.items():
+            self.spent_T[tenant] -= cost / self._weight_T[tenant]
             if self._waiting[tenant]:
-                heapq.heappush(self._least[background], (self.spent[tenant], tenant))
+                heapq.heappush(self._least[self._names[tenant][0]], (self.spent_T.item(tenant), tenant))
             self._show(tenant, -cost)
 
     def _show(self, tenant: int, cost: float) -> None:
@@ -189,14 +230,6 @@ class Tenants(Ordered):
             self._owed[shown] = cost
         self._served[shown] = self._served.get(shown, 0.0) + max(0.0, cost)
 
-    def _costs(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> dict[int, float]:
-        """Return the milliseconds of a plan by tenant, in time that does not depend on the number of tenants."""
-        if seqs is not self._seen[0]:
-            found, places_R = np.unique(np.array([seq.tenant for seq in seqs], np.int64), return_inverse=True)
-            self._seen = seqs, found.tolist(), places_R
-        _, tenants, places_R = self._seen
-        return dict(zip(tenants, np.bincount(places_R, self.price.of_rows(rows, kv_len_R)).tolist(), strict=True))
-
     def overdrawn(self, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         self._limit = inf
         least = self._floor(False)
@@ -204,40 +237,47 @@ class Tenants(Ordered):
             return []
         self._limit = least + self.dearest
         self._prompts = {seq: None for seq in self._prompts if not seq.has_emitted}
-        over = {t for t in self._running if self.spent[t] > self._limit and not self._names[t][0]}
-        if not over:
+        spent_P = self.spent_T[self._tenant_P]
+        over_P = self._foreground_P & (spent_P > self._limit)
+        if not over_P.any():
             return []
+        over = set(self._tenant_P[over_P].tolist())
         found = [seq for seq in self._prompts if seq.tenant in over]
-        room = {t: (self._limit + self.longest - self.spent[t]) * self._weights[t] for t in over}
-        beyond = {t for t in over if self._newest.get(t, inf) > room[t]}  # decoding rows cost what they did, or less
+        room_P = (self._limit + self.longest - spent_P) * self._weight_T[self._tenant_P]
+        beyond_P = over_P & (self._newest_P > room_P)  # decoding rows cost what they did, or less
+        beyond = self._tenant_P[beyond_P].tolist()
+        room = dict(zip(beyond, room_P[beyond_P].tolist(), strict=True))
         for seq in sorted(running() if beyond else (), key=attrgetter("order")):
-            if seq.tenant in beyond and seq not in self._prompts:
+            if seq.tenant in room and seq not in self._prompts:
                 room[seq.tenant] -= sum(self.price.output(len(member.tokens), 1) for member in seq.members)
                 if room[seq.tenant] < 0:
                     found.append(seq)
         return found
 
     def held(self, seq: Sequence) -> bool:
-        return not seq.order[0] and self.spent[seq.tenant] > self._limit
+        return not seq.order[0] and self.spent_T.item(seq.tenant) > self._limit
 
     def lower(self, waiting: Sequence, running: Collection[Sequence]) -> list[Sequence]:
         background, tenant = waiting.order[0], waiting.tenant
-        ahead, far = self.spent[tenant] + self.dearest / 2, self.spent[tenant] + (self.dearest + self.longest) / 2
-        share = (self._running[tenant] + 1) / self._weights[tenant] if self._running[tenant] else 0.0
-        gives = {
-            t
-            for t, count in self._running.items()
-            if self.spent[t] > far or (self.spent[t] > ahead and count / self._weights[t] > share)
-        }
-        found = [
-            (seq.order[0], self.spent[seq.tenant], seq.order[1], seq)
-            for seq in running
-            if seq.order[0] > background or (seq.order[0] == background and seq.tenant in gives)
-        ]
+        spent = self.spent_T.item(tenant)
+        ahead, far = spent + self.dearest / 2, spent + (self.dearest + self.longest) / 2
+        own = self._running.get(tenant, ())
+        share = (len(own) + 1) / self._weight_T.item(tenant) if own else 0.0
+        before_P = self.spent_T[self._tenant_P] > ahead
+        asked_P = before_P & ~self._foreground_P if background else before_P | ~self._foreground_P
+        found = list[tuple[bool, float, int, Sequence]]()
+        for t in self._tenant_P[asked_P].tolist():
+            theirs, behind, has = self.spent_T.item(t), self._names[t][0], self._running.get(t, {})
+            gives = theirs > far or (theirs > ahead and len(has) / self._weight_T.item(t) > share)
+            if gives or behind > background:
+                found += [(behind, theirs, seq.order[1], seq) for seq in has if seq in running]
         return [seq for *_, seq in sorted(found, key=itemgetter(0, 1, 2))]
 
     def claim(self, seq: Sequence) -> tuple:
         return (seq.order[0], self.turn(seq.tenant))
 
     def figures(self) -> Mapping[str, float]:
+        for tenant, place in self._places.items():
+            self._show(tenant, self._shown_P.item(place))
+        self._shown_P[:] = 0
         return {f"service: {name}": cost for name, cost in self._served.items()}
