@@ -519,6 +519,8 @@ class Scheduler:
             self._retired = result.plan_id
             if self.cache.tier is not None:
                 self.cache.tier.retire(result.plan_id)
+            if self._policy.counts:
+                self._policy.ran()
             if self._pace.shrunk:
                 self._pace.went_well()
             if self._itl.target is not None:

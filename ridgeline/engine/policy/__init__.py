@@ -61,8 +61,11 @@ class Policy(Protocol):
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
         """Note a plan. kv_len_R: the cached tokens of its rows after it."""
 
+    def ran(self) -> None:
+        """Note that the oldest plan in flight has run."""
+
     def failed(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
-        """Note that a plan, of which `serve` was told, did not run."""
+        """Note that the oldest plan in flight, of which `serve` was told, did not run."""
 
     def due(self) -> list[tuple[Sequence, tuple]]:
         """Return waiting requests that have another order by now, with it."""

@@ -75,6 +75,9 @@ class Ordered:
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
         pass
 
+    def ran(self) -> None:
+        pass
+
     def failed(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
         pass
 

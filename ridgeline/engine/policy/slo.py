@@ -3,15 +3,16 @@
 A request's slack is the time until it must start for its first token to come in time. Those whose time is over come
 last, in the order in which they came. A request whose objective cannot be met is refused at once, with the time that
 could be promised. The prediction is the prompts that are to run before its first token, in as many steps as they fill,
-with the decoding rows of the newest step beside them. What a step takes, and each predicted millisecond of it, is
-learned from the steps that ran, so decoding rows count at what they took. Requests wait for slots as well, so it is no
-less than what those before it took while requests waited.
+with the decoding rows of the newest step beside them, behind the plans in flight. What a step takes, and each predicted
+millisecond of it, is learned from the steps that ran, so decoding rows count at what they took. A step is timed from
+the result of the one before it to its own: plans are made while others run. Requests wait for slots as well, so it is
+no less than what those before it took while requests waited.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from math import ceil
 
@@ -42,11 +43,12 @@ class SLO(Ordered):
         super().__init__(terms)
         self.refused = self.missed = 0
         self._ahead: Counter[int] = Counter()  # microseconds of prompts that wait, by the span of their latest start
-        self._under_way: dict[Sequence, float] = {}  # milliseconds of prompts that run and have no token yet
+        self._under_way: dict[Sequence, float] = {}  # milliseconds of prompts that run, which are in no plan yet
         self._seconds, self._started = FIRST_PACE, 1.0  # of starts while requests waited, and their milliseconds
         self._since: float | None = None  # the newest start, or when requests began to wait
-        self._newest = self._decodes = 0.0  # milliseconds of the newest plan, and of its rows that decode
-        self._last = 0.0  # when it was made
+        self._flying: deque[float] = deque()  # milliseconds of the plans in flight
+        self._begun = 0.0  # when the oldest of these began to run
+        self._decodes = 0.0  # milliseconds of the newest plan's rows that decode
         self._starts = 0
         self._steps = StepTimes()
         self._largest = 1e-9  # milliseconds of prompts in one step, lately
@@ -56,19 +58,21 @@ class SLO(Ordered):
     def check(self, request: Request) -> None:
         if request.background:
             return
-        ttft, own = self._ttft(request), self.price.prompt(request.read_tokens)
-        latest = self._span(self.clock() + ttft - own * self._steps.each)
+        ttft, own, now = self._ttft(request), self.price.prompt(request.read_tokens), self.clock()
+        deadline = request.arrival + ttft
+        latest = self._span(deadline - own * self._steps.each)
         ahead = 1e-3 * sum(cost for span, cost in self._ahead.items() if span <= latest)
         started = sum(self._under_way.values()) + own
         seconds = max(self._until(ahead + started), ahead * self._seconds / self._started + self._until(started))
-        if seconds > MARGIN * ttft and (self._open or own * FIRST_PACE > ttft):  # else it shows how fast the engine is
+        left = MARGIN * (deadline - now)
+        if seconds > left and (self._open or own * FIRST_PACE > ttft):  # else it shows how fast the engine is
             self.refused += 1
-            could = ceil(1e3 * seconds / MARGIN)
+            could = ceil(1e3 * (now - request.arrival + seconds / MARGIN))
             raise CannotPromise(
                 f"a first token within {1e3 * ttft:g} ms cannot be promised now; one within {could} ms could. Ask for "
                 "that with slo_ttft_ms, or try again later.",
                 param="slo_ttft_ms",
-                retry_after=max(1, ceil(seconds - MARGIN * ttft)),
+                retry_after=max(1, ceil(seconds - left)),
             )
         itl, token = self._itl(request), self._steps.base + self._steps.each * self.price.row
         if itl and token > itl:
@@ -81,11 +85,12 @@ class SLO(Ordered):
             )
 
     def _until(self, prompts: float) -> float:
-        """Return the seconds in which so many milliseconds of prompts run, behind the newest plan."""
+        """Return the seconds in which so many milliseconds of prompts run, behind the plans in flight."""
         steps = max(1, ceil(prompts / self._largest)) if self._open else 1
-        return (
-            self._steps.seconds(self._newest) + steps * self._steps.seconds(self._decodes) + prompts * self._steps.each
-        )
+        flying = [self._steps.seconds(cost) for cost in self._flying]
+        if flying:
+            flying[0] = max(0.0, flying[0] - (self.clock() - self._begun))
+        return sum(flying) + steps * self._steps.seconds(self._decodes) + prompts * self._steps.each
 
     def _ttft(self, request: Request) -> float:
         return request.slo_ttft or self.settings.slo_ttft
@@ -102,8 +107,6 @@ class SLO(Ordered):
         return (request.background, False, request.arrival + self._ttft(request) - own, arrival_index)
 
     def wait(self, seq: Sequence) -> None:
-        if not self._open:
-            self._last = 0.0
         self._open += 1
         background, over, latest, arrival = seq.order
         if seq.first_token is not None:  # its reader waits for the next one
@@ -171,14 +174,27 @@ class SLO(Ordered):
         return moved
 
     def serve(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
-        now, cost_R = self.clock(), self.price.of_rows(rows, kv_len_R)
-        if self._last:
-            self._steps.note(self._newest, now - self._last)
-        self._last, self._newest = now, float(cost_R.sum())
-        prompts = float(cost_R[rows.kinds_R == RowKind.CHUNK].sum())
-        self._decodes, self._largest = self._newest - prompts, max(0.99 * self._largest, prompts, 1e-9)
-        for seq in [seq for seq in self._under_way if seq.first_token is not None]:
-            del self._under_way[seq]
+        cost_R = self.price.of_rows(rows, kv_len_R)
+        if not self._flying:
+            self._begun = self.clock()
+        self._flying.append(float(cost_R.sum()))
+        prompts = 0.0
+        for row in (rows.kinds_R == RowKind.CHUNK).nonzero()[0].tolist():
+            seq, cost = seqs[row].leader, cost_R.item(row)
+            prompts += cost
+            if seq in self._under_way:
+                self._under_way[seq] = max(0.0, self._under_way[seq] - cost)
+        self._decodes = self._flying[-1] - prompts
+        self._largest = max(0.99 * self._largest, prompts, 1e-9)
+
+    def ran(self) -> None:
+        now = self.clock()
+        self._steps.note(self._flying.popleft(), now - self._begun)
+        self._begun = now
+
+    def failed(self, seqs: list[Sequence], rows: Rows, kv_len_R: np.ndarray) -> None:
+        self._flying.popleft()
+        self._begun = self.clock()
 
     def figures(self) -> Mapping[str, float]:
         return {"slo: refused": self.refused, "slo: missed": self.missed}
