@@ -16,6 +16,7 @@ from ridgeline.cli.options import with_records
 from ridgeline.cli.plan_divisions import show_divisions
 from ridgeline.cli.plan_host_layers import show_host_layers
 from ridgeline.cli.plan_studies import StudyFlags, studies
+from ridgeline.cli.plan_trace import show_settings
 from ridgeline.cli.rates import Json, Model, RateFlags, figure, logarithmic, save
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
@@ -61,6 +62,10 @@ class DemandFlags:
         None
     )
     utilization: Annotated[float, typer.Option(help="Share of the device's memory to use.")] = 0.9
+    trace: Annotated[
+        Path | None, typer.Option(help="Find the flags to start with for this file of requests, by simulation.")
+    ] = None
+    slo: Annotated[str, typer.Option(help="With --trace: the bounds to keep, ttft=500,itl=50 in ms.")] = ""
     kv_kept: Annotated[float, typer.Option(help="Share of a request's tokens in the cache, if others are evicted.")] = (
         1.0
     )
@@ -107,6 +112,11 @@ def plan(
         )
         for hardware in (read_hardware(name, rates.datasheet) for name in gpu.split(","))
     ]
+    if demand.trace is not None:
+        if gpus or not over.one or study != StudyFlags() or plot:
+            raise InvalidConfig("--trace simulates replicas of one device; leave divisions, studies and --plot out.")
+        show_settings(model, deployments, demand.trace, demand.slo, as_json=as_json)
+        return
     if gpus and study != StudyFlags():
         raise InvalidConfig(
             "--gpus compares all divisions; leave out what is computed for one of them, such as --chunks."

@@ -82,7 +82,7 @@ def _rates(flags: TrafficFlags) -> list[float]:
         raise InvalidConfig(f"--rate needs numbers such as 1,2,4 or inf, got {flags.rate!r}.") from None
     if any(not rate >= LEAST_RATE for rate in found):
         raise InvalidConfig(f"--rate must be at least {LEAST_RATE:g}, got {flags.rate!r}.")
-    asked = [flags.requests] if flags.requests else []
+    asked: list[float] = [flags.requests] if flags.requests else []
     asked += [flags.duration * max(found)] if flags.duration and max(found) < math.inf else []
     if asked and not min(asked) <= MOST_REQUESTS:
         raise InvalidConfig(
