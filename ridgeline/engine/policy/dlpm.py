@@ -65,7 +65,8 @@ class PrefixLane(Lane):
 
     def _cached(self) -> Sequence | None:
         """Return the oldest request with the longest beginning that ran lately."""
-        found = sorted(((n, key) for key, n in self._recent.items() if key in self._by_beginning), reverse=True)
+        found = [(self._recent[key], key) for key in self._recent.keys() & self._by_beginning.keys()]
+        found.sort(reverse=True)
         for _, key in found:
             waiting = self._by_beginning[key]
             while waiting and waiting[0].status is not Status.WAITING:
