@@ -16,7 +16,7 @@ from ridgeline.core.settings.policies import PolicySettings
 from ridgeline.perf.planner import Deployment
 from ridgeline.simulation.figures import Bounds, FleetFigures
 from ridgeline.simulation.fleet import Fleet, FleetSettings
-from ridgeline.simulation.search import SHARE, Search, Trial
+from ridgeline.simulation.search import SHARE, SettingSearch, SettingTrial
 from ridgeline.simulation.setup import Settings, Setup
 from ridgeline.simulation.traffic import Listed
 
@@ -38,7 +38,7 @@ def show_settings(model: str, deployments: list[Deployment], trace: Path, slo: s
         raise InvalidConfig("--trace looks for settings that keep bounds; name these with --slo ttft=500,itl=50.")
     records = []
     for deployment in deployments:
-        search = Search(_simulate(deployment, trace, bounds), _choices(bounds), MOST_REPLICAS)
+        search = SettingSearch(_simulate(deployment, trace, bounds), _choices(bounds), MOST_REPLICAS)
         best = search.best(_settings(bounds, deployment))
         if as_json:
             trials = [_record(each) for each in search.trials]
@@ -96,7 +96,7 @@ def _simulate(deployment: Deployment, trace: Path, bounds: Bounds) -> Any:
     return simulate
 
 
-def _record(trial: Trial) -> dict[str, Any]:
+def _record(trial: SettingTrial) -> dict[str, Any]:
     return {
         "replicas": trial.replicas,
         "changed": trial.changed,
@@ -106,7 +106,7 @@ def _record(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _print(model: str, deployment: Deployment, trials: list[Trial], best: Trial) -> None:
+def _print(model: str, deployment: Deployment, trials: list[SettingTrial], best: SettingTrial) -> None:
     shown = Table("replicas", "tried", "within the SLO", "ttft p50, p99 ms", "itl p99 ms", "output tokens/s")
     for each in trials:
         f = each.figures

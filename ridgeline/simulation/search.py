@@ -1,4 +1,4 @@
-"""The settings to start with for a load: the fewest replicas that keep its bounds, and the settings that keep them best.
+"""The settings to start with for a load: the fewest replicas that keep its bounds, and what keeps them best.
 
 Each trial is a simulated run of the same requests. Replicas double until some settings keep the bounds for `SHARE` of
 the requests; then the fewest between are looked for. Settings change one after the other from a server's own, and a
@@ -23,7 +23,7 @@ Simulate = Callable[[Settings, int], FleetFigures]
 
 
 @dataclass(frozen=True)
-class Trial:
+class SettingTrial:
     """A run. changed: the setting that was tried, "" for none. share: of the requests within the bounds."""
 
     settings: Settings
@@ -35,21 +35,21 @@ class Trial:
     def share(self) -> float:
         return (self.figures.goodput or 0.0) * self.figures.duration / max(1, self.figures.requests)
 
-    def beats(self, other: Trial) -> bool:
+    def beats(self, other: SettingTrial) -> bool:
         if abs(self.share - other.share) > BETTER:
             return self.share > other.share
         return self.figures.ttft.p99 < SHORTER * other.figures.ttft.p99
 
 
-class Search:
+class SettingSearch:
     """simulate: runs the load with some settings on so many replicas. choices: by the name of a setting, other values.
     most: replicas at most. trials: all runs, in order."""
 
     def __init__(self, simulate: Simulate, choices: Mapping[str, Sequence[Any]], most: int) -> None:
         self._simulate, self._choices, self._most = simulate, choices, most
-        self.trials: list[Trial] = []
+        self.trials: list[SettingTrial] = []
 
-    def best(self, start: Settings) -> Trial:
+    def best(self, start: Settings) -> SettingTrial:
         """Return the trial to start with: one that keeps the bounds on the fewest replicas, or else the one that does
         best on the most."""
         replicas, below = 1, 0
@@ -68,7 +68,7 @@ class Search:
                 below = fewer.replicas
         return found
 
-    def _tuned(self, found: Trial) -> Trial:
+    def _tuned(self, found: SettingTrial) -> SettingTrial:
         for name, values in self._choices.items():
             for value in values:
                 if getattr(found.settings, name) == value:
@@ -80,6 +80,6 @@ class Search:
                 found = other if other.beats(found) else found
         return found
 
-    def _try(self, settings: Settings, replicas: int, changed: str = "") -> Trial:
-        self.trials.append(Trial(settings, replicas, changed, self._simulate(settings, replicas)))
+    def _try(self, settings: Settings, replicas: int, changed: str = "") -> SettingTrial:
+        self.trials.append(SettingTrial(settings, replicas, changed, self._simulate(settings, replicas)))
         return self.trials[-1]

@@ -23,7 +23,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +33,6 @@ from ridgeline.core.errors import CannotPromise
 from ridgeline.core.plan.request import Request, SamplingParams
 from ridgeline.engine.engine import Engine
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.results import host
 from ridgeline_bench.scripts.asked import asked, keep
 from ridgeline_bench.scripts.driven import Driven, Wanted
 
@@ -46,7 +44,7 @@ OUTPUT = 24  # tokens of an answer
 PROMPTS = 64, 320  # tokens of a prompt, from and to
 
 
-class Outcome(NamedTuple):
+class GoodputRun(NamedTuple):
     """came: requests that came. good: those in time. refused: those that the policy did not take."""
 
     came: int
@@ -63,7 +61,7 @@ class Outcome(NamedTuple):
         return self.good / self.came
 
 
-class Served(Driven):
+class PromisingEngine(Driven):
     """An engine whose requests may be refused. ttft: seconds to the first token that are promised."""
 
     def __init__(self, model: str, policy: str, slots: int, ttft: float) -> None:
@@ -84,7 +82,7 @@ class Served(Driven):
         """Return the seconds of the engine's clock."""
         return time.process_time() + self._jumped
 
-    def serve(self, work: list[Wanted], seconds: float) -> Outcome:
+    def serve(self, work: list[Wanted], seconds: float) -> GoodputRun:
         """Run requests that come within so many seconds, and say how many were in time. Those that cannot be any more
         are given up at the end."""
         waiting, due, good, refused = deque(work), dict[str, float](), 0, 0
@@ -111,7 +109,7 @@ class Served(Driven):
             self.engine.abort(name)
         while self.engine.has_work:
             self.engine.step()
-        return Outcome(len(work), good, refused, seconds)
+        return GoodputRun(len(work), good, refused, seconds)
 
     def ask(self, wanted: Wanted, arrival: float) -> str:
         """Give the engine a request that came at a moment of its clock."""
@@ -125,7 +123,7 @@ class Served(Driven):
         return name
 
 
-def arrivals(engine: Served, rate: float, seconds: float, seed: int) -> list[Wanted]:
+def arrivals(engine: PromisingEngine, rate: float, seconds: float, seed: int) -> list[Wanted]:
     """Return requests that come within so many seconds."""
     draw, at, found = random.Random(f"{seed}/{rate}"), 0.0, list[Wanted]()
     while (at := at + draw.expovariate(rate)) < seconds:
@@ -134,7 +132,7 @@ def arrivals(engine: Served, rate: float, seconds: float, seed: int) -> list[Wan
     return found
 
 
-def collapse(engine: Served, seconds: float, seed: int, first: float) -> float:
+def collapse(engine: PromisingEngine, seconds: float, seed: int, first: float) -> float:
     """Return the lowest of some rates at which too few requests are in time."""
     rate = first
     while engine.serve(arrivals(engine, rate, seconds, seed), seconds).share >= SHARE:
@@ -143,7 +141,7 @@ def collapse(engine: Served, seconds: float, seed: int, first: float) -> float:
     return rate
 
 
-def compared(engines: list[Served], rate: float, seconds: float, seed: int) -> dict[str, Outcome]:
+def compared(engines: list[PromisingEngine], rate: float, seconds: float, seed: int) -> dict[str, GoodputRun]:
     """Return the outcome of the same requests with each policy, one after the other."""
     work = arrivals(engines[0], rate, seconds, seed)
     return {policy: engine.serve(work, seconds) for policy, engine in zip(POLICIES, engines, strict=True)}
@@ -152,7 +150,7 @@ def compared(engines: list[Served], rate: float, seconds: float, seed: int) -> d
 def lines(a: Any) -> Iterator[dict[str, Any]]:
     """Yield a line for each load."""
     ttft, seconds = a.ttft / 1e3, 1.5 if a.quick else a.seconds
-    engines = [Served(a.model, policy, a.slots, ttft) for policy in POLICIES]
+    engines = [PromisingEngine(a.model, policy, a.slots, ttft) for policy in POLICIES]
     try:
         for engine in engines:  # kernels and rates are learned before anything counts
             engine.serve(arrivals(engine, 4.0, 2.0, a.seed), 2.0)
@@ -171,7 +169,6 @@ def lines(a: Any) -> Iterator[dict[str, Any]]:
                 "refused": [run["slo"].refused / run["slo"].came for run in runs],
                 "ratios": ratios,
                 "median_ratio": statistics.median(ratios),
-                "host": asdict(host()),
             }
     finally:
         for engine in engines:

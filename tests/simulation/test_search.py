@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.simulation.figures import Bounds, FleetFigures
-from ridgeline.simulation.search import SHARE, Search
+from ridgeline.simulation.search import SHARE, SettingSearch
 from ridgeline.simulation.setup import Settings
 from tests.command import run_here
 from tests.simulation.fleets import MODELS, asked, run, small
@@ -27,7 +27,7 @@ def test_the_fewest_replicas_that_keep_the_bounds_are_found(needed: int, figures
         share = min(1.0, replicas / needed)
         return replace(figures, requests=100, duration=1.0, goodput=100 * share)
 
-    search = Search(simulate, {"policy": ["srpt"]}, 32)
+    search = SettingSearch(simulate, {"policy": ["srpt"]}, 32)
     best = search.best(Settings())
     assert best.replicas == min(needed, 32)
     assert (best.share >= SHARE) is (needed <= 32)
@@ -42,7 +42,7 @@ def test_a_setting_is_changed_where_that_helps_and_skipped_where_the_model_does_
         good = 60 + 39 * (settings.max_num_seqs == 64) + (settings.itl_target == 0.0)
         return replace(figures, requests=100, duration=1.0, goodput=good)
 
-    best = Search(simulate, {"itl_target": [0.0], "max_num_seqs": [512, 64, 128]}, 64).best(Settings())
+    best = SettingSearch(simulate, {"itl_target": [0.0], "max_num_seqs": [512, 64, 128]}, 64).best(Settings())
     assert (best.replicas, best.settings.max_num_seqs, best.settings.itl_target) == (1, 64, 0.0)
 
 
