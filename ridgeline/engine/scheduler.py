@@ -388,15 +388,19 @@ class Scheduler:
             builder.loads = max(member.loads for member in seq.members)
 
     def _load_at_once(self, builder: PlanBuilder) -> bool:
-        """Add the first request that waits for its blocks alone: there is no other work that loads could hide behind.
-        False if there is none, or no room for its row."""
-        tier = self.cache.tier
-        loading = [seq for seq in self.running.prefilling if tier is not None and not tier.is_there(seq)]
-        if not loading:
+        """Add the first prompt if it waits for its blocks alone: there is no other work that loads could hide behind.
+        If no result is due, later ones make way for it. False if it has them, or there is no room for its row."""
+        tier, prefilling = self.cache.tier, self.running.prefilling
+        seq = min(prefilling, key=self._policy.place) if tier is not None and prefilling else None
+        if tier is None or seq is None or tier.is_there(seq):
             return False
-        seq = min(loading, key=self._policy.place)
         self._await_loads(builder, seq)
-        return self._add_chunk(builder, seq)
+        while not self._add_chunk(builder, seq):
+            last = max(prefilling, key=self._policy.place)
+            if self.in_flight or last is seq:
+                return False
+            self._make_way(last)
+        return True
 
     def _unblock(self) -> StepPlan | None:
         """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one is preempted."""
