@@ -43,6 +43,7 @@ class FirstStage(Stage):
             self._hear(*self._unheard.pop(0))
         if part.reset:
             self.slots.clear()
+        self.host.move(part.moves, self.memory, self.unit, self._claim)
         self._fold(part)
         self._copy(part)
         self._check(part)
