@@ -135,8 +135,16 @@ class Space:
             there = [entry for entry in entries if self._catalog.entries.get(entry.tag) is entry]
             for entry in there:
                 self._catalog.remove(entry)
-        self.erase(entry.place for entry in there)
+        self.erase(entry.place for entry in there if entry.place.segment.own or not self._is_anothers(entry))
         return len(there)
+
+    def _is_anothers(self, entry: Entry) -> bool:
+        """Return True if the slot of another process holds something else by now, which must stay."""
+        try:
+            record = self._files.keys.unpacked(self._files.row(*entry.place))
+        except OSError:
+            return True
+        return record is not None and record.tag != entry.tag
 
     def erase(self, places: Iterable[Place]) -> None:
         """Erase slots whose blocks are forgotten, and let them be taken."""

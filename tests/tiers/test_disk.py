@@ -188,6 +188,24 @@ def test_two_processes_share_and_neither_starves(tmp_path: Path) -> None:
     second.close()
 
 
+def test_a_process_that_knows_old_blocks_of_another_leaves_the_new_ones_alone(tmp_path: Path) -> None:
+    first, second = opened(tmp_path / "kv"), opened(tmp_path / "kv")
+    written = 0
+    while not first.figures().evicted:
+        write(first, written)
+        written += 1
+    second.tick()
+    old, new = range(1, written), range(100, 99 + written)
+    for number in new:
+        write(first, number)
+    assert all(second.contains(NAMES[number]) for number in old)  # it has not looked again
+    assert not any(read(second, number) for number in old)
+    assert all(read(first, number) for number in new)
+    assert first.figures().corrupt == second.figures().corrupt == 0
+    first.close()
+    second.close()
+
+
 def run_child(code: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
 
