@@ -11,11 +11,16 @@ bounded numbers and bytes: for the thread that sends them, for each subscriber, 
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket as sockets
+import stat
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,6 +38,7 @@ REPLAYS = 64  # clients whose replays are under way at once
 AHEAD = 256  # batches that wait for a replay's client
 LAST = (-1).to_bytes(8, "big", signed=True)
 RETRY = 50  # milliseconds until a replay's client is looked at again that had no room
+BELLS = count()
 MEDIUM = "GPU"  # where vLLM says that the engine's own cache is, whatever the device
 
 
@@ -88,8 +94,8 @@ class KVEventPublisher:
         self._stopped = False
         self.lost = 0  # batches for which there was no room
         kinds = (zmq.PUB, zmq.ROUTER, zmq.PAIR, zmq.PAIR)
-        sockets: list[zmq.Socket[bytes]] = [zmq.Context.instance().socket(kind) for kind in kinds]
-        self._out, self._asked, self._bell, self._heard = sockets
+        made: list[zmq.Socket[bytes]] = [zmq.Context.instance().socket(kind) for kind in kinds]
+        self._out, self._asked, self._bell, self._heard = made
         for each, ahead in ((self._out, settings.hwm), (self._asked, AHEAD), (self._bell, 0), (self._heard, 0)):
             each.set_hwm(ahead)
             each.setsockopt(zmq.LINGER, 0)
@@ -104,7 +110,7 @@ class KVEventPublisher:
         self._thread.start()
 
     def _open(self) -> None:
-        bell = f"inproc://kv-events-{id(self)}"
+        bell = f"inproc://kv-events-{next(BELLS)}"  # one that was just closed may have its name for a moment longer
         self._heard.bind(bell)
         self._bell.connect(bell)
         for socket, address in zip((self._out, self._asked), self._settings.addresses, strict=False):
@@ -113,6 +119,7 @@ class KVEventPublisher:
                 if "[" in own:
                     socket.setsockopt(zmq.IPV6, 1)
                 if is_bound(address) or socket is self._asked:
+                    _check_path(own)
                     socket.bind(own)
                 else:
                     socket.connect(own)
@@ -223,3 +230,19 @@ class KVEventPublisher:
     def _close_sockets(self) -> None:
         for each in (self._out, self._asked, self._bell, self._heard):
             each.close()
+
+
+def _check_path(address: str) -> None:
+    """Raise InvalidConfig for the path of a file, or of a socket that another process listens to: ZeroMQ would put a
+    socket of its own in the place of either."""
+    path = address.removeprefix("ipc://")
+    try:
+        mode = Path(path).lstat().st_mode if path != address else 0
+    except OSError:
+        return
+    if mode and not stat.S_ISSOCK(mode):
+        raise InvalidConfig(f"the endpoint {address} of kv_events_config is there, and is no socket; name another.")
+    with closing(sockets.socket(sockets.AF_UNIX)) as probe:
+        probe.settimeout(1)
+        if mode and probe.connect_ex(path) != errno.ECONNREFUSED:  # refused: its process has ended
+            raise InvalidConfig(f"the endpoint {address} of kv_events_config is another process's; name another.")

@@ -16,7 +16,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.assembly.kv_events import short
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.core.settings.kv_events import KVEvents, read_kv_events
+from ridgeline.core.settings.kv_events import KVEvents, is_bound, read_kv_events
 from ridgeline.transport import kv_events
 from ridgeline.transport.kv_events import AllBlocksCleared, BlockStored, KVEventPublisher
 from tests.engine.followed import findable
@@ -183,6 +183,7 @@ def test_an_engines_subscriber_knows_all_that_can_be_found(tmp_path: Path) -> No
         ({"endpoint": "http://a:1"}, "'http://a:1' is no endpoint of KV events"),
         ({"endpoint": "tcp://127.0.0.1:99999"}, "has the port 99999"),
         ({"endpoint": 5}, "endpoint of kv_events_config must be a text, got 5"),
+        ({"topic": "\ud800"}, "topic of kv_events_config must be a text of Unicode"),
         ({"hwm": 0}, "hwm of kv_events_config must be a number from 1, got 0"),
         ({"buffer_steps": True}, "buffer_steps of kv_events_config must be a number from 0, got True"),
         ({"endpoint": "tcp://a:1", "replay_endpoint": "tcp://a:1"}, "are both tcp://a:1"),
@@ -213,6 +214,32 @@ def test_an_address_that_others_can_reach_is_said_at_the_start(caplog: pytest.Lo
         assert not caplog.records
         KVEventPublisher(KVEvents(endpoint=f"tcp://*:{port}")).close()
     assert f"leave this machine's own processes: tcp://*:{port}" in caplog.text
+
+
+def test_a_path_of_a_file_or_of_another_process_is_refused_and_left_alone(publish: Publish, tmp_path: Path) -> None:
+    """ZeroMQ deletes what is at the path that it binds to."""
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("file", "link"):
+        with pytest.raises(InvalidConfig, match=f"{name} of kv_events_config is there, and is no socket"):
+            publish(endpoint=f"ipc://{tmp_path}/{name}")
+    assert (tmp_path / "file").read_text() == "precious"
+    first, subscriber = publish(), Subscriber(f"ipc://{tmp_path}/events")
+    connected(first, subscriber)
+    for _ in range(4):  # names inside of the process are not taken twice either
+        with pytest.raises(InvalidConfig, match="events of kv_events_config is another process's"):
+            publish()
+    connected(first, subscriber)
+    subscriber.close()
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(tmp_path / "ended"))
+    assert publish(endpoint=f"ipc://{tmp_path}/ended", replay_endpoint=None)._thread.is_alive()
+
+
+def test_an_address_of_this_machine_is_bound_however_it_is_written() -> None:
+    bound = ("tcp://LocalHost:1", "tcp://[0:0::0]:1", "tcp://127.1.2.3:1", "tcp://*:1", "ipc://a")
+    assert [is_bound(each) for each in bound] == [True] * 5
+    assert not is_bound("tcp://10.0.0.1:1")
 
 
 def test_a_taken_address_is_a_mistake_of_the_user() -> None:

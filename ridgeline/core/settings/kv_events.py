@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
 
@@ -43,6 +44,8 @@ class KVEvents:
                 raise InvalidConfig(f"{name} of kv_events_config must be a text, got {value!r}.")
             if len(value or "") > LONGEST:
                 raise InvalidConfig(f"{name} of kv_events_config is longer than {LONGEST} characters.")
+            if not (value or "").isascii() and (value or "").encode("utf-8", "replace").decode() != value:
+                raise InvalidConfig(f"{name} of kv_events_config must be a text of Unicode, got {value!r}.")
         for name, least in (("buffer_steps", 0), ("hwm", 1), ("max_queue_size", 1), ("data_parallel_rank", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 10_000_000:
@@ -86,7 +89,9 @@ def is_bound(address: str) -> bool:
     if address.startswith("ipc://"):
         return True
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    return host in ("*", "0.0.0.0", "::") or not is_open(address)
+    with suppress(ValueError):
+        return ip_address(host).is_unspecified or not is_open(address)
+    return host == "*" or not is_open(address)
 
 
 def is_open(address: str) -> bool:
@@ -97,7 +102,7 @@ def is_open(address: str) -> bool:
     try:
         return not ip_address(host).is_loopback
     except ValueError:
-        return host != "localhost"
+        return host.lower() != "localhost"
 
 
 def read_kv_events(given: object) -> KVEvents | None:
