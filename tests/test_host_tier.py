@@ -7,6 +7,7 @@ host's memory alone.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +19,9 @@ import pytest
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import ServeConfig
+from ridgeline.serving.processes.placement import environments
+from ridgeline.worker.memory import host_memory
 from tests.driving import Rig, ask, rig
 
 PROMPTS = [tuple((7 * k + n * n) % 90 + 1 for n in range(40)) for k in range(6)]
@@ -119,6 +123,8 @@ def test_a_tier_that_is_on_and_unused_costs_a_step_two_or_three_short_calls(tiny
     [
         ({"kv_offloading_backend": "lmcache"}, "unknown kv_offloading_backend 'lmcache'; use native"),
         ({"kv_offloading_size": -1}, "kv_offloading_size must not be negative"),
+        ({"kv_offloading_size": float("nan")}, "kv_offloading_size must be a finite number, got nan"),
+        ({"kv_offloading_size": float("inf")}, "kv_offloading_size must be a finite number, got inf"),
         ({"kv_offloading_size": "much"}, "kv_offloading_size must be a number"),
         ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "do not go together: blocks in the host"),
     ],
@@ -128,11 +134,32 @@ def test_what_cannot_be_is_told_in_a_sentence(settings: dict[str, Any], sentence
         LLMConfig(**settings)
 
 
-def test_more_than_the_host_has_is_told_before_anything_is_loaded(tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("size", [1e6, 1e308])
+def test_more_than_the_host_has_is_told_before_anything_is_loaded(
+    size: float, tiny_model: Callable[[str], Path]
+) -> None:
     with (
         pytest.raises(
-            InvalidConfig, match=r"kv_offloading_size is 1e\+06 GiB, and .* GiB of the host's memory are free"
+            InvalidConfig, match=r"kv_offloading_size is 1e\+\d+ GiB, and .* GiB of the host's memory are free"
         ),
-        rig(tiny_model("llama"), kv_offloading_size=1e6),
+        rig(tiny_model("llama"), kv_offloading_size=size),
     ):
         pass
+
+
+def test_the_tier_and_a_cpus_cache_must_fit_together(tiny_model: Callable[[str], Path]) -> None:
+    free = host_memory()
+    settings = {"kv_offloading_size": free / 2 / (1 << 30), "kv_cache_memory": free * 2 // 3}
+    with (
+        pytest.raises(InvalidConfig, match=r"kv_cache_memory is .* free on cpu beside kv_offloading_size"),
+        rig(tiny_model("llama"), **settings),
+    ):
+        pass
+
+
+def test_engines_side_by_side_must_have_room_for_all_their_tiers() -> None:
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 2 / 3 / (1 << 30)
+    config = ServeConfig(engine={"device": "cpu", "kv_offloading_size": size}, data_parallel_size=2)
+    with pytest.raises(InvalidConfig, match=r"for each of 2 engines \(data_parallel_size\), and the host has"):
+        environments(config)
+    assert len(environments(ServeConfig(engine=config.engine))) == 1

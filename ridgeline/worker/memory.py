@@ -132,9 +132,12 @@ class Budget:
         """Return the bytes that are left for the cache beside so many. Raise InvalidConfig if the user asks for more
         than there is."""
         asked = self.config.kv_cache_memory
-        if asked and asked > (free := _physically_free(self.device)):
+        below = self.config.host_bytes if self.device.type == "cpu" else 0  # which is not taken yet
+        if asked and asked > (free := _physically_free(self.device) - below):
+            beside = " beside kv_offloading_size" if below else ""
             raise InvalidConfig(
-                f"kv_cache_memory is {_size(asked)}, and {_size(free)} are free on {self.device}; lower it."
+                f"kv_cache_memory is {_size(asked)}, and {_size(max(0, free))} are free on {self.device}{beside}; "
+                "lower it."
             )
         return asked or max(0, self._may_take - activations - self._to_load)
 

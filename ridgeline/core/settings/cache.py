@@ -14,14 +14,16 @@ from ridgeline.kernels.base.kv_format import kv_format
 # Tokens per cache block by default. Kernels read larger blocks faster (docs/log.md: pages of 64 gain about 10 % over
 # pages of 16 in prefill). Smaller blocks match prefixes and bound requests more finely.
 DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
+MOST_GIB = 1 << 40  # of the host's memory: more than there is anywhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings(Settings):
     """The memory of the device, and what is cached in it.
 
-    kv_offloading_size: GiB of the host's memory, for all ranks together, for blocks that the device's cache has no room
-        for. They come back where that is faster than running their tokens again. None or 0: there is none.
+    kv_offloading_size: GiB of the host's memory, for all ranks of an engine together, for blocks that the device's
+        cache has no room for. They come back where that is faster than running their tokens again. None or 0: there is
+        none.
     kv_offloading_backend: "native", which is the only one.
     enable_sleep_mode: a GPU's memory can be given back, and the weights kept in the host's, while the engine sleeps.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
@@ -72,4 +74,4 @@ class CacheSettings(Settings):
     @property
     def host_bytes(self) -> int:
         """The bytes of the host's memory that keep blocks, of all ranks together."""
-        return int((self.kv_offloading_size or 0) * (1 << 30))
+        return int(min(self.kv_offloading_size or 0, MOST_GIB) * (1 << 30))

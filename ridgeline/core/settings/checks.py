@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import isfinite
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -38,6 +39,8 @@ def check_fields(settings: Settings) -> None:
         if get_origin(kind) is Literal and value not in (words := get_args(kind)):
             raise InvalidConfig(f"unknown {name} {value!r}; use {', '.join(words[:-1])} or {words[-1]}.")
         least = next((note.value for note in notes if isinstance(note, AtLeast)), None)
+        if least is not None and isinstance(value, float) and not isfinite(value):
+            raise InvalidConfig(f"{name} must be a finite number, got {value!r}.")
         if least is not None and value is not None and value < least:
             wanted = f"be at least {least}" if least else "not be negative"
             raise InvalidConfig(f"{name} must {wanted}, got {value!r}.")

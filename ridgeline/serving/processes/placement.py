@@ -31,6 +31,11 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
             f"pipeline_devices is {divided.pipeline_devices!r}, and data_parallel_size is {replicas}: engines side by "
             "side would share the CPU; leave one of them out."
         )
+    if divided.host_bytes * replicas > (most := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise InvalidConfig(
+            f"kv_offloading_size is {divided.kv_offloading_size:g} GiB for each of {replicas} engines "
+            f"(data_parallel_size), and the host has {most / (1 << 30):.1f} GiB; lower it."
+        )
     device = "cpu" if "cpu" in divided.stage_kinds else str(config.engine.get("device") or "auto")
     if ":" in device:
         raise InvalidConfig(f"device {device} is one GPU, and data_parallel_size is {replicas}; use device cuda.")
