@@ -48,7 +48,7 @@ def test_a_row_that_may_emit_another_number_is_noticed() -> None:
     """The machine below sees depths, and not only numbers of nodes."""
     machine = TreeMachine()
     options = {"block_size": 2, "extra_pages": 4, "max_num_seqs": 2, "extra_tokens": 2, "depth": 1}
-    machine.start(REVOCABLE[0], (4, 2), policy="fcfs", caching=True, lazy=False, **options)
+    machine.start(REVOCABLE[0], (4, 2), policy="fcfs", caching=True, lazy=False, below=None, **options)
     assert isinstance(machine.worker, IdealWorker)
     assert machine.worker._depth == machine.scheduler.running.emits - 1 == 2
     assert machine.scheduler.running.each == 4
