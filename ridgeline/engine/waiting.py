@@ -50,7 +50,8 @@ class WaitingQueue:
     def __init__(self, policy: Lanes) -> None:
         self._policy = policy
         self.lanes: dict[Hashable, Lane] = {}
-        self._tops: list[tuple[tuple, Lane]] = []
+        self._tops: list[tuple[tuple, int, Lane]] = []  # the number: a lane that is gone may have left an equal place
+        self._noted = 0
         self._refused: tuple[Sequence, int, int, int] | None = None
 
     def push(self, seq: Sequence) -> None:
@@ -67,12 +68,13 @@ class WaitingQueue:
         place = None if first is None else self._policy.place(first)
         if place is not None and (lane.place is None or place < lane.place):
             lane.place = place
-            heapq.heappush(self._tops, (place, lane))
+            self._noted += 1
+            heapq.heappush(self._tops, (place, self._noted, lane))
 
     def head(self) -> Sequence | None:
         """The next to be admitted."""
         while self._tops:
-            place, lane = self._tops[0]
+            place, number, lane = self._tops[0]
             if lane.place != place:  # the lane has another entry
                 heapq.heappop(self._tops)
                 continue
@@ -86,7 +88,7 @@ class WaitingQueue:
             lane.place = self._policy.place(first)
             if lane.place == place:
                 return first
-            heapq.heapreplace(self._tops, (lane.place, lane))
+            heapq.heapreplace(self._tops, (lane.place, number, lane))
         return None
 
     def promote(self, seq: Sequence, order: tuple) -> None:
@@ -96,7 +98,7 @@ class WaitingQueue:
 
     def heads(self) -> Iterator[Sequence]:
         """Yield the first request of each lane, in their order."""
-        taken: list[tuple[tuple, Lane]] = []
+        taken: list[tuple[tuple, int, Lane]] = []
         try:
             while (first := self.head()) is not None:
                 taken.append(heapq.heappop(self._tops))

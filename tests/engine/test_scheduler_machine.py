@@ -229,6 +229,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             owner=salt,
             lookahead=lookahead,
             token_mask=masked(fault, faulty_at) if masked else None,
+            arrival=self.clock(),
         )
         tokens = alone(request, self.layout, Alternating() if masked else None)
         if poison:
