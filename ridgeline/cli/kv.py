@@ -16,7 +16,7 @@ import typer
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.progress import counted
 from ridgeline.tiers.offline import Inspected
-from ridgeline.tiers.sealed import Record
+from ridgeline.tiers.sealed import BlockRecord
 
 ANSWER = 10.0  # seconds
 SHOWN = 20  # models and tenants of `stats`
@@ -109,7 +109,7 @@ def list_blocks(
     print(f"{len(rows)} of {len(found)} blocks.")
 
 
-def _row(record: Record) -> dict[str, float | int | str]:
+def _row(record: BlockRecord) -> dict[str, float | int | str]:
     return {
         "written": record.written,
         "bytes": record.length,
@@ -186,7 +186,7 @@ def purge(
     inspected, now = Inspected(directory, writes=True), time.time()
     owner = None if tenant is None else inspected.keys.tenant(tenant)
 
-    def wanted(record: Record) -> bool:
+    def wanted(record: BlockRecord) -> bool:
         if owner is not None:
             return record.tenant == owner
         return everything or (record.expired(now) if older is None else record.written < now - older)

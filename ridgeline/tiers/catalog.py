@@ -12,12 +12,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ridgeline.tiers.eviction import Order, Rank, Ranking
-from ridgeline.tiers.sealed import Record
-from ridgeline.tiers.segment import Segment
+from ridgeline.tiers.sealed import BlockRecord
+from ridgeline.tiers.segment import TierSegment
 
 
-class Place(NamedTuple):
-    segment: Segment
+class BlockPlace(NamedTuple):
+    segment: TierSegment
     slot: int
 
 
@@ -26,7 +26,7 @@ class Entry:
 
     __slots__ = ("cost", "expires", "hits", "length", "place", "rank", "tag", "tenant")
 
-    def __init__(self, record: Record, place: Place) -> None:
+    def __init__(self, record: BlockRecord, place: BlockPlace) -> None:
         self.tag, self.tenant, self.length = record.tag, record.tenant, record.length
         self.expires, self.cost, self.place = record.expires, record.cost, place
         self.hits = 0
@@ -38,25 +38,25 @@ class Catalog:
 
     def __init__(self, policy: str, *, by_tenant: bool) -> None:
         self.entries: dict[bytes, Entry] = {}
-        self.segments: dict[str, Segment] = {}
+        self.segments: dict[str, TierSegment] = {}
         self.tenants = Counter[bytes]()  # bytes of each
         self.bytes = 0
         self._ranking, self._by_tenant = Ranking(policy), by_tenant
-        self._slots: dict[Segment, dict[int, Entry]] = {}
-        self._free: dict[int, list[Place]] = {}  # by the bytes of a slot, as are
+        self._slots: dict[TierSegment, dict[int, Entry]] = {}
+        self._free: dict[int, list[BlockPlace]] = {}  # by the bytes of a slot, as are
         self._orders: dict[int, Order[Entry]] = {}
         self._tenants: dict[bytes, Order[Entry]] = {}
         self._ends: list[tuple[float, bytes]] = []
 
     # ---- segments ---------------------------------------------------------------------------------------------
 
-    def add_segment(self, segment: Segment, found: Iterable[tuple[int, Record]] = ()) -> list[Entry]:
+    def add_segment(self, segment: TierSegment, found: Iterable[tuple[int, BlockRecord]] = ()) -> list[Entry]:
         """Add a segment with the records of its slots. Return the entries of its own blocks that others have already,
         whose slots are to be erased."""
         self.segments[segment.name], twice = segment, list[Entry]()
         held = self._slots.setdefault(segment, {})
         for slot, record in sorted(found, key=lambda pair: pair[1].written):
-            entry = Entry(record, Place(segment, slot))
+            entry = Entry(record, BlockPlace(segment, slot))
             other = self.entries.get(record.tag)
             if other is not None and segment.own and not other.place.segment.own:
                 self.remove(other)
@@ -68,10 +68,10 @@ class Catalog:
         if segment.own:
             self._orders.setdefault(segment.shape.slot_bytes, Order())
             free = self._free.setdefault(segment.shape.slot_bytes, [])
-            free += (Place(segment, slot) for slot in reversed(range(segment.shape.slots)) if slot not in held)
+            free += (BlockPlace(segment, slot) for slot in reversed(range(segment.shape.slots)) if slot not in held)
         return twice
 
-    def drop_segment(self, segment: Segment) -> int:
+    def drop_segment(self, segment: TierSegment) -> int:
         """Forget a segment and its blocks. Return how many these were."""
         del self.segments[segment.name]
         blocks = [entry for entry in self._slots[segment].values() if self.entries.get(entry.tag) is entry]
@@ -82,17 +82,17 @@ class Catalog:
         self._free[slot_bytes] = [place for place in self._free.get(slot_bytes, []) if place.segment is not segment]
         return len(blocks)
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: BlockPlace) -> bool:
         """Return True while the place's file is here."""
         return self.segments.get(place.segment.name) is place.segment
 
-    def own(self) -> list[Segment]:
+    def own(self) -> list[TierSegment]:
         return [segment for segment in self.segments.values() if segment.own]
 
-    def held(self, segment: Segment) -> Sequence[Entry]:
+    def held(self, segment: TierSegment) -> Sequence[Entry]:
         return list(self._slots[segment].values())
 
-    def coldest_segment(self, but: int | None = None) -> tuple[Rank, Segment] | None:
+    def coldest_segment(self, but: int | None = None) -> tuple[Rank, TierSegment] | None:
         """Return the own segment whose best block ranks lowest, and that rank. but: slots of so many bytes stay."""
         ranks = [
             (max((entry.rank for entry in self._slots[segment].values()), default=(-1.0, 0)), segment)
@@ -137,12 +137,12 @@ class Catalog:
                 if not self._tenants[entry.tenant]:
                     del self._tenants[entry.tenant]
 
-    def reserve(self, slot_bytes: int) -> Place | None:
+    def reserve(self, slot_bytes: int) -> BlockPlace | None:
         """Take a free slot."""
         free = self._free.get(slot_bytes)
         return free.pop() if free else None
 
-    def free(self, place: Place) -> None:
+    def free(self, place: BlockPlace) -> None:
         """The slot's record is erased, so the slot can be taken."""
         if place.segment.own and self.has(place):
             self._slots[place.segment].pop(place.slot, None)
@@ -163,7 +163,7 @@ class Catalog:
         """Return the own block of a tenant that is evicted first."""
         return self._tenants[tenant].first() if tenant in self._tenants else None
 
-    def evict(self, entry: Entry) -> Place:
+    def evict(self, entry: Entry) -> BlockPlace:
         """Forget a block that is evicted for another, and return its place, which is taken."""
         self._ranking.evicted(entry)
         self.remove(entry)

@@ -23,12 +23,12 @@ from pathlib import Path
 from threading import Condition, Event, Lock, Thread
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.tiers.catalog import Catalog, Entry, Place
+from ridgeline.tiers.catalog import BlockPlace, Catalog, Entry
 from ridgeline.tiers.options import DiskFigures, DiskOptions
 from ridgeline.tiers.owners import Owner
 from ridgeline.tiers.private import PrivateDirectory
-from ridgeline.tiers.sealed import EMPTY, BlockName, Buffer, Keys, Record, load_keys
-from ridgeline.tiers.segment import Files, Segment
+from ridgeline.tiers.sealed import EMPTY, BlockName, BlockRecord, Buffer, TierKeys, load_keys
+from ridgeline.tiers.segment import Files, TierSegment
 from ridgeline.tiers.space import PURGED, Space
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class DiskTier:
         self._directory = PrivateDirectory(directory)
         try:
             with self._directory.locked():
-                self.keys: Keys = load_keys(self._directory, make=True)
+                self.keys: TierKeys = load_keys(self._directory, make=True)
                 self._owner = Owner(self._directory)
         except OSError as error:
             self._directory.close()
@@ -130,7 +130,7 @@ class DiskTier:
             return done
         now = self._clock()
         ends = expires or (now + self._options.ttl if self._options.ttl else 0.0)
-        record = Record(length, now, ends, cost, tag, owner, self.keys.identity(self._identity))
+        record = BlockRecord(length, now, ends, cost, tag, owner, self.keys.identity(self._identity))
         try:
             self._writers.submit(self._write, record, parts, done)
         except RuntimeError:  # closed meanwhile
@@ -156,14 +156,14 @@ class DiskTier:
             self._pending[tag] = _Pending(tenant)
             return None
 
-    def _leave(self, record: Record) -> None:
+    def _leave(self, record: BlockRecord) -> None:
         with self._lock:
             self._figures.queued_bytes -= record.length
             del self._pending[record.tag]
         with self._idle:
             self._idle.notify_all()
 
-    def _write(self, record: Record, parts: Sequence[Buffer], done: Future[bool]) -> None:
+    def _write(self, record: BlockRecord, parts: Sequence[Buffer], done: Future[bool]) -> None:
         found = False
         try:
             found = self._put(record, parts)
@@ -181,7 +181,7 @@ class DiskTier:
             self._leave(record)
             done.set_result(found)
 
-    def _put(self, record: Record, parts: Sequence[Buffer]) -> bool:
+    def _put(self, record: BlockRecord, parts: Sequence[Buffer]) -> bool:
         with self._lock:
             if self._retry_at > time.monotonic():
                 self._figures.refused += 1
@@ -210,7 +210,7 @@ class DiskTier:
             self._space.erase([old])
         return not gone
 
-    def _keep_entry(self, entry: Entry) -> Place | None:
+    def _keep_entry(self, entry: Entry) -> BlockPlace | None:
         """Add a block. Return the place of the one that it replaces, if that was ours: it had expired."""
         old = self._catalog.entries.get(entry.tag)
         if old is not None:
@@ -336,7 +336,7 @@ class DiskTier:
             self.files.sync(segment)
         return done
 
-    def _dirty(self) -> list[Segment]:
+    def _dirty(self) -> list[TierSegment]:
         with self._lock:
             found = [segment for segment in self._catalog.own() if segment.dirty]
             for segment in found:

@@ -19,7 +19,7 @@ POLICIES = ("lru", "lfu", "cost")
 SLACK = 64  # entries of blocks that have left, beyond as many as there are blocks, before they are cleared away
 
 
-class Kept(Protocol):
+class KeptBlock(Protocol):
     """A block that may be given up. cost: milliseconds to compute it again. length: its bytes."""
 
     rank: Rank
@@ -28,7 +28,7 @@ class Kept(Protocol):
     length: int
 
 
-_Kept = TypeVar("_Kept", bound=Kept)
+_Kept = TypeVar("_Kept", bound=KeptBlock)
 
 
 class Ranking:
@@ -40,7 +40,7 @@ class Ranking:
         self.policy = policy
         self._uses, self._floor = 0, 0.0
 
-    def use(self, kept: Kept) -> None:
+    def use(self, kept: KeptBlock) -> None:
         """Give a block its rank after a use, which counts one of its hits already."""
         self._uses += 1
         if self.policy == "lru":
@@ -51,7 +51,7 @@ class Ranking:
             value = self._floor + (1 + kept.hits) * kept.cost / max(1, kept.length)
         kept.rank = value, self._uses
 
-    def evicted(self, kept: Kept) -> None:
+    def evicted(self, kept: KeptBlock) -> None:
         self._floor = max(self._floor, kept.rank[0]) if self.policy == "cost" else 0.0
 
 

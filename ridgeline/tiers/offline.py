@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 from ridgeline.tiers.owners import SEGMENT, live_owners
 from ridgeline.tiers.private import PrivateDirectory
-from ridgeline.tiers.sealed import Record, load_keys
-from ridgeline.tiers.segment import Files, ForeignFile, Segment
+from ridgeline.tiers.sealed import BlockRecord, load_keys
+from ridgeline.tiers.segment import Files, ForeignFile, TierSegment
 from ridgeline.tiers.space import PURGED
 
 
-class Found(NamedTuple):
-    segment: Segment
+class FoundRecord(NamedTuple):
+    segment: TierSegment
     slot: int
-    record: Record
+    record: BlockRecord
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class Inspected:
         self.foreign: dict[str, str] = {}
         self.damaged = 0
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self) -> Iterator[TierSegment]:
         self.foreign.clear()
         for name in self._directory.names():
             if not SEGMENT.fullmatch(name):
@@ -67,14 +67,14 @@ class Inspected:
             except (ForeignFile, OSError) as error:
                 self.foreign[name] = str(error)
 
-    def blocks(self) -> Iterator[Found]:
+    def blocks(self) -> Iterator[FoundRecord]:
         """Yield all blocks whose records are sound, file by file."""
         self.damaged = 0
         for segment in self.segments():
             for slot, row in enumerate(self._files.table(segment)):
                 record = self.keys.unpacked(row) if row else None
                 if record is not None:
-                    yield Found(segment, slot, record)
+                    yield FoundRecord(segment, slot, record)
                 self.damaged += bool(row) and record is None
 
     def contents(self, now: float) -> Contents:
@@ -93,7 +93,7 @@ class Inspected:
         found.servers = len(live_owners(self._directory, names))
         return found
 
-    def verify(self) -> Iterator[tuple[Found, bool]]:
+    def verify(self) -> Iterator[tuple[FoundRecord, bool]]:
         """Read every block, and yield it with True if it is what was written. A block that another process replaces
         meanwhile is left out."""
         for found in self.blocks():
@@ -103,7 +103,7 @@ class Inspected:
             if sound or (self.keys.unpacked(row) == record and self._files.row(segment, slot) == row):
                 yield found, sound
 
-    def purge(self, wanted: Callable[[Record], bool]) -> tuple[int, int]:
+    def purge(self, wanted: Callable[[BlockRecord], bool]) -> tuple[int, int]:
         """Erase the blocks that are wanted. Return how many these were, and their bytes."""
         count = size = 0
         for segment, slot, record in self.blocks():

@@ -26,7 +26,7 @@ class NotPrivate(OSError):
     """A file in the directory that is a link, not a file, or open to other users."""
 
 
-class Busy(OSError):
+class LockBusy(OSError):
     """The directory's lock was held for too long."""
 
 
@@ -125,13 +125,13 @@ class PrivateDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory's lock, which processes take in turn. Raise Busy if it is not free in some seconds."""
+        """Hold the directory's lock, which processes take in turn. Raise LockBusy if it is not free in some seconds."""
         descriptor = self.open(LOCK, os.O_RDWR | os.O_CREAT)
         try:
             end = time.monotonic() + LOCK_SECONDS
             while not try_lock(descriptor):
                 if time.monotonic() > end:
-                    raise Busy(f"{self.path / LOCK} is held by another process")
+                    raise LockBusy(f"{self.path / LOCK} is held by another process")
                 time.sleep(LOCK_PAUSE)
             yield
         finally:

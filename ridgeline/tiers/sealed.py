@@ -46,7 +46,7 @@ class BlockName(NamedTuple):
     rank: int = 0
 
 
-class Record(NamedTuple):
+class BlockRecord(NamedTuple):
     length: int
     written: float
     expires: float
@@ -59,7 +59,7 @@ class Record(NamedTuple):
         return 0 < self.expires <= now
 
 
-class Keys:
+class TierKeys:
     """The directory's keys. All of them follow from 32 random bytes in the file `key`."""
 
     def __init__(self, secret: bytes) -> None:
@@ -82,19 +82,19 @@ class Keys:
     def seal(self, data: bytes) -> bytes:
         return blake2b(data, key=self._seals, digest_size=_SEAL).digest()
 
-    def packed(self, record: Record, parts: Iterable[Buffer]) -> bytes:
+    def packed(self, record: BlockRecord, parts: Iterable[Buffer]) -> bytes:
         """Return the record's bytes for a payload of these parts."""
         fields = _FIELDS.pack(MAGIC, VERSION, 0, *record)
         data = fields + self._checksum(fields, parts)
         return data + self.seal(data)
 
-    def unpacked(self, data: bytes) -> Record | None:
+    def unpacked(self, data: bytes) -> BlockRecord | None:
         """Return the record that these bytes are, or None if they are not one that was sealed here."""
         body = data[:-_SEAL]
         if len(data) != RECORD_BYTES or not hmac.compare_digest(self.seal(body), data[-_SEAL:]):
             return None
         magic, version, _, *fields = _FIELDS.unpack_from(data)
-        return Record(*fields) if (magic, version) == (MAGIC, VERSION) else None
+        return BlockRecord(*fields) if (magic, version) == (MAGIC, VERSION) else None
 
     def holds(self, data: bytes, parts: Iterable[Buffer]) -> bool:
         """Return True if the parts are the payload that the bytes of a record were made for."""
@@ -107,7 +107,7 @@ class Keys:
         return found.digest()
 
 
-def load_keys(directory: PrivateDirectory, *, make: bool) -> Keys:
+def load_keys(directory: PrivateDirectory, *, make: bool) -> TierKeys:
     """Return the directory's keys, made if there are none and `make`. Raise InvalidConfig if they cannot be read.
 
     With `make` the directory must be locked.
@@ -128,4 +128,4 @@ def load_keys(directory: PrivateDirectory, *, make: bool) -> Keys:
             f"the key of the KV cache {directory.path / KEY} has {len(secret)} bytes instead of {KEY_BYTES}; "
             "delete the directory's content."
         )
-    return Keys(secret)
+    return TierKeys(secret)

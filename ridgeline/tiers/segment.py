@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from ridgeline.tiers.private import PrivateDirectory
-from ridgeline.tiers.sealed import EMPTY, RECORD_BYTES, Buffer, Keys
+from ridgeline.tiers.sealed import EMPTY, RECORD_BYTES, Buffer, TierKeys
 
 ALIGNED = 4096
 MAGIC, VERSION = b"RLKVSEG\0", 1
@@ -48,7 +48,7 @@ class ForeignFile(ValueError):
 
 
 @dataclass(frozen=True)
-class Shape:
+class SegmentShape:
     """slot_bytes: of each of the `slots`."""
 
     slot_bytes: int
@@ -63,12 +63,12 @@ class Shape:
     def file_bytes(self) -> int:
         return self.first + self.slots * self.slot_bytes
 
-    def packed(self, keys: Keys) -> bytes:
+    def packed(self, keys: TierKeys) -> bytes:
         data = _HEADER.pack(MAGIC, VERSION, 0, self.slot_bytes, self.slots)
         return data + keys.seal(data)
 
     @classmethod
-    def unpacked(cls, data: bytes, keys: Keys) -> Shape:
+    def unpacked(cls, data: bytes, keys: TierKeys) -> SegmentShape:
         """Raise ForeignFile."""
         body, seal = data[: _HEADER.size], data[_HEADER.size : _HEADER.size + _SEAL]
         if len(seal) < _SEAL or keys.seal(body) != seal:
@@ -80,11 +80,11 @@ class Shape:
 
 
 @dataclass(eq=False)
-class Segment:
+class TierSegment:
     """name: of its file. own: this process writes to it. changed: when its table was last read."""
 
     name: str
-    shape: Shape
+    shape: SegmentShape
     own: bool
     changed: int = 0
     dirty: bool = field(default=False, repr=False)
@@ -93,7 +93,7 @@ class Segment:
 class Files:
     """The directory's segments on disk. All calls may come from several threads at once."""
 
-    def __init__(self, directory: PrivateDirectory, keys: Keys, *, read_only: bool = False) -> None:
+    def __init__(self, directory: PrivateDirectory, keys: TierKeys, *, read_only: bool = False) -> None:
         self.directory, self.keys = directory, keys
         self._flags = os.O_RDONLY if read_only else os.O_RDWR
         self._open: OrderedDict[str, int] = OrderedDict()
@@ -141,7 +141,7 @@ class Files:
 
     # ---- whole files ------------------------------------------------------------------------------------------
 
-    def create(self, name: str, shape: Shape) -> Segment:
+    def create(self, name: str, shape: SegmentShape) -> TierSegment:
         """Make an empty segment. The disk takes its bytes when slots are written."""
         descriptor = self.directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
@@ -152,18 +152,18 @@ class Files:
             raise
         finally:
             os.close(descriptor)
-        return Segment(name, shape, own=True)
+        return TierSegment(name, shape, own=True)
 
-    def load(self, name: str, *, own: bool) -> Segment:
+    def load(self, name: str, *, own: bool) -> TierSegment:
         """Return a segment that there is. Raise ForeignFile or OSError."""
         descriptor = self._take(name)
         try:
-            shape = Shape.unpacked(os.pread(descriptor, _HEADER.size + _SEAL, 0), self.keys)
+            shape = SegmentShape.unpacked(os.pread(descriptor, _HEADER.size + _SEAL, 0), self.keys)
         finally:
             self._give(descriptor)
-        return Segment(name, shape, own)
+        return TierSegment(name, shape, own)
 
-    def table(self, segment: Segment) -> list[bytes]:
+    def table(self, segment: TierSegment) -> list[bytes]:
         """Return the bytes of each slot's record: none of an empty slot, or where the file was cut off."""
         size, shape = RECORD_BYTES, segment.shape
         descriptor = self._take(segment.name)
@@ -178,11 +178,11 @@ class Files:
         rows = [data[n * size : (n + 1) * size] for n in range(there)]
         return [b"" if row == EMPTY else row for row in rows] + [b""] * (shape.slots - there)
 
-    def remove(self, segment: Segment) -> None:
+    def remove(self, segment: TierSegment) -> None:
         self.directory.remove(segment.name)
         self.forget(segment.name)
 
-    def sync(self, segment: Segment) -> None:
+    def sync(self, segment: TierSegment) -> None:
         """Wait until the disk has what was written."""
         descriptor = self._take(segment.name)
         try:
@@ -192,7 +192,7 @@ class Files:
 
     # ---- slots ------------------------------------------------------------------------------------------------
 
-    def write(self, segment: Segment, slot: int, row: bytes, parts: Sequence[Buffer]) -> None:
+    def write(self, segment: TierSegment, slot: int, row: bytes, parts: Sequence[Buffer]) -> None:
         descriptor = self._take(segment.name)
         try:
             _write(descriptor, [EMPTY], _row(slot))
@@ -201,7 +201,7 @@ class Files:
         finally:
             self._give(descriptor)
 
-    def row(self, segment: Segment, slot: int) -> bytes:
+    def row(self, segment: TierSegment, slot: int) -> bytes:
         """Return the bytes of a slot's record as they are now."""
         descriptor = self._take(segment.name)
         try:
@@ -209,7 +209,7 @@ class Files:
         finally:
             self._give(descriptor)
 
-    def read(self, segment: Segment, slot: int, into: Sequence[Buffer]) -> bool:
+    def read(self, segment: TierSegment, slot: int, into: Sequence[Buffer]) -> bool:
         """Fill writable buffers with a slot's bytes. Return False if the file ends before."""
         descriptor = self._take(segment.name)
         try:
@@ -217,7 +217,7 @@ class Files:
         finally:
             self._give(descriptor)
 
-    def erase(self, segment: Segment, slot: int) -> None:
+    def erase(self, segment: TierSegment, slot: int) -> None:
         """Empty a slot, and give its bytes back to the disk or, where the file system cannot, overwrite them."""
         descriptor, shape = self._take(segment.name), segment.shape
         try:

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterable
 from threading import Lock
 
-from ridgeline.tiers.catalog import Catalog, Entry, Place
+from ridgeline.tiers.catalog import BlockPlace, Catalog, Entry
 from ridgeline.tiers.options import DiskFigures, DiskOptions
 from ridgeline.tiers.owners import Owner, Scan
-from ridgeline.tiers.private import Busy
-from ridgeline.tiers.sealed import RECORD_BYTES, Record
-from ridgeline.tiers.segment import ALIGNED, MOST_SLOTS, Files, ForeignFile, Segment, Shape, aligned
+from ridgeline.tiers.private import LockBusy
+from ridgeline.tiers.sealed import RECORD_BYTES, BlockRecord
+from ridgeline.tiers.segment import ALIGNED, MOST_SLOTS, Files, ForeignFile, SegmentShape, TierSegment, aligned
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class Space:
         quota = self._options.tenant_bytes
         return self._shape(aligned(length)).file_bytes <= self.share and (quota is None or length <= quota)
 
-    def _shape(self, slot_bytes: int) -> Shape:
+    def _shape(self, slot_bytes: int) -> SegmentShape:
         size = min(self._options.segment_bytes, self.share // LEAST_FILES)
         slots = (size - 2 * ALIGNED) // (max(slot_bytes, ALIGNED) + RECORD_BYTES)
-        return Shape(max(slot_bytes, ALIGNED), max(1, min(slots, MOST_SLOTS)))
+        return SegmentShape(max(slot_bytes, ALIGNED), max(1, min(slots, MOST_SLOTS)))
 
     # ---- a place for a block ----------------------------------------------------------------------------------
 
-    def place(self, record: Record) -> Place | None:
+    def place(self, record: BlockRecord) -> BlockPlace | None:
         """Take a slot for a block. Whatever it held is forgotten, and its record is to be overwritten. Raise OSError if
         the disk is full."""
         self._keep_quota(record)
@@ -72,8 +72,8 @@ class Space:
             found = self._catalog.reserve(slot_bytes)
         return found or self._grown(slot_bytes) or self._evicted(slot_bytes)
 
-    def _keep_quota(self, record: Record) -> None:
-        quota, given = self._options.tenant_bytes, list[Place]()
+    def _keep_quota(self, record: BlockRecord) -> None:
+        quota, given = self._options.tenant_bytes, list[BlockPlace]()
         if quota is None:
             return
         with self._lock:
@@ -84,7 +84,7 @@ class Space:
                 self._figures.evicted += 1
         self.erase(given)
 
-    def _grown(self, slot_bytes: int) -> Place | None:
+    def _grown(self, slot_bytes: int) -> BlockPlace | None:
         """Take a slot of a new file, if there may be one more."""
         with self._growing:
             with self._lock:
@@ -99,16 +99,16 @@ class Space:
                 self._catalog.add_segment(segment)
                 return self._catalog.reserve(slot_bytes)
 
-    def _created(self, shape: Shape) -> Segment | None:
+    def _created(self, shape: SegmentShape) -> TierSegment | None:
         try:
             with self._files.directory.locked():
                 if self._owner.scan().bytes + shape.file_bytes > self._capacity:
                     return None
                 return self._files.create(self._owner.new_name(), shape)
-        except Busy:
+        except LockBusy:
             return None
 
-    def _evicted(self, slot_bytes: int) -> Place | None:
+    def _evicted(self, slot_bytes: int) -> BlockPlace | None:
         """Take the slot of the block that ranks lowest, or one of a file in place of another file."""
         with self._lock:
             first = self._catalog.first(slot_bytes)
@@ -146,7 +146,7 @@ class Space:
             return True
         return record is not None and record.tag != entry.tag
 
-    def erase(self, places: Iterable[Place]) -> None:
+    def erase(self, places: Iterable[BlockPlace]) -> None:
         """Erase slots whose blocks are forgotten, and let them be taken."""
         for place in places:
             try:
@@ -159,7 +159,7 @@ class Space:
             with self._lock:
                 self._catalog.free(place)
 
-    def lose(self, segment: Segment) -> bool:
+    def lose(self, segment: TierSegment) -> bool:
         """Forget a file that was deleted. Return False."""
         self._files.forget(segment.name)
         with self._lock:
@@ -191,7 +191,7 @@ class Space:
         self.discard(expired)
         self._make_room(scan)
 
-    def _learn(self, name: str, known: Segment | None, *, own: bool, again: bool, now: float) -> None:
+    def _learn(self, name: str, known: TierSegment | None, *, own: bool, again: bool, now: float) -> None:
         try:
             if known is None:
                 if name not in self._refused:
@@ -210,13 +210,13 @@ class Space:
                 self._figures.corrupt += 1
             logger.warning("the file %s is left alone: %s; it may be deleted", self._files.directory.path / name, error)
 
-    def _add(self, segment: Segment, now: float) -> None:
+    def _add(self, segment: TierSegment, now: float) -> None:
         """Add a file to the catalog. Erase the slots whose records are damaged or have expired, if it is an own one."""
-        found, bad = list[tuple[int, Record]](), list[Place]()
+        found, bad = list[tuple[int, BlockRecord]](), list[BlockPlace]()
         for slot, row in enumerate(self._files.table(segment)):
             record = self._files.keys.unpacked(row) if row else None
             if record is None or record.expired(now) or record.length > segment.shape.slot_bytes:
-                bad += [Place(segment, slot)] * bool(row)
+                bad += [BlockPlace(segment, slot)] * bool(row)
             else:
                 found.append((slot, record))
         if segment.own:
@@ -226,7 +226,7 @@ class Space:
             twice = self._catalog.add_segment(segment, found)
         self.erase(entry.place for entry in twice)
 
-    def _look_again(self, segment: Segment) -> None:
+    def _look_again(self, segment: TierSegment) -> None:
         """Forget the blocks of an own file that another process erased."""
         with self._lock:
             held = self._catalog.held(segment)

@@ -120,7 +120,7 @@ class Forget(Message, frozen=True, tag="forget"):
 
 
 class Count(Message, frozen=True, tag="count"):
-    """The question for the figures of the cache. A `Counted` follows."""
+    """The question for the figures of the cache. A `CacheCounted` follows."""
 
 
 Mode = Literal["abort", "wait", "keep"]
@@ -255,7 +255,7 @@ class Forgot(Message, frozen=True, tag="forgot"):
     """The answer to a `Forget`."""
 
 
-class Counted(Message, frozen=True, tag="counted"):
+class CacheCounted(Message, frozen=True, tag="counted"):
     """The answer to a `Count`: the figures of each cache that the engine has."""
 
     caches: list[CacheFigures]
@@ -384,7 +384,7 @@ class Stats(Message, frozen=True, tag="stats"):
 
 FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Count | Pause | Sleep | Reload | Wake | Resume
 Order = Pause | Sleep | Reload | Wake | Resume
-FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | Counted | Standing
+FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | CacheCounted | Standing
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_face = msgspec.msgpack.Decoder(FromFace).decode

@@ -43,7 +43,7 @@ class Staging:
         return Reserved(2 * STAGING_BYTES if sizes.on_gpu else 0)
 
 
-class Batch(NamedTuple):
+class StagedBlocks(NamedTuple):
     """Blocks of one group that travel together. start: where they begin in staging memory."""
 
     group: int
@@ -171,9 +171,9 @@ class HostMemory(StepPart):
             loaded.record()
         return loaded
 
-    def _batches(self, moves: Sequence[MoveBlocks], most: int) -> Iterator[tuple[list[Batch], int]]:
+    def _batches(self, moves: Sequence[MoveBlocks], most: int) -> Iterator[tuple[list[StagedBlocks], int]]:
         """Yield blocks that fit into so many bytes together, and the bytes that they take."""
-        batches, taken = list[Batch](), 0
+        batches, taken = list[StagedBlocks](), 0
         for group, blocks, below in moves:
             size, at = self._sizes[group], 0
             while size and at < len(blocks):
@@ -181,13 +181,13 @@ class HostMemory(StepPart):
                     yield batches, taken
                     batches, taken = [], 0
                     continue
-                batches.append(Batch(group, blocks[at : at + count], below[at : at + count], taken))
+                batches.append(StagedBlocks(group, blocks[at : at + count], below[at : at + count], taken))
                 taken = min(-(-(taken + count * size) // ALIGNMENT) * ALIGNMENT, most)
                 at += count
         if batches:
             yield batches, taken
 
-    def _pairs(self, batches: Sequence[Batch], staged: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, batches: Sequence[StagedBlocks], staged: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each block's bytes in staging memory and in the host's."""
         for group, _, below, start in batches:
             size = self._sizes[group]

@@ -49,7 +49,7 @@ from ridgeline.engine.price import Price
 from ridgeline.engine.sequence import Rising, Sequence
 
 
-class Move(NamedTuple):
+class BlockMove(NamedTuple):
     """A block of a group on the device, and its block below."""
 
     group: int
@@ -57,12 +57,12 @@ class Move(NamedTuple):
     below: int
 
 
-class Load(NamedTuple):
+class BlockLoad(NamedTuple):
     """A move to the device. number: counts loads up. node_hash: under which the device's block was published, or
     None."""
 
     number: int
-    move: Move
+    move: BlockMove
     node_hash: Hash | None
 
 
@@ -70,8 +70,8 @@ class UnderWay(NamedTuple):
     """The moves of a plan that has not retired. num_bytes: of its saves."""
 
     plan: int
-    saves: list[Move]
-    loads: list[Load]
+    saves: list[BlockMove]
+    loads: list[BlockLoad]
     num_bytes: int
 
 
@@ -96,7 +96,7 @@ class TierCounts:
 
 
 @dataclass
-class Device:
+class DeviceParts:
     """The parts of the cache on the device that loads need. publish: make a full block of a sequence matchable, by its
     column, group and id. forget: withdraw a block."""
 
@@ -123,7 +123,7 @@ class HostTier:
     ) -> None:
         self.layout = HostLayout(layout, settings.pages)
         self.pool = BlockPool(self.layout, self._give_up, partial(checkpoints.page_worth, below=True))
-        self.device: Device
+        self.device: DeviceParts
         self.counts = TierCounts()
         self.on_evict: Callable[[Hash, int, int], None] = lambda node_hash, group, block: None
         self.issued = 0
@@ -133,9 +133,9 @@ class HostTier:
         sizes = self.layout.block_bytes
         self._staging = max(settings.staging_bytes, *sizes)
         self._staged = 0  # bytes of saves that have not retired
-        self._saves: list[Move] = []  # for the next plan
+        self._saves: list[BlockMove] = []  # for the next plan
         self._added = 0
-        self._queue: deque[Load] = deque()
+        self._queue: deque[BlockLoad] = deque()
         self._queued = 0  # bytes
         self._arriving: dict[tuple[int, int], int] = {}  # the device's blocks in the queue → their numbers
         self._under_way: deque[UnderWay] = deque()
@@ -165,7 +165,7 @@ class HostTier:
             self.counts.lost += 1
             return False
         self._staged += size
-        self._saves.append(Move(group, block, taken))
+        self._saves.append(BlockMove(group, block, taken))
         self.counts.saved += size
         self.counts.saved_blocks += 1
         self._publish(node_hash, node.parent, group, taken)
@@ -277,8 +277,8 @@ class HostTier:
             self.device.pool.share(group, block)
             self._added += 1
             self._arriving[group, block] = self._added
-            move = Move(group, block, below)
-            self._queue.append(Load(self._added, move, node_hash if published else None))
+            move = BlockMove(group, block, below)
+            self._queue.append(BlockLoad(self._added, move, node_hash if published else None))
             self._queued += self.layout.block_bytes[group]
         seq.loads = max(seq.loads, self._added)
         seq.rising = []
@@ -298,7 +298,7 @@ class HostTier:
         need the loads up to this number; 0: they need none."""
         if not self._saves and not self._queue:
             return None
-        loads, spent = list[Load](), 0.0
+        loads, spent = list[BlockLoad](), 0.0
         budget = milliseconds() * self._per_millisecond if self._queue else 0.0
         while self._queue and (not loads or self._queue[0].number <= through):
             spent += self._take_load(loads)
@@ -311,7 +311,7 @@ class HostTier:
         self._under_way.append(UnderWay(plan, saves, loads, sum(sizes[move.group] for move in saves)))
         return Moves(self._by_group(saves), self._by_group([load.move for load in loads]), through > 0)
 
-    def _take_load(self, loads: list[Load]) -> int:
+    def _take_load(self, loads: list[BlockLoad]) -> int:
         load = self._queue.popleft()
         loads.append(load)
         group, block, _ = load.move
@@ -332,7 +332,7 @@ class HostTier:
             else:
                 self._unqueue(load)
 
-    def _unqueue(self, load: Load) -> None:
+    def _unqueue(self, load: BlockLoad) -> None:
         group, block, below = load.move
         self._withdraw(load)
         del self._arriving[group, block]
@@ -340,13 +340,13 @@ class HostTier:
         self.device.pool.release(group, block, 0)
         self.pool.release(group, below, 0)
 
-    def _withdraw(self, load: Load) -> None:
+    def _withdraw(self, load: BlockLoad) -> None:
         """The device's block does not get what it was published for."""
         group, block, _ = load.move
         if load.node_hash is not None and self._index.hash_of(group, block) == load.node_hash:
             self.device.forget(group, block)
 
-    def _by_group(self, moves: list[Move]) -> tuple[MoveBlocks, ...]:
+    def _by_group(self, moves: list[BlockMove]) -> tuple[MoveBlocks, ...]:
         found = []
         for g in range(len(self.layout.groups)):
             own = [move for move in moves if move.group == g]
@@ -386,7 +386,7 @@ class HostTier:
             self._staged -= self.layout.block_bytes[move.group]
         self._saves = []
 
-    def _forget_save(self, move: Move) -> None:
+    def _forget_save(self, move: BlockMove) -> None:
         if self._index.hash_below(move.group, move.below) is not None:
             self.forget(move.group, move.below)
         self.pool.release(move.group, move.below, 0)

@@ -27,7 +27,7 @@ from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.hits import Found, Hit, Search
-from ridgeline.engine.cache.host_tier import Device, HostTier, TierCounts
+from ridgeline.engine.cache.host_tier import DeviceParts, HostTier, TierCounts
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import Hash
@@ -70,7 +70,7 @@ class CacheManager:
         self.tier: HostTier | None = None
         if host_tier is not None and prefix_caching:
             self.tier = self.published.tier = HostTier(host_tier, layout, self.index, self.checkpoints, price)
-            self.tier.device = Device(self.pool, self.published.publish_loaded, self.published.forget)
+            self.tier.device = DeviceParts(self.pool, self.published.publish_loaded, self.published.forget)
         self.tables = Tables(self.specs, self.names, self.pool, self.published, self.checkpoints)
         self._search = Search(self.specs, self.names, self.index)
         self._max_chunk = max_chunk

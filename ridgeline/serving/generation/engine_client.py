@@ -35,9 +35,9 @@ from ridgeline.transport.messages import (
     AS_THEY_ARE,
     Ask,
     Begun,
+    CacheCounted,
     Cancel,
     Count,
-    Counted,
     EngineFacts,
     Forget,
     Forgot,
@@ -68,7 +68,7 @@ TYPICAL_WEIGHT = 512.0  # tokens of another API server's request, while this one
 
 NOT_RUNNING = "the engine is not running yet; try again soon."
 
-_Answer = TypeVar("_Answer", Seen, Forgot, Counted, Standing)
+_Answer = TypeVar("_Answer", Seen, Forgot, CacheCounted, Standing)
 
 
 class EngineClient:
@@ -239,7 +239,7 @@ class EngineClient:
 
     async def census(self, timeout: float = 5.0) -> list[CacheFigures]:
         """Return the figures of the engine's caches. Raise Unavailable if it does not answer in time."""
-        return (await self._answer(Count(), Counted, timeout)).caches
+        return (await self._answer(Count(), CacheCounted, timeout)).caches
 
     async def order(self, message: Order, timeout: float) -> Standing:
         """Pause the engine, let it sleep, wake it up or let it go on, and return how it stands then. Raise Unavailable
@@ -335,7 +335,7 @@ class EngineClient:
                 self.stats = message
                 self._others = max(0, message.running + message.waiting - len(self._tickets))
                 self._tell_figures()
-            case Seen() | Forgot() | Counted() | Standing():
+            case Seen() | Forgot() | CacheCounted() | Standing():
                 resolve(self._questions[type(message)].popleft(), message)
             case Refused():
                 if (ticket := self._drop(message.id)) is not None:

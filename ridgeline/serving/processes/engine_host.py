@@ -36,9 +36,9 @@ from ridgeline.transport.messages import (
     AS_THEY_ARE,
     Ask,
     Begun,
+    CacheCounted,
     Cancel,
     Count,
-    Counted,
     Ended,
     Event,
     Forget,
@@ -181,7 +181,7 @@ class EngineHost:
             case Look():
                 self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
             case Count():
-                self._socket.send(connection, Counted(caches=self._engine.census()))
+                self._socket.send(connection, CacheCounted(caches=self._engine.census()))
             case Forget():
                 self._engine.forget_prefixes()
                 self._socket.send(connection, Forgot())
