@@ -47,9 +47,15 @@ LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "")
 ADMIN = (*ORDERS, "/v1/requests", "/kv", "/dashboard", "/server_info", "/is_paused", "/is_sleeping")
 # these do, and without an admin key only to clients on this machine
 LOCAL = ("/kv",)
+# of a request that a proxy on this machine passed on, from wherever
+FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 CLOSED = (
     "this route changes what all clients get, so it is closed; start the server with --admin-key KEY and send that, "
     "or with --open-admin-routes."
+)
+CLOSED_ABROAD = (
+    "this route shows what all clients do, so it answers only those on this machine; start the server with "
+    "--admin-key KEY and send that, or with --open-admin-routes."
 )
 # requests that wait for a paused engine must be able to end
 WHILE_DRAINING = (*HEALTH, "/metrics", "/resume", "/is_paused", "/wake_up", "/is_sleeping")
@@ -194,9 +200,9 @@ def with_keys(
         right = [key for key in given if allowed(key, needed)]  # all are compared, so that the time tells nothing
         if right:
             key, peer = right[0] if needed else None, (scope.get("client") or ("",))[0]
-            closed = is_under_any(ORDERS, path) or (is_under_any(LOCAL, path) and peer not in LOOPBACK)
-            if closed and not (admin_keys or open_orders):
-                return await _refuse(Forbidden(CLOSED), scope, receive, send)
+            orders = is_under_any(ORDERS, path)
+            if not (admin_keys or open_orders) and (orders or (is_under_any(LOCAL, path) and _is_abroad(scope, peer))):
+                return await _refuse(Forbidden(CLOSED if orders else CLOSED_ABROAD), scope, receive, send)
             try:
                 owner.take(key, peer, trusted=trusted, name=Headers(scope=scope).get(owner.HEADER))
             except BadRequest as error:
@@ -289,6 +295,12 @@ def paced(receive: Receive, limit: int, too_large: BodyTooLarge) -> Receive:
         return message
 
     return pull
+
+
+def _is_abroad(scope: Scope, peer: str) -> bool:
+    """Return True if a request came from another machine, or may have."""
+    headers = Headers(scope=scope)
+    return peer not in LOOPBACK or any(name in headers for name in FORWARDED)
 
 
 def is_admin(path: str) -> bool:

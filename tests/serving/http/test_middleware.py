@@ -160,8 +160,19 @@ def test_what_changes_what_others_get_is_closed_without_an_admin_key(
     assert posts == set(ORDERS), "an order that nobody has decided about"
 
 
-@pytest.mark.parametrize(("peer", "status"), [("127.0.0.1", 200), ("::1", 200), ("10.0.0.5", 403)])
-def test_the_figures_of_the_cache_stay_on_this_machine_without_an_admin_key(peer: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("peer", "proxied", "status"),
+    [
+        ("127.0.0.1", {}, 200),
+        ("::1", {}, 200),
+        ("10.0.0.5", {}, 403),
+        ("127.0.0.1", {"X-Forwarded-For": "10.0.0.5"}, 403),
+        ("127.0.0.1", {"Forwarded": "for=10.0.0.5"}, 403),
+    ],
+)
+def test_the_figures_of_the_cache_stay_on_this_machine_without_an_admin_key(
+    peer: str, proxied: dict[str, str], status: int
+) -> None:
     async def ask(**keys: Any) -> int:
         async def route(scope: Any, receive: Any, send: Any) -> None:
             await PlainTextResponse("ok")(scope, receive, send)
@@ -169,7 +180,7 @@ def test_the_figures_of_the_cache_stay_on_this_machine_without_an_admin_key(peer
         guarded = with_keys(route, (), keys.get("admin", ()), open_orders=keys.get("open", False))
         transport = httpx.ASGITransport(guarded, client=(peer, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return (await client.get("/kv", headers=bearer("admin"))).status_code
+            return (await client.get("/kv", headers=bearer("admin") | proxied)).status_code
 
     assert asyncio.run(ask()) == status
     assert asyncio.run(ask(admin=("admin",))) == 200
