@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError
@@ -46,12 +47,18 @@ def live(
     if as_json:
         print(json.dumps({"caches": caches}))
         return
-    for number, cache in enumerate(caches):
-        print("\n".join(_told(number, cache)))
+    try:
+        print("\n".join(line for number, cache in enumerate(caches) for line in _told(number, cache)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidConfig(f"{url} answers as another version of Ridgeline ({error!r}).") from error
 
 
 def _asked(url: str, key: str | None) -> list[dict[str, Any]]:
-    if urlsplit(url).scheme not in ("http", "https"):
+    try:
+        known = urlsplit(url).scheme in ("http", "https")
+    except ValueError:
+        known = False
+    if not known:
         raise InvalidConfig(f"--url must be as http://HOST:PORT, got {url!r}.")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -61,7 +68,7 @@ def _asked(url: str, key: str | None) -> list[dict[str, Any]]:
     except HTTPError as error:
         why = "; give its --admin-key" if error.code in (401, 403) else ""
         raise InvalidConfig(f"{url} answered {error.code} {error.reason}{why}.") from error
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, HTTPException) as error:
         raise InvalidConfig(f"{url} does not answer as a server of Ridgeline ({error}).") from error
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from pathlib import Path
 
@@ -87,3 +89,33 @@ def test_bad_input(tmp_path: Path, tier: DiskTier) -> None:
     ):
         with pytest.raises(InvalidConfig, match=error):
             run(*words)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:80 80", "ftp://127.0.0.1", "127.0.0.1:80", ""])
+def test_an_address_that_is_none_is_a_mistake_of_the_user(url: str) -> None:
+    with pytest.raises(InvalidConfig):
+        run("--url", url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "does not answer as a server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"caches":[{}]}', "answers as another version"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer as a server"),
+    ],
+)
+def test_a_server_of_another_kind_is_told_apart(answer: bytes, words: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(InvalidConfig, match=words):
+            run("--url", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
