@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -86,9 +87,10 @@ class Inspected:
             found.tenants[record.tenant.hex()[:8]] += record.length
         names = self._directory.names()
         for name in filter(SEGMENT.fullmatch, names):
-            stat = os.stat(name, dir_fd=self._directory.descriptor, follow_symlinks=False)
-            found.files, found.file_bytes = found.files + 1, found.file_bytes + stat.st_size
-            found.disk_bytes += stat.st_blocks * 512
+            with suppress(FileNotFoundError):  # its process removed it meanwhile
+                stat = os.stat(name, dir_fd=self._directory.descriptor, follow_symlinks=False)
+                found.files, found.file_bytes = found.files + 1, found.file_bytes + stat.st_size
+                found.disk_bytes += stat.st_blocks * 512
         found.damaged, found.foreign = self.damaged, dict(self.foreign)
         found.servers = len(live_owners(self._directory, names))
         return found

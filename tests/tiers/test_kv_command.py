@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from ridgeline.cli import app
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.tiers.disk import DiskTier
+from ridgeline.tiers.private import PrivateDirectory
 from tests.tiers.test_disk import BLOCK, NAMES, content, opened, read, write
 
 
@@ -44,6 +45,17 @@ def test_counts_of_a_directory_in_use(tmp_path: Path, tier: DiskTier) -> None:
     assert listed["of"] == 5
     assert [row["bytes"] for row in listed["blocks"]] == [BLOCK, BLOCK]
     assert "2 of 5 blocks." in run("list", tmp_path / "kv", "--limit", 2)
+
+
+def test_a_file_that_a_server_removes_meanwhile_is_not_counted(
+    tmp_path: Path, tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = PrivateDirectory.names
+    gone = f"{'0' * 16}-{'0' * 8}.seg"
+    monkeypatch.setattr(PrivateDirectory, "names", lambda directory: [*names(directory), gone])
+    told = json.loads(run("stats", tmp_path / "kv", "--json"))
+    assert (told["blocks"], told["foreign"]) == (5, {})
+    assert told["files"] == len(list((tmp_path / "kv").glob("*.seg")))
 
 
 def test_verify_finds_the_damaged_block(tmp_path: Path, tier: DiskTier) -> None:
