@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import typer
 
@@ -53,6 +53,13 @@ def live(
         raise InvalidConfig(f"{url} answers as another version of Ridgeline ({error!r}).") from error
 
 
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect is an error: another server would get the admin key."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
+
+
 def _asked(url: str, key: str | None) -> list[dict[str, Any]]:
     try:
         known = urlsplit(url).scheme in ("http", "https")
@@ -62,7 +69,9 @@ def _asked(url: str, key: str | None) -> list[dict[str, Any]]:
         raise InvalidConfig(f"--url must be as http://HOST:PORT, got {url!r}.")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with urlopen(Request(url.rstrip("/") + "/kv", headers=headers), timeout=ANSWER) as answer:
+        with build_opener(_NoRedirects).open(
+            Request(url.rstrip("/") + "/kv", headers=headers), timeout=ANSWER
+        ) as answer:
             found: list[dict[str, Any]] = json.load(answer)["caches"]
             return found
     except HTTPError as error:

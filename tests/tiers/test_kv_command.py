@@ -115,6 +115,8 @@ def test_an_address_that_is_none_is_a_mistake_of_the_user(url: str) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "does not answer as a server"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"caches":[{}]}', "answers as another version"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer as a server"),
+        # It would get the admin key: this address is not asked, else the error were that nothing listens there
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/kv\r\nContent-Length: 0\r\n\r\n", "answered 302"),
     ],
 )
 def test_a_server_of_another_kind_is_told_apart(answer: bytes, words: str) -> None:
