@@ -388,8 +388,7 @@ def block_sparse(
 # ---- ahead of time --------------------------------------------------------------------------------------------------
 
 AOT = tuple(
-    ahead_of_time(kernel, tiles_of(which, size), size, *names, CAUSAL=True, BLOCK=128)
-    for size in (128, 64)
+    ahead_of_time(kernel, tiles_of(which, 128), 128, *names, archs=("sm_90",), CAUSAL=True, BLOCK=128)
     for kernel, which, *names in (
         (
             _listed_forward_kernel, "forward", "q k v out !log #begins #listed", "qkvo", "H PER_GROUP T N per_head",

@@ -269,10 +269,9 @@ def moba_attention(
 
 # ---- ahead of time --------------------------------------------------------------------------------------------------
 
-AOT = tuple(
+AOT = (
     ahead_of_time(
-        _gathered_kernel, tiles_of("forward", size), size, "q k v !out !log #pairs #owner #first #begins", "qkv",
-        "H PER_GROUP T N LISTS", "scale", CHOICES=2, BLOCK=2048,
-    )
-    for size in (128, 64)
+        _gathered_kernel, tiles_of("forward", 128), 128, "q k v !out !log #pairs #owner #first #begins", "qkv",
+        "H PER_GROUP T N LISTS", "scale", archs=("sm_90",), CHOICES=2, BLOCK=2048,
+    ),
 )  # fmt: skip

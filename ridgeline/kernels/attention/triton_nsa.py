@@ -313,8 +313,7 @@ def nsa_attention(
 # ---- ahead of time --------------------------------------------------------------------------------------------------
 
 AOT = tuple(
-    ahead_of_time(kernel, tiles, size, *names, **dict[str, Any](constants))
-    for size in (128, 64)
+    ahead_of_time(kernel, tiles, 128, *names, archs=("sm_90",), **dict[str, Any](constants))
     for kernel, tiles, names, constants in (
         (
             _importance_kernel, Tiles(64, 64, 4, 3), ("q k !log !out", "qk", "G PER_GROUP T N M", "scale"),

@@ -532,23 +532,24 @@ def _signature(pointers: str, kind: str, strides: str, counts: str, floats: str)
 
 
 def ahead_of_time(
-    kernel: Any, tiles: Tiles, size: int, pointers: str, strides: str, counts: str, floats: str, **constants: Any
-) -> AotKernel:
+    kernel: Any, tiles: Tiles, size: int, pointers: str, strides: str, counts: str, floats: str,
+    *, archs: tuple[str, ...] = ONE_OF_EACH, **constants: Any,
+) -> AotKernel:  # fmt: skip
     """Return a kernel to compile for bfloat16 and heads of `size` channels. The texts are names of its arguments."""
     sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "D": size, "WIDTH": size}
     constants |= {name: value for name, value in sizes.items() if name in kernel.arg_names}
     signature, cores = _signature(pointers, "bf16", strides, counts, floats), "HGMMA" if tiles.rows > 16 else "HMMA"
-    return AotKernel(kernel, signature, constants, tensor_cores=cores, archs=ONE_OF_EACH, **tiles.launch)
+    return AotKernel(kernel, signature, constants, tensor_cores=cores, archs=archs, **tiles.launch)
 
 
 _KEYS = "q k v grad dk dv !log !delta #first #behind #ranges"
 _QUERIES = "q k v grad dq !log !delta #first #behind"
 AOT = tuple(
     ahead_of_time(kernel, tiles_of(which, size), size, *names, slopes_ptr=None, ALIBI=False)
-    for size in (128, 64)
-    for kernel, which, *names in (
-        (_forward_kernel, "forward", "q k v out !log #first #behind", "qkvo", "H PER_GROUP Q K", "scale"),
-        (_keys_kernel, "keys", _KEYS, "qkvg", "H G Q K", "scale natural"),
-        (_queries_kernel, "queries", _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
+    for kernel, which, size, *names in (
+        (_forward_kernel, "forward", 128, "q k v out !log #first #behind", "qkvo", "H PER_GROUP Q K", "scale"),
+        (_forward_kernel, "forward", 64, "q k v out !log #first #behind", "qkvo", "H PER_GROUP Q K", "scale"),
+        (_keys_kernel, "keys", 128, _KEYS, "qkvg", "H G Q K", "scale natural"),
+        (_queries_kernel, "queries", 128, _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
     )
 )
