@@ -55,13 +55,13 @@ def test_fewer_tokens_than_a_compressed_key_has() -> None:
 
 
 def test_all_blocks_selected_is_dense_attention() -> None:
-    nsa = Nsa(length=8, stride=4, block=16, selected=9, window=11)
-    q, coarse, selected, window, gates = drawn(130, nsa)
+    nsa = Nsa(length=8, stride=4, block=16, selected=5, window=11)
+    q, coarse, selected, window, gates = drawn(70, nsa)
     gates[:] = torch.tensor([0.0, 1.0, 0.0])
     want = scaled_dot_product_attention(q, *selected, is_causal=True, enable_gqa=True)
     assert torch.allclose(nsa_attention(q, coarse, selected, window, gates, nsa), want, atol=1e-5)
     gates[:] = torch.tensor([0.0, 0.0, 1.0])
-    at = torch.arange(130)
+    at = torch.arange(70)
     near = (at <= at[:, None]) & (at > at[:, None] - 11)
     want = scaled_dot_product_attention(q, *window, attn_mask=near, enable_gqa=True)
     assert torch.allclose(nsa_attention(q, coarse, selected, window, gates, nsa), want, atol=1e-5)
