@@ -28,12 +28,15 @@ from ridgeline.kernels.attention.triton_sdpa import (
     LOG2E,
     NOTHING,
     Tiles,
+    add_tile,
     ahead_of_time,
+    check_same_length,
     load_rows,
     products_kernel,
     strides_of,
     tile_scores,
     tiles_of,
+    whole_rows,
 )
 
 
@@ -135,14 +138,8 @@ def _meet_keys(
         keys = _key_tile(listed_ptr, i, BLOCK // COLUMNS, BLOCK, COLUMNS) + tl.arange(0, COLUMNS)
         k = load_rows(k_ptr, keys, channels, k_row, T, D, not MASKED, D == WIDTH)
         scores = tile_scores(q, k, queries, keys, 0, queries * 0, behind, scale, 0.0, False, MASKED)
-        higher = tl.maximum(top, tl.max(scores, 1))
-        shift = tl.where(higher == NOTHING, 0.0, higher) if MASKED else higher
-        weights = tl.exp2(scores - shift[:, None])
-        kept = tl.exp2(top - shift)
-        total = total * kept + tl.sum(weights, 1)
         v = load_rows(v_ptr, keys, channels, v_row, T, D, not MASKED, D == WIDTH)
-        out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=EXACT)
-        top = higher
+        out, top, total = add_tile(out, top, total, scores, 1.0, v, MASKED)
     return out, top, total
 
 
@@ -177,9 +174,7 @@ def _listed_forward_kernel(
         out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, behind, listed_ptr, whole, end, T, scale,
         True, COLUMNS, BLOCK, D, WIDTH,
     )  # fmt: skip
-    seen = total > 0
-    out = out * tl.where(seen, 1.0 / tl.where(seen, total, 1.0), 0.0)[:, None]
-    log = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("inf"))  # weights of inf are 0
+    out, log = whole_rows(out, top, total)
     tl.store(log_ptr + (batch * H + head).to(tl.int64) * T + queries, log, mask=queries < T)
     at = batch.to(tl.int64) * o_batch + head.to(tl.int64) * o_head + queries[:, None] * o_row + channels[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=(queries[:, None] < T) & (channels[None, :] < D))
@@ -373,10 +368,8 @@ def block_sparse(
 
     Raises ValueError for shapes that do not fit each other or the mask.
     """
-    (batch, heads, length, size), groups = q_BHTD.shape, k_BGTD.shape[1]
-    if k_BGTD.shape != v_BGTD.shape or k_BGTD.shape != (batch, groups, length, size) or heads % groups or size > 256:
-        shapes = ", ".join(str(tuple(each.shape)) for each in (q_BHTD, k_BGTD, v_BGTD))
-        raise ValueError(f"q is [B, H, T, D], k and v are [B, G, T, D], G divides H, D is at most 256; got {shapes}.")
+    check_same_length(q_BHTD, k_BGTD, v_BGTD)
+    heads, length, size = q_BHTD.shape[1:]
     masks, blocks = mask.seen_MNN.shape[:2]
     if masks not in (1, heads) or blocks != -(-length // mask.block):
         shape = tuple(mask.seen_MNN.shape)

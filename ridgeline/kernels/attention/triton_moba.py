@@ -30,8 +30,10 @@ from ridgeline.kernels.attention.triton_sdpa import (
     LOG2E,
     NOTHING,
     KeyMasks,
+    add_tile,
     ahead_of_time,
     attend_intervals,
+    check_same_length,
     load_rows,
     strides_of,
     tiles_of,
@@ -145,14 +147,9 @@ def _gathered_kernel(
         for start in range(0, BLOCK, COLUMNS):  # a past block is whole: nothing to mask
             keys = start + tl.arange(0, COLUMNS)
             k = load_rows(k_ptr, keys, channels, k_row, BLOCK, D, True, D == WIDTH)
-            scores = tl.dot(q, tl.trans(k), input_precision=EXACT)
-            higher = tl.maximum(top, tl.max(scores, 1) * scale)
-            weights = tl.exp2(scores * scale - higher[:, None])
-            kept = tl.exp2(top - higher)
-            total = total * kept + tl.sum(weights, 1)
             v = load_rows(v_ptr, keys, channels, v_row, BLOCK, D, True, D == WIDTH)
-            out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=EXACT)
-            top = higher
+            scores = tl.dot(q, tl.trans(k), input_precision=EXACT)
+            out, top, total = add_tile(out, top, total, scores, scale, v, False)
         to = head_at.to(tl.int64) * T * CHOICES + pairs
         tl.store(log_ptr + to, top + tl.log2(total), mask=pairs >= 0)
         tl.store(out_ptr + to[:, None] * D + channels[None, :], out / total[:, None], mask=inside)
@@ -236,10 +233,8 @@ def moba_attention(
 
     Raises ValueError for shapes that do not fit, and for more than 256 whole blocks.
     """
+    check_same_length(q_BHTD, k_BGTD, v_BGTD)
     (batch, heads, length, size), groups = q_BHTD.shape, k_BGTD.shape[1]
-    if k_BGTD.shape != v_BGTD.shape or k_BGTD.shape != (batch, groups, length, size) or heads % groups or size > 256:
-        shapes = ", ".join(str(tuple(each.shape)) for each in (q_BHTD, k_BGTD, v_BGTD))
-        raise ValueError(f"q is [B, H, T, D], k and v are [B, G, T, D], G divides H, D is at most 256; got {shapes}.")
     scale = size**-0.5 if scale is None else scale
     q_BHTD, k_BGTD, v_BGTD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTD, k_BGTD, v_BGTD))
     documents = torch.arange(length, device=q_BHTD.device) // moba.block

@@ -36,6 +36,7 @@ from ridgeline.kernels.attention.triton_sdpa import (
     NOTHING,
     KeyMasks,
     Tiles,
+    add_tile,
     ahead_of_time,
     attend_intervals,
     load_rows,
@@ -221,14 +222,8 @@ def _selected_kernel(
         mask = seen[:, None] & (channels[None, :] < D)
         k = tl.load(k_ptr + keys[:, None].to(tl.int64) * k_row + channels[None, :], mask=mask, other=0.0)
         scores = tl.where(seen[None, :], tl.dot(q, tl.trans(k), input_precision=EXACT) * scale, NOTHING)
-        higher = tl.maximum(top, tl.max(scores, 1))  # the query's own block is always there, at first or later
-        shift = tl.where(higher == NOTHING, 0.0, higher)
-        weights = tl.exp2(scores - shift[:, None])
-        kept = tl.exp2(top - shift)
-        total = total * kept + tl.sum(weights, 1)
         v = tl.load(v_ptr + keys[:, None].to(tl.int64) * v_row + channels[None, :], mask=mask, other=0.0)
-        out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=EXACT)
-        top = higher
+        out, top, total = add_tile(out, top, total, scores, 1.0, v, True)  # its own block comes, at first or later
     at = out_ptr + batch.to(tl.int64) * o_batch + query.to(tl.int64) * o_row
     at += heads[:, None].to(tl.int64) * o_head + channels[None, :]
     tl.store(at, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)

@@ -119,6 +119,27 @@ def tile_scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI:
 
 
 @triton.jit
+def add_tile(out, top, total, scores, scale, v, MASKED: tl.constexpr):
+    """Add a tile of keys to each query's output, maximum and sum. scores * scale: exponents of 2, which a fused
+    instruction scales and subtracts from. MASKED: a query may have seen no key so far."""
+    higher = tl.maximum(top, tl.max(scores, 1) * scale)
+    shift = tl.where(higher == NOTHING, 0.0, higher) if MASKED else higher
+    weights = tl.exp2(scores * scale - shift[:, None])
+    kept = tl.exp2(top - shift)
+    out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=EXACT)
+    return out, higher, total * kept + tl.sum(weights, 1)
+
+
+@triton.jit
+def whole_rows(out, top, total):
+    """Return the outputs of queries that have seen all their keys, 0 for those without, and the logarithms to base 2 of
+    their sums, inf for those without: weights of inf are 0."""
+    seen = total > 0
+    out = out * tl.where(seen, 1.0 / tl.where(seen, total, 1.0), 0.0)[:, None]
+    return out, tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("inf"))
+
+
+@triton.jit
 def _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Return (begin, whole, ragged, end) of the keys that a tile of queries sees. From whole to ragged, which are whole
     tiles of keys, every query sees every key. Before and behind them there is a mask."""
@@ -141,21 +162,13 @@ def _gather(
     for start in range(begin, end, COLUMNS):
         keys = start + tl.arange(0, COLUMNS)
         k = load_rows(k_ptr, keys, channels, k_stride, K, D, not MASKED, D == WIDTH)
+        v = load_rows(v_ptr, keys, channels, v_stride, K, D, not MASKED, D == WIDTH)
         if MASKED or ALIBI:
             scores = tile_scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
-            higher = tl.maximum(top, tl.max(scores, 1))
-            shift = tl.where(higher == NOTHING, 0.0, higher) if MASKED else higher
-            weights = tl.exp2(scores - shift[:, None])
-        else:  # scale and subtract in one instruction
+            out, top, total = add_tile(out, top, total, scores, 1.0, v, MASKED)
+        else:
             scores = tl.dot(q, tl.trans(k), input_precision=EXACT)
-            higher = tl.maximum(top, tl.max(scores, 1) * scale)
-            shift = higher
-            weights = tl.exp2(scores * scale - shift[:, None])
-        kept = tl.exp2(top - shift)
-        total = total * kept + tl.sum(weights, 1)
-        v = load_rows(v_ptr, keys, channels, v_stride, K, D, not MASKED, D == WIDTH)
-        out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=EXACT)
-        top = higher
+            out, top, total = add_tile(out, top, total, scores, scale, v, False)
     return out, top, total
 
 
@@ -193,9 +206,7 @@ def _forward_kernel(
         out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, ragged, end, K, scale, slope,
         ALIBI, True, COLUMNS, D, WIDTH,
     )  # fmt: skip
-    seen = total > 0
-    out = out * tl.where(seen, 1.0 / tl.where(seen, total, 1.0), 0.0)[:, None]
-    log = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("inf"))  # weights of inf are 0
+    out, log = whole_rows(out, top, total)
     tl.store(log_ptr + (batch * H + head).to(tl.int64) * Q + queries, log, mask=there)
     at = (
         out_ptr
@@ -482,6 +493,14 @@ class _WholeAttention(torch.autograd.Function):
             ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
         )  # fmt: skip
         return dq_BHQD, dk_BGKD, dv_BGKD, None, None, None, None
+
+
+def check_same_length(q_BHTD: torch.Tensor, k_BGTD: torch.Tensor, v_BGTD: torch.Tensor) -> None:
+    """Raise ValueError unless there are as many queries as keys, in heads that fit each other."""
+    (batch, heads, length, size), groups = q_BHTD.shape, k_BGTD.shape[1]
+    if k_BGTD.shape != v_BGTD.shape or k_BGTD.shape != (batch, groups, length, size) or heads % groups or size > 256:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (q_BHTD, k_BGTD, v_BGTD))
+        raise ValueError(f"q is [B, H, T, D], k and v are [B, G, T, D], G divides H, D is at most 256; got {shapes}.")
 
 
 def sdpa(
