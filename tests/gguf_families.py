@@ -126,7 +126,7 @@ def entries(config: Any, architecture: str) -> dict[str, Any]:
         "gemma4": _gemma4,
         "gpt-oss": _gpt_oss,
         "glm4moe": _glm4_moe,
-        "deepseek2": _deepseek2,
+        "deepseek2": gguf_near.latent,
         "granitehybrid": _granite_hybrid,
         "lfm2": _lfm2,
         "lfm2moe": _lfm2,
@@ -176,18 +176,6 @@ def _glm4_moe(config: Any) -> dict[str, Any]:
         "block_count": config.num_hidden_layers + 1,
         "nextn_predict_layers": 1,
         "leading_dense_block_count": config.first_k_dense_replace,
-    }
-
-
-def _deepseek2(config: Any) -> dict[str, Any]:
-    rank, rope = config.kv_lora_rank, config.qk_rope_head_dim
-    return {
-        "attention.head_count_kv": 1,
-        "attention.key_length": rank + rope,
-        "attention.value_length": rank,
-        "attention.key_length_mla": config.qk_nope_head_dim + rope,
-        "attention.value_length_mla": config.v_head_dim,
-        "rope.dimension_count": rope,
     }
 
 

@@ -201,41 +201,31 @@ def _apertus(config: Any) -> dict[str, Any]:
     return {"rope.dimension_count": config.head_dim}
 
 
+def latent(config: Any) -> dict[str, Any]:
+    rank, rope = config.kv_lora_rank, config.qk_rope_head_dim
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rope,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + rope,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": rope,
+    }
+
+
 def _glm_dsa(config: Any) -> dict[str, Any]:
-    rank, rope = config.kv_lora_rank, config.qk_rope_head_dim
-    return {
-        "attention.head_count_kv": 1,
-        "attention.key_length": rank + rope,
-        "attention.value_length": rank,
-        "attention.key_length_mla": config.qk_nope_head_dim + rope,
-        "attention.value_length_mla": config.v_head_dim,
-        "rope.dimension_count": rope,
-        "expert_gating_func": _SIGMOID,
-        "attention.indexer.top_k": config.index_topk,
-    }
-
-
-def _latent(config: Any) -> dict[str, Any]:
-    rank, rope = config.kv_lora_rank, config.qk_rope_head_dim
-    return {
-        "attention.head_count_kv": 1,
-        "attention.key_length": rank + rope,
-        "attention.value_length": rank,
-        "attention.key_length_mla": config.qk_nope_head_dim + rope,
-        "attention.value_length_mla": config.v_head_dim,
-        "rope.dimension_count": rope,
-    }
+    return {**latent(config), "expert_gating_func": _SIGMOID, "attention.indexer.top_k": config.index_topk}
 
 
 def _mistral4(config: Any) -> dict[str, Any]:
-    return {**_latent(config), "attention.temperature_scale": config.rope_parameters["llama_4_scaling_beta"]}
+    return {**latent(config), "attention.temperature_scale": config.rope_parameters["llama_4_scaling_beta"]}
 
 
 def _kimi_linear(config: Any) -> dict[str, Any]:
     """Heads of keys are counted on layers with latent attention alone."""
     told, rotates = config.linear_attn_config, config.linear_attn_config["full_attn_layers"]
     return {
-        **_latent(config),
+        **latent(config),
         "attention.head_count_kv": [int(layer + 1 in rotates) for layer in range(config.num_hidden_layers)],
         "ssm.conv_kernel": told["short_conv_kernel_size"],
         "kda.head_dim": told["head_dim"],
