@@ -93,7 +93,7 @@ def _measured(size: int, bench: Bench) -> Iterator[RungTime]:
 
 
 def _difference(found: Tensor, exact: Tensor) -> str:
-    """Return what is wrong: bfloat16 rounds by 2**-8, and sums of normal numbers are off by far less."""
+    """Return the fault in words, or "". bfloat16 rounds by 2**-8, and sums of normal numbers are off by far less."""
     bound = 2**-8 * exact.abs() + 2**-12 * exact.shape[-1] ** 0.5
     wrong = ~((found.float() - exact).abs() <= bound)
     return f"{int(wrong.sum())} of {wrong.numel()} outputs are wrong" if wrong.any() else ""

@@ -1,4 +1,4 @@
-"""Records: what the disk knows of a block, sealed with a key that lies in the directory.
+"""Records: what is on the disk about a block, sealed with a key that lies in the directory.
 
     field      bytes
     magic      4      and version 2, reserved 2
