@@ -79,14 +79,22 @@ def body(tokens: int, **others: Any) -> dict[str, Any]:
     }
 
 
-async def ask(client: Client, content: dict[str, Any], *, cut: Cut | None = None) -> Outcome:
-    """Send one request and return its outcome. It waits no longer than PATIENCE."""
+async def ask(
+    client: Client, content: dict[str, Any], *, cut: Cut | None = None, begun: asyncio.Event | None = None
+) -> Outcome:
+    """Send one request and return its outcome. It waits no longer than PATIENCE.
+
+    begun: set once the first piece of the stream has arrived. A request that an engine had not begun is sent to the
+        next engine when the first one dies, and ends well.
+    """
     outcome, began = Outcome(), time.monotonic()
     route = "/v1/chat/completions" if "messages" in content else "/v1/completions"
     left = asyncio.Event()
 
     def arrived(data: bytes, at: float) -> None:
         outcome.stream.feed(data, at)
+        if begun is not None and outcome.stream.moments:
+            begun.set()
         if cut is not None and len(outcome.stream.moments) >= cut.pieces:
             left.set()
 

@@ -307,8 +307,9 @@ def test_sigterm_ends_what_runs_and_sends_the_rest_away() -> None:
 def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothing() -> None:
     async def cut(server: Served) -> None:
         client = endurance.load(server.url)
-        running = asyncio.ensure_future(endurance.ask(client, endurance.body(2000)))
-        await server.until_open(1)
+        begun = asyncio.Event()
+        running = asyncio.ensure_future(endurance.ask(client, endurance.body(2000), begun=begun))
+        await asyncio.wait_for(begun.wait(), PATIENCE)
         server.process.send_signal(signal.SIGTERM)
         outcome = await running
         assert outcome.stream.failure is not None
@@ -495,8 +496,9 @@ def test_neither_a_suspended_server_nor_a_clock_that_is_moved_is_taken_to_hang(
 def test_an_engine_that_stands_still_is_replaced_and_its_requests_end(served: Served) -> None:
     async def freeze() -> str:
         client = endurance.load(served.url)
-        running = asyncio.ensure_future(endurance.ask(client, endurance.body(2000)))
-        await served.until_open(1)
+        begun = asyncio.Event()
+        running = asyncio.ensure_future(endurance.ask(client, endurance.body(2000), begun=begun))
+        await asyncio.wait_for(begun.wait(), PATIENCE)
         os.kill(stopped, signal.SIGSTOP)
         outcome = await asyncio.wait_for(running, PATIENCE)
         status, told = await asyncio.to_thread(served.get, "/health")
