@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -43,8 +44,10 @@ class RungTime:
         )  # fmt: skip
 
 
-def ladder(name: str, device: torch.device, bench: Bench) -> Iterator[RungTime]:
+def ladder(name: str, device: torch.device, bench: Bench, cubins: Path | None = None) -> Iterator[RungTime]:
     """Yield cuBLAS and every rung of a ladder, at every size.
+
+    cubins: a folder with the rungs' machine code, for a machine without a CUDA compiler.
 
     Raises InvalidConfig for an unknown ladder, or where the package is installed without its ladders.
     """
@@ -55,7 +58,7 @@ def ladder(name: str, device: torch.device, bench: Bench) -> Iterator[RungTime]:
             "the ladders are not in the wheel; clone the repository and install it with pip install -e ."
         )
     if device.type == "cuda":
-        return (each for size in SIZES for each in _measured(size, bench))
+        return (each for size in SIZES for each in _measured(size, bench, cubins))
     return (each for size in SIZES for each in _predicted(size))
 
 
@@ -70,7 +73,7 @@ def _predicted(size: int) -> Iterator[RungTime]:
         yield RungTime(rung.name, size, found.bound, found.limiter)
 
 
-def _measured(size: int, bench: Bench) -> Iterator[RungTime]:
+def _measured(size: int, bench: Bench, cubins: Path | None) -> Iterator[RungTime]:
     from ridgeline.kernels.gemm.ladder.run import LoadedRung, runs_here
     from ridgeline.kernels.gemm.ladder.rungs import RUNGS
 
@@ -85,7 +88,7 @@ def _measured(size: int, bench: Bench) -> Iterator[RungTime]:
     for rung, least in zip(RUNGS, _predicted(size), strict=True):
         if not runs_here(rung):
             continue
-        product = LoadedRung(rung)
+        product = LoadedRung(rung, cubins)
         c.fill_(torch.nan)
         product(a[0], b[0], c)
         error = _difference(c, exact)

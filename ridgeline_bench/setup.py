@@ -173,12 +173,15 @@ def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str)
     return timings, [t.record(base, dtype_called(name).itemsize, hardware) for t in timings]
 
 
-def ladder(name: str, device: str, commit: str) -> tuple[list[RungTime], list[Record]]:
-    """Return the times of a ladder's rungs on `device` (on a CPU: the least ones), and the measured ones as results."""
+def ladder(name: str, device: str, commit: str, cubins: Path | None = None) -> tuple[list[RungTime], list[Record]]:
+    """Return the times of a ladder's rungs on `device` (on a CPU: the least ones), and the measured ones as results.
+
+    cubins: a folder with the rungs' machine code; without one they are compiled.
+    """
     where = choose_device(device)
     bench = Bench.of(where, KERNEL_EFFORT[where.type])
     with on_device(where):
-        times = list(rungs_of(name, where, bench))
+        times = list(rungs_of(name, where, bench, cubins))
     base = _kernel_base(where, "bfloat16", commit)
     return times, [each.record(base) for each in times if each.seconds]
 

@@ -202,6 +202,9 @@ def kernels(
     device: Device = "auto",
     real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
     ladder: Annotated[str, typer.Option(help="Instead: the rungs of this kernel ladder (gemm), beside cuBLAS.")] = "",
+    cubins: Annotated[
+        Path | None, typer.Option(help="With --ladder: a folder with the rungs' machine code, made on another machine.")
+    ] = None,
     out: Out = RESULTS,
     commit: Commit = "",
     *,
@@ -209,7 +212,7 @@ def kernels(
 ) -> None:
     """Check and time every op's implementations on the cases that its tests use."""
     if ladder:
-        return _ladder(ladder, device, out, commit)
+        return _ladder(ladder, device, out, commit, cubins)
     from ridgeline_bench.results import append
     from ridgeline_bench.setup import kernels as measure
     from ridgeline_bench.tables import kernels as table
@@ -224,12 +227,12 @@ def kernels(
             raise typer.Exit(1)
 
 
-def _ladder(name: str, device: str, out: Path, commit: str) -> None:
+def _ladder(name: str, device: str, out: Path, commit: str, cubins: Path | None) -> None:
     from ridgeline_bench.results import append
     from ridgeline_bench.setup import ladder
     from ridgeline_bench.tables import rungs
 
-    times, records = ladder(name, device, commit)
+    times, records = ladder(name, device, commit, cubins)
     append(out, records)
     Console().print(rungs(times))
     if any(each.error for each in times):

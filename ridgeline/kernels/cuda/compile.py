@@ -43,7 +43,7 @@ class MachineCode:
 
 def compilers() -> list[str]:
     """Return the compilers that are here, the preferred one first."""
-    found = ["nvrtc"] if _includes() and all(map(_found, ("cuda.core", "cuda.bindings.nvrtc"))) else []
+    found = ["nvrtc"] if includes() and all(map(_found, ("cuda.core", "cuda.bindings.nvrtc"))) else []
     return found + (["nvcc"] if shutil.which("nvcc") else [])
 
 
@@ -69,7 +69,7 @@ def _by_nvrtc(source: Path, arch: str, defines: Mapping[str, str]) -> bytes:
     from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
-        name=source.name, std="c++17", arch=arch, include_path=[str(HEADERS), *map(str, _includes())],
+        name=source.name, std="c++17", arch=arch, include_path=[str(HEADERS), *map(str, includes())],
         define_macro=list(defines.items()) or None,
     )  # fmt: skip
     try:
@@ -97,7 +97,7 @@ def _found(module: str) -> bool:
         return False
 
 
-def _includes() -> list[Path]:
+def includes() -> list[Path]:
     """Return the folders of CUDA's headers: those of the wheels, or of the toolkit."""
     wheels = find_spec("nvidia")
     places = list(wheels.submodule_search_locations or ()) if wheels else []

@@ -195,20 +195,3 @@ def test_ldmatrix_has_no_bank_conflicts(folder: Path) -> None:
     counted = product(emulated(rung, folder), rung, 128, 128, 64)[1]
     assert counted.accesses == 8 * 4 * (4 + 2) * 4, "8 warps, 4 steps of K, 6 instructions of 4 matrices"
     assert counted.wavefronts == counted.accesses
-
-
-@pytest.mark.gpu
-@every_rung
-def test_rungs_on_a_gpu(rung: Rung) -> None:
-    run = pytest.importorskip("ridgeline.kernels.gemm.ladder.run")
-    pytest.importorskip("cuda.core")
-    if not run.runs_here(rung):
-        pytest.skip(f"it is for {rung.arch}")
-    loaded = run.LoadedRung(rung)
-    for m, n, k in ((256, 512, 384), (1000, 1016, 520), ragged(rung), (1, 8, 8)):
-        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
-        c = torch.full((m * n + 4096,), torch.nan, device="cuda", dtype=torch.bfloat16)
-        loaded(a, b, c[: m * n].view(m, n))
-        assert difference(c[: m * n].view(m, n).cpu(), a.cpu(), b.cpu()) == ""
-        assert c[m * n :].isnan().all(), "it wrote behind its output"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, compilers, cubin, machine_code
+from ridgeline.kernels.gemm.ladder import run
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS, Rung, Variant
 
 pytest.importorskip("triton", reason="its package has the disassembler")
@@ -52,3 +55,22 @@ def test_wmma_in_other_shapes_and_formats(variant: Variant) -> None:
 def test_without_a_compiler_the_error_says_how_to_get_one() -> None:
     with pytest.raises(NoCudaCompiler, match=r"ridgeline\[ladders\]"):
         cubin(RUNGS[0].source, "sm_80", {}, "none")
+
+
+@needs_compiler
+def test_rungs_are_carried_as_files_for_an_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [rung for rung in RUNGS if rung.name in ("naive", "multicast")]
+    monkeypatch.setattr(run, "RUNGS", few)
+    run.main(tmp_path, ("sm_90", "sm_120"))
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "multicast.sm_90a.cubin", "naive.sm_120.cubin", "naive.sm_90.cubin",
+    ]  # fmt: skip
+    assert run.code_of(few[0], "sm_90", tmp_path) == (tmp_path / "naive.sm_90.cubin").read_bytes()
+    with pytest.raises(NoCudaCompiler, match=r"naive\.sm_100\.cubin is not there; .* sm_100\.$"):
+        run.code_of(few[0], "sm_100", tmp_path)
+
+
+def test_a_device_runs_rungs_of_its_own_generation() -> None:
+    naive, multicast = RUNGS[0], next(rung for rung in RUNGS if rung.name == "multicast")
+    assert [run.arch_on(naive, (major, 0)) for major in (7, 8, 9, 12)] == ["", "sm_80", "sm_90", "sm_120"]
+    assert [run.arch_on(multicast, (major, 0)) for major in (8, 9, 10)] == ["", "sm_90a", ""]

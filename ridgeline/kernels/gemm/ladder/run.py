@@ -1,99 +1,98 @@
-"""Rungs on a GPU: compiled by NVRTC or nvcc, loaded and launched through cuda-core.
+"""Rungs on a GPU: machine code from a folder, or compiled by NVRTC or nvcc, and launched by the CUDA driver.
 
-A cubin can be carried to a machine without a compiler: `python -m ridgeline.kernels.gemm.ladder.run FOLDER` compiles
-all rungs into a folder, and `LoadedRung` takes its files from there.
+A cubin can be carried to a machine without a compiler: `python -m ridgeline.kernels.gemm.ladder.run FOLDER sm_90`
+compiles all rungs for Hopper into a folder, and `LoadedRung` takes its files from there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.cuda.compile import cubin
+from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
+from ridgeline.kernels.cuda.driver import Driver, Kernel, tensor_map
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
 
-BOX = 64  # numbers of 16 bits in a row of a box
-STATIC_LIMIT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
+BOX_BYTES = 128  # of a row of a box
 
 
 class LoadedRung:
     """A rung on the current CUDA device.
 
-    folder: where its cubin lies; without one it is compiled. Raises NoCudaCompiler and CudaError.
+    folder: where its cubin lies; without one it is compiled. Raises NoCudaCompiler, CudaError and DriverError.
     """
 
-    def __init__(self, rung: Rung, folder: Path | None = None) -> None:
-        from cuda.core import Device, ObjectCode
-
+    def __init__(self, rung: Rung, folder: Path | None = None, driver: Driver | None = None) -> None:
         self.rung = rung
-        self._device = Device(torch.cuda.current_device())
-        self._device.set_current()
-        self._multiprocessors = torch.cuda.get_device_properties(self._device.device_id).multi_processor_count
-        code = (folder / f"{rung.name}.cubin").read_bytes() if folder else cubin(rung.source, rung.arch, rung.defines)
-        self._kernel = ObjectCode.from_cubin(code).get_kernel("gemm")
-        if rung.shared > STATIC_LIMIT:
-            self._ask_for_memory()
+        self._driver = driver or Driver()
+        device = torch.cuda.current_device()
+        arch = arch_on(rung, torch.cuda.get_device_capability())
+        self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._kernel = Kernel(self._driver, code_of(rung, arch, folder), "gemm", device=device, shared=rung.shared)
 
     def __call__(self, a_MK: Tensor, b_NK: Tensor, c_MN: Tensor) -> None:
         """Write A · Bᵀ to C, on torch's current stream. All three are contiguous, on the rung's device."""
-        from cuda.core import LaunchConfig, launch
-
         (m, k), n = a_MK.shape, len(b_NK)
-        config = LaunchConfig(
-            grid=self.rung.grid(m, n, self._multiprocessors), block=(*self.rung.block, 1), shmem_size=self.rung.shared
-        )  # fmt: skip
-        sizes = (np.int32(m), np.int32(n), np.int32(k))
-        launch(_CurrentStream(), config, self._kernel, *self._operands(a_MK, b_NK), np.uint64(c_MN.data_ptr()), *sizes)
+        grid = self.rung.grid(m, n, self._multiprocessors)
+        sizes = map(ctypes.c_int, (m, n, k))
+        operands = (self._operand(x, at) for at, x in enumerate((a_MK, b_NK)))
+        arguments = [*operands, ctypes.c_void_p(c_MN.data_ptr()), *sizes]
+        self._kernel.launch(grid, (*self.rung.block, 1), torch.cuda.current_stream().cuda_stream, arguments)
 
-    def _operands(self, a_MK: Tensor, b_NK: Tensor) -> tuple[Any, Any]:
+    def _operand(self, x: Tensor, at: int) -> ctypes.Array[ctypes.c_ubyte] | ctypes.c_void_p:
         if self.rung.boxes is None:
-            return np.uint64(a_MK.data_ptr()), np.uint64(b_NK.data_ptr())
-        return tuple(_map(x, rows) for x, rows in zip((a_MK, b_NK), self.rung.boxes, strict=True))
-
-    def _ask_for_memory(self) -> None:
-        from cuda.bindings import driver
-
-        wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        device = driver.CUdevice(self._device.device_id)
-        (status,) = driver.cuKernelSetAttribute(wanted, self.rung.shared, self._kernel.handle, device)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"{self.rung.name}: {self.rung.shared} bytes of shared memory were refused: {status}.")
+            return ctypes.c_void_p(x.data_ptr())
+        rows, columns = x.shape
+        item = x.element_size()
+        return tensor_map(self._driver, (x.data_ptr(), rows, columns), item, (self.rung.boxes[at], BOX_BYTES // item))
 
 
-def _map(x: Tensor, rows: int) -> Any:
-    """Return the map by which TMA reads a matrix of 16-bit numbers in boxes of `rows` times 128 bytes."""
-    from cuda.core import _tensor_map  # the names of swizzles are nowhere else
-    from cuda.core.utils import StridedMemoryView
+def code_of(rung: Rung, arch: str, folder: Path | None = None) -> bytes:
+    """Return a rung's cubin for an architecture, from a folder or compiled.
 
-    view = StridedMemoryView.from_any_interface(x.view(torch.uint16), stream_ptr=-1)  # its bits: no number is computed
-    return view.as_tensor_map(box_dim=(rows, BOX), swizzle=_tensor_map.TensorMapSwizzle.SWIZZLE_128B)
+    Raises NoCudaCompiler where there is neither the file nor a compiler, and CudaError.
+    """
+    if folder is None:
+        return cubin(rung.source, arch, rung.defines)
+    file = folder / file_of(rung, arch)
+    if not file.is_file():
+        made = f"python -m ridgeline.kernels.gemm.ladder.run {folder} {arch.removesuffix('a')}"
+        raise NoCudaCompiler(f"{file} is not there; make it where a CUDA compiler is: {made}.")
+    return file.read_bytes()
 
 
-class _CurrentStream:
-    """torch's current stream, as cuda-core takes it."""
+def file_of(rung: Rung, arch: str) -> str:
+    """Return the name of a rung's cubin in a folder."""
+    return f"{rung.name}.{arch}.cubin"
 
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, torch.cuda.current_stream().cuda_stream
+
+def arch_on(rung: Rung, capability: tuple[int, int]) -> str:
+    """Return the architecture for which a rung is compiled for a device ("" if it cannot run there)."""
+    major, minor = capability
+    if rung.arch == "sm_90a":
+        return rung.arch if capability == (9, 0) else ""
+    return f"sm_{major}{minor}" if major >= 8 else ""
 
 
 def runs_here(rung: Rung) -> bool:
-    """Return True if the current CUDA device runs the rung's machine code."""
-    here = torch.cuda.get_device_capability()
-    wanted = rung.arch.removeprefix("sm_")
-    return here == (9, 0) if wanted == "90a" else here[0] == int(wanted) // 10
+    """Return True if the current CUDA device can run the rung."""
+    return arch_on(rung, torch.cuda.get_device_capability()) != ""
 
 
-def main(folder: Path) -> None:
-    """Compile all rungs into a folder."""
+def main(folder: Path, archs: Sequence[str]) -> None:
+    """Compile the rungs that run on these architectures ("sm_90") into a folder, each for each."""
     folder.mkdir(parents=True, exist_ok=True)
-    for rung in RUNGS:
-        (folder / f"{rung.name}.cubin").write_bytes(cubin(rung.source, rung.arch, rung.defines))
+    for name in archs:
+        digits = name.removeprefix("sm_")
+        for rung in RUNGS:
+            if arch := arch_on(rung, (int(digits[:-1]), int(digits[-1]))):
+                (folder / file_of(rung, arch)).write_bytes(code_of(rung, arch))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] or ("sm_90",))

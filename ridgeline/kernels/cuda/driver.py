@@ -1,0 +1,84 @@
+"""Machine code on a GPU by the CUDA driver alone: where it runs, no compiler is needed and no package of CUDA.
+
+`libcuda` comes with the GPU's driver. Its functions and numbers are those of `cuda.h` since CUDA 12.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+LIBRARY = "libcuda.so.1"
+STATIC_LIMIT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # a CUfunction_attribute
+TENSOR_MAP_TYPES = {1: 0, 2: 1, 4: 2}  # CUtensorMapDataType of unsigned numbers, by their bytes
+SWIZZLE_128B, L2_PROMOTION_256B = 3, 3
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+
+
+class DriverError(RuntimeError):
+    """The driver refused. The message has its function and its number of the error."""
+
+
+class Driver:
+    """The functions of libcuda that rungs need. Raises OSError where there is no driver."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        self._cuda = ctypes.CDLL(library)
+
+    def call(self, function: str, *arguments: object) -> None:
+        """Call a function. Raises DriverError if it does not return 0."""
+        status = getattr(self._cuda, function)(*arguments)
+        if status:
+            raise DriverError(f"{function} failed with the CUDA driver's error {status}; cuda.h has its name.")
+
+
+class Kernel:
+    """A kernel of a cubin.
+
+    shared: bytes of dynamic shared memory of a block. Raises DriverError where the device refuses the code or the
+    shared memory.
+    """
+
+    def __init__(self, driver: Driver, code: bytes, name: str, *, device: int, shared: int = 0) -> None:
+        self._driver, self._shared = driver, shared
+        self._code = code  # the driver may read it later
+        library, self._kernel, number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        none = (None, None, ctypes.c_uint(0))
+        driver.call("cuLibraryLoadData", ctypes.byref(library), ctypes.c_char_p(code), *none, *none)
+        driver.call("cuLibraryGetKernel", ctypes.byref(self._kernel), library, ctypes.c_char_p(name.encode()))
+        if shared > STATIC_LIMIT:
+            driver.call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+            wanted = ctypes.c_int(MAX_DYNAMIC_SHARED_SIZE_BYTES)
+            driver.call("cuKernelSetAttribute", wanted, ctypes.c_int(shared), self._kernel, number)
+
+    def launch(self, grid: Sequence[int], block: Sequence[int], stream: int, arguments: Sequence[Any]) -> None:
+        """Run blocks on a stream of the current context. The arguments are ctypes objects, a kernel's in their order.
+
+        grid, block: three numbers each. stream: the driver's handle.
+        """
+        places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        sizes = map(ctypes.c_uint, (*grid, *block, self._shared))
+        self._driver.call("cuLaunchKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places, None)
+
+
+def tensor_map(driver: Driver, matrix: tuple[int, int, int], item: int, box: tuple[int, int]) -> ctypes.Array[Any]:
+    """Return the 128 bytes by which TMA reads boxes of a row-major matrix, with a swizzle of 128 bytes.
+
+    matrix: address, rows, columns. item: bytes of a number: 1, 2 or 4. box: rows and columns of a box, whose rows are
+    128 bytes. What lies outside the matrix is read as zeros. Raises DriverError, e.g. where rows do not begin at
+    multiples of 16 bytes.
+    """
+    address, rows, columns = matrix
+    memory = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT))()
+    skip = -ctypes.addressof(memory) % MAP_ALIGNMENT
+    made: ctypes.Array[Any] = (ctypes.c_ubyte * MAP_BYTES).from_buffer(memory, skip)
+    wide, narrow = ctypes.c_uint64 * 2, ctypes.c_uint32 * 2
+    driver.call(
+        "cuTensorMapEncodeTiled", ctypes.byref(made), ctypes.c_int(TENSOR_MAP_TYPES[item]), ctypes.c_uint(2),
+        ctypes.c_void_p(address), wide(columns, rows), (ctypes.c_uint64 * 1)(columns * item),
+        narrow(box[1], box[0]), narrow(1, 1), ctypes.c_int(0), ctypes.c_int(SWIZZLE_128B),
+        ctypes.c_int(L2_PROMOTION_256B), ctypes.c_int(0),
+    )  # fmt: skip
+    return made
