@@ -61,6 +61,7 @@ class _Line(msgspec.Struct):
 class _Body(msgspec.Struct):
     model: Any = None
     stream: Any = None
+    encoding_format: Any = None
 
 
 _lines, _bodies = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_Body)
@@ -145,6 +146,9 @@ def check(
             body = _bodies.decode(asked.body)
             if body.stream:
                 raise Invalid("invalid_request", "A request of a batch cannot be streamed.", "body.stream")
+            if body.encoding_format in ("bytes", "bytes_only"):
+                message = "A batch holds no vectors as bytes; ask for base64."
+                raise Invalid("invalid_request", message, "body.encoding_format")
             if not known(body.model):
                 raise Invalid("model_not_found", f"There is no model {str(body.model)[:200]!r} here.", "body.model")
             models = models or [body.model]

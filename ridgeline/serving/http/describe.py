@@ -15,7 +15,7 @@ from ridgeline.serving.http.answers import Answer, ErrorAnswer, OpenAnswer
 from ridgeline.serving.http.middleware import HEALTH, is_admin
 from ridgeline.serving.http.paths import is_anthropics, is_kserve, is_ollamas
 
-LINES = "application/x-ndjson"
+LINES, BYTES = "application/x-ndjson", "application/octet-stream"
 _REF = "#/components/schemas/{name}"
 _REASONS = {
     400: "The request is wrong",
@@ -108,6 +108,13 @@ def described(
             "x-parts": parts,
         },
     }
+
+
+def or_bytes(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a route that answers with bytes where the body asks for them."""
+    schema = {"type": "string", "format": "binary"}
+    keywords["responses"][200]["content"][BYTES] = {"schema": schema}
+    return keywords
 
 
 def describe(app: FastAPI, *, with_keys: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -26,6 +26,7 @@ from ridgeline.serving.http.exchange import STALLED, ClientGone, while_connected
 from ridgeline.serving.shares import BODIES, INLINE_ENTRIES
 
 BLOCK = 16  # elements of a list that are encoded at a time: few, so that they are gone before garbage is looked for
+JSON = "application/json"
 PIECE = 256 << 10  # bytes, at least, of all pieces but the last
 
 _Part = TypeVar("_Part")
@@ -38,8 +39,13 @@ def later(parts: Iterator[_Part]) -> list[_Part]:
 
 def json_pieces(content: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the JSON of what `content` makes."""
+    yield from gathered(_parts(content()))
+
+
+def gathered(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the parts, joined to pieces."""
     waiting = bytearray()
-    for part in _parts(content()):
+    for part in parts:
         waiting += part
         if len(waiting) >= PIECE:
             yield bytes(waiting)
@@ -58,25 +64,34 @@ async def json_response(size: int, content: Callable[[], Any]) -> Response:
     and sent piece by piece if it is long. Whatever `content` raises is raised here."""
     pieces = json_pieces(content)
     del content  # what it holds is let go piece by piece
+    return await response_in_pieces(size, pieces, JSON)
+
+
+async def response_in_pieces(
+    size: int, pieces: Iterator[bytes], media_type: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return the answer that these pieces make, as `json_response` does."""
     if size <= INLINE_ENTRIES:
-        return Response(b"".join(pieces), media_type="application/json")
+        return Response(b"".join(pieces), media_type=media_type, headers=headers)
     first = await BODIES.run(lambda: list(islice(pieces, 2)))
     if len(first) < 2:
-        return Response(b"".join(first), media_type="application/json")
-    return InPieces(first, pieces)
+        return Response(b"".join(first), media_type=media_type, headers=headers)
+    return InPieces(first, pieces, media_type, headers)
 
 
 def json_of(answer: msgspec.Struct) -> Response:
     """Return a short answer, which is made at once."""
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
 class InPieces(Response):
     """An answer of many pieces, of which one is made while the client takes the one before. A client that takes none
     for STALLED seconds is taken for gone."""
 
-    def __init__(self, first: list[bytes], rest: Iterator[bytes]) -> None:
-        super().__init__(media_type="application/json")
+    def __init__(
+        self, first: list[bytes], rest: Iterator[bytes], media_type: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._waiting, self._rest = deque(first), rest
 

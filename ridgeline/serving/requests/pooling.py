@@ -26,6 +26,9 @@ MOST_CHARACTERS = 1 << 25  # of all texts of a request; that of a pair that all 
 MOST_NUMBERS = 1 << 24  # of all vectors in an answer
 AT_ONCE = 1 << 18  # characters that a thread is asked to encode before others have their turn
 
+VectorDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+Endianness = Literal["native", "little", "big"]
+
 _T = TypeVar("_T")
 
 
@@ -100,11 +103,12 @@ class ChatInputBody(PooledBody, TemplateBody):
 
 
 class Encoding(Body):
-    """The form of vectors in the answer."""
+    """The form of vectors in the answer. Of `bytes` the answer is their bytes alone, and a header tells of each; of
+    `bytes_only` there is no such header."""
 
-    encoding_format: Literal["float", "base64"] | None = None
-    embed_dtype: Literal["float32", "float16"] | None = None
-    endianness: Literal["native", "little", "big"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    embed_dtype: VectorDtype | None = None
+    endianness: Endianness | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 

@@ -170,6 +170,7 @@ def test_what_is_wrong_with_a_file_is_told_line_by_line(client: openai.OpenAI) -
         {**line("b"), "body": []},
         line("huge", prompt="x" * LIMIT),
         b'{"custom_id": "deep", "body": ' + b"[" * 20_000,
+        line("v", encoding_format="bytes_only"),
     )
     batch = until(client, begin(client, wrong).id)
     assert (batch.status, batch.request_counts.total, batch.output_file_id) == ("failed", 0, None)
@@ -187,6 +188,7 @@ def test_what_is_wrong_with_a_file_is_told_line_by_line(client: openai.OpenAI) -
         (11, "missing_required_parameter"),
         (12, "line_too_long"),
         (13, "invalid_json_line"),
+        (14, "invalid_request"),
     ]
     empty = until(client, begin(client, b"\n\n").id)
     assert [each.code for each in empty.errors.data] == ["empty_file"]

@@ -10,15 +10,14 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.llamacpp.answers import Applied, Embedded, Properties, Slot
 from ridgeline.serving.apis.llamacpp.bodies import ApplyBody, EmbeddingsBody
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.generation import pooling
 from ridgeline.serving.http.describe import answers, described
-from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id
 from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.http.shapes import FINGERPRINT
+from ridgeline.serving.http.vectors import entries, vectors_of
 from ridgeline.serving.requests.pooling import PoolingBody, inputs, pooling_params
 from ridgeline.serving.requests.validation import check_model, parse, render
 
-WORDS = 64  # numbers of an answer that count as one entry: they are written fast
 MOST_SLOTS = 4096  # in one answer
 
 
@@ -64,14 +63,13 @@ def router(api: ApiServer) -> APIRouter:
             raise BadRequest("content is required.", param="content")
         asked = parse(PoolingBody, {"input": given} | ({} if body.model is None else {"model": body.model}))
         requests = await inputs(api, asked, pooling_params(asked, None), request_id(request))
-        works = [pooling.run(api.service, each, index) for index, each in enumerate(requests)]
-        found = await while_connected(request.receive, together(works))
+        found = await vectors_of(api, request, requests)
 
         def content() -> list[Embedded]:
             rows = [each.vector if each.vector.ndim == 2 else each.vector[None] for each in found]
             return [Embedded(index=index, embedding=row.tolist()) for index, row in enumerate(rows)]
 
-        return await json_response(sum(each.vector.size for each in found) // WORDS, content)
+        return await json_response(entries(found), content)
 
     for path in ("/embedding", "/embeddings"):
         routes.post(path, **described(EmbeddingsBody, "Texts as vectors", Embedded, listed=True))(embedding)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,16 +12,14 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.ollama.answers import OllamasVector, OllamasVectors
 from ridgeline.serving.apis.ollama.bodies import EmbedBody, OldEmbedBody, known_name
 from ridgeline.serving.apis.ollama.generate import nanoseconds
-from ridgeline.serving.generation import pooling
 from ridgeline.serving.generation.pooling import PooledAnswer
 from ridgeline.serving.http.answers import OllamasError
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id
 from ridgeline.serving.http.pieces import json_response
+from ridgeline.serving.http.vectors import entries, vectors_of
 from ridgeline.serving.requests.pooling import EmbeddingBody, inputs, pooling_params
 from ridgeline.serving.requests.validation import parse
-
-WORDS = 64  # numbers of an answer that count as one entry: they are written fast
 
 
 def router(api: ApiServer) -> APIRouter:
@@ -31,9 +28,7 @@ def router(api: ApiServer) -> APIRouter:
     async def vectors(request: Request, **fields: object) -> list[PooledAnswer]:
         body = parse(EmbeddingBody, {name: value for name, value in fields.items() if value is not None})
         params = pooling_params(body, "embed", dimensions=body.dimensions)
-        asked = await inputs(api, body, params, request_id(request))
-        works = [pooling.run(api.service, each, index) for index, each in enumerate(asked)]
-        return await while_connected(request.receive, together(works))
+        return await vectors_of(api, request, await inputs(api, body, params, request_id(request)))
 
     @routes.post("/api/embed", **described(EmbedBody, "Texts as vectors", OllamasVectors, error=OllamasError))
     async def embed(request: Request) -> Response:
@@ -54,17 +49,13 @@ def router(api: ApiServer) -> APIRouter:
                 prompt_eval_count=sum(each.prompt_tokens for each in found),
             )
 
-        return await json_response(_size(found), content)
+        return await json_response(entries(found), content)
 
     @routes.post("/api/embeddings", **described(OldEmbedBody, "A text as a vector", OllamasVector, error=OllamasError))
     async def embeddings(request: Request) -> Response:
         body = await read_body(request, OldEmbedBody)
         name = known_name(api, body.model)
         found = await vectors(request, model=name, input=body.prompt, truncate_prompt_tokens=-1)
-        return await json_response(_size(found), lambda: OllamasVector(embedding=found[0].vector.tolist()))
+        return await json_response(entries(found), lambda: OllamasVector(embedding=found[0].vector.tolist()))
 
     return routes
-
-
-def _size(found: Sequence[PooledAnswer]) -> int:
-    return sum(each.vector.size for each in found) // WORDS

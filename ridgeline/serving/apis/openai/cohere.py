@@ -15,18 +15,17 @@ from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.generation import pooling
 from ridgeline.serving.generation.pooling import PooledAnswer
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id
 from ridgeline.serving.http.pieces import json_response
+from ridgeline.serving.http.vectors import entries, vector_bytes, vectors_of
 from ridgeline.serving.requests.bodies import LAX_INT, Body, Object
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.pooling import MOST_INPUTS, EmbeddingBody, inputs, pooling_params
 from ridgeline.serving.requests.validation import parse
 
-WORDS = 64  # numbers of an answer that count as one entry: they are written fast
 # What a model's prompts call the use of a text, the likeliest name first
 PROMPTS = {
     "search_query": ("search_query", "query"),
@@ -67,12 +66,8 @@ def router(api: ApiServer) -> APIRouter:
         forms, texts, name = _forms(body), texts_of(body), request_id(request)
         asked = parse(EmbeddingBody, _embedding(api, body, texts))
         params = pooling_params(asked, "embed", dimensions=asked.dimensions)
-        works = [
-            pooling.run(api.service, each, index) for index, each in enumerate(await inputs(api, asked, params, name))
-        ]
-        found = await while_connected(request.receive, together(works))
-        size = len(forms) * sum(each.vector.size for each in found) // WORDS
-        return await json_response(size, partial(_answer, name, texts, found, forms))
+        found = await vectors_of(api, request, await inputs(api, asked, params, name))
+        return await json_response(len(forms) * entries(found), partial(_answer, name, texts, found, forms))
 
     return routes
 
@@ -148,6 +143,6 @@ def _written(form: Form, vector: np.ndarray) -> Any:
     if form == "float":
         return vector.tolist()
     if form == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return base64.b64encode(vector_bytes(vector, "float32", "<")).decode()
     packed = np.packbits(vector > 0).astype(np.int16)
     return (packed - (128 if form == "binary" else 0)).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,10 +15,13 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from ridgeline import LLM
 from ridgeline.serving.http import answers
+from ridgeline.serving.http.vectors import vector_bytes
 from ridgeline.serving.requests import pooling
+from ridgeline.serving.requests.pooling import VectorDtype
 from ridgeline_bench.scripts.api_fields import APIS, BODIES, TITLES, state
 from tests import late_models, pooled_models
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
@@ -125,6 +129,51 @@ def test_numbers_come_in_the_form_that_was_asked_for(embeds: Server, vectors: di
         msgspec.convert(answer, type=answers.Embeddings)
         got = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), dtype)
         assert got == pytest.approx(vectors[TEXTS[0]], abs=1e-3 if kind == "float16" else NEAR)
+
+
+FORMATS: dict[VectorDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_numbers_are_rounded_as_torch_does(kind: VectorDtype) -> None:
+    """Among them the numbers half way between two codes of eight bits."""
+    halves = torch.arange(4096) / torch.tensor([[4.0], [64.0], [2.0**14], [2.0**20]])
+    drawn = torch.randn(4, 4096, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-6], [1e-3], [1], [99]])
+    numbers = torch.cat([halves, -halves, drawn]).flatten().clamp(-448, 448)
+    want = numbers.to(FORMATS[kind])
+    assert vector_bytes(numbers.numpy(), kind, "<") == bytes(want.view(torch.uint8).numpy())
+    large = torch.frombuffer(bytearray(vector_bytes(np.float32([6e4, -7e4]), kind, "<")), dtype=FORMATS[kind]).tolist()
+    assert large[0] == pytest.approx(448 if kind == "fp8_e4m3" else 6e4, rel=0.1)
+    assert large[1] <= -448
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/invocations"])
+def test_vectors_come_as_bytes_alone(embeds: Server, vectors: dict[str, list[float]], path: str) -> None:
+    for kind, order in (("float32", "big"), ("bfloat16", "little"), ("fp8_e4m3", "native"), (None, None)):
+        form = {"embed_dtype": kind, "endianness": order, "input": TEXTS}
+        told = post(embeds, path, encoding_format="bytes", **form)
+        assert told.headers["content-type"] == "application/octet-stream"
+        said = json.loads(told.headers["metadata"])
+        assert said["usage"]["prompt_tokens"] == sum(len(text.split()) + 2 for text in TEXTS)
+        for text, place in zip(TEXTS, said["data"], strict=True):
+            assert (place["shape"], place["embed_dtype"]) == ([32], kind or "float32")
+            assert place["endianness"] == (order or "native")
+            raw = np.frombuffer(told.content[place["start"] : place["end"]], np.uint8).reshape(32, -1)
+            raw = raw[:, ::-1] if order == "big" else raw
+            got = torch.from_numpy(raw.copy()).view(FORMATS[kind or "float32"]).flatten().float().tolist()
+            assert got == pytest.approx(vectors[text], abs={"bfloat16": 2**-9, "fp8_e4m3": 2**-4}.get(kind or "", NEAR))
+        bare = post(embeds, path, encoding_format="bytes_only", **form)
+        assert "metadata" not in bare.headers
+        assert len(bare.content) == len(told.content) == place["end"]
+    many = {"input": ["paris"] * 401, "dimensions": 2}
+    refused(post(embeds, path, encoding_format="bytes", **many), "encoding_format", "at most 400 inputs", "bytes_only")
+    assert len(post(embeds, path, encoding_format="bytes_only", **many).content) == 401 * 8
 
 
 POOLED: dict[str, Any] = {"request_id": "one", "truncate_prompt_tokens": 4, "truncation_side": "left", "user": "x"}
@@ -255,6 +304,49 @@ def test_inputs_are_classified(ranks: Server) -> None:
         assert one["probs"][0] == pytest.approx(1 / (1 + np.exp(-other["probs"][0])), abs=NEAR)
 
 
+CONVERSATION = [{"role": "user", "content": "paris"}, {"role": "assistant", "content": "a fox"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body"),
+    [
+        ("embeds", "/v1/embeddings", {"input": TEXTS, "encoding_format": "float", "dimensions": 8}),
+        ("embeds", "/v1/embeddings", {"messages": CONVERSATION, "chat_template": "{{ messages[0].content }}"}),
+        ("embeds", "/pooling", {"input": TEXTS, "task": "token_embed"}),
+        ("embeds", "/pooling", {"messages": CONVERSATION, "task": "embed", "chat_template": "a fox"}),
+        ("embeds", "/score", {"queries": QUERY, "documents": DOCUMENTS}),
+        ("embeds", "/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}),
+        ("ranks", "/classify", {"input": TEXTS, "use_activation": False}),
+        ("ranks", "/classify", {"messages": CONVERSATION, "chat_template": "{{ messages[1].content }}"}),
+        ("ranks", "/score", {"data_1": QUERY, "items": DOCUMENTS[:1]}),
+        ("ranks", "/rerank", {"query": QUERY, "documents": DOCUMENTS, "return_documents": False}),
+        ("embeds", "/v1/embeddings", {"input": [1, 64]}),
+        ("embeds", "/v1/embeddings", {"input": "a", "model": "b"}),
+        ("embeds", "/v1/embeddings", {"input": [], "encoding_format": "base64"}),
+        ("embeds", "/v1/embeddings", {"inputs": "a"}),
+        ("ranks", "/rerank", {"query": QUERY}),
+        ("ranks", "/score", {"text_1": QUERY}),
+        ("ranks", "/pooling", {"input": "a", "task": "embed"}),
+    ],
+)
+def test_invocations_answer_as_the_route_of_the_bodys_fields(
+    servers: dict[str, Server], kind: str, path: str, body: dict[str, Any]
+) -> None:
+    here, there = post(servers[kind], "/invocations", **body), post(servers[kind], path, **body)
+    assert here.status_code == there.status_code
+    assert here.status_code == 200 or here.json()["error"]["param"]
+    assert dict(leaves(here.json())) == pytest.approx(dict(leaves(there.json())), abs=NEAR)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what JSON holds, and where, but for what differs from one request to the next."""
+    if isinstance(value, (dict, list)):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(each, f"{path}.{key}")
+    elif path not in (".id", ".created"):
+        yield path, value
+
+
 @pytest.mark.parametrize("documents", [None, [], 3, [None], [{}], {"text": "x"}])
 def test_documents_that_are_none_are_refused(embeds: Server, documents: object) -> None:
     body = {"query": "x", "documents": documents}
@@ -308,7 +400,7 @@ def test_requests_are_counted(embeds: Server) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["embeds", "ranks"])
 def test_nothing_that_is_sent_breaks_the_server(servers: dict[str, Server], kind: str, tmp_path: Path) -> None:
-    chosen = "^/(v1/embeddings|pooling|classify|score|rerank)$"
+    chosen = "^/(v1/embeddings|pooling|classify|score|rerank|invocations)$"
     command = [*SCHEMATHESIS, "--no-color", "run", f"{servers[kind].url}/openapi.json", "--checks", CHECKS]
     command += ["--include-path-regex", chosen, "--max-time", "30", "--phases", "coverage,fuzzing", "--seed", "1"]
     command += ["--generation-database", "none", "--no-shrink", "--request-timeout", "120", "--warnings", "off"]
