@@ -23,8 +23,8 @@ from ridgeline.weights.loader import read_model_config, resolve_model, stored_fo
 from ridgeline.worker.machine import device_name, hardware_of
 from ridgeline_bench.engines import LoadOptions
 from ridgeline_bench.kernels import Timing, dtype_called, subjects, time_kernels
-from ridgeline_bench.ladder import RungTime
-from ridgeline_bench.ladder import ladder as rungs_of
+from ridgeline_bench.ladders.runs import RungTime
+from ridgeline_bench.ladders.runs import ladder as rungs_of
 from ridgeline_bench.limits import hardware_named, with_limits
 from ridgeline_bench.machine.probes import Bench
 from ridgeline_bench.machine.timing import Effort

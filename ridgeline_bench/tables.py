@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ridgeline_bench.diff import Row
 from ridgeline_bench.kernels import Timing
-from ridgeline_bench.ladder import RungTime
+from ridgeline_bench.ladders.runs import RungTime
 from ridgeline_bench.results import Record
 
 
@@ -54,18 +54,22 @@ def kernels(timings: Sequence[Timing], records: Sequence[Record]) -> Table:
 
 
 def rungs(times: Sequence[RungTime]) -> Table:
-    """Return a ladder's rungs: times beside cuBLAS where they were measured, and the least times."""
-    table = Table("size", "rung", "time", "TFLOP/s", "of cuBLAS", "least time", "limit")
-    peers = {each.size: each.seconds for each in times if each.rung == "cuBLAS"}
+    """Return a ladder's rungs: times beside the fastest library's where they were measured, and the least times."""
+    table = Table("problem", "rung", "time", "TFLOP/s", "of the best library", "least time", "limit")
+    peers = {  # the fastest one of each problem is the last to be set
+        each.problem: each.seconds
+        for each in sorted(times, key=lambda each: -each.seconds)
+        if each.peer and each.seconds
+    }
     for each in times:
         measured = ("", "", "")
         if each.error:
             measured = (f"[red]{each.error}[/red]", "", "")
         elif each.seconds:
             rate = f"{each.flops / each.seconds / 1e12:,.1f}"
-            measured = (number(1e6 * each.seconds, "µs"), rate, share(peers[each.size] / each.seconds))
+            measured = (number(1e6 * each.seconds, "µs"), rate, share(peers.get(each.problem, 0.0) / each.seconds))
         least = number(1e6 * each.least, "µs") if each.least else ""
-        table.add_row(str(each.size), each.rung, *measured, least, each.limiter)
+        table.add_row(each.problem, each.rung, *measured, least, each.limiter)
     return table
 
 

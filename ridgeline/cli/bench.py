@@ -201,7 +201,7 @@ def kernels(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
     device: Device = "auto",
     real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
-    ladder: Annotated[str, typer.Option(help="Instead: the rungs of this kernel ladder (gemm), beside cuBLAS.")] = "",
+    ladder: Annotated[str, typer.Option(help="Instead: the rungs of a kernel ladder: gemm or attention.")] = "",
     cubins: Annotated[
         Path | None, typer.Option(help="With --ladder: a folder with the rungs' machine code, made on another machine.")
     ] = None,

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+import torch
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS
-from ridgeline_bench.ladder import RungTime
+from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
+from ridgeline_bench.ladders.runs import LADDERS, RungTime
 from ridgeline_bench.tables import rungs
 
 
-def test_without_a_gpu_the_least_times_are_shown_and_nothing_is_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LADDERS)
+def test_without_a_gpu_the_least_times_are_shown_and_nothing_is_stored(name: str, tmp_path: Path) -> None:
     out = tmp_path / "kernels.jsonl"
-    command = ["bench", "kernels", "--ladder", "gemm", "--device", "cpu", "--out", str(out)]
+    command = ["bench", "kernels", "--ladder", name, "--device", "cpu", "--out", str(out)]
     ran = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
     assert ran.exit_code == 0, ran.output
-    assert all(rung.name in ran.output for rung in RUNGS)
+    assert all(rung.name in ran.output for rung in import_module(f"ridgeline.kernels.{name}.ladder.rungs").RUNGS)
     assert not out.exists() or out.read_text() == ""
 
 
@@ -27,10 +32,33 @@ def test_an_unknown_ladder_is_refused_by_name() -> None:
     assert "stairs" in ran.output + str(ran.exception)
 
 
-def test_a_rung_that_is_wrong_has_no_speed() -> None:
-    times = [RungTime("cuBLAS", 4096, 0, "", 200e-6), RungTime("some", 4096, 150e-6, "L2", 0.0, "3 of 9 are wrong")]
-    table = rungs([*times, RungTime("other", 4096, 150e-6, "L2", 250e-6)])
-    _, wrong, other = zip(*(list(column.cells) for column in table.columns), strict=True)
+def test_a_rung_that_is_wrong_has_no_speed_and_shares_are_of_the_best_library() -> None:
+    def time(name: str, seconds: float, *, error: str = "", peer: bool = False) -> RungTime:
+        return RungTime("gemm", name, "4096³", 2 * 4096**3, 0 if peer else 150e-6, "L2", seconds, error, peer)
+
+    peers = [time("cuBLAS", 200e-6, peer=True), time("slow", 900e-6, peer=True)]
+    table = rungs([*peers, time("some", 0.0, error="3 of 9 are wrong"), time("other", 250e-6)])
+    *_, wrong, other = zip(*(list(column.cells) for column in table.columns), strict=True)
     assert "3 of 9" in wrong[2]
     assert wrong[3:5] == ("", "")
     assert other[3:5] == ("549.8", "80 %")
+
+
+def test_the_check_of_attention_takes_right_results_alone() -> None:
+    operands = QueriesKeysValues(WholeShape(batch=2, heads=4, groups=2, length=70, size=16), "cpu")
+    q, k, v = operands.sets[0]
+
+    def exact() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def changed(change: Callable[[torch.Tensor], object]) -> Callable[[], torch.Tensor]:
+        def call() -> torch.Tensor:
+            out = exact().clone()
+            change(out)
+            return out
+
+        return call
+
+    assert operands.fault(exact) == ""
+    assert "wrong by" in operands.fault(changed(lambda out: out[1, 3, 60].neg_()))
+    assert "not finite" in operands.fault(changed(lambda out: out[0, 2, 5].fill_(torch.nan)))

@@ -11,7 +11,8 @@ import torch
 
 from ridgeline.kernels.base.native import has_compiler
 from ridgeline.kernels.cuda.emulate import Emulated, EmulationError, LaunchShape, SharedCounts, build
-from ridgeline.kernels.gemm.ladder.predict import WARP, WORK, table
+from ridgeline.kernels.cuda.predict import WARP
+from ridgeline.kernels.gemm.ladder.predict import WORK, table
 from ridgeline.kernels.gemm.ladder.rungs import FOLDER, RUNGS, VARIANTS, Rung, Variant
 from tests.kernels.cuda.memory import Matrix, difference
 

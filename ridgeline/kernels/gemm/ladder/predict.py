@@ -9,28 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.kernels.cuda.predict import CHIPS, MMA_SHARE, WARP, Chip, Prediction
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
-
-WARP = 32
-MMA_SHARE = 0.63  # assumed: of the tensor cores' rate, what mma.sync and WMMA get on Hopper
-
-
-@dataclass(frozen=True)
-class Chip:
-    """Rates of a GPU. `bandwidth` and `l2` are B/s, `clock` Hz, `matrix` FLOP/s of dense bfloat16.
-
-    That of L2 is assumed: measurements of others lie between 5 and 10 TB/s.
-    """
-
-    name: str
-    bandwidth: float
-    l2: float = 10e12
-    clock: float = 1.98e9
-    multiprocessors: int = 132
-    matrix: float = 989.4e12
-
-
-CHIPS = (Chip("H100 SXM", 3.35e12), Chip("H200", 4.8e12))
 
 
 @dataclass(frozen=True)
@@ -65,23 +45,6 @@ WORK = {
     "multicast": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
     "persistent": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
 }
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Seconds of each resource for one product. The largest is the rung's bound."""
-
-    seconds: dict[str, float]
-
-    @property
-    def limiter(self) -> str:
-        """The resource that takes longest."""
-        return max(self.seconds, key=lambda name: self.seconds[name])
-
-    @property
-    def bound(self) -> float:
-        """The least seconds that the product can take."""
-        return self.seconds[self.limiter]
 
 
 def predict(rung: Rung, chip: Chip, m: int, n: int, k: int) -> Prediction:

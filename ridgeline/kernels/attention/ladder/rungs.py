@@ -1,0 +1,67 @@
+"""The rungs of the attention ladder: causal attention of whole sequences in bfloat16, from plain to fast.
+
+Each rung is a file, with its idea on top, and differs from the one below by that idea. Inputs are q [B, H, T, D] and k,
+v [B, G, T, D].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRung:
+    """A rung, and the work that it does for a pair of a query and a key.
+
+    source: its file, from `ridgeline/kernels/attention/`.
+    idea: what it has and the rung below does not.
+    rows, columns: queries and keys of a tile; keys and values come from L2 once for the queries of one.
+    whole: all pairs are computed, those too that causal order leaves out.
+    memory: bytes in memory for each pair.
+    tensor: products run on tensor cores.
+    softmax: instructions of a lane for each pair, all but its exponential.
+    exponentials: of each pair, by the unit for them; the rest is computed by instructions.
+    rescaled: outputs are multiplied by what is kept of them after each tile.
+    hopper: it runs on sm_90 alone.
+    """
+
+    number: int
+    name: str
+    source: str
+    idea: str
+    rows: int = 128
+    columns: int = 128
+    whole: bool = False
+    memory: float = 0.0
+    tensor: bool = True
+    softmax: float = 4.0  # scaled and subtracted, maximum, sum; half a conversion, and half a move
+    exponentials: float = 1.0
+    rescaled: bool = True
+    hopper: bool = False
+
+    @property
+    def file(self) -> Path:
+        """The rung's file."""
+        return FOLDER / self.source
+
+
+RUNGS = (
+    AttentionRung(number=1, name="naive", source="ladder/naive.py", idea="the definition", whole=True, memory=8.0),
+    AttentionRung(
+        number=2, name="online", source="ladder/online.py", idea="a softmax in one pass",
+        rows=1, columns=64, tensor=False,
+    ),
+    AttentionRung(
+        number=3, name="tiled", source="ladder/tiled.py", idea="tiles on tensor cores",
+        rows=64, columns=64, whole=True, softmax=5.0,
+    ),
+    AttentionRung(number=4, name="intervals", source="triton_sdpa.py", idea="only tiles that are seen, few masks"),
+    AttentionRung(
+        number=5, name="engine", source="paged/hopper_kernel.py", idea="TMA, warps with roles, two products at once",
+        hopper=True,
+    ),
+)  # fmt: skip
+BY_NAME = {rung.name: rung for rung in RUNGS}
