@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from ridgeline.kernels.base.aot import nvidia_code
 
 HEADERS = Path(__file__).parent
 TIMEOUT = 300  # seconds; a file takes 1 to 5
+SERIALIZED = "wgmma.mma_async instructions are serialized"  # warnings C7510 to C7519
+CONTROL = " \n\0"
 
 
 class NoCudaCompiler(Exception):
@@ -50,14 +53,18 @@ def compilers() -> list[str]:
 def cubin(source: Path, arch: str, defines: Mapping[str, str], compiler: str = "") -> bytes:
     """Return the machine code of a file for one architecture ("sm_90a").
 
-    compiler: "nvrtc" or "nvcc"; by default the first that is here. Raises NoCudaCompiler and CudaError.
+    compiler: "nvrtc" or "nvcc"; by default the first that is here. Raises NoCudaCompiler and CudaError, the latter
+    also where ptxas makes each wgmma wait for the one before.
     """
     here = compilers()
     if not here or (compiler and compiler not in here):
         wanted = compiler or "CUDA compiler"
         raise NoCudaCompiler(f'no {wanted} is installed; try: pip install "ridgeline[ladders]" (for NVRTC).')
     compile_one = {"nvrtc": _by_nvrtc, "nvcc": _by_nvcc}[compiler or here[0]]
-    return compile_one(source, arch, {key: str(value) for key, value in defines.items()})
+    code, told = compile_one(source, arch, {key: str(value) for key, value in defines.items()})
+    if SERIALIZED in told:
+        raise CudaError(f"{source.name} for {arch}: {told.strip(CONTROL)} (wgmma.cuh says what to mend.)")
+    return code
 
 
 def machine_code(code: bytes) -> MachineCode:
@@ -65,20 +72,21 @@ def machine_code(code: bytes) -> MachineCode:
     return MachineCode(*nvidia_code(code, disassemble=True))
 
 
-def _by_nvrtc(source: Path, arch: str, defines: Mapping[str, str]) -> bytes:
+def _by_nvrtc(source: Path, arch: str, defines: Mapping[str, str]) -> tuple[bytes, str]:
     from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
         name=source.name, std="c++17", arch=arch, include_path=[str(HEADERS), *map(str, includes())],
         define_macro=list(defines.items()) or None,
     )  # fmt: skip
+    told = io.StringIO()
     try:
-        return bytes(Program(source.read_text(), "c++", options).compile("cubin").code)
+        return bytes(Program(source.read_text(), "c++", options).compile("cubin", logs=told).code), told.getvalue()
     except Exception as error:  # of a class that cuda-core keeps to itself
         raise CudaError(f"{source.name} for {arch}: {error}") from error
 
 
-def _by_nvcc(source: Path, arch: str, defines: Mapping[str, str]) -> bytes:
+def _by_nvcc(source: Path, arch: str, defines: Mapping[str, str]) -> tuple[bytes, str]:
     target = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
     flags = [f"-I{HEADERS}", *(f"-D{key}={value}" for key, value in defines.items())]
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +95,7 @@ def _by_nvcc(source: Path, arch: str, defines: Mapping[str, str]) -> bytes:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=TIMEOUT)
         if done.returncode:
             raise CudaError(f"{source.name} for {arch}: {done.stderr}")
-        return made.read_bytes()
+        return made.read_bytes(), done.stderr
 
 
 def _found(module: str) -> bool:

@@ -51,6 +51,11 @@ template <class T> T max(T a, T b) { return a > b ? a : b; }
 
 struct __nv_bfloat16 { uint16_t bits; };
 struct __half { uint16_t bits; };
+struct __nv_fp8_e4m3 {
+  uint8_t bits;
+  __nv_fp8_e4m3() = default;
+  explicit __nv_fp8_e4m3(float x);
+};
 
 inline uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
@@ -78,6 +83,23 @@ inline __half __float2half(float x) {
   return {uint16_t(sign | ((u >> 13) - (112 << 10)))};
 }
 
+inline float value_of(__nv_bfloat16 x) { return __bfloat162float(x); }
+inline float value_of(__half x) { return __half2float(x); }
+inline int value_of(signed char x) { return x; }
+inline float value_of(__nv_fp8_e4m3 x) {  // no infinity; the largest is 448
+  int exponent = x.bits >> 3 & 15, mantissa = x.bits & 7;
+  if ((x.bits & 0x7f) == 0x7f) return NAN;
+  float size = exponent ? std::ldexp(float(8 + mantissa), exponent - 10) : std::ldexp(float(mantissa), -9);
+  return x.bits & 0x80 ? -size : size;
+}
+inline __nv_fp8_e4m3::__nv_fp8_e4m3(float x) {  // to the nearest, ties to even; what is too large becomes 448
+  float size = std::fabs(x);
+  uint8_t sign = bits_of(x) >> 24 & 0x80;
+  int exponent = max(size > 0 ? std::ilogb(size) : -6, -6);
+  int units = x != x || size >= 448 ? 0 : int(std::nearbyint(std::ldexp(size, 3 - exponent)));  // 8 to 16, or fewer
+  bits = x != x ? 0x7f : size >= 448 ? sign | 0x7e : sign | uint8_t((exponent + 6) * 8 + units);
+}
+
 namespace emulator {
 
 // ---- Threads, warps, blocks ----------------------------------------------------------------------------------------
@@ -87,13 +109,14 @@ constexpr unsigned STACK = 128 << 10, SHARED_LIMIT = 227 << 10;
 struct Copy { void *to; const void *from; unsigned bytes, kept; };  // cp.async: the last bytes - kept are zeros
 
 struct Wgmma {  // one thread's view of an instruction that has not run
-  float *d;
+  void *d;
   uint64_t a, b;
   int n, group;
   bool adds;
+  void (*run)(const Wgmma &, unsigned row, float *const (&sums)[32]);  // of a warp
 };
 
-struct Accumulator { float *d; int n; std::vector<float> saved; };  // registers that wgmma owns now
+struct Accumulator { void *d; int n; std::vector<float> saved; };  // registers that wgmma owns now
 
 struct Block;
 struct Thread {
@@ -357,17 +380,37 @@ inline void run_ldmatrix(Warp &warp) {  // .x4: lane 8i + j has the address of r
 }
 
 // An element of an operand of wgmma that is K-major with a swizzle of 128 bytes: rows of 128 bytes, 8 of them an atom.
-inline uint16_t operand(uint64_t descriptor, int row, int k) {
+template <class T> T operand(uint64_t descriptor, int row, int k) {
   unsigned start = unsigned(descriptor & 0x3fff) << 4, stride = unsigned(descriptor >> 32 & 0x3fff) << 4;
   require(descriptor >> 62 == 1, "the emulator knows operands with a swizzle of 128 bytes alone");
-  unsigned address = start + row / 8 * stride + row % 8 * 128 + k * 2;
+  unsigned address = start + row / 8 * stride + row % 8 * 128 + k * sizeof(T);
   address ^= (address >> 7 & 7) << 4;
-  uint16_t bits;
-  memcpy(&bits, pointer_to(address, 2), 2);
-  return bits;
+  T element;
+  memcpy(&element, pointer_to(address, sizeof(T)), sizeof(T));
+  return element;
 }
 
-inline float *saved(Thread &thread, float *d) {
+// The product of a warp's 16 rows, which begin at `row`; a lane's sums are float, or int for int8.
+template <class T> void run_product(const Wgmma &op, unsigned row, float *const (&sums)[32]) {
+  typedef decltype(value_of(T())) S;
+  constexpr int depth = 32 / sizeof(T);
+  std::vector<S> a(16 * depth), b(op.n * depth);
+  for (int r = 0; r < 16; ++r)
+    for (int k = 0; k < depth; ++k) a[r * depth + k] = value_of(operand<T>(op.a, row + r, k));
+  for (int n = 0; n < op.n; ++n)
+    for (int k = 0; k < depth; ++k) b[n * depth + k] = value_of(operand<T>(op.b, n, k));
+  for (int lane = 0; lane < 32; ++lane) {
+    S *d = reinterpret_cast<S *>(sums[lane]);
+    for (int i = 0; i < op.n / 2; ++i) {
+      Place p = of_wgmma(lane, i);
+      S sum = op.adds ? d[i] : 0;
+      for (int k = 0; k < depth; ++k) sum += a[p.row * depth + k] * b[p.column * depth + k];
+      d[i] = sum;
+    }
+  }
+}
+
+inline float *saved(Thread &thread, const void *d) {
   for (Accumulator &own : thread.owned) if (own.d == d) return own.saved.data();
   return nullptr;
 }
@@ -383,21 +426,9 @@ inline void run_wgmma(Warp &warp, int groups) {  // the oldest products, until a
     for (Thread *each : threads)
       require(each->products.size() > at && each->products[at].a == op.a && each->products[at].b == op.b,
               "the lanes of a warp give wgmma different operands");
-    std::vector<float> a(16 * 16), b(op.n * 16);
-    unsigned row = first.warp % 4 * 16;
-    for (int r = 0; r < 16; ++r)
-      for (int k = 0; k < 16; ++k) a[r * 16 + k] = number(operand(op.a, row + r, k));
-    for (int n = 0; n < op.n; ++n)
-      for (int k = 0; k < 16; ++k) b[n * 16 + k] = number(operand(op.b, n, k));
-    for (int lane = 0; lane < 32; ++lane) {
-      float *d = saved(*threads[lane], threads[lane]->products[at].d);
-      for (int i = 0; i < op.n / 2; ++i) {
-        Place p = of_wgmma(lane, i);
-        float sum = op.adds ? d[i] : 0;
-        for (int k = 0; k < 16; ++k) sum += a[p.row * 16 + k] * b[p.column * 16 + k];
-        d[i] = sum;
-      }
-    }
+    float *sums[32];
+    for (int lane = 0; lane < 32; ++lane) sums[lane] = saved(*threads[lane], threads[lane]->products[at].d);
+    op.run(op, first.warp % 4 * 16, sums);
   }
   for (Thread *each : threads) {
     each->products.erase(each->products.begin(), each->products.begin() + count);
@@ -434,14 +465,15 @@ inline bool happen() {
   return true;
 }
 
-inline void add_wgmma(float *d, int n, uint64_t a, uint64_t b, bool adds) {
+template <class T> void add_wgmma(void *d, int n, uint64_t a, uint64_t b, bool adds) {
   Thread &self = *current;
   require(self.fenced, "wgmma before wgmma.fence");
   if (!saved(self, d)) {
-    self.owned.push_back({d, n / 2, std::vector<float>(d, d + n / 2)});
+    const float *sums = static_cast<float *>(d);
+    self.owned.push_back({d, n / 2, std::vector<float>(sums, sums + n / 2)});
     memset(d, 0xff, n / 2 * sizeof(float));
   }
-  self.products.push_back({d, a, b, n, self.group, adds});
+  self.products.push_back({d, a, b, n, self.group, adds, run_product<T>});
 }
 
 // ---- Launch --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ridgeline.kernels.cuda.emulate import Emulated, EmulationError, LaunchShape
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
 
 SOURCE = """
-#include "ptx.cuh"
+#include "wgmma.cuh"
 
 __device__ void numbers(unsigned *data) {
   for (unsigned bits = threadIdx.x; bits < 65536; bits += 32) {
@@ -25,6 +25,8 @@ __device__ void numbers(unsigned *data) {
     bf16 b; fp16 h;
     round_to(b, x); round_to(h, x);
     data[196608 + bits] = b.bits | h.bits << 16;
+    data[262144 + bits] = bits_of(value_of(e4m3(x))) ;
+    if (bits < 256) { e4m3 small; small.bits = bits; data[327680 + bits] = bits_of(value_of(small)); }
   }
 }
 
@@ -110,7 +112,7 @@ def same(found: np.ndarray, wanted: torch.Tensor, kind: type) -> bool:
 
 
 def test_number_formats_are_torchs_to_the_bit(kernel: Emulated) -> None:
-    data = aligned(4 * 65536)
+    data = aligned(5 * 65536 + 256)
     draw = np.random.default_rng(0)
     floats = (draw.standard_normal(65536) * 2.0 ** draw.integers(-30, 20, 65536)).astype(np.float32)
     halves = torch.arange(65536, dtype=torch.int32).to(torch.uint16)
@@ -122,8 +124,12 @@ def test_number_formats_are_torchs_to_the_bit(kernel: Emulated) -> None:
         exact = halves.view(dtype).float()
         assert ((widened == exact) | (widened.isnan() & exact.isnan())).all()
     given = torch.from_numpy(floats)
-    assert same(data[196608:] & 0xFFFF, given.bfloat16(), np.uint16)
-    assert same(data[196608:] >> 16, given.half(), np.uint16)
+    assert same(data[196608:262144] & 0xFFFF, given.bfloat16(), np.uint16)
+    assert same(data[196608:262144] >> 16, given.half(), np.uint16)
+    rounded = given.clamp(-448, 448).to(torch.float8_e4m3fn).float()  # CUDA's constructor saturates, torch's does not
+    assert same(data[262144:327680], rounded, np.uint32)
+    small = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    assert same(data[327680:], small, np.uint32)
 
 
 def test_asynchronous_copies_arrive_when_their_group_is_waited_for(kernel: Emulated) -> None:

@@ -13,7 +13,7 @@ from ridgeline.kernels.base.native import has_compiler
 from ridgeline.kernels.cuda.emulate import Emulated, EmulationError, LaunchShape, SharedCounts, build
 from ridgeline.kernels.cuda.predict import WARP
 from ridgeline.kernels.gemm.ladder.predict import WORK, table
-from ridgeline.kernels.gemm.ladder.rungs import FOLDER, RUNGS, VARIANTS, Rung, Variant
+from ridgeline.kernels.gemm.ladder.rungs import FOLDER, RUNGS, VARIANTS, Extras, Rung, Variant
 from tests.kernels.cuda.memory import Matrix, difference
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
@@ -40,7 +40,8 @@ def product(kernel: Emulated, rung: Rung, m: int, n: int, k: int, order: int = 0
     a_, b_, c_ = Matrix(m, k, a.dtype, a), Matrix(n, k, b.dtype, b), Matrix(m, n, a.dtype)
     shape = LaunchShape(rung.grid(m, n, FEW), (*rung.block, 1), cluster=rung.cluster, shared=rung.shared, order=order)
     operands = [x.map(rows) if rows else x.pointer for x, rows in zip((a_, b_), rung.boxes or (0, 0), strict=True)]
-    kernel.launch(shape, [*operands, c_.pointer, *map(ctypes.c_int, (m, n, k))])
+    extras = [Extras()] if rung.extras else []
+    kernel.launch(shape, [*operands, c_.pointer, *map(ctypes.c_int, (m, n, k)), *extras])
     assert a_.guarded()
     assert b_.guarded()
     assert c_.guarded(), "it wrote outside its output"
@@ -61,7 +62,9 @@ def ragged(rung: Rung) -> tuple[int, int, int]:
 @every_rung
 def test_aligned_shapes(rung: Rung, folder: Path) -> None:
     rows, columns = rung.tile
-    assert product(emulated(rung, folder), rung, rows, 2 * columns, (2 * rung.stages + 1) * (rung.depth or 32))[0] == ""
+    across = 3 if rung.persistent else 2  # tiles, of which each consumer of a persistent block makes some
+    shape = (rows, across * columns, (2 * rung.stages + 1) * (rung.depth or 32))
+    assert product(emulated(rung, folder), rung, *shape)[0] == ""
 
 
 @every_rung
@@ -79,7 +82,7 @@ def test_shapes_smaller_than_a_tile(rung: Rung, folder: Path) -> None:
 
 FULL = "    mbarrier_wait(&shared.full[step % STAGES], step / STAGES % 2);\n"
 EMPTY = "    mbarrier_wait(&shared.empty[at], step / STAGES % 2 ^ 1);"
-LEAVE = "    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty[step % STAGES]);  // each warp for itself\n"
+LEAVE = " && step > 0) mbarrier_arrive(&shared.empty[(step + STAGES - 1) % STAGES]"
 BROKEN = {
     "tiles are read before they are written": ("shared_tiles", "    __syncthreads();\n    for", "    for", "wrong"),
     "tiles are written before all have read": ("shared_tiles", "[j][x];\n    __syncthreads();", "[j][x];", "wrong"),
@@ -98,10 +101,19 @@ BROKEN = {
     "wgmma without its fence": ("wgmma_tma", "    wgmma_fence();\n", "", "before wgmma.fence"),
     "a stage that is filled before all have left it": ("warp_roles", EMPTY, "", "mbarrier"),
     "a stage that is left before it was read": (
-        "warp_roles", f"    wgmma_wait<0>();\n{LEAVE}", f"{LEAVE}    wgmma_wait<0>();\n", "nan",
+        "warp_roles", LEAVE, ") mbarrier_arrive(&shared.empty[step % STAGES]", "nan",
+    ),
+    "sums that are read while the last products run": (
+        "warp_roles", "  wgmma_wait<0>();\n", "", "wgmma on its way",
     ),
     "only the own block is told that a stage is empty": ("multicast", "STAGES], lane);", "STAGES]);", "nan"),
     "stages that are counted anew for each tile": ("persistent", "count += steps", "count = 0", "waits for ever"),
+    "a consumer that counts its own steps alone": (
+        "ping_pong", "tile * steps, steps", "tile / 2 * steps, steps", "waits for ever",
+    ),
+    "a turn that does not end": (
+        "ping_pong", "  if (lane == 0) mbarrier_arrive(&shared.turn[group ^ 1]);\n", "", "waits for ever",
+    ),
     "columns behind the last one are written": ("naive", "|| column >= n", "", "not its own"),
     "threads that leave before a barrier": (
         "shared_tiles", "  float sum = 0;", "  if (row >= m) return;\n  float sum = 0;",

@@ -7,7 +7,7 @@
 // Bytes     From L2: (M N K / 128) · 2 numbers of 2 bytes. From shared memory 192 numbers for 8,192 FMAs.
 // Limit     L2, whose bytes are those of rung 4; and all wait together at the end of each stage.
 // Next      Larger tiles; and one warp that copies, so that others need not wait.
-#include "ptx.cuh"
+#include "wgmma.cuh"
 
 constexpr int ROWS = 128, COLUMNS = 128, DEPTH = 64, STAGES = 4, THREADS = 256;
 

@@ -1,15 +1,15 @@
 // 11. Producer and consumers: one warp copies, two warpgroups multiply.
 //
 // Idea      Roles in place of barriers of the block. The producer fills stages as they become empty; consumers multiply
-//           as stages become full, and while one waits for its products, the other's keep the tensor cores busy. A full
-//           and an empty mbarrier for each stage are all that they share. setmaxnreg gives the producer's registers to
-//           the consumers, so that each can hold 64 x 256 sums, and the tile is 128 x 256.
+//           as stages become full, and each leaves one step's products running, so that the tensor cores always have
+//           some. A full and an empty mbarrier for each stage are all that they share. setmaxnreg gives the producer's
+//           registers to the consumers, so that each can hold 64 x 256 sums, and the tile is 128 x 256.
 // FLOPs     2 M N K on the tensor cores.
 // Bytes     From L2: M N K (1 / 128 + 1 / 256) numbers of 2 bytes, three quarters of rung 10's. From shared memory 320
 //           numbers for 16,384 FMAs.
 // Limit     L2.
 // Next      Two blocks that share a tile of B.
-#include "ptx.cuh"
+#include "wgmma.cuh"
 
 constexpr int ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
 
@@ -42,9 +42,10 @@ __device__ __forceinline__ void consume(Shared &shared, int group, int steps, fl
     for (int d = 0; d < DEPTH; d += 16)
       wgmma_m64n256k16(sum, operand(&stage.a[group * 64][d]), operand(&stage.b[0][d]), step > 0 || d > 0);
     wgmma_commit();
-    wgmma_wait<0>();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty[step % STAGES]);  // each warp for itself
+    wgmma_wait<1>();  // the step before has ended, and each warp leaves its stage for itself
+    if (threadIdx.x % 32 == 0 && step > 0) mbarrier_arrive(&shared.empty[(step + STAGES - 1) % STAGES]);
   }
+  wgmma_wait<0>();
 }
 
 __device__ __forceinline__ void store(Element *c, int first_row, int first_column, int m, int n,
@@ -56,7 +57,7 @@ __device__ __forceinline__ void store(Element *c, int first_row, int first_colum
     Pair pair;
     round_to(pair.at[0], sum[i]);
     round_to(pair.at[1], sum[i + 1]);
-    if (row < m && column < n) *reinterpret_cast<Pair *>(c + (size_t)row * n + column) = pair;
+    store_if(row < m && column < n, c + (size_t)row * n + column, pair);
   }
 }
 

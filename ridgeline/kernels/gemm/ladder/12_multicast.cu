@@ -9,7 +9,7 @@
 // Limit     The tensor cores: 4,096 FLOPs a cycle and multiprocessor. Blocks still begin and end together: while one wave
 //           of tiles is stored, nothing multiplies.
 // Next      Blocks that stay, and walk over tiles in an order that L2 likes.
-#include "ptx.cuh"
+#include "wgmma.cuh"
 
 constexpr int ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
 constexpr int CLUSTER = 2, SHARE = COLUMNS / CLUSTER;
@@ -46,9 +46,10 @@ __device__ __forceinline__ void consume(Shared &shared, int group, int steps, fl
     for (int d = 0; d < DEPTH; d += 16)
       wgmma_m64n256k16(sum, operand(&stage.a[group * 64][d]), operand(&stage.b[0][d]), step > 0 || d > 0);
     wgmma_commit();
-    wgmma_wait<0>();
-    if (lane < CLUSTER) mbarrier_arrive(&shared.empty[step % STAGES], lane);  // of the block with this rank
+    wgmma_wait<1>();
+    if (lane < CLUSTER && step > 0) mbarrier_arrive(&shared.empty[(step + STAGES - 1) % STAGES], lane);  // that block's
   }
+  wgmma_wait<0>();
 }
 
 __device__ __forceinline__ void store(Element *c, int first_row, int first_column, int m, int n,
@@ -60,7 +61,7 @@ __device__ __forceinline__ void store(Element *c, int first_row, int first_colum
     Pair pair;
     round_to(pair.at[0], sum[i]);
     round_to(pair.at[1], sum[i + 1]);
-    if (row < m && column < n) *reinterpret_cast<Pair *>(c + (size_t)row * n + column) = pair;
+    store_if(row < m && column < n, c + (size_t)row * n + column, pair);
   }
 }
 

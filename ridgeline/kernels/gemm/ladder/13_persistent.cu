@@ -7,7 +7,7 @@
 // Bytes     From L2 as rung 12. From memory, with 66 clusters at work: 8 tiles' rows of A and 9 columns of B for 66 tiles.
 // Limit     The tensor cores. Both consumers of a block store at the same time, and then its tensor cores stand still.
 // Next      Ping-pong: the consumers make tiles of their own, in turn, so that one multiplies while the other stores.
-#include "ptx.cuh"
+#include "wgmma.cuh"
 
 constexpr int ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
 constexpr int CLUSTER = 2, SHARE = COLUMNS / CLUSTER, GROUP = 8;
@@ -55,17 +55,19 @@ __device__ __forceinline__ void produce(Shared &shared, const TensorMap &a, cons
 __device__ __forceinline__ void consume(Shared &shared, int group, int first, int steps, float (&sum)[COLUMNS / 2]) {
   unsigned lane = threadIdx.x % 32;
   for (int step = 0; step < steps; ++step) {
-    int at = (first + step) % STAGES;
+    int count = first + step, at = count % STAGES;
     Stage &stage = shared.stages[at];
-    mbarrier_wait(&shared.full[at], (first + step) / STAGES % 2);
+    mbarrier_wait(&shared.full[at], count / STAGES % 2);
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < DEPTH; d += 16)
       wgmma_m64n256k16(sum, operand(&stage.a[group * 64][d]), operand(&stage.b[0][d]), step > 0 || d > 0);
     wgmma_commit();
-    wgmma_wait<0>();
-    if (lane < CLUSTER) mbarrier_arrive(&shared.empty[at], lane);
+    wgmma_wait<1>();
+    if (lane < CLUSTER && step > 0) mbarrier_arrive(&shared.empty[(count + STAGES - 1) % STAGES], lane);
   }
+  wgmma_wait<0>();
+  if (lane < CLUSTER) mbarrier_arrive(&shared.empty[(first + steps - 1) % STAGES], lane);
 }
 
 __device__ __forceinline__ void store(Element *c, int first_row, int first_column, int m, int n,
@@ -77,7 +79,7 @@ __device__ __forceinline__ void store(Element *c, int first_row, int first_colum
     Pair pair;
     round_to(pair.at[0], sum[i]);
     round_to(pair.at[1], sum[i + 1]);
-    if (row < m && column < n) *reinterpret_cast<Pair *>(c + (size_t)row * n + column) = pair;
+    store_if(row < m && column < n, c + (size_t)row * n + column, pair);
   }
 }
 

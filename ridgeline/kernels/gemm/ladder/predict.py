@@ -44,6 +44,7 @@ WORK = {
     "warp_roles": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
     "multicast": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
     "persistent": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
+    "ping_pong": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
 }
 
 

@@ -10,13 +10,14 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import Driver, Kernel, tensor_map
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Extras, Rung
 
 BOX_BYTES = 128  # of a row of a box
 
@@ -35,13 +36,18 @@ class LoadedRung:
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         self._kernel = Kernel(self._driver, code_of(rung, arch, folder), "gemm", device=device, shared=rung.shared)
 
-    def __call__(self, a_MK: Tensor, b_NK: Tensor, c_MN: Tensor) -> None:
-        """Write A · Bᵀ to C, on torch's current stream. All three are contiguous, on the rung's device."""
+    def __call__(self, a_MK: Tensor, b_NK: Tensor, c_MN: Tensor, extras: Extras | None = None) -> None:
+        """Write A · Bᵀ to C, on torch's current stream. All three are contiguous, on the rung's device.
+
+        extras: what the rung's epilogue reads.
+        """
         (m, k), n = a_MK.shape, len(b_NK)
         grid = self.rung.grid(m, n, self._multiprocessors)
         sizes = map(ctypes.c_int, (m, n, k))
         operands = (self._operand(x, at) for at, x in enumerate((a_MK, b_NK)))
-        arguments = [*operands, ctypes.c_void_p(c_MN.data_ptr()), *sizes]
+        arguments: list[Any] = [*operands, ctypes.c_void_p(c_MN.data_ptr()), *sizes]
+        if self.rung.extras:
+            arguments.append(extras or Extras())
         self._kernel.launch(grid, (*self.rung.block, 1), torch.cuda.current_stream().cuda_stream, arguments)
 
     def _operand(self, x: Tensor, at: int) -> ctypes.Array[ctypes.c_ubyte] | ctypes.c_void_p:

@@ -6,6 +6,7 @@ float32.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,15 @@ FOLDER = Path(__file__).parent
 def stages_of(rows: int) -> int:
     """Return the bytes of four stages with so many rows of 64 numbers of 16 bits."""
     return 4 * rows * 64 * 2
+
+
+class Extras(ctypes.Structure):
+    """The pointers that an epilogue reads, as `epilogue.cuh` has them. Those that no step of the chain needs are null.
+
+    row_scales: [M] float32. column_scales: [N] float32. bias: [N] bfloat16. residual: [M, N] bfloat16.
+    """
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("row_scales", "column_scales", "bias", "residual"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +41,7 @@ class Rung:
     boxes: rows of the boxes in which TMA reads A and B, for rungs that use it; boxes are 64 numbers wide.
     cluster: blocks of a cluster. These lie below each other, so rows of tiles are the first dimension of the grid.
     persistent: blocks stay and walk over tiles; there are as many as multiprocessors.
+    extras: the kernel takes pointers for an epilogue behind K.
     arch: the architecture that it is compiled for.
     needs: mnemonics that its machine code must have.
     registers: the most registers a thread may have for the blocks that shall share a multiprocessor.
@@ -50,6 +61,7 @@ class Rung:
     boxes: tuple[int, int] | None = None
     cluster: int = 1
     persistent: bool = False
+    extras: bool = False
     defines: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -118,6 +130,11 @@ RUNGS = (
     Rung(
         number=13, name="persistent", tile=(128, 256), depth=64, stages=4, block=(384, 1), multiple=8, arch="sm_90a",
         shared=stages_of(128 + 256) + 8 * 8, boxes=(128, 128), cluster=2, registers=168, persistent=True,
+        needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV"),
+    ),
+    Rung(
+        number=14, name="ping_pong", tile=(64, 256), depth=64, stages=5, block=(384, 1), multiple=8, arch="sm_90a",
+        shared=5 * (64 + 256) * 128 + 12 * 8, boxes=(64, 128), cluster=2, registers=168, persistent=True, extras=True,
         needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV"),
     ),
 )  # fmt: skip
