@@ -59,7 +59,7 @@ class Matrices:
         product = LoadedRung(rung, self.cubins)
         return [lambda x=x, y=y: product(x, y, self.c) for x, y in self._pairs()]  # type: ignore[misc]
 
-    def fault(self, call: Call) -> str:
+    def fault(self, call: Call, rung: str = "") -> str:
         self.c.fill_(torch.nan)
         call()
         return difference(self.c, self.exact)

@@ -59,8 +59,9 @@ class Operands(Protocol):
     def rung(self, name: str) -> Sequence[Call] | None:
         """Return a rung as one call for each set, or None if it is for another GPU."""
 
-    def fault(self, call: Call) -> str:
-        """Run the call of the first set and return what is wrong with its result, in words, or ""."""
+    def fault(self, call: Call, rung: str = "") -> str:
+        """Run the call of the first set and return what is wrong with its result, in words, or "". rung: whose it is,
+        "" for a library's."""
 
 
 class Problem(Protocol):
@@ -114,6 +115,6 @@ def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None) ->
         found = operands.rung(rung)
         if found is None:
             continue
-        error = operands.fault(found[0])
+        error = operands.fault(found[0], rung)
         seconds = 0.0 if error else bench.seconds(*found)
         yield RungTime(name, rung, problem.name, problem.flops, least, limiter, seconds, error)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ridgeline.kernels.attention.ladder.rungs import RUNGS, AttentionRung
 from ridgeline.kernels.cuda.predict import CHIPS, Chip, Prediction
 
-POLYNOMIAL = 7  # instructions of a lane for an exponential without the unit for them: see exp2.py
+POLYNOMIAL = 8  # instructions of a lane for an exponential by `ideas.exp2_polynomial`: its shift and sum are one
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def predict(rung: AttentionRung, chip: Chip, shape: WholeShape) -> Prediction:
         lanes += 2 * shape.size
     seconds = {
         "memory": (tensors + rung.memory * pairs) / chip.bandwidth,
-        "L2": 4 * shape.size * pairs / rung.rows / chip.l2,
+        "L2": 4 * shape.size * pairs / rung.rows / chip.l2 * rung.bits / 16,
         "exponentials": rung.exponentials * pairs / chip.exponentials / cycles,
         "instructions": (lanes + rung.exponentials) * pairs / chip.lanes / cycles,
     }
     if rung.tensor:
-        seconds["tensor cores"] = 4 * shape.size * pairs / chip.matrix
+        seconds["tensor cores"] = 4 * shape.size * pairs / chip.matrix * rung.bits / 16
     return Prediction(seconds)
 
 

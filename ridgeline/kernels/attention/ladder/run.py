@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.attention.ladder.ideas import rotation
 from ridgeline.kernels.attention.ladder.naive import naive
 from ridgeline.kernels.attention.ladder.online import online
 from ridgeline.kernels.attention.ladder.rungs import AttentionRung
@@ -88,10 +90,27 @@ def _paged(x_BGTD: Tensor, block: int) -> Tensor:
     return whole.view(batch, groups, pages, block, size).transpose(1, 2).reshape(-1, groups, block, size).contiguous()
 
 
+def _pingpong(**switches: Any) -> Callable[[Tensor, Tensor, Tensor], Call]:
+    def load(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Call:
+        from ridgeline.kernels.attention.ladder.pingpong import Pingpong, PingpongSwitches  # Gluon: no CPU runs it
+
+        if switches.get("fp8"):
+            turned = rotation(q_BHTD.shape[-1]).to(q_BHTD.device, torch.float32)
+            q_BHTD, k_BGTD = ((x.float() @ turned).to(x.dtype) for x in (q_BHTD, k_BGTD))
+        return Pingpong(q_BHTD, k_BGTD, v_BGTD, PingpongSwitches(**switches))
+
+    return load
+
+
 LOADERS: dict[str, Callable[[Tensor, Tensor, Tensor], Call]] = {
     "naive": _plain(naive),
     "online": _plain(online),
     "tiled": _plain(tiled),
     "intervals": _intervals,
     "engine": _engine,
+    "pingpong": _pingpong(),
+    "polynomial": _pingpong(polynomials=1),
+    "threshold": _pingpong(threshold=True),
+    "longest": _pingpong(longest=True),
+    "fp8": _pingpong(fp8=True),
 }

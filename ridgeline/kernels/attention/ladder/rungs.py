@@ -25,6 +25,7 @@ class AttentionRung:
     softmax: instructions of a lane for each pair, all but its exponential.
     exponentials: of each pair, by the unit for them; the rest is computed by instructions.
     rescaled: outputs are multiplied by what is kept of them after each tile.
+    bits: of an operand's number.
     hopper: it runs on sm_90 alone.
     """
 
@@ -40,6 +41,7 @@ class AttentionRung:
     softmax: float = 4.0  # scaled and subtracted, maximum, sum; half a conversion, and half a move
     exponentials: float = 1.0
     rescaled: bool = True
+    bits: int = 16
     hopper: bool = False
 
     @property
@@ -62,6 +64,24 @@ RUNGS = (
     AttentionRung(
         number=5, name="engine", source="paged/hopper_kernel.py", idea="TMA, warps with roles, two products at once",
         hopper=True,
+    ),
+    AttentionRung(
+        number=6, name="pingpong", source="ladder/pingpong.py", idea="two warpgroups take turns", hopper=True,
+    ),
+    AttentionRung(
+        number=7, name="polynomial", source="ladder/pingpong.py", idea="6, one of four exponentials by FMA units",
+        exponentials=0.75, hopper=True,
+    ),
+    AttentionRung(
+        number=8, name="threshold", source="ladder/pingpong.py", idea="6, outputs are seldom rescaled",
+        rescaled=False, hopper=True,
+    ),
+    AttentionRung(
+        number=9, name="longest", source="ladder/pingpong.py", idea="6, the longest tiles begin first", hopper=True,
+    ),
+    AttentionRung(
+        number=10, name="fp8", source="ladder/pingpong.py", idea="6 in E4M3, scales of blocks, rotated",
+        bits=8, softmax=5.0, hopper=True,
     ),
 )  # fmt: skip
 BY_NAME = {rung.name: rung for rung in RUNGS}
