@@ -14,7 +14,7 @@ PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
 BITS = {
     torch.bfloat16: np.uint16, torch.float16: np.uint16, torch.float32: np.uint32, torch.int8: np.uint8,
-    torch.int32: np.uint32,
+    torch.int32: np.uint32, torch.float8_e4m3fn: np.uint8,
 }  # fmt: skip
 
 

@@ -10,21 +10,28 @@ import torch
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler
 from ridgeline.kernels.gemm.ladder.run import LoadedRung, runs_here
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
+from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, Ending, Extras, Rung
 from tests.kernels.cuda.memory import difference
 from tests.kernels.gemm.test_ladder import ragged
+from tests.kernels.gemm.test_ladder_endings import Given, is_near
+
+FP8_SUMS = 2**-12  # what Hopper's tensor cores keep of a sum of fp8 products: some 13 bits, by others' measurements
+
+
+def on_this_gpu(rung: Rung) -> LoadedRung:
+    if not runs_here(rung):
+        pytest.skip(f"it is for {rung.arch}")
+    carried = os.environ.get("RIDGELINE_TEST_CUBINS")
+    try:
+        return LoadedRung(rung, Path(carried) if carried else None)
+    except NoCudaCompiler as none:
+        pytest.skip(f"{none} RIDGELINE_TEST_CUBINS names a folder.")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 def test_rungs_on_a_gpu(rung: Rung) -> None:
-    if not runs_here(rung):
-        pytest.skip(f"it is for {rung.arch}")
-    carried = os.environ.get("RIDGELINE_TEST_CUBINS")
-    try:
-        loaded = LoadedRung(rung, Path(carried) if carried else None)
-    except NoCudaCompiler as none:
-        pytest.skip(f"{none} RIDGELINE_TEST_CUBINS names a folder.")
+    loaded = on_this_gpu(rung)
     for m, n, k in ((256, 512, 384), (1000, 1016, 520), ragged(rung), (1, 8, 8)):
         a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
         b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
@@ -32,3 +39,18 @@ def test_rungs_on_a_gpu(rung: Rung) -> None:
         loaded(a, b, c[: m * n].view(m, n))
         assert difference(c[: m * n].view(m, n).cpu(), a.cpu(), b.cpu()) == ""
         assert c[m * n :].isnan().all(), "it wrote behind its output"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
+def test_endings_on_a_gpu(ending: Ending) -> None:
+    loaded = on_this_gpu(ending.rung)
+    for m, n, k in ((256, 512, 384), (1000, 1040, 528), (1, 16, 16)):
+        given = Given(ending, m, n, k).to("cuda")
+        exact, wrong = given.exact(ending)
+        if ending.dtype == "float8_e4m3fn":
+            wrong = wrong + FP8_SUMS * wrong / (k * 2**-24)
+        c = torch.zeros(exact.shape, device="cuda", dtype=getattr(torch, ending.result))
+        pointers = given.pointers(ending, lambda name, held=given.vectors: held[name].data_ptr())
+        loaded(given.a, given.b, c, Extras(**pointers))
+        assert is_near(c, exact, wrong)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import Driver, Kernel, tensor_map
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Extras, Rung
+from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, Extras, Rung
 
 BOX_BYTES = 128  # of a row of a box
 
@@ -95,7 +95,7 @@ def main(folder: Path, archs: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in archs:
         digits = name.removeprefix("sm_")
-        for rung in RUNGS:
+        for rung in (*RUNGS, *(ending.rung for ending in ENDINGS)):
             if arch := arch_on(rung, (int(digits[:-1]), int(digits[-1]))):
                 (folder / file_of(rung, arch)).write_bytes(code_of(rung, arch))
 

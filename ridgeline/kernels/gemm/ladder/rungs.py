@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -42,6 +42,7 @@ class Rung:
     cluster: blocks of a cluster. These lie below each other, so rows of tiles are the first dimension of the grid.
     persistent: blocks stay and walk over tiles; there are as many as multiprocessors.
     extras: the kernel takes pointers for an epilogue behind K.
+    file: its file, if that is not named by number and name.
     arch: the architecture that it is compiled for.
     needs: mnemonics that its machine code must have.
     registers: the most registers a thread may have for the blocks that shall share a multiprocessor.
@@ -62,6 +63,7 @@ class Rung:
     cluster: int = 1
     persistent: bool = False
     extras: bool = False
+    file: str = ""
     defines: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -72,7 +74,7 @@ class Rung:
     @property
     def source(self) -> Path:
         """The rung's file."""
-        return FOLDER / f"{self.number:02}_{self.name}.cu"
+        return FOLDER / (self.file or f"{self.number:02}_{self.name}.cu")
 
     def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
         """Return the blocks of a launch: columns of tiles, rows of tiles; with clusters the other way round."""
@@ -177,4 +179,44 @@ VARIANTS = (
     *(Variant(shape=each, dtype="float16", result="float16", needs="HMMA.16816.F32") for each in SHAPES),
     *(Variant(shape=each, dtype="int8", result="int32", needs="IMMA.16816.S8.S8", multiple=16) for each in SHAPES),
     Variant(shape=(16, 16, 8), dtype="float32", result="float32", needs="HMMA.1684.F32.TF32", multiple=4),
+)
+
+
+# The formats and epilogues of the last rung, as that rung's file with other definitions.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The last rung in another format, or with an epilogue: steps of `epilogue.cuh`, from left to right."""
+
+    name: str
+    steps: tuple[str, ...] = ()
+    dtype: str = "bfloat16"
+    result: str = "bfloat16"
+    needs: str = "HGMMA.64x256x16.F32.BF16"
+
+    @property
+    def rung(self) -> Rung:
+        """The last rung, so defined."""
+        words = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "e4m3", "int8": "int8", "float32": "float"}
+        small = self.dtype in ("float8_e4m3fn", "int8")
+        last = RUNGS[-1]
+        defines = {"ELEMENT": words[self.dtype], "OUTPUT": words[self.result]}
+        return replace(
+            last, name=f"{last.name}-{self.name}", depth=128 if small else 64, multiple=16 if small else 8,
+            defines={**defines, "EPILOGUE": ",".join(self.steps)}, needs=(self.needs,), file=last.source.name,
+        )  # fmt: skip
+
+
+FP8, INT8 = "QGMMA.64x256x32.F32.E4M3.E4M3", "IGMMA.64x256x32.S8.S8"
+ENDINGS = (
+    Ending(name="fp16", dtype="float16", result="float16", needs="HGMMA.64x256x16.F32 "),
+    Ending(name="float32", result="float32"),
+    Ending(name="bias-gelu", steps=("Bias", "Gelu")),
+    Ending(name="bias-relu-residual", steps=("Bias", "Relu", "Residual")),
+    Ending(name="swiglu", steps=("SwiGlu",)),
+    Ending(name="fp8", steps=("Scale",), dtype="float8_e4m3fn", needs=FP8),
+    Ending(name="fp8-swiglu-fp8", steps=("Scale", "SwiGlu"), dtype="float8_e4m3fn", result="float8_e4m3fn", needs=FP8),
+    Ending(name="int8", steps=("Scale",), dtype="int8", needs=INT8),
+    Ending(name="int8-bias", steps=("Scale", "Bias"), dtype="int8", needs=INT8),
 )
