@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ridgeline.core.plan.request import SamplingParams
     from ridgeline.core.specs.pooling import PoolingParams
     from ridgeline.llm import LLM
+    from ridgeline.offline.adapters import LoRARequest
     from ridgeline.offline.jobs import TextPrompt, TokensPrompt
     from ridgeline.text.beams import BeamSearchParams
     from ridgeline.text.outputs import CompletionOutput, RequestOutput
@@ -19,6 +20,7 @@ __all__ = [
     "LLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "LoRARequest",
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
@@ -34,6 +36,7 @@ _LAZY = {
     "BeamSearchParams": "ridgeline.text.beams",
     "CompletionOutput": "ridgeline.text.outputs",
     "RequestOutput": "ridgeline.text.outputs",
+    "LoRARequest": "ridgeline.offline.adapters",
     "TextPrompt": "ridgeline.offline.jobs",
     "TokensPrompt": "ridgeline.offline.jobs",
 }

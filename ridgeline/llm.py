@@ -13,16 +13,18 @@ import torch
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
+from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.plan.embeds import embeds_width
 from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.core.settings.vllm_arguments import BEAMS, CHATS, METHODS, PROMPTS, SCORES, takes_vllms
+from ridgeline.core.settings.vllm_arguments import BEAMS, CHATS, METHODS, POOLED, PROMPTS, SCORES, takes_vllms
 from ridgeline.core.settings.vllm_flags import of_keywords
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
+from ridgeline.offline.adapters import LoRARequest, OfflineAdapters, listed_adapters
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TextPrompt, TokensPrompt
 from ridgeline.offline.pooling import Pooled, PoolingRuns, outputs, reranked, scored_output, with_options
@@ -96,6 +98,7 @@ class LLM:
         self._tokenizer = tokenizer
         self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed)
         self._running = RunningJobs(self.engine)
+        self._adapters = OfflineAdapters(self.assembly.worker)
         self._pooling = self._pooling_runs(model_config.spec.pooling)
         self._is_shut_down = False
 
@@ -110,17 +113,20 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt and return the results in the order of the prompts.
 
-        `sampling_params` is one for all, one for each prompt, or None for the model's own defaults. `use_tqdm` shows
-        progress. Raise InvalidRequest, before anything runs, if a prompt or its parameters are wrong.
+        `sampling_params` is one for all, one for each prompt, or None for the model's own defaults. `lora_request` is
+        an adapter for all, or one (or None) for each prompt. `use_tqdm` shows progress. Raise InvalidRequest, before
+        anything runs, if a prompt or its parameters are wrong.
         """
         listed = listed_prompts(prompts)
         every, ranks = self._params_for(len(listed), sampling_params), listed_priorities(priority, len(listed))
+        adapters = self._adapters_for(len(listed), lora_request)
         jobs = [
-            self._make(prompt, params, priority=rank, cache_salt=cache_salt)
-            for prompt, params, rank in zip(listed, every, ranks, strict=True)
+            self._make(prompt, params, priority=rank, cache_salt=cache_salt, adapter=adapter)
+            for prompt, params, rank, adapter in zip(listed, every, ranks, adapters, strict=True)
         ]
         return self._running.finish(jobs, use_tqdm=use_tqdm)
 
@@ -173,7 +179,7 @@ class LLM:
         results = iter(self._running.finish(jobs, use_tqdm=use_tqdm))
         return [[score_of(next(results), start) for _, start in each] for each in pairs]
 
-    @takes_vllms(PROMPTS)
+    @takes_vllms(POOLED)
     def encode(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -189,7 +195,7 @@ class LLM:
         found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
         return outputs(PoolingRequestOutput, found, lambda vector: PoolingOutput(torch.from_numpy(vector)))
 
-    @takes_vllms(PROMPTS)
+    @takes_vllms(POOLED)
     def embed(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -207,7 +213,7 @@ class LLM:
         found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm, named=(prompt_name, prompt))
         return outputs(EmbeddingRequestOutput, found, lambda vector: EmbeddingOutput(vector.tolist()))
 
-    @takes_vllms(PROMPTS)
+    @takes_vllms(POOLED)
     def classify(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -244,6 +250,7 @@ class LLM:
         params: BeamSearchParams,
         *,
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> list[RequestOutput]:
         """Return the `beam_width` best sequences after every prompt, the best first, as transformers finds them.
 
@@ -256,9 +263,10 @@ class LLM:
         if self._jobs.limits.decoder_start:
             raise InvalidRequest("beam_search is not for models with an encoder yet; use generate.", param="prompts")
         found = [self._search(prompt, params) for prompt in listed_prompts(prompts)]
+        [adapter] = self._adapters_for(1, lora_request)
         run_rounds(
             found,
-            lambda tokens, step: self._make({"prompt_token_ids": tokens}, step, cache_salt=cache_salt),
+            lambda tokens, step: self._make({"prompt_token_ids": tokens}, step, cache_salt=cache_salt, adapter=adapter),
             lambda jobs: self._running.finish(jobs, use_tqdm=False),
         )
         return [search.fill(result, self._tokenizer) for search, result in found]
@@ -283,6 +291,7 @@ class LLM:
         chat_template: str | None = None,
         continue_final_message: bool = False,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role", "content"}) or several, through the model's chat template or
         another. With `continue_final_message` (and no `add_generation_prompt`) the last message is gone on with."""
@@ -297,7 +306,7 @@ class LLM:
         if not continue_final_message:
             options["add_generation_prompt"] = add_generation_prompt
         prompts = [self.chat_prompt(conversation, **options) for conversation in (messages if many else [messages])]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
 
     def chat_prompt(
         self,
@@ -315,13 +324,20 @@ class LLM:
         text = rendered(messages, **options)
         return {"prompt_token_ids": self.get_tokenizer().encode(text, add_special_tokens=False)}
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamOutput]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[StreamOutput]:
         """Complete one prompt and yield text as soon as it is certain. If the loop is left early, the request is
         aborted."""
         [params] = self._params_for(1, sampling_params)
         if params.num_drawn > params.n:
             raise InvalidRequest("best_of chooses when all have ended, so it cannot be streamed.", param="best_of")
-        return self._running.run([self._make(prompt, params)])
+        [adapter] = self._adapters_for(1, lora_request)
+        return self._running.run([self._make(prompt, params, adapter=adapter)])
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError, which says for vLLM's methods what to use."""
@@ -467,9 +483,22 @@ class LLM:
     def _params_for(self, num_prompts: int, params: Params) -> Sequence[SamplingParams]:
         return listed_params(self._default_params if params is None else params, num_prompts)
 
-    def _make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
+    def _adapters_for(self, num_prompts: int, given: Any) -> list[UsedAdapter | None]:
+        """Return the adapter of each prompt, loaded."""
         self._check_running()
-        return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt)
+        return [self._adapters.use(each) for each in listed_adapters(given, num_prompts)]
+
+    def _make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        adapter: UsedAdapter | None = None,
+    ) -> Job:
+        self._check_running()
+        return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter)
 
     def _check_running(self) -> None:
         if self._asleep:

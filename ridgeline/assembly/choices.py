@@ -17,7 +17,7 @@ from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.core.plan.sharding import with_cached_experts
 from ridgeline.core.plan.stages import of_stage
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.core.settings.speculation import LAYER_SKIP, Speculation
+from ridgeline.core.settings.speculation import LAYER_SKIP, NGRAM, Speculation
 from ridgeline.core.settings.steps import check_limits
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
@@ -190,6 +190,8 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     if draft is not None:
         check_fits(draft.what, draft.weight_bytes(DTYPE_BYTES[dtype]), device, dtype=dtype)
     max_seqs, max_tokens = choose_limits(config, shared, model.spec.pooling, wanted_len)
+    if config.enable_lora:
+        check_adapters(config, model)
     if config.num_drafts:
         check_limits(max_seqs, max_tokens, config.num_drafts)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
@@ -277,6 +279,23 @@ def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
                 "layer_skip would let this model's recurrent layers forget what they have read; take another method of "
                 "speculative_config."
             )
+
+
+def check_adapters(config: LLMConfig, model: ModelConfig) -> None:
+    """Raise InvalidConfig if requests cannot run with adapters of this model."""
+    spec, drafts = model.spec, config.speculation
+    for wrong, what in (
+        (model.foreign is not None, "models that run by transformers"),
+        (spec.pooling is not None, "models that embed or classify"),
+        (spec.encoder is not None, "models with an encoder"),
+    ):
+        if wrong:
+            raise InvalidConfig(f"enable_lora is not for {what} yet; leave it out, or merge the adapter.")
+    if drafts is not None and drafts.method != NGRAM:
+        raise InvalidConfig(
+            f"enable_lora does not go with drafts by {drafts.method} yet, which know no adapters; use ngram, or leave "
+            "one of them out."
+        )
 
 
 def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +23,10 @@ from ridgeline.perf.context import link_between, pays_from
 from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping
+from ridgeline.weights.adapters.places import adaptable
 from ridgeline.weights.loader import Progress, load_weights
+from ridgeline.worker.adapters.store import AdapterStore
+from ridgeline.worker.adapters.tables import AdapterTables, maps_of
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name, hardware_of, pci_address
@@ -33,6 +37,20 @@ from ridgeline.worker.speculation.methods import DraftSource, Network, network_o
 from ridgeline.worker.threads import Threads
 
 UNMEASURED = 512  # tokens of a step that ranks divide where nothing is known of the device
+
+
+class Adapters(NamedTuple):
+    """What the host's memory and the device's hold of adapters."""
+
+    store: AdapterStore
+    tables: AdapterTables
+
+
+class Beside(NamedTuple):
+    """What runs beside the model: a network that drafts, and adapters."""
+
+    draft: Network | None
+    adapters: Adapters | None
 
 
 def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWorker, MemoryReport]:
@@ -46,17 +64,17 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
 
         keep_without_room()
     load = Load()  # while weights are read, it is seen how busy the cores are
-    decoder, draft, memory = _load(choices, progress, sleep)
-    runner = _run_on(decoder, draft, memory, choices, progress, sleep)
+    decoder, draft, adapters, memory = _load(choices, progress, sleep)
+    runner = _run_on(decoder, Beside(draft, adapters), memory, choices, progress, sleep)
     alone = choices.device.type == "cpu" and choices.mesh.size == 1  # ranks must find the same bits
     return LocalWorker(runner, choices.mesh.stamps, Threads.where_they_may_change(load) if alone else None), memory
 
 
 def _load(
     choices: Choices, progress: Progress | None, sleep: SleepMemory | None = None
-) -> tuple[Decoder, Network | None, MemoryReport]:
+) -> tuple[Decoder, Network | None, Adapters | None, MemoryReport]:
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
-    and size the cache by what is left."""
+    make room for adapters, and size the cache by what is left."""
     kernels, config = choices.kernels, choices.config
     with Compilers(kernels, processes_needed(kernels) if choices.captured else 0) as compilers:
         with nullcontext() if sleep is None else sleep.holding("weights"):
@@ -67,10 +85,23 @@ def _load(
             if isinstance(decoder, ForeignDecoder):
                 check_agrees(decoder)
             draft = _draft_of(choices, decoder, progress)
+            adapters = _adapters_of(choices, decoder)
         weights = decoder.weight_bytes + (0 if draft is None else draft.weight_bytes)
+        weights += 0 if adapters is None else adapters.tables.nbytes
         memory = choices.memory(weights=weights, loaded=True, longest=choices.longest)
         compilers.try_to_finish(progress)
-    return decoder, draft, _agreed(memory, choices.mesh)
+    return decoder, draft, adapters, _agreed(memory, choices.mesh)
+
+
+def _adapters_of(choices: Choices, decoder: Decoder) -> Adapters | None:
+    """Return the memory of adapters on the device and in the host's memory, or None without adapters."""
+    config = choices.config
+    if not config.enable_lora:
+        return None
+    places, rank = adaptable(choices.model.spec, choices.model.weights), config.max_lora_rank
+    pinned = choices.device.type == "cuda"
+    store = AdapterStore(places, most_rank=rank, dtype=decoder.dtype, pinned=pinned, most=config.max_cpu_loras)
+    return Adapters(store, AdapterTables(decoder, maps_of(places), config.max_loras, rank))
 
 
 def _decoder(choices: Choices) -> Decoder:
@@ -121,7 +152,7 @@ def _agreed(memory: MemoryReport, ranks: Mesh) -> MemoryReport:
 
 def _run_on(
     decoder: Decoder,
-    draft: Network | None,
+    beside: Beside,
     memory: MemoryReport,
     choices: Choices,
     progress: Progress | None,
@@ -138,8 +169,10 @@ def _run_on(
             cascade=choices.cascade,
             divide_from=_divide_from(choices),
             sleep=sleep,
-            drafts=None if speculation is None else DraftSource(speculation, draft),
+            drafts=None if speculation is None else DraftSource(speculation, beside.draft),
         )
+        if beside.adapters is not None:
+            runner.adapt(*beside.adapters)
         if host_bytes := choices.config.host_bytes:
             runner.keep_below(HostLayout.within(memory.layout, host_bytes // choices.config.ranks))
         if choices.captured:

@@ -431,6 +431,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         lookup=(0, 0) if config.speculation is None else config.speculation.looked_up,
         cuts_chunks=config.pipeline_parallel_size > 1,
         host_tier=wiring.host_tier,
+        max_loras=config.max_loras if config.enable_lora else 0,
         debug_checks=config.debug_checks,
     )
     return Engine(

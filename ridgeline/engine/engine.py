@@ -294,6 +294,8 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest, in one sentence, for a request that could never run."""
+        if request.adapter and not self.config.max_loras:
+            raise InvalidRequest("this engine runs without adapters; start it with enable_lora.", param="lora_request")
         if (request.task is not None) is not self.config.pools:
             does, not_that = ("embeds or classifies", "generate") if self.config.pools else ("generates", "pool")
             raise InvalidRequest(f"this model {does} and cannot {not_that}; ask another one.", param="model")

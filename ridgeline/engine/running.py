@@ -17,6 +17,7 @@ from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import Assign, Delta, Release, RowKind, Rows, StepResult
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.engine.adapters import AdapterPlaces
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import tenant_number
 from ridgeline.engine.forecast import Forecast
@@ -37,7 +38,8 @@ class Running:
     that need blocks too. drafting: how many drafts each verifies, if there are any. prefilling, decoding, paced:
     ordered sets; those in `paced` decode with lookahead 0, and those in `decoding` may be planned before their last
     token is known. deltas: what the next plan tells the worker, in order. begun: requests that it runs for the first
-    time. prefixes: which decoding rows share their first blocks, if attention makes use of it.
+    time. adapters: the places of their adapters. prefixes: which decoding rows share their first blocks, if attention
+    makes use of it.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Running:
             price=price,
         )
         self.slots = SlotTable(config.max_num_seqs)
+        self.adapters = AdapterPlaces(config.max_loras)
         self.forecast = Forecast(layout, self.slots, self.each - 1 + self.ahead)
         self.pressure = Pressure(self.cache, self.forecast)
         self.prefilling: dict[Sequence, None] = {}
@@ -101,6 +104,8 @@ class Running:
         """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit.
         foresees: nor if all would come to need more than there is. outranked: as `Pressure.admits` takes it."""
         members = seq.members
+        if not self.adapters.has_room(seq.request.adapter):
+            return False
         foresees = foresees and self.num_requests > 0
         admitted = self.cache.admit(
             *members,
@@ -114,6 +119,7 @@ class Running:
             return False
         for member in members:
             self.slots.acquire(member, member.cached_tokens)
+            self.adapters.take(member.request.adapter)
             self.deltas.append(self.full_form(member))
         self._companions += len(members) - 1
         seq.status = Status.RUNNING
@@ -161,6 +167,7 @@ class Running:
             kv_len = member.written if stopped and member is seq else ahead
             self.cache.release(member, plan_id, kv_len, resumes=resumes)
             self.deltas.append(Release(member.slot))
+            self.adapters.release(member.request.adapter)
             self.slots.release(member)
 
     # ---- rows and blocks --------------------------------------------------------------------------------------
@@ -245,6 +252,7 @@ class Running:
             embedded=request.embeds is not None,
             tenant=tenant_number(request.cache_salt),
             keys=request.prefix_keys,
+            adapter=self.adapters.place(request.adapter),
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows, before: Iterable[InFlight]) -> dict[int, Assign]:

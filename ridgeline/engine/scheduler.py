@@ -234,6 +234,7 @@ class Scheduler:
         leaving = [member for other in without for member in other.members]
         staying = self.running.num_seqs - len(leaving)
         room = staying + len(seq.members) <= self._pace.rows
+        room = room and self.running.adapters.has_room(seq.request.adapter, (each.request.adapter for each in leaving))
         return room and self.cache.would_admit(*seq.members, reserve_blocks=staying, without=leaving)
 
     def _grow_running(self) -> None:
@@ -496,11 +497,13 @@ class Scheduler:
             deltas=tuple(self.running.deltas),
             copies=copies,
             moves=moves,
+            adapters=tuple(self.running.adapters.placed),
             reset=self._recovery.reset,
             expected=self.running.expected(seqs, rows, self.in_flight) if self.config.debug_checks else None,
             drafts=self.running.drafting is not None and self.running.drafts_pay,
         )
         self.running.deltas.clear()
+        self.running.adapters.placed.clear()
         if self._policy.counts:
             self._policy.serve(seqs, rows, kv_bound_R)
         self._recovery.reset = False
@@ -623,5 +626,6 @@ class Scheduler:
             self.cache.tier.undo()
         self._preempt_all(Preemption.RECOVERY)
         self.running.deltas.clear()
+        self.running.adapters.forget()
         self._retired = self._plan_id
         return True

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, drafting
-from ridgeline.core.plan.step import features_of, reports_apart
+from ridgeline.core.plan.step import Feature, features_of, reports_apart
 from ridgeline.engine.cache.checkpoints import Checkpoint
 
 
@@ -98,7 +98,8 @@ class Sequence:
         self.request = request
         self.id = request.id
         self.tokens = request.input_ids
-        self.features = int(features_of(request.params, masked=request.token_mask is not None))
+        features = features_of(request.params, masked=request.token_mask is not None)
+        self.features = int(features | (Feature.ADAPTER if request.adapter else Feature.NONE))
         apart = reports_apart(request.params)
         self.num_logprobs = 0 if apart else request.params.logprobs or 0
         self.status = Status.WAITING

@@ -59,7 +59,7 @@ class Linear(nn.Module):
         columns: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
-        self.parts, self.over, self.pending = parts, over, pending
+        self.parts, self.over, self.pending, self.multipliers = parts, over, pending, multipliers
         self.columns = columns or parts
         self.ops = build.ops
         self.scheme, self.dtype = build.scheme, build.dtype

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any, NotRequired, TypedDict
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.plan.embeds import PLACEHOLDER
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.engine.protocol import RunsRequests
@@ -88,7 +89,15 @@ class JobMaker:
         self.count = 0  # the number of the newest job
         self._numbers = count(1)  # which threads may draw at the same time
 
-    def make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
+    def make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        adapter: UsedAdapter | None = None,
+    ) -> Job:
         """Return a job that the engine can run. Raise InvalidRequest."""
         limits = self.limits
         if isinstance(prompt, Mapping) and "encoder_prompt" in prompt:
@@ -115,6 +124,7 @@ class JobMaker:
             cache_salt=cache_salt,
             embeds=embeds,
         )
+        requests = requests if adapter is None else list(map(adapter.of, requests))
         for request in requests:
             self._engine.check(request)
         outputs = [CompletionOutput(index) for index in range(params.num_drawn)]

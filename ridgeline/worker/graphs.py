@@ -42,13 +42,14 @@ Progress = Callable[[str, float], None]
 
 
 class Graph:
-    """One captured bucket. cascade: it serves steps of which some rows share their first blocks.
+    """One captured bucket. cascade: it serves steps of which some rows share their first blocks. adapted: it serves
+    steps of which some rows have adapters.
 
     drafts: the positions that it scores, if its rows verify drafts.
     """
 
-    def __init__(self, segments: Segments, shape: Shape, *, cascade: bool = False) -> None:
-        self.inputs, self.drafts = segments.inputs(shape, cascade=cascade), None
+    def __init__(self, segments: Segments, shape: Shape, *, cascade: bool = False, adapted: bool = False) -> None:
+        self.inputs, self.drafts, self._adapted = segments.inputs(shape, cascade=cascade), None, adapted
         if shape.each > 1:
             self.drafts = Drafts.alike(shape.rows, shape.each, segments.slots.device, segments.columns)
         self._segments = segments
@@ -62,12 +63,14 @@ class Graph:
         segments = self._segments
         _exchange(segments, self.inputs.num_tokens)
         captured = CAPTURED_FEATURES if segments.ending.draws else ()
-        step = DeviceStep(self.inputs, drafts=self.drafts)
+        step = DeviceStep(self.inputs, drafts=self.drafts, adapted=self._adapted)
         segments.forward(step)
         for features in captured:
             step.features = features
             segments.sample(step)
-        step = DeviceStep(self.inputs, drafts=self.drafts)  # nothing of the first one is held any more
+        step = DeviceStep(
+            self.inputs, drafts=self.drafts, adapted=self._adapted
+        )  # nothing of the first one is held any more
         _record(self._forward, pool, partial(segments.forward, step))
         for features in captured:
             graph, step.features = torch.cuda.CUDAGraph(), features
@@ -150,17 +153,21 @@ class Graphs:
     """The graphs of all buckets for up to `max_rows` rows and `max_tokens` tokens a step.
 
     cascade: some buckets are captured twice. The second graph serves decode steps whose rows share their first blocks;
-        other steps would pay for work that they do not need.
+        other steps would pay for work that they do not need. Where rows may have adapters, all buckets are captured
+        twice, for the same reason.
     """
 
     def __init__(self, segments: Segments, max_rows: int, max_tokens: int, *, cascade: bool = False) -> None:
         self._segments, self._device = segments, segments.slots.device
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._buckets = Buckets(max_rows, max_tokens, segments.widths)
-        self._graphs = {(shape, False): Graph(segments, shape) for shape in self._buckets.shapes}
-        if cascade:
-            for shape in self._buckets.sharing:
-                self._graphs[shape, True] = Graph(segments, shape, cascade=True)
+        kinds = [(shape, False) for shape in self._buckets.shapes]
+        kinds += [(shape, True) for shape in self._buckets.sharing] if cascade else []
+        self._graphs = {
+            (shape, shares, adapted): Graph(segments, shape, cascade=shares, adapted=adapted)
+            for shape, shares in kinds
+            for adapted in ((False, True) if segments.adapts else (False,))
+        }
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
@@ -180,7 +187,9 @@ class Graphs:
         _exchange(self._segments, self._max_tokens)
         segments = self._segments
         for rows in sorted({1, self._max_rows}):
-            step = DeviceStep(segments.inputs(self._buckets.uncaptured(rows, self._max_tokens)))
+            step = DeviceStep(
+                segments.inputs(self._buckets.uncaptured(rows, self._max_tokens)), adapted=segments.adapts
+            )
             segments.forward(step)
             if not segments.ending.draws:
                 continue
@@ -196,18 +205,20 @@ class Graphs:
 
     def find(self, plan: StepPlan) -> Graph | None:
         """Return the graph of the smallest bucket that holds the plan, or None."""
-        rows, each = len(plan.rows), plan.rows.tokens_each
-        if plan.rows.prefixes and each == 1 and (graph := self._graphs.get((self._buckets.share(rows), True))):
+        rows, each, adapted = len(plan.rows), plan.rows.tokens_each, bool(plan.rows.features & Feature.ADAPTER)
+        shared = self._buckets.share(rows) if plan.rows.prefixes and each == 1 else None
+        if shared is not None and (graph := self._graphs.get((shared, True, adapted))):
             return graph
-        graph = self.holding(Shape(rows, plan.num_tokens, each))
+        graph = self.holding(Shape(rows, plan.num_tokens, each), adapted=adapted)
         if graph is None or (graph.inputs.tokens_each != each and (plan.rows.kinds_R == RowKind.VERIFY).any()):
             return None
         return graph
 
-    def holding(self, shape: Shape) -> Graph | None:
-        """Return the graph of the smallest bucket that holds a step of this size, or None."""
+    def holding(self, shape: Shape, *, adapted: bool = False) -> Graph | None:
+        """Return the graph of the smallest bucket that holds a step of this size, or None. adapted: some rows have
+        adapters."""
         bucket = self._buckets.find(*shape)
-        return None if bucket is None else self._graphs[bucket, False]
+        return None if bucket is None else self._graphs[bucket, False, adapted]
 
 
 def _exchange(segments: Segments, tokens: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.core.plan.step import RowKind, StepPlan
+from ridgeline.core.plan.step import Feature, RowKind, StepPlan
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.exchange import Exchange
 from ridgeline.worker.graphs import Graph, Graphs
@@ -25,7 +25,7 @@ class Launch(StepPart):
         self._inputs: DeviceInputs | None = None
 
     def prepare(self, step: PlannedStep) -> None:
-        plan = step.plan
+        plan, adapted = step.plan, bool(step.plan.rows.features & Feature.ADAPTER)
         graph = self._graph_of(plan, self.graphs) if self.graphs is not None and step.given is None else None
         if graph is not None:
             graph.inputs.load(plan)
@@ -33,7 +33,7 @@ class Launch(StepPart):
             return
         rows = plan.rows
         lengths = HostLengths(rows.num_tokens_R, plan.kv_bound_R, rows.kinds_R == RowKind.VERIFY)
-        step.device = DeviceStep(self.inputs(plan), lengths, step.given, wanted=step.wanted)
+        step.device = DeviceStep(self.inputs(plan), lengths, step.given, wanted=step.wanted, adapted=adapted)
 
     def _graph_of(self, plan: StepPlan, graphs: Graphs) -> Graph | None:
         """Return the graph that a step replays, or None if it runs op by op."""

@@ -15,12 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
-from ridgeline.core.errors import DeviceLost
+from ridgeline.core.errors import DeviceLost, InvalidConfig
+from ridgeline.core.plan.adapters import AdapterFacts
 from ridgeline.core.plan.expert_cache import ExpertCacheFigures
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.sleep import KINDS, Kind
@@ -30,6 +32,7 @@ from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.gemm.fp8.saturation import total_saturations
 from ridgeline.parallel.failures import described
 from ridgeline.parallel.stamps import Stamps
+from ridgeline.worker.adapters.store import AdapterStore
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.launch import RoundLaunch
 from ridgeline.worker.runner import Runner
@@ -141,6 +144,20 @@ class LocalWorker:
             device_lost=ticket.device_lost,
             dropped=ticket.dropped,
         )
+
+    def add_adapter(self, number: int, folder: Path) -> AdapterFacts:
+        """See `core.plan.adapters.HoldsAdapters`. Any thread may call it."""
+        return self._adapters.add(number, folder)
+
+    def remove_adapter(self, number: int) -> None:
+        """See `core.plan.adapters.HoldsAdapters`."""
+        self._adapters.remove(number)
+
+    @property
+    def _adapters(self) -> AdapterStore:
+        if self._runner.adapters is None:
+            raise InvalidConfig("this engine runs without adapters; start it with enable_lora.")
+        return self._runner.adapters.store
 
     def expect_round(self, shape: Shape, captured: bool) -> None:
         """Let the next step exchange tokens with other ranks, none of which has more rows or tokens than `shape`.

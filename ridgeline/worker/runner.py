@@ -15,6 +15,9 @@ from ridgeline.core.plan.step import MaskedDrafts, StepPlan
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.host_layout import HostLayout
 from ridgeline.layers.decoder import Decoder
+from ridgeline.worker.adapters.part import StepOfAdapters
+from ridgeline.worker.adapters.store import AdapterStore
+from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.changes import SlotChanges
 from ridgeline.worker.embeds import InsertedVectors
 from ridgeline.worker.encoding import EncoderPart
@@ -47,6 +50,7 @@ class Runner:
     draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
     drafted: the part that says which drafts rows verify; None: they verify none.
     host: the part that moves blocks to the host's memory and back; None: they stay on the device.
+    adapters: the part that brings adapters to the device; None: requests have none.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Runner:
             self.launch = RoundLaunch(self.segments, decoder, exchange, cascade=cascade)
         parts = self._parts()
         self.host: HostMemory | None = None
+        self.adapters: StepOfAdapters | None = None
         self._prepare, self._after_forward = moment(parts, "prepare"), moment(parts, "after_forward")
         self._before_sample, self._after_sample = moment(parts, "before_sample"), moment(parts, "after_sample")
 
@@ -117,6 +122,12 @@ class Runner:
         """Take memory of the host for blocks that the cache has no room for. Raise InvalidConfig if there is none."""
         self.host = HostMemory(self.segments.states.memory, layout)
         self._prepare = moment([self.host], "prepare") + self._prepare
+
+    def adapt(self, store: AdapterStore, tables: AdapterTables) -> None:
+        """Let requests run with adapters."""
+        self.adapters = StepOfAdapters(store, tables, self.slots)
+        self._prepare = moment([self.adapters], "prepare") + self._prepare
+        self.segments.begin_with(self.adapters)
 
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not

@@ -35,6 +35,7 @@ class Segments:
 
     widths: drafts of a row, where all rows of a step verify as many.
     columns: tokens that a row emits, at most.
+    adapts: rows may have adapters.
     """
 
     def __init__(
@@ -61,9 +62,15 @@ class Segments:
         self.masking = Masking(ops, self.vocabulary, device)
         self.network = self._network(divide_from)
         self.ending = self._ending(relay)
+        self.adapts = False
         parts: list[StepPart] = [self.network, self.ending, *([self.mailbox] if self.ending.draws else [])]
         self._forward = [act for _, act in moment(parts, "forward")]
         self._sample = [act for _, act in moment(parts, "sample")]
+
+    def begin_with(self, part: StepPart) -> None:
+        """Let a further part come first in the forward segment. Steps may then have adapters."""
+        self._forward.insert(0, part.forward)
+        self.adapts = True
 
     def _network(self, divide_from: int | None) -> ModelNetwork:
         parts = self.decoder, self._ops, self.slots, self.states

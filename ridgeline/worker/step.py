@@ -105,6 +105,7 @@ class DeviceStep:
     catching: the time at which a network that drafts runs over the step's tokens; None: that of a step of these shapes
         in a graph.
     share: this rank's part of the tokens, where ranks divide them.
+    adapted: some rows may have adapters.
 
     What it leaves:
 
@@ -134,6 +135,7 @@ class DeviceStep:
     drafts: Drafts | None = None
     catching: Catching | None = None
     share: Stripes | Stretches | None = None
+    adapted: bool = False
     active_R: Tensor = field(init=False)
     kv_len_R: Tensor = field(init=False)
     last_R: Tensor = field(init=False)

@@ -417,8 +417,10 @@ class Request:
     inserted: vectors in the place of some of the prompt's tokens.
     encoder_ids: what a model with an encoder reads; the prompt is then where its output begins. Such a request neither
         takes from the prefix cache nor leaves anything there.
-    prefix_keys: further things that a state depends on, such as the name of an adapter or the version of the weights.
+    prefix_keys: further things that a state depends on, such as an adapter's content or the version of the weights.
         Prefix hits happen only between requests with equal keys.
+    adapter: the number of the adapter that it runs with, under which the worker knows it; 0: none. Its prefix keys name
+        the adapter's content.
     owner: whose request it is. Owners have equal shares of the engine, or those of their weights (`tenant_weights`).
     slo_ttft, slo_itl: seconds until the first token and between tokens that the request asks for (with the slo policy
         only); 0: as the engine's settings say.
@@ -445,6 +447,7 @@ class Request:
     inserted: tuple[Inserted, ...] = ()
     encoder_ids: tuple[int, ...] = ()
     prefix_keys: tuple[str, ...] = ()
+    adapter: int = 0
     owner: str = ""
     slo_ttft: float = 0.0
     slo_itl: float = 0.0

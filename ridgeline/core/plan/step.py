@@ -132,6 +132,7 @@ class Assign:
     embedded: the prompt came as vectors, and its tokens are placeholders.
     tenant: a number for the request's `cache_salt`, whatever characters that has.
     keys: the request's `prefix_keys`.
+    adapter: the place of the request's adapter among those that the device holds, from 1; 0: it has none.
     """
 
     slot: int
@@ -149,6 +150,15 @@ class Assign:
     embedded: bool = False
     tenant: int = 0
     keys: tuple[str, ...] = ()
+    adapter: int = 0
+
+
+class PlacedAdapter(NamedTuple):
+    """A place on the device, from 1, and the number of the adapter whose matrices are copied there before the plan's
+    rows run."""
+
+    place: int
+    adapter: int
 
 
 class SetBlocks(NamedTuple):
@@ -212,6 +222,7 @@ class StepPlan:
     after: on a stage of a pipeline, the newest plan whose tokens this plan needs (`ranks/parts.py`).
     drafts: False if the next step should verify none, by what is known so far.
     moves: None: no blocks move between the device and the host's memory.
+    adapters: those that get a place on the device, in this order. A later one may take an earlier one's place.
     """
 
     id: int
@@ -225,6 +236,7 @@ class StepPlan:
     after: int = -1
     drafts: bool = True
     moves: Moves | None = None
+    adapters: tuple[PlacedAdapter, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.adapters import AdapterSettings
 from ridgeline.core.settings.cache import CacheSettings
 from ridgeline.core.settings.checks import check_fields
 from ridgeline.core.settings.experts import ExpertSettings
@@ -22,11 +23,11 @@ COUNTS = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory")
 FACTORS = {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
 FACTORS |= {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
 
-GROUPS = (ModelSettings, StepSettings, CacheSettings, ParallelSettings, ExpertSettings)
+GROUPS = (ModelSettings, StepSettings, CacheSettings, ParallelSettings, ExpertSettings, AdapterSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LLMConfig(ModelSettings, StepSettings, CacheSettings, ParallelSettings, ExpertSettings):
+class LLMConfig(ModelSettings, StepSettings, CacheSettings, ParallelSettings, ExpertSettings, AdapterSettings):
     """The settings that a user chooses, each in its group. None means that the model and the machine decide."""
 
     def __post_init__(self) -> None:
@@ -93,6 +94,7 @@ class EngineConfig:
         nothing is looked up there.
     cuts_chunks: the worker may run a chunk of a prompt in pieces, which end anywhere (`ranks/parts.py`).
     host_tier: the host's memory as a second tier of the cache. None: there is none.
+    max_loras: how many adapters requests may run with at once. 0: none have any.
     """
 
     max_model_len: int
@@ -115,6 +117,7 @@ class EngineConfig:
     lookup: tuple[int, int] = (0, 0)
     cuts_chunks: bool = False
     host_tier: HostTierSettings | None = None
+    max_loras: int = 0
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

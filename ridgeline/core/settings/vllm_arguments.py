@@ -38,12 +38,12 @@ _CACHE = Absent("the prefix cache changes no answer", harmless=True)
 _OUTPUTS = Absent("generate returns whole outputs, and stream pieces of one", harmless=True)
 
 PROMPTS: dict[str, Absent] = {
-    "lora_request": Absent("adapters are not supported; merge them into the model's weights"),
     "mm_processor_kwargs": _TEXT,
     "tokenization_kwargs": Absent("encode texts with get_tokenizer() and give token ids"),
 }
+POOLED = PROMPTS | {"lora_request": Absent("adapters are for models that generate; merge it into the model's weights")}
 CHATS = PROMPTS | {"chat_template_content_format": Absent("messages reach the template as texts", ("auto", "string"))}
-SCORES = PROMPTS | {
+SCORES = POOLED | {
     "data_1": Absent(ours="prompts"),
     "data_2": Absent(ours="continuations"),
     "chat_template": Absent("put it into the model's folder, as chat_template.jinja"),

@@ -22,6 +22,7 @@ class Feature(IntFlag):
     GUIDANCE = 512  # some rows' scores are computed from those of two rows (`Rows.guided`)
     APART = 1024  # some rows have logprobs of their own: of tokens that the request names, or of very many
     GIVEN = 2048  # some masked rows verify drafts, which come with their masks: the whole step waits for these
+    ADAPTER = 4096  # some rows have an adapter
 
 
 class Finish:

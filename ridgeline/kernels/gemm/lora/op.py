@@ -13,6 +13,7 @@ Legend:
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -76,7 +77,7 @@ def lora(y_TO: Tensor, x_TI: Tensor, factors: AdapterFactors, step: TokensByAdap
     down_AKI, up_AOR, rank_A, tile_J3 = factors
     most = up_AOR.shape[2]
     starts = step.start_A1.tolist()
-    for adapter, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for adapter, (start, end) in enumerate(itertools.pairwise(starts)):
         token_t, rank = step.order_T[start:end].long(), int(rank_A[adapter])
         if start == end or not rank:
             continue

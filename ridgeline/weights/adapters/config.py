@@ -1,0 +1,149 @@
+"""adapter_config.json of PEFT: what of it is followed, and what is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.formats.json_file import read_json
+
+MOST_ENTRIES = 65_536  # of a list or a table: every module of a large mixture may have its own
+MOST_LETTERS = 1024  # of a name or an expression
+ALL_LINEAR = "all-linear"
+
+# Entries that change nothing when the adapter runs
+_HARMLESS = {
+    *("auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode"),
+    *("init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core"),
+    *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
+}
+_READ = {
+    *("alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "peft_type", "r"),
+    *("rank_pattern", "target_modules", "use_rslora"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """The entries that say which modules an adapter changes, and by how much.
+
+    targets: the ends of modules' names, or an expression for all of a name. excluded: likewise.
+    layers: the only layers that are adapted; None: all. layer_patterns: expressions for what stands in front of a
+        layer's number; none: any name.
+    ranks, alphas: by an expression for the end of a module's name, where these are not `rank` and `alpha`.
+    rooted: scales are alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732) instead of alpha / rank.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] | str
+    excluded: tuple[str, ...] | str = ()
+    layers: frozenset[int] | None = None
+    layer_patterns: tuple[str, ...] = ()
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    rooted: bool = False
+
+    def scale(self, rank: int, alpha: float) -> float:
+        """Return the factor of an adapted module's product."""
+        return alpha / (sqrt(rank) if self.rooted else rank)
+
+
+def read_adapter_config(folder: Path, most_rank: int) -> AdapterConfig:
+    """Return the config of an adapter's folder. Raise ModelLoadError if it is missing or damaged, asks for something
+    that is not here, or for a larger rank."""
+    path = folder / "adapter_config.json"
+    found = read_json(path, required=True)
+    kind = found.get("peft_type")
+    if kind != "LORA":
+        raise ModelLoadError(f"{path} has peft_type {_short(kind)}, and only LORA is served; merge it into the model.")
+    wanted = [name for name in sorted(found) if name not in _HARMLESS | _READ and _asks(name, found[name])]
+    if wanted:
+        raise ModelLoadError(
+            f"{path} sets {_short(wanted[0])[1:-1]} to {_short(found[wanted[0]])}, which adapters have not here; "
+            "merge the adapter into the model's weights, or train it without."
+        )
+    rank, alpha = _whole(found, "r", path), _number(found.get("lora_alpha", 8), "lora_alpha", path)
+    ranks = {name: _rank(value, f"rank_pattern of {name}", path) for name, value in _table(found, "rank_pattern", path)}
+    alphas = {
+        name: _number(value, f"alpha_pattern of {name}", path) for name, value in _table(found, "alpha_pattern", path)
+    }
+    if (largest := max([rank, *ranks.values()])) > most_rank:
+        raise ModelLoadError(f"{path} has rank {largest}, above max_lora_rank {most_rank}; raise that.")
+    if not isinstance(rooted := found.get("use_rslora") or False, bool):
+        raise ModelLoadError(f"{path} has use_rslora {_short(rooted)}, which must be true or false; mend it.")
+    return AdapterConfig(
+        rank=rank,
+        alpha=alpha,
+        targets=_names(found, "target_modules", path, needed=True),
+        excluded=_names(found, "exclude_modules", path),
+        layers=_layers(found, path),
+        layer_patterns=_listed(_names(found, "layers_pattern", path)),
+        ranks=ranks,
+        alphas=alphas,
+        rooted=rooted,
+    )
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Return True unless an entry is at a value that asks for nothing."""
+    return not (value is None or value is False or value in ("", [], {}) or (name == "bias" and value == "none"))
+
+
+def _whole(found: Mapping[str, Any], name: str, path: Path) -> int:
+    return _rank(found.get(name, 8), name, path)
+
+
+def _rank(value: Any, name: str, path: Path) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelLoadError(f"{path} has {name[:99]} {_short(value)}, which must be a whole number from 1; mend it.")
+    return value
+
+
+def _number(value: Any, name: str, path: Path) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+        raise ModelLoadError(f"{path} has {name[:99]} {_short(value)}, which must be a finite number; mend it.")
+    return float(value)
+
+
+def _table(found: Mapping[str, Any], name: str, path: Path) -> list[tuple[str, Any]]:
+    value = found.get(name) or {}
+    if not isinstance(value, dict) or len(value) > MOST_ENTRIES or any(len(key) > MOST_LETTERS for key in value):
+        raise ModelLoadError(f"{path} has {name} {_short(value)}, which must be an object of modules' names; mend it.")
+    return list(value.items())
+
+
+def _names(found: Mapping[str, Any], name: str, path: Path, *, needed: bool = False) -> tuple[str, ...] | str:
+    value = found.get(name)
+    if value is None and not needed:
+        return ()
+    several = isinstance(value, list) and len(value) <= MOST_ENTRIES
+    if not all(isinstance(each, str) and len(each) <= MOST_LETTERS for each in (value if several else [value])):
+        raise ModelLoadError(
+            f"{path} has {name} {_short(value)}, which must be a list of modules' names or an expression of up to "
+            f"{MOST_LETTERS} characters; mend it."
+        )
+    return tuple(value) if isinstance(value, list) else str(value)
+
+
+def _listed(names: Sequence[str] | str) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _layers(found: Mapping[str, Any], path: Path) -> frozenset[int] | None:
+    value = found.get("layers_to_transform")
+    if value is None or value == []:
+        return None
+    listed: list[Any] = value if isinstance(value, list) else [value]
+    if len(listed) > MOST_ENTRIES or not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+        raise ModelLoadError(f"{path} has layers_to_transform {_short(value)}, which must be layers' numbers; mend it.")
+    return frozenset(listed)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,0 +1,95 @@
+"""The linear maps of a model that adapters can change, by the names of the checkpoint's modules.
+
+It is the model's weight map that says which of our fused maps a module is a part of, so adapters work for every family
+whose weights are loaded by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
+from ridgeline.layers.linear import Linear
+from ridgeline.quantization.multiplied import factors
+from ridgeline.weights.loader import empty_decoder, stored_view
+from ridgeline.weights.rows import in_our_order
+
+# Names of one module: of a text model inside a larger one, and of feed-forwards in Kimi Linear
+_OTHER_NAMES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    (".block_sparse_moe.", ".mlp."),
+)
+
+
+@dataclass(frozen=True)
+class AdaptedMap:
+    """One of our linear maps. parts: the outputs of each module that it is made of."""
+
+    name: str
+    inputs: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModulePlace:
+    """The place of a checkpoint's module: a part of one of our linear maps.
+
+    source: says in which order the checkpoint has the module's rows.
+    factor_O: what our outputs are multiplied by; None: nothing.
+    """
+
+    map: AdaptedMap
+    part: int
+    source: Source
+    factor_O: Tensor | None
+
+    @property
+    def outputs(self) -> int:
+        return self.map.parts[self.part]
+
+    @property
+    def first(self) -> int:
+        """The first of the map's outputs that are the module's."""
+        return sum(self.map.parts[: self.part])
+
+    def in_our_order(self, up_OR: Tensor) -> Tensor:
+        """Return a matrix with the rows of the module's outputs as our map has them, multiplied as they are."""
+        source = replace(self.source, transpose=False)
+        ours_OR = torch.empty_like(up_OR)
+        view = stored_view(ours_OR, source)
+        view.copy_(in_our_order(up_OR, source).view(view.shape))
+        return ours_OR if self.factor_O is None else ours_OR * self.factor_O[:, None]
+
+
+def adaptable(spec: ModelSpec, weights: WeightMap) -> dict[str, ModulePlace]:
+    """Return the place of every module that adapters can change, by the module's name in the checkpoint. These are the
+    linear maps of layers; experts' matrices, embeddings and heads are others."""
+    decoder, found = empty_decoder(spec), dict[str, ModulePlace]()
+    for parameter, sources in weights.items():
+        name, _, kind = parameter.rpartition(".")
+        owner = decoder.get_submodule(name) if kind == "weight" and parameter.startswith("layers.") else None
+        if not isinstance(owner, Linear):
+            continue
+        parts = owner.parts if len(sources) > 1 else (sum(owner.parts),)
+        whole = AdaptedMap(name, owner.inputs, parts)
+        factor_O = factors(owner.multipliers, torch.device("cpu"))
+        ends = list(accumulate(parts, initial=0))
+        for part, source in enumerate(sources):
+            own = None if factor_O is None else factor_O[ends[part] : ends[part + 1]]
+            found[source.name.removesuffix(".weight")] = ModulePlace(whole, part, source, own)
+    return found
+
+
+def placed(module: str, places: Mapping[str, ModulePlace]) -> ModulePlace | None:
+    """Return the place of a module by the name that an adapter has for it, or None."""
+    for theirs, ours in ("", ""), *_OTHER_NAMES:
+        for one, other in (theirs, ours), (ours, theirs):
+            if (place := places.get(module.replace(one, other, 1) if one else module)) is not None:
+                return place
+    return None

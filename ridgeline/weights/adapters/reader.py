@@ -1,0 +1,189 @@
+"""Adapters in PEFT's folders: adapter_config.json and adapter_model.safetensors.
+
+All that a file says of itself is checked against the model before any tensor is read.
+
+Legend:
+    I  inputs of a module
+    O  outputs of a module
+    R  the adapter's rank there
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.adapters.config import read_adapter_config
+from ridgeline.weights.adapters.matching import Meant, meant_modules
+from ridgeline.weights.adapters.places import ModulePlace, placed
+from ridgeline.weights.checkpoint import PLAIN
+from ridgeline.weights.loader import shortened
+
+FILE = "adapter_model.safetensors"
+MOST_HEADER = 1 << 24  # bytes: a tensor takes about 150, and a large mixture has 60,000
+WIDEST = 8  # bytes of a number
+_PREFIX = "base_model.model."
+_CONVERT = (
+    'python -c "import torch, safetensors.torch as s; '
+    "s.save_file(torch.load('adapter_model.bin', weights_only=True), 'adapter_model.safetensors')\""
+)
+
+
+class ThinPair(NamedTuple):
+    """The two matrices of one module, with the module's place. up_OR has the scale, and rows in our order."""
+
+    place: ModulePlace
+    down_RI: Tensor
+    up_OR: Tensor
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of one model.
+
+    key: names its content, which prefix hashes depend on.
+    pairs: of every module that it changes.
+    """
+
+    key: str
+    pairs: tuple[ThinPair, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(pair.down_RI.nbytes + pair.up_OR.nbytes for pair in self.pairs)
+
+
+def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype) -> Adapter:
+    """Return the adapter in a folder, in a dtype. places: those of the model's modules. Raise ModelLoadError, in one
+    sentence, for a folder that is damaged, means another model, or asks for what is not here."""
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
+    config = read_adapter_config(folder, most_rank)
+    path = _tensors_of(folder)
+    bytes_per_rank = sum(each.map.inputs + each.outputs for each in places.values()) * WIDEST
+    header = _header(path, MOST_HEADER + most_rank * bytes_per_rank)
+    modules = _modules(header, path)
+    known = {module: place for module in modules if (place := placed(module, places)) is not None}
+    if foreign := [module for module in modules if module not in known]:
+        raise ModelLoadError(
+            f"{path} adapts modules that this model lacks, or that adapters cannot change here: {shortened(foreign)}; "
+            "give an adapter of this model's linear layers."
+        )
+    meant = meant_modules(config, list(known), folder)
+    if odd := [module for module in modules if module not in meant]:
+        raise ModelLoadError(
+            f"{path} holds matrices of modules that its adapter_config.json does not mean: {shortened(odd)}."
+        )
+    for module, place in known.items():
+        _check_shapes(path, module, header, place, meant[module])
+    return Adapter(_key(folder, path), tuple(_pairs(path, known, meant, dtype)))
+
+
+def _tensors_of(folder: Path) -> Path:
+    path = folder / FILE
+    if path.is_file():
+        return path
+    if (folder / "adapter_model.bin").exists():
+        raise ModelLoadError(
+            f"{folder} holds adapter_model.bin, a pickle that could run code; convert it there with: {_CONVERT}"
+        )
+    raise ModelLoadError(f"{folder} holds no {FILE}; give the folder that PEFT saved.")
+
+
+def _header(path: Path, most_bytes: int) -> dict[str, Any]:
+    """Return the header of a file: the dtype and shape of each tensor."""
+    if (size := path.stat().st_size) > most_bytes:
+        raise ModelLoadError(
+            f"{path} has {size:,} bytes, and an adapter of this model within max_lora_rank at most {most_bytes:,}."
+        )
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(MOST_HEADER, size):
+            raise ModelLoadError(f"{path} is damaged: it says that its header has {length:,} bytes; copy it again.")
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise ModelLoadError(f"{path} is damaged: its header is no JSON; copy it again.") from error
+    if not isinstance(header, dict):
+        raise ModelLoadError(f"{path} is damaged: its header is no object; copy it again.")
+    header.pop("__metadata__", None)
+    for name, each in header.items():
+        shape = each.get("shape") if isinstance(each, dict) else None
+        whole = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
+        if not whole or not isinstance(each.get("dtype"), str):
+            raise ModelLoadError(f"{path} is damaged: its header says nothing clear of {name[:99]}; copy it again.")
+    return header
+
+
+def _modules(header: Mapping[str, Any], path: Path) -> list[str]:
+    """Return the modules of which a file has both matrices. Raise ModelLoadError for tensors of other kinds."""
+    halves: dict[str, set[str]] = {}
+    for name in header:
+        module, _, half = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
+        if half not in ("lora_A", "lora_B") or not name.endswith(".weight"):
+            raise ModelLoadError(
+                f"{path} holds {name[:99]}, and only lora_A and lora_B of linear layers are served; merge the adapter "
+                "into the model's weights, or train it without."
+            )
+        halves.setdefault(module, set()).add(half)
+    if not halves:
+        raise ModelLoadError(f"{path} holds no tensors; copy it again.")
+    if lone := [module for module, found in halves.items() if len(found) == 1]:
+        raise ModelLoadError(f"{path} holds one of two matrices of {shortened(lone)}; copy it again.")
+    return list(halves)
+
+
+def _names(module: str, header: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of a module's two tensors."""
+    before = _PREFIX if f"{_PREFIX}{module}.lora_A.weight" in header else ""
+    return f"{before}{module}.lora_A.weight", f"{before}{module}.lora_B.weight"
+
+
+def _check_shapes(path: Path, module: str, header: Mapping[str, Any], place: ModulePlace, meant: Meant) -> None:
+    wanted = [meant.rank, place.map.inputs], [place.outputs, meant.rank]
+    for name, shape in zip(_names(module, header), wanted, strict=True):
+        if header[name]["shape"] != shape:
+            raise ModelLoadError(
+                f"{path} holds {name[:200]} of shape {header[name]['shape'][:4]}, and this model with rank "
+                f"{meant.rank} wants {shape}; it is an adapter of another model, or its config is."
+            )
+        if header[name]["dtype"] not in PLAIN:
+            raise ModelLoadError(
+                f"{path} holds {name[:200]} as {header[name]['dtype'][:20]}; save it as plain numbers."
+            )
+
+
+def _pairs(
+    path: Path, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant], dtype: torch.dtype
+) -> list[ThinPair]:
+    found = []
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = dict.fromkeys(file.keys())
+            for module, place in known.items():
+                down_RI, up_OR = (file.get_tensor(name) for name in _names(module, names))
+                up_OR = place.in_our_order(up_OR.float()) * meant[module].scale
+                if not (down_RI.isfinite().all() and up_OR.isfinite().all()):
+                    raise ModelLoadError(f"{path} holds numbers of {module} that are not finite; train it again.")
+                found.append(ThinPair(place, down_RI.to(dtype).contiguous(), up_OR.to(dtype).contiguous()))
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is damaged or incomplete ({error}); copy it again.") from error
+    return found
+
+
+def _key(folder: Path, path: Path) -> str:
+    """Return a name of an adapter's content."""
+    digest = blake2b((folder / "adapter_config.json").read_bytes(), digest_size=16)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return f"adapter {digest.hexdigest()}"

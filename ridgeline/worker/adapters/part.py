@@ -1,0 +1,25 @@
+"""The part of a step that brings adapters to the device and says which token has which."""
+
+from __future__ import annotations
+
+from ridgeline.worker.adapters.store import AdapterStore
+from ridgeline.worker.adapters.tables import AdapterTables
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.step import DeviceStep, PlannedStep, StepPart
+
+
+class StepOfAdapters(StepPart):
+    """Copies adapters to their places in front of a step, and sorts the step's tokens by adapter."""
+
+    def __init__(self, store: AdapterStore, tables: AdapterTables, slots: Slots) -> None:
+        self.store, self.tables, self._slots = store, tables, slots
+
+    def prepare(self, step: PlannedStep) -> None:
+        for place, number in step.plan.adapters:
+            self.tables.fill(place, self.store.take(number))
+
+    def forward(self, step: DeviceStep) -> None:
+        if step.adapted:
+            self.tables.begin(step.inputs, self._slots.adapter_S)
+        else:
+            self.tables.end()

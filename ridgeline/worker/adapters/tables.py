@@ -1,0 +1,104 @@
+"""The matrices of the adapters that the device holds.
+
+Every linear map that adapters can change has memory for `max_loras` adapters of `max_lora_rank`, which graphs may hold
+addresses of. An adapter is copied to its place there in the order of the steps, so steps that are under way still find
+what they need.
+
+Legend:
+    A  places of adapters
+    R  the most that an adapter's rank may be
+    I  inputs of a linear map
+    O  outputs of a linear map
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.gemm.lora.op import AdapterFactors, by_adapter, tiles
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.linear import Linear
+from ridgeline.quantization.adapted import AdaptedWeight, StepAdapters
+from ridgeline.weights.adapters.places import AdaptedMap, ModulePlace
+from ridgeline.weights.adapters.reader import Adapter
+from ridgeline.worker.inputs import DeviceInputs
+from ridgeline.worker.upload import upload
+
+
+class MapMatrices(NamedTuple):
+    """The matrices of one linear map. row: its row of the ranks."""
+
+    map: AdaptedMap
+    row: int
+    down_APRI: Tensor
+    up_AOR: Tensor
+
+
+class AdapterTables:
+    """The matrices of `places` adapters for all maps of a model. Its linear maps look at them from now on.
+
+    step: the adapters of the step under way.
+    """
+
+    def __init__(self, decoder: Decoder, maps: Iterable[AdaptedMap], places: int, most_rank: int) -> None:
+        device, self.dtype = next(decoder.parameters()).device, decoder.dtype
+        listed = list(maps)
+        self.places, self.step = places, StepAdapters()
+        self._ranks_LA = torch.zeros(len(listed), places, dtype=torch.int32, device=device)
+        self._maps: dict[str, MapMatrices] = {}
+        for index, each in enumerate(listed):
+            linear = decoder.get_submodule(each.name)
+            assert isinstance(linear, Linear)
+            down_APRI = torch.zeros(places, len(each.parts), most_rank, each.inputs, dtype=self.dtype, device=device)
+            up_AOR = torch.zeros(places, sum(each.parts), most_rank, dtype=self.dtype, device=device)
+            tile_J3 = torch.tensor(tiles(each.parts), dtype=torch.int32, device=device)
+            factors = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3)
+            linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, factors, self.step)
+            self._maps[each.name] = MapMatrices(each, index, down_APRI, up_AOR)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.down_APRI.nbytes + each.up_AOR.nbytes for each in self._maps.values())
+
+    def fill(self, place: int, adapter: Adapter) -> None:
+        """Copy an adapter to a place, from 1."""
+        at, ranks = place - 1, torch.zeros(len(self._maps), dtype=torch.int32)
+        pairs: dict[str, list] = {}
+        for pair in adapter.pairs:
+            pairs.setdefault(pair.place.map.name, []).append(pair)
+        for name, own in pairs.items():
+            matrices = self._maps[name]
+            rank = max(len(pair.down_RI) for pair in own)
+            ranks[matrices.row] = rank
+            if len(own) < len(matrices.map.parts) or any(len(pair.down_RI) < rank for pair in own):
+                matrices.down_APRI[at, :, :rank].zero_()
+                matrices.up_AOR[at, :, :rank].zero_()
+            for where, down_RI, up_OR in own:
+                thin = len(down_RI)
+                matrices.down_APRI[at, where.part, :thin].copy_(down_RI, non_blocking=True)
+                rows = slice(where.first, where.first + where.outputs)
+                matrices.up_AOR[at, rows, :thin].copy_(up_OR, non_blocking=True)
+        self._ranks_LA[:, at].copy_(upload(ranks.numpy(), self._ranks_LA.device))
+
+    def begin(self, inputs: DeviceInputs, adapter_S: Tensor) -> None:
+        """Let the linear maps know which token of a step has which adapter."""
+        self.step.tokens = by_adapter(inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens, self.places)
+
+    def end(self) -> None:
+        """Let the linear maps run without adapters."""
+        self.step.tokens = None
+
+
+def maps_of(places: Mapping[str, ModulePlace]) -> list[AdaptedMap]:
+    """Return the linear maps of which modules are parts, each once."""
+    return list({place.map.name: place.map for place in places.values()}.values())
+
+
+def table_bytes(maps: Iterable[AdaptedMap], places: int, most_rank: int, itemsize: int) -> int:
+    """Return the bytes of an `AdapterTables`."""
+    numbers = sum(each.inputs * len(each.parts) + sum(each.parts) for each in maps)
+    return places * most_rank * itemsize * numbers

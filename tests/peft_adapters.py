@@ -1,0 +1,49 @@
+"""Adapters that PEFT makes of tiny models, saved as it saves them: the oracle of tests with adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from tests import tiny_models
+
+
+class Adapted:
+    """An adapter of a family's tiny model. model: with the adapter. folder: as PEFT saved it."""
+
+    def __init__(self, family: str, folder: Path, seed: int = 0, **options: Any) -> None:
+        options = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", **options}
+        self.family, self.folder = family, folder
+        self.model: PeftModel = get_peft_model(tiny_models.build(family), LoraConfig(**options)).eval()
+        draw = torch.Generator().manual_seed(seed + 1)
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if "lora_" in name:
+                    parameter.copy_(0.15 * torch.randn(parameter.shape, generator=draw))
+        self.model.save_pretrained(str(folder))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return json.loads((self.folder / "adapter_config.json").read_text())
+
+    def write_config(self, **changes: Any) -> None:
+        (self.folder / "adapter_config.json").write_text(json.dumps({**self.config, **changes}))
+
+    def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return the log-probabilities of all tokens behind each of these: [tokens, vocabulary]."""
+        with torch.inference_mode():
+            return self.model(torch.tensor([list(tokens)])).logits[0].log_softmax(-1)
+
+
+class Plain:
+    """The model itself, with the same interface."""
+
+    def __init__(self, family: str) -> None:
+        self.model = tiny_models.build(family)
+
+    logprobs = Adapted.logprobs
