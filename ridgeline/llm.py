@@ -123,7 +123,7 @@ class LLM:
         """
         listed = listed_prompts(prompts)
         every, ranks = self._params_for(len(listed), sampling_params), listed_priorities(priority, len(listed))
-        adapters = self._adapters_for(len(listed), lora_request)
+        adapters = [None] * len(listed) if lora_request is None else self._adapters_for(len(listed), lora_request)
         jobs = [
             self._make(prompt, params, priority=rank, cache_salt=cache_salt, adapter=adapter)
             for prompt, params, rank, adapter in zip(listed, every, ranks, adapters, strict=True)

@@ -13,7 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tests import tiny_models
 
 
-class Adapted:
+class PeftAdapter:
     """An adapter of a family's tiny model. model: with the adapter. folder: as PEFT saved it."""
 
     def __init__(self, family: str, folder: Path, seed: int = 0, **options: Any) -> None:
@@ -40,10 +40,10 @@ class Adapted:
             return self.model(torch.tensor([list(tokens)])).logits[0].log_softmax(-1)
 
 
-class Plain:
+class PlainModel:
     """The model itself, with the same interface."""
 
     def __init__(self, family: str) -> None:
         self.model = tiny_models.build(family)
 
-    logprobs = Adapted.logprobs
+    logprobs = PeftAdapter.logprobs

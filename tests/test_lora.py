@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from ridgeline import LLM, LoRARequest, SamplingParams
+from ridgeline import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.text.outputs import RequestOutput
 
 pytest.importorskip("peft")
 
-from tests.peft_adapters import Adapted, Plain
+from tests.driving import ask, disturbed, rig
+from tests.peft_adapters import PeftAdapter, PlainModel
+
+TinyModel = Callable[[str], Path]
 
 TOLERANCE = 2e-4
 TIGHT: dict[str, Any] = {"max_num_batched_tokens": 24, "block_size": 4, "max_num_seqs": 4}
@@ -24,7 +29,8 @@ SHARED = [7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67]
 PROMPTS = ([5, 6, 7], list(range(10, 45)), [*SHARED, 100], [*SHARED, 101])
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1, prompt_logprobs=0)
 
-# A fused projection, rows of heads, rows in pairs, Conv1D, biases, a mixture, latents, states, multipliers of muP
+# Fused and unfused projections, rows head by head, Conv1D, biases, gates of shared experts, latents, states, and muP's
+# multipliers
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 FAMILIES: dict[str, Any] = {
     "llama": {},
@@ -33,14 +39,13 @@ FAMILIES: dict[str, Any] = {
     "phi3": {},
     "neox": {},
     "gpt2": {},
-    "qwen2_moe": {"exclude_modules": ["gate", "shared_expert_gate"]},
+    "qwen2_moe": {"target_modules": [*ATTENTION, "shared_expert_gate", "shared_expert.down_proj"]},
     "olmoe": {"target_modules": ATTENTION},
-    "deepseek_v2": {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"]},
+    "deepseek_v2": {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "o_proj"]},
     "falcon_h1": {"target_modules": [*ATTENTION, "in_proj", "gate_proj", "up_proj", "down_proj"]},
-    "qwen3_next": {"exclude_modules": ["gate", "shared_expert_gate"]},
+    "qwen3_next": {"target_modules": [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"]},
     "mamba2": {"target_modules": ["in_proj"]},
     "bloom": {},
-    "zamba2": {"target_modules": ["q_proj", "o_proj", "in_proj"]},
 }
 
 
@@ -49,7 +54,7 @@ def open_llm(folder: Path, **options: Any) -> LLM:
     return LLM(folder, **{**settings, "enable_lora": True, "max_loras": 2, **TIGHT, **options})
 
 
-def check(output: RequestOutput, oracle: Adapted | Plain) -> None:
+def check(output: RequestOutput, oracle: PeftAdapter | PlainModel) -> None:
     """Compare the log-probability of every token of a prompt and of its output."""
     [completion] = output.outputs
     tokens = [*output.prompt_token_ids, *completion.token_ids]
@@ -63,14 +68,14 @@ def check(output: RequestOutput, oracle: Adapted | Plain) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_are_those_of_peft(family: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_logprobs_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     """Several adapters of unlike ranks and the model itself, in one batch, in chunks, with hits of the prefix cache."""
     adapters = [
-        Adapted(family, tmp_path / "one", **FAMILIES[family]),
-        Adapted(family, tmp_path / "two", seed=1, r=9, lora_alpha=5, use_rslora=True, **FAMILIES[family]),
+        PeftAdapter(family, tmp_path / "one", **FAMILIES[family]),
+        PeftAdapter(family, tmp_path / "two", seed=1, r=9, lora_alpha=5, use_rslora=True, **FAMILIES[family]),
     ]
     named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
-    oracles = [Plain(family), *adapters]
+    oracles = [PlainModel(family), *adapters]
     with open_llm(tiny_model(family)) as llm:
         asked = [(prompt, which) for prompt in PROMPTS for which in range(3)]
         for _ in range(2):  # once more, from the cache
@@ -78,3 +83,87 @@ def test_logprobs_are_those_of_peft(family: str, tiny_model: Callable[[str], Pat
             outputs = llm.generate(prompts, PARAMS, lora_request=[named[which] for _, which in asked], use_tqdm=False)
             for output, (_, which) in zip(outputs, asked, strict=True):
                 check(output, oracles[which])
+
+
+def words(seed: int, count: int = 20) -> list[int]:
+    draw = Random(seed)
+    return [draw.randrange(3, 300) for _ in range(count)]
+
+
+def test_requests_wait_for_a_place_and_preemption_changes_nothing(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Four adapters and the model itself share two places, while requests are preempted by chance."""
+    adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i, r=1 + 3 * i) for i in range(4)]
+    with rig(tiny_model("llama"), enable_lora=True, max_loras=2, max_num_batched_tokens=16) as own:
+        used = [None, *(UsedAdapter(i, own.worker.add_adapter(i, a.folder).key) for i, a in enumerate(adapters, 1))]
+        requests = {}
+        for number in range(15):
+            request = ask(f"{number}", words(number // 5), max_tokens=6)
+            adapter = used[number % 5]
+            requests[request.id] = request if adapter is None else adapter.of(request)
+        own.add(*requests.values())
+        disturbed(own, Random(1), gives_way=0.3, leaves=0)
+        assert not own.errors
+        assert own.engine.scheduler.running.adapters.loads > 4
+        for number, request in enumerate(requests.values()):
+            oracle = PlainModel("llama") if number % 5 == 0 else adapters[number % 5 - 1]
+            tokens = list(request.prompt_token_ids)
+            for token in own.outcomes[request.id].tokens:
+                assert token == int(oracle.logprobs(tokens)[-1].argmax())
+                tokens.append(token)
+
+
+def test_nothing_is_found_of_what_another_adapter_cached(tiny_model: TinyModel, tmp_path: Path) -> None:
+    adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i) for i in range(2)]
+    with rig(tiny_model("llama"), enable_lora=True, max_loras=1) as own:
+        used = [UsedAdapter(i, own.worker.add_adapter(i, each.folder).key) for i, each in enumerate(adapters, 1)]
+        used.append(UsedAdapter(3, own.worker.add_adapter(3, adapters[0].folder).key))  # the same once more
+
+        def hits(name: str, adapter: UsedAdapter | None) -> int:
+            before, request = own.engine.scheduler.cache.hit_tokens, ask(name, words(3), max_tokens=2)
+            own.run(request if adapter is None else adapter.of(request))
+            return own.engine.scheduler.cache.hit_tokens - before
+
+        assert [hits(f"first {i}", each) for i, each in enumerate((None, *used))] == [0, 0, 0, 19]
+        assert [hits(f"again {i}", each) for i, each in enumerate((None, *used))] == [19, 19, 19, 19]
+
+
+def test_rows_without_an_adapter_keep_their_bits(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Beside rows with adapters, and beside an engine without adapters."""
+    adapter = LoRARequest("a", 1, PeftAdapter("llama", tmp_path / "a").folder)
+    prompts: list[Any] = [{"prompt_token_ids": words(i)} for i in range(4)]
+
+    def found(lora: list[LoRARequest | None] | None, **options: Any) -> list[Any]:
+        with open_llm(tiny_model("llama"), enable_prefix_caching=False, **options) as llm:
+            outputs = llm.generate(prompts, PARAMS, lora_request=lora, use_tqdm=False)
+            return [
+                (output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs) for output in outputs
+            ]
+
+    plain = found(None, enable_lora=False, max_loras=1)
+    assert found(None) == plain
+    mixed = found([None, adapter, None, adapter])
+    assert [mixed[0], mixed[2]] == [plain[0], plain[2]]
+    assert mixed[1] != plain[1]
+
+
+def test_samples_beams_and_drafts_follow_the_adapter(tiny_model: TinyModel, tmp_path: Path) -> None:
+    adapted = PeftAdapter("llama", tmp_path / "a")
+    adapter = LoRARequest("a", 1, adapted.folder)
+    drafts = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    with open_llm(tiny_model("llama"), speculative_config=drafts) as llm:
+        prompt: Any = {"prompt_token_ids": [*words(1), *words(1)]}
+        params = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=5, ignore_eos=True, logprobs=0)
+        [output] = llm.generate(prompt, params, lora_request=adapter, use_tqdm=False)
+        [greedy] = llm.generate(prompt, PARAMS, lora_request=adapter, use_tqdm=False)
+        check(greedy, adapted)
+        for completion in output.outputs:
+            tokens = [*output.prompt_token_ids, *completion.token_ids]
+            exact = adapted.logprobs(tokens)
+            for place, reported in enumerate(completion.logprobs or (), len(output.prompt_token_ids)):
+                found = reported[tokens[place]].logprob
+                assert found == pytest.approx(float(exact[place - 1, tokens[place]]), abs=TOLERANCE)
+        [best] = llm.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=4), lora_request=adapter)
+        tokens = [*best.prompt_token_ids, *best.outputs[0].token_ids]
+        exact = adapted.logprobs(tokens)
+        total = sum(float(exact[place - 1, tokens[place]]) for place in range(len(best.prompt_token_ids), len(tokens)))
+        assert best.outputs[0].cumulative_logprob == pytest.approx(total, abs=4 * TOLERANCE)

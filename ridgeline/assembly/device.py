@@ -39,18 +39,18 @@ from ridgeline.worker.threads import Threads
 UNMEASURED = 512  # tokens of a step that ranks divide where nothing is known of the device
 
 
-class Adapters(NamedTuple):
-    """What the host's memory and the device's hold of adapters."""
+class HeldAdapters(NamedTuple):
+    """The adapters in the host's memory, and their places on the device."""
 
     store: AdapterStore
     tables: AdapterTables
 
 
-class Beside(NamedTuple):
-    """What runs beside the model: a network that drafts, and adapters."""
+class DeviceExtras(NamedTuple):
+    """All that runs beside the model: a network that drafts, and adapters."""
 
     draft: Network | None
-    adapters: Adapters | None
+    adapters: HeldAdapters | None
 
 
 def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWorker, MemoryReport]:
@@ -65,14 +65,14 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
         keep_without_room()
     load = Load()  # while weights are read, it is seen how busy the cores are
     decoder, draft, adapters, memory = _load(choices, progress, sleep)
-    runner = _run_on(decoder, Beside(draft, adapters), memory, choices, progress, sleep)
+    runner = _run_on(decoder, DeviceExtras(draft, adapters), memory, choices, progress, sleep)
     alone = choices.device.type == "cpu" and choices.mesh.size == 1  # ranks must find the same bits
     return LocalWorker(runner, choices.mesh.stamps, Threads.where_they_may_change(load) if alone else None), memory
 
 
 def _load(
     choices: Choices, progress: Progress | None, sleep: SleepMemory | None = None
-) -> tuple[Decoder, Network | None, Adapters | None, MemoryReport]:
+) -> tuple[Decoder, Network | None, HeldAdapters | None, MemoryReport]:
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
     make room for adapters, and size the cache by what is left."""
     kernels, config = choices.kernels, choices.config
@@ -93,7 +93,7 @@ def _load(
     return decoder, draft, adapters, _agreed(memory, choices.mesh)
 
 
-def _adapters_of(choices: Choices, decoder: Decoder) -> Adapters | None:
+def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     """Return the memory of adapters on the device and in the host's memory, or None without adapters."""
     config = choices.config
     if not config.enable_lora:
@@ -101,7 +101,7 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> Adapters | None:
     places, rank = adaptable(choices.model.spec, choices.model.weights), config.max_lora_rank
     pinned = choices.device.type == "cuda"
     store = AdapterStore(places, most_rank=rank, dtype=decoder.dtype, pinned=pinned, most=config.max_cpu_loras)
-    return Adapters(store, AdapterTables(decoder, maps_of(places), config.max_loras, rank))
+    return HeldAdapters(store, AdapterTables(decoder, maps_of(places), config.max_loras, rank))
 
 
 def _decoder(choices: Choices) -> Decoder:
@@ -152,7 +152,7 @@ def _agreed(memory: MemoryReport, ranks: Mesh) -> MemoryReport:
 
 def _run_on(
     decoder: Decoder,
-    beside: Beside,
+    beside: DeviceExtras,
     memory: MemoryReport,
     choices: Choices,
     progress: Progress | None,

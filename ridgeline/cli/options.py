@@ -85,6 +85,10 @@ ENGINE_HELP = {
     "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "
     "(a CPU).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
+    "enable_lora": "Let requests run with adapters (LoRA).",
+    "max_loras": "Adapters that requests run with at once; requests with others wait.",
+    "max_lora_rank": "Largest rank of an adapter.",
+    "max_cpu_loras": "Adapters in the host's memory; others are read from their folders again (default: all).",
     "deterministic": "Give a request the same bits whatever runs beside it (GPU only; slower).",
     "cascade": "Let requests with a common beginning read its cached keys together (default: on a GPU).",
     "debug_checks": "Compare engine and device state at every step (slow).",

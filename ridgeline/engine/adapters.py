@@ -30,15 +30,13 @@ class AdapterPlaces:
 
     def has_room(self, adapter: int, leaving: Iterable[int] = ()) -> bool:
         """Return True if a sequence with this adapter could start. leaving: adapters of sequences that would leave
-        first."""
-        if not adapter or adapter in self._running:
+        first, 0 among them standing for none."""
+        if adapter in self._running:
             return True
         return len(self._running - Counter(leaving)) < self._places
 
     def take(self, adapter: int) -> None:
         """Count a sequence with this adapter, for which there is room, and give the adapter a place if it has none."""
-        if not adapter:
-            return
         place = self._place.pop(adapter, 0)
         if not place:
             place = self._free.pop() if self._free else self._place.pop(self._oldest())
@@ -52,15 +50,13 @@ class AdapterPlaces:
 
     def release(self, adapter: int) -> None:
         """Count a sequence less."""
-        if not adapter:
-            return
         self._running[adapter] -= 1
         if not self._running[adapter]:
             del self._running[adapter]
 
     def place(self, adapter: int) -> int:
-        """Return the place of an adapter with which a sequence runs; 0 for none."""
-        return self._place[adapter] if adapter else 0
+        """Return the place of an adapter with which a sequence runs."""
+        return self._place[adapter]
 
     def drop(self, adapter: int) -> None:
         """Forget an adapter with which no sequence runs: its number may come to mean another one."""

@@ -104,7 +104,7 @@ class Running:
         """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit.
         foresees: nor if all would come to need more than there is. outranked: as `Pressure.admits` takes it."""
         members = seq.members
-        if not self.adapters.has_room(seq.request.adapter):
+        if seq.request.adapter and not self.adapters.has_room(seq.request.adapter):
             return False
         foresees = foresees and self.num_requests > 0
         admitted = self.cache.admit(
@@ -119,7 +119,8 @@ class Running:
             return False
         for member in members:
             self.slots.acquire(member, member.cached_tokens)
-            self.adapters.take(member.request.adapter)
+            if member.request.adapter:
+                self.adapters.take(member.request.adapter)
             self.deltas.append(self.full_form(member))
         self._companions += len(members) - 1
         seq.status = Status.RUNNING
@@ -167,7 +168,8 @@ class Running:
             kv_len = member.written if stopped and member is seq else ahead
             self.cache.release(member, plan_id, kv_len, resumes=resumes)
             self.deltas.append(Release(member.slot))
-            self.adapters.release(member.request.adapter)
+            if member.request.adapter:
+                self.adapters.release(member.request.adapter)
             self.slots.release(member)
 
     # ---- rows and blocks --------------------------------------------------------------------------------------
@@ -252,7 +254,7 @@ class Running:
             embedded=request.embeds is not None,
             tenant=tenant_number(request.cache_salt),
             keys=request.prefix_keys,
-            adapter=self.adapters.place(request.adapter),
+            adapter=self.adapters.place(request.adapter) if request.adapter else 0,
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows, before: Iterable[InFlight]) -> dict[int, Assign]:

@@ -234,7 +234,8 @@ class Scheduler:
         leaving = [member for other in without for member in other.members]
         staying = self.running.num_seqs - len(leaving)
         room = staying + len(seq.members) <= self._pace.rows
-        room = room and self.running.adapters.has_room(seq.request.adapter, (each.request.adapter for each in leaving))
+        if room and (adapter := seq.request.adapter):
+            room = self.running.adapters.has_room(adapter, (each.request.adapter for each in leaving))
         return room and self.cache.would_admit(*seq.members, reserve_blocks=staying, without=leaving)
 
     def _grow_running(self) -> None:

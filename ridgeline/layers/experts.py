@@ -340,6 +340,6 @@ class Experts(nn.Module):
         if self.shared_gate is None:
             return y_TM
         weight_1M = self.shared_gate.weight
-        if weight_1M is None:  # it has another form
+        if weight_1M is None or self.shared_gate.matrix.adapts:  # it has another form
             return y_TM * torch.sigmoid(self.shared_gate(n_TM))
         return self.ops.token_gate(y_TM, n_TM, weight_1M)

@@ -44,6 +44,10 @@ class AdaptedWeight(Weight):
     def stored(self) -> Tensor:
         return self.inner.stored
 
+    @property
+    def adapts(self) -> bool:
+        return self.step.tokens is not None
+
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         y_TO = self.inner.linear(x_TI, bias_O)
         if (tokens := self.step.tokens) is not None:

@@ -60,6 +60,12 @@ class Weight(ABC):
         return (self.ops.gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO), s_TI
 
     @property
+    def adapts(self) -> bool:
+        """True if adapters change products of the step under way, so that the matrix alone does not say what they
+        are."""
+        return False
+
+    @property
     def takes_rounded(self) -> bool:
         """True if it may give a buffer. Layers ask this first, in every step: the length of a tensor takes 1 µs."""
         return False

@@ -1,4 +1,4 @@
-"""What there is to know of an adapter, and who holds adapters."""
+"""The facts of an adapter, and the worker that holds adapters."""
 
 from __future__ import annotations
 

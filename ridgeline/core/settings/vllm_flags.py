@@ -277,7 +277,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
 )
 
 _SPECULATION = "drafts are asked for by --speculative-config (docs/speculation.md)"
-_LORA = "adapters are not supported; merge them into the model's weights and serve the merged folder"
+_LORA = "adapters have no such setting here (docs/adapters.md); leave it out"
 _NODES = "one server runs on one machine; start one on each and put a balancer before them"
 _OFFLOAD = "weights stay on the device; use --moe-expert-cache-size, --quantization or more devices"
 _PARSERS = (
@@ -294,14 +294,12 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
      "spec-method spec-model spec-tokens speculative-model num-speculative-tokens "
      "speculative-draft-tensor-parallel-size ngram-prompt-lookup-max ngram-prompt-lookup-min", ()),
     (_LORA, SWITCH,
-     "enable-lora enable-lora-bias fully-sharded-loras enable-tower-connector-lora specialize-active-lora "
+     "enable-lora-bias fully-sharded-loras enable-tower-connector-lora specialize-active-lora "
      "enable-mixed-moe-lora-format enable-moe-shared-loras", ()),
     (_LORA, LIST, "lora-modules lora-target-modules", ()),
-    (_LORA, VALUE, "max-loras", ("1",)),
-    (_LORA, VALUE, "max-lora-rank", ("16",)),
     (_LORA, VALUE, "lora-dtype", ("auto",)),
     (_LORA, VALUE,
-     "max-cpu-loras default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),
+     "default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),
     ("prompt adapters are not supported; leave them out", SWITCH, "enable-prompt-adapter", ()),
     (_NODES, VALUE, "nnodes", ("1",)),
     (_NODES, VALUE, "node-rank data-parallel-start-rank data-parallel-rank", ("0",)),

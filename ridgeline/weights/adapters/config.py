@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ridgeline.weights.formats.json_file import read_json
 
 MOST_ENTRIES = 65_536  # of a list or a table: every module of a large mixture may have its own
 MOST_LETTERS = 1024  # of a name or an expression
+MOST_ALPHA = 1e6  # hundreds are usual
 ALL_LINEAR = "all-linear"
 
 # Entries that change nothing when the adapter runs
@@ -105,8 +106,11 @@ def _rank(value: Any, name: str, path: Path) -> int:
 
 
 def _number(value: Any, name: str, path: Path) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
-        raise ModelLoadError(f"{path} has {name[:99]} {_short(value)}, which must be a finite number; mend it.")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not abs(value) <= MOST_ALPHA:
+        raise ModelLoadError(
+            f"{path} has {name[:99]} {_short(value)}, which must be a number, up to a million; mend it."
+        )
     return float(value)
 
 
@@ -121,8 +125,8 @@ def _names(found: Mapping[str, Any], name: str, path: Path, *, needed: bool = Fa
     value = found.get(name)
     if value is None and not needed:
         return ()
-    several = isinstance(value, list) and len(value) <= MOST_ENTRIES
-    if not all(isinstance(each, str) and len(each) <= MOST_LETTERS for each in (value if several else [value])):
+    several: list[Any] = value if isinstance(value, list) and len(value) <= MOST_ENTRIES else [value]
+    if not all(isinstance(each, str) and len(each) <= MOST_LETTERS for each in several):
         raise ModelLoadError(
             f"{path} has {name} {_short(value)}, which must be a list of modules' names or an expression of up to "
             f"{MOST_LETTERS} characters; mend it."

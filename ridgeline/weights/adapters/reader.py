@@ -47,7 +47,7 @@ class ThinPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adapter:
+class ReadAdapter:
     """An adapter of one model.
 
     key: names its content, which prefix hashes depend on.
@@ -62,7 +62,7 @@ class Adapter:
         return sum(pair.down_RI.nbytes + pair.up_OR.nbytes for pair in self.pairs)
 
 
-def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype) -> Adapter:
+def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype) -> ReadAdapter:
     """Return the adapter in a folder, in a dtype. places: those of the model's modules. Raise ModelLoadError, in one
     sentence, for a folder that is damaged, means another model, or asks for what is not here."""
     if not folder.is_dir():
@@ -85,7 +85,7 @@ def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: 
         )
     for module, place in known.items():
         _check_shapes(path, module, header, place, meant[module])
-    return Adapter(_key(folder, path), tuple(_pairs(path, known, meant, dtype)))
+    return ReadAdapter(_key(folder, path), tuple(_pairs(path, known, meant, dtype)))
 
 
 def _tensors_of(folder: Path) -> Path:

@@ -14,7 +14,7 @@ import torch
 from ridgeline.core.errors import ContractViolation, ModelLoadError
 from ridgeline.core.plan.adapters import AdapterFacts
 from ridgeline.weights.adapters.places import ModulePlace
-from ridgeline.weights.adapters.reader import Adapter, read_adapter
+from ridgeline.weights.adapters.reader import ReadAdapter, read_adapter
 
 
 class AdapterStore:
@@ -35,7 +35,7 @@ class AdapterStore:
     ) -> None:
         self._places, self._most_rank, self._dtype, self._pinned, self._most = places, most_rank, dtype, pinned, most
         self._folders: dict[int, tuple[Path, str]] = {}  # and the content's key
-        self._held: OrderedDict[int, Adapter] = OrderedDict()
+        self._held: OrderedDict[int, ReadAdapter] = OrderedDict()
         self._lock = Lock()
         self.reads = 0
 
@@ -54,7 +54,7 @@ class AdapterStore:
             self._folders.pop(number, None)
             self._held.pop(number, None)
 
-    def take(self, number: int) -> Adapter:
+    def take(self, number: int) -> ReadAdapter:
         """Return an adapter. Raise ContractViolation for an unknown number, and ModelLoadError if its folder has other
         content by now."""
         with self._lock:
@@ -71,7 +71,7 @@ class AdapterStore:
             self._keep(number, adapter)
         return adapter
 
-    def _read(self, folder: Path) -> Adapter:
+    def _read(self, folder: Path) -> ReadAdapter:
         self.reads += 1
         adapter = read_adapter(folder, self._places, most_rank=self._most_rank, dtype=self._dtype)
         if not self._pinned:
@@ -81,7 +81,7 @@ class AdapterStore:
         )
         return replace(adapter, pairs=tuple(pairs))
 
-    def _keep(self, number: int, adapter: Adapter) -> None:
+    def _keep(self, number: int, adapter: ReadAdapter) -> None:
         self._held[number] = adapter
         self._held.move_to_end(number)
         while self._most is not None and len(self._held) > self._most:

@@ -24,7 +24,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.adapted import AdaptedWeight, StepAdapters
 from ridgeline.weights.adapters.places import AdaptedMap, ModulePlace
-from ridgeline.weights.adapters.reader import Adapter
+from ridgeline.weights.adapters.reader import ReadAdapter
 from ridgeline.worker.inputs import DeviceInputs
 from ridgeline.worker.upload import upload
 
@@ -64,7 +64,7 @@ class AdapterTables:
     def nbytes(self) -> int:
         return sum(each.down_APRI.nbytes + each.up_AOR.nbytes for each in self._maps.values())
 
-    def fill(self, place: int, adapter: Adapter) -> None:
+    def fill(self, place: int, adapter: ReadAdapter) -> None:
         """Copy an adapter to a place, from 1."""
         at, ranks = place - 1, torch.zeros(len(self._maps), dtype=torch.int32)
         pairs: dict[str, list] = {}

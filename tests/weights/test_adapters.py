@@ -1,0 +1,153 @@
+"""Adapters' folders: what PEFT saves is read as PEFT reads it, or refused in a sentence that names the reason."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.adapters import matching
+from ridgeline.weights.adapters.places import ModulePlace, adaptable
+from ridgeline.weights.adapters.reader import FILE, ReadAdapter, read_adapter
+from ridgeline.weights.loader import read_model_config
+
+pytest.importorskip("peft")
+
+from tests.peft_adapters import PeftAdapter
+
+TinyModel = Callable[[str], Path]
+
+
+@pytest.fixture
+def places(tiny_model: TinyModel) -> dict[str, ModulePlace]:
+    model = read_model_config(tiny_model("llama"))
+    return adaptable(model.spec, model.weights)
+
+
+def read(folder: Path, places: dict[str, ModulePlace], most_rank: int = 16) -> ReadAdapter:
+    return read_adapter(folder, places, most_rank=most_rank, dtype=torch.float32)
+
+
+def refused(folder: Path, places: dict[str, ModulePlace], **options: Any) -> str:
+    with pytest.raises(ModelLoadError) as error:
+        read(folder, places, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def deltas(adapter: ReadAdapter) -> dict[str, torch.Tensor]:
+    return {each.place.source.name: each.up_OR @ each.down_RI for each in adapter.pairs}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]},
+        {"target_modules": r".*layers\.0\.(self_attn\.[qv]|mlp\.up)_proj"},
+        {"target_modules": "all-linear", "rank_pattern": {"q_proj": 7, r"layers\.1\..*up_proj": 2}},
+        {"target_modules": "all-linear", "alpha_pattern": {r".*\.0\..*_proj": 3}, "use_rslora": True},
+        {"target_modules": ["o_proj", "up_proj"], "exclude_modules": ["model.layers.0.mlp.up_proj"]},
+        {"target_modules": ["o_proj"], "layers_to_transform": 0, "layers_pattern": "layers"},
+    ],
+    ids=str,
+)
+def test_modules_ranks_and_scales_are_those_of_peft(
+    options: dict[str, Any], places: dict[str, ModulePlace], tmp_path: Path
+) -> None:
+    adapted = PeftAdapter("llama", tmp_path / "a", **options)
+    wanted = {
+        f"{name.removeprefix('base_model.model.')}.weight": module.get_delta_weight("default")
+        for name, module in adapted.model.named_modules()
+        if hasattr(module, "lora_A") and len(module.lora_A)
+    }
+    found = deltas(read(adapted.folder, places))
+    assert found.keys() == wanted.keys()
+    for name, delta in found.items():
+        torch.testing.assert_close(delta, wanted[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "lora_only"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"made_up": 3}, "made_up"),
+        ({"r": 0}, "r 0"),
+        ({"r": 17}, "rank 17, above max_lora_rank 16"),
+        ({"r": 5}, "rank 5 wants [5, 112]"),
+        ({"rank_pattern": {"q_proj": "a"}}, "rank_pattern of q_proj"),
+        ({"lora_alpha": float("nan")}, "lora_alpha nan"),
+        ({"target_modules": ["q_proj"]}, "does not mean"),
+        ({"target_modules": None}, "target_modules"),
+        ({"target_modules": "(["}, "expression"),
+        ({"layers_to_transform": ["a"]}, "layers_to_transform"),
+        ({"use_rslora": 1}, "use_rslora"),
+    ],
+    ids=str,
+)
+def test_what_a_config_asks_for_in_vain_is_refused_by_name(
+    changes: dict[str, Any], said: str, places: dict[str, ModulePlace], tmp_path: Path
+) -> None:
+    adapted = PeftAdapter("llama", tmp_path / "a")
+    adapted.write_config(**changes)
+    assert said in refused(adapted.folder, places)
+
+
+def test_an_expression_has_a_time_limit(
+    places: dict[str, ModulePlace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "SECONDS", 0.5)
+    adapted = PeftAdapter("llama", tmp_path / "a")
+    adapted.write_config(target_modules=r"([a-z._0-9]*)*!")
+    begun = time.monotonic()
+    assert "take more than 0.5 seconds" in refused(adapted.folder, places)
+    assert time.monotonic() - begun < 30
+
+
+def test_damaged_and_foreign_files_are_refused(places: dict[str, ModulePlace], tmp_path: Path) -> None:
+    folder = PeftAdapter("llama", tmp_path / "a").folder
+    path, tensors = folder / FILE, load_file(folder / FILE)
+    whole, names = path.read_bytes(), sorted(tensors)
+    assert read(folder, places).key == read(folder, places).key
+
+    def with_tensors(changes: dict[str, Any]) -> str:
+        save_file({name: each for name, each in {**tensors, **changes}.items() if each is not None}, path)
+        return refused(folder, places)
+
+    assert "one of two matrices" in with_tensors({names[0]: None})
+    assert "of shape [4, 111]" in with_tensors({names[0]: tensors[names[0]][:, :-1].contiguous()})
+    assert "not finite" in with_tensors({names[0]: torch.full_like(tensors[names[0]], torch.inf)})
+    assert "as I8" in with_tensors({names[0]: tensors[names[0]].to(torch.int8)})
+    assert "only lora_A and lora_B" in with_tensors({"base_model.model.lm_head.weight": torch.ones(2)})
+    strange = {f"base_model.model.model.layers.9.mlp.up_proj.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
+    assert "model.layers.9.mlp.up_proj" in with_tensors(strange)
+    for damaged in (
+        whole[:-1],
+        whole[:50],
+        b"",
+        (1 << 62).to_bytes(8, "little") + whole[8:],
+        b"\x02" + bytes(7) + b"{]",
+    ):
+        path.write_bytes(damaged)
+        assert "damaged" in refused(folder, places)
+    path.write_bytes(whole + bytes(1 << 25))
+    assert "bytes" in refused(folder, places)
+    path.unlink()
+    assert f"holds no {FILE}" in refused(folder, places)
+    (folder / "adapter_model.bin").write_bytes(b"x")
+    assert "weights_only=True" in refused(folder, places)
+    assert "is not a folder" in refused(tmp_path / "none", places)
+    other = PeftAdapter("qwen3", tmp_path / "b")
+    assert "adapter of another model" in refused(other.folder, places)
+    (other.folder / "adapter_config.json").write_text(json.dumps([1]))
+    assert "adapter_config.json" in refused(other.folder, places)
