@@ -12,6 +12,11 @@ and all others are never read. A tile of keys finds its queries in the same way,
                   gradients are the same to the bit in every run.
 
 Scores are exponents of 2, so the logarithm of 2 is in the scale. A query that sees no key gives 0 and has no gradient.
+A sink, one more score for each head that has no value, is where the running maximum and sum begin; the backward pass
+knows it by the logarithm alone.
+
+With `skip_below` a tile of keys is left out behind its scores where each of them weighs too little beside the largest
+one so far: its values are not read (BLASST, 2025).
 """
 
 from __future__ import annotations
@@ -78,6 +83,7 @@ def sdpa_reference(
     *,
     scale: float | None = None,
     slopes_H: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the result of `sdpa` from its definition: all scores at once, in the inputs' dtype."""
     heads, groups, queries, keys = q_BHQD.shape[1], k_BGKD.shape[1], q_BHQD.shape[2], k_BGKD.shape[2]
@@ -89,7 +95,11 @@ def sdpa_reference(
         scores_BHQK = scores_BHQK + slopes_H[:, None, None].to(scores_BHQK) * far_QK
     first_Q, behind_Q = masks.intervals(queries, keys, q_BHQD.device)
     seen_QK = (at_K >= first_Q[:, None]) & (at_K < behind_Q[:, None])
-    weights_BHQK = torch.softmax(scores_BHQK.masked_fill(~seen_QK, -math.inf), -1)
+    scores_BHQK = scores_BHQK.masked_fill(~seen_QK, -math.inf)
+    if sinks_H is not None:
+        sinks_BHQ1 = sinks_H.to(scores_BHQK)[:, None, None].expand(len(q_BHQD), -1, queries, 1)
+        return torch.softmax(torch.cat([scores_BHQK, sinks_BHQ1], -1), -1)[..., :keys] @ v_BHKD
+    weights_BHQK = torch.softmax(scores_BHQK, -1)
     return torch.where(seen_QK, weights_BHQK, 0.0) @ v_BHKD  # a query that sees nothing has weights of NaN
 
 
@@ -155,28 +165,34 @@ def _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS: tl.constexpr, COLUMNS: tl.
 @triton.jit
 def _gather(
     out, top, total, q, k_ptr, v_ptr, k_stride, v_stride, queries, offset, first, behind, begin, end, K, scale, slope,
-    ALIBI: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    least, ALIBI: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Let a tile of queries meet the keys from begin to end."""
+    """Let a tile of queries meet the keys from begin to end. least: the logarithm of `skip_below`, or None."""
     channels = tl.arange(0, WIDTH)
     for start in range(begin, end, COLUMNS):
         keys = start + tl.arange(0, COLUMNS)
         k = load_rows(k_ptr, keys, channels, k_stride, K, D, not MASKED, D == WIDTH)
-        v = load_rows(v_ptr, keys, channels, v_stride, K, D, not MASKED, D == WIDTH)
-        if MASKED or ALIBI:
+        if least is not None:
             scores = tile_scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
-            out, top, total = add_tile(out, top, total, scores, 1.0, v, MASKED)
+            if tl.max((tl.max(scores, 1) > top + least).to(tl.int32), 0) > 0:
+                v = load_rows(v_ptr, keys, channels, v_stride, K, D, not MASKED, D == WIDTH)
+                out, top, total = add_tile(out, top, total, scores, 1.0, v, MASKED)
         else:
-            scores = tl.dot(q, tl.trans(k), input_precision=EXACT)
-            out, top, total = add_tile(out, top, total, scores, scale, v, False)
+            v = load_rows(v_ptr, keys, channels, v_stride, K, D, not MASKED, D == WIDTH)
+            if MASKED or ALIBI:
+                scores = tile_scores(q, k, queries, keys, offset, first, behind, scale, slope, ALIBI, MASKED)
+                out, top, total = add_tile(out, top, total, scores, 1.0, v, MASKED)
+            else:
+                scores = tl.dot(q, tl.trans(k), input_precision=EXACT)
+                out, top, total = add_tile(out, top, total, scores, scale, v, False)
     return out, top, total
 
 
 @triton.jit
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, log_ptr, first_ptr, behind_ptr, slopes_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, log_ptr, first_ptr, behind_ptr, slopes_ptr, sinks_ptr,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
-    H, PER_GROUP, Q, K, scale,
+    H, PER_GROUP, Q, K, scale, least,
     ALIBI: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries of one head. Tiles with the most keys, the last ones, begin first."""
@@ -193,18 +209,21 @@ def _forward_kernel(
     slope = tl.load(slopes_ptr + head) * LOG2E if ALIBI else 0.0
     q = load_rows(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
     out = tl.zeros([ROWS, WIDTH], tl.float32)
-    top, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:
+        top, total = tl.zeros([ROWS], tl.float32) + tl.load(sinks_ptr + head) * LOG2E, tl.full([ROWS], 1.0, tl.float32)
+    else:
+        top, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
     out, top, total = _gather(
         out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, begin, whole, K, scale, slope,
-        ALIBI, True, COLUMNS, D, WIDTH,
+        least, ALIBI, True, COLUMNS, D, WIDTH,
     )  # fmt: skip
     out, top, total = _gather(
         out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, whole, ragged, K, scale, slope,
-        ALIBI, False, COLUMNS, D, WIDTH,
+        least, ALIBI, False, COLUMNS, D, WIDTH,
     )  # fmt: skip
     out, top, total = _gather(
         out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, ragged, end, K, scale, slope,
-        ALIBI, True, COLUMNS, D, WIDTH,
+        least, ALIBI, True, COLUMNS, D, WIDTH,
     )  # fmt: skip
     out, log = whole_rows(out, top, total)
     tl.store(log_ptr + (batch * H + head).to(tl.int64) * Q + queries, log, mask=there)
@@ -427,11 +446,13 @@ def attend_intervals(
     intervals: tuple[torch.Tensor, torch.Tensor],
     scale: float,
     slopes_H: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
+    skip_below: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention of queries to the keys of their intervals, and the logarithm to base 2 of each one's sum of
-    exponentials, float32, [B, H, Q]; inf for a query without keys, whose output is 0.
+    exponentials, float32, [B, H, Q]; inf for a query without keys and sink, whose output is 0.
 
-    intervals: as of `KeyMasks.intervals`.
+    intervals: as of `KeyMasks.intervals`. sinks_H: float32. The others are those of `sdpa`.
     """
     batch, heads, queries, size = q_BHQD.shape
     groups, keys = k_BGKD.shape[1:3]
@@ -440,8 +461,9 @@ def attend_intervals(
     width = max(16, triton.next_power_of_2(size))
     tiles = tiles_of("forward", width, q_BHQD.itemsize)
     _forward_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
-        q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, *intervals, slopes_H,
+        q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, *intervals, slopes_H, sinks_H,
         *strides_of(q_BHQD, k_BGKD, v_BGKD, out_BHQD), heads, heads // groups, queries, keys, scale * LOG2E.value,
+        None if skip_below is None else math.log2(skip_below),
         ALIBI=slopes_H is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, D=size, WIDTH=width, **tiles.launch,
     )  # fmt: skip
     return out_BHQD, log_BHQ
@@ -450,16 +472,16 @@ def attend_intervals(
 class _WholeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, first_Q: Any, behind_Q: Any, slopes_H: Any, scale: float
+        ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, sinks_H: Any, intervals: Any, slopes_H: Any, scale: float
     ) -> Any:
-        out_BHQD, log_BHQ = attend_intervals(q_BHQD, k_BGKD, v_BGKD, (first_Q, behind_Q), scale, slopes_H)
-        ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H)
+        out_BHQD, log_BHQ = attend_intervals(q_BHQD, k_BGKD, v_BGKD, intervals, scale, slopes_H, sinks_H)
+        ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, *intervals, slopes_H)
         ctx.scale = scale
         return out_BHQD
 
     @staticmethod
     def backward(ctx: Any, grad_BHQD: Any) -> Any:
-        q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H = ctx.saved_tensors
+        q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H = ctx.saved_tensors
         grad_BHQD = grad_BHQD if grad_BHQD.stride(-1) == 1 else grad_BHQD.contiguous()
         batch, heads, queries, size = q_BHQD.shape
         groups, keys = k_BGKD.shape[1:3]
@@ -492,7 +514,15 @@ class _WholeAttention(torch.autograd.Function):
             heads, heads // groups, queries, keys, ctx.scale * LOG2E.value, ctx.scale,
             ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
         )  # fmt: skip
-        return dq_BHQD, dk_BGKD, dv_BGKD, None, None, None, None
+        dsinks_H = None if sinks_H is None else sink_gradients(sinks_H, log_BHQ, delta_BHQ)
+        return dq_BHQD, dk_BGKD, dv_BGKD, dsinks_H, None, None, None
+
+
+def sink_gradients(sinks_H: torch.Tensor, log_BHQ: torch.Tensor, delta_BHQ: torch.Tensor) -> torch.Tensor:
+    """Return the gradients of sinks, [H]: a sink has no value, so its gradient is its weight times -delta, where delta
+    is the product of each output with its gradient."""
+    weights_BHQ = torch.exp2(sinks_H[:, None] * LOG2E.value - log_BHQ)
+    return -(weights_BHQ * delta_BHQ).sum((0, 2))
 
 
 def check_same_length(q_BHTD: torch.Tensor, k_BGTD: torch.Tensor, v_BGTD: torch.Tensor) -> None:
@@ -511,15 +541,20 @@ def sdpa(
     *,
     scale: float | None = None,
     slopes_H: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
+    skip_below: float | None = None,
 ) -> torch.Tensor:
-    """Return the attention of whole sequences, [batch, heads, queries, channels]; gradients flow to q, k and v.
+    """Return the attention of whole sequences, [batch, heads, queries, channels]; gradients flow to q, k, v and sinks.
 
     q_BHQD: queries, the last of the keys' positions.
     k_BGKD, v_BGKD: keys and values; H is a multiple of G. All have one dtype, and at most 256 channels a head.
     scale: of scores, above 0 (default: channels ** -0.5).
     slopes_H: ALiBi's slope for each head, float32; no gradient flows to it.
+    sinks_H: one more score for each head, which takes its part of the softmax and has no value. float32.
+    skip_below: the values of a tile of keys are left out where all its weights are below this share of the largest
+        weight so far, between 0 and 1. The result is then an approximation, without gradients.
 
-    Raises ValueError for shapes that do not fit.
+    Raises ValueError for shapes that do not fit, and for a share that is none or would need gradients.
     """
     (batch, heads, _, size), (groups, keys) = q_BHQD.shape, k_BGKD.shape[1:3]
     if k_BGKD.shape != v_BGKD.shape or k_BGKD.shape != (batch, groups, keys, size) or heads % groups:
@@ -531,10 +566,19 @@ def sdpa(
         raise ValueError(
             f"there are {q_BHQD.shape[2]} queries of {keys} keys, with heads of {size} channels (most: 256)."
         )
+    if sinks_H is not None and sinks_H.shape != (heads,):
+        raise ValueError(f"sinks are one number for each of {heads} heads, got shape {tuple(sinks_H.shape)}.")
     q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
-    first_Q, behind_Q = masks.intervals(q_BHQD.shape[2], keys, q_BHQD.device)
+    intervals = masks.intervals(q_BHQD.shape[2], keys, q_BHQD.device)
     scale = size**-0.5 if scale is None else scale
-    return _WholeAttention.apply(q_BHQD, k_BGKD, v_BGKD, first_Q, behind_Q, slopes_H, scale)
+    sinks_H = None if sinks_H is None else sinks_H.float().contiguous()
+    if skip_below is None:
+        return _WholeAttention.apply(q_BHQD, k_BGKD, v_BGKD, sinks_H, intervals, slopes_H, scale)
+    if not 0 < skip_below < 1:
+        raise ValueError(f"skip_below is a share between 0 and 1, got {skip_below}.")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHQD, k_BGKD, v_BGKD)):
+        raise ValueError("attention that leaves tiles out has no gradients; call it within torch.no_grad().")
+    return attend_intervals(q_BHQD, k_BGKD, v_BGKD, intervals, scale, slopes_H, sinks_H, skip_below)[0]
 
 
 # ---- ahead of time --------------------------------------------------------------------------------------------------
@@ -561,14 +605,22 @@ def ahead_of_time(
     return AotKernel(kernel, signature, constants, tensor_cores=cores, archs=archs, **tiles.launch)
 
 
+_FORWARD = "q k v out !log #first #behind"
+_PLAIN: dict[str, Any] = {"sinks_ptr": None, "least": None}
 _KEYS = "q k v grad dk dv !log !delta #first #behind #ranges"
 _QUERIES = "q k v grad dq !log !delta #first #behind"
-AOT = tuple(
-    ahead_of_time(kernel, tiles_of(which, size), size, *names, slopes_ptr=None, ALIBI=False)
-    for kernel, which, size, *names in (
-        (_forward_kernel, "forward", 128, "q k v out !log #first #behind", "qkvo", "H PER_GROUP Q K", "scale"),
-        (_forward_kernel, "forward", 64, "q k v out !log #first #behind", "qkvo", "H PER_GROUP Q K", "scale"),
-        (_keys_kernel, "keys", 128, _KEYS, "qkvg", "H G Q K", "scale natural"),
-        (_queries_kernel, "queries", 128, _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
-    )
-)
+AOT = (
+    *(
+        ahead_of_time(kernel, tiles_of(which, size), size, *names, slopes_ptr=None, ALIBI=False, **constants)
+        for kernel, which, size, constants, *names in (
+            (_forward_kernel, "forward", 128, _PLAIN, _FORWARD, "qkvo", "H PER_GROUP Q K", "scale"),
+            (_forward_kernel, "forward", 64, _PLAIN, _FORWARD, "qkvo", "H PER_GROUP Q K", "scale"),
+            (_keys_kernel, "keys", 128, {}, _KEYS, "qkvg", "H G Q K", "scale natural"),
+            (_queries_kernel, "queries", 128, {}, _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
+        )
+    ),
+    ahead_of_time(
+        _forward_kernel, tiles_of("forward", 128), 128, f"{_FORWARD} !sinks", "qkvo", "H PER_GROUP Q K", "scale least",
+        archs=("sm_90",), slopes_ptr=None, ALIBI=False,
+    ),
+)  # fmt: skip

@@ -87,6 +87,48 @@ def test_slopes_are_alibis() -> None:
     check(drawn(1, 4, 2, 50, 70, 16), torch.float32, 2e-6, slopes_H=slopes)
 
 
+@pytest.mark.parametrize("mask", [KeyMasks(), KeyMasks(causal=False, window=9)])
+def test_sinks_take_their_part(mask) -> None:
+    """Beside the definition, and beside a key of zeros whose value is zero: that is a sink of 0."""
+    inputs, sinks = drawn(2, 4, 2, 50, 70, 16), torch.tensor([-2.0, 0.0, 3.0, 9.0], dtype=torch.float64)
+    grad, found = torch.randn_like(inputs[0]), []
+    for function, kind in ((sdpa, torch.float32), (sdpa_reference, torch.float64)):
+        leaves = [x.detach().clone().to(kind).requires_grad_() for x in (*inputs, sinks)]
+        out = function(*leaves[:3], mask, sinks_H=leaves[3])
+        out.backward(grad.to(out.dtype))
+        found.append([out.detach().double(), *(x.grad.double() for x in leaves)])
+    for name, a, b in zip(("out", "dq", "dk", "dv", "dsinks"), *found, strict=True):
+        assert (a - b).norm() <= 3e-6 * b.norm(), name
+    k, v = (torch.cat([torch.zeros_like(x[:, :, :1]), x], 2) for x in inputs[1:])
+    want = scaled_dot_product_attention(inputs[0], k, v, enable_gqa=True)
+    ours = sdpa(*(x.float() for x in inputs), KeyMasks(causal=False), sinks_H=torch.zeros(4))
+    assert torch.allclose(ours.double(), want, atol=1e-5)
+
+
+def test_tiles_that_weigh_too_little_are_not_read() -> None:
+    """Their values are NaN here. What is left out weighs at most the share for each key, which bounds the error."""
+    q, k, v = (x.float() for x in drawn(1, 2, 1, 96, 96, 16))
+    q, k = q.abs() + 1, k * 0.3
+    k[:, :, 32:64] -= 1.5  # scores are some 11 below the others'
+    dense, skipped = sdpa(q, k, v), sdpa(q, k, v, skip_below=1e-3)
+    assert torch.allclose(dense, sdpa(q, k, v, skip_below=1e-37), atol=1e-6)
+    assert (dense - skipped).abs().max() <= 2 * 96 * 1e-3 * v.abs().max()
+    assert not torch.equal(dense[:, :, 64:], skipped[:, :, 64:])
+    v[:, :, 32:64] = torch.nan
+    assert sdpa(q, k, v, skip_below=1e-3)[:, :, 64:].isfinite().all()
+    assert not sdpa(q, k, v)[:, :, 64:].isfinite().all()
+
+
+@pytest.mark.parametrize(("options", "word"), [
+    ({"skip_below": 1.5}, "between 0 and 1"), ({"skip_below": 0.1}, "no gradients"),
+    ({"sinks_H": torch.zeros(3)}, "each of 4"),
+])  # fmt: skip
+def test_options_that_cannot_be_are_refused(options, word: str) -> None:
+    inputs = [x.float().requires_grad_() for x in drawn(1, 4, 2, 20, 20, 16)]
+    with pytest.raises(ValueError, match=word):
+        sdpa(*inputs, **options)
+
+
 def test_torchs_own_attention_agrees() -> None:
     q, k, v = drawn(2, 6, 3, 75, 75, 24)
     want = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.3)
@@ -115,7 +157,7 @@ def test_a_query_without_keys_gives_zero_and_no_gradient() -> None:
     assert ours[0].abs().sum() > 0
     first, behind = torch.zeros(20, dtype=torch.int32), torch.zeros(20, dtype=torch.int32)
     leaves = [x.detach().float().requires_grad_() for x in inputs]
-    out = triton_sdpa._WholeAttention.apply(*leaves, first, behind, None, 0.25)
+    out = triton_sdpa._WholeAttention.apply(*leaves, None, (first, behind), None, 0.25)
     out.sum().backward()
     assert not out.any()
     assert all(not leaf.grad.any() for leaf in leaves)
