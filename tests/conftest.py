@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Of this process and of those that tests start: models are tiny, and threads that spin for one another double the cost.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,7 +51,13 @@ if find_spec("matplotlib") is None:  # training plots its loss
 sys.dont_write_bytecode = False  # nor need this process compile tests anew that are as they were
 
 # The same examples every time, on a machine however slow: no run may fail by chance. RIDGELINE_EXAMPLES draws others.
-settings.register_profile("fixed", derandomize="RIDGELINE_EXAMPLES" not in os.environ, database=None, deadline=None)
+settings.register_profile(
+    "fixed",
+    derandomize="RIDGELINE_EXAMPLES" not in os.environ,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("fixed")
 
 

@@ -110,16 +110,6 @@ class Served:
             ready = ready + 1 if status == 200 else 0
             promise(time.monotonic() - began < PATIENCE, "not every API server is ready")
 
-    async def until_open(self, count: int) -> None:
-        """Wait until the engine has so many requests."""
-
-        def has() -> float:
-            return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
-
-        began = time.monotonic()
-        while await asyncio.to_thread(has) < count:
-            promise(time.monotonic() - began < PATIENCE, f"{count} requests did not reach the engine")
-
     def wait_idle(self, seconds: float = PATIENCE) -> bool:
         deadline = time.monotonic() + seconds
         while self.busy():

@@ -84,8 +84,8 @@ async def ask(
 ) -> Outcome:
     """Send one request and return its outcome. It waits no longer than PATIENCE.
 
-    begun: set once the first piece of the stream has arrived. A request that an engine had not begun is sent to the
-        next engine when the first one dies, and ends well.
+    begun: set once the first piece of the stream has arrived, or the request has ended. A request that an engine had
+        not begun is sent to the next engine when the first one dies, and ends well.
     """
     outcome, began = Outcome(), time.monotonic()
     route = "/v1/chat/completions" if "messages" in content else "/v1/completions"
@@ -114,11 +114,22 @@ async def ask(
     except (OSError, Disconnected) as error:
         outcome.error = str(error) or repr(error)
     finally:
+        if begun is not None:
+            begun.set()
         leaving.cancel()
         sending.cancel()
         await asyncio.gather(sending, leaving, return_exceptions=True)
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+async def begin(client: Client, contents: Iterable[dict[str, Any]]) -> list[asyncio.Future[Outcome]]:
+    """Send requests, and return their outcomes to come once each has begun: what a slow client would look for in the
+    server's metrics may be over when it looks."""
+    sent = [(content, asyncio.Event()) for content in contents]
+    running = [asyncio.ensure_future(ask(client, content, begun=begun)) for content, begun in sent]
+    await asyncio.gather(*(begun.wait() for _, begun in sent))
+    return running
 
 
 @dataclass(frozen=True)
@@ -213,8 +224,7 @@ async def kill(
     await server.until_ready()
     client = load(server.url)
     asked = time.monotonic()
-    running = [asyncio.ensure_future(ask(client, body(tokens))) for _ in range(count)]
-    await server.until_open(count)
+    running = await begin(client, [body(tokens)] * count)
     await asyncio.sleep(after)
     api_servers = server.api_servers
     os.kill(server.engine if victim == "engine" else api_servers[0], signal.SIGKILL)
@@ -250,8 +260,7 @@ async def _until_answered(client: Client, victim: str, slack: float) -> float:
 async def drain(server: Served, *, count: int = 64, tokens: int = 200, after: float = 1.5) -> dict[str, float]:
     """Send SIGTERM while streams run."""
     client, other = load(server.url), load(server.url)
-    running = [asyncio.ensure_future(ask(client, body(tokens))) for _ in range(count)]
-    await server.until_open(count)
+    running = await begin(client, [body(tokens)] * count)
     await asyncio.sleep(after)
     server.process.send_signal(signal.SIGTERM)
     began = time.monotonic()

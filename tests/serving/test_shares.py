@@ -28,9 +28,14 @@ def of(name: str, shares: Shares, work: object) -> asyncio.Task[object]:
 @asynccontextmanager
 async def flood(shares: Shares, count: int = 8) -> AsyncIterator[list[asyncio.Task[object]]]:
     """Work of one owner that lasts until this ends."""
-    free = threading.Event()
-    tasks = [of("many", shares, lambda: free.wait(60)) for _ in range(count)]
-    await asyncio.sleep(0.05)
+    begun, free = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        begun.set()
+        return free.wait(60)
+
+    tasks = [of("many", shares, work) for _ in range(count)]
+    assert await asyncio.to_thread(begun.wait, 60)
     try:
         yield tasks
     finally:
@@ -59,9 +64,9 @@ def test_the_owner_is_known_within_the_work() -> None:
 
 def test_what_waits_too_long_is_refused_and_never_begins() -> None:
     async def main() -> None:
-        shares, begun = Shares(2, "test", patience=0.2), list[int]()
+        shares, begun = Shares(2, "test", patience=0.5), list[int]()
         async with flood(shares, 1):
-            with pytest.raises(Busy, match=r"no time to read the request within 0\.2 s; try again later") as caught:
+            with pytest.raises(Busy, match=r"no time to read the request within 0\.5 s; try again later") as caught:
                 await of("many", shares, lambda: begun.append(1))
             assert (caught.value.status, caught.value.retry_after) == (503, 2)
         assert await of("many", shares, lambda: "next") == "next"
@@ -72,9 +77,9 @@ def test_what_waits_too_long_is_refused_and_never_begins() -> None:
 
 def test_what_takes_too_long_is_refused_and_counts_until_it_ends() -> None:
     async def main() -> None:
-        shares = Shares(2, "test", patience=0.1, seconds=0.1)
+        shares = Shares(2, "test", patience=1.0, seconds=0.5)
         async with flood(shares, 1) as [task]:
-            with pytest.raises(Busy, match=r"took longer than 0\.1 s"):
+            with pytest.raises(Busy, match=r"took longer than 0\.5 s"):
                 await task
             with pytest.raises(Busy, match="no time"):
                 await of("many", shares, lambda: 1)

@@ -26,13 +26,13 @@ LLAMA = "LlamaForCausalLM"
 
 
 def test_damaged_files_are_loaded_or_refused_with_a_sentence() -> None:
-    found = list(outcomes(seed=7, first=0, cases=150))
+    found = list(outcomes(seed=5, first=0, cases=70))
     counts = Counter(each["outcome"] for each in found)
-    assert counts["refused"] + counts["loaded"] == len(found) == 150, [
+    assert counts["refused"] + counts["loaded"] == len(found) == 70, [
         each for each in found if each["outcome"] not in ("refused", "loaded")
     ]
     assert {each["kind"] for each in found} == set(DAMAGES)
-    assert min(counts["refused"], counts["loaded"]) > 25  # both sides of the line are reached
+    assert min(counts["refused"], counts["loaded"]) > 12  # both sides of the line are reached
 
 
 def test_a_case_is_the_same_again() -> None:

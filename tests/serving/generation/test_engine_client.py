@@ -460,20 +460,22 @@ def test_a_backlog_is_no_slow_reader(tmp_path: Path) -> None:
 def test_a_server_that_is_slow_itself_is_no_slow_reader(tmp_path: Path) -> None:
     """The logprobs of a prompt over a whole vocabulary take it longer than the tokens behind them take the engine."""
 
-    async def read(api: ApiServer) -> list[int]:
+    async def read(api: ApiServer, busy: asyncio.Event) -> list[int]:
         async with api.service.run(asked(n=2)) as run:
             async for piece in run:
                 if piece.token_ids[0] == 699:
                     with run.working():
+                        busy.set()
                         await asyncio.sleep(0.3)
             return [len(output.token_ids) for output in run.result.outputs]
 
     async def work() -> None:
         async with scripted(tmp_path, stream_buffer=4) as (engine, api):
-            reading = asyncio.create_task(read(api))
+            busy = asyncio.Event()
+            reading = asyncio.create_task(read(api, busy))
             first, second = [(await engine.heard(Submit)).id for _ in range(2)]
             engine.tokens(first, 699)
-            await asyncio.sleep(0.1)
+            await busy.wait()
             for number in (first, second):
                 for _ in range(20):
                     engine.tokens(number, 700)

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from ridgeline.serving.http import wire_bounds
 from ridgeline.serving.http.wire_bounds import LARGEST_HEAD, BoundedProtocol
-from tests.serving.conftest import Server
+from tests.serving.conftest import PATIENCE, Server
 
 LINE = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
@@ -280,14 +280,14 @@ def test_what_is_dropped_after_an_answer_is_bounded_in_time(
     with socket.create_connection(address) as connection:
         connection.sendall(b"no http\r\n\r\n")
         assert read(connection).startswith(b"HTTP/1.1 400")
-        began = time.monotonic()
-        while time.monotonic() - began < 5:
+        began, taken = time.monotonic(), True
+        while taken and time.monotonic() - began < 20:  # by itself it would take all for 30 s
             try:
                 connection.send(b"a")
             except OSError:
-                break
+                taken = False
             time.sleep(0.05)
-        assert time.monotonic() - began < 4
+        assert not taken
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -305,10 +305,13 @@ def test_a_client_that_has_said_all_gets_its_answer(server: Server, stream: bool
 
 @pytest.mark.parametrize("half_first", [False, True])
 def test_a_client_that_is_gone_ends_its_request(server: Server, half_first: bool) -> None:
-    body = b'{"prompt": "def f(", "max_tokens": 2000, "ignore_eos": true}'
+    body = b'{"prompt": "def f(", "max_tokens": 2000, "n": 64, "ignore_eos": true}'  # some 20 s
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     host, _, port = server.url.removeprefix("http://").partition(":")
-    assert server.wait_idle(10)
+    assert server.wait_idle()
+    stats = asyncio.run_coroutine_threadsafe(server.api.client.ask(), server.loop).result()
+    assert stats is not None
+    written = stats.counters["generation_tokens"]
     connection = socket.create_connection((host, int(port)))
     connection.sendall(head + body)
     while not server.api.client.num_open:
@@ -319,7 +322,9 @@ def test_a_client_that_is_gone_ends_its_request(server: Server, half_first: bool
         assert server.api.client.num_open, "it only ended its side"
     connection.close()
     began = time.monotonic()
-    while server.api.client.num_open and time.monotonic() - began < 10:
+    while server.api.client.num_open and time.monotonic() - began < PATIENCE:
         time.sleep(0.005)
     assert not server.api.client.num_open
-    assert time.monotonic() - began < 3
+    stats = asyncio.run_coroutine_threadsafe(server.api.client.ask(), server.loop).result()
+    assert stats is not None
+    assert stats.counters["generation_tokens"] - written < 64 * 2000, "it ended by itself"

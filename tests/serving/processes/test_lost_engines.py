@@ -31,7 +31,7 @@ if "ridgeline.serving.processes.engine_process" in " ".join(sys.orig_argv):
     Runner.forward = poisoned
 """
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
-LONG = [{"prompt": [9, 8, number], "max_tokens": 900, "temperature": 0, "ignore_eos": True} for number in (1, 2)]
+LONG = [{"prompt": [9, 8, number], "max_tokens": 2000, "temperature": 0, "ignore_eos": True} for number in (1, 2)]
 SHORT = LONG[0] | {"max_tokens": 400}
 WAITING = [
     {"prompt": "def f(", "max_tokens": 12, "temperature": 1, "seed": 5, "ignore_eos": True},

@@ -77,17 +77,14 @@ def complete(server: Served, prompt: list[int], max_tokens: int = 4, **more: Any
 def test_streams_that_come_soon_after_it_is_ready_are_spread(served: Served) -> None:
     """The first test of this server, whose second engine is there a while later than the first one."""
 
-    async def four() -> list[float]:
+    async def four() -> None:
         client = endurance.load(served.url)
-        bodies = [endurance.body(120, prompt=[number + 3] * 40) for number in range(4)]
-        running = [asyncio.ensure_future(endurance.ask(client, content)) for content in bodies]
-        await served.until_open(4)
-        shares = await asyncio.to_thread(each, served, "vllm:num_requests_running")
+        running = await endurance.begin(client, [endurance.body(120, prompt=[number + 3] * 40) for number in range(4)])
         assert all(outcome.complete for outcome in await asyncio.gather(*running))
         client.close()
-        return shares
 
-    assert asyncio.run(four()) == [2, 2]
+    asyncio.run(four())
+    assert each(served, "vllm:request_success_total") == [2, 2]
 
 
 def test_both_engines_work_and_each_conversation_returns_to_its_own(served: Served) -> None:
@@ -139,9 +136,7 @@ def test_the_death_of_one_engine_is_its_own_requests_business(served: Served) ->
 
     async def kill() -> str:
         client = endurance.load(served.url)
-        bodies = [endurance.body(300, prompt=[number + 9] * 40) for number in range(12)]
-        running = [asyncio.ensure_future(endurance.ask(client, content)) for content in bodies]
-        await served.until_open(12)
+        running = await endurance.begin(client, [endurance.body(400, prompt=[number + 9] * 40) for number in range(12)])
         shares = await asyncio.to_thread(each, served, "vllm:num_requests_running")
         assert sorted(shares) == [6, 6]
         os.kill(victim_pid, signal.SIGKILL)
@@ -171,7 +166,7 @@ def test_sigterm_lets_the_requests_of_both_engines_end(served: Served) -> None:
     """The last test of this server: it ends here."""
     children = [*served.engines, *served.api_servers]
     assert len(children) == 3
-    asyncio.run(endurance.drain(served, count=8, tokens=60, after=0.0))
+    asyncio.run(endurance.drain(served, count=8, tokens=200, after=0.0))
     assert all(not os.path.exists(f"/proc/{child}") for child in children)
 
 

@@ -300,16 +300,14 @@ def models_over(context: ssl.SSLContext, path: Path) -> Any:
 def test_sigterm_ends_what_runs_and_sends_the_rest_away() -> None:
     with Served("--shutdown-timeout", str(PATIENCE)) as server:
         children = [server.engine, *server.api_servers]
-        asyncio.run(endurance.drain(server, count=16, tokens=80, after=0.0))
+        asyncio.run(endurance.drain(server, count=16, tokens=250, after=0.0))
         assert wait_gone(*children, seconds=0)
 
 
 def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothing() -> None:
     async def cut(server: Served) -> None:
         client = endurance.load(server.url)
-        begun = asyncio.Event()
-        running = asyncio.ensure_future(endurance.ask(client, endurance.body(2000), begun=begun))
-        await asyncio.wait_for(begun.wait(), PATIENCE)
+        [running] = await endurance.begin(client, [endurance.body(2000)])
         server.process.send_signal(signal.SIGTERM)
         outcome = await running
         assert outcome.stream.failure is not None
@@ -333,7 +331,7 @@ def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothin
             time.sleep(0.3)
             assert server.process.poll() is None
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(30) == 128 + signal.SIGTERM
+            assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
         assert wait_gone(*children)
 
 
@@ -470,8 +468,7 @@ def test_neither_a_suspended_server_nor_a_clock_that_is_moved_is_taken_to_hang(
 
     async def suspend() -> None:
         client = endurance.load(served.url)
-        running = asyncio.ensure_future(endurance.ask(client, endurance.body(300)))
-        await served.until_open(1)
+        [running] = await endurance.begin(client, [endurance.body(900)])
         processes = family(served.process.pid)
         for pid in processes:
             os.kill(pid, signal.SIGSTOP)
@@ -496,9 +493,7 @@ def test_neither_a_suspended_server_nor_a_clock_that_is_moved_is_taken_to_hang(
 def test_an_engine_that_stands_still_is_replaced_and_its_requests_end(served: Served) -> None:
     async def freeze() -> str:
         client = endurance.load(served.url)
-        begun = asyncio.Event()
-        running = asyncio.ensure_future(endurance.ask(client, endurance.body(2000), begun=begun))
-        await asyncio.wait_for(begun.wait(), PATIENCE)
+        [running] = await endurance.begin(client, [endurance.body(2000)])
         os.kill(stopped, signal.SIGSTOP)
         outcome = await asyncio.wait_for(running, PATIENCE)
         status, told = await asyncio.to_thread(served.get, "/health")
@@ -524,7 +519,7 @@ def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> Non
 
 def test_an_api_server_that_is_killed_takes_only_its_own_requests_with_it(served: Served) -> None:
     api_servers = served.api_servers
-    asyncio.run(endurance.kill(served, "API server", count=16, tokens=120, after=0.0, slack=10))
+    asyncio.run(endurance.kill(served, "API server", count=16, tokens=200, after=0.0, slack=10))
     deadline = time.monotonic() + PATIENCE
     while len(served.api_servers) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)

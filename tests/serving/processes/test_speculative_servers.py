@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ridgeline_bench.scripts.served import Served
-from tests.serving.conftest import PATIENCE
+from tests.serving.conftest import PATIENCE, Server
 
 METHODS: dict[str, dict[str, Any]] = {
     "a draft model": {"method": "draft_model", "model": "embedded-draft", "num_speculative_tokens": 4},
@@ -67,9 +67,8 @@ def counted(url: str, name: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[dict[int, Choice]]:
-    with Served(*SMALL) as server:
-        return [streamed(server.url, body) for body in ASKED]
+def plain(server: Server) -> list[dict[int, Choice]]:
+    return [streamed(server.url, body) for body in ASKED]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -77,8 +76,8 @@ def test_streams_of_a_server_with_drafts_are_those_of_one_without(method: str, p
     assert [len(choices) for choices in plain] == [body.get("n", 1) for body in ASKED]
     assert len({text for text, _, _ in plain[2].values()}) == 3
     assert "stop" in {end for _, end, _ in plain[1].values()}
-    with Served(*SMALL, "--speculative-config", json.dumps(METHODS[method])) as server:
-        assert [streamed(server.url, body) for body in ASKED] == plain
-        assert at_once(server.url) == plain
+    with Served(*SMALL, "--speculative-config", json.dumps(METHODS[method])) as drafting:
+        assert [streamed(drafting.url, body) for body in ASKED] == plain
+        assert at_once(drafting.url) == plain
         # How often drafts pay depends on the machine
-        assert counted(server.url, "vllm:spec_decode_num_accepted_tokens_total") > 0
+        assert counted(drafting.url, "vllm:spec_decode_num_accepted_tokens_total") > 0

@@ -22,7 +22,7 @@ def new_worker() -> Iterator[Callable[..., FakeWorker]]:
     yield make
     for each in made:
         each.send(signal.SIGCONT) if each.process.poll() is None else None
-        each.end()
+        each.close()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def pair() -> Iterator[tuple[FakeWorker, FakeWorker]]:
     workers = FakeWorker("m"), FakeWorker("m,other")
     yield workers
     for each in workers:
-        each.end()
+        each.close()
 
 
 @pytest.fixture(scope="module")

@@ -33,17 +33,25 @@ def wait_for(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
+class HeldPort(socket.socket):
+    """A port that no other process is given while this is open, and on which a server of ours may listen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind(("127.0.0.1", 0))
+
+    @property
+    def number(self) -> int:
+        return int(self.getsockname()[1])
 
 
 class FakeWorker:
     """A process of `worker.py`. pair: the key and the certificate of one that speaks TLS."""
 
     def __init__(self, models: str = "m", pair: tuple[str, str] | None = None) -> None:
-        self.port, self._models, self._pair = free_port(), models, pair
+        self._held, self._models, self._pair = HeldPort(), models, pair
+        self.port = self._held.number
         self.url = f"http{'s' if pair else ''}://127.0.0.1:{self.port}"
         self.start()
 
@@ -63,6 +71,11 @@ class FakeWorker:
     def counted(self) -> dict[str, int]:
         return dict(httpx.get(f"{self.url}/counted").json())
 
+    def go(self, times: int = 1) -> None:
+        """Let it write so many events more of the requests that are led."""
+        for _ in range(times):
+            httpx.post(f"{self.url}/go")
+
     def send(self, number: int) -> None:
         os.kill(self.process.pid, number)
 
@@ -70,12 +83,18 @@ class FakeWorker:
         self.process.kill()
         self.process.wait()
 
+    def close(self) -> None:
+        """End it for good."""
+        self.end()
+        self._held.close()
+
 
 class RunningRouter:
     """A router in a thread."""
 
     def __init__(self, config: RouteConfig) -> None:
-        self.app, self.port = RouterApp(config), free_port()
+        self.app, self._held = RouterApp(config), HeldPort()
+        self.port = self._held.number
         self.url = f"http{'s' if config.ssl_certfile else ''}://127.0.0.1:{self.port}"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -106,6 +125,7 @@ class RunningRouter:
     def end(self) -> None:
         self._stop.set()
         self._thread.join(PATIENCE)
+        self._held.close()
 
 
 @contextmanager

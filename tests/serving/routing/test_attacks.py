@@ -44,7 +44,7 @@ REFUSED = {
 def worker() -> Iterator[FakeWorker]:
     made = FakeWorker()
     yield made
-    made.end()
+    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_a_router_follows_the_events_of_its_servers(tmp_path: Path) -> None:
             publisher.publish([AllBlocksCleared()])
             wait_for(lambda: (known.room, known.forgotten) == (None, 2))
     finally:
-        worker.end()
+        worker.close()
         publisher.close()
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import httpx
@@ -15,14 +14,14 @@ import pytest
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.routing import RouteConfig
-from tests.serving.routing.running import ROOT, FakeWorker, free_port, routing, wait_for
+from tests.serving.routing.running import PATIENCE, ROOT, FakeWorker, HeldPort, routing, wait_for
 
 CHAT = "/v1/chat/completions"
 Make = Callable[..., FakeWorker]
 
 
 def events(url: str, path: str = CHAT, **body: object) -> list[str]:
-    with httpx.stream("POST", url + path, json={"stream": True, **body}, timeout=30.0) as answer:
+    with httpx.stream("POST", url + path, json={"stream": True, **body}, timeout=PATIENCE) as answer:
         assert answer.status_code == 200
         return [line for line in answer.iter_lines() if line]
 
@@ -50,7 +49,7 @@ def test_an_event_that_says_so_is_seen_behind_a_long_half_event(new_worker: Make
     """An event that is too long to be held goes out in parts. The last one begins anew behind what had come of it."""
     with routing(new_worker()) as router:
         body = {"stream": True, "pieces": 5, "cut": 2, "half": 200_000}
-        whole = httpx.post(router.url + CHAT, json=body, timeout=30.0).text
+        whole = httpx.post(router.url + CHAT, json=body, timeout=PATIENCE).text
         found = [each for each in whole.split("\n\n") if each]
         assert len(found) == 4
         assert found[2].startswith("data: ")
@@ -69,15 +68,17 @@ def test_a_death_ends_only_the_streams_of_that_server(new_worker: Make) -> None:
     dying, other = new_worker(), new_worker()
     found: list[list[str]] = []
     with routing(dying, other) as router:
-        body = {"pieces": 20, "pause": 0.1}
+        body = {"pieces": 20, "led": True}
         threads = [threading.Thread(target=lambda: found.append(events(router.url, **body))) for _ in range(6)]
         for each in threads:
             each.start()
-        wait_for(lambda: router.app.workers.num_open == 6)
-        time.sleep(0.5)
+        wait_for(lambda: [each.counted()["requests"] for each in (dying, other)] == [3, 3])
+        for each in (dying, other):
+            each.go(5)
         dying.end()
+        other.go(20)
         for each in threads:
-            each.join(30.0)
+            each.join(PATIENCE)
         whole = [lines for lines in found if lines[-1] == "data: [DONE]"]
         broken = [lines for lines in found if "worker_lost" in lines[-1]]
         assert (len(whole), len(broken)) == (3, 3)
@@ -88,7 +89,7 @@ def test_a_death_ends_only_the_streams_of_that_server(new_worker: Make) -> None:
 def test_a_request_that_was_sent_is_never_sent_again(new_worker: Make) -> None:
     dying, other = new_worker(), new_worker()
     with routing(dying, other) as router:
-        answer = httpx.post(router.url + CHAT, json={"cut": -1}, timeout=30.0)
+        answer = httpx.post(router.url + CHAT, json={"cut": -1}, timeout=PATIENCE)
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "worker_lost")
         assert "not sent again" in answer.json()["error"]["message"]
         assert other.counted()["requests"] == 0
@@ -147,19 +148,20 @@ def test_a_server_that_hangs_is_not_ready_and_its_streams_end(new_worker: Make) 
     """The kernel still takes its connections. It is out at the first look that is not answered."""
     hanging, other = new_worker(), new_worker()
     found: list[list[str]] = []
-    with routing(hanging, other, health_timeout=0.5, hung_timeout=1.0) as router:
+    with routing(hanging, other, health_timeout=1.5, hung_timeout=3.0) as router:
         threads = [
-            threading.Thread(target=lambda: found.append(events(router.url, pieces=30, pause=0.1))) for _ in range(2)
+            threading.Thread(target=lambda: found.append(events(router.url, pieces=30, led=True))) for _ in range(2)
         ]
         for each in threads:
             each.start()
-        wait_for(lambda: router.app.workers.num_open == 2)
-        time.sleep(0.3)
+        wait_for(lambda: [each.counted()["requests"] for each in (hanging, other)] == [1, 1])
+        hanging.go(2)
         hanging.send(signal.SIGSTOP)
+        other.go(30)
         wait_for(lambda: router.ready() == 1)
         assert httpx.post(router.url + CHAT, json={}).json()["pid"] == other.process.pid
         for each in threads:
-            each.join(30.0)
+            each.join(PATIENCE)
         assert sorted(lines[-1] == "data: [DONE]" for lines in found) == [False, True]
         assert [json.loads(lines[-1][6:])["error"]["code"] for lines in found if "DONE" not in lines[-1]] == ["timeout"]
         hanging.send(signal.SIGCONT)
@@ -171,9 +173,10 @@ def command(*words: str) -> list[str]:
 
 
 def test_the_command_drains_before_it_ends(new_worker: Make) -> None:
-    worker, port = new_worker(), free_port()
-    url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(command("--worker-urls", worker.url, "--policy", "least", "--port", str(port)), cwd=ROOT)
+    worker, held = new_worker(), HeldPort()
+    url = f"http://127.0.0.1:{held.number}"
+    words = ("--worker-urls", worker.url, "--policy", "least", "--port", str(held.number))
+    process = subprocess.Popen(command(*words), cwd=ROOT)
     found: list[list[str]] = []
 
     def up() -> bool:
@@ -184,7 +187,7 @@ def test_the_command_drains_before_it_ends(new_worker: Make) -> None:
 
     try:
         wait_for(up)
-        thread = threading.Thread(target=lambda: found.append(events(url, pieces=20, pause=0.1)))
+        thread = threading.Thread(target=lambda: found.append(events(url, pieces=20, led=True)))
         thread.start()
         wait_for(lambda: worker.counted()["requests"] == 1)
         with httpx.Client() as client:
@@ -192,11 +195,14 @@ def test_the_command_drains_before_it_ends(new_worker: Make) -> None:
             process.send_signal(signal.SIGTERM)
             wait_for(lambda: client.get(url + "/health/ready").status_code == 503)
             assert client.post(url + CHAT, json={}).status_code == 503
-        thread.join(30.0)
+        worker.go(20)
+        thread.join(PATIENCE)
         assert found[0][-1] == "data: [DONE]"
-        assert process.wait(30.0) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
+        process.wait()
+        held.close()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_clients_and_servers_can_both_have_tls(pair: tuple[str, str]) -> None:
             wait_for(lambda: "certificate" in router.app.workers.each[0].why)
             assert httpx.post(router.url + CHAT, json={}).status_code == 503
     finally:
-        worker.end()
+        worker.close()
 
 
 def test_files_that_are_no_certificates_are_named(tmp_path, pair: tuple[str, str]) -> None:

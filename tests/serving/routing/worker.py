@@ -2,9 +2,9 @@
 
     python -m tests.serving.routing.worker PORT MODEL[,MODEL…] [KEY CERTIFICATE]
 
-A body's `pieces` events come `pause` seconds apart. `cut` ends the process with a SIGKILL of its own after so many
-events, in the middle of the next one; -1 ends it before there is an answer. `bytes` is the size of each event, and
-`half` that of the half event before the end.
+A body's `pieces` events come `pause` seconds apart. With `led`, event n is written once `/go` was called n times more.
+`cut` ends the process with a SIGKILL of its own after so many events, in the middle of the next one; -1 ends it before
+there is an answer. `bytes` is the size of each event, and `half` that of the half event before the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import time
 from typing import Any
 
 import uvicorn
@@ -23,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-got: dict[str, Any] = {"requests": 0, "left": 0, "ready": True}
+got: dict[str, Any] = {"requests": 0, "left": 0, "ready": True, "go": 0}
 
 
 def app(models: list[str]) -> Starlette:
@@ -32,6 +31,10 @@ def app(models: list[str]) -> Starlette:
 
     async def unready(request: Request) -> Response:
         got["ready"] = False
+        return Response()
+
+    async def go(request: Request) -> Response:
+        got["go"] += 1
         return Response()
 
     async def listed(request: Request) -> Response:
@@ -45,13 +48,14 @@ def app(models: list[str]) -> Starlette:
 
     async def answer(request: Request) -> Response:
         got["requests"] += 1
+        before = got["go"]
         raw = await request.body()
         body = json.loads(raw or b"{}")
         if body.get("cut") == -1:
             os.kill(os.getpid(), signal.SIGKILL)
         if body.get("stream"):
             form = "application/x-ndjson" if request.url.path.startswith("/api") else "text/event-stream"
-            return StreamingResponse(events(body, form), media_type=form)
+            return StreamingResponse(events(body, form, before), media_type=form)
         await asyncio.sleep(body.get("pause", 0))
         told = {
             "id": f"resp_{got['requests']}_{os.getpid()}",
@@ -64,12 +68,12 @@ def app(models: list[str]) -> Starlette:
         headers = {"x-request-id": request.headers.get("x-request-id", ""), "connection": "x-hop", "x-hop": "1"}
         return JSONResponse(told, headers={**headers, "keep-alive": "timeout=5", "x-kept": "yes"})
 
-    async def events(body: dict[str, Any], form: str) -> Any:
+    async def events(body: dict[str, Any], form: str, before: int) -> Any:
         try:
             for number in range(body.get("pieces", 3)):
-                event = json.dumps(
-                    {"n": number, "at": time.time(), "pid": os.getpid(), "x": "x" * body.get("bytes", 0)}
-                )
+                while body.get("led") and got["go"] < before + number:
+                    await asyncio.sleep(0.005)
+                event = json.dumps({"n": number, "pid": os.getpid(), "x": "x" * body.get("bytes", 0)})
                 if number == body.get("cut"):
                     yield "data: " + event[:5] + "x" * body.get("half", 0)
                     await asyncio.sleep(0.2)
@@ -88,6 +92,7 @@ def app(models: list[str]) -> Starlette:
             Route("/v1/models", listed),
             Route("/counted", counted),
             Route("/unready", unready, methods=["POST"]),
+            Route("/go", go, methods=["POST"]),
             Route("/{path:path}", answer, methods=["GET", "POST", "DELETE"]),
         ]
     )

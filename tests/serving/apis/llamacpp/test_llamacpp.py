@@ -101,8 +101,9 @@ def test_no_token_is_shown_where_a_prompt_is_only_read(server: Server) -> None:
         assert (answer.content, answer.tokens, answer.tokens_predicted) == ("", [], 0)
     [part] = events(post(server, "completion", prompt=TEXT, stream=True, n_predict=0))
     assert (part["content"], part["stop"]) == ("", True)
-    endless = predicted(server, prompt=TEXT, n_predict=-1, temperature=0)
-    assert endless.tokens_predicted + endless.tokens_evaluated <= server.api.service.facts().max_model_len
+    context = server.api.service.facts().max_model_len
+    endless = predicted(server, prompt=[5] * (context - 20), n_predict=-1, temperature=0, ignore_eos=True)
+    assert (endless.tokens_evaluated, endless.tokens_predicted) == (context - 20, 20)
 
 
 def test_probabilities_are_openais(server: Server) -> None:
