@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from ridgeline.kernels.cuda.predict import chip_here
 from ridgeline.kernels.gemm.ladder.predict import predict
 from ridgeline.kernels.gemm.ladder.run import LoadedRung, runs_here
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS
+from ridgeline.kernels.gemm.ladder.triton_rungs import TRITON_RUNGS, call, predict_triton
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
 
@@ -34,6 +36,9 @@ class SquareProduct:
         for rung in RUNGS:
             found = predict(rung, chip_here(_gpu()), self.size, self.size, self.size)
             yield rung.name, found.bound, found.limiter
+        for each in TRITON_RUNGS:
+            found = predict_triton(each, chip_here(_gpu()), self.size, self.size, self.size)
+            yield each.name, found.bound, found.limiter
 
     def operands(self, cubins: Path | None) -> Matrices:
         return Matrices(self.size, cubins)
@@ -53,6 +58,10 @@ class Matrices:
         return {"cuBLAS": [lambda x=x, y=y: torch.mm(x, y.T, out=self.c) for x, y in self._pairs()]}
 
     def rung(self, name: str) -> Sequence[Call] | None:
+        if found := [each for each in TRITON_RUNGS if each.name == name]:
+            programs = torch.cuda.get_device_properties("cuda").multi_processor_count
+            rung_call = partial(call, found[0], c_MN=self.c, programs=programs)
+            return [partial(rung_call, x, y) for x, y in self._pairs()]
         rung = next(each for each in RUNGS if each.name == name)
         if not runs_here(rung):
             return None

@@ -19,6 +19,7 @@ from tests.kernels.cuda.memory import Matrix, difference
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
 
 every_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+PAGE = Path(__file__).parents[3] / "docs" / "kernels" / "gemm-ladder.md"
 kernels: dict[Path, Emulated] = {}
 FEW = 2  # multiprocessors, so that persistent blocks make several tiles each
 
@@ -171,7 +172,7 @@ def test_rungs_are_in_order_and_each_says_what_it_is() -> None:
 
 
 def test_the_page_has_the_predictions() -> None:
-    assert "\n".join(table()) in (Path(__file__).parents[3] / "docs" / "kernels" / "gemm-ladder.md").read_text()
+    assert "\n".join(table()) in PAGE.read_text()
 
 
 def variant_is_right(variant: Variant, folder: Path, m: int, n: int, k: int) -> None:
