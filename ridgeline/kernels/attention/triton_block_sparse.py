@@ -32,7 +32,7 @@ from ridgeline.kernels.attention.triton_sdpa import (
     ahead_of_time,
     check_same_length,
     load_rows,
-    products_kernel,
+    output_products,
     strides_of,
     tile_scores,
     tiles_of,
@@ -326,19 +326,8 @@ class _BlockSparse(torch.autograd.Function):
         batch, heads, length, size = q_BHTD.shape
         groups, width = k_BGTD.shape[1], max(16, triton.next_power_of_2(size))
         masks, blocks = mask.seen_MNN.shape[:2]
-        delta_BHT, dq_BHTD = torch.empty_like(log_BHT), torch.empty_like(out_BHTD)
+        delta_BHT, dq_BHTD = output_products(out_BHTD, grad_BHTD), torch.empty_like(out_BHTD)
         dk_BGTD, dv_BGTD = (torch.empty(each.shape, dtype=each.dtype, device=device) for each in (k_BGTD, v_BGTD))
-        products_kernel[(triton.cdiv(length, 64), batch * heads)](
-            out_BHTD,
-            grad_BHTD,
-            delta_BHT,
-            *strides_of(out_BHTD, grad_BHTD),
-            heads,
-            length,
-            ROWS=64,
-            D=size,
-            WIDTH=width,
-        )
         strides = strides_of(q_BHTD, k_BGTD, v_BGTD, grad_BHTD)
         common = {"CAUSAL": mask.causal, "BLOCK": mask.block, "D": size, "WIDTH": width}
         factors = scale * LOG2E.value, scale, int(masks > 1)

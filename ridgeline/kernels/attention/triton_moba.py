@@ -12,6 +12,8 @@ Queries side by side choose different blocks, so a tile of neighbours would read
               output and the logarithm of its sum, as the parts of a split attention do
     own       causal attention inside each block (triton_sdpa.py, blocks as documents)
     merge     a query's parts, weighted by their sums
+    backward  the same lists once more: a tile of a block's keys sums over the queries of its list, and a tile of a list
+              leaves a part of each query's gradient, which are summed. Choices have no gradient
 
 The number of tiles is not known to the host, so it launches as many as there can be; those beyond the last one leave.
 """
@@ -25,16 +27,20 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.attention.triton_gathered import gathered_gradients, listed, load_gathered
 from ridgeline.kernels.attention.triton_sdpa import (
     EXACT,
     LOG2E,
     NOTHING,
     KeyMasks,
+    WholeAttention,
     add_tile,
     ahead_of_time,
     attend_intervals,
     check_same_length,
+    interval_gradients,
     load_rows,
+    output_products,
     strides_of,
     tiles_of,
 )
@@ -156,11 +162,53 @@ def _gathered_kernel(
 
 
 @triton.jit
+def _gathered_queries_kernel(
+    q_ptr, k_ptr, v_ptr, grad_ptr, parts_ptr, log_ptr, delta_ptr, pairs_ptr, owner_ptr, first_ptr, begins_ptr,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, g_batch, g_head, g_row,
+    H, PER_GROUP, T, N, LISTS, scale, natural,
+    CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Parts of the gradients of the queries that chose one block, as `_gathered_kernel` leaves parts of outputs. log,
+    delta: of all keys that a query sees."""
+    owner = tl.load(owner_ptr + tl.program_id(0))
+    if owner < LISTS:
+        head_at = owner // N
+        batch, head = head_at // H, head_at % H
+        begin, end = tl.load(begins_ptr + owner), tl.load(begins_ptr + owner + 1)
+        at = begin + (tl.program_id(0) - tl.load(first_ptr + owner)) * ROWS + tl.arange(0, ROWS)
+        there, channels = at < end, tl.arange(0, WIDTH)
+        pairs = tl.load(pairs_ptr + at, mask=there, other=0)
+        queries = pairs // CHOICES
+        q_ptr += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+        grad_ptr += batch.to(tl.int64) * g_batch + head.to(tl.int64) * g_head
+        q = load_gathered(q_ptr, queries, channels, q_row, there, D)
+        grad = load_gathered(grad_ptr, queries, channels, g_row, there, D)
+        row = head_at.to(tl.int64) * T
+        log = tl.load(log_ptr + row + queries, mask=there, other=float("inf"))
+        delta = tl.load(delta_ptr + row + queries, mask=there, other=0.0)
+        key = owner % N * BLOCK
+        k_ptr += batch.to(tl.int64) * k_batch + (head // PER_GROUP).to(tl.int64) * k_head + key.to(tl.int64) * k_row
+        v_ptr += batch.to(tl.int64) * v_batch + (head // PER_GROUP).to(tl.int64) * v_head + key.to(tl.int64) * v_row
+        dq = tl.zeros([ROWS, WIDTH], tl.float32)
+        for start in range(0, BLOCK, COLUMNS):
+            keys = start + tl.arange(0, COLUMNS)
+            k = load_rows(k_ptr, keys, channels, k_row, BLOCK, D, True, D == WIDTH)
+            v = load_rows(v_ptr, keys, channels, v_row, BLOCK, D, True, D == WIDTH)
+            weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision=EXACT) * scale - log[:, None])
+            slopes = weights * (tl.dot(grad, tl.trans(v), input_precision=EXACT) - delta[:, None])
+            dq = tl.dot(slopes.to(k.dtype), k, dq, input_precision=EXACT)
+        to = (row * CHOICES + pairs)[:, None] * D + channels[None, :]
+        tl.store(parts_ptr + to, dq * natural, mask=there[:, None] & (channels[None, :] < D))
+
+
+@triton.jit
 def _merge_kernel(
-    own_ptr, own_log_ptr, parts_ptr, logs_ptr, chosen_ptr, out_ptr, ROWS_ALL,
+    own_ptr, own_log_ptr, parts_ptr, logs_ptr, chosen_ptr, out_ptr, log_ptr, ROWS_ALL,
     CHOICES: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The sum of each row's parts, weighted by their sums of exponentials. Rows are queries of all heads."""
+    """The sum of each row's parts, weighted by their sums of exponentials, and the logarithm of all these. Rows are
+    queries of all heads."""
     rows, channels = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     there, inside = rows < ROWS_ALL, (rows[:, None] < ROWS_ALL) & (channels[None, :] < D)
     log = tl.load(own_log_ptr + rows, mask=there, other=0.0)
@@ -179,6 +227,7 @@ def _merge_kernel(
         part = tl.load(parts_ptr + at[:, None] * D + channels[None, :], mask=inside & taken[:, None], other=0.0)
         out += part * weight[:, None]
         total += weight
+    tl.store(log_ptr + rows, top + tl.log2(total), mask=there)
     at = out_ptr + rows[:, None] * D + channels[None, :]
     tl.store(at, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -203,63 +252,83 @@ def choose_blocks(q_BHTD: torch.Tensor, k_BGTD: torch.Tensor, moba: Moba) -> tor
     return chosen
 
 
-def listed(chosen_BHTC: torch.Tensor, blocks: int, rows: int) -> tuple[torch.Tensor, ...]:
-    """Return (pairs, owner, first, begins), as `_gathered_kernel` reads them, for tiles of so many rows. int32.
+class _Moba(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BHTD: Any, k_BGTD: Any, v_BGTD: Any, moba: Moba, scale: float) -> Any:
+        (batch, heads, length, size), groups = q_BHTD.shape, k_BGTD.shape[1]
+        intervals = own_blocks(length, moba, q_BHTD.device)
+        own, own_log = attend_intervals(q_BHTD, k_BGTD, v_BGTD, intervals, scale)
+        chosen_BHTC, blocks = choose_blocks(q_BHTD, k_BGTD, moba), length // moba.block
+        width, choices = max(16, triton.next_power_of_2(size)), moba.top - 1
+        tiles = tiles_of("forward", width, q_BHTD.itemsize)
+        pairs, owner, first, begins = listed(chosen_BHTC, blocks, tiles.rows)
+        parts = torch.empty((*chosen_BHTC.shape, size), dtype=torch.float32, device=q_BHTD.device)
+        logs = torch.empty(chosen_BHTC.shape, dtype=torch.float32, device=q_BHTD.device)
+        _gathered_kernel[(len(owner),)](
+            q_BHTD, k_BGTD, v_BGTD, parts, logs, pairs, owner, first, begins, *strides_of(q_BHTD, k_BGTD, v_BGTD),
+            heads, heads // groups, length, blocks, batch * heads * blocks, scale * LOG2E.value, CHOICES=choices,
+            ROWS=tiles.rows, COLUMNS=min(tiles.columns, moba.block), BLOCK=moba.block, D=size, WIDTH=width,
+            **tiles.launch,
+        )  # fmt: skip
+        out, log = torch.empty_like(own), torch.empty_like(own_log)
+        rows: Any = batch * heads * length
+        _merge_kernel[(triton.cdiv(rows, 16),)](
+            own, own_log, parts, logs, chosen_BHTC, out, log, rows, CHOICES=choices, ROWS=16, D=size, WIDTH=width,
+            num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(q_BHTD, k_BGTD, v_BGTD, out, log, chosen_BHTC)
+        ctx.moba, ctx.scale = moba, scale
+        return out
 
-    All is computed on the device; owner has as many tiles as there can be, and beyond the last one the number of lists.
-    """
-    batch, heads, length, choices = chosen_BHTC.shape
-    lists, device = batch * heads * blocks, chosen_BHTC.device
-    of_heads = torch.arange(batch * heads, device=device)[:, None] * blocks
-    key_SP = chosen_BHTC.reshape(batch * heads, length * choices)
-    key_SP = torch.where(key_SP >= 0, key_SP + of_heads, lists).int()
-    sorted_P, order_P = key_SP.flatten().sort(stable=True)
-    begins = torch.searchsorted(sorted_P, torch.arange(lists + 1, device=device, dtype=torch.int32))
-    tiles = -(-begins.diff() // rows)
-    behind = tiles.cumsum(0)
-    limit = key_SP.numel() // rows + lists  # a list has less than one tile more than its rows fill
-    owner = torch.searchsorted(behind, torch.arange(limit, device=device), right=True)
-    pairs = order_P % (length * choices)
-    return pairs.int(), owner.int(), (behind - tiles).int(), begins.int()
+    @staticmethod
+    def backward(ctx: Any, grad_BHTD: Any) -> Any:
+        q_BHTD, k_BGTD, v_BGTD, out, log, chosen_BHTC = ctx.saved_tensors
+        moba, scale = ctx.moba, ctx.scale
+        grad_BHTD = grad_BHTD if grad_BHTD.stride(-1) == 1 else grad_BHTD.contiguous()
+        (batch, heads, length, size), blocks = q_BHTD.shape, q_BHTD.shape[2] // moba.block
+        delta, qkv = output_products(out, grad_BHTD), (q_BHTD, k_BGTD, v_BGTD)
+        intervals = own_blocks(length, moba, q_BHTD.device)
+        dq, dk, dv = interval_gradients(qkv, grad_BHTD, log, delta, intervals, scale)
+        far = gathered_gradients(qkv, grad_BHTD, log, delta, chosen_BHTC, moba.block, blocks, scale)
+        width = max(16, triton.next_power_of_2(size))
+        tiles = tiles_of("queries", width, q_BHTD.itemsize)
+        pairs, owner, first, begins = listed(chosen_BHTC, blocks, tiles.rows)
+        parts = torch.zeros((*chosen_BHTC.shape, size), dtype=torch.float32, device=q_BHTD.device)
+        _gathered_queries_kernel[(len(owner),)](
+            q_BHTD, k_BGTD, v_BGTD, grad_BHTD, parts, log, delta, pairs, owner, first, begins,
+            *strides_of(q_BHTD, k_BGTD, v_BGTD, grad_BHTD), heads, heads // k_BGTD.shape[1], length, blocks,
+            batch * heads * blocks, scale * LOG2E.value, scale, CHOICES=moba.top - 1, ROWS=tiles.rows,
+            COLUMNS=min(tiles.columns, moba.block), BLOCK=moba.block, D=size, WIDTH=width, **tiles.launch,
+        )  # fmt: skip
+        return dq + parts.sum(3).to(dq.dtype), dk + far[0], dv + far[1], None, None
+
+
+def own_blocks(length: int, moba: Moba, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys of each query's own block, as `KeyMasks.intervals` does."""
+    documents = torch.arange(length, device=device) // moba.block
+    return KeyMasks(documents_K=documents).intervals(length, length, device)
 
 
 def moba_attention(
     q_BHTD: torch.Tensor, k_BGTD: torch.Tensor, v_BGTD: torch.Tensor, moba: Moba = Moba(), *, scale: float | None = None
 ) -> torch.Tensor:
     """Return the attention of whole sequences, each query over its own block and the best past ones: [B, H, T, D].
+    Gradients flow to q, k and v, as if the choice of blocks were given.
 
-    q_BHTD, k_BGTD, v_BGTD: one dtype, at most 256 channels a head; H is a multiple of G. No gradients flow.
+    q_BHTD, k_BGTD, v_BGTD: one dtype, at most 256 channels a head; H is a multiple of G.
     scale: of scores (default: channels ** -0.5).
 
     Raises ValueError for shapes that do not fit, and for more than 256 whole blocks.
     """
     check_same_length(q_BHTD, k_BGTD, v_BGTD)
-    (batch, heads, length, size), groups = q_BHTD.shape, k_BGTD.shape[1]
+    length, size = q_BHTD.shape[2:]
     scale = size**-0.5 if scale is None else scale
     q_BHTD, k_BGTD, v_BGTD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTD, k_BGTD, v_BGTD))
-    documents = torch.arange(length, device=q_BHTD.device) // moba.block
-    intervals = KeyMasks(documents_K=documents).intervals(length, length, q_BHTD.device)
-    own, own_log = attend_intervals(q_BHTD, k_BGTD, v_BGTD, intervals, scale)
     if moba.top == 1 or length <= moba.block:
-        return own
-    chosen_BHTC, blocks = choose_blocks(q_BHTD, k_BGTD, moba), length // moba.block
-    width, choices = max(16, triton.next_power_of_2(size)), moba.top - 1
-    tiles = tiles_of("forward", width, q_BHTD.itemsize)
-    columns = min(tiles.columns, moba.block)
-    pairs, owner, first, begins = listed(chosen_BHTC, blocks, tiles.rows)
-    parts = torch.empty((*chosen_BHTC.shape, size), dtype=torch.float32, device=q_BHTD.device)
-    logs = torch.empty(chosen_BHTC.shape, dtype=torch.float32, device=q_BHTD.device)
-    _gathered_kernel[(len(owner),)](
-        q_BHTD, k_BGTD, v_BGTD, parts, logs, pairs, owner, first, begins, *strides_of(q_BHTD, k_BGTD, v_BGTD),
-        heads, heads // groups, length, blocks, batch * heads * blocks, scale * LOG2E.value,
-        CHOICES=choices, ROWS=tiles.rows, COLUMNS=columns, BLOCK=moba.block, D=size, WIDTH=width, **tiles.launch,
-    )  # fmt: skip
-    out = torch.empty_like(own)
-    rows: Any = batch * heads * length
-    _merge_kernel[(triton.cdiv(rows, 16),)](
-        own, own_log, parts, logs, chosen_BHTC, out, rows, CHOICES=choices, ROWS=16, D=size, WIDTH=width, num_warps=4
-    )
-    return out
+        intervals = own_blocks(length, moba, q_BHTD.device)
+        out_BHTD, _ = WholeAttention.apply(q_BHTD, k_BGTD, v_BGTD, None, intervals, None, scale)
+        return out_BHTD
+    return _Moba.apply(q_BHTD, k_BGTD, v_BGTD, moba, scale)
 
 
 # ---- ahead of time --------------------------------------------------------------------------------------------------
@@ -268,5 +337,10 @@ AOT = (
     ahead_of_time(
         _gathered_kernel, tiles_of("forward", 128), 128, "q k v !out !log #pairs #owner #first #begins", "qkv",
         "H PER_GROUP T N LISTS", "scale", archs=("sm_90",), CHOICES=2, BLOCK=2048,
+    ),
+    ahead_of_time(
+        _gathered_queries_kernel, tiles_of("queries", 128), 128,
+        "q k v grad !parts !log !delta #pairs #owner #first #begins", "qkvg", "H PER_GROUP T N LISTS", "scale natural",
+        archs=("sm_90",), CHOICES=2, BLOCK=2048,
     ),
 )  # fmt: skip

@@ -469,7 +469,9 @@ def attend_intervals(
     return out_BHQD, log_BHQ
 
 
-class _WholeAttention(torch.autograd.Function):
+class WholeAttention(torch.autograd.Function):
+    """`attend_intervals` with gradients of q, k, v and sinks; none flow from the logarithms."""
+
     @staticmethod
     def forward(
         ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, sinks_H: Any, intervals: Any, slopes_H: Any, scale: float
@@ -477,45 +479,67 @@ class _WholeAttention(torch.autograd.Function):
         out_BHQD, log_BHQ = attend_intervals(q_BHQD, k_BGKD, v_BGKD, intervals, scale, slopes_H, sinks_H)
         ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, *intervals, slopes_H)
         ctx.scale = scale
-        return out_BHQD
+        ctx.mark_non_differentiable(log_BHQ)
+        return out_BHQD, log_BHQ
 
     @staticmethod
-    def backward(ctx: Any, grad_BHQD: Any) -> Any:
+    def backward(ctx: Any, grad_BHQD: Any, _: Any) -> Any:
         q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H = ctx.saved_tensors
         grad_BHQD = grad_BHQD if grad_BHQD.stride(-1) == 1 else grad_BHQD.contiguous()
-        batch, heads, queries, size = q_BHQD.shape
-        groups, keys = k_BGKD.shape[1:3]
-        width = max(16, triton.next_power_of_2(size))
-        delta_BHQ, dq_BHQD = torch.empty_like(log_BHQ), torch.empty_like(out_BHQD)
-        dk_BGKD, dv_BGKD = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (k_BGKD, v_BGKD))
-        products_kernel[(triton.cdiv(queries, 64), batch * heads)](
-            out_BHQD,
-            grad_BHQD,
-            delta_BHQ,
-            *strides_of(out_BHQD, grad_BHQD),
-            heads,
-            queries,
-            ROWS=64,
-            D=size,
-            WIDTH=width,
+        delta_BHQ = output_products(out_BHQD, grad_BHQD)
+        found = interval_gradients(
+            (q_BHQD, k_BGKD, v_BGKD), grad_BHQD, log_BHQ, delta_BHQ, (first_Q, behind_Q), ctx.scale, slopes_H
         )
-        strides = strides_of(q_BHQD, k_BGKD, v_BGKD, grad_BHQD)
-        common = {"ALIBI": slopes_H is not None, "D": size, "WIDTH": width}
-        tiles = tiles_of("keys", width, q_BHQD.itemsize)
-        _keys_kernel[(triton.cdiv(keys, tiles.columns), batch * groups)](
-            q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dk_BGKD, dv_BGKD, log_BHQ, delta_BHQ, first_Q, behind_Q,
-            _ranges(first_Q, behind_Q, keys, tiles), slopes_H, *strides,
-            heads, groups, queries, keys, ctx.scale * LOG2E.value, ctx.scale,
-            ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
-        )  # fmt: skip
-        tiles = tiles_of("queries", width, q_BHQD.itemsize)
-        _queries_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
-            q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dq_BHQD, log_BHQ, delta_BHQ, first_Q, behind_Q, slopes_H, *strides,
-            heads, heads // groups, queries, keys, ctx.scale * LOG2E.value, ctx.scale,
-            ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
-        )  # fmt: skip
         dsinks_H = None if sinks_H is None else sink_gradients(sinks_H, log_BHQ, delta_BHQ)
-        return dq_BHQD, dk_BGKD, dv_BGKD, dsinks_H, None, None, None
+        return *found, dsinks_H, None, None, None
+
+
+def output_products(out_BHQD: torch.Tensor, grad_BHQD: torch.Tensor) -> torch.Tensor:
+    """Return the product of each output with its gradient, float32, [B, H, Q]. Channels lie side by side in both."""
+    batch, heads, queries, size = out_BHQD.shape
+    delta_BHQ = torch.empty((batch, heads, queries), dtype=torch.float32, device=out_BHQD.device)
+    products_kernel[(triton.cdiv(queries, 64), batch * heads)](
+        out_BHQD, grad_BHQD, delta_BHQ, *strides_of(out_BHQD, grad_BHQD), heads, queries,
+        ROWS=64, D=size, WIDTH=max(16, triton.next_power_of_2(size)),
+    )  # fmt: skip
+    return delta_BHQ
+
+
+def interval_gradients(
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    grad_BHQD: torch.Tensor,
+    log_BHQ: torch.Tensor,
+    delta_BHQ: torch.Tensor,
+    intervals: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    slopes_H: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of q, k and v by the keys of intervals.
+
+    log_BHQ, delta_BHQ: of `attend_intervals` and `output_products`; where a query sees other keys besides, of all.
+    """
+    q_BHQD, k_BGKD, v_BGKD = qkv
+    batch, heads, queries, size = q_BHQD.shape
+    groups, keys = k_BGKD.shape[1:3]
+    width = max(16, triton.next_power_of_2(size))
+    dq_BHQD = torch.empty((batch, heads, queries, size), dtype=q_BHQD.dtype, device=q_BHQD.device)
+    dk_BGKD, dv_BGKD = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (k_BGKD, v_BGKD))
+    strides = strides_of(q_BHQD, k_BGKD, v_BGKD, grad_BHQD)
+    common = {"ALIBI": slopes_H is not None, "D": size, "WIDTH": width}
+    tiles = tiles_of("keys", width, q_BHQD.itemsize)
+    _keys_kernel[(triton.cdiv(keys, tiles.columns), batch * groups)](
+        q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dk_BGKD, dv_BGKD, log_BHQ, delta_BHQ, *intervals,
+        _ranges(*intervals, keys, tiles), slopes_H, *strides,
+        heads, groups, queries, keys, scale * LOG2E.value, scale,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
+    )  # fmt: skip
+    tiles = tiles_of("queries", width, q_BHQD.itemsize)
+    _queries_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
+        q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dq_BHQD, log_BHQ, delta_BHQ, *intervals, slopes_H, *strides,
+        heads, heads // groups, queries, keys, scale * LOG2E.value, scale,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
+    )  # fmt: skip
+    return dq_BHQD, dk_BGKD, dv_BGKD
 
 
 def sink_gradients(sinks_H: torch.Tensor, log_BHQ: torch.Tensor, delta_BHQ: torch.Tensor) -> torch.Tensor:
@@ -573,7 +597,8 @@ def sdpa(
     scale = size**-0.5 if scale is None else scale
     sinks_H = None if sinks_H is None else sinks_H.float().contiguous()
     if skip_below is None:
-        return _WholeAttention.apply(q_BHQD, k_BGKD, v_BGKD, sinks_H, intervals, slopes_H, scale)
+        out_BHQD, _ = WholeAttention.apply(q_BHQD, k_BGKD, v_BGKD, sinks_H, intervals, slopes_H, scale)
+        return out_BHQD
     if not 0 < skip_below < 1:
         raise ValueError(f"skip_below is a share between 0 and 1, got {skip_below}.")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHQD, k_BGKD, v_BGKD)):

@@ -29,6 +29,19 @@ def test_each_query_reads_its_own_block_and_the_best_past_ones(length: int, top:
     check(drawn(length), Moba(32, top), 3e-6)
 
 
+@pytest.mark.parametrize(("length", "top"), [(128, 3), (77, 2), (50, 1)])
+def test_gradients_are_those_of_the_chosen_blocks(length: int, top: int) -> None:
+    inputs = drawn(length)
+    grad, found = torch.randn_like(inputs[0]).transpose(1, 2).contiguous().transpose(1, 2), []
+    for function, kind in ((moba_attention, torch.float32), (reference, torch.float64)):
+        leaves = [x.detach().clone().to(kind).requires_grad_() for x in inputs]
+        out = function(*leaves, Moba(16, top))
+        out.backward(grad.to(kind))
+        found.append([out.detach().double(), *(x.grad.double() for x in leaves)])
+    for name, a, b in zip(("out", "dq", "dk", "dv"), *found, strict=True):
+        assert (a - b).norm() <= 4e-6 * b.norm(), name
+
+
 def test_odd_channels_a_scale_and_half_precision() -> None:
     check(drawn(100, size=20), Moba(16, 3), 3e-6, scale=0.4)
     check([x.half() for x in drawn(100, size=32)], Moba(32, 2), 3e-3)
