@@ -47,3 +47,17 @@ class PlainModel:
         self.model = tiny_models.build(family)
 
     logprobs = PeftAdapter.logprobs
+
+
+def save_random(model: Path, folder: Path) -> Path:
+    """Save an adapter of random numbers of a model's folder, and return its folder."""
+    from transformers import AutoModelForCausalLM
+
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+    adapted.save_pretrained(str(folder))
+    return folder

@@ -22,6 +22,7 @@ from ridgeline.cli.lists import tell_where
 from ridgeline.cli.options import ENGINE_HELP, option, signed
 from ridgeline.cli.translate import items, translate
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.adapters import named_adapters
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.core.settings.together import SIZES
@@ -36,6 +37,7 @@ SERVE_HELP = {
     "grpc_port": "Port of gRPC, which is off without it.",
     "uds": "Unix socket to listen on, instead of host and port.",
     "served_model_name": "Names of the model for clients (default: its folder's name, or its hub id).",
+    "lora_modules": "Adapters that clients name as models: NAME=FOLDER, or JSON with name and path (one or more).",
     "api_key": "Keys that clients may send (without one, none is asked for).",
     "trusted_key": "Those of the keys that may name a request's tenant (X-Ridgeline-Tenant) and give any priority.",
     "priority_floor": "Lowest, most urgent priority that other keys may give (default: any).",
@@ -208,6 +210,9 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     known = [name for each in models for name in each.names]
     if len(wanted) > 1 and (twice := [name for name in known if known.count(name) > 1]):
         raise InvalidConfig(f"two models have the name {twice[0]!r}; give each its own, as in NAME=MODEL.")
+    if serve_config.lora_modules and len(models) > 1:
+        raise InvalidConfig("lora_modules cannot be had with several models; start a server for each, or leave it out.")
+    models[0] = replace(models[0], adapters=named_adapters(serve_config.lora_modules, known))
     return Supervisor(with_tokenizer(serve_config, resolved, models[0]), models)
 
 

@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.beam_run import BeamRun
 from ridgeline.serving.generation.engine_client import EngineClient
@@ -40,7 +42,8 @@ class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
     model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that may be asked for again, and
     `served` the models that KServe's clients see, with the figures of their `inferences`. `beside` are the API servers
-    of all models of this process, this one among them; they have the devices in turn."""
+    of all models of this process, this one among them; they have the devices in turn. `adapters` are names that stand
+    for the model with an adapter."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -56,6 +59,7 @@ class ApiServer:
     forms: Forms = field(default_factory=Forms)
     kept: Kept = field(default_factory=Kept)
     served: Mapping[str, ServedModel] = field(default_factory=dict)
+    adapters: tuple[str, ...] = ()
     inferences: Inferences = field(default_factory=Inferences)
     beside: tuple[ApiServer, ...] = ()
 
@@ -110,8 +114,24 @@ class ApiServer:
             defaults=defaults,
             forms=forms,
             kept=Kept(place, share, Path(model.sockets[0]).parent, config.max_stored_responses),
-            served=served_models(config.model_repository, names),
+            served=served_models(config.model_repository, (*names, *(each.name for each in model.adapters))),
+            adapters=tuple(each.name for each in model.adapters),
         )
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """All that clients may call the model, with an adapter or without one."""
+        return *self.names, *self.adapters
+
+    def adapter(self, name: str | None) -> UsedAdapter | None:
+        """Return the adapter that a client names as its model, or None for the model itself. Raise Unavailable while no
+        engine has told of it."""
+        if name not in self.adapters:
+            return None
+        found = next((each for each in self.service.facts().adapters if each.name == name), None)
+        if found is None:
+            raise Unavailable(f"the adapter {name} is not loaded; try again soon.", retry_after=5)
+        return UsedAdapter(found.number, found.key)
 
     @cached_property
     def encoder(self) -> Encoder:

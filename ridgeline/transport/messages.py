@@ -69,7 +69,7 @@ class Hello(Message, frozen=True, tag="hello"):
 # Fields that `Submit` and `core.plan.request.Request` both have as they are.
 AS_THEY_ARE = (
     *("params", "seed", "max_total_tokens", "cache_salt", "priority", "arrival", "task", "whole", "second_text"),
-    *("thinking", "embeds", "encoder_ids", "slo_ttft", "slo_itl"),
+    *("thinking", "embeds", "encoder_ids", "slo_ttft", "slo_itl", "adapter", "prefix_keys"),
 )
 
 
@@ -102,6 +102,8 @@ class Submit(Message, frozen=True, tag="submit"):
     encoder_ids: tuple[int, ...] = ()
     slo_ttft: float = 0.0
     slo_itl: float = 0.0
+    adapter: int = 0
+    prefix_keys: tuple[str, ...] = ()
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -169,6 +171,17 @@ class Look(Message, frozen=True, tag="look"):
 # ---- from the engine ------------------------------------------------------------------------------------------------
 
 
+class ServedAdapter(Message, frozen=True):
+    """An adapter that the engine has loaded. `number` and `key` are what a request needs, `folder` is where it lies,
+    and `parent` the name of its model."""
+
+    name: str
+    number: int
+    key: str
+    folder: str
+    parent: str
+
+
 class EngineFacts(Message, frozen=True):
     """The facts about the model and the engine that an API server must know.
 
@@ -209,6 +222,7 @@ class EngineFacts(Message, frozen=True):
     width: int = 0
     precision: str = ""
     weight_bytes: int = 0
+    adapters: list[ServedAdapter] = []
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

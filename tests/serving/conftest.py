@@ -25,6 +25,7 @@ import pytest
 import uvicorn
 
 from ridgeline.assembly import assemble
+from ridgeline.core.settings.adapters import NamedAdapter
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
@@ -76,10 +77,10 @@ def stop_engine(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def engine_in_a_thread(socket: Path, **options: object) -> Iterator[None]:
+def engine_in_a_thread(socket: Path, adapters: tuple[NamedAdapter, ...] = (), **options: object) -> Iterator[None]:
     """An engine for API servers in a thread of this process, which needs no new one that imports everything first."""
     known = {"device": "cpu", "dtype": DTYPE} | options
-    settings = EngineSettings(socket=str(socket), options=known, served_name=MODEL)
+    settings = EngineSettings(socket=str(socket), options=known, served_name=MODEL, adapters=adapters)
     config = LLMConfig(**known)  # type: ignore[arg-type]
     host = EngineHost(assemble(config), config, EngineSocket(str(socket)), settings)
     thread = threading.Thread(target=host.run, daemon=True)
@@ -165,7 +166,12 @@ def start_server(engine_socket: Path) -> StartServer:
     """`with start_server(**settings of ServeConfig) as server:`, on an engine of one's own if that is given."""
 
     @contextmanager
-    def start(folder: Path = EMBEDDED_MODEL, engine: Path = engine_socket, **settings: object) -> Iterator[Server]:
+    def start(
+        folder: Path = EMBEDDED_MODEL,
+        engine: Path = engine_socket,
+        adapters: tuple[NamedAdapter, ...] = (),
+        **settings: object,
+    ) -> Iterator[Server]:
         listener = sockets.create_server(("127.0.0.1", 0))
         # Small, for connections too: who does not read is noticed before megabytes wait for him.
         listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 1 << 16)
@@ -174,7 +180,7 @@ def start_server(engine_socket: Path) -> StartServer:
         config = ServeConfig(**{"generation_config": "none", **settings})  # type: ignore[arg-type]
 
         async def main() -> None:
-            model = NamedModel(str(folder), (MODEL, "alias"), (str(engine),))
+            model = NamedModel(str(folder), (MODEL, "alias"), (str(engine),), adapters)
             api = ApiServer.build(config, model, f"http-face-{next(_names)}")
             listening = asyncio.create_task(api.client.run())
             await api.client.wait_until_up()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,7 +12,61 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.checks import AtLeast, Settings
 
 MOST_RANK = 512  # the largest that is in use has 256
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 MOST_LORAS = 1024  # a table of so many is looked through by every program of the kernels
+
+
+@dataclass(frozen=True)
+class NamedAdapter:
+    """An adapter of a server: clients name it as they name a model.
+
+    path: its folder.
+    parent: the name of its model, as the operator gave it; "": none was given.
+    """
+
+    name: str
+    path: str
+    parent: str = ""
+
+
+def named_adapters(words: Iterable[str], models: Iterable[str]) -> tuple[NamedAdapter, ...]:
+    """Return the adapters of `--lora-modules`, each as NAME=FOLDER, or as a JSON object with name, path and maybe
+    base_model_name. models: names that are taken. Raise InvalidConfig."""
+    found, taken = list[NamedAdapter](), set(models)
+    for word in words:
+        each = _named(word)
+        if NAME.fullmatch(each.name) is None:
+            raise InvalidConfig(
+                f"lora_modules has the name {each.name[:80]!r}; a name has up to 128 letters, digits, dots, dashes, "
+                "underscores, colons and slashes, and begins with a letter or digit."
+            )
+        if each.name in taken:
+            raise InvalidConfig(f"lora_modules gives an adapter the name {each.name!r}, which is taken; rename it.")
+        if each.parent and each.parent not in models:
+            raise InvalidConfig(f"lora_modules has base_model_name {each.parent[:80]!r}, which no model here has.")
+        taken.add(each.name)
+        found.append(each)
+    return tuple(found)
+
+
+def _named(word: str) -> NamedAdapter:
+    name, equals, path = word.partition("=")
+    if not word.lstrip().startswith("{"):
+        if not (equals and path):
+            raise InvalidConfig(f"lora_modules takes NAME=FOLDER or a JSON object, got {word[:80]!r}.")
+        return NamedAdapter(name, path)
+    try:
+        given = json.loads(word)
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfig(f"lora_modules has a JSON object that is none: {word[:80]!r}.") from error
+    known = {"name", "path", "base_model_name"}
+    if unknown := sorted(given.keys() - known):
+        raise InvalidConfig(f"lora_modules has an object with {unknown[0][:80]!r}; use name, path, base_model_name.")
+    values = [given.get(key) for key in ("name", "path")]
+    parent = given.get("base_model_name") or ""
+    if not all(isinstance(each, str) and each for each in values) or not isinstance(parent, str):
+        raise InvalidConfig(f"lora_modules needs name and path as texts, got {word[:80]!r}.")
+    return NamedAdapter(str(values[0]), str(values[1]), parent)
 
 
 @dataclass(frozen=True, kw_only=True)

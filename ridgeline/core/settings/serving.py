@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.adapters import NamedAdapter
 
 TEMPLATE_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 
@@ -18,11 +19,13 @@ class NamedModel:
     folder: its folder.
     names: what clients may call it. Answers carry the first name.
     sockets: the paths of its engines' sockets, which the running server chooses.
+    adapters: those that clients may name in its place.
     """
 
     folder: str
     names: tuple[str, ...]
     sockets: tuple[str, ...] = ()
+    adapters: tuple[NamedAdapter, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class ServeConfig:
     host, port: the address of the HTTP server.
     grpc_port: the port of the gRPC server on the same host (None: there is none).
     served_model_name: the name that clients use for the model; several names are aliases (default: the folder's name).
+    lora_modules: adapters that clients may name as models, each as NAME=FOLDER or a JSON object.
     api_key: the keys that clients may use (none: no key is asked for).
     trusted_key: the client keys that may name the tenant of a request in the header X-Ridgeline-Tenant, and give any
         priority. Every other key is a tenant itself.
@@ -93,6 +97,7 @@ class ServeConfig:
     grpc_port: int | None = None
     uds: str | None = None
     served_model_name: tuple[str, ...] = ()
+    lora_modules: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
     trusted_key: tuple[str, ...] = ()
     priority_floor: int | None = None
@@ -190,6 +195,8 @@ class ServeConfig:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise InvalidConfig("ssl_keyfile and ssl_certfile belong together; give both or none.")
+        if self.lora_modules and not self.engine.get("enable_lora"):
+            raise InvalidConfig("lora_modules names adapters, and enable_lora is not set; set it too.")
         if self.unknown_fields not in ("refuse", "ignore"):
             raise InvalidConfig(f"unknown_fields is refuse or ignore, got {self.unknown_fields!r}.")
         if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers):

@@ -296,7 +296,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_LORA, SWITCH,
      "enable-lora-bias fully-sharded-loras enable-tower-connector-lora specialize-active-lora "
      "enable-mixed-moe-lora-format enable-moe-shared-loras", ()),
-    (_LORA, LIST, "lora-modules lora-target-modules", ()),
+    (_LORA, LIST, "lora-target-modules", ()),
     (_LORA, VALUE, "lora-dtype", ("auto",)),
     (_LORA, VALUE,
      "default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),

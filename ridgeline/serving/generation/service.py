@@ -20,6 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
+from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import BACKGROUND, MASK_FAILED, SamplingParams, Thinking, TokenEvent
 from ridgeline.serving import owner, trace_parent
@@ -54,6 +55,7 @@ class GenerationRequest:
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
     tokens are skipped, because its reader needs them. `reader` makes the reader of a completion's text, which separates
     content, reasoning and calls. `thinking`, `embeds`, `slo_ttft` and `slo_itl` are as in `core.plan.request.Request`.
+    `adapter` is the one that the client named as its model.
     """
 
     id: str
@@ -72,6 +74,7 @@ class GenerationRequest:
     embeds: Embeds | None = None
     slo_ttft: float = 0.0
     slo_itl: float = 0.0
+    adapter: UsedAdapter | None = None
 
     def within(self, *timeouts: float | None) -> GenerationRequest:
         """Return the same request, bounded by the earliest of its own timeout and these; 0 and None are no bounds."""
@@ -180,6 +183,8 @@ class Run:
         )
         if asked.slo_ttft or asked.slo_itl:
             requests = [replace(each, slo_ttft=asked.slo_ttft, slo_itl=asked.slo_itl) for each in requests]
+        if asked.adapter is not None:
+            requests = list(map(asked.adapter.of, requests))
         if asked.thinking is not None:
             requests = [replace(request, thinking=asked.thinking) for request in requests]
         self._completions = [

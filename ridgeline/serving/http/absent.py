@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.serving.http.paths import is_under
 
-_ADAPTERS = "adapters are not supported; merge them into the model's weights and serve the merged folder"
+_ADAPTERS = "adapters are named when the server starts, with --lora-modules NAME=FOLDER (docs/adapters.md)"
 _SOUND = "sound is not supported: the model reads and writes text alone"
 _TRAINING = "weights are not sent to a running server; write them to a folder and use POST /reload_weights"
 _TOKENS = "send token ids as the prompt of /v1/completions, with return_token_ids"

@@ -221,7 +221,7 @@ class Model(Answer, kw_only=True):
     created: int
     owned_by: str
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
 
 

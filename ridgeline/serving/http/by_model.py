@@ -41,7 +41,7 @@ def by_model(apps: Sequence[ASGIApp], models: Sequence[ApiServer]) -> ASGIApp:
     """Return the application of all these models, each of which has one. Bodies must come in one piece."""
     if len(apps) == 1:
         return apps[0]
-    known = {name: app for api, app in zip(models, apps, strict=True) for name in api.names}
+    known = {name: app for api, app in zip(models, apps, strict=True) for name in api.all_names}
 
     def meant(name: str | None) -> ASGIApp | None:
         return known.get(name or "") or known.get((name or "").removesuffix(LATEST))

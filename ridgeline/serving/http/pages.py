@@ -97,7 +97,7 @@ def reference(document: Mapping[str, Any], address: str) -> str:
 
 
 def _names(api: ApiServer) -> list[str]:
-    return [name for each in api.beside for name in each.names]
+    return [name for each in api.beside for name in each.all_names]
 
 
 def _page(title: str, body: str) -> str:

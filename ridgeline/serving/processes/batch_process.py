@@ -87,7 +87,7 @@ async def run(settings: BatchSettings, pulse: Pulse, parent: Parent) -> None:
             _Engines(api.client),
             at_once=config.batch_in_flight or (FEW if facts.device == "cpu" else MANY),
             longest=config.max_body_bytes,
-            known=lambda model: model is None or model in api.names,
+            known=lambda model: model is None or model in api.all_names,
             endpoints=endpoints_of(app),
         )
         await _work(runner)

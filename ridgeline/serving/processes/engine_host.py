@@ -85,7 +85,8 @@ class EngineHost:
         pulse: Pulse | None = None,
     ) -> None:
         self._socket, self._pulse = socket, pulse or Pulse()
-        self._loaded = Loaded(assembly, config, settings.served_name, settings.life, turn or Turn(), self._note_end)
+        who = settings.served_name, settings.life
+        self._loaded = Loaded(assembly, config, *who, turn or Turn(), self._note_end, settings.adapters)
         self._engine.on_begin(self._note_begin)
         facts, tokenizer = self._loaded.facts, resolve_tokenizer(assembly.folder, config)
         self._grammars = Grammars(tokenizer, facts.vocab_size, facts.eos_ids, settings.grammar_timeout)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.core.settings.adapters import NamedAdapter
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.processes.pulse import Patience
@@ -20,7 +21,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     `socket` is the path to listen on, and `options` are arguments of `LLMConfig`. `life` is as in `EngineFacts`, and
     `grammar_timeout` is in seconds. `name` is this engine's in the log, where there are several. Where the engines of
     several models share devices, `turn` is the path of the file that they lock, and one that begins `asleep` leaves the
-    devices to the next one as soon as it is there.
+    devices to the next one as soon as it is there. `adapters` are loaded with the model.
     """
 
     socket: str
@@ -31,6 +32,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     name: str = ""
     turn: str | None = None
     asleep: bool = False
+    adapters: tuple[NamedAdapter, ...] = ()
     log_json: bool = False
     log_level: str = "info"
 
@@ -44,6 +46,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
             socket=model.sockets[place],
             options={**config.engine, **own},
             served_name=model.names[0],
+            adapters=model.adapters,
             grammar_timeout=config.grammar_timeout,
             log_json=config.log_json,
             log_level=config.log_level,

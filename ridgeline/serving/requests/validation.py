@@ -80,8 +80,8 @@ def check_model(api: ApiServer, name: str | None) -> str:
     """Return the name that the answer carries, which is the client's own. Raise ModelNotFound for an unknown name."""
     if name is None:
         return api.names[0]
-    if name not in api.names:
-        known = ", ".join(each for one in api.beside for each in one.names)
+    if name not in api.all_names:
+        known = ", ".join(each for one in api.beside for each in one.all_names)
         raise ModelNotFound(f"the model {shortened(name)} does not exist; this server has: {known}.", param="model")
     return name
 
@@ -469,6 +469,7 @@ def _fitted(
             )
     return replace(
         asked,
+        adapter=api.adapter(body.model),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         slo_ttft=(body.slo_ttft_ms or 0.0) / 1e3,

@@ -80,7 +80,7 @@ class InferenceService:
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         length = self._api.service.limits().max_model_len
-        return pb.ListModelsResponse(models=[pb.Model(id=name, max_model_len=length) for name in self._api.names])
+        return pb.ListModelsResponse(models=[pb.Model(id=name, max_model_len=length) for name in self._api.all_names])
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         if not request.request_id:

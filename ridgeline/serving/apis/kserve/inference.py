@@ -196,7 +196,7 @@ async def prepared(api: ApiServer, asked: InferenceAsked) -> GenerationRequest |
             "gives more.",
             param="n",
         )
-    fields |= {"model": model.name if model.name in api.names else api.names[0], "prompt": asked.value}
+    fields |= {"model": model.name if model.name in api.all_names else api.names[0], "prompt": asked.value}
     [request] = await completion_requests(api, parse(CompletionBody, fields), asked.request_id)
     return _queued(model.queue, request).within(timeout)
 

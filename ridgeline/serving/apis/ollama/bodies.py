@@ -202,7 +202,7 @@ class ShowBody(OllamasBody):
 
 def known_name(api: ApiServer, name: str | None) -> str | None:
     """Return the server's word for a model: Ollama's clients add a tag to a name that has none."""
-    return name.removesuffix(LATEST) if name is not None and name not in api.names else name
+    return name.removesuffix(LATEST) if name is not None and name not in api.all_names else name
 
 
 def chat_of(api: ApiServer, body: OllamasChatBody | OllamasGenerateBody) -> tuple[ChatBody, list[str]]:

@@ -128,7 +128,7 @@ def _tags(api: ApiServer) -> list[Tag]:
     if (facts := api.client.known) is None or api.client.facts is None:
         return []
     about: dict[str, Any] = {"modified_at": _began(api), "size": facts.weight_bytes, "digest": _digest(api.folder)}
-    return [Tag(name=name, model=name, details=details_of(api), **about) for name in api.names]
+    return [Tag(name=name, model=name, details=details_of(api), **about) for name in api.all_names]
 
 
 def _loaded(api: ApiServer, tag: Tag) -> Loaded:
