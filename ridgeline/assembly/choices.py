@@ -21,7 +21,7 @@ from ridgeline.core.settings.speculation import LAYER_SKIP, NGRAM, Speculation
 from ridgeline.core.settings.steps import check_limits
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import ModelSpec, attention_of, with_draft
+from ridgeline.core.specs.model import ModelSpec, lender_of, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.defaults import (
     check_divided,
@@ -266,13 +266,12 @@ def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
         )
     if speculation.method == LAYER_SKIP:
         skipped = speculation.skipped(len(model.layers))
-        kept = (attention_of(each.mixer) for layer, each in enumerate(model.layers) if layer not in skipped)
-        borrowed = {each.borrows for each in kept if each is not None}
+        borrowed = {lender_of(each.mixer) for layer, each in enumerate(model.layers) if layer not in skipped}
         if lost := [layer for layer in skipped if layer in borrowed]:
             whose = "its default" if speculation.skip_layers is None else "skip_layers of speculative_config"
             raise InvalidConfig(
-                f"layer_skip would leave out layer {lost[0]} by {whose}, and others attend to its keys; name other "
-                "layers in skip_layers."
+                f"layer_skip would leave out layer {lost[0]} by {whose}, and others need its keys or its choice; name "
+                "other layers in skip_layers."
             )
         if any(group.spec.exact for group in model.cache_groups):
             raise InvalidConfig(

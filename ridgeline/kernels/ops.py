@@ -11,6 +11,7 @@ from ridgeline.kernels.attention.latent.op import LATENT_ATTENTION, LATENT_KV
 from ridgeline.kernels.attention.packed.op import PACKED_ATTENTION
 from ridgeline.kernels.attention.paged.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
 from ridgeline.kernels.attention.paged.partial import MERGE_ATTENTION, PARTIAL_ATTENTION
+from ridgeline.kernels.attention.sparse.op import INDEX_KEYS, INDEX_TOPK, SPARSE_ATTENTION
 from ridgeline.kernels.base.errors import InvalidConfig
 from ridgeline.kernels.base.launch import settle_cache_keys
 from ridgeline.kernels.base.op import Op, Overrides, Platform, on_gpu
@@ -85,6 +86,9 @@ class Ops:
     head_linear = HEAD_LINEAR
     latent_attention = LATENT_ATTENTION
     expanded_attention = EXPANDED_ATTENTION
+    index_keys = INDEX_KEYS
+    index_topk = INDEX_TOPK
+    sparse_attention = SPARSE_ATTENTION
     output_gate = OUTPUT_GATE
     token_gate = TOKEN_GATE
     causal_conv = CAUSAL_CONV

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, attention_of
+from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, lender_of
 from ridgeline.core.specs.pooling import SECOND_TEXT
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
@@ -253,8 +253,7 @@ class Decoder(nn.Module):
         self._pending = [sums if waits else ALONE, *(sums if leaves_sums(each) else ALONE for each in spec.layers)]
         wanted = (ALONE if layer.embedded else left for layer, left in zip(spec.layers, self._pending, strict=False))
         self._wanted = [*wanted, self._pending[-1]]
-        attentions = [attention_of(layer.mixer) for layer in spec.layers]
-        self._borrows = [None if each is None else each.borrows for each in attentions]
+        self._borrows = [lender_of(layer.mixer) for layer in spec.layers]
         self._lends = any(each is not None for each in self._borrows)
         self.layers = nn.ModuleList()
         for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):

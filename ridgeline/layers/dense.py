@@ -22,9 +22,12 @@ from ridgeline.core.specs.model import AttentionSpec, ModelSpec
 from ridgeline.core.specs.state import RecurrentSpec, StateSpec
 from ridgeline.kernels.attention.latent.op import prepared
 from ridgeline.kernels.attention.paged.op import softmax_with_sinks
+from ridgeline.kernels.attention.sparse.op import best, index_scores
+from ridgeline.kernels.attention.sparse.op import prepared as prepared_index
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.scans.metadata import ScanMetadata, rows_of
 from ridgeline.layers.heads import Heads
+from ridgeline.layers.indexer import Index
 from ridgeline.layers.latent_attention import Latents
 
 
@@ -57,7 +60,9 @@ class DenseCausal:
         out_BHSD = _attended(q_BHSD, k_BGSD, v_BGSD, spec, mask_SS)
         return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
 
-    def attend_to_latents(self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents) -> Tensor:
+    def attend_to_latents(
+        self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None
+    ) -> Tensor:
         """Attend as `layers.latent_attention.AttendsToLatents` does, without rounding, over keys and values that are
         made of the latents."""
         spec = latents.spec
@@ -75,8 +80,32 @@ class DenseCausal:
         q_THX = torch.cat((q_THX[..., : spec.key_dim], q_THY), dim=-1)
         k_THX = torch.cat((k_THK, r_TY[:, None].expand(-1, spec.num_heads, -1)), dim=-1)
         q_BHSX, k_BHSX, v_BHSV = (x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in (q_THX, k_THX, v_THV))
-        attended_BHSV = F.scaled_dot_product_attention(q_BHSX, k_BHSX, v_BHSV, is_causal=True, scale=spec.scale)
+        mask = None if index is None else self._chosen(index, positions_T, latents)
+        attended_BHSV = F.scaled_dot_product_attention(
+            q_BHSX, k_BHSX, v_BHSV, attn_mask=mask, is_causal=mask is None, scale=spec.scale
+        )
         return attended_BHSV.transpose(1, 2).flatten(0, 1).flatten(1)
+
+    def _chosen(self, index: Index, positions_T: Tensor, latents: Latents) -> Tensor | None:
+        """Return True where the indexer lets a token see another: bool [B, 1, S, S], which stands for the choice here.
+        None: all see all before them. The choice has no gradient, so the indexer's own weights have none."""
+        if len(positions_T) // self.batch <= index.spec.selected:
+            return None
+        if latents.spec.chooser is not None:
+            return index.chosen_TK
+        angles_T = latents.angles(positions_T)
+        with torch.no_grad():
+            keys_TD, q_TID = prepared_index(
+                index.q_TID, index.key_TD, index.norm_2D, index.spec.norm.eps, latents.cos_sin_ZY, angles_T,
+                index.spec.interleaved,
+            )  # fmt: skip
+            parts = (x.unflatten(0, (self.batch, -1)) for x in (q_TID, index.weights_TI, keys_TD))
+            found = []
+            for q_SID, weights_SI, keys_SD in zip(*parts, strict=True):
+                seen_SS = _seen(len(keys_SD), None, keys_SD.device)
+                found.append(best(index_scores(q_SID, weights_SI, keys_SD), seen_SS, index.spec.selected))
+        index.chosen_TK = torch.stack(found)[:, None]
+        return index.chosen_TK
 
     def cached(self, k_TGD: Tensor, v_TGD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values as a cache would give them back: unchanged here."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
+from ridgeline.layers.indexer import Index, Indexer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.layers.rotary import grown
@@ -52,11 +53,14 @@ class Latents:
 class AttendsToLatents(Protocol):
     """The state of one layer of latent attention: what it keeps of earlier tokens."""
 
-    def attend_to_latents(self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents) -> Tensor:
+    def attend_to_latents(
+        self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None
+    ) -> Tensor:
         """Normalise and rotate the step's latents, keep them, and attend to all that is kept. Returns the heads'
         values, [T, H V].
 
         q_THX: queries as they were projected, the rotated part last.
+        index: its keys are kept too, and tokens attend to those that it chooses, or has chosen for an earlier layer.
         """
 
 
@@ -108,6 +112,8 @@ class LatentAttention(nn.Module):
         if spec.query_rank:
             self.query_norm = Norm(spec.norm, spec.query_rank, build)
             self.query = Linear(spec.query_rank, (spec.query_size,), False, build.within("query"))
+        index = spec.own_indexer
+        self.indexer = None if index is None else Indexer(index, width, spec.query_rank, build)
         self.latent_norm = Norm(spec.norm, spec.rank, build)
         self.expand = Expand(spec, build)
         self.rotary = None if spec.rope is None else build.rotary(spec.rope)
@@ -121,14 +127,22 @@ class LatentAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return (what attention adds to the residual, the residual before it): [T, M] each."""
         spec = self.spec
-        y_TX, residual_TM = self.latent_in.normed(norm, x_TM, residual_TM)
-        q_TX, latent_TW = y_TX.split(spec.projected, dim=-1)
-        if self.query is not None:
-            q_TX, _ = self.query.normed(self.query_norm, q_TX, None)
+        index: Index | None = None
+        if self.indexer is None or self.query is None:
+            y_TX, residual_TM = self.latent_in.normed(norm, x_TM, residual_TM)
+            q_TX, latent_TW = y_TX.split(spec.projected, dim=-1)
+            if self.query is not None:
+                q_TX, _ = self.query.normed(self.query_norm, q_TX, None)
+        else:
+            n_TM, residual_TM = self.latent_in.normed_input(norm, x_TM, residual_TM)
+            q_TX, latent_TW = self.latent_in(n_TM).split(spec.projected, dim=-1)
+            q_TX, _ = self.query.normed_input(self.query_norm, q_TX, None)
+            index = self.indexer(n_TM, q_TX)
+            q_TX = self.query(q_TX)
         if spec.growth is not None:
             q_TX = grown(q_TX, positions_T, spec.growth)
         q_THX = q_TX.unflatten(-1, (spec.num_heads, -1))
         table_ZY = self.still_1Y if self.rotary is None else self.rotary.cos_sin_ZY
         weight_L = self.latent_norm.weight if spec.latent_scale == 1 else self.latent_norm.weight * spec.latent_scale
         latents = Latents(spec, self.ops, weight_L, table_ZY, self.expand)
-        return self.out(state.attend_to_latents(q_THX, latent_TW, positions_T, latents)), residual_TM
+        return self.out(state.attend_to_latents(q_THX, latent_TW, positions_T, latents, index)), residual_TM

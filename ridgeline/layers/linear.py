@@ -131,11 +131,20 @@ class Linear(nn.Module):
             return self._summed(norm, x_TI, residual_TI, gate)
         if norm is not None and norm.bias is None:
             return self.matrix.norm_linear(Operand(x_TI, residual_TI, norm.weight, norm.eps), Epilogue(self.bias, gate))
-        if norm is None:
-            y_TI = s_TI = x_TI if residual_TI is None else x_TI + residual_TI
-        else:
-            y_TI, s_TI = norm(x_TI, residual_TI)
-        return self._gated(y_TI, gate), s_TI
+        n_TI, s_TI = self.normed_input(norm, x_TI, residual_TI)
+        return self._gated(n_TI, gate), s_TI
+
+    def normed_input(self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (norm(s), s) as `normed` multiplies and returns it, for several layers of one input."""
+        if self.pending.size > 1:
+            if isinstance(self.pending, TokenParts) and norm is not None and self.pending.divides(x_TI, residual_TI):
+                pieces = list(self.pending.pieces(x_TI, residual_TI, norm.weight, norm.eps, self.ops))
+                return torch.cat([n_TI for n_TI, _ in pieces]), torch.cat([s_TI for _, s_TI in pieces])
+            return summed_norm(self.pending, self.ops, norm, x_TI, residual_TI)
+        if norm is not None:
+            return norm(x_TI, residual_TI)
+        s_TI = x_TI if residual_TI is None else x_TI + residual_TI
+        return s_TI, s_TI
 
     def normed_for(
         self, then: Linear, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str
@@ -158,7 +167,7 @@ class Linear(nn.Module):
             pieces = self.pending.pieces(x_TI, residual_TI, norm.weight, norm.eps, self.ops)
             both = [(self._gated(n_TI, gate), s_TI) for n_TI, s_TI in pieces]
             return torch.cat([y_TO for y_TO, _ in both]), torch.cat([s_TI for _, s_TI in both])
-        n_TI, s_TI = summed_norm(self.pending, self.ops, norm, x_TI, residual_TI)
+        n_TI, s_TI = self.normed_input(norm, x_TI, residual_TI)
         return self._gated(n_TI, gate), s_TI
 
     def _gated(self, n_TI: Tensor, gate: str | None) -> Tensor:

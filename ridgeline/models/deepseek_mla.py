@@ -1,4 +1,5 @@
-"""DeepSeek-V2 and V3 (with R1, Kimi K2 and Moonlight): latent attention, and many small experts beside shared ones."""
+"""DeepSeek-V2 and V3 (with R1, Kimi K2 and Moonlight): latent attention, and many small experts beside shared ones.
+V3.2 has an indexer besides, which chooses the tokens that are attended to."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from ridgeline.core.specs.experts import RoutingSpec
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import corrected_routing, drafting_layers, later_layers, mixture, routing, with_experts
-from ridgeline.models.latent import DEFAULTS, latent_like, latent_weights
+from ridgeline.models.latent import DEFAULTS, latent_like, latent_weights, with_indexer
 from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
 V2_DEFAULTS = {
@@ -35,6 +36,8 @@ V3_DEFAULTS = {
     "rope_interleave": True,
     "num_nextn_predict_layers": 1,
 }
+INDEXER_DEFAULTS = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+TYPES = ("dense", "sparse")
 
 
 class DeepseekV2:
@@ -56,6 +59,15 @@ class DeepseekV3:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, V3_DEFAULTS)
         return v3_like("DeepseekV3ForCausalLM", values)
+
+    weights = staticmethod(latent_weights)
+
+
+class DeepseekV32:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        values = Config({**config, **first_sparse(config)}, {**V3_DEFAULTS, **INDEXER_DEFAULTS})
+        return with_indexer(v3_like("DeepseekV32ForCausalLM", values), values, interleaved=False)
 
     weights = staticmethod(latent_weights)
 
@@ -92,3 +104,16 @@ def _v2_routing(config: Config) -> RoutingSpec:
         raise wrong("norm_topk_prob", True, "false, as in every model of this family")
     how = routing(config, group_score="max")
     return how if method != "greedy" else replace(how, groups=1, top_groups=1)
+
+
+def first_sparse(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return `mlp_layer_types` in DeepSeek's words. Raise ModelLoadError if these cannot express it."""
+    types, layers = config.get("mlp_layer_types"), config.get("num_hidden_layers")
+    if types is None:
+        return {}
+    if not isinstance(types, list) or len(types) != layers:
+        raise wrong("mlp_layer_types", types, f"a list with an entry for each of the {layers} layers")
+    dense = types.count("dense")
+    if types != ["dense"] * dense + ["sparse"] * (len(types) - dense):
+        raise wrong("mlp_layer_types", types, "dense for the first layers and sparse for all others")
+    return {"first_k_dense_replace": dense}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.models.config import Config, wrong
-from ridgeline.models.deepseek_mla import v3_like
+from ridgeline.models.config import Config
+from ridgeline.models.deepseek_mla import first_sparse, v3_like
 from ridgeline.models.latent import DEFAULTS, latent_weights
 
 GLM_DEFAULTS = {
@@ -25,7 +25,6 @@ GLM_DEFAULTS = {
     "rope_interleave": True,
     "max_position_embeddings": 202752,
 }
-TYPES = ("dense", "sparse")
 
 
 class Glm4MoeLite:
@@ -35,16 +34,3 @@ class Glm4MoeLite:
         return v3_like("Glm4MoeLiteForCausalLM", values)
 
     weights = staticmethod(latent_weights)
-
-
-def first_sparse(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return `mlp_layer_types` in DeepSeek's words. Raise ModelLoadError if these cannot express it."""
-    types, layers = config.get("mlp_layer_types"), config.get("num_hidden_layers")
-    if types is None:
-        return {}
-    if not isinstance(types, list) or len(types) != layers:
-        raise wrong("mlp_layer_types", types, f"a list with an entry for each of the {layers} layers")
-    dense = types.count("dense")
-    if types != ["dense"] * dense + ["sparse"] * (len(types) - dense):
-        raise wrong("mlp_layer_types", types, "dense for the first layers and sparse for all others")
-    return {"first_k_dense_replace": dense}

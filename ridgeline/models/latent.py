@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.core.specs.latent import IndexerSpec, LatentAttentionSpec
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import ExpertNames, expert_weights
@@ -67,6 +68,34 @@ def latent_attention(config: Config, dense: ModelSpec, *, interleaved: bool) -> 
     )
 
 
+def with_indexer(
+    spec: ModelSpec, config: Config, *, interleaved: bool, shared: Collection[int] = frozenset()
+) -> ModelSpec:
+    """Return the spec with an indexer in every layer's latent attention.
+
+    interleaved: two neighbouring numbers of the indexer's queries and keys rotate as a pair.
+    shared: the layers that take the choice of the layer before them that is none of these.
+    """
+    indexer = IndexerSpec(
+        selected=config.integer("index_topk"),
+        heads=config.integer("index_n_heads"),
+        dim=config.integer("index_head_dim"),
+        interleaved=interleaved,
+    )
+    layers, chooser = [], 0
+    for number, layer in enumerate(spec.layers):
+        mixer = layer.mixer
+        assert isinstance(mixer, LatentAttentionSpec)
+        if not mixer.query_rank:
+            raise wrong("q_lora_rank", None, "a number, since the indexer makes its queries of it")
+        if indexer.dim < mixer.rope_dim:
+            raise wrong("index_head_dim", indexer.dim, f"at least {mixer.rope_dim} (qk_rope_head_dim), which rotate")
+        chooser = chooser if number in shared else number
+        takes = chooser if number in shared else None
+        layers.append(replace(layer, mixer=replace(mixer, indexer=indexer, chooser=takes)))
+    return replace(spec, layers=tuple(layers))
+
+
 def latent_weights(spec: ModelSpec, names: ExpertNames = NAMES) -> WeightMap:
     """Return the weight map of a model that is Llama but for latent attention and experts."""
     found = expert_weights(spec, names)
@@ -87,4 +116,8 @@ def mixer_weights(ours: str, theirs: str, spec: LatentAttentionSpec) -> WeightMa
     named = {"latent_norm": "kv_a_layernorm", "expand": "kv_b_proj"}
     if spec.query_rank:
         named |= {"query_norm": "q_a_layernorm", "query": "q_b_proj"}
+    if spec.own_indexer is not None:
+        for name, each in (("query", "wq_b"), ("key", "wk"), ("weights", "weights_proj"), ("norm", "k_norm")):
+            named[f"indexer.{name}"] = f"indexer.{each}"
+        found[f"{ours}.indexer.norm.bias"] = (Source(name=f"{theirs}.indexer.k_norm.bias"),)
     return found | {f"{ours}.{name}.weight": (Source(name=f"{theirs}.{each}.weight"),) for name, each in named.items()}

@@ -19,6 +19,12 @@ from ridgeline.kernels.attention.expanded.cost import (
     worth_expanding,
 )
 from ridgeline.kernels.attention.latent.cost import latent_attention_cost, latent_kv_cost, parts_bytes
+from ridgeline.kernels.attention.sparse.cost import (
+    index_keys_cost,
+    index_topk_cost,
+    sparse_attention_cost,
+    sparse_bytes,
+)
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced
@@ -36,13 +42,26 @@ def latent_attention(
         yield "query_norm", norm_cost(tokens, mixer.query_rank, itemsize=p.item, kind="rms")
     yield "latent_kv", latent_kv_cost(tokens, **sizes, itemsize=p.item)
     new_R, length_R = np.asarray(shape.num_tokens_R), np.asarray(shape.kv_len_R)
+    if mixer.indexer is not None:
+        heads, count = {"heads": mixer.indexer.heads, "dim": mixer.indexer.dim}, mixer.indexer.selected
+        sparse_R = length_R > count
+        rows = new_R[sparse_R], length_R[sparse_R]
+        if mixer.chooser is None:
+            yield "index_keys", index_keys_cost(tokens, **heads, itemsize=p.item)
+            if sparse_R.any():
+                yield "index_topk", index_topk_cost(*rows, **heads, count=count, itemsize=p.item)
+        if sparse_R.any():
+            yield "sparse_attention", sparse_attention_cost(*rows, **sizes, count=count, itemsize=p.item)
+        new_R, length_R = new_R[~sparse_R], length_R[~sparse_R]
+        if not len(new_R):
+            return
     parts = {"key_dim": mixer.key_dim, "value_dim": mixer.value_dim}
     long_R = worth_expanding(new_R, length_R, **parts, rank=mixer.rank)
     if long_R.any():
-        heads, rows = {"num_heads": mixer.num_heads, **parts}, (new_R[long_R], length_R[long_R])
+        made, rows = {"num_heads": mixer.num_heads, **parts}, (new_R[long_R], length_R[long_R])
         before = float((rows[1] - rows[0]).sum())
-        attended = expanded_attention_cost(*rows, **heads, rope_dim=mixer.rope_dim, itemsize=p.item)
-        yield "expanded_attention", attended + expansion_cost(before, **heads, rank=mixer.rank, itemsize=p.item)
+        attended = expanded_attention_cost(*rows, **made, rope_dim=mixer.rope_dim, itemsize=p.item)
+        yield "expanded_attention", attended + expansion_cost(before, **made, rank=mixer.rank, itemsize=p.item)
     if not long_R.all():
         yield "latent_attention", latent_attention_cost(new_R[~long_R], length_R[~long_R], **sizes, itemsize=p.item)
 
@@ -53,4 +72,7 @@ def workspace(mixer: LatentAttentionSpec, tokens: int, sizes: StepSizes) -> int:
     each = -(-sizes.max_scored // max(1, sizes.max_seqs))
     short = parts_bytes(sizes.max_seqs, each, num_heads=mixer.num_heads, rank=mixer.rank)
     heads = {name: getattr(mixer, name) for name in ("num_heads", "key_dim", "rope_dim", "value_dim", "rank")}
-    return max(short, expanded_bytes(tokens, max(sizes.longest, tokens), **heads, itemsize=sizes.itemsize))
+    longest = max(sizes.longest, tokens)
+    index = mixer.indexer
+    chosen = 0 if index is None else sparse_bytes(tokens, longest, index.selected)
+    return max(short, expanded_bytes(tokens, longest, **heads, itemsize=sizes.itemsize)) + chosen

@@ -54,6 +54,7 @@ PRODUCTS = (
     "down",
     "latent_in",
     "latent_out",
+    *(f"indexer.{name}" for name in ("query", "key", "weights")),
     "both_in",
     "attention.out",
     "mamba.out",
@@ -67,7 +68,10 @@ PRODUCTS = (
 )
 VECTOR = ("selective_scan",)  # ops that are no matrix products, however they are cut
 # Ops whose FLOPs depend on the length of each row
-BY_ROW = ("gated_delta", "packed_attention", "latent_attention", "expanded_attention", "cross_attention")
+BY_ROW = (
+    *("gated_delta", "packed_attention", "latent_attention", "expanded_attention", "cross_attention"),
+    *("index_topk", "sparse_attention"),
+)
 ENCODER = "encoder."  # begins the names of ops that run before a request's first row
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.specs.model import LayerSpec, ModelSpec, StageSpec, WeightMap, attention_of
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, StageSpec, WeightMap, lender_of
 from ridgeline.core.specs.shared import SharedBlockSpec
 
 T = TypeVar("T")
@@ -30,13 +30,12 @@ def check_stages(model: ModelSpec, stages: int) -> None:
         raise InvalidConfig(
             f"pipeline_parallel_size is {stages}, and the model has {len(model.layers)} layers; each stage needs one."
         )
-    attentions = (attention_of(layer.mixer) for layer in model.layers)
-    borrow = any(attention is not None and attention.borrows is not None for attention in attentions)
+    borrow = any(lender_of(layer.mixer) is not None for layer in model.layers)
     late = any(layer.late_addend for layer in model.layers)
     if stages > 1 and (borrow or late or model.layer_inputs is not None):
         raise InvalidConfig(
             f"pipeline_parallel_size is {stages}, and this model's layers need more of others than their output: "
-            "inputs of their own, earlier layers' keys, or late sums; set tensor_parallel_size instead."
+            "inputs of their own, earlier layers' keys or choices, or late sums; set tensor_parallel_size instead."
         )
 
 

@@ -3,7 +3,7 @@ values."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ridgeline.core.specs.division import Ranks
@@ -13,16 +13,43 @@ from ridgeline.core.specs.state import DTYPE_BYTES, StateSpec
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSpec(StateSpec):
-    """The latent vectors of one layer: `width` numbers a token, which all heads share, in the activations' dtype."""
+    """The latent vectors of one layer: `width` numbers a token, which all heads share, in the activations' dtype. The
+    keys of an indexer, of `index_width` numbers, lie behind all of a block's vectors."""
 
     kind: ClassVar[str] = "latent"
     width: int
+    index_width: int = 0
 
     def unit_bytes(self, block_size: int, dtype: str) -> int:
         return block_size * self.token_bytes(dtype)
 
     def token_bytes(self, dtype: str) -> int:
-        return self.width * DTYPE_BYTES[dtype]
+        return (self.width + self.index_width) * DTYPE_BYTES[dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexerSpec:
+    """The indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1). It scores every cached token by
+    small keys of its own, and a token attends to the `selected` tokens with the highest scores, or to all if they are
+    fewer.
+
+    selected: tokens that a token attends to.
+    heads, dim: its queries, and their width, which is that of the one key a token. The first numbers of both rotate as
+        those of attention do.
+    interleaved: in checkpoints, two neighbouring numbers rotate as a pair.
+    norm: of keys.
+    """
+
+    selected: int
+    heads: int
+    dim: int
+    interleaved: bool
+    norm: NormSpec = field(default_factory=lambda: NormSpec(kind="layer", eps=1e-6))
+
+    @property
+    def scale(self) -> float:
+        """The factor of scores."""
+        return float((self.dim * self.heads) ** -0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +73,8 @@ class LatentAttentionSpec:
     latent_scale: multiplies norm(c).
     bias: the products that reduce the input, and the output projection, have biases.
     interleaved: in checkpoints, two neighbouring numbers rotate as a pair.
+    indexer: what chooses the tokens that a token attends to; None: it attends to all.
+    chooser: the number of an earlier layer, whose indexer's choice it takes; None: it has an indexer of its own.
     """
 
     kind: ClassVar[str] = "latent_attention"
@@ -63,15 +92,22 @@ class LatentAttentionSpec:
     latent_scale: float = 1.0
     bias: bool = False
     interleaved: bool = True
+    indexer: IndexerSpec | None = None
+    chooser: int | None = None
+
+    @property
+    def own_indexer(self) -> IndexerSpec | None:
+        return self.indexer if self.chooser is None else None
 
     @property
     def states(self) -> tuple[LatentSpec]:
-        return (LatentSpec(width=self.width),)
+        return (LatentSpec(width=self.width, index_width=0 if self.own_indexer is None else self.own_indexer.dim),)
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
-        latent = (self.norm, self.rank)
-        return (latent, (self.norm, self.query_rank)) if self.query_rank else (latent,)
+        found = ((self.norm, self.rank), *(((self.norm, self.query_rank),) if self.query_rank else ()))
+        index = self.own_indexer
+        return found if index is None else (*found, (index.norm, index.dim))
 
     @property
     def vectors(self) -> int:
@@ -80,12 +116,24 @@ class LatentAttentionSpec:
     @property
     def scratch(self) -> int:
         attended = 2 * self.num_heads * self.rank
-        return sum(self.projected) + self.query_size + attended + self.num_heads * (self.rope_dim + self.value_dim)
+        index = self.own_indexer
+        chosen = 0 if index is None else 2 * index.heads * index.dim + index.dim + index.heads
+        return (
+            sum(self.projected)
+            + self.query_size
+            + attended
+            + self.num_heads * (self.rope_dim + self.value_dim)
+            + chosen
+        )
 
     def products(self, width: int) -> Products:
         found = {"latent_in": Product(width, sum(self.projected), self.bias)}
         if self.query_rank:
             found["query"] = Product(self.query_rank, self.query_size)
+        if (index := self.own_indexer) is not None:
+            heads, dim = index.heads, index.dim
+            found["indexer.query"] = Product(self.query_rank, heads * dim)
+            found |= {"indexer.key": Product(width, dim), "indexer.weights": Product(width, heads)}
         return found | {
             "expand": Product(self.rank, self.num_heads * (self.key_dim + self.value_dim)),
             "out": Product(self.num_heads * self.value_dim, width, self.bias),

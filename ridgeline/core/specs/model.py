@@ -341,6 +341,13 @@ def attention_of(mixer: MixerSpec) -> AttentionSpec | None:
     return found if isinstance(found, AttentionSpec) else None
 
 
+def lender_of(mixer: MixerSpec) -> int | None:
+    """Return the number of the earlier layer whose keys, or choice of tokens, a mixer takes; None if it has its own."""
+    attention = attention_of(mixer)
+    found: int | None = getattr(mixer, "chooser", None) if attention is None else attention.borrows
+    return found
+
+
 Bounded = Literal["silu_clamped_7", "silu_clamped_16"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"] | Bounded
 

@@ -1,5 +1,6 @@
 """Paged latent vectors, for latent attention: one vector a token, which all heads read. Rows that bring many tokens
-have keys and values made of them (expanding.py).
+have keys and values made of them (expanding.py). Where there is an indexer, its keys are paged too, and rows of many
+cached tokens attend to those that it chooses.
 
 Legend:
     N  block ids
@@ -14,12 +15,14 @@ Legend:
     X  columns of a head's query, or of all heads' values
     S  slots
     C  columns of a block table
+    D  width of an indexer's keys
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +32,7 @@ from ridgeline.kernels.attention.latent.op import ITEM_QUERIES
 from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.units import GroupUnits
+from ridgeline.layers.indexer import Index
 from ridgeline.layers.latent_attention import Latents
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.expanding import Expanding, expanding, long_rows, without
@@ -47,12 +51,23 @@ class PagedLatents:
         self.ops, self._spec, self._itemsize = ops, own.spec, dtype.itemsize
         self._mixers = [_mixer(model, layer) for layer in own.layers]
         self._block_size, self._layer_step = memory.layout.tokens_held, memory.layout.layer_step(group)
-        shape = self._block_size, own.spec.width
-        self.views = [memory.view(group, index, dtype, shape) for index in range(len(own.layers))]
+        widths, tokens = (own.spec.width, own.spec.index_width), self._block_size
+        self.views, self.index_views = (
+            [
+                memory.view(group, index, dtype, (tokens, width), first * tokens * dtype.itemsize)
+                for index in range(len(own.layers))
+            ]
+            for width, first in zip(widths, (0, widths[0]), strict=True)
+        )
         # All that is cached of tokens, as words by block id, part, head and token
-        token_bytes, words = own.spec.width * dtype.itemsize, memory.units[group].dtype
-        words = words if token_bytes % words.itemsize == 0 else torch.uint8
-        self._tokens = memory.view(group, 0, words, (1, 1, self._block_size, token_bytes // words.itemsize))
+        self._tokens: list[Tensor] = []
+        for width, first in zip(widths, (0, widths[0]), strict=True):
+            token_bytes, offset, words = width * dtype.itemsize, first * tokens * dtype.itemsize, torch.int64
+            if token_bytes % 8 or offset % 8 or memory.units[group].dtype != words:
+                words = torch.uint8
+            if width:
+                shape = (1, 1, tokens, token_bytes // words.itemsize)
+                self._tokens.append(memory.view(group, 0, words, shape, offset))
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         self.place_T = place_T
@@ -62,17 +77,37 @@ class PagedLatents:
         """Move the latents of a tree's nodes that stay behind each other, as `PagedKV` does."""
         if verified.path_RK is None or not self.views:
             return
-        units = GroupUnits(self._tokens, block_table_SC, self._block_size, len(self.views), self._layer_step)
-        self.ops.step_compact(verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, units)
+        for tokens in self._tokens:
+            units = GroupUnits(tokens, block_table_SC, self._block_size, len(self.views), self._layer_step)
+            self.ops.step_compact(verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, units)
 
     def _work(self, mixer: LatentAttentionSpec, rows: DeviceRows, block_table_SC: Tensor) -> Work:
-        long_R = long_rows(rows, mixer)
-        if self.ops.deterministic or not long_R.any():  # (a row's bits must not depend on its chunks)
+        sparse_R, long_R = self._sparse_rows(mixer, rows), long_rows(rows, mixer)
+        if sparse_R.all():
+            return Work(None, None, (), self._batch(mixer, rows, block_table_SC))
+        if self.ops.deterministic:  # a row's bits must not depend on its chunks
+            long_R = np.zeros_like(long_R)
+        long_R &= ~sparse_R
+        if not (sparse_R | long_R).any():
             return Work(self._batch(mixer, rows, block_table_SC), None, ())
         token_bytes = self._spec.width * self._itemsize
         long = tuple(expanding(rows, long_R, block_table_SC, self._block_size, token_bytes))
-        others, other_T = without(rows, long_R)
-        return Work(self._batch(mixer, others, block_table_SC) if others.num_tokens else None, other_T, long)
+        others, other_T = without(rows, long_R | sparse_R)
+        work = Work(self._batch(mixer, others, block_table_SC) if others.num_tokens else None, other_T, long)
+        if not sparse_R.any():
+            return work
+        sparse, sparse_T = without(rows, ~sparse_R)
+        return work._replace(sparse=self._batch(mixer, sparse, block_table_SC), sparse_T=sparse_T)
+
+    def _sparse_rows(self, mixer: LatentAttentionSpec, rows: DeviceRows) -> np.ndarray:
+        """Return True for rows whose tokens are chosen: bool [R]. In a captured graph, whose lengths the host does not
+        know, these are all rows, and so they are where bits must not depend on chunks."""
+        if mixer.indexer is None or not len(rows.slots_R):
+            return np.zeros(len(rows.slots_R), bool)
+        if self.ops.deterministic or rows.kv_bound_R is None or rows.num_tokens_R is None:
+            return np.ones(len(rows.slots_R), bool)
+        found: np.ndarray = rows.kv_bound_R > mixer.indexer.selected
+        return found
 
     def _batch(self, mixer: LatentAttentionSpec, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
         shape = AttentionShape(
@@ -88,7 +123,7 @@ class PagedLatents:
         return rows.batch(block_table_SC, schedule)
 
     def layer(self, index: int) -> LatentLayer:
-        return LatentLayer(self, self._mixers[index], self.views[index])
+        return LatentLayer(self, self._mixers[index], self.views[index], self.index_views[index])
 
 
 def _mixer(model: ModelSpec, layer: int) -> LatentAttentionSpec:
@@ -100,43 +135,75 @@ def _mixer(model: ModelSpec, layer: int) -> LatentAttentionSpec:
 class Work(NamedTuple):
     """The ways in which a step's rows attend.
 
-    batch: those that attend to the latents themselves; None: none do. tokens_T: their tokens; None: all of the step's.
+    batch: those that attend to the latents themselves; None: none do. tokens_T: their tokens; None: all of the step's,
+        if there is a batch.
     long: those for which keys and values are made.
+    sparse: those that attend to the latents that an indexer chooses; None: none do. sparse_T: their tokens; None: all
+        of the step's, if there is such a batch.
     """
 
     batch: RaggedBatch | None
     tokens_T: Tensor | None
     long: tuple[Expanding, ...]
+    sparse: RaggedBatch | None = None
+    sparse_T: Tensor | None = None
 
 
 class LatentLayer:
     """The latents of one layer, a `layers.latent_attention.AttendsToLatents`."""
 
-    def __init__(self, group: PagedLatents, mixer: LatentAttentionSpec, cache_NPW: Tensor) -> None:
-        self._group, self._mixer, self._cache_NPW = group, mixer, cache_NPW
+    def __init__(
+        self, group: PagedLatents, mixer: LatentAttentionSpec, cache_NPW: Tensor, index_cache_NPD: Tensor
+    ) -> None:
+        self._group, self._mixer, self._cache_NPW, self._index_cache_NPD = group, mixer, cache_NPW, index_cache_NPD
 
-    def attend_to_latents(self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents) -> Tensor:
+    def attend_to_latents(
+        self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None
+    ) -> Tensor:
         """Return the heads' values, [T, H V]."""
-        spec, work = latents.spec, self._group.works[self._mixer]
-        q_THY = latents.ops.latent_kv(
+        spec, work, ops = latents.spec, self._group.works[self._mixer], latents.ops
+        q_THY = ops.latent_kv(
             q_THX, latent_TW, latents.weight_L, spec.norm.eps, latents.cos_sin_ZY, latents.angles(positions_T),
             spec.interleaved, self._cache_NPW, self._group.place_T,
         )  # fmt: skip
-        if work.tokens_T is None:
-            return self._attended(q_THX, q_THY, work, latents)
+        chosen_TK = None if index is None else self._choice(index, positions_T, work, latents)
+        if work.tokens_T is None and work.batch is not None:
+            return self._attended(q_THX, q_THY, work.batch, latents)
+        if work.sparse_T is None and work.sparse is not None and chosen_TK is not None:
+            return self._attended(q_THX, q_THY, work.sparse, latents, chosen_TK)
         out_THV = q_THX.new_empty(len(q_THX), spec.num_heads, spec.value_dim)
         for rows in work.long:
             rows.attend(out_THV, q_THX, q_THY, self._cache_NPW, latents)
         out_TX = out_THV.flatten(1)
-        if work.batch is not None:
-            others = q_THX[work.tokens_T], q_THY[work.tokens_T]
-            out_TX.index_copy_(0, work.tokens_T, self._attended(*others, work, latents))
+        for batch, at_T, chosen in ((work.batch, work.tokens_T, None), (work.sparse, work.sparse_T, chosen_TK)):
+            if batch is not None:
+                out_TX.index_copy_(0, at_T, self._attended(q_THX[at_T], q_THY[at_T], batch, latents, chosen))
         return out_TX
 
-    def _attended(self, q_THX: Tensor, q_THY: Tensor, work: Work, latents: Latents) -> Tensor:
-        """Attend to the latents themselves: [T, H V]."""
-        assert work.batch is not None
-        spec, expand = latents.spec, latents.expand
+    def _choice(self, index: Index, positions_T: Tensor, work: Work, latents: Latents) -> Tensor | None:
+        """Keep the indexer's keys, and return the places that it chooses for the sparse rows' tokens, int32 [T, K], or
+        has chosen for an earlier layer; None without such rows."""
+        spec, ops = index.spec, latents.ops
+        if self._mixer.chooser is not None:
+            return index.chosen_TK
+        q_TID = ops.index_keys(
+            index.q_TID, index.key_TD, index.norm_2D, spec.norm.eps, latents.cos_sin_ZY,
+            latents.angles(positions_T), spec.interleaved, self._index_cache_NPD, self._group.place_T,
+        )  # fmt: skip
+        if work.sparse is None:
+            return None
+        weights_TI = index.weights_TI
+        if work.sparse_T is not None:
+            q_TID, weights_TI = q_TID[work.sparse_T], weights_TI[work.sparse_T]
+        index.chosen_TK = ops.index_topk(q_TID, weights_TI, self._index_cache_NPD, work.sparse, count=spec.selected)
+        return index.chosen_TK
+
+    def _attended(
+        self, q_THX: Tensor, q_THY: Tensor, batch: RaggedBatch, latents: Latents, chosen_TK: Tensor | None = None
+    ) -> Tensor:
+        """Attend to the latents themselves, to all or to those that are chosen: [T, H V]."""
+        spec, expand, ops = latents.spec, latents.expand, latents.ops
         q_THL = expand.queries(q_THX[..., : spec.key_dim])
-        attended_THL = latents.ops.latent_attention(q_THL, q_THY, self._cache_NPW, work.batch, scale=spec.scale)
-        return expand.values(attended_THL)
+        if chosen_TK is None:
+            return expand.values(ops.latent_attention(q_THL, q_THY, self._cache_NPW, batch, scale=spec.scale))
+        return expand.values(ops.sparse_attention(q_THL, q_THY, self._cache_NPW, batch, chosen_TK, scale=spec.scale))

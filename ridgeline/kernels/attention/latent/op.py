@@ -73,12 +73,13 @@ def prepared(
     c = c_TL.float()
     normed_TL = (c * torch.rsqrt(c.square().mean(-1, keepdim=True) + eps) * weight_L.float()).to(c_TL.dtype)
     angles_T1Y = cos_sin_ZY[positions_T.long()][:, None]
-    r_T1Y = _rotated(r_TY[:, None], angles_T1Y, interleaved)
-    q_THY = _rotated(q_THX[..., -width:], angles_T1Y, interleaved)
+    r_T1Y = rotated(r_TY[:, None], angles_T1Y, interleaved)
+    q_THY = rotated(q_THX[..., -width:], angles_T1Y, interleaved)
     return torch.cat((normed_TL, r_T1Y[:, 0]), dim=-1), q_THY
 
 
-def _rotated(x_THY: Tensor, cos_sin_T1Y: Tensor, interleaved: bool) -> Tensor:
+def rotated(x_THY: Tensor, cos_sin_T1Y: Tensor, interleaved: bool) -> Tensor:
+    """Return vectors that are rotated by the angles of their tokens, in the dtype of x."""
     x, (cos, sin) = x_THY.float(), cos_sin_T1Y.chunk(2, dim=-1)
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_THY.dtype)

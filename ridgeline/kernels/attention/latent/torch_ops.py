@@ -37,13 +37,10 @@ class Row(NamedTuple):
 
 def latent_attention(q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float) -> Tensor:
     """Compute `op.latent_attention_reference`."""
-    key = "latents", cache_NPW.shape[1]
-    if key not in batch.derived:
-        batch.derived[key] = _rows(batch, cache_NPW.shape[1])
     tokens, heads, rank = q_THL.shape
     out_THL = q_THL.new_empty(tokens, heads, rank)
     step = max(1, QUERIES // heads)
-    for row in batch.derived[key]:
+    for row in rows_of(batch, cache_NPW.shape[1]):
         for start in range(row.first, row.last, step):
             tile = slice(start, min(row.last, start + step))
             q_MW = torch.cat((q_THL[tile], q_THY[tile]), dim=-1).flatten(0, 1) * scale
@@ -52,12 +49,19 @@ def latent_attention(q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: Rag
     return out_THL
 
 
-def _rows(batch: RaggedBatch, block_size: int) -> list[Row]:
-    starts, lengths, found = batch.start_R1.tolist(), batch.kv_len_R.tolist(), []
+def rows_of(batch: RaggedBatch, block_size: int) -> list[Row]:
+    """Return the step's rows with queries, which its layers share."""
+    key = "latents", block_size
+    if key in batch.derived:
+        kept: list[Row] = batch.derived[key]
+        return kept
+    starts, lengths = batch.start_R1.tolist(), batch.kv_len_R.tolist()
+    found: list[Row] = []
     for index, slot in enumerate(batch.slots_R.tolist()):
         first, last, length = starts[index], starts[index + 1], lengths[index]
         if first < last:
             found.append(Row(first, last, length, batch.block_table_SC[slot, : -(-length // block_size)].long()))
+    batch.derived[key] = found
     return found
 
 

@@ -117,8 +117,8 @@ def latent_kernel(
         bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M, 0, False)
     q_M = place_M * stride_q_token + head_M.to(tl.int64) * stride_q_head
     rotated_M = place_M * stride_rotated_token + head_M.to(tl.int64) * stride_rotated_head
-    q = _load(q_ptr + q_M[:, None] + l_L[None, :], real_M[:, None], l_L[None, :], RANK, L)
-    rotated = _load(rotated_ptr + rotated_M[:, None] + y_Y[None, :], real_M[:, None], y_Y[None, :], ROPE, Y)
+    q = load_vectors(q_ptr + q_M[:, None] + l_L[None, :], real_M[:, None], l_L[None, :], RANK, L)
+    rotated = load_vectors(rotated_ptr + rotated_M[:, None] + y_Y[None, :], real_M[:, None], y_Y[None, :], ROPE, Y)
     acc = tl.zeros((QUERIES, L), tl.float32)
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
@@ -139,8 +139,8 @@ def latent_kernel(
         else:
             kept_ptr = cache_ptr + (blocks.to(tl.int64) * stride_block)[:, None]
         # Unseen cells become 0 and no more: 0 · NaN is NaN
-        c_JL = _load(kept_ptr + (place_J1 + l_L[None, :]), readable_J[:, None], l_L[None, :], RANK, L)
-        r_JY = _load(kept_ptr + (place_J1 + RANK + y_Y[None, :]), readable_J[:, None], y_Y[None, :], ROPE, Y)
+        c_JL = load_vectors(kept_ptr + (place_J1 + l_L[None, :]), readable_J[:, None], l_L[None, :], RANK, L)
+        r_JY = load_vectors(kept_ptr + (place_J1 + RANK + y_Y[None, :]), readable_J[:, None], y_Y[None, :], ROPE, Y)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
         x = tl.dot(q, tl.trans(c_JL), input_precision="ieee")
         x = tl.dot(rotated, tl.trans(r_JY), x, input_precision="ieee") * scale
@@ -171,7 +171,7 @@ def latent_kernel(
 
 
 @triton.jit
-def _load(ptr, real, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def load_vectors(ptr, real, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Load vectors where they are real, and 0 elsewhere."""
     if WIDTH == PADDED:
         return tl.load(ptr, mask=real, other=0)

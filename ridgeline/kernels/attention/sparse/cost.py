@@ -1,0 +1,75 @@
+"""The least work of an indexer, and of attention to the tokens that it chooses.
+
+A row is described by its new tokens, which are its last positions, and by kv_len, the number of cached tokens after
+these are written.
+
+Legend:
+    R  rows
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ridgeline.kernels.attention.paged.cost import visible
+from ridgeline.kernels.base.cost import Cost
+
+PLACE_BYTES = 4
+SCORE_BYTES = 128 << 20  # of the scores that a GPU holds at once
+
+
+def index_keys_cost(tokens: int, *, heads: int, dim: int, itemsize: float) -> Cost:
+    """Count each token's key and its queries as read once and written once, and an int32 place as read."""
+    return Cost(tokens * (2 * (heads + 1) * dim * itemsize + 4), 0.0)
+
+
+def index_topk_cost(
+    num_tokens_R: ArrayLike, kv_len_R: ArrayLike, *, heads: int, dim: int, count: int, itemsize: float
+) -> Cost:
+    """Count queries and weights as read, every cached key that a row can see as read once, and the chosen places as
+    written. FLOPs are those of the scores, 2 · dim + 2 per head and visible pair. Rows with no more than `count` tokens
+    are not scored: all of their tokens are chosen."""
+    new_R, kv_R = np.asarray(num_tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
+    written = float(new_R.sum()) * count * PLACE_BYTES
+    scored_R = kv_R > count
+    if not scored_R.any():
+        return Cost(written, 0.0)
+    pairs, keys = visible(new_R[scored_R], kv_R[scored_R], None)
+    read = float(new_R[scored_R].sum()) * heads * (dim + 1) * itemsize + keys * dim * itemsize
+    return Cost(read + written, 2.0 * (dim + 1) * heads * pairs)
+
+
+def attended_pairs(num_tokens_R: ArrayLike, kv_len_R: ArrayLike, count: int) -> float:
+    """Return the number of (query, token) pairs that attention computes: a query sees `count` tokens at most."""
+    new_R, kv_R = np.asarray(num_tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
+    few_R = np.clip(count - (kv_R - new_R), 0, new_R)  # queries that see up to `count`
+    first_R = kv_R - new_R + 1
+    return float((few_R * first_R + few_R * (few_R - 1) / 2 + (new_R - few_R) * count).sum())
+
+
+def sparse_attention_cost(
+    num_tokens_R: ArrayLike,
+    kv_len_R: ArrayLike,
+    *,
+    num_heads: int,
+    rank: int,
+    rope_dim: int,
+    count: int,
+    itemsize: float,
+) -> Cost:
+    """Count queries and places as read, outputs as written, and each cached vector as read once, but no more than all
+    that the row's queries choose. FLOPs are those of the two products, for the chosen pairs alone."""
+    new_R, kv_R = np.asarray(num_tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
+    width, tokens = rank + rope_dim, float(new_R.sum())
+    vectors = float(np.minimum(kv_R, new_R * count).sum())
+    moved = tokens * num_heads * (width + rank) * itemsize + vectors * width * itemsize + tokens * count * PLACE_BYTES
+    return Cost(moved, 2.0 * (width + rank) * num_heads * attended_pairs(new_R, kv_R, count))
+
+
+def sparse_bytes(max_tokens: int, longest: int, count: int) -> int:
+    """Return the most memory that the chosen places of a step take, and the scores that they are chosen by, on a GPU;
+    0 if no row can have more than `count` tokens."""
+    if longest <= count:
+        return 0
+    return max_tokens * count * PLACE_BYTES + max(SCORE_BYTES, 4 * longest)
