@@ -214,7 +214,12 @@ def latent(config: Any) -> dict[str, Any]:
 
 
 def _glm_dsa(config: Any) -> dict[str, Any]:
-    return {**latent(config), "expert_gating_func": _SIGMOID, "attention.indexer.top_k": config.index_topk}
+    numbers = {"top_k": config.index_topk, "head_count": config.index_n_heads, "key_length": config.index_head_dim}
+    return {
+        **latent(config),
+        "expert_gating_func": _SIGMOID,
+        **{f"attention.indexer.{name}": number for name, number in numbers.items()},
+    }
 
 
 def _mistral4(config: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import read_model_config
 from tests import tiny_models
 from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH
-from tests.parallel.test_divided_models import kept, loaded, numbers_of
+from tests.parallel.divided import kept, loaded, numbers_of
 from tests.parallel.threads import on_ranks
 from tests.weights.quantized_files import SCHEMES, quantize
 from tests.worker.test_memory import activation_bytes

@@ -72,7 +72,7 @@ ARCHITECTURES = Registry(
         "DeepseekForCausalLM": "ridgeline.models.deepseek:Deepseek",
         "DeepseekV2ForCausalLM": "ridgeline.models.deepseek_mla:DeepseekV2",
         "DeepseekV3ForCausalLM": "ridgeline.models.deepseek_mla:DeepseekV3",
-        "DeepseekV32ForCausalLM": "ridgeline.models.deepseek_mla:DeepseekV32",
+        "DeepseekV32ForCausalLM": "ridgeline.models.deepseek_v32:DeepseekV32",
         "Glm4MoeLiteForCausalLM": "ridgeline.models.glm4_moe_lite:Glm4MoeLite",
         "GlmMoeDsaForCausalLM": "ridgeline.models.glm_moe_dsa:GlmMoeDsa",
         "YoutuForCausalLM": "ridgeline.models.youtu:Youtu",

@@ -1,5 +1,4 @@
-"""DeepSeek-V2 and V3 (with R1, Kimi K2 and Moonlight): latent attention, and many small experts beside shared ones.
-V3.2 has an indexer besides, which chooses the tokens that are attended to."""
+"""DeepSeek-V2 and V3 (with R1, Kimi K2 and Moonlight): latent attention, and many small experts beside shared ones."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from ridgeline.core.specs.experts import RoutingSpec
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import corrected_routing, drafting_layers, later_layers, mixture, routing, with_experts
-from ridgeline.models.latent import DEFAULTS, latent_like, latent_weights, with_indexer
+from ridgeline.models.latent import DEFAULTS, latent_like, latent_weights
 from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
 V2_DEFAULTS = {
@@ -36,7 +35,6 @@ V3_DEFAULTS = {
     "rope_interleave": True,
     "num_nextn_predict_layers": 1,
 }
-INDEXER_DEFAULTS = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
 TYPES = ("dense", "sparse")
 
 
@@ -59,15 +57,6 @@ class DeepseekV3:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, V3_DEFAULTS)
         return v3_like("DeepseekV3ForCausalLM", values)
-
-    weights = staticmethod(latent_weights)
-
-
-class DeepseekV32:
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        values = Config({**config, **first_sparse(config)}, {**V3_DEFAULTS, **INDEXER_DEFAULTS})
-        return with_indexer(v3_like("DeepseekV32ForCausalLM", values), values, interleaved=False)
 
     weights = staticmethod(latent_weights)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.deepseek_mla import INDEXER_DEFAULTS, first_sparse, v3_like
+from ridgeline.models.deepseek_mla import first_sparse, v3_like
+from ridgeline.models.deepseek_v32 import INDEXER_DEFAULTS
 from ridgeline.models.glm4_moe_lite import GLM_DEFAULTS
 from ridgeline.models.latent import latent_weights, with_indexer
 

@@ -144,4 +144,18 @@ GLM_4_7_FLASH: dict[str, Any] = {
     "vocab_size": 154880,
 }
 
-LATENT = {"deepseek_v2": DEEPSEEK_V2_LITE, "deepseek_v3": DEEPSEEK_V3, "glm4_moe_lite": GLM_4_7_FLASH}
+DEEPSEEK_V32: dict[str, Any] = {
+    **DEEPSEEK_V3,
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v32",
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 2048,
+}
+
+LATENT = {
+    "deepseek_v2": DEEPSEEK_V2_LITE,
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm4_moe_lite": GLM_4_7_FLASH,
+}

@@ -30,7 +30,7 @@ from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import export_checkpoint, read_model_config
 from tests.devices import DEVICES, placed
 from tests.models import near_configs
-from tests.parallel.test_divided_models import divides, loaded, logits
+from tests.parallel.divided import divides, loaded, logits
 from tests.parallel.test_stages import numbers_held, passed_through, stages_of
 from tests.parallel.threads import on_ranks
 from tests.weights.loading import dense_logits, load

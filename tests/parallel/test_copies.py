@@ -22,7 +22,7 @@ from ridgeline.perf.experts import imbalance
 from ridgeline.perf.placement import equal_parts, placed, rank_loads
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
-from tests.parallel.test_divided_models import kept, numbers_of
+from tests.parallel.divided import kept, numbers_of
 from tests.parallel.test_exchange import CAPACITY, PROMPTS, decoder_of, logits
 from tests.parallel.threads import ThreadAxis, on_ranks
 from tests.weights.quantized_files import SCHEMES, quantize

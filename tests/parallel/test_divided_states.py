@@ -31,8 +31,8 @@ from ridgeline.weights.loader import load_weights, read_model_config
 from tests import tiny_models
 from tests.driving import Outcome
 from tests.models.test_linear import CONFIGS, KIMI, NORM, filled
+from tests.parallel.divided import CPU, OPS, TOKENS, kept, numbers_of
 from tests.parallel.test_covering_design import asked
-from tests.parallel.test_divided_models import CPU, OPS, TOKENS, kept, numbers_of
 from tests.parallel.threads import on_ranks
 from tests.ranks.stages import meshed
 from tests.ranks.test_pipeline import assert_same

@@ -24,7 +24,7 @@ from ridgeline.worker.speculation.agreed import Agreed
 from ridgeline.worker.speculation.proposer import AtOnce
 from tests import tiny_models
 from tests.head_oracle import Eagle3, Medusa, Target
-from tests.parallel.test_divided_models import TOKENS, loaded
+from tests.parallel.divided import TOKENS, loaded
 from tests.parallel.threads import ThreadAxis, on_ranks
 
 CPU = torch.device("cpu")

@@ -26,8 +26,8 @@ from ridgeline.quantization.scheme import everywhere, scheme
 from ridgeline.quantization.weight import weight_of
 from ridgeline.weights.loader import load_weights, read_model_config
 from ridgeline.worker.moving import Mover
+from tests.parallel.divided import kept
 from tests.parallel.test_copies import skewed
-from tests.parallel.test_divided_models import kept
 from tests.parallel.test_exchange import CAPACITY, CPU, OPS, PROMPTS, decoder_of, logits
 from tests.parallel.threads import ThreadAxis, on_ranks
 from tests.weights.quantized_files import SCHEMES, quantize

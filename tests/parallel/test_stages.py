@@ -25,7 +25,7 @@ from ridgeline.quantization.scheme import scheme
 from ridgeline.weights import loader
 from ridgeline.weights.loader import load_weights, read_model_config, stored_forms
 from tests import gguf_files, tiny_models
-from tests.parallel.test_divided_models import CPU, OPS, TOKENS, loaded, logits, numbers_of
+from tests.parallel.divided import CPU, OPS, TOKENS, loaded, logits, numbers_of
 from tests.ranks.stages import QueuePipe, pipes
 from tests.weights.loading import OPS as EXACT_OPS
 from tests.weights.quantized_files import SCHEMES, quantize

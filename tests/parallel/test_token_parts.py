@@ -15,7 +15,7 @@ from ridgeline.layers.dense import DenseCausal
 from ridgeline.parallel import token_parts
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.token_parts import TokenParts
-from tests.parallel.test_divided_models import loaded
+from tests.parallel.divided import loaded
 from tests.parallel.threads import ThreadAxis, on_ranks
 
 OPS = Ops(Platform(device_type="cpu"))

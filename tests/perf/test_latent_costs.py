@@ -11,7 +11,7 @@ from ridgeline.kernels.base.cost import Cost, StepShape
 from ridgeline.models import model_config
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops
-from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3
+from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, DEEPSEEK_V32
 
 LITE = model_config(DEEPSEEK_V2_LITE).spec
 H200 = find("H200").attained()
@@ -78,3 +78,28 @@ def test_attention_to_latents_reads_what_is_cached() -> None:
     assert isinstance(mixer, LatentAttentionSpec)
     few, many = (attention_of((1, length))["latent_attention"].bytes for length in (1000, 9000))
     assert many - few == 8000 * mixer.width * 2
+
+
+@pytest.mark.parametrize("rows", [((1, 1),), ((1, 8192),) * 64, ((8192, 8192),), ((600, 900), (1, 4000), (90, 2049))])
+def test_the_fast_limit_knows_which_rows_are_sparse(rows: tuple[tuple[int, int], ...]) -> None:
+    model = model_config(DEEPSEEK_V32).spec
+    at = StepShape([new for new, _ in rows], [length for _, length in rows], len(rows))
+    ops = step_ops(model, at, dtype="bfloat16")
+    assert Roofline(model, H200, "bfloat16").step_limit(at) == pytest.approx(
+        step_limit(ops, H200, "bfloat16"), rel=1e-9
+    )
+    names = {op.name for op in ops}
+    assert ("sparse_attention" in names) == any(length > 2048 for _, length in rows)
+    assert ("latent_attention" in names) == any(length <= 2048 and new < 128 for new, length in rows)
+
+
+def test_a_decoding_row_of_64k_reads_far_less_with_an_indexer() -> None:
+    """Of 64 requests. Of each token 128 numbers are read to choose, and of 2,048 tokens the other 576."""
+    at = StepShape([1] * 64, [65_536] * 64, 64)
+    layers = [
+        {op.name: op for op in step_ops(model_config(config).spec, at, dtype="bfloat16")}
+        for config in (DEEPSEEK_V3, DEEPSEEK_V32)
+    ]
+    dense = layers[0]["latent_attention"].cost.bytes
+    sparse = sum(layers[1][name].cost.bytes for name in ("index_keys", "index_topk", "sparse_attention"))
+    assert 3.5 < dense / sparse < 4.5

@@ -52,13 +52,7 @@ def gguf_model_config(path: Path) -> ModelConfig:
         raise ModelLoadError(f"{path} describes no model that we can build: read as a folder's, {error}") from error
     values = Values(gguf)
     drafting = [f"blk.{layer}." for layer in range(values.layers, values.blocks)]
-    return replace(found, spec=replace(found.spec, unused=(*drafting, *lent_keys(values), *_indexers(values))))
-
-
-def _indexers(values: Values) -> list[str]:
-    """Return the tensors that choose tokens in contexts longer than those that run here."""
-    has = values.get("attention.indexer.top_k") is not None
-    return [f"blk.{layer}.indexer." for layer in range(values.layers)] if has else []
+    return replace(found, spec=replace(found.spec, unused=(*drafting, *lent_keys(values))))
 
 
 def gguf_config(gguf: GGUF) -> dict[str, Any]:

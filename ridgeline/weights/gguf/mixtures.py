@@ -49,7 +49,8 @@ def _glm4_moe(values: Values) -> dict[str, Any]:
 
 def _glm_dsa(values: Values) -> dict[str, Any]:
     found = {**_deepseek2(values), "architectures": ["GlmMoeDsaForCausalLM"], "rope_interleave": True}
-    return {**found, "index_topk": values["attention.indexer.top_k"]}
+    named = {"index_topk": "top_k", "index_n_heads": "head_count", "index_head_dim": "key_length"}
+    return {**found, **{name: values[f"attention.indexer.{theirs}"] for name, theirs in named.items()}}
 
 
 def _minicpm3(values: Values) -> dict[str, Any]:

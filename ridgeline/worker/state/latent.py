@@ -176,7 +176,7 @@ class LatentLayer:
             rows.attend(out_THV, q_THX, q_THY, self._cache_NPW, latents)
         out_TX = out_THV.flatten(1)
         for batch, at_T, chosen in ((work.batch, work.tokens_T, None), (work.sparse, work.sparse_T, chosen_TK)):
-            if batch is not None:
+            if batch is not None and at_T is not None:
                 out_TX.index_copy_(0, at_T, self._attended(q_THX[at_T], q_THY[at_T], batch, latents, chosen))
         return out_TX
 

@@ -133,8 +133,9 @@ CASES = (
 
 
 def _deepseek(heads: int, *rows: tuple[int, int]) -> SparseCase:
-    shapes = {"rank": 512, "rope_dim": 64, "key_dim": 128, "block_size": 64, "interleaved": False}
-    return SparseCase(rows=rows, num_heads=heads, selected=2048, heads=64, dim=128, **shapes)
+    shapes = {"rank": 512, "rope_dim": 64, "key_dim": 128, "block_size": 64}
+    index = {"selected": 2048, "heads": 64, "dim": 128}
+    return SparseCase(rows=rows, num_heads=heads, interleaved=False, **shapes, **index)
 
 
 HEADS = (16, 128)  # of DeepSeek-V3.2 on eight devices, and all of its heads on one
