@@ -184,10 +184,14 @@ LATENT_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says, as in 
 def latent(w: Weights, c: Config, x_TM: Tensor) -> Tensor:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), keys and values written out."""
     rope, heads = c.qk_rope_head_dim, c.num_attention_heads
+    hidden_TT = torch.ones(len(x_TM), len(x_TM), dtype=torch.bool).triu(1)
     if "q_proj.weight" in w:
         q_TX = linear(w, "q_proj", x_TM)
     else:
-        q_TX = linear(w, "q_b_proj", rms(linear(w, "q_a_proj", x_TM), LATENT_EPS, w["q_a_layernorm.weight"]))
+        made_of_TX = rms(linear(w, "q_a_proj", x_TM), LATENT_EPS, w["q_a_layernorm.weight"])
+        q_TX = linear(w, "q_b_proj", made_of_TX)
+        if "indexer.wk.weight" in w:
+            hidden_TT = ~chosen(w, c, x_TM, made_of_TX)
     q_THS = q_TX.unflatten(-1, (heads, -1))
     latent_TX, shared_TR = linear(w, "kv_a_proj_with_mqa", x_TM).tensor_split((c.kv_lora_rank,), dim=-1)
     kv_THX = linear(w, "kv_b_proj", rms(latent_TX, LATENT_EPS, w["kv_a_layernorm.weight"])).unflatten(-1, (heads, -1))
@@ -199,9 +203,27 @@ def latent(w: Weights, c: Config, x_TM: Tensor) -> Tensor:
     q_THS = torch.cat((q_THS[..., :-rope], q_THR), dim=-1)
     k_THS = torch.cat((k_THS, k_T1R.expand(-1, heads, -1)), dim=-1)
     scores_HTT = torch.einsum("ths,uhs->htu", q_THS, k_THS) * scale
-    later_TT = torch.ones(len(x_TM), len(x_TM), dtype=torch.bool).triu(1)
-    shares_HTT = scores_HTT.masked_fill(later_TT, -math.inf).softmax(-1)
+    shares_HTT = scores_HTT.masked_fill(hidden_TT, -math.inf).softmax(-1)
     return linear(w, "o_proj", torch.einsum("htu,uhp->thp", shares_HTT, v_THP).flatten(1))
+
+
+def chosen(w: Weights, c: Config, x_TM: Tensor, made_of_TX: Tensor) -> Tensor:
+    """True where a token attends to another: the lightning indexer of DeepSeek-V3.2 (arXiv 2512.02556, equation 1),
+    whose first numbers rotate in halves."""
+    rope, centred_TS = c.qk_rope_head_dim, linear(w, "indexer.wk", x_TM)
+    centred_TS = centred_TS - centred_TS.mean(-1, keepdim=True)
+    k_TS = rms(centred_TS, 1e-6, w["indexer.k_norm.weight"]) + w["indexer.k_norm.bias"]
+    q_THS = linear(w, "indexer.wq_b", made_of_TX).unflatten(-1, (c.index_n_heads, -1))
+    halves = type("Halves", (), {"model_type": "", "rope_interleave": False, "rope_parameters": c.rope_parameters})
+    q_THS, k_T1S = (
+        torch.cat((rotated(halves, each[..., :rope]), each[..., rope:]), dim=-1) for each in (q_THS, k_TS[:, None])
+    )
+    weights_TH, found_TT = linear(w, "indexer.weights_proj", x_TM), torch.zeros(len(x_TM), len(x_TM), dtype=torch.bool)
+    for token in range(len(x_TM)):
+        scores = [float(weights_TH[token] @ (q_THS[token] @ k_T1S[past, 0]).relu()) for past in range(token + 1)]
+        best = sorted(range(token + 1), key=lambda past: -scores[past])
+        found_TT[token, best[: c.index_topk]] = True
+    return found_TT
 
 
 def rotated(c: Config, x_THR: Tensor) -> Tensor:
@@ -276,6 +298,7 @@ MIXERS: dict[str, Mixer] = {  # by the class that transformers has for it
     **dict.fromkeys(("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"), gated_delta),
     "KimiLinearDeltaAttention": kimi_delta,
     **dict.fromkeys(("DeepseekV2Attention", "DeepseekV3Attention", "Glm4MoeLiteAttention"), latent),
+    "DeepseekV32Attention": latent,
     **dict.fromkeys(("YoutuAttention", "MiniCPM3Attention", "KimiLinearAttention"), latent),
     **dict.fromkeys(("Lfm2ShortConv", "Lfm2MoeShortConv"), short_conv),
     "RwkvSelfAttention": rwkv4,

@@ -310,7 +310,7 @@ def glm_with_mtp(files: Path, family: str = "glm4_moe") -> tuple[Path, Head]:
     folder = tiny_models.save(family, files, num_hidden_layers=layers + 1)
     head = Mtp(tiny_models.build(family, num_hidden_layers=layers + 1))
     config = json.loads((folder / "config.json").read_text())
-    config |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
+    config |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1, "mlp_layer_types": None}
     (folder / "config.json").write_text(json.dumps(config))
     stored = load_file(folder / "model.safetensors")
     stored |= {f"model.layers.{layers}.{name}": tensor for name, tensor in head.tensors.items()}
@@ -319,7 +319,7 @@ def glm_with_mtp(files: Path, family: str = "glm4_moe") -> tuple[Path, Head]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "deepseek_v32"])
 def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(
     family: str, device: str, tmp_path: Path
 ) -> None:

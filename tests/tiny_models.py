@@ -545,6 +545,25 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
+    "deepseek_v32": (
+        "DeepseekV32",
+        {
+            **_LATENT,
+            "num_hidden_layers": 2,
+            "q_lora_rank": 40,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 40,
+            "max_position_embeddings": 256,
+            "index_topk": 10,
+            "index_n_heads": 16,
+            "index_head_dim": 32,
+        },
+    ),
     "glm4_moe_lite": (
         "Glm4MoeLite",
         {
@@ -620,7 +639,7 @@ CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qw
 ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
 LATENT = (  # with latent attention
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"),
     *("youtu", "minicpm3", "kimi_linear"),
 )
 # Families with recurrent mixers, which are not trained

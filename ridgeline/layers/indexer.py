@@ -48,6 +48,7 @@ class Indexer(nn.Module):
         self.key = Linear(width, (spec.dim,), False, build.within("key"))
         self.weights = Linear(width, (spec.heads,), False, build.within("weights"))
         self.norm = Norm(spec.norm, spec.dim, build)
+        self.requires_grad_(False)  # a choice has no gradient
 
     def forward(self, n_TM: Tensor, q_TX: Tensor) -> Index:
         """Return the projections of the step's tokens. n_TM: the layer's input behind its norm. q_TX: what queries of
