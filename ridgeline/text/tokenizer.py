@@ -30,6 +30,10 @@ PROBE = "The 1st\t<s>\n é 🎃"  # every tokenizer is tried on this when it is 
 # From this many characters or tokens on the library gets a batch of one, because only during batches does it let other
 # threads have the interpreter.
 ALONE = 4096
+# Of a text that is cut so many characters for each token that is kept are read first, and so many tokens more, in which
+# the end of what is read changes nothing that is kept.
+CHARS, SPARE = 8, 64
+WORD = re.compile(r"(?<=\S)\s")
 BYTE = re.compile("<0x([0-9A-Fa-f+][0-9A-Fa-f])>")  # as the library reads it, which accepts a sign for a digit
 MOST_SPELLED = 1 << 16  # spellings of tokens that are kept
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
@@ -145,10 +149,11 @@ class Tokenizer:
         room: no more tokens than that, special ones included. Texts lose their ends (or, with the side "left", their
             beginnings), and of two the longer one first.
         """
+        texts = [each for each in (text, second) if each is not None]
         try:
-            first_of, *others = self.backend.encode_batch(
-                [each for each in (text, second) if each is not None], add_special_tokens=False
-            )
+            if room is not None:
+                texts = [self._needed(each, room, side) for each in texts]
+            first_of, *others = self.backend.encode_batch(texts, add_special_tokens=False)
             second_of = others[0] if others else None
             if room is not None:
                 special = self.backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
@@ -168,11 +173,25 @@ class Tokenizer:
     def beginning(self, text: str, most: int) -> str:
         """Return the part of a text that its first `most` tokens were made from. Raise InvalidRequest as `encode`."""
         try:
-            encoding = self.backend.encode_batch([text], add_special_tokens=False)[0]
+            encoding = self.backend.encode_batch([self._needed(text, most, "right")], add_special_tokens=False)[0]
         except BaseException as error:
             reraise_unless_failed(error)
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
         return text if len(encoding.ids) <= most else text[: encoding.offsets[most - 1][1]]
+
+    def _needed(self, text: str, most: int, side: Literal["left", "right"]) -> str:
+        """Return the part of a text that its first `most` tokens (with the side "left" its last ones) are made from,
+        and some more. A few tokens of a long text cost no more than those of a short one. Last tokens are those of the
+        whole text where a word begins in the part."""
+        size = CHARS * (most + SPARE)
+        while size < len(text):
+            part = text[:size] if side == "right" else text[-size:]
+            if side == "left" and (begin := WORD.search(part)):
+                part = part[begin.start() :]
+            if len(self.backend.encode_batch_fast([part], add_special_tokens=False)[0].ids) >= most + SPARE:
+                return part
+            size *= 4
+        return text
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its text, or None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -165,3 +165,46 @@ def test_only_the_librarys_own_failures_are_taken_for_such() -> None:
     for other in (Leave(), KeyboardInterrupt(), SystemExit(2)):
         with pytest.raises(type(other)):
             reraise_unless_failed(other)
+
+
+class Counting:
+    """A backend that counts the characters that it tokenizes."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend, self.characters = backend, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        if not name.startswith("encode"):
+            return found
+
+        def counted(texts: str | list[str], **options: Any) -> Any:
+            self.characters += len("".join(texts))
+            return found(texts, **options)
+
+        return counted
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_long_text_that_is_cut_is_not_tokenized_whole(
+    folders: dict[str, Path], family: str, side: Literal["left", "right"]
+) -> None:
+    ours, oracle = both(folders[family])
+    backend = ours.backend = Counting(ours.backend)
+    words = [f"Größe {number} hello 👋🏽 " for number in range(20_000)]
+    runs = ["x" * 200_000, "<s>" * 50_000, "a" + " " * 200_000 + "b"]
+    for text in ("".join(words), *runs):
+        backend.characters = 0
+        ids, _ = ours.encode_within(text, None, 50, add_special_tokens=False, side=side)
+        whole = oracle.encode(text, add_special_tokens=False)
+        if side == "left" and text in runs:  # tokens of one endless word may begin elsewhere
+            assert len(ids) == 50
+        else:
+            assert ids == (whole[:50] if side == "right" else whole[-50:])
+        assert backend.characters < 20_000 or len(whole) < 200, "it was read as a whole"
+        backend.characters = 0
+        if side == "right":
+            kept = ours.beginning(text, 7)
+            assert text.startswith(kept)
+            assert oracle.encode(kept, add_special_tokens=False)[:6] == whole[:6]
+            assert backend.characters < 20_000 or len(whole) < 200
