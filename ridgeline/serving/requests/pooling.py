@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ridgeline.core.specs.pooling import TOKENWISE, PoolingParams, Task
+from ridgeline.core.specs.pooling import TOKENWISE, PoolingParams, Task, checked
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts
@@ -187,7 +187,7 @@ async def inputs(
 ) -> list[PoolingAsked]:
     """Return one request for each input, or the one of a conversation. Raise RequestFailed or InvalidRequest."""
     check_model(api, body.model)
-    pooling_facts(api.service)
+    checked(params, pooling_facts(api.service))
     if isinstance(body, ChatInputBody):
         text = await render(api, body)
         ids = await encode(api, text, add_special_tokens=bool(body.add_special_tokens), param="messages")

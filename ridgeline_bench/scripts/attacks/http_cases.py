@@ -21,6 +21,33 @@ SHORT = {"max_tokens": 1}
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 HI = [{"role": "user", "content": "hi"}]
+# Conversations with calls, as three APIs have them
+HISTORY: list[dict[str, Any]] = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": ""}]},
+    {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL | {"id": "call_1"}]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "1"},
+]
+BLOCKS: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "r", "signature": "s"},
+            {"type": "tool_use", "id": "a", "name": "f", "input": {"b": [1]}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "1"}]}],
+    },
+]
+ITEMS: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": "1"},
+]
 TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}
 LINE = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 1}}\n'
 COMPLETIONS: tuple[dict[str, Any], ...] = (
@@ -79,6 +106,25 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/classify", {"input": ["x"]}),
     ("/score", {"text_1": "x", "text_2": ["y", "z"]}),
     ("/rerank", {"query": "x", "documents": ["y", {"text": "z"}], "top_n": 1}),
+    ("/v1/embeddings", {"messages": HISTORY, "encoding_format": "bytes", "embed_dtype": "fp8_e4m3"}),
+    ("/pooling", {"input": [[1, 2], [3]], "truncate_prompt_tokens": 1, "task": "token_embed"}),
+    ("/invocations", {"input": "x", "dimensions": 8, "truncation_side": "left"}),
+    ("/invocations", SHORT | {"messages": HISTORY}),
+    ("/invocations", {"query": "x", "documents": ["y"], "max_tokens_per_doc": 1}),
+    ("/v1/chat/completions", SHORT | {"messages": HISTORY}),
+    ("/v1/messages", SHORT | {"messages": BLOCKS}),
+    ("/v1/responses", {"input": ITEMS, "max_output_tokens": 1}),
+    ("/api/chat", {"messages": HISTORY, "stream": False, "options": {"num_predict": 1}}),
+    ("/api/generate", {"prompt": "x", "options": {"num_predict": 1, "num_ctx": 9}, "format": "json"}),
+    ("/api/embed", {"input": ["x", "y"], "truncate": True, "dimensions": 8}),
+    ("/api/embeddings", {"prompt": "x"}),
+    ("/api/show", {"model": "embedded"}),
+    ("/completion", {"prompt": ["x", 5], "n_predict": 1, "logit_bias": [[5, 1.0]]}),
+    ("/infill", {"input_prefix": "x", "input_suffix": "y", "n_predict": 1}),
+    ("/apply-template", {"messages": HISTORY}),
+    ("/embedding", {"content": ["x", "y"]}),
+    ("/v2/embed", {"texts": ["x"], "embedding_types": ["float", "ubinary"], "truncate": "START", "max_tokens": 1}),
+    ("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": "x"}]}], "input_type": "classification"}),
     ("/v1/files", {"file": LINE, "purpose": "batch"}),
     ("/v1/batches", {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}),
     ("/v2/models/embedded/infer", {"inputs": [TENSOR], "parameters": {"max_tokens": 1}}),
@@ -95,7 +141,7 @@ PAGES = (
     *("/v1/files", "/v1/files/file-1/content", "/v1/files?limit=-1&after=x", "/v1/batches", "/v1/batches?limit=x"),
     *("/v1/responses/resp_1", "/v1/responses/resp_1/input_items?limit=0", "/pause?mode=x", "/sleep?level=9"),
 )
-BOUNDS = ("max_tokens", "max_output_tokens")
+BOUNDS = ("max_tokens", "max_output_tokens", "n_predict")
 BOUNDARY = "6dafa3"
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**63), 10**400, 0.5, -0.0, 1e308, 5e-324),
@@ -158,6 +204,8 @@ def _body(draw: random.Random, plain: dict[str, Any]) -> bytes:
     for name in BOUNDS:  # a chat without a bound fills the context: right, and slow
         if name in plain and (value.get(name) is None or (isinstance(value[name], int) and value[name] > 8)):
             value[name] = 1
+    if "options" in plain and isinstance(options := value.get("options") or {}, dict):
+        value["options"] = options | {"num_predict": 1}
     text = json.dumps(value, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
     match draw.randrange(12):
         case 0:

@@ -359,6 +359,7 @@ def test_mistakes_are_told_in_one_sentence(embeds: Server, ranks: Server, server
     refused(post(server, "/v1/embeddings", input="a"), "model", "this model generates", "--runner pooling")
     refused(post(embeds, "/v1/completions", prompt="a"), "model", "embeds or classifies and cannot generate")
     refused(post(ranks, "/v1/embeddings", input="a"), "task", "not embed")
+    refused(post(ranks, "/v1/embeddings", input="a " * 200000), "task", "not embed")  # before the text is read
     refused(post(embeds, "/v1/embeddings", input=[]), "input", "an input is text")
     refused(post(embeds, "/v1/embeddings", input=[["a"]]), "input", "a list of inputs holds texts")
     refused(post(embeds, "/v1/embeddings", input=[1, 64]), "input", "token id 64")
