@@ -223,7 +223,11 @@ async def encoded_all(
             check_text(context, sum(map(len, text)), "input")
 
     def work(some: Sequence[tuple[str, ...]]) -> list[Encoded]:
-        return [encode_one(*text) for text in some]
+        made: list[Encoded] = []
+        for text in some:
+            made.append(encode_one(*text))
+            check_input(context, len(made[-1].ids))  # before the others are read
+        return made
 
     if sum(sizes) <= INLINE_CHARS:
         return work(texts)
