@@ -119,8 +119,10 @@ class Forecast:
     def _pages(self, tokens: np.ndarray) -> np.ndarray:
         """Return the pages that a request of so many tokens fills."""
         blocks = -(-(tokens + self._ahead) // self._block_size)
-        groups = zip(self._most, self._pages_each, strict=True)
-        return np.sum([np.minimum(blocks, most) * each for most, each in groups], axis=0)
+        pages = np.minimum(blocks, self._most[0]) * self._pages_each[0]
+        for most, each in zip(self._most[1:], self._pages_each[1:], strict=True):
+            pages += np.minimum(blocks, most) * each
+        return pages
 
 
 def _columns(seq: Sequence) -> tuple[int, int, int, int, int]:

@@ -9,8 +9,9 @@ few prompt tokens. So a step may always last `DECODE_STEPS` times as long as its
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,6 +24,7 @@ CLOSE = 16  # tokens between the sizes of steps below a tile
 SPARE = 8  # tokens by which a size must fit: what bounds a step is not known that closely
 FIRST_GUESS = 1.3  # time of a mixed step divided by its limit, before any was measured (8B on an H200: 1.25 to 1.4)
 MOST = 100.0  # of that ratio: a machine that was suspended for an hour says nothing about steps
+KEPT_SIZES = 1024  # numbers of rows whose sizes are kept
 MEMORY = 0.1  # weight of the newest step in that ratio
 # A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
 # more. With less, prompts run below the rate of a large step; with more, decoding requests wait longer for nothing.
@@ -63,21 +65,26 @@ class ItlBound:
         """Keep to what running requests were promised, too."""
         self.target = min((each for each in (self.own, asked) if each is not None), default=None)
 
-    def prompt_tokens(self, kv_len_R: np.ndarray, start: int, most: int) -> int:
+    def prompt_tokens(self, kv_len_R: np.ndarray, start: int, most: int, wanted: int | None = None) -> int:
         """Return the number of prompt tokens that may run beside decoding rows with kv_len_R tokens each; at most
         `most`.
 
         start: tokens of the first prompt that are cached already: attention to them takes time too.
+        wanted: the tokens of all prompts, if they are known. The answer may be less than what the bound allows, but
+        not less than these if it allows them.
         """
         target = self.target
         if target is None or most <= LEAST:
             return most
         rows, seconds = len(kv_len_R), self._beside(kv_len_R, start)
+        sizes = _sizes(rows, most)
+        enough = len(sizes) - 1 if wanted is None else bisect_left(sizes, wanted)
+        if enough < len(sizes) - 1 and seconds(sizes[enough] + SPARE) <= target:
+            return sizes[enough]
         alone = seconds(0)
         allowed = max(target, DECODE_STEPS * alone) if rows else target
         if (longest := seconds(most)) <= allowed:
             return most
-        sizes = [LEAST, *(n - rows for n in whole_steps(rows + LEAST, rows + most)), most]
         low, high = 0, len(sizes) - 1  # what fits and what does not
         known, shortest = 0, alone
         while high - low > 1:  # time grows with tokens, and nearly in proportion to them
@@ -116,6 +123,12 @@ class ItlBound:
             return self._ratio * self._model.step_limit(shape)
 
         return seconds
+
+
+@lru_cache(KEPT_SIZES)
+def _sizes(rows: int, most: int) -> tuple[int, ...]:
+    """Return the numbers of prompt tokens that may run beside so many rows, in order."""
+    return LEAST, *(n - rows for n in whole_steps(rows + LEAST, rows + most)), most
 
 
 def whole_steps(least: int, most: int) -> list[int]:

@@ -8,8 +8,8 @@ from itertools import repeat
 import numpy as np
 
 from ridgeline.core.plan.request import PromptLogprobs, TokenLogprobs
-from ridgeline.core.plan.step import Feature, StepLogprobs, StepResult
-from ridgeline.engine.plan_builder import InFlight
+from ridgeline.core.plan.step import StepLogprobs, StepResult
+from ridgeline.engine.plan_builder import LOGPROBS, SCORED, InFlight
 
 Entries = tuple[TokenLogprobs | None, PromptLogprobs | None]
 NO_ENTRIES: Entries = (None, None)
@@ -18,7 +18,7 @@ NO_ENTRIES: Entries = (None, None)
 def row_entries(record: InFlight, result: StepResult, k: int) -> Iterable[Entries]:
     """Per row (its token k's entry, entries of prompt tokens, which come with token 0). NO_ENTRIES without end
     if no row asked."""
-    if not record.plan.rows.features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
+    if not record.plan.rows.features & (LOGPROBS | SCORED):
         return repeat(NO_ENTRIES)
     width, prompts = result.tokens_RK.shape[1], result.prompt_logprobs if k == 0 else {}
     return [

@@ -15,6 +15,11 @@ from ridgeline.core.plan.step import Feature, Guided, RowKind, Rows, Span, StepP
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 
+# As numbers, see `Feature`
+SCORED, MASK, GIVEN = int(Feature.PROMPT_LOGPROBS), int(Feature.MASK), int(Feature.GIVEN)
+LOGPROBS, GUIDANCE = int(Feature.LOGPROBS), int(Feature.GUIDANCE)
+TOKEN, VERIFY, CHUNK = int(RowKind.TOKEN), int(RowKind.VERIFY), int(RowKind.CHUNK)
+
 
 def build_rows(
     seqs: list[Sequence],
@@ -27,15 +32,15 @@ def build_rows(
 ) -> Rows:
     """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all. Only
     chunks can have a prompt to score."""
-    features = Feature(reduce(or_, {seq.features for seq in seqs}, 0))
-    if features & Feature.PROMPT_LOGPROBS:
-        chunks = (kinds_R == RowKind.CHUNK).nonzero()[0].tolist()
-        if not any(seqs[row].features & Feature.PROMPT_LOGPROBS for row in chunks):
-            features &= ~Feature.PROMPT_LOGPROBS
-    if features & Feature.MASK:
-        verify = (kinds_R == RowKind.VERIFY).nonzero()[0].tolist()
-        if any(seqs[row].features & Feature.MASK for row in verify):
-            features |= Feature.GIVEN
+    features = reduce(or_, {seq.features for seq in seqs}, 0)
+    if features & SCORED:
+        chunks = (kinds_R == CHUNK).nonzero()[0].tolist()
+        if not any(seqs[row].features & SCORED for row in chunks):
+            features &= ~SCORED
+    if features & MASK:
+        verify = (kinds_R == VERIFY).nonzero()[0].tolist()
+        if any(seqs[row].features & MASK for row in verify):
+            features |= GIVEN
     return Rows(
         slots_R=np.array([seq.slot for seq in seqs], np.int32),
         generations_R=np.array([seq.generation for seq in seqs], np.int32),
@@ -45,7 +50,7 @@ def build_rows(
         tokens_each=tokens_each,
         features=features,
         num_logprobs=max([seq.num_logprobs for seq in seqs], default=0),
-        guided=_guided(seqs, num_logits_R) if features & Feature.GUIDANCE else (),
+        guided=_guided(seqs, num_logits_R) if features & GUIDANCE else (),
         marks_R=marks_R,
         encoded_R=encoded_R,
     )
@@ -75,10 +80,10 @@ class Standing(NamedTuple):
         """Each runs its last token, and behind it the drafts that it verifies, so many at most. emits: the tokens that
         each may emit, if that is less than it runs."""
         if not drafts:
-            ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), RowKind.TOKEN, np.int8)
+            ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), TOKEN, np.int8)
             return Standing._of(seqs, slots, build_rows(seqs, kinds_R, ones_R, ones_R, 1))
         counts_R = np.array([1 + min(seq.drafts, drafts) for seq in seqs], np.int32)
-        kinds_R = np.where(counts_R == 1, RowKind.TOKEN, RowKind.VERIFY).astype(np.int8)
+        kinds_R = np.where(counts_R == 1, TOKEN, VERIFY).astype(np.int8)
         each = int(counts_R[0]) if len(seqs) else 1
         if (counts_R != each).any():
             each = 0
@@ -157,7 +162,7 @@ class PlanBuilder:
         """Return the rows besides the standing ones."""
         return build_rows(
             self.others,
-            np.array([int(RowKind.TOKEN if ids is None else RowKind.CHUNK) for ids in self._spans], np.int8),
+            np.array([TOKEN if ids is None else CHUNK for ids in self._spans], np.int8),
             np.array(self._num_tokens, np.int32),
             np.array(self._num_logits, np.int32),
             tokens_each=int(max(self._num_tokens) == 1),  # longer ones are chunks
@@ -202,5 +207,5 @@ class InFlight:
         self.seqs = seqs
         self.published = published
         self.ends_R = plan.kv_bound_R
-        self.masks_given = not plan.rows.features & Feature.MASK
-        self.verifies = plan.rows.tokens_each != 1 and bool((plan.rows.kinds_R == RowKind.VERIFY).any())
+        self.masks_given = not plan.rows.features & MASK
+        self.verifies = plan.rows.tokens_each != 1 and bool((plan.rows.kinds_R == VERIFY).any())

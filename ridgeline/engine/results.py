@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from ridgeline.core.plan.request import Preemption, StepEvents, TokenEvent
-from ridgeline.core.plan.step import Feature, Finish, RowKind, Rows, StepResult
+from ridgeline.core.plan.step import Finish, RowKind, Rows, StepResult
 from ridgeline.engine import masks
 from ridgeline.engine.logprobs import NO_ENTRIES, row_entries
-from ridgeline.engine.plan_builder import InFlight
+from ridgeline.engine.plan_builder import LOGPROBS, MASK, SCORED, InFlight
 from ridgeline.engine.running import Running
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 
@@ -86,15 +86,19 @@ class Results:
         """Return True if every row emitted a token and nothing else, and no request has left since the plan was
         made."""
         rows, everyone = record.plan.rows, len(record.seqs)
-        plain = not (record.plan.spans or rows.guided or rows.features & Feature.LOGPROBS)
+        plain = not (rows.guided or rows.features & (LOGPROBS | SCORED))
         stayed = record.departures == self._running.departures
         emitted = result.tokens_RK.shape[1] == 1 and np.count_nonzero(result.emitted_R) == everyone
-        return plain and stayed and emitted and not result.finish_R.any()
+        return plain and stayed and emitted and not np.count_nonzero(result.finish_R)
 
     def _hand_out(self, record: InFlight, tokens_R: list[int]) -> StepEvents:
         """Append every row's token. Where they go is looked up once for a set of rows that stays."""
+        seqs = record.seqs
+        if record.plan.spans:  # these rows do not come again
+            for seq, token in zip(seqs, tokens_R, strict=True):
+                seq.tokens.append(token)
+            return StepEvents(ids=[seq.id for seq in seqs], token_ids=tokens_R)
         if self._takers is None or self._takers[0] is not record.plan.rows:
-            seqs = record.seqs
             self._takers = record.plan.rows, [seq.id for seq in seqs], [seq.tokens.append for seq in seqs]
         _, ids, appends = self._takers
         for append, token in zip(appends, tokens_R, strict=True):
@@ -144,7 +148,7 @@ class Results:
                 self._distrust(seqs[row])
             elif seqs[row].status is not Status.FINISHED:
                 self._finish(seqs[row], stopped=True)
-        if plan.rows.features & Feature.MASK:
+        if plan.rows.features & MASK:
             for tokens_R in tokens_KR:
                 for seq, token in zip(seqs, tokens_R, strict=True):
                     masks.accept(seq, token, self.fail)

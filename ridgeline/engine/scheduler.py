@@ -179,7 +179,7 @@ class Scheduler:
                 self._follow_policy()
             self._grow_running()
             builder.standing = self.running.standing_rows()
-            builder.budget -= int(builder.standing.rows.num_tokens_R.sum())
+            builder.budget -= builder.standing.rows.num_tokens
             if self.running.paced:
                 self._advance_paced(builder)
             if self.running.prefilling or self._waiting.lanes:
@@ -341,9 +341,15 @@ class Scheduler:
         """
         start = int(self.slots.kv_len[seq.slot]) if seq.slot != NO_SLOT else 0
         spent = builder.encoded_tokens + sum(end - start for _, start, end in builder.chunks)
-        builder.budget = (
-            self._itl.prompt_tokens(self.slots.kv_len[builder.columns], start, builder.budget + spent) - spent
-        )
+        wanted = len(seq.tokens) - start if not spent and self._is_alone(seq) else None
+        lengths_R = self.slots.kv_len[builder.columns]
+        builder.budget = self._itl.prompt_tokens(lengths_R, start, builder.budget + spent, wanted) - spent
+
+    def _is_alone(self, seq: Sequence) -> bool:
+        """Return True if only this one request has tokens of a prompt to run."""
+        starting = seq.slot == NO_SLOT
+        alone = self.num_waiting == starting and len(self.running.prefilling) == (not starting)
+        return alone and seq.companion is None and not seq.request.encoder_ids
 
     def _admit(self, seq: Sequence) -> bool:
         """Start a waiting request beside those that run. False if there is no room for it."""

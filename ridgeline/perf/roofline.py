@@ -234,6 +234,7 @@ class Roofline:
         join: Join = np.maximum,
     ) -> None:
         p, self._join = precision(dtype), join
+        self._join_one: Join = max if join is np.maximum else join  # of single numbers
         self._model = model
         self._encoder = None
         if model.encoder is not None:
@@ -275,32 +276,44 @@ class Roofline:
             )
             for (window, heads, kv_heads, dim, kv_item), times in mixers.items()
         ]
+        windows = any(window is not None for window, *_ in self._attention)
+        self._plain = not (self._rowwise or windows or model.encoder is not None)  # no op needs one row's own length
 
     def step_limit(self, shape: StepShape) -> float:
         """Return the least seconds that the step needs."""
         new_R = np.asarray(shape.num_tokens_R, np.float64)
-        return self._total(shape, new_R, float(new_R.sum()))
+        return self._total(shape, new_R, float(np.add.reduce(new_R)))
 
-    def _total(self, shape: StepShape, new_R: np.ndarray, tokens: float) -> float:
-        """Return the sum over all ops. tokens: those that run, padding included."""
-        length_R = np.asarray(shape.kv_len_R, np.float64)
+    def _total(self, shape: StepShape, new_R: np.ndarray, ran: float, tokens: float = 0.0) -> float:
+        """Return the sum over all ops. ran: the tokens of all rows. tokens: those that run, if padding is included."""
+        length_R, tokens = np.asarray(shape.kv_len_R, np.float64), tokens or ran
+        rows, seen = int(np.count_nonzero(new_R)), None
+        if not shape.shared and rows == len(new_R):  # what `visible` returns without a window, in fewer operations
+            pairs = keys = float(np.add.reduce(length_R))
+            if ran != rows:
+                pairs = float(new_R @ length_R - (new_R @ new_R - ran) / 2)
+            seen = pairs, keys
+        if seen is not None and self._plain:
+            return self._of_sums(tokens, rows, shape.num_sampled, seen, shape.reach)
         total = sum(self._by_row(shape, int(tokens)))
-        rows = int(np.count_nonzero(new_R))
-        total += self._per_token.seconds(tokens, rows)
-        total += self._per_sample.seconds(shape.num_sampled)
-        plain = not shape.shared and rows == len(new_R)
-        if plain:  # what `visible` returns without a window, in fewer operations
-            whole = float(new_R @ length_R - (new_R @ new_R - new_R.sum()) / 2), float(length_R.sum())
+        total += self._of_sums(tokens, rows, shape.num_sampled, seen or (0.0, 0.0), shape.reach)
         for window, per_token, per_key, per_pair in self._attention:
-            if plain and window is None:
-                pairs, keys = whole
-            else:
+            if seen is None or window is not None:
                 pairs, keys = visible(new_R, length_R, window, shape.shared)
-            total += float(self._join(per_token * tokens + per_key * keys, per_pair * pairs))
-        if self._experts:
-            reach = Reach(shape.reach, self._expert_devices)
-            total += sum(experts.seconds(tokens, reach, self._join) for experts in self._experts)
+                total += float(self._join_one(per_token * tokens + per_key * keys, per_pair * pairs))
         return total if self._encoder is None or not len(shape.encoded) else total + self._encoding(shape)
+
+    def _of_sums(self, tokens: float, rows: int, sampled: int, seen: tuple[float, float], reach: float = 1.0) -> float:
+        """Return the sum over the ops that need no row's own length, and attention without windows if it has `seen` so
+        many pairs of query and key, and keys."""
+        total, (pairs, keys) = self._per_token.seconds(tokens, rows) + self._per_sample.seconds(sampled), seen
+        for window, per_token, per_key, per_pair in self._attention if keys else ():
+            if window is None:
+                total += float(self._join_one(per_token * tokens + per_key * keys, per_pair * pairs))
+        if self._experts:
+            used = Reach(reach, self._expert_devices)
+            total += sum(experts.seconds(tokens, used, self._join) for experts in self._experts)
+        return total
 
     def _encoding(self, shape: StepShape) -> float:
         """Return the seconds of the encoder, and of what the decoder's layers make of its output."""

@@ -13,7 +13,6 @@ models or to other devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,20 +93,28 @@ class StepTimes(Roofline):
         """Return the seconds that the step is expected to take. shared_keys: how many keys rows see that others of the
         step see as well, where the op reads them once."""
         new_R = np.asarray(shape.num_tokens_R, np.float64)
-        tokens = int(new_R.sum())
-        padded = at_least(self._rows if tokens == len(new_R) else self._tokens, tokens)
-        keys = self._lost(new_R, shape.kv_len_R) - shared_keys
-        return self._starts + self._total(shape, new_R, float(max(tokens, padded))) + self._keys * keys
+        ran, rows = float(np.add.reduce(new_R)), len(new_R)
+        padded = at_least(self._rows if ran == rows else self._tokens, int(ran))
+        keys = self._lost(new_R, np.asarray(shape.kv_len_R, np.float64), mixed=ran > rows) - shared_keys
+        return self._starts + self._total(shape, new_R, ran, max(ran, float(padded))) + self._keys * keys
 
-    def _lost(self, new_R: np.ndarray, kv_len_R: np.ndarray | Sequence[int]) -> float:
+    def of_decoding(self, rows: int, keys: int, longest: int, shared_keys: int = 0) -> float | None:
+        """Return `seconds` of a step in which each of `rows` runs one token and emits one. None if the lengths of all
+        rows must be known. keys: the cached tokens of all rows. longest: those of the longest one."""
+        if not self._plain:
+            return None
+        padded = float(max(rows, at_least(self._rows, rows)))
+        lost = min(self._attained.wave, rows) * (longest - keys / rows) - shared_keys
+        return self._starts + self._of_sums(padded, rows, rows, (float(keys), float(keys))) + self._keys * lost
+
+    def _lost(self, new_R: np.ndarray, length_R: np.ndarray, *, mixed: bool) -> float:
         """Return the number of keys that could be read in the time that decoding rows lose: while the device waits for
-        the longest of them, and beside prompts."""
-        length_R, a = np.asarray(kv_len_R, np.float64), self._attained
-        mixed = new_R.max() > 1
+        the longest of them, and beside prompts. mixed: some rows are chunks of prompts."""
+        a = self._attained
         if mixed:
             length_R = length_R[new_R == 1]
-        if not len(length_R):
+        if not (rows := len(length_R)):
             return 0.0
-        keys = float(length_R.sum())
-        late = min(a.wave, len(length_R)) * (float(length_R.max()) - keys / len(length_R))
-        return late + a.mixed * keys * min(1.0, a.beside / len(length_R)) if mixed else late
+        keys = float(np.add.reduce(length_R))
+        late = min(a.wave, rows) * (float(np.maximum.reduce(length_R)) - keys / rows)
+        return late + a.mixed * keys * min(1.0, a.beside / rows) if mixed else late

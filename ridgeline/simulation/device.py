@@ -32,13 +32,27 @@ class Running(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Facts about a set of rows, which stay while plans share it."""
+    """Facts about a set of rows, which stay while plans share it and none of them has stopped.
+
+    quiet_until: while the first row's cached tokens are fewer, every row gets a token and none ends. result: of such a
+    plan: tokens, how many of them, and reasons to end.
+    """
 
     rows: Rows
     slots_R: np.ndarray
-    tokens_R1: np.ndarray
     samples_R: np.ndarray
-    all_sample: bool
+    quiet_until: int
+    result: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class SentRows(NamedTuple):
+    """Rows that were submitted last, which run one token each. first: cached tokens of the first one after that step.
+    keys, longest: those of all, and of the longest one."""
+
+    rows: Rows
+    first: int
+    keys: int
+    longest: int
 
 
 class Device:
@@ -62,6 +76,7 @@ class Device:
         self._slot: dict[int, int] = {}
         self._away: dict[int, tuple[float, int]] = {}  # of preempted requests
         self._known: Known | None = None
+        self._sent: SentRows | None = None
         self._seen: tuple[Rows | None, float] = None, 0.0  # the rows that all got a token last, and when
 
     @property
@@ -72,11 +87,24 @@ class Device:
     # ---- the protocol of a worker -----------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:
-        rows = plan.rows
-        twice = sum((len(group.rows) - 1) * group.tokens for group in rows.prefixes)
-        seconds = self._times.seconds(plan.shape(), twice)
+        seconds = self._seconds(plan)
         self._free_at = max(self._free_at, self._clock()) + seconds
         self._plans.append(Running(plan, self._free_at, seconds))
+
+    def _seconds(self, plan: StepPlan) -> float:
+        """Return how long a plan's step takes. While the same rows decode, all of them grow alike."""
+        rows, kv_len_R, found = plan.rows, plan.kv_bound_R, None
+        twice = sum((len(group.rows) - 1) * group.tokens for group in rows.prefixes) if rows.prefixes else 0
+        if rows.tokens_each == 1 and not plan.spans and len(rows):
+            first = int(kv_len_R[0])
+            if self._sent is not None and self._sent.rows is rows:
+                more = first - self._sent.first
+                sent = SentRows(rows, first, self._sent.keys + more * len(rows), self._sent.longest + more)
+            else:
+                sent = SentRows(rows, first, int(np.add.reduce(kv_len_R)), int(np.maximum.reduce(kv_len_R)))
+            self._sent = sent
+            found = self._times.of_decoding(len(rows), sent.keys, sent.longest, twice)
+        return self._times.seconds(plan.shape(), twice) if found is None else found
 
     def provide_masks(
         self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
@@ -92,22 +120,20 @@ class Device:
                 self._assign(delta)
             elif isinstance(delta, Release):
                 self._release(delta.slot)
-        rows = plan.rows
-        known = self._known
+        rows, known = plan.rows, self._known
         if known is None or known.rows is not rows:
-            known = self._known = self._about(rows)
+            known = self._known = self._about(rows, plan.kv_bound_R)
         slots_R = known.slots_R
-        ends_R = plan.kv_bound_R + 1 >= self._end_S[slots_R]
-        stopped_R = self._stopped_S[slots_R]
-        if known.all_sample and not (ends_R.any() or stopped_R.any()):
+        if len(rows) and plan.kv_bound_R[0] < known.quiet_until:
             self._note(rows, slots_R, due)
-            return StepResult(plan.id, known.tokens_R1, self._ones(len(rows)), self._zeros(len(rows)), elapsed=seconds)
-        emits_R = known.samples_R & ~stopped_R
-        ends_R &= emits_R
+            return StepResult(plan.id, *known.result, elapsed=seconds)
+        emits_R = known.samples_R & ~self._stopped_S[slots_R]
+        ends_R = emits_R & (plan.kv_bound_R + 1 >= self._end_S[slots_R])
         finish_R = np.where(ends_R, self._finish_S[slots_R], 0).astype(np.int8)
         self._stopped_S[slots_R[ends_R]] = True
+        self._known = None
         self._note(rows, slots_R[emits_R], due, whole=False)
-        tokens_R1 = np.where(emits_R[:, None], known.tokens_R1, -1).astype(np.int32)
+        tokens_R1 = np.where(emits_R[:, None], known.result[0], -1).astype(np.int32)
         return StepResult(plan.id, tokens_R1, emits_R.astype(np.int32), finish_R, elapsed=seconds)
 
     def shutdown(self) -> None: ...
@@ -140,26 +166,31 @@ class Device:
             self._away[number] = float(self._last_S[slot]), int(self._over_S[slot])
             del self._slot[number]
 
-    def _about(self, rows: Rows) -> Known:
+    def _about(self, rows: Rows, kv_len_R: np.ndarray) -> Known:
         slots_R, samples_R = rows.slots_R.astype(np.intp), rows.num_logits_R > 0
-        return Known(rows, slots_R, self._token_S[slots_R][:, None], samples_R, bool(samples_R.all()))
+        count, until = len(rows), 0
+        if count and np.count_nonzero(samples_R) == count and not np.count_nonzero(self._stopped_S[slots_R]):
+            until = int(kv_len_R[0]) + int(np.minimum.reduce(self._end_S[slots_R] - kv_len_R)) - 1
+        result = self._token_S[slots_R][:, None], np.ones(count, np.int32), np.zeros(count, np.int8)
+        return Known(rows, slots_R, samples_R, until, result)
 
     def _note(self, rows: Rows, slots_R: np.ndarray, now: float, *, whole: bool = True) -> None:
-        """Count the times since the rows' last tokens."""
-        before, self._seen = self._seen, (rows if whole else None, now)
-        if before[0] is rows and whole:  # the same requests, all of which got a token at that moment
-            gap = now - before[1]
-            self._gaps.add(gap, len(slots_R))
-            if gap > self._slow:
-                self._over_S[slots_R] += 1
+        """Count the times since the rows' last tokens. Most rows got theirs at the end of the step before."""
+        (seen, before), self._seen = self._seen, (rows if whole else None, now)
+        count = len(slots_R)
+        if not (whole and seen is rows):  # some may be others than got one at that moment
+            last_R = self._last_S[slots_R]
+            at_R = (last_R != before).nonzero()[0]
+            count -= len(at_R)
+            for at, last in zip(at_R.tolist(), last_R[at_R].tolist(), strict=True):
+                if last == last:  # it had one
+                    self._gaps.add(now - last)
+                    self._over_S[slots_R[at]] += now - last > self._slow
+            slots_R, every_R = slots_R if not len(at_R) else np.delete(slots_R, at_R), slots_R
         else:
-            gaps_R = now - self._last_S[slots_R]
-            self._over_S[slots_R] += gaps_R > self._slow
-            self._gaps.add_all(gaps_R[~np.isnan(gaps_R)])
-        self._last_S[slots_R] = now
-
-    def _ones(self, count: int) -> np.ndarray:
-        return np.ones(count, np.int32)
-
-    def _zeros(self, count: int) -> np.ndarray:
-        return np.zeros(count, np.int8)
+            every_R = slots_R
+        if count:
+            self._gaps.add(now - before, count)
+            if now - before > self._slow:
+                self._over_S[slots_R] += 1
+        self._last_S[every_R] = now

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from ridgeline.core.plan.step import MaskedDrafts, StepPlan
+from ridgeline.core.plan.step import Feature, MaskedDrafts, StepPlan
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.host_layout import HostLayout
 from ridgeline.layers.decoder import Decoder
@@ -162,7 +162,7 @@ class Runner:
     ) -> PlannedStep:
         """Draw a token for every sampling row, or behind each of its drafts, and advance the slots."""
         device, features = step.device, int(step.plan.rows.features)
-        step.masks, step.given_drafts, device.features = masks or {}, given_drafts or {}, step.plan.rows.features
+        step.masks, step.given_drafts, device.features = masks or {}, given_drafts or {}, Feature(features)
         for needed, prepare in self._before_sample:
             if not needed or needed & features:
                 prepare(step)

@@ -56,6 +56,21 @@ def test_a_step_fills_its_time_and_exceeds_it_only_to_keep_prompts_alive(
     assert tokens == most or seconds(min(most, tokens + LEAST + 256)) > allowed, "more than a tile is left unused"
 
 
+@given(
+    rows=st.integers(0, 300),
+    start=st.integers(0, 10_000),
+    most=st.integers(1, 16_384),
+    wanted=st.integers(1, 20_000),
+    target=st.floats(0.001, 0.5),
+)
+def test_a_prompt_that_is_alone_gets_all_that_the_bound_allows_it(
+    rows: int, start: int, most: int, wanted: int, target: float
+) -> None:
+    bound, kv_len_R = ItlBound(target, Linear(5e-3, 2e-5, 1e-8)), np.full(rows, 500)
+    allowed = bound.prompt_tokens(kv_len_R, start, most)
+    assert min(wanted, bound.prompt_tokens(kv_len_R, start, most, wanted)) == min(wanted, allowed)
+
+
 class Asked:
     """A device of which only the steps it was asked about are of interest; tokens cost time."""
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import RequestStats
+from ridgeline.core.plan.step import Rows, StepPlan
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.routing import RULES
+from ridgeline.simulation.device import Device, Known
 from ridgeline.simulation.figures import Bounds, Counts
 from ridgeline.simulation.fleet import Autoscale, Fleet, FleetSettings, ReplicaFailure
 from ridgeline.simulation.traffic import Ask, Listed, Piece
@@ -219,3 +223,25 @@ def test_mistakes_are_named() -> None:
         FleetSettings(replicas=2, failures=[ReplicaFailure(replica=3, at=0.0, away=1.0)])
     with pytest.raises(InvalidConfig, match="remain for the KV cache"):
         setup("llama-70b", "RTX-4090")
+
+
+class PlainDevice(Device):
+    """A device that looks at every row of every step."""
+
+    def _seconds(self, plan: StepPlan) -> float:
+        twice = sum((len(group.rows) - 1) * group.tokens for group in plan.rows.prefixes)
+        return self._times.seconds(plan.shape(), twice)
+
+    def _about(self, rows: Rows, kv_len_R: np.ndarray) -> Known:
+        return super()._about(rows, kv_len_R)._replace(quiet_until=0)
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096])  # the smaller one preempts
+def test_what_is_known_of_rows_that_stay_changes_no_figure(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    asks = asked([(0.003 * (n % 5), 20 + 37 * n % 200, 1 + 53 * n % 150) for n in range(60)], shared=40)
+    asks = [replace(ask, limit=ask.answer.tokens + 20 * (ask.number % 3)) for ask in asks]  # some stop by themselves
+    found = [run(small(kv_tokens=tokens), asks, bounds=Bounds(itl=0.002))[1]]
+    monkeypatch.setattr("ridgeline.simulation.setup.Device", PlainDevice)
+    found.append(run(small(kv_tokens=tokens), asks, bounds=Bounds(itl=0.002))[1])
+    assert found[0] == found[1]
+    assert bool(found[0].preemptions) == (tokens == 1024)

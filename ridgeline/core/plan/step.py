@@ -95,7 +95,7 @@ class Rows:
     num_tokens_R: np.ndarray
     num_logits_R: np.ndarray
     tokens_each: int
-    features: Feature
+    features: int
     num_logprobs: int
     prefixes: tuple[PrefixGroup, ...] = ()
     guided: tuple[Guided, ...] = ()
@@ -104,6 +104,12 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.slots_R)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that all rows run, at most."""
+        each = self.tokens_each
+        return each * len(self.slots_R) if each else int(np.add.reduce(self.num_tokens_R))
 
 
 class Span(NamedTuple):
@@ -240,13 +246,14 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.rows.num_tokens_R.sum())
+        return self.rows.num_tokens
 
     def shape(self, reach: float = 1.0) -> StepShape:
         """Return the shape that decides the plan's cost. reach: as in `StepShape`."""
         rows = self.rows
         encoded = () if rows.encoded_R is None else rows.encoded_R[rows.encoded_R > 0]
-        return StepShape(rows.num_tokens_R, self.kv_bound_R, int(rows.num_logits_R.sum()), reach=reach, encoded=encoded)
+        sampled = int(np.add.reduce(rows.num_logits_R))
+        return StepShape(rows.num_tokens_R, self.kv_bound_R, sampled, reach=reach, encoded=encoded)
 
 
 @dataclass(frozen=True, slots=True)

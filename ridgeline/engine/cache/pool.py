@@ -137,7 +137,7 @@ class BlockPool:
         free_pages = self.free_pages
         for g, blocks in enumerate(freed):
             let_go = [block for block, refs in Counter(blocks).items() if self._blocks[g][block].refs == refs]
-            for page, count in Counter(self.layout.page_of(g, block) for block in let_go).items():
+            for page, count in Counter(self._page_of(g, block) for block in let_go).items():
                 whole = self._busy[page] == count
                 free_pages += whole
                 unheld[g] += count - whole * self._per_page[g]  # a free page's other blocks are no group's any more
@@ -166,7 +166,7 @@ class BlockPool:
 
     def is_quiet(self, group: int, block: int, retired_plan: int) -> bool:
         """True when no request holds the block and no plan in flight refers to it (other streams may touch it)."""
-        return self.refs(group, block) == 0 and self._last_plan[self.layout.page_of(group, block)] <= retired_plan
+        return self.refs(group, block) == 0 and self._last_plan[self._page_of(group, block)] <= retired_plan
 
     def _pages_for(self, wanted: Sequence[int], at_hand: Sequence[int]) -> int:
         """Pages to take for `wanted` blocks beyond the `at_hand` ones."""
@@ -194,20 +194,21 @@ class BlockPool:
         """Add a reference to a block that is held or cached (a prefix hit)."""
         state = self._blocks[group][block]
         if state.refs == 0:
-            self._wake(group, self.layout.page_of(group, block))
+            self._wake(group, self._page_of(group, block))
             self._hold(group, block)
         else:
             state.refs += 1
 
     def release(self, group: int, block: int, last_plan: int) -> None:
         """Drop one reference. `last_plan`: newest plan that may refer to the block."""
-        state, page = self._blocks[group][block], self.layout.page_of(group, block)
+        state, page = self._blocks[group][block], self._page_of(group, block)
         if state.refs == 0:
             raise AssertionError(f"block {block} of group {group} released twice")
         state.refs -= 1
-        self._last_plan[page] = max(self._last_plan[page], last_plan)
+        if last_plan > self._last_plan[page]:
+            self._last_plan[page] = last_plan
         if state.refs == 0:
-            self._unheld(group, block)[block] = None
+            (self._spare if state.cached else self._open)[group][block] = None
             self._busy[page] -= 1
             if self._busy[page] == 0:
                 self._lay_down(group, page)
@@ -220,7 +221,7 @@ class BlockPool:
 
     def forget(self, group: int, block: int) -> None:
         """The block's content is worthless from now on (evicted, or written by a plan that failed)."""
-        state, page = self._blocks[group][block], self.layout.page_of(group, block)
+        state, page = self._blocks[group][block], self._page_of(group, block)
         if self._busy[page] == 0:
             state.cached = False
             partial = self._partial[group]
@@ -242,7 +243,7 @@ class BlockPool:
     def await_return(self, owner: Hashable, blocks: Iterable[tuple[int, int]]) -> None:
         """Keep the pages of these blocks, each with its group, as long as others can be given up: `owner` comes back
         for them."""
-        pages = {self.layout.page_of(group, block) for group, block in blocks if self.is_cached(group, block)}
+        pages = {self._page_of(group, block) for group, block in blocks if self.is_cached(group, block)}
         self._awaits[owner] = list(pages)
         for page in pages:
             self._awaited.setdefault(page, set()).add(owner)
@@ -276,7 +277,7 @@ class BlockPool:
         """First reference to a block of a busy page, or of a page about to be."""
         del self._unheld(group, block)[block]
         self._blocks[group][block].refs = 1
-        self._busy[self.layout.page_of(group, block)] += 1
+        self._busy[self._page_of(group, block)] += 1
 
     def _unheld(self, group: int, block: int) -> OrderedDict[int, None]:
         return self._spare[group] if self._blocks[group][block].cached else self._open[group]
@@ -304,19 +305,23 @@ class BlockPool:
 
     def _lay_down(self, group: int, page: int) -> None:
         """The last held block was released: the page as a whole waits to be found again or evicted."""
-        blocks = self._blocks_of(group, page)
-        for block in blocks:
-            del self._unheld(group, block)[block]
+        states, cached = self._blocks[group], list[int]()
+        for block in self._blocks_of(group, page):
+            if states[block].cached:
+                cached.append(block)
+                del self._spare[group][block]
+            else:
+                del self._open[group][block]
         self._idle[page] = group
-        self._lacking[group] -= self._filled.pop(page, 0)
-        cached = [block for block in blocks if self._blocks[group][block].cached]
+        if self._filled:
+            self._lacking[group] -= self._filled.pop(page, 0)
         if 0 < len(cached) < self._per_page[group]:
             self._partial[group][page] = self._per_page[group] - len(cached)
         if not cached:
             return self._dissolve(group, page)
         self._rank(group, page, cached)
-        states = self._ranked[1]
-        while len(states) > self._most_states and (least := states.least()) is not None:
+        idle = self._ranked[1]
+        while len(idle) > self._most_states and (least := idle.least()) is not None:
             self._give_up(least)
 
     def _rank(self, group: int, page: int, cached: Sequence[int]) -> None:
@@ -341,16 +346,18 @@ class BlockPool:
         return self._fresh.pop()
 
     def _least(self) -> Idle | None:
-        return min(filter(None, (pages.least() for pages in self._ranked)), default=None)
+        tokens, states = self._ranked[0].least(), self._ranked[1].least()
+        return tokens if states is None else states if tokens is None else min(tokens, states)
 
     def _give_up(self, idle: Idle) -> None:
         page, group = idle.page, self._idle[idle.page]
         if idle.rank < inf:
             self._clock = max(self._clock, idle.rank)
         for block in self._blocks_of(group, page):
-            if self._blocks[group][block].cached:
+            state = self._blocks[group][block]
+            if state.cached:
                 self._on_evict(group, block)
-                self._blocks[group][block].cached = False
+                state.cached = False
         self._dissolve(group, page)
 
     def _dissolve(self, group: int, page: int) -> None:
@@ -366,6 +373,9 @@ class BlockPool:
 
     def _cached(self, group: int, page: int) -> list[int]:
         return [block for block in self._blocks_of(group, page) if self._blocks[group][block].cached]
+
+    def _page_of(self, group: int, block: int) -> int:
+        return block if self._per_page[group] == 1 else self.layout.page_of(group, block)
 
     def _blocks_of(self, group: int, page: int) -> list[int]:
         if self._per_page[group] == 1:

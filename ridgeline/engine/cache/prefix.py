@@ -173,7 +173,8 @@ class PrefixIndex:
             return
         if node.end is not None:
             self._no_end(node_hash, node, node.end)
-        if all(b is None for b in node.blocks) and all(b is None for b in node.below):
+        nothing = self._nothing
+        if node.blocks.count(None) == len(nothing) and (node.below is nothing or not any(map(_there, node.below))):
             del self._nodes[node_hash]
 
     # ---- ends -------------------------------------------------------------------------------------------------
@@ -213,6 +214,10 @@ class PrefixIndex:
         del ends[bisect_left(ends, (tokens, node_hash))]
         if not ends:
             del self._ends[node.parent]
+
+
+def _there(block: int | None) -> bool:
+    return block is not None
 
 
 def common(a: Tokens, b: Tokens) -> int:

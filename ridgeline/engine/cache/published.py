@@ -61,12 +61,13 @@ class Published:
     ) -> bool:
         """Make the sequence's block n matchable, which has `length` tokens (0: it is full). False where others hold the
         same already."""
-        fresh = [(g, block) for g, block in blocks if block and self.index.publish(node_hash, parent, g, block)]
-        for g, block in fresh:
-            self.pool.mark_cached(g, block)
+        fresh = list[int]()
+        for g, block in blocks:
+            if block and self.index.publish(node_hash, parent, g, block):
+                self.pool.mark_cached(g, block)
+                fresh.append(g)
         if fresh and self.changes is not None:
-            length = length or self._names.block_size
-            self.changes.stored(seq, [g for g, _ in fresh], n, (node_hash, parent), length)
+            self.changes.stored(seq, fresh, n, (node_hash, parent), length or self._names.block_size)
         return bool(fresh)
 
     def publish_loaded(self, seq: Sequence, n: int, group: int, block: int) -> bool:

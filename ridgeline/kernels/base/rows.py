@@ -7,7 +7,8 @@ from enum import IntFlag
 
 class Feature(IntFlag):
     """A piece of work that the sample segment does for at least one row. The union over the rows picks the segment's
-    variant."""
+    variant. `Rows` have it as a number, and the scheduler compares numbers: each `&` of an IntFlag takes a
+    microsecond."""
 
     NONE = 0
     RANDOM = 1  # some temperature > 0
