@@ -41,6 +41,7 @@ from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.models.config import ModelConfig
+from ridgeline.perf.bus import bus_rate
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.scheme import scheme
@@ -59,7 +60,7 @@ logger = logging.getLogger(__name__)
 RANK_BYTES = 128 << 20  # of a process that has imported torch and loaded nothing
 # B/s from the host's memory to ranks that are not asked: PCIe 4 with 16 lanes, the share of a stated rate that copies
 # attain, and a copy inside of a CPU's memory
-BUS_RATE, ATTAINED, MEMORY_RATE = 25e9, 0.8, 4e9
+MEMORY_RATE = 4e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +306,7 @@ def _bus(name: str, device: torch.device) -> float:
     hardware = hardware_named(name, device)
     if device.type != "cuda":
         return MEMORY_RATE
-    return BUS_RATE if hardware is None or hardware.pcie is None else ATTAINED * hardware.pcie
+    return bus_rate(hardware)
 
 
 def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:

@@ -20,6 +20,7 @@ from ridgeline.cli.plan_trace import show_settings
 from ridgeline.cli.rates import Json, Model, RateFlags, figure, logarithmic, save
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.perf.bus import TierRoom
 from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
 
@@ -66,6 +67,9 @@ class DemandFlags:
         Path | None, typer.Option(help="Find the flags to start with for this file of requests, by simulation.")
     ] = None
     slo: Annotated[str, typer.Option(help="With --trace: the bounds to keep, ttft=500,itl=50 in ms.")] = ""
+    kv_offloading_size: Annotated[
+        float, typer.Option(help="GiB of the host's memory for cache blocks that the devices have no room for.")
+    ] = 0.0
     kv_kept: Annotated[float, typer.Option(help="Share of a request's tokens in the cache, if others are evicted.")] = (
         1.0
     )
@@ -106,6 +110,7 @@ def plan(
             kv_dtype=rates.kv_dtype,
             utilization=demand.utilization,
             kv_kept=demand.kv_kept,
+            kv_offloading_size=demand.kv_offloading_size,
             slo_ttft=None if demand.slo_ttft is None else demand.slo_ttft / 1e3,
             slo_itl=None if demand.slo_itl is None else demand.slo_itl / 1e3,
             price_per_hour=demand.price_per_hour,
@@ -167,6 +172,7 @@ def record(one: Plan) -> dict[str, Any]:
         "kv_bytes_per_request": one.kv_per_request,
         "blocks": one.blocks,
         "max_requests": one.max_requests,
+        "host_tier": one.tier._asdict() if one.tier else None,
         "crossover_tokens": one.crossover,
         "chunk": one.chunk,
         "largest_chunk_within_slo": one.largest_chunk,
@@ -181,6 +187,8 @@ def _print(one: Plan) -> None:
     if (total := parameters(d.model).total) != (active := active_parameters(d.model)):
         print(f"{total / 1e9:.3g} billion parameters, of which a token uses {active / 1e9:.3g} billion")
     print(f"per device: weights {short(one.weights, 'B')}, {_kept(one)}")
+    if one.tier is not None:
+        print(_below(one.tier, d.block_size))
     if one.crossover is None:
         print("the layers' products stay memory-bound at any step size")
     else:
@@ -205,6 +213,18 @@ def _kept(one: Plan) -> str:
         f"KV {short(one.kv_per_token, 'B', 6)} per token{state}, "
         f"room for {one.blocks:,} blocks of {d.block_size} tokens: "
         f"{one.max_requests:,} requests of {d.context:,} tokens"
+    )
+
+
+def _below(tier: TierRoom, block_size: int) -> str:
+    """Return a line on the tier in the host's memory."""
+    room = f"the host's memory holds {tier.blocks:,} blocks more for each device, {tier.blocks * block_size:,} tokens"
+    if not tier.tokens:
+        return f"{room}; a prompt fills no block"
+    better = "loading" if tier.load < tier.run else "running them anew"
+    return (
+        f"{room}; {tier.tokens:,} tokens of a prompt come from there in {1e3 * tier.load:.3g} ms and run anew in "
+        f"{1e3 * tier.run:.3g} ms: {better} is faster"
     )
 
 

@@ -56,6 +56,8 @@ def flags_of(settings: Settings, bounds: PolicySettings) -> list[str]:
         value = getattr(settings, name)
         if value not in (None, "fcfs"):
             found.append(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}")
+    if settings.kv_offloading_size:
+        found.append(f"--kv-offloading-size {settings.kv_offloading_size:g}")
     if settings.policy == "slo":
         found.append(f"--slo-ttft-ms {1e3 * bounds.slo_ttft:g}")
         found += [f"--slo-itl-ms {1e3 * bounds.slo_itl:g}"] if bounds.slo_itl else []
@@ -68,7 +70,8 @@ def _settings(bounds: Bounds, deployment: Deployment) -> Settings:
         slo_ttft=bounds.ttft if bounds.ttft < math.inf else usual.slo_ttft,
         slo_itl=bounds.itl if bounds.itl < math.inf else usual.slo_itl,
     )
-    return Settings(objectives=objectives, utilization=deployment.utilization)
+    size, share = deployment.kv_offloading_size, deployment.utilization
+    return Settings(objectives=objectives, utilization=share, kv_offloading_size=size)
 
 
 def _choices(bounds: Bounds) -> dict[str, list[Any]]:

@@ -194,6 +194,10 @@ def _rows(runs: list[FleetFigures]) -> Iterator[tuple[str, list[str]]]:
         own = [f.tenants.get(tenant) for f in runs]
         yield f"ttft of {tenant}, ms", [f"{s.p50:,.4g} / {s.p90:,.4g} / {s.p99:,.4g}" if s else "" for s in own]
     yield "cached prompt, of ideal", [f"{100 * f.hit_rate:.1f} of {100 * f.ideal_hit_rate:.1f} %" for f in runs]
+    if any(f.host_saved_bytes for f in runs):
+        yield "of these in the host's memory", [f"{100 * f.host_hit_rate:.1f} %" for f in runs]
+        moved = [(f.host_loaded_bytes, f.host_saved_bytes) for f in runs]
+        yield "GB from there, to there", [f"{loaded / 1e9:.1f}, {saved / 1e9:.1f}" for loaded, saved in moved]
     yield "preemptions", [f"{f.preemptions}" for f in runs]
     yield "KV waste", [f"{100 * f.kv_waste:.1f} %" for f in runs]
     yield "busy", [f"{100 * f.busy:.0f} %" for f in runs]

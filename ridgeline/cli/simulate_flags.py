@@ -60,5 +60,8 @@ class EngineFlags:
     itl_target: Annotated[float | None, typer.Option(help="Bound on a step with prompts, in ms; 0: none.")] = None
     prefix_caching: Annotated[bool, typer.Option(help="Whether prompts share cached beginnings.")] = True
     kv_tokens: Annotated[int | None, typer.Option(help="Tokens that the cache holds (default: what fits).")] = None
+    kv_offloading_size: Annotated[
+        float, typer.Option(help="GiB of the host's memory for cache blocks that the device has no room for.")
+    ] = 0.0
     utilization: Annotated[float, typer.Option(help="Share of the device's memory to use.")] = 0.9
     lag: Annotated[float, typer.Option(help="Milliseconds between client and engine, both ways together.")] = 2.0

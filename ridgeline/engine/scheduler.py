@@ -179,7 +179,7 @@ class Scheduler:
                 self._follow_policy()
             self._grow_running()
             builder.standing = self.running.standing_rows()
-            builder.budget -= builder.standing.rows.num_tokens
+            builder.budget -= int(np.add.reduce(builder.standing.rows.num_tokens_R))
             if self.running.paced:
                 self._advance_paced(builder)
             if self.running.prefilling or self._waiting.lanes:

@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import StepSizes, reserved
+from ridgeline.core.settings.cache import MOST_GIB
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.activations import Activations
+from ridgeline.perf.bus import TierRoom, bus_rate
 from ridgeline.perf.division import Divided, Division, Times
 from ridgeline.perf.experts import exchanged_bytes
 from ridgeline.perf.footprint import check_shape, expert_parameters
@@ -41,6 +43,7 @@ class Deployment:
     tp, pp, ep, cp: how many devices lie along each axis (`perf.division`).
     links: how long collectives take (default: what is assumed of the hardware's).
     kv_kept: the share of a request's tokens that stays in the cache, if keys and values are evicted (as H2O does).
+    kv_offloading_size: GiB of the host's memory for blocks of the cache, for all devices together.
     utilization: the share of the memory to use.
     slo_ttft, slo_itl: bounds on the time to the first token and between tokens, in seconds.
     """
@@ -58,6 +61,7 @@ class Deployment:
     kv_dtype: str | None = None
     block_size: int = 16
     kv_kept: float = 1.0
+    kv_offloading_size: float = 0.0
     utilization: float = 0.9
     slo_ttft: float | None = None
     slo_itl: float | None = None
@@ -69,6 +73,10 @@ class Deployment:
         for name in ("utilization", "kv_kept"):
             if not 0 < getattr(self, name) <= 1:
                 raise InvalidConfig(f"{name} must be above 0 and at most 1, got {getattr(self, name)!r}.")
+        if not 0 <= self.kv_offloading_size <= MOST_GIB:
+            raise InvalidConfig(
+                f"kv_offloading_size must be from 0 to {MOST_GIB:g} GiB, got {self.kv_offloading_size!r}."
+            )
         for name in ("slo_ttft", "slo_itl", "price_per_hour"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -194,6 +202,17 @@ class Plan:
         if not self.kv_per_token:
             return self.max_requests
         return int(self.kv_budget // (self.deployment.block_size * self.kv_per_token))
+
+    @property
+    def tier(self) -> TierRoom | None:
+        """The tier in the host's memory beside one device; None: there is none, or no layer keeps tokens."""
+        d = self.deployment
+        if not d.kv_offloading_size or not self.kv_per_token:
+            return None
+        block = d.block_size * self.kv_per_token
+        blocks, tokens = int(d.kv_offloading_size * (1 << 30) / d.devices // block), d.input - d.input % d.block_size
+        run = self.divided.prompt(tokens, self.chunk).total if tokens else 0.0
+        return TierRoom(blocks, tokens, tokens * self.kv_per_token / bus_rate(d.hardware), run)
 
     @cached_property
     def crossover(self) -> int | None:

@@ -19,6 +19,7 @@ import numpy as np
 from ridgeline.core.clock import Clock
 from ridgeline.core.plan.step import Assign, Finish, MaskedDrafts, Release, Rows, StepPlan, StepResult
 from ridgeline.perf.step_time import StepTimes
+from ridgeline.simulation.bus import HostBus
 from ridgeline.simulation.tally import Tally
 from ridgeline.simulation.traffic import Ask
 
@@ -57,10 +58,12 @@ class SentRows(NamedTuple):
 
 class Device:
     """gaps: the times between tokens of one request. asks: open requests by their numbers, which are their seeds.
-    slow: seconds between tokens from which on a gap counts in `over`."""
+    slow: seconds between tokens from which on a gap counts in `over`. bus: to the host's memory, if blocks go there."""
 
-    def __init__(self, clock: Clock, times: StepTimes, slots: int, gaps: Tally, slow: float) -> None:
-        self._clock, self._times, self._gaps, self._slow = clock, times, gaps, slow
+    def __init__(
+        self, clock: Clock, times: StepTimes, slots: int, gaps: Tally, slow: float, bus: HostBus | None = None
+    ) -> None:
+        self._clock, self._times, self._gaps, self._slow, self._bus = clock, times, gaps, slow, bus
         self.asks: dict[int, Ask] = {}
         self.busy = 0.0  # seconds of all steps so far
         self.steps = 0
@@ -88,11 +91,14 @@ class Device:
 
     def submit(self, plan: StepPlan) -> None:
         seconds = self._seconds(plan)
-        self._free_at = max(self._free_at, self._clock()) + seconds
+        begin = max(self._free_at, self._clock())
+        if self._bus is not None:
+            begin = self._bus.begin(plan.moves, begin)
+        self._free_at = begin + seconds
         self._plans.append(Running(plan, self._free_at, seconds))
 
     def _seconds(self, plan: StepPlan) -> float:
-        """Return how long a plan's step takes. While the same rows decode, all of them grow alike."""
+        """Return the seconds of a plan's step. While the same rows decode, all of them grow alike."""
         rows, kv_len_R, found = plan.rows, plan.kv_bound_R, None
         twice = sum((len(group.rows) - 1) * group.tokens for group in rows.prefixes) if rows.prefixes else 0
         if rows.tokens_each == 1 and not plan.spans and len(rows):

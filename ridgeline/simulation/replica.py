@@ -29,7 +29,8 @@ class Replica:
         self._ended = ended
         self.up, self.since, self.seconds, self.busy, self.steps = True, clock.now, 0.0, 0.0, 0
         self.preemptions = 0
-        self.prompt_tokens = self.hit_tokens = 0
+        self.prompt_tokens = self.hit_tokens = self.host_tokens = 0
+        self.loaded_bytes = self.saved_bytes = 0
         self.held = self.filled = 0  # tokens that blocks of running requests have room for, and those that are there
         self._tokens = 0
         self._made: tuple[Engine, Device] | None = None  # with the first request: few of many replicas may get one
@@ -116,6 +117,10 @@ class Replica:
             self.preemptions += sum(engine.scheduler.preemptions[reason] for reason in Preemption)
             self.prompt_tokens += engine.scheduler.cache.queried_tokens
             self.hit_tokens += engine.scheduler.cache.hit_tokens
+            if (tier := engine.scheduler.cache.tier) is not None:
+                self.host_tokens += tier.counts.hit
+                self.loaded_bytes += tier.counts.loaded
+                self.saved_bytes += tier.counts.saved
             self.busy += device.busy
             self.steps += device.steps
         if self.up:

@@ -7,20 +7,24 @@ from dataclasses import dataclass, field, replace
 from ridgeline.core.clock import Clock
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import SamplingParams
-from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
+from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE, MOST_GIB
 from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.settings.policies import PolicySettings
 from ridgeline.core.settings.steps import DEFAULT_LIMITS, LARGE_GPU, LARGE_STEP
 from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.host_layout import HostLayout
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.itl import choose_itl_target
 from ridgeline.engine.policy import POLICIES
+from ridgeline.perf.bus import bus_rate
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.perf.precision import Precision
 from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.step_time import StepTimes
+from ridgeline.simulation.bus import HostBus
 from ridgeline.simulation.device import Device
 from ridgeline.simulation.tally import Tally
 
@@ -29,9 +33,9 @@ from ridgeline.simulation.tally import Tally
 class Settings:
     """The settings of each replica. None: what a server would choose.
 
-    objectives: further settings of policies. itl_target: milliseconds, 0 for none. kv_tokens:
-    tokens that the cache holds. utilization: share of the device's memory that is used. lag: seconds between a client
-    and the engine, both ways together.
+    objectives: further settings of policies. itl_target: milliseconds, 0 for none. kv_tokens: tokens that the cache
+    holds. kv_offloading_size: GiB of the host's memory for blocks that it gives up. utilization: share of the device's
+    memory that is used. lag: seconds between a client and the engine, both ways together.
     """
 
     policy: str = "fcfs"
@@ -42,6 +46,7 @@ class Settings:
     itl_target: float | None = None
     prefix_caching: bool = True
     kv_tokens: int | None = None
+    kv_offloading_size: float = 0.0
     utilization: float = 0.9
     lag: float = 0.002
 
@@ -53,6 +58,12 @@ class Settings:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}.")
         if self.itl_target is not None and not 0 <= self.itl_target < float("inf"):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
+        if not 0 <= self.kv_offloading_size <= MOST_GIB:
+            raise InvalidConfig(
+                f"kv_offloading_size must be from 0 to {MOST_GIB:g} GiB, got {self.kv_offloading_size!r}."
+            )
+        if self.kv_offloading_size and not self.prefix_caching:
+            raise InvalidConfig("blocks in the host's memory are found by their prefixes; leave prefix caching on.")
         if not 0 <= self.lag < float("inf"):
             raise InvalidConfig(f"lag must be a number of seconds from 0, got {self.lag!r}.")
 
@@ -103,6 +114,11 @@ class Setup:
                 "or lower --max-model-len."
             )
         self.layout = replace(layout, num_pages=1 + pages)
+        self._tier: HostTierSettings | None = None
+        if settings.kv_offloading_size:
+            below = HostLayout.within(self.layout, int(settings.kv_offloading_size * (1 << 30)))
+            self._tier = HostTierSettings(pages=below.num_pages, bytes_per_second=bus_rate(hardware))
+            self._block_bytes = below.block_bytes
         limit = Roofline(model, hardware, dtype, kv_dtype)
         self.config = EngineConfig(
             max_model_len=longest,
@@ -113,6 +129,7 @@ class Setup:
             policy=settings.objectives,
             itl_target=choose_itl_target(settings.itl_target, limit, interactive=True),
             cascade=True,
+            host_tier=self._tier,
             encodes=min(longest, max(tokens, rows)) if model.encoder is not None else 0,
         )
         self.limit = limit
@@ -127,7 +144,9 @@ class Setup:
 
     def start(self, clock: Clock, gaps: Tally, slow: float) -> tuple[Engine, Device]:
         """Return a new engine with an empty cache, and its device."""
-        device = Device(clock, self.times, self.config.max_num_seqs, gaps, slow)
+        tier, bandwidth = self._tier, self.hardware.bandwidth
+        bus = None if tier is None else HostBus(tier.bytes_per_second, bandwidth, self._block_bytes)
+        device = Device(clock, self.times, self.config.max_num_seqs, gaps, slow, bus)
         vocab = self.model.vocab_size
         engine = Engine(self.config, self.layout, device, vocab_size=vocab, cost_model=self.limit, clock=clock)
         engine.without_headroom()

@@ -105,12 +105,6 @@ class Rows:
     def __len__(self) -> int:
         return len(self.slots_R)
 
-    @property
-    def num_tokens(self) -> int:
-        """The tokens that all rows run, at most."""
-        each = self.tokens_each
-        return each * len(self.slots_R) if each else int(np.add.reduce(self.num_tokens_R))
-
 
 class Span(NamedTuple):
     """Input tokens for a row, in place of the slot's last token.
@@ -246,7 +240,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return self.rows.num_tokens
+        return int(np.add.reduce(self.rows.num_tokens_R))
 
     def shape(self, reach: float = 1.0) -> StepShape:
         """Return the shape that decides the plan's cost. reach: as in `StepShape`."""
