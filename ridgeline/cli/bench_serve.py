@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
-from ridgeline.cli.bench_serve_flags import BodyFlags, ClientFlags, LoadFlags, ReportFlags, ServerFlags
+from ridgeline.cli.bench_agents import measure, show, workload
+from ridgeline.cli.bench_serve_flags import AgentFlags, BodyFlags, ClientFlags, LoadFlags, ReportFlags, ServerFlags
 from ridgeline.cli.options import json_object, with_records
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.core.errors import InvalidConfig
@@ -41,6 +42,7 @@ def serve(
     *,
     server: ServerFlags,
     load: LoadFlags,
+    agents: AgentFlags,
     body: BodyFlags,
     client: ClientFlags,
     report: ReportFlags,
@@ -61,9 +63,12 @@ def serve(
     from ridgeline_bench.serving.session import Sending, parse_rates
     from ridgeline_bench.serving.start import Elsewhere, ended_by_sigterm
 
-    work = _work(load, server.vocab_size, endpoint=body.endpoint)
     ignore_eos = True if body.ignore_eos else None
     fields = {"temperature": body.temperature, "ignore_eos": ignore_eos, **json_object(body.extra, "--extra")}
+    if agents.agents:
+        _agents(server, load, agents, body, client, report, fields)
+        return
+    work = _work(load, server.vocab_size, endpoint=body.endpoint)
     if client.search_slo and client.slo:
         raise InvalidConfig("--search-slo is itself the objective that goodput counts; leave --slo out.")
     rates = parse_rates(load.rate or (FIRST_RATE if client.search_slo else ""), work)
@@ -102,6 +107,40 @@ def serve(
                 notes.take(curve)
         notes.show()
         raise typer.Exit(int(notes.failed))
+
+
+def _agents(
+    server: ServerFlags,
+    load: LoadFlags,
+    agents: AgentFlags,
+    body: BodyFlags,
+    client: ClientFlags,
+    report: ReportFlags,
+    fields: Mapping[str, Any],
+) -> None:
+    """Measure W6, and leave with exit code 1 if any request failed."""
+    from ridgeline_bench.results import gpu, host
+    from ridgeline_bench.serving.agents import Asking
+    from ridgeline_bench.serving.start import Elsewhere, ended_by_sigterm
+
+    if body.endpoint != "completions" or report.plot is not None or client.search_slo:
+        raise InvalidConfig("--agents sends token ids to completions; leave --endpoint, --plot and --search-slo out.")
+    work = workload(agents, load)
+    asking = Asking(fields=fields, timeout=client.timeout, api_key=server.api_key)
+    with ExitStack() as opened:
+        targets: Sequence[Target] = [Elsewhere(url=server.url, model=server.model, vocab_size=server.vocab_size)]
+        if server.start:
+            spare = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-")))
+            targets = _starts(server.start, server, spare)
+        opened.enter_context(ended_by_sigterm())
+        served = list(measure(targets, work, asking, agents.price_per_hour))
+    machine = replace(host(), gpu=gpu()) if server.start else replace(host(), torch="", triton="")
+    show(served, report, machine, {**asdict(work), "rate": str(work.rate), "fields": dict(fields)})
+    failed = len(served) < len(targets) or any(each.figures.errors for each in served)
+    for each in served:
+        for kind, count in each.figures.errors.items():
+            print(f"ridgeline: {each.label or each.server.engine}: {count} requests failed: {kind}.", file=sys.stderr)
+    raise typer.Exit(int(failed))
 
 
 def _work(load: LoadFlags, vocab_size: int, *, endpoint: str) -> Work:

@@ -56,6 +56,21 @@ class LoadFlags:
 
 
 @dataclass(frozen=True)
+class AgentFlags:
+    """Sessions of agents (W6), in place of other requests."""
+
+    agents: Annotated[
+        int, typer.Option(min=0, help="W6 instead: so many sessions of agents; --rate is that of sessions.")
+    ] = 0
+    turns: Annotated[int, typer.Option(min=1, help="Turns of an agent's session.")] = 43
+    time_scale: Annotated[float, typer.Option(help="Factor on the time that agents' tools take.")] = 1.0
+    agent_sizes: Annotated[
+        str, typer.Option(help="Tokens of agents: INSTRUCTIONS,TASK,RESULT,ANSWER (default: 12000,2000,2590,444).")
+    ] = ""
+    price_per_hour: Annotated[float | None, typer.Option(help="With --agents: price of the server for an hour.")] = None
+
+
+@dataclass(frozen=True)
 class BodyFlags:
     """The body of a request."""
 

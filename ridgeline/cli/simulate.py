@@ -145,7 +145,7 @@ def _traffic(flags: TrafficFlags, rate: float) -> Traffic:
         return Listed(traces.asks(flags.trace, flags.time_scale, flags.requests))
     if flags.agents:
         sizes: dict[str, Any] = {"sessions": flags.agents, "turns": flags.turns, "rate": rate, "seed": flags.seed}
-        return Agents(**sizes, time_scale=flags.time_scale)
+        return Agents(**sizes, **Agents.sizes(flags.agent_sizes), time_scale=flags.time_scale)
     if not flags.burstiness > 0:
         raise InvalidConfig(f"--burstiness must be above 0, got {flags.burstiness!r}.")
     shared, groups = prefix(flags.shared_prefix)

@@ -30,6 +30,9 @@ class TrafficFlags:
     trace: Annotated[Path | None, typer.Option(help="Requests from a file: Mooncake's JSON lines, Azure's CSV.")] = None
     agents: Annotated[int, typer.Option(min=0, help="W6 instead: so many sessions of agents.")] = 0
     turns: Annotated[int, typer.Option(min=1, help="Turns of an agent's session.")] = 43
+    agent_sizes: Annotated[
+        str, typer.Option(help="Tokens of agents: INSTRUCTIONS,TASK,RESULT,ANSWER (default: 12000,2000,2590,444).")
+    ] = ""
     time_scale: Annotated[float, typer.Option(help="Factor on a trace's times, or on what agents' tools take.")] = 1.0
     seed: Annotated[int, typer.Option(help="Seed of every draw.")] = 0
 

@@ -14,7 +14,8 @@ import math
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -89,49 +90,79 @@ class Load:
             waits = self._places.locked()
             await self._places.acquire()
             free = time.monotonic() if waits else due
-        stream, error, message, answer = Stream(marked=not self._task.work.text), "", "", NO_ANSWER
         sent = time.monotonic()
-        try:
-            async with asyncio.timeout(min(self._task.timeout, self._task.until - sent)):
-                answer = await self._client.send(body, stream.feed)
-        except TimeoutError:
-            within = sent + self._task.timeout <= self._task.until
-            error = "timeout" if within else "out of time"
-            message = f"no end after {time.monotonic() - sent:.3g} s"
-        except Disconnected as failure:
-            if stream.failure is not None:  # the stream gave its reason before it ended
-                error, message = stream.failure.kind, str(stream.failure)
-            elif not stream.ended:
-                error, message = "disconnected", str(failure)
-            answer = Answer(200, b"")
-        except OSError as failure:
-            error, message = "no connection", str(failure)
-        end = time.monotonic()
+        limits = sent + self._task.timeout, self._task.until
+        done = await exchange(self._client, body, limits, marked=not self._task.work.text)
         if self._places is not None:
             self._places.release()
-        if not error:
-            error, message = _judge(answer, stream, self._task.body, request)
-        self.outcomes.append(
-            Outcome(
-                index=request.index,
-                due=due - start,
-                free=free - start,
-                sent=sent - start,
-                end=end - start,
-                asked_tokens=request.max_tokens,
-                moments=[at - start for at in stream.moments],
-                counts=stream.counts,
-                prompt_tokens=stream.prompt_tokens or request.prompt_tokens,
-                cached_tokens=stream.cached_tokens,
-                output_tokens=stream.output_tokens,
-                exact=stream.exact,
-                error=error,
-                message=message[:300],
-            )
-        )
+        self.outcomes.append(outcome_of(request, done, Asked(start, due, sent, self._task.body), free))
 
 
-def _judge(answer: Answer, stream: Stream, body: dict[str, Any], request: Request) -> tuple[str, str]:
+class Exchange(NamedTuple):
+    """A request's answer, its stream, and the moment at which both were there. error: the kind of failure and its
+    words, or two empty strings."""
+
+    answer: Answer
+    stream: Stream
+    end: float
+    error: tuple[str, str]
+
+
+class Asked(NamedTuple):
+    """The moments of a request, on the monotonic clock: the start of all, when it was to leave, and when it left. body:
+    its fields."""
+
+    start: float
+    due: float
+    sent: float
+    body: Mapping[str, Any]
+
+
+async def exchange(client: Client, body: bytes, limits: tuple[float, float], *, marked: bool = True) -> Exchange:
+    """Send a request and take its stream. limits: the moments at which its time is up, and that of all requests.
+    marked: as in `Stream`."""
+    stream, error, message, answer = Stream(marked=marked), "", "", NO_ANSWER
+    sent = time.monotonic()
+    try:
+        async with asyncio.timeout(min(limits) - sent):
+            answer = await client.send(body, stream.feed)
+    except TimeoutError:
+        error = "timeout" if limits[0] <= limits[1] else "out of time"
+        message = f"no end after {time.monotonic() - sent:.3g} s"
+    except Disconnected as failure:
+        if stream.failure is not None:  # the stream gave its reason before it ended
+            error, message = stream.failure.kind, str(stream.failure)
+        elif not stream.ended:
+            error, message = "disconnected", str(failure)
+        answer = Answer(200, b"")
+    except OSError as failure:
+        error, message = "no connection", str(failure)
+    return Exchange(answer, stream, time.monotonic(), (error, message))
+
+
+def outcome_of(request: Request, done: Exchange, asked: Asked, free: float | None = None) -> Outcome:
+    """Return the outcome of a request. free: when there was a place for it, if places are few."""
+    answer, stream, start = done.answer, done.stream, asked.start
+    error, message = done.error if done.error[0] else _judge(answer, stream, asked.body, request)
+    return Outcome(
+        index=request.index,
+        due=asked.due - start,
+        free=(asked.due if free is None else free) - start,
+        sent=asked.sent - start,
+        end=done.end - start,
+        asked_tokens=request.max_tokens,
+        moments=[at - start for at in stream.moments],
+        counts=stream.counts,
+        prompt_tokens=stream.prompt_tokens or request.prompt_tokens,
+        cached_tokens=stream.cached_tokens,
+        output_tokens=stream.output_tokens,
+        exact=stream.exact,
+        error=error,
+        message=message[:300],
+    )
+
+
+def _judge(answer: Answer, stream: Stream, body: Mapping[str, Any], request: Request) -> tuple[str, str]:
     """Return the fault of an answer that arrived whole: kind and words, or two empty strings."""
     if answer.status != 200:
         return f"HTTP {answer.status}", answer.body.decode(errors="replace")

@@ -18,6 +18,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.simulation.traffic import Ask, Piece
 
 MOST_SESSIONS, MOST_TURNS = 1 << 17, 1 << 11
+MOST_TOKENS = 1 << 20  # of each size
 INSTRUCTIONS = 0  # the content that all sessions begin with
 
 
@@ -55,6 +56,17 @@ class Agents:
             raise InvalidConfig(
                 f"sessions need a rate above 0 and a time scale from 0, got {self.rate!r} and {self.time_scale!r}."
             )
+
+    @classmethod
+    def sizes(cls, text: str) -> dict[str, int]:
+        """Return the tokens of "INSTRUCTIONS,TASK,RESULT,ANSWER"; none for an empty text. Raise InvalidConfig."""
+        names = ("instructions", "task", "result", "answer")
+        found = [int(part) if part.strip().isdigit() else 0 for part in text.split(",")] if text else []
+        if text and (len(found) != len(names) or not 0 < min(found) <= max(found) <= MOST_TOKENS):
+            raise InvalidConfig(
+                f"--agent-sizes needs INSTRUCTIONS,TASK,RESULT,ANSWER in tokens from 1 to {MOST_TOKENS}, got {text!r}."
+            )
+        return dict(zip(names, found, strict=False))
 
     @property
     def longest(self) -> int:
