@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.cuda.predict import chip_here
+from ridgeline.kernels.cuda.predict import MMA_SHARE, chip_here
 from ridgeline.kernels.gemm.ladder.predict import predict
-from ridgeline.kernels.gemm.ladder.run import LoadedRung, runs_here
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS
+from ridgeline.kernels.gemm.ladder.run import LoadedCeiling, LoadedRung, runs_here
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS
 from ridgeline.kernels.gemm.ladder.triton_rungs import TRITON_RUNGS, call, predict_triton
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
@@ -36,6 +36,9 @@ class SquareProduct:
         for rung in RUNGS:
             found = predict(rung, chip_here(_gpu()), self.size, self.size, self.size)
             yield rung.name, found.bound, found.limiter
+        for variant in VARIANTS:
+            rate = chip_here(_gpu()).matrix * MMA_SHARE * variant.speed
+            yield variant.ceiling.name, self.flops / rate, "tensor cores"
         for each in TRITON_RUNGS:
             found = predict_triton(each, chip_here(_gpu()), self.size, self.size, self.size)
             yield each.name, found.bound, found.limiter
@@ -62,6 +65,8 @@ class Matrices:
             programs = torch.cuda.get_device_properties("cuda").multi_processor_count
             rung_call = partial(call, found[0], c_MN=self.c, programs=programs)
             return [partial(rung_call, x, y) for x, y in self._pairs()]
+        if variants := [each for each in VARIANTS if each.ceiling.name == name]:
+            return [LoadedCeiling(variants[0], 2.0 * len(self.c) ** 3, self.cubins)]
         rung = next(each for each in RUNGS if each.name == name)
         if not runs_here(rung):
             return None
@@ -69,6 +74,8 @@ class Matrices:
         return [lambda x=x, y=y: product(x, y, self.c) for x, y in self._pairs()]  # type: ignore[misc]
 
     def fault(self, call: Call, rung: str = "") -> str:
+        if isinstance(call, LoadedCeiling):
+            return call.fault()
         self.c.fill_(torch.nan)
         call()
         return difference(self.c, self.exact)

@@ -30,6 +30,7 @@ __device__ __forceinline__ void round_to(bf16 &y, float x) { y = __float2bfloat1
 __device__ __forceinline__ void round_to(fp16 &y, float x) { y = __float2half(x); }
 __device__ __forceinline__ void round_to(float &y, float x) { y = x; }
 __device__ __forceinline__ void round_to(int &y, int x) { y = x; }
+__device__ __forceinline__ void round_to(int8 &y, int x) { y = x < -128 ? -128 : x > 127 ? 127 : x; }
 __device__ __forceinline__ void round_to(e4m3 &y, float x) { y = e4m3(x); }
 
 // 16, 8 and 4 bytes of memory, as elements.

@@ -204,6 +204,20 @@ def test_wmma_in_other_shapes_and_formats(variant: Variant, folder: Path) -> Non
     variant_is_right(variant, folder, 101, 72, 64 + step)
 
 
+@pytest.mark.parametrize("variant", [
+    each if each.name == "32x8x16-float16" else
+    pytest.param(each, marks=pytest.mark.thorough) for each in VARIANTS
+], ids=lambda variant: variant.name)  # fmt: skip
+def test_a_ceiling_does_all_its_products(variant: Variant, folder: Path) -> None:
+    (m, n, k), rounds = variant.shape, 5
+    kernel = build(variant.ceiling.source, "ceiling", variant.defines, folder)
+    out = Matrix(2, 256, torch.int32 if variant.result == "int32" else torch.float32)
+    kernel.launch(LaunchShape((2, 1, 1), (256, 1, 1)), [out.pointer, *map(ctypes.c_int, (rounds, 2, 3))])
+    assert out.guarded()
+    assert (out.values() == 8 * m * n // 32 * rounds * k * 6).all()
+    assert variant.rounds(2.0 * m * n * k * 8 * 16 * rounds, 2) == rounds, "16 warps of 8 products"
+
+
 def test_ldmatrix_has_no_bank_conflicts(folder: Path) -> None:
     rung = BY_NAME["mma_sync"]
     counted = product(emulated(rung, folder), rung, 128, 128, 64)[1]

@@ -53,6 +53,22 @@ def test_wmma_in_other_shapes_and_formats(variant: Variant) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("variant", [
+    each if each.name == "16x16x16-bfloat16" else pytest.param(each, marks=pytest.mark.thorough) for each in VARIANTS
+], ids=lambda variant: variant.name)  # fmt: skip
+def test_a_ceiling_multiplies_in_registers_alone(variant: Variant) -> None:
+    rung = variant.ceiling
+    code = machine_code(cubin(rung.source, "sm_90", rung.defines))
+    assert code.stack == 0
+    assert not any(code.has(load) for load in ("LDG", "LDS", "LDL", "LDSM"))
+    lines = [line.split("*/")[1].split() for line in code.listing.splitlines() if line.count("*/") and ";" in line]
+    operations = [next(word for word in line if not word.startswith("@")) for line in lines if line]
+    products = [at for at, name in enumerate(operations) if name.startswith(variant.needs)]
+    assert len(products) >= 8
+    assert products[-1] - products[0] <= 1.5 * len(products) + 8, "something else stands between the products"
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "compiler", [HERE[0] if HERE else "", *(pytest.param(each, marks=pytest.mark.thorough) for each in HERE[1:])]
 )
@@ -77,6 +93,7 @@ def test_rungs_are_carried_as_files_for_an_architecture(tmp_path: Path, monkeypa
     few = [rung for rung in RUNGS if rung.name in ("naive", "multicast")]
     monkeypatch.setattr(run, "RUNGS", few)
     monkeypatch.setattr(run, "ENDINGS", ())
+    monkeypatch.setattr(run, "VARIANTS", ())
     run.main(tmp_path, ("sm_90", "sm_120"))
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "multicast.sm_90a.cubin", "naive.sm_120.cubin", "naive.sm_90.cubin",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import Driver, Kernel, tensor_map
-from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, Extras, Rung
+from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, VARIANTS, Extras, Rung, Variant
 
 BOX_BYTES = 128  # of a row of a box
 
@@ -58,6 +58,39 @@ class LoadedRung:
         return tensor_map(self._driver, (x.data_ptr(), rows, columns), item, (self.rung.boxes[at], BOX_BYTES // item))
 
 
+class LoadedCeiling:
+    """A WMMA shape and format in registers alone, on the current CUDA device: a call does `flops` FLOPs, or few more.
+
+    folder: where its cubin lies; without one it is compiled. Raises NoCudaCompiler, CudaError and DriverError.
+    """
+
+    def __init__(
+        self, variant: Variant, flops: float, folder: Path | None = None, driver: Driver | None = None
+    ) -> None:
+        self.variant = variant
+        device = torch.cuda.current_device()
+        arch = arch_on(variant.ceiling, torch.cuda.get_device_capability())
+        code = code_of(variant.ceiling, arch, folder)
+        self._kernel = Kernel(driver or Driver(), code, "ceiling", device=device)
+        self._blocks = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+        self.rounds = variant.rounds(flops, self._blocks)
+        sums = torch.int32 if variant.result == "int32" else torch.float32
+        self._out = torch.zeros(self._blocks * variant.ceiling.block[0], device="cuda", dtype=sums)
+
+    def __call__(self) -> None:
+        """Multiply, on torch's current stream."""
+        arguments = [ctypes.c_void_p(self._out.data_ptr()), *map(ctypes.c_int, (self.rounds, 1, 1))]
+        block = (*self.variant.ceiling.block, 1)
+        self._kernel.launch((self._blocks, 1, 1), block, torch.cuda.current_stream().cuda_stream, arguments)
+
+    def fault(self) -> str:
+        """Run it once, and return what is wrong with the sums, or ""."""
+        self()
+        m, n, k = self.variant.shape
+        wanted = 8 * m * n // 32 * self.rounds * k  # below 2**24 for 8192³, so float32 is exact
+        return "" if bool((self._out == wanted).all()) else f"sums are not {wanted}"
+
+
 def code_of(rung: Rung, arch: str, folder: Path | None = None) -> bytes:
     """Return a rung's cubin for an architecture, from a folder or compiled.
 
@@ -95,7 +128,7 @@ def main(folder: Path, archs: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in archs:
         digits = name.removeprefix("sm_")
-        for rung in (*RUNGS, *(ending.rung for ending in ENDINGS)):
+        for rung in (*RUNGS, *(each.rung for each in ENDINGS), *(each.ceiling for each in VARIANTS)):
             if arch := arch_on(rung, (int(digits[:-1]), int(digits[-1]))):
                 (folder / file_of(rung, arch)).write_bytes(code_of(rung, arch))
 

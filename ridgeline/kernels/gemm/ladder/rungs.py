@@ -7,6 +7,7 @@ float32.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -171,6 +172,29 @@ class Variant:
             "FRAGMENT": "nvcuda::wmma::precision::tf32" if tf32 else "Element",
             "SUM": "int" if self.result == "int32" else "float", **({"TF32": "1"} if tf32 else {}),
         }  # fmt: skip
+
+    @property
+    def ceiling(self) -> Rung:
+        """The kernel that multiplies so in registers alone."""
+        return Rung(
+            number=8,
+            name=f"ceiling-{self.name}",
+            tile=(0, 0),
+            block=(256, 1),
+            file="ceiling/wmma.cu",
+            needs=(self.needs,),
+            defines=self.defines,
+        )
+
+    @property
+    def speed(self) -> float:
+        """The format's rate on the tensor cores, of bfloat16's."""
+        return {"int8": 2.0, "float32": 0.5}.get(self.dtype, 1.0)
+
+    def rounds(self, flops: float, blocks: int) -> int:
+        """Return the rounds of the ceiling's loop in which so many blocks do these FLOPs, or few more."""
+        warps, chains = blocks * 256 // 32, 8
+        return max(1, round(flops / (2 * math.prod(self.shape) * warps * chains)))
 
 
 SHAPES = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
