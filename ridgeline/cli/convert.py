@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -23,15 +23,19 @@ def convert(
     target: Path = typer.Argument(None, help="Folder to write; it must not exist."),
     dtype: str = typer.Option("auto", help="auto (as it is), float32, bfloat16 or float16."),
     shard_size: str = typer.Option("5GB", help="Largest size of one file, such as 5GB, 500MB or 1GiB."),
+    merge: Path | None = typer.Option(None, help="Folder of an adapter (LoRA) to add to the weights."),
     check: bool = typer.Option(False, "--check", help="Only check, and write nothing."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
-    """Check a model as the loader does, and that its values are numbers; write it as safetensors in shards.
+    """Check a model as the loader does, and that its values are numbers; write it as safetensors in shards, with an
+    adapter merged into the weights if one is given.
 
     The folder appears when it is complete. A GGUF file is dequantized, and its tokenizer and templates are written out.
     """
     if check == (target is not None):
         raise InvalidConfig("convert needs a folder to write to, or --check and none.")
+    if check and merge is not None:
+        raise InvalidConfig("--merge writes a model, and --check writes nothing; leave one of them out.")
     if dtype != "auto" and dtype not in DTYPES:
         raise InvalidConfig(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}.")
     from ridgeline.progress import LoadingBar
@@ -47,7 +51,8 @@ def convert(
             report = work.check(path, bar)
         else:
             kind = None if dtype == "auto" else dtype
-            report = work.convert(path, target, dtype=kind, shard_size=size, write_texts=write_texts, progress=bar)
+            how: dict[str, Any] = {"dtype": kind, "shard_size": size, "write_texts": write_texts}
+            report = work.convert(path, target, **how, progress=bar, adapter=merge)
     _show(report, target, time.perf_counter() - started, as_json)
 
 

@@ -16,6 +16,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.adapters import matching
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
 from ridgeline.weights.adapters.reader import FILE, ReadAdapter, read_adapter
+from ridgeline.weights.convert.convert import convert
 from ridgeline.weights.loader import read_model_config
 
 pytest.importorskip("peft")
@@ -151,3 +152,23 @@ def test_damaged_and_foreign_files_are_refused(places: dict[str, ModulePlace], t
     assert "adapter of another model" in refused(other.folder, places)
     (other.folder / "adapter_config.json").write_text(json.dumps([1]))
     assert "adapter_config.json" in refused(other.folder, places)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "neox", "phi3", "falcon_h1"])
+def test_merged_weights_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    options = {"target_modules": ["in_proj", "q_proj", "gate_proj"]} if family == "falcon_h1" else {}
+    adapted = PeftAdapter(family, tmp_path / "a", r=5, use_rslora=True, **options)
+    how: dict[str, Any] = {"dtype": None, "shard_size": 10**9, "write_texts": lambda *_: None}
+    source, target = tiny_model(family), tmp_path / "merged"
+    convert(source, target, **how, progress=lambda *_: None, adapter=adapted.folder)
+    wanted = adapted.model.merge_and_unload().state_dict()
+    found, before = load_file(target / "model.safetensors"), load_file(source / "model.safetensors")
+    changed = {name for name, each in found.items() if not torch.equal(each, before[name])}
+    assert changed == {f"{pair.place.source.name}" for pair in adapter_of(source, adapted.folder).pairs}
+    for name in changed:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+def adapter_of(model: Path, folder: Path) -> ReadAdapter:
+    config = read_model_config(model)
+    return read(folder, adaptable(config.spec, config.weights))

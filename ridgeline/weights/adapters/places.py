@@ -17,7 +17,7 @@ from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.multiplied import factors
 from ridgeline.weights.loader import empty_decoder, stored_view
-from ridgeline.weights.rows import in_our_order
+from ridgeline.weights.rows import in_our_order, in_their_order
 
 # Names of one module: of a text model inside a larger one, and of feed-forwards in Kimi Linear
 _OTHER_NAMES = (
@@ -65,6 +65,12 @@ class ModulePlace:
         view = stored_view(ours_OR, source)
         view.copy_(in_our_order(up_OR, source).view(view.shape))
         return ours_OR if self.factor_O is None else ours_OR * self.factor_O[:, None]
+
+    def in_their_order(self, up_OR: Tensor) -> Tensor:
+        """Return the inverse of `in_our_order`."""
+        source = replace(self.source, transpose=False)
+        plain_OR = up_OR if self.factor_O is None else up_OR / self.factor_O[:, None]
+        return in_their_order(stored_view(plain_OR, source), source).reshape(up_OR.shape)
 
 
 def adaptable(spec: ModelSpec, weights: WeightMap) -> dict[str, ModulePlace]:

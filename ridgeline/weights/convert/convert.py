@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.weights.convert.check import OpenModel, OpenTensor, Report, count_not_finite, open_model
+from ridgeline.weights.convert.merging import MergedAdapter
 from ridgeline.weights.convert.shards import Planned, split, write_shards
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
@@ -68,9 +69,11 @@ def convert(
     shard_size: int,
     write_texts: WriteTexts,
     progress: Progress,
+    adapter: Path | None = None,
 ) -> Report:
     """Write `source` to the folder `target`, which appears when it is complete, and not at all after an error.
 
+    adapter: the folder of one whose products are added to the weights.
     write_texts: writes a GGUF file's tokenizer and chat templates.
     dtype: that of the written weights. Without it they keep theirs, and what was quantized gets the dtype of the file's
         config.
@@ -87,7 +90,10 @@ def convert(
         if dtype is None and is_gguf(source):
             dtype = model.config.dtype
         others = getattr(torch, dtype or model.config.dtype)
-        planned = [_planned(tensor, dtype, others, report) for tensor in model.tensors]
+        merged = None if adapter is None else MergedAdapter(adapter, model.config)
+        planned = [_planned(tensor, dtype, others, report, merged) for tensor in model.tensors]
+        if merged is not None:
+            merged.check()
         planned += [_as_it_is(name, stored, dtype, others, report) for name, stored in model.drafting.items()]
         partial_folder.mkdir()
         try:
@@ -112,11 +118,21 @@ def _counter(planned: Sequence[Planned], progress: Progress) -> Callable[[Planne
     return count
 
 
-def _planned(tensor: OpenTensor, dtype: str | None, others: torch.dtype, report: Report) -> Planned:
+def _planned(
+    tensor: OpenTensor, dtype: str | None, others: torch.dtype, report: Report, merged: MergedAdapter | None
+) -> Planned:
     """others: the dtype of what was quantized."""
     kind = _DTYPES.get(tensor.stored.dtype, others) if dtype is None else others
     shape = stored_shape(tensor.part, tensor.ours)
-    return Planned(tensor.ours.name, shape, kind, partial(_made, tensor, kind, shape, report))
+    name, make = tensor.ours.name, partial(_made, tensor, kind, shape, report)
+    if merged is not None:
+        added = merged.added(name, partial(_made, tensor, torch.float32, shape, report))
+        make = make if added is None else partial(_cast_made, added, kind, name)
+    return Planned(name, shape, kind, make)
+
+
+def _cast_made(make: Callable[[], Tensor], dtype: torch.dtype, name: str) -> Tensor:
+    return _cast(make(), dtype, name)
 
 
 def _as_it_is(name: str, stored: StoredTensor, dtype: str | None, others: torch.dtype, report: Report) -> Planned:
