@@ -24,7 +24,7 @@ from ridgeline.kernels.attention import triton_block_sparse, triton_moba, triton
 from ridgeline.kernels.attention.triton_block_sparse import BlockMask, big_bird
 from ridgeline.kernels.attention.triton_moba import Moba
 from ridgeline.kernels.attention.triton_nsa import KeysValues, Nsa
-from ridgeline.kernels.attention.triton_sdpa import sdpa
+from ridgeline.kernels.attention.triton_sdpa import attend_intervals, sdpa
 from ridgeline_bench.results import gpu
 from ridgeline_bench.scripts.asked import asked, keep
 from ridgeline_bench.scripts.whole_attention import seconds
@@ -87,7 +87,7 @@ class Inputs:
         coarse, own, _ = self.branches()
         scale = self.q.shape[-1] ** -0.5
         intervals = triton_nsa.compressed_intervals(q.shape[2], self.nsa, q.device)
-        _, log = triton_nsa.attend_intervals(self.q, *coarse, intervals, scale)
+        _, log = attend_intervals(self.q, *coarse, intervals, scale)
         chosen = triton_nsa.select(triton_nsa.importance(self.q, coarse.k, log, self.nsa, scale=scale), self.nsa)
         at = torch.arange(q.shape[2], device=q.device)
         seen = (chosen.long()[..., None, :] == (at // self.nsa.block)[:, None]).any(-1) & (at <= at[:, None])

@@ -19,6 +19,10 @@ together read 9.2 times fewer than in dense attention, which is the limit of the
     window       `attend_intervals`
 
 The answers are added with the gates of each query and head.
+
+    backward     as if the choice of blocks were given. The compressed branch and the window have triton_sdpa.py's
+                 gradients. Of the selected branch a query sums over its blocks, and a block over the list of queries of
+                 a group that chose it (triton_gathered.py)
 """
 
 from __future__ import annotations
@@ -30,16 +34,18 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.attention.triton_gathered import gathered_gradients
 from ridgeline.kernels.attention.triton_sdpa import (
     EXACT,
     LOG2E,
     NOTHING,
     KeyMasks,
     Tiles,
+    WholeAttention,
     add_tile,
     ahead_of_time,
-    attend_intervals,
     load_rows,
+    output_products,
     strides_of,
 )
 
@@ -199,7 +205,7 @@ def _importance_kernel(
 
 @triton.jit
 def _selected_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, chosen_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, log_ptr, chosen_ptr,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row, G, T, scale,
     SELECTED: tl.constexpr, PER_GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -224,9 +230,48 @@ def _selected_kernel(
         scores = tl.where(seen[None, :], tl.dot(q, tl.trans(k), input_precision=EXACT) * scale, NOTHING)
         v = tl.load(v_ptr + keys[:, None].to(tl.int64) * v_row + channels[None, :], mask=mask, other=0.0)
         out, top, total = add_tile(out, top, total, scores, 1.0, v, True)  # its own block comes, at first or later
+    row = (batch * G * PER_GROUP + heads).to(tl.int64) * T + query
+    tl.store(log_ptr + row, top + tl.log2(total), mask=rows < PER_GROUP)
     at = out_ptr + batch.to(tl.int64) * o_batch + query.to(tl.int64) * o_row
     at += heads[:, None].to(tl.int64) * o_head + channels[None, :]
     tl.store(at, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _selected_queries_kernel(
+    q_ptr, k_ptr, v_ptr, grad_ptr, dq_ptr, log_ptr, delta_ptr, chosen_ptr,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, g_batch, g_head, g_row,
+    G, T, scale, natural,
+    SELECTED: tl.constexpr, PER_GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one query of one group, by its selected blocks; rows are as in `_selected_kernel`."""
+    query, batch, group = tl.program_id(0), tl.program_id(1) // G, tl.program_id(1) % G
+    rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    heads, inside = group * PER_GROUP + rows, (rows[:, None] < PER_GROUP) & (channels[None, :] < D)
+    at = q_ptr + batch.to(tl.int64) * q_batch + query.to(tl.int64) * q_row
+    q = tl.load(at + heads[:, None].to(tl.int64) * q_head + channels[None, :], mask=inside, other=0.0)
+    at = grad_ptr + batch.to(tl.int64) * g_batch + query.to(tl.int64) * g_row
+    grad = tl.load(at + heads[:, None].to(tl.int64) * g_head + channels[None, :], mask=inside, other=0.0)
+    row = (batch * G * PER_GROUP + heads).to(tl.int64) * T + query
+    log = tl.load(log_ptr + row, mask=rows < PER_GROUP, other=float("inf"))
+    delta = tl.load(delta_ptr + row, mask=rows < PER_GROUP, other=0.0)
+    k_ptr += batch.to(tl.int64) * k_batch + group.to(tl.int64) * k_head
+    v_ptr += batch.to(tl.int64) * v_batch + group.to(tl.int64) * v_head
+    chosen_ptr += (tl.program_id(1).to(tl.int64) * T + query) * SELECTED
+    dq = tl.zeros([ROWS, WIDTH], tl.float32)
+    for i in range(SELECTED):
+        keys = tl.load(chosen_ptr + i) * BLOCK + tl.arange(0, BLOCK)
+        seen = (keys <= query) & (keys >= 0)  # a block of -1 has none
+        mask = seen[:, None] & (channels[None, :] < D)
+        k = tl.load(k_ptr + keys[:, None].to(tl.int64) * k_row + channels[None, :], mask=mask, other=0.0)
+        v = tl.load(v_ptr + keys[:, None].to(tl.int64) * v_row + channels[None, :], mask=mask, other=0.0)
+        weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision=EXACT) * scale - log[:, None])
+        weights = tl.where(seen[None, :], weights, 0.0)
+        slopes = weights * (tl.dot(grad, tl.trans(v), input_precision=EXACT) - delta[:, None])
+        dq = tl.dot(slopes.to(k.dtype), k, dq, input_precision=EXACT)
+    at = dq_ptr + row[:, None] * D + channels[None, :]
+    tl.store(at, (dq * natural).to(dq_ptr.dtype.element_ty), mask=inside)
 
 
 # ---- the function ---------------------------------------------------------------------------------------------------
@@ -249,18 +294,54 @@ def importance(
     return out
 
 
+class _Selected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BHTD: Any, k_BGTD: Any, v_BGTD: Any, chosen_BGTS: Any, block: int, scale: float) -> Any:
+        (batch, heads, tokens, _), groups = q_BHTD.shape, k_BGTD.shape[1]
+        out = torch.empty_like(q_BHTD)
+        log = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q_BHTD.device)
+        chosen_BGTS = chosen_BGTS.contiguous()
+        _selected_kernel[(tokens, batch * groups)](
+            q_BHTD, k_BGTD, v_BGTD, out, log, chosen_BGTS, *strides_of(q_BHTD, k_BGTD, v_BGTD, out), groups, tokens,
+            scale * LOG2E.value, **_constants(q_BHTD, groups, chosen_BGTS, block),
+        )  # fmt: skip
+        ctx.save_for_backward(q_BHTD, k_BGTD, v_BGTD, out, log, chosen_BGTS)
+        ctx.block, ctx.scale = block, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_BHTD: Any) -> Any:
+        q_BHTD, k_BGTD, v_BGTD, out, log, chosen_BGTS = ctx.saved_tensors
+        grad_BHTD = grad_BHTD if grad_BHTD.stride(-1) == 1 else grad_BHTD.contiguous()
+        (batch, _, tokens, _), groups = q_BHTD.shape, k_BGTD.shape[1]
+        delta, dq = output_products(out, grad_BHTD), torch.empty(q_BHTD.shape, dtype=q_BHTD.dtype, device=q_BHTD.device)
+        _selected_queries_kernel[(tokens, batch * groups)](
+            q_BHTD, k_BGTD, v_BGTD, grad_BHTD, dq, log, delta, chosen_BGTS,
+            *strides_of(q_BHTD, k_BGTD, v_BGTD, grad_BHTD), groups, tokens, ctx.scale * LOG2E.value, ctx.scale,
+            **_constants(q_BHTD, groups, chosen_BGTS, ctx.block),
+        )  # fmt: skip
+        blocks = -(-tokens // ctx.block)
+        dk, dv = gathered_gradients(
+            (q_BHTD, k_BGTD, v_BGTD), grad_BHTD, log, delta, chosen_BGTS, ctx.block, blocks, ctx.scale
+        )
+        return dq, dk, dv, None, None, None
+
+
+def _constants(q_BHTD: torch.Tensor, groups: int, chosen_BGTS: torch.Tensor, block: int) -> dict[str, int]:
+    heads, size = q_BHTD.shape[1], q_BHTD.shape[3]
+    rows = max(16, triton.next_power_of_2(heads // groups))
+    return {
+        "SELECTED": chosen_BGTS.shape[-1], "PER_GROUP": heads // groups, "ROWS": rows, "BLOCK": block, "D": size,
+        "WIDTH": max(16, triton.next_power_of_2(size)), "num_warps": 4, "num_stages": 2,
+    }  # fmt: skip
+
+
 def attend_selected(
     q_BHTD: torch.Tensor, branch: KeysValues, chosen_BGTS: torch.Tensor, nsa: Nsa = Nsa(), *, scale: float
 ) -> torch.Tensor:
-    """Return the attention of each query to the blocks chosen for its group, in causal order: [B, H, T, D]."""
-    (batch, heads, tokens, size), groups = q_BHTD.shape, branch.k.shape[1]
-    out = torch.empty_like(q_BHTD)
-    _selected_kernel[(tokens, batch * groups)](
-        q_BHTD, *branch, out, chosen_BGTS.contiguous(), *strides_of(q_BHTD, *branch, out), groups, tokens,
-        scale * LOG2E.value, SELECTED=chosen_BGTS.shape[-1], PER_GROUP=heads // groups,
-        ROWS=max(16, triton.next_power_of_2(heads // groups)), BLOCK=nsa.block, D=size,
-        WIDTH=max(16, triton.next_power_of_2(size)), num_warps=4, num_stages=2,
-    )  # fmt: skip
+    """Return the attention of each query to the blocks chosen for its group, in causal order: [B, H, T, D]. Gradients
+    flow to queries, keys and values."""
+    out: torch.Tensor = _Selected.apply(q_BHTD, *branch, chosen_BGTS, nsa.block, scale)
     return out
 
 
@@ -272,7 +353,8 @@ def nsa_attention(
     gates_BHT3: torch.Tensor,
     nsa: Nsa = Nsa(),
 ) -> torch.Tensor:
-    """Return the three answers of whole sequences, times their gates: [B, H, T, D]. No gradients flow.
+    """Return the three answers of whole sequences, times their gates: [B, H, T, D]. Gradients flow to all inputs, as if
+    the choice of blocks were given.
 
     q_BHTD: heads of at most 256 channels, all of one dtype; H is a multiple of G.
     compressed: of `compress`, [B, G, compressed, D]. selected, window: [B, G, T, D].
@@ -295,14 +377,18 @@ def nsa_attention(
     )
     out = torch.zeros_like(q_BHTD)
     if count:
-        coarse, log = attend_intervals(q_BHTD, *compressed, compressed_intervals(tokens, nsa, device), scale)
-        found = importance(q_BHTD, compressed.k, log, nsa, scale=scale)
-        out += coarse * gates_BHT3[..., 0, None]
+        intervals = compressed_intervals(tokens, nsa, device)
+        coarse, log = WholeAttention.apply(q_BHTD, *compressed, None, intervals, None, scale)
+        found = importance(q_BHTD.detach(), compressed.k.detach(), log, nsa, scale=scale)
+        out = out + coarse * gates_BHT3[..., 0, None]
     else:
         found = torch.zeros((batch, groups, tokens, -(-tokens // nsa.block)), device=device)
-    out += attend_selected(q_BHTD, selected, select(found, nsa), nsa, scale=scale) * gates_BHT3[..., 1, None]
-    near = KeyMasks(window=nsa.window - 1).intervals(tokens, tokens, device)
-    return out + attend_intervals(q_BHTD, *window, near, scale)[0] * gates_BHT3[..., 2, None]
+    chosen = select(found, nsa)
+    out = out + attend_selected(q_BHTD, selected, chosen, nsa, scale=scale) * gates_BHT3[..., 1, None]
+    near, _ = WholeAttention.apply(
+        q_BHTD, *window, None, KeyMasks(window=nsa.window - 1).intervals(tokens, tokens, device), None, scale
+    )
+    return out + near * gates_BHT3[..., 2, None]
 
 
 # ---- ahead of time --------------------------------------------------------------------------------------------------
@@ -315,7 +401,12 @@ AOT = tuple(
             {"LENGTH": 32, "STRIDE": 16, "PER_BLOCK": 4, "BLOCKS": 16},
         ),
         (
-            _selected_kernel, Tiles(16, 64, 4, 2), ("q k v out #chosen", "qkvo", "G T", "scale"),
+            _selected_kernel, Tiles(16, 64, 4, 2), ("q k v out !log #chosen", "qkvo", "G T", "scale"),
+            {"SELECTED": 16, "PER_GROUP": 16, "BLOCK": 64},
+        ),
+        (
+            _selected_queries_kernel, Tiles(16, 64, 4, 2),
+            ("q k v grad dq !log !delta #chosen", "qkvg", "G T", "scale natural"),
             {"SELECTED": 16, "PER_GROUP": 16, "BLOCK": 64},
         ),
     )

@@ -13,6 +13,7 @@ Nsa, KeysValues, nsa_attention, reference = (
     module.nsa_attention,
     module.nsa_reference,
 )
+attend_intervals = pytest.importorskip("ridgeline.kernels.attention.triton_sdpa").attend_intervals
 SMALL = Nsa(length=8, stride=4, block=16, selected=4, window=11)
 
 
@@ -36,6 +37,20 @@ def test_each_query_adds_its_three_answers(tokens: int) -> None:
     ours, want = nsa_attention(*inputs, SMALL).double(), reference(*doubled(inputs), SMALL)
     assert torch.isfinite(ours).all()
     assert (ours - want).norm() <= 3e-6 * want.norm()
+
+
+def test_gradients_are_those_of_the_chosen_blocks() -> None:
+    """Of queries, the keys and values of all branches, and gates."""
+    q, *branches, gates = drawn(70)
+    plain, grad, found = [q, *(x for each in branches for x in each), gates], torch.randn(q.shape), []
+    for function, kind in ((nsa_attention, torch.float32), (reference, torch.float64)):
+        leaves = [x.detach().clone().to(kind).requires_grad_() for x in plain]
+        out = function(leaves[0], *(KeysValues(*leaves[i : i + 2]) for i in (1, 3, 5)), leaves[7], SMALL)
+        out.backward(grad.to(kind))
+        found.append([x.grad.double() for x in leaves])
+    names = ("q", "coarse k", "coarse v", "selected k", "selected v", "window k", "window v", "gates")
+    for name, a, b in zip(names, *found, strict=True):
+        assert (a - b).norm() <= 4e-6 * b.norm(), name
 
 
 def test_the_papers_sizes_with_groups_of_eight() -> None:
@@ -79,7 +94,7 @@ def test_importance_follows_the_papers_sum() -> None:
     for n in range(coarse.k.shape[2]):
         for part in (n, n + 1):  # its two strides
             want[..., part // 4] += weights[..., n].view(2, 2, 2, 64).sum(2)
-    _, log = module.attend_intervals(q, *coarse, module.compressed_intervals(64, SMALL, q.device), 0.25)
+    _, log = attend_intervals(q, *coarse, module.compressed_intervals(64, SMALL, q.device), 0.25)
     found = module.importance(q, coarse.k, log, SMALL, scale=0.25)
     assert torch.allclose(found.double(), want, atol=1e-5)
     shared = module.shares(coarse.k.shape[2], 4, SMALL, q.device)
@@ -117,7 +132,7 @@ def test_on_a_gpu(size: int) -> None:
     nsa = Nsa(selected=6, window=200)
     inputs = drawn(1500, nsa, heads=16, groups=1, size=size, dtype=torch.bfloat16, device="cuda")
     q, coarse, selected, *_ = inputs
-    _, log = module.attend_intervals(q, *coarse, module.compressed_intervals(1500, nsa, q.device), size**-0.5)
+    _, log = attend_intervals(q, *coarse, module.compressed_intervals(1500, nsa, q.device), size**-0.5)
     found = module.importance(q, coarse.k, log, nsa, scale=size**-0.5)
     chosen = module.select(found, nsa)  # with this choice, since equal importance may be ordered otherwise in float64
     ours = module.attend_selected(q, selected, chosen, nsa, scale=size**-0.5).double()
