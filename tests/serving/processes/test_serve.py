@@ -31,6 +31,7 @@ from ridgeline.serving.processes import keeper as keepers
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline_bench.scripts import serving_endurance as endurance
 from ridgeline_bench.scripts.served import Served, children, descriptors, resident
+from tests.command import run_here
 from tests.serving.conftest import MODEL, PATIENCE, Server
 
 SILENCE = 3.0  # seconds
@@ -177,11 +178,20 @@ def test_every_setting_has_an_option() -> None:
 
 
 def test_mistakes_end_with_one_sentence_and_code_2() -> None:
+    """One of them in a process of its own, as users start it."""
+
+    def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ridgeline", *arguments]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for arguments in (["--port", port], ["--no-such-flag"], ["--port", "0", "--max-model-len", "99999999"]):
-            command = [sys.executable, "-m", "ridgeline", "serve", *arguments]
-            ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+        for run, arguments in (
+            (process, ["--port", port]),
+            (run_here, ["--no-such-flag"]),
+            (run_here, ["--port", "0", "--max-model-len", "99999999"]),
+        ):
+            ended = run("serve", *arguments)
             assert ended.returncode == 2, ended.stderr
             assert len(ended.stderr.strip().splitlines()) == 1
             assert ended.stderr.startswith("ridgeline: ")
