@@ -293,7 +293,7 @@ def test_a_mistake_is_told_in_anthropics_shape(server: Server, fields: dict[str,
 
 @by_client
 def test_failures_have_the_classes_of_anthropics_client(start_server: StartServer) -> None:
-    with start_server(api_key=("right",), request_timeout=0.4) as running:
+    with start_server(api_key=("right",), request_timeout=0.8) as running:
         assert create(running, "right", **GREEDY | {"max_tokens": 1}).content
         with pytest.raises(anthropic.AuthenticationError):
             create(running, "wrong", **GREEDY)

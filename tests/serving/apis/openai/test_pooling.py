@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -391,9 +390,8 @@ def test_requests_are_counted(embeds: Server) -> None:
         lines = httpx.get(embeds.url + "/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prompt_tokens_total"))
 
-    before = -1.0
-    while before != (before := counted()):  # what ran for a client that left may end just now
-        time.sleep(0.3)
+    assert embeds.wait_idle(), "what ran for a client that left may end just now"
+    before = counted()
     post(embeds, "/v1/embeddings", input=TEXTS)
     assert counted() - before == sum(len(text.split()) + 2 for text in TEXTS)
 

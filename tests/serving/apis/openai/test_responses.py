@@ -455,7 +455,7 @@ def test_an_answer_in_the_background_is_cancelled(server: Server) -> None:
 
 
 def test_a_failure_on_the_way_ends_the_stream_with_an_event(start_server: StartServer) -> None:
-    with start_server(request_timeout=0.4) as running:
+    with start_server(request_timeout=0.8) as running:
         long = {"model": MODEL, "input": TEXT, "max_output_tokens": 1900, "ignore_eos": True}
         told = raw_events(post(running, **long, stream=True))
         failed = told[-1]["response"]
