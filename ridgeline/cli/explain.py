@@ -18,6 +18,7 @@ from ridgeline.core.settings.model import DTYPES
 from ridgeline.core.settings.speculation import MOST_DRAFTS
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape
+from ridgeline.perf.bus import bus_rate
 from ridgeline.perf.division import Divided, Division
 from ridgeline.perf.explain import ExplainRow, Ran, explain_table, reached_experts, step_shape, with_reached
 from ridgeline.perf.hardware import Hardware
@@ -39,6 +40,9 @@ class StepFlags:
             help="Experts of a layer that have tokens, if measured (default: as many as uniform routing reaches).",
         ),
     ] = None
+    loaded: Annotated[
+        int, typer.Option(min=0, help="Cached tokens that come from the host's memory beside the step.")
+    ] = 0
     tp: Annotated[int, typer.Option(help="Devices that share each layer: shows the part of one of them.")] = 1
     ep: Annotated[int, typer.Option(help="Devices that divide the experts, as in `plan`.")] = 1
     eager: Annotated[bool, typer.Option("--eager", help="Judge a step without CUDA graphs, launched op by op.")] = False
@@ -101,9 +105,11 @@ def explain(
         collectives=sent,
         groups=division.groups,
     )
+    moved = step.loaded * divided.kv_per_token(0)
     if as_json:
         told = {"hardware": hardware.name, "rates": hardware.source, "links": links.source, "dtype": resolved.name}
-        print_json({**told, "ops": _records(rows)})
+        found = {"loads": {"bytes": moved, "seconds": moved / bus_rate(hardware)}} if step.loaded else {}
+        print_json({**told, **found, "ops": _records(rows)})
         return
     print(basis(hardware, resolved))
     if division.devices > 1:
@@ -113,6 +119,11 @@ def explain(
         print(f"{count:.1f} of {of} experts in each layer have tokens ({how})")
     Console().print(table(rows))
     print(_floor(hardware, rows, eager=step.eager or hardware.eager))
+    if step.loaded:
+        print(
+            f"{step.loaded:,} cached tokens come from the host's memory: {short(moved, 'B')} over the bus in "
+            f"{1e3 * moved / bus_rate(hardware):.3g} ms, beside the step"
+        )
 
 
 def _floor(hardware: Hardware, rows: Sequence[ExplainRow], *, eager: bool) -> str:

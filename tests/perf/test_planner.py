@@ -151,6 +151,25 @@ def test_experts_on_devices_that_share_them() -> None:
     assert Reach(devices=8).experts(5, mixture) == pytest.approx(drawn, rel=5e-3)
 
 
+def test_the_verbs_know_the_hosts_memory() -> None:
+    path, token = str(CONFIGS / "qwen3-0.6b.json"), 28 * 2 * 8 * 128 * 2  # bytes of a token's keys and values
+    seconds = 1008 * token / (0.8 * 64e9)  # whole blocks of 1,010 tokens, over the bus that the maker states
+    asked = ["plan", path, "--gpu", "H200", "--input", "1010", "--kv-offloading-size", "2"]
+    tier = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)[0]["host_tier"]
+    assert (tier["blocks"], tier["tokens"], tier["load"]) == (2 * 2**30 // (16 * token), 1008, pytest.approx(seconds))
+    assert (
+        f"1,008 tokens of a prompt come from there in {1e3 * seconds:.3g} ms" in CliRunner().invoke(app, asked).stdout
+    )
+    without = json.loads(CliRunner().invoke(app, ["plan", path, "--gpu", "H200", "--json"]).stdout)[0]
+    assert without["host_tier"] is None
+    step = ["explain", path, "--gpu", "H200", "--loaded", "1008"]
+    loads = json.loads(CliRunner().invoke(app, [*step, "--json"]).stdout)["loads"]
+    assert loads == {"bytes": 1008 * token, "seconds": pytest.approx(seconds)}
+    assert "1,008 cached tokens come from the host's memory" in CliRunner().invoke(app, step).stdout
+    with pytest.raises(InvalidConfig, match="kv_offloading_size must be from 0"):
+        app([*asked[:-1], "-1"], standalone_mode=False)
+
+
 def test_the_verbs_know_experts() -> None:
     path = str(CONFIGS / "qwen3-30b-a3b.json")
     explained = CliRunner().invoke(app, ["explain", path, "--gpu", "H200", "--batch", "8"]).stdout
