@@ -108,8 +108,8 @@ def explain(
     moved = step.loaded * divided.kv_per_token(0)
     if as_json:
         told = {"hardware": hardware.name, "rates": hardware.source, "links": links.source, "dtype": resolved.name}
-        found = {"loads": {"bytes": moved, "seconds": moved / bus_rate(hardware)}} if step.loaded else {}
-        print_json({**told, **found, "ops": _records(rows)})
+        loads = {"bytes": moved, "seconds": moved / bus_rate(hardware)}
+        print_json({**told, **({"loads": loads} if step.loaded else {}), "ops": _records(rows)})
         return
     print(basis(hardware, resolved))
     if division.devices > 1:
