@@ -167,3 +167,23 @@ def test_samples_beams_and_drafts_follow_the_adapter(tiny_model: TinyModel, tmp_
         exact = adapted.logprobs(tokens)
         total = sum(float(exact[place - 1, tokens[place]]) for place in range(len(best.prompt_token_ids), len(tokens)))
         assert best.outputs[0].cumulative_logprob == pytest.approx(total, abs=4 * TOLERANCE)
+
+
+def test_a_folder_that_is_gone_ends_its_own_requests_alone(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """The host's memory holds two of three adapters, so that the first is read again, and then cannot be."""
+    adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i) for i in range(3)]
+    with rig(tiny_model("llama"), enable_lora=True, max_loras=1, max_cpu_loras=2) as own:
+        used = [UsedAdapter(i, own.worker.add_adapter(i, each.folder).key) for i, each in enumerate(adapters, 1)]
+        for number, each in enumerate(used):
+            own.run(each.of(ask(f"{number}", words(number), max_tokens=3)))
+        assert not own.errors
+        adapters[0].write_config(r=5)
+        own.add(ask("plain", words(9), max_tokens=12), used[0].of(ask("lost", words(9), max_tokens=3)))
+        own.run(used[2].of(ask("kept", words(9), max_tokens=3)))
+        assert own.outcomes["lost"].finish_reason == "error"
+        assert "adapter_model.safetensors" in (own.outcomes["lost"].error or "")
+        for name, oracle, count in (("plain", PlainModel("llama"), 12), ("kept", adapters[2], 3)):
+            tokens = words(9)
+            for _ in range(count):
+                tokens.append(int(oracle.logprobs(tokens)[-1].argmax()))
+            assert own.outcomes[name].tokens == tokens[20:]

@@ -78,6 +78,8 @@ def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: 
             f"{path} adapts modules that this model lacks, or that adapters cannot change here: {shortened(foreign)}; "
             "give an adapter of this model's linear layers."
         )
+    if len({place.source.name for place in known.values()}) < len(known):
+        raise ModelLoadError(f"{path} holds matrices of one module under two names; copy it again.")
     meant = meant_modules(config, list(known), folder)
     if odd := [module for module in modules if module not in meant]:
         raise ModelLoadError(
