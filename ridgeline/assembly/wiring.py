@@ -14,6 +14,7 @@ import torch
 
 from ridgeline.assembly.choices import check_speculation, choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.disk import keep_on_disk
 from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft, folders_read
 from ridgeline.assembly.foreign import check_foreign
 from ridgeline.assembly.kv_events import check_events, tell_events
@@ -145,6 +146,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         engine.rehearse()
         worker.forget_expert_load()
     tell_events(config, [engine])
+    keep_on_disk(config, engine, choices.folder, device.type)
     logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)
     return Assembly(
         engine=engine,

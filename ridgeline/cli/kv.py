@@ -20,6 +20,7 @@ from ridgeline.tiers.offline import Inspected
 from ridgeline.tiers.sealed import BlockRecord
 
 ANSWER = 10.0  # seconds
+HELD = ("none", "one", "two", "more")
 SHOWN = 20  # models and tenants of `stats`
 
 app = typer.Typer(help="Look into the KV cache: that of a running server (--url), or a directory on a disk.")
@@ -94,12 +95,27 @@ def _told(number: int, cache: dict[str, Any]) -> Iterator[str]:
     yield f"  prefix tree: {cache['nodes']} blocks, of which {cache['sampled']} were looked at"
     for depth, count in enumerate(cache["depths"]):
         yield f"    {1 << depth} to {(2 << depth) - 1} blocks deep: {count}"
-    for held, count in zip(("none", "one", "two", "more"), cache["heat"], strict=True):
+    for held, count in zip(HELD, cache["heat"], strict=True):
         yield f"    held by {held} of the requests: {count}"
     for root, count in cache["roots"].items():
         yield f"    root {root}: {count}"
     for owner, blocks in cache["owners"].items():
         yield f"  owner {owner or '(none)'}: {blocks} blocks held"
+    for tier in cache["tiers"]:
+        yield from _told_below(tier)
+
+
+def _told_below(tier: dict[str, Any]) -> Iterator[str]:
+    where = "in the host's memory" if tier["name"] == "host" else "on the disk"
+    blocks = ", ".join(f"{count} {name}" for name, count in tier["blocks"].items())
+    room = f"{_size(tier['used'])} of {_size(tier['bytes'])}"
+    yield f"  below, {where}: {room}; blocks: {blocks}; {tier['held']} on their way"
+    for held, count in zip(HELD, tier["heat"], strict=False):
+        yield f"    held by {held} of the requests: {count}"
+    for root, count in tier["roots"].items():
+        yield f"    root {root}: {count}"
+    for owner, count in tier["owners"].items():
+        yield f"    owner {owner or '(none)'}: {count} blocks come up"
 
 
 @app.command("list")

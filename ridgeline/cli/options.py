@@ -50,6 +50,11 @@ ENGINE_HELP = {
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
     "kv_offloading_size": "GiB of the host's memory for cache blocks that the device has no room for.",
     "kv_offloading_backend": "native.",
+    "kv_disk": "Directory on a local disk for cache blocks beyond that; a server that starts again finds them.",
+    "kv_disk_size": "GiB of that directory.",
+    "kv_disk_eviction": "Block that goes first there: lru, lfu or cost (spares least time for its bytes).",
+    "kv_disk_ttl": "Seconds after which a block is deleted there (0: never).",
+    "kv_disk_tenant_size": "GiB there of one tenant (default: no bound).",
     "state_cache_share": "Share of the cache for recurrent states that are kept for later requests.",
     "state_checkpoint_interval": "Tokens after which a long prompt leaves such a state (default: by its bytes).",
     "kv_events_config": "JSON object that says where changes of the prefix cache are published, for example "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.cli.lists import SECRETS, check_behind, check_list, check_secret, is_word
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.vllm_flags import ALIASES, FLAGS, VALUES, Flag, State, Takes
+from ridgeline.core.settings.vllm_flags import ALIASES, FLAGS, KV_TRANSFER, VALUES, Flag, State, Takes, of_kv_transfer
 
 MODEL = "model"  # an argument of ours, and a flag of vLLM's
 NEGATIONS = (("no-", ""), ("disable-", "enable-"), ("enable-", "disable-"))
@@ -213,6 +213,9 @@ def _ours(name: str, given: _Given, found: Translation) -> list[str]:
 
 
 def _theirs(flag: Flag, given: _Given, own: Mapping[str, Takes], found: Translation) -> None:
+    if flag.name == KV_TRANSFER.replace("_", "-"):
+        _kv_transfer(given, found)
+        return
     value: object = given.positive if flag.takes is Takes.NOTHING else " ".join(given.values)
     spelled = " ".join([given.spelled, *([] if flag.name in SECRETS else given.values)])
     if flag.state is State.ACCEPTED or (flag.state is State.REFUSED and flag.is_harmless(value)):
@@ -225,3 +228,16 @@ def _theirs(flag: Flag, given: _Given, own: Mapping[str, Takes], found: Translat
         values = [VALUES.get(flag.name, {}).get(each, each) for each in given.values]
         found.words += [positive, *values]
         found.lines.append(Line(spelled, State.RENAMED, f"{' '.join([positive, *values])}: {flag.text}."))
+
+
+def _kv_transfer(given: _Given, found: Translation) -> None:
+    """Translate vLLM's object for connectors, which is several flags here."""
+    try:
+        settings = of_kv_transfer(" ".join(given.values) or "{}")
+    except InvalidConfig as error:
+        found.lines.append(Line(given.spelled, State.REFUSED, f"not supported here: {str(error).rstrip('.')}."))
+        return
+    words = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", f"{value}")]
+    found.words += words
+    state = State.RENAMED if words else State.ACCEPTED
+    found.lines.append(Line(given.spelled, state, f"{' '.join(words) or 'nothing'}: the same here."))

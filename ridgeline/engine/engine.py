@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,18 +15,24 @@ from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.step import StepPlan, StepResult
-from ridgeline.core.plan.worker import Sleeps, Worker
+from ridgeline.core.plan.worker import KeepsBelow, Sleeps, Worker
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.model import NO_RULES, OutputRules
+from ridgeline.engine.cache.disk import BlockStore
 from ridgeline.engine.cache.events import BlockSink, Changes
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.kernels.base.cost import CostModel, Headroom, StepShape
 
+logger = logging.getLogger(__name__)
+
 # Steps that failed in a row, and seconds without one that went well, after which no request is to blame any more. Both:
 # requests that make a step fail run alone, one after the other, and many of them fail within a moment.
 FAILED_STEPS, FAILING_SECONDS = 32, 5.0
+DISK_WAIT = 2e-3  # seconds after which a step that waits for the disk alone ends, so that new requests are seen
+RESTING = 5.0  # milliseconds for which blocks are moved while there is no request
+LEAVING = 10.0  # seconds, about, in which blocks still go to the disk when the engine ends
 REHEARSALS = 12  # Python looks at a function for about that many calls before it has made it fast
 
 
@@ -54,6 +62,8 @@ class Engine:
         self.scheduler = Scheduler(config, layout, cost_model, clock)
         self._clock = clock
         self._worker = worker
+        if (tier := self.scheduler.cache.tier) is not None and isinstance(worker, KeepsBelow):
+            tier.memory = worker
         self._vocab_size = vocab_size
         self._cost_model = cost_model
         self.headroom = Headroom()
@@ -85,6 +95,31 @@ class Engine:
         self.scheduler.cache.published.changes = changes = Changes(self.layout.block_size)
         changes.cleared()
         self._tell()
+
+    def keep_on_disk(self, store: BlockStore) -> None:
+        """Let blocks go from the host's memory to a store, and come back. The store is closed with the engine. There
+        is a tier in the host's memory, and the worker is in this process."""
+        assert isinstance(self._worker, KeepsBelow)
+        self.scheduler.keep_on_disk(store, self._worker)
+
+    def rest(self) -> bool:
+        """Move some of the blocks that are on their way to the host's memory, or from there to the disk, while there is
+        no request. Return True if there is more to move."""
+        tier = self.scheduler.cache.tier
+        if tier is None or tier.disk is None or not isinstance(self._worker, KeepsBelow):
+            return False
+        if self._paused or self._sleeps or self._lost is not None or self.scheduler.in_flight:
+            return False
+        plan = self.scheduler.newest_plan
+        if (moves := tier.moves(plan, lambda: RESTING, 0)) is not None:
+            try:
+                self._worker.move(plan, moves)
+            except RuntimeError as error:  # of the device; the next step says more
+                logger.warning("blocks of the cache could not be moved: %s", error)
+                tier.undo()
+                return False
+        tier.retire(plan)
+        return tier.is_busy
 
     def _tell(self) -> None:
         changes = self.scheduler.cache.published.changes
@@ -134,6 +169,7 @@ class Engine:
         """Wait for the oldest plan's result. Empty if no plan is in flight."""
         if not self.scheduler.in_flight:
             self.last_plan = None
+            self.scheduler.await_disk(DISK_WAIT)
             return StepEvents()
         result = self._worker.collect()
         events = self.scheduler.update(result)
@@ -221,7 +257,26 @@ class Engine:
 
     def shutdown(self) -> None:
         self.tell_no_more()
+        self._leave_disk()
         self._worker.shutdown()
+
+    def _leave_disk(self) -> None:
+        """Write what is in the cache to the disk, if there is one, in a bounded time."""
+        tier, until = self.scheduler.cache.tier, time.monotonic() + LEAVING
+        if tier is None or tier.disk is None:
+            return
+        disk = tier.disk
+        try:
+            self.pause()
+            while self.has_work:
+                self.take()
+            self.resume()
+            while self.rest() and time.monotonic() < until:
+                disk.wait_for_writes(DISK_WAIT)
+        except DeviceLost:
+            pass
+        finally:
+            self.scheduler.leave_disk(max(1.0, until - time.monotonic()))
 
     def tell_no_more(self) -> None:
         """Close what is told of the prefix cache."""

@@ -11,6 +11,7 @@ from ridgeline.core.plan.request import Preemption
 from ridgeline.engine.cache.checkpoints import Counts
 
 N = TypeVar("N", int, float)
+NOW = ("used", "size", "disk_blocks", "disk_bytes", "disk_capacity_bytes")  # of `below`: no counts
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Figures:
             checkpoints = checkpoints._replace(kept=self.checkpoints.kept)
         below = both.below
         if below is not None and self.below is not None:
-            below = {**below, **{name: self.below[name] for name in ("used", "size")}}
+            below = {**below, **{name: self.below[name] for name in NOW if name in self.below}}
         return replace(
             both,
             running=self.running,

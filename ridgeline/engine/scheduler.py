@@ -28,11 +28,13 @@ from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.embeds import parts_between
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.core.plan.step import Feature, MaskedDrafts, RowKind, StepPlan, StepResult
+from ridgeline.core.plan.worker import KeepsBelow
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.state import WINDOW_CHUNK
 from ridgeline.engine import masks
 from ridgeline.engine.cache.census import census
+from ridgeline.engine.cache.disk import BlockStore, DiskBelow
 from ridgeline.engine.figures import Figures
 from ridgeline.engine.itl import ItlBound
 from ridgeline.engine.masked_drafts import drafted
@@ -86,6 +88,7 @@ class Scheduler:
         self._results = Results(self.running, self._recovery.suspects, self._finish, self._preempt)
         self.preemptions = Counter[Preemption]()
         self._arrivals = 0
+        self._disk: DiskBelow | None = None
         self._plan_id = 0  # newest submitted
         self._retired = 0  # newest whose result is in
 
@@ -99,6 +102,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._by_id) - self.num_running
+
+    @property
+    def newest_plan(self) -> int:
+        """The number of the newest plan."""
+        return self._plan_id
 
     @property
     def has_work(self) -> bool:
@@ -121,7 +129,23 @@ class Scheduler:
             self._looked = None, 0, 0  # it may be entitled to what another owner has
         self._by_id[request.id] = seq
         self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else 1)
-        self._wait(seq)
+        if self._disk is None or not self._disk.fetch(seq):
+            self._wait(seq)
+
+    def keep_on_disk(self, store: BlockStore, memory: KeepsBelow) -> None:
+        """Let blocks go from the host's memory to a store, and come back. There is a tier in the host's memory."""
+        self._disk = self.cache.keep_on_disk(store, memory, self._clock)
+
+    def leave_disk(self, seconds: float) -> None:
+        """Write what is in the host's memory, for at most so many seconds, and close the store."""
+        if self._disk is not None and self.cache.tier is not None:
+            self._disk.close(seconds)
+            self._disk = self.cache.tier.disk = None
+
+    def await_disk(self, seconds: float) -> None:
+        """Wait for the next block from the disk, if requests wait for one, at most so long."""
+        if self._disk is not None and self._disk.awaited:
+            self._disk.wait(seconds)
 
     def knows(self, request_id: str) -> bool:
         """Return True if the request is here and unfinished."""
@@ -171,6 +195,9 @@ class Scheduler:
             return None
         if self.in_flight and not self.in_flight[-1].masks_given:
             return None  # what the next plan needs is not sampled before the masks are there
+        if self._disk is not None:
+            for seq in self._disk.arrivals():
+                self._wait(seq)
         builder = PlanBuilder(self._pace.tokens)
         if self._recovery.suspects:
             self._run_a_suspect(builder)
@@ -581,9 +608,9 @@ class Scheduler:
 
     def vacate(self) -> None:
         """Preempt all requests, and forget all prefixes in the cache: its memory goes. No plan may be in
-        flight."""
+        flight. The disk is not forgotten: the weights stay."""
         self._preempt_all(Preemption.SLEEP)
-        self.cache.forget_prefixes()
+        self.cache.forget_prefixes(on_disk=False)
         if self.cache.tier is not None:
             self.cache.tier.leave_device()
 
@@ -600,7 +627,7 @@ class Scheduler:
         if seq.slot != NO_SLOT:
             self.running.leave(seq, self._plan_id, stopped=stopped)
             self._policy.left(seq)
-        else:
+        elif self._disk is None or not self._disk.leave(seq):
             self._policy.dropped(seq)
         self._policy.ended(seq)
         if seq.request.task is None:

@@ -109,6 +109,9 @@ class Engines:
         for engine in self.engines:
             engine.rehearse()
 
+    def rest(self) -> bool:
+        return False
+
     @property
     def asleep(self) -> bool:
         return False

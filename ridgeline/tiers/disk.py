@@ -156,15 +156,16 @@ class DiskTier:
             self._pending[tag] = _Pending(tenant)
             return None
 
-    def _leave(self, record: BlockRecord) -> None:
+    def _leave(self, record: BlockRecord, seconds: float = 0.0) -> None:
         with self._lock:
+            self._figures.write_seconds += seconds
             self._figures.queued_bytes -= record.length
             del self._pending[record.tag]
         with self._idle:
             self._idle.notify_all()
 
     def _write(self, record: BlockRecord, parts: Sequence[Buffer], done: Future[bool]) -> None:
-        found = False
+        found, start = False, time.monotonic()
         try:
             found = self._put(record, parts)
         except OSError as error:
@@ -178,7 +179,7 @@ class DiskTier:
                     *(self._directory.path, error.strerror or error, self._options.retry),
                 )
         finally:
-            self._leave(record)
+            self._leave(record, time.monotonic() - start)
             done.set_result(found)
 
     def _put(self, record: BlockRecord, parts: Sequence[Buffer]) -> bool:
@@ -246,7 +247,7 @@ class DiskTier:
         return done
 
     def _read(self, entry: Entry, into: Sequence[Buffer], done: Future[bool]) -> None:
-        found, why = False, ""
+        found, why, start = False, "", time.monotonic()
         try:
             found = self._is_read(entry, into)
             why = "" if found or self._is_replaced(entry) else "corrupt"
@@ -260,6 +261,7 @@ class DiskTier:
             figures = self._figures
             figures.read, figures.missed = figures.read + found, figures.missed + (not found)
             figures.read_bytes += entry.length if found else 0
+            figures.read_seconds += time.monotonic() - start
             figures.corrupt, figures.failed = figures.corrupt + (why == "corrupt"), figures.failed + (why == "failed")
         if not found:
             self._space.discard([entry])
@@ -329,10 +331,13 @@ class DiskTier:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything that was submitted is on the disk, even if power is lost then. Return False if that
-        takes longer than `timeout` seconds."""
+        takes longer than `timeout` seconds; the kernel still writes what it has."""
+        until = None if timeout is None else time.monotonic() + timeout
         with self._idle:
             done = self._idle.wait_for(lambda: not self._pending, timeout)
         for segment in self._dirty() if done else ():
+            if until is not None and time.monotonic() > until:
+                return False
             self.files.sync(segment)
         return done
 
@@ -343,17 +348,21 @@ class DiskTier:
                 segment.dirty = False
         return found
 
-    def close(self) -> None:
-        """Write what waits, and leave the blocks to other processes and to later ones."""
+    def close(self, timeout: float | None = None) -> None:
+        """Write what waits, for at most `timeout` seconds, and leave the blocks to other processes."""
         if self._closing.is_set():
             return
         self._closing.set()
         try:
-            self.flush()
+            self.flush(timeout)
         except OSError as error:
             self._say("the KV cache cannot be flushed (%s)", error)
-        self._writers.shutdown()
-        self._readers.shutdown()
+        waits = timeout is None or not self._pending
+        self._writers.shutdown(wait=waits, cancel_futures=not waits)
+        self._readers.shutdown(wait=waits, cancel_futures=not waits)
+        if not waits:
+            self._say("the disk of the KV cache is slow: %d blocks are not written", len(self._pending))
+            return  # threads may still use the files; they end with the process
         if self._keeper.is_alive():
             self._keeper.join()
         self.files.close()

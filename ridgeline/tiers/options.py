@@ -31,7 +31,7 @@ class DiskFigures:
     blocks, bytes: of all that can be read, those of other processes included. own_bytes: of this process's files.
     dropped: writes that found the queue full. refused: those while the disk was full, and blocks larger than the store.
     corrupt: blocks or files whose checksum was wrong. failed: reads and writes for which the system gave an error.
-    stopped: writes have stopped since the disk is full.
+    stopped: writes have stopped since the disk is full. write_seconds, read_seconds: that threads spent on blocks.
     """
 
     blocks: int = 0
@@ -53,3 +53,5 @@ class DiskFigures:
     corrupt: int = 0
     failed: int = 0
     stopped: bool = False
+    write_seconds: float = 0.0
+    read_seconds: float = 0.0

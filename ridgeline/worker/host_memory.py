@@ -9,6 +9,9 @@ the blocks that it saves into a ring of staging memory:
 
 A part of the ring is used again once its copy to the host is done. On a CPU the thread that runs plans copies.
 
+The copies of a plan may end after its result is there. `settled` says of which plans all have ended. Others may use the
+host's blocks of such a plan then (`engine/cache/disk.py`).
+
 Legend:
     N  blocks, in all layers
     W  words of a unit
@@ -17,6 +20,7 @@ Legend:
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -25,7 +29,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import Reserved, StepSizes
-from ridgeline.core.plan.step import MoveBlocks
+from ridgeline.core.plan.step import MoveBlocks, Moves
 from ridgeline.core.settings.host_tier import STAGING_BYTES
 from ridgeline.core.specs.host_layout import HostLayout
 from ridgeline.worker.state.buffer import StateMemory
@@ -52,10 +56,20 @@ class StagedBlocks(NamedTuple):
     start: int
 
 
+class HostCopies(NamedTuple):
+    """HostCopies of a plan that were queued. ahead, done: the stream has come to them, and has ended them."""
+
+    plan: int
+    to_host: bool
+    ahead: torch.cuda.Event
+    done: torch.cuda.Event
+
+
 class HostMemory(StepPart):
     """The blocks in the host's memory.
 
     staging_bytes: of the ring, and of the memory for loads.
+    seconds: that copies took, to the host and from it.
     """
 
     def __init__(self, memory: StateMemory, layout: HostLayout, staging_bytes: int = STAGING_BYTES) -> None:
@@ -64,6 +78,9 @@ class HostMemory(StepPart):
         groups = memory.layout.groups
         self._sizes = [len(group.layers) * unit for group, unit in zip(groups, memory.layout.unit_bytes, strict=True)]
         self._loaded: torch.cuda.Event | None = None  # of the plan before
+        self._begun = 0  # the newest plan
+        self._copies: deque[HostCopies] = deque()  # that may be under way
+        self.seconds = [0.0, 0.0]
         self.bytes = _allocated(self.layout.num_bytes, pinned=self._streams)
         if self._streams:
             self.use_streams(staging_bytes)
@@ -78,24 +95,45 @@ class HostMemory(StepPart):
         self._leaving: list[tuple[int, int, torch.cuda.Event]] = []  # parts of the ring, and when they are read
 
     def prepare(self, step: PlannedStep) -> None:
-        moves = step.plan.moves
         if self._loaded is not None:
             self._loaded.wait()
             self._loaded = None
-        if moves is None:
-            return
+        if step.plan.moves is not None:
+            self.move(step.plan.id, step.plan.moves)
+        self._begun = step.plan.id
+
+    @torch.inference_mode()
+    def move(self, plan: int, moves: Moves) -> None:
+        """Queue the moves of a plan, or others behind a plan."""
         if not self._streams:
             self._copy(moves.saves, to_host=True)
             self._copy(moves.loads, to_host=False)
             return
         if moves.saves:
-            self._save(moves.saves)
+            self._save(plan, moves.saves)
         if moves.loads:
-            loaded = self._load(moves.loads)
+            loaded = self._load(plan, moves.loads)
             if moves.awaited:
                 loaded.wait()
             else:
                 self._loaded = loaded
+
+    def settled(self) -> int:
+        """Return the newest plan up to which all copies have ended."""
+        while self._copies and self._copies[0].done.query():
+            _, to_host, ahead, done = self._copies.popleft()
+            self.seconds[not to_host] += ahead.elapsed_time(done) / 1e3
+        return self._copies[0].plan - 1 if self._copies else self._begun
+
+    def settle(self) -> None:
+        """Wait until all copies have ended."""
+        for copies in self._copies:
+            copies.done.synchronize()
+
+    def octets(self, group: int, block: int) -> memoryview:
+        """Return a block's bytes, which may be written to."""
+        start = self.layout.offset(group, block)
+        return self.bytes.numpy().data[start : start + self._sizes[group]]
 
     def bytes_per_second(self) -> float:
         """Return the rate at which blocks come from the host, by a short copy."""
@@ -118,6 +156,7 @@ class HostMemory(StepPart):
     # ---- on a CPU ---------------------------------------------------------------------------------------------
 
     def _copy(self, moves: Sequence[MoveBlocks], *, to_host: bool) -> None:
+        start = time.perf_counter()
         for group, blocks, below in moves:
             units_NW = self._memory.units[group]
             for block, place in zip(blocks, below, strict=True) if self._sizes[group] else ():
@@ -127,10 +166,11 @@ class HostMemory(StepPart):
                     torch.index_select(units_NW, 0, places_N, out=held_NW)
                 else:
                     units_NW.index_copy_(0, places_N, held_NW)
+        self.seconds[not to_host] += time.perf_counter() - start
 
     # ---- on a GPU ---------------------------------------------------------------------------------------------
 
-    def _save(self, saves: Sequence[MoveBlocks]) -> None:
+    def _save(self, plan: int, saves: Sequence[MoveBlocks]) -> None:
         for batches, size in self._batches(saves, len(self._ring)):
             first = self._take_ring(size)
             for group, blocks, _, start in batches:
@@ -140,10 +180,11 @@ class HostMemory(StepPart):
             gathered.record()
             with torch.cuda.stream(self._side):
                 gathered.wait()
+                ahead = _marked()
                 for part, host in self._pairs(batches, self._ring, first):
                     host.copy_(part, non_blocking=True)
-                done = torch.cuda.Event()
-                done.record()
+                done = _marked()
+            self._copies.append(HostCopies(plan, True, ahead, done))
             self._leaving.append((first, first + size, done))
 
     def _take_ring(self, size: int) -> int:
@@ -156,19 +197,20 @@ class HostMemory(StepPart):
         self._next = first + size
         return first
 
-    def _load(self, loads: Sequence[MoveBlocks]) -> torch.cuda.Event:
+    def _load(self, plan: int, loads: Sequence[MoveBlocks]) -> torch.cuda.Event:
         reached = torch.cuda.Event()
         reached.record()
         with torch.cuda.stream(self._side):
             reached.wait()
+            ahead = _marked()
             for batches, _ in self._batches(loads, len(self._arriving)):
                 for part, host in self._pairs(batches, self._arriving, 0):
                     part.copy_(host, non_blocking=True)
                 for group, blocks, _, start in batches:
                     units_NW = self._as_units(self._arriving, start, group, len(blocks))
                     self._memory.units[group].index_copy_(0, self._uploaded(group, blocks), units_NW)
-            loaded = torch.cuda.Event()
-            loaded.record()
+            loaded = _marked()
+        self._copies.append(HostCopies(plan, False, ahead, loaded))
         return loaded
 
     def _batches(self, moves: Sequence[MoveBlocks], most: int) -> Iterator[tuple[list[StagedBlocks], int]]:
@@ -213,6 +255,13 @@ class HostMemory(StepPart):
         """Return the bytes of so many blocks as units [N, W]."""
         units_NW = self._memory.units[group]
         return memory[start : start + count * self._sizes[group]].view(units_NW.dtype).view(-1, units_NW.shape[1])
+
+
+def _marked() -> torch.cuda.Event:
+    """Return an event at this place of the current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def _allocated(size: int, *, pinned: bool) -> Tensor:

@@ -26,13 +26,14 @@ from ridgeline.core.plan.adapters import AdapterFacts
 from ridgeline.core.plan.expert_cache import ExpertCacheFigures
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.sleep import KINDS, Kind
-from ridgeline.core.plan.step import Feature, MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.plan.step import Feature, MaskedDrafts, Moves, StepPlan, StepResult
 from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.gemm.fp8.saturation import total_saturations
 from ridgeline.parallel.failures import described
 from ridgeline.parallel.stamps import Stamps
 from ridgeline.worker.adapters.store import AdapterStore
+from ridgeline.worker.host_memory import HostMemory
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.launch import RoundLaunch
 from ridgeline.worker.runner import Runner
@@ -158,6 +159,34 @@ class LocalWorker:
         if self._runner.adapters is None:
             raise InvalidConfig("this engine runs without adapters; start it with enable_lora.")
         return self._runner.adapters.store
+
+    def octets(self, group: int, block: int) -> memoryview:
+        """Return the bytes of a block in the host's memory."""
+        return self._below.octets(group, block)
+
+    def settled(self) -> int:
+        """Return the newest plan up to which all copies from and to the host's memory have ended."""
+        return self._below.settled()
+
+    def end_moves(self) -> None:
+        """Wait until all copies from and to the host's memory have ended."""
+        with suppress(RuntimeError):  # of a device that is lost
+            self._below.settle()
+
+    def move(self, plan: int, moves: Moves) -> None:
+        """Move blocks behind plans up to this one, which have all been collected."""
+        if (done := self._run(self._below.move, plan, moves)) is not None:
+            done.result()
+
+    def move_seconds(self) -> tuple[float, float]:
+        """Return the seconds that copies to the host's memory took, and those from it."""
+        to_host, from_it = self._below.seconds
+        return to_host, from_it
+
+    @property
+    def _below(self) -> HostMemory:
+        assert self._runner.host is not None
+        return self._runner.host
 
     def expect_round(self, shape: Shape, captured: bool) -> None:
         """Let the next step exchange tokens with other ranks, none of which has more rows or tokens than `shape`.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -17,7 +19,7 @@ from ridgeline.cli.serve import own_flags, read_file
 from ridgeline.cli.translate import translate
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.settings.config import LLMConfig, count
-from ridgeline.core.settings.vllm_flags import DEFAULTS, FLAGS, State
+from ridgeline.core.settings.vllm_flags import DEFAULTS, FLAGS, State, of_keywords
 from ridgeline_bench.scripts.api_flags import PAGE, VLLM, page
 from tests.api.conftest import write_tokenizer
 
@@ -108,6 +110,8 @@ def test_an_object_is_harmless_with_the_values_that_ask_for_what_happens_anyway(
 def test_nothing_is_taken_in_silence() -> None:
     """Each flag without effect has its line, and so has one with another name."""
     for name, flag in FLAGS.items():
+        if name == "kv-transfer-config":  # its object is read
+            continue
         given = {"switch": [], "value": ["1.5"], "list": ["x", "y"]}[flag.takes]
         found = translate(["m", f"--{name}", *given], OWN)
         assert found.models == ["m"]
@@ -116,6 +120,56 @@ def test_nothing_is_taken_in_silence() -> None:
         assert line.state is flag.state
         assert flag.text in line.text
         assert bool(found.words) is (flag.state is State.RENAMED)
+
+
+TIERS = {
+    "kv_connector": "OffloadingConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": 3 << 30,
+        "secondary_tiers": [{"type": "fs", "root_dir": "/nvme/kv", "max_disk_gib": 200}],
+    },
+}
+LMCACHE = {
+    "kv_connector": "LMCacheConnectorV1",
+    "kv_connector_extra_config": {"lmcache.max_local_cpu_size": 5, "lmcache.local_disk": "file:///nvme/kv"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        (TIERS, "--kv-offloading-size 3.0 --kv-disk /nvme/kv --kv-disk-size 200.0"),
+        (LMCACHE, "--kv-offloading-size 5.0 --kv-disk /nvme/kv"),
+        ({}, ""),
+    ],
+)
+def test_a_connector_that_offloads_is_our_tiers(given: dict[str, Any], ours: str) -> None:
+    found = translate(["m", "--kv-transfer-config", json.dumps(given)], OWN)
+    assert (found.words, found.refused) == (ours.split(), [])
+    kept, _ = of_keywords({"kv_transfer_config": given}, frozenset())
+    assert [f"{value}" for value in kept.values()] == ours.split()[1::2]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, "sends caches between servers"),
+        ({**TIERS, "kv_role": "kv_producer"}, "kv_role must be kv_both"),
+        ({"kv_connector": "OffloadingConnector"}, "does not say how many bytes"),
+        ({"kv_connector": "LMCacheConnectorV1", "kv_connector_extra_config": {"remote_url": "lm://x:1"}}, "remote_url"),
+        ({**TIERS, "kv_connector_extra_config": {"cpu_bytes_to_use": -1}}, "cpu_bytes_to_use must be a number above 0"),
+        ({**TIERS, "kv_connector_extra_config": {"secondary_tiers": [{"type": "p2p"}]}}, "may be one of type"),
+        ([1], "must be a JSON object"),
+    ],
+)
+def test_another_connector_is_refused_with_the_flags_there_are(given: object, said: str) -> None:
+    [line] = translate(["m", "--kv-transfer-config", json.dumps(given)], OWN).refused
+    assert said in line.text
+    assert given == [1] or "--kv-offloading-size" in line.text or "number" in line.text
+    with pytest.raises(InvalidConfig, match=said):
+        of_keywords({"kv_transfer_config": given}, frozenset())
 
 
 def test_several_models_are_named_in_either_way_and_unknown_flags_stay() -> None:

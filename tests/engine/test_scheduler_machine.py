@@ -27,6 +27,7 @@ from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sequence import Sequence
 from tests.engine.followed import Follower, findable
+from tests.engine.ideal_host import ON_ITS_WAY
 from tests.engine.ideal_worker import EOS, NAN, VOCAB, IdealWorker, alone, digests
 from tests.engine.layouts import GROUPS, layout_of
 from tests.engine.profiles import machine_settings
@@ -154,22 +155,33 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         ticks = count()
         self.clock = lambda: next(ticks) / 1e3  # the same in every run: policies ask it
-        self.scheduler = Scheduler(self.config, self.layout, clock=self.clock)
-        if extra_pages % 2:  # outputs become longer than was forecast
-            self.scheduler.running.pressure.admits = lambda seqs, num_running, outranked: True  # type: ignore[method-assign]
-        self.follower, self.changes = Follower(), Changes(block_size)
-        self.scheduler.cache.published.changes = None if lazy else self.changes
-        if each == 1:
-            self.scheduler.running.prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
+        self.lazy, self.longer = lazy, extra_pages % 2 == 1
         self.distrusted: set[str] = set()
-        self.worker = self.make_worker(lazy)
-        self.worker.script = lambda seed, turn, bound: (7 * seed + turn * (turn + 3)) % 11 % (bound + 1)
         self.expected: dict[str, Expected] = {}
         self.ended: list[str] = []
+        self.boot()
+
+    def boot(self) -> None:
+        """Make a scheduler and a worker."""
+        self.scheduler = Scheduler(self.config, self.layout, clock=self.clock)
+        if self.longer:  # outputs become longer than was forecast
+            self.scheduler.running.pressure.admits = lambda seqs, num_running, outranked: True  # type: ignore[method-assign]
+        self.follower, self.changes = Follower(), Changes(self.layout.block_size)
+        self.scheduler.cache.published.changes = None if self.lazy else self.changes
+        if self.each == 1:
+            self.scheduler.running.prefixes = PrefixGroups(self.layout, self.config.max_num_seqs, min_saved=1)
+        before = getattr(self, "worker", None)
+        self.worker = self.make_worker(self.lazy)
+        if before is not None:
+            self.worker.poison, self.worker.blamed, self.worker.told_nan = before.poison, before.blamed, before.told_nan
+        self.worker.script = lambda seed, turn, bound: (7 * seed + turn * (turn + 3)) % 11 % (bound + 1)
         self.scheduler.on_finish = lambda request, stats: self.ended.append(request.id)
 
-        if each > 1:
-            self.scheduler.running.drafting = Fickle(each - 1)  # type: ignore[assignment]
+        if self.each > 1:
+            self.scheduler.running.drafting = Fickle(self.each - 1)  # type: ignore[assignment]
+
+    def settle(self) -> None:
+        """Everything has ended, and nothing is in flight."""
 
     def make_worker(self, lazy: bool) -> IdealWorker:
         return IdealWorker(self.layout, lazy=lazy, depth=self.deep)
@@ -432,6 +444,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if (g, block) in coming:
                     continue
                 held = self.worker.host.blocks[g, block]
+                assert held != [ON_ITS_WAY], "a block can be matched that is still being read"
                 each = len(held) // len(self.layout.groups[g].layers)
                 for layer in range(len(self.layout.groups[g].layers)):
                     cells = held[layer * each :][:each]
@@ -471,6 +484,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.listeners_hear_of_every_end_once()
         self.cached_blocks_hold_what_the_index_says()
         assert all(expected.ended for expected in self.expected.values())
+        self.settle()
         pool, slots = self.scheduler.cache.pool, self.scheduler.slots
         assert pool.free_pages == pool.num_pages
         if (tier := self.scheduler.cache.tier) is not None:

@@ -22,6 +22,10 @@ from tests.engine.layouts import GROUPS, Groups, layout_of
 class NoEvent:
     """Work that is done when it is queued."""
 
+    def __init__(self, *, enable_timing: bool = False) -> None: ...
+    def elapsed_time(self, other: NoEvent) -> float:
+        return 1.0
+
     def record(self) -> None: ...
     def wait(self) -> None: ...
 
@@ -60,7 +64,7 @@ class Moved:
             self.memory.units[group][block + layer * self.layout.layer_step(group)].view(torch.uint8).fill_(value)
 
     def run(self, moves: Moves | None) -> None:
-        self.own.prepare(SimpleNamespace(plan=SimpleNamespace(moves=moves)))  # type: ignore[arg-type]
+        self.own.prepare(SimpleNamespace(plan=SimpleNamespace(id=0, moves=moves)))  # type: ignore[arg-type]
 
 
 def many_plans(moved: Moved) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,27 @@ class GroupFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TierFigures:
+    """A tier below the device's cache: "host", or "disk".
+
+    bytes, used: that there are, and that hold blocks. On a disk all servers that share its directory count.
+    blocks: by cache group; those of a disk are one number, "all".
+    held: blocks that wait to be loaded or written, or that are read at the moment.
+    heat: of the sampled blocks of the prefix tree that are here, by the number of requests that load them now.
+    roots, owners: as in `CacheFigures`. The owners are those of requests for which blocks come up.
+    """
+
+    name: str
+    bytes: int
+    used: int
+    blocks: dict[str, int]
+    held: int
+    heat: list[int]
+    roots: dict[str, int]
+    owners: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CacheFigures:
     """The cache of one engine.
 
@@ -35,6 +56,7 @@ class CacheFigures:
     roots: the most frequent roots of those (tenants, adapters, images), by the first digits of their hashes.
     owners: blocks held by each owner of running requests, the largest first; those beyond the first are one, "others".
     queried_tokens, hit_tokens: of all prompts so far, and found in the cache.
+    tiers: those below the device's memory, the nearest first.
     """
 
     block_size: int
@@ -51,3 +73,4 @@ class CacheFigures:
     owners: dict[str, int]
     queried_tokens: int
     hit_tokens: int
+    tiers: list[TierFigures] = field(default_factory=list)

@@ -13,7 +13,7 @@ from ridgeline.core.plan.expert_cache import ExpertCacheFigures
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.sleep import Kind
-from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.plan.step import MaskedDrafts, Moves, StepPlan, StepResult
 from ridgeline.core.settings.rebalancing import Rebalanced
 
 
@@ -55,6 +55,27 @@ class Sleeps(Protocol):
     def wake(self, kinds: Sequence[Kind]) -> bool:
         """Bring memory of these kinds back. Return True if all is back then. Raise InvalidConfig if others have taken
         it."""
+
+
+@runtime_checkable
+class KeepsBelow(Protocol):
+    """A worker whose blocks in the host's memory others may read and write. It is asked if there is a tier."""
+
+    def octets(self, group: int, block: int) -> memoryview:
+        """Return a block's bytes, which may be written to."""
+
+    def settled(self) -> int:
+        """Return the newest plan up to which all copies from and to the host's memory have ended: at least those of
+        plans that were collected, or fewer where copies take longer than their plans."""
+
+    def end_moves(self) -> None:
+        """Wait until all copies have ended. No plan may be under way."""
+
+    def move(self, plan: int, moves: Moves) -> None:
+        """Move blocks behind plans up to this one, which have all been collected."""
+
+    def move_seconds(self) -> tuple[float, float]:
+        """Return the seconds that copies to the host's memory took, and those from it."""
 
 
 class Reports(Protocol):

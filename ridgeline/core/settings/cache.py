@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.checks import AtLeast, Settings
+from ridgeline.core.settings.checks import AtLeast, Named, Settings
 from ridgeline.core.settings.kv_events import KVEvents, read_kv_events
 from ridgeline.kernels.base.kv_format import kv_format
 
@@ -25,6 +26,13 @@ class CacheSettings(Settings):
         cache has no room for. They come back where that is faster than running their tokens again. None or 0: there is
         none.
     kv_offloading_backend: "native", which is the only one.
+    kv_disk: the directory on a local disk below the host's memory, which servers of one host may share; a server that
+        starts again finds its cache there. None: there is none.
+    kv_disk_size: GiB of all files in that directory.
+    kv_disk_eviction: the block that goes first there: "lru" (used longest ago), "lfu" (used least) or "cost" (spares
+        least time for its bytes).
+    kv_disk_ttl: seconds after which a block is deleted there. 0: never.
+    kv_disk_tenant_size: GiB there of one tenant (cache salt). None: as much as there is.
     enable_sleep_mode: a GPU's memory can be given back, and the weights kept in the host's, while the engine sleeps.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
     kv_cache_memory: bytes for the KV cache on each device, in place of that share.
@@ -48,6 +56,11 @@ class CacheSettings(Settings):
     state_checkpoint_interval: Annotated[int | None, AtLeast(1)] = None
     kv_offloading_size: Annotated[float | None, AtLeast(0)] = None
     kv_offloading_backend: str = "native"
+    kv_disk: Annotated[str | Path | None, Named("a path")] = None
+    kv_disk_size: Annotated[float, AtLeast(0)] = 64.0
+    kv_disk_eviction: str = "lru"
+    kv_disk_ttl: Annotated[float, AtLeast(0)] = 0.0
+    kv_disk_tenant_size: Annotated[float | None, AtLeast(0)] = None
     enable_sleep_mode: bool = False
     kv_events_config: Mapping[str, object] | None = None
 
@@ -68,6 +81,8 @@ class CacheSettings(Settings):
             raise InvalidConfig(f"state_cache_share must be from 0 to 1, got {self.state_cache_share!r}.")
         if self.kv_offloading_backend != "native":
             raise InvalidConfig(f"unknown kv_offloading_backend {self.kv_offloading_backend!r}; use native.")
+        if self.kv_disk_eviction not in ("lru", "lfu", "cost"):
+            raise InvalidConfig(f"kv_disk_eviction must be lru, lfu or cost, got {self.kv_disk_eviction!r}.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
 

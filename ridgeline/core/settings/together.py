@@ -29,6 +29,7 @@ APART: Mapping[tuple[str, str], str] = {
     },
     ("kv_offloading_size", "enable_prefix_caching"): "blocks in the host's memory are found by their prefixes",
     ("kv_offloading_size", "pipeline_devices"): "stages of unlike devices have blocks of unlike sizes",
+    **{("kv_disk", axis): "ranks have their blocks in processes of their own" for axis in SIZES},
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
     (MOVING, "deterministic"): "the order of a token's sums follows from the ranks of its experts",
     (OFFLOAD, "quantization"): "it copies plain weights",
@@ -43,6 +44,11 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
     "pipeline_devices": (((PP,),), "it places stages on devices"),
     "prefill_context_parallel_threshold": (((CP,),), "it says which steps ranks divide"),
     "rank_trace_dir": (((TP, PP),), "it shows which rank waits for which"),
+    "kv_disk": ((("kv_offloading_size",),), "blocks come to the disk by way of the host's memory"),
+    **dict.fromkeys(
+        ("kv_disk_size", "kv_disk_eviction", "kv_disk_ttl", "kv_disk_tenant_size"),
+        ((("kv_disk",),), "it is about that directory"),
+    ),
     DP: (
         (("enable_expert_parallel",),),
         "without it these are engines side by side, which `ridgeline serve --data-parallel-size` starts",

@@ -77,6 +77,13 @@ _RENAMED: tuple[tuple[str, Takes, str, str], ...] = (
     ("uvicorn-log-level", VALUE, "--log-level", "one level is for the whole server"),
     ("disable-uvicorn-access-log", SWITCH, "--no-access-log", "no line for each request"),
     ("swap-space", VALUE, "--kv-offloading-size", "GiB of the host's memory, for all devices together"),
+    (
+        "kv-transfer-config",
+        VALUE,
+        "--kv-offloading-size",
+        "connectors that offload (OffloadingConnector, SimpleCPUOffloadConnector, LMCache's) become this flag and "
+        "--kv-disk; others are refused",
+    ),
     ("disable-cascade-attn", SWITCH, "--no-cascade", "requests with a common beginning read their keys one by one"),
 )
 
@@ -316,7 +323,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_OFFLOAD, VALUE, "offload-num-in-group offload-prefetch-step", ("1",)),
     (_OFFLOAD, VALUE, "offload-backend", ("auto",)),
     (_OFFLOAD, LIST, "cpu-offload-params offload-params", ()),
-    (_PULLED, VALUE, "kv-transfer-config ec-transfer-config weight-transfer-config", ("{}",)),
+    (_PULLED, VALUE, "ec-transfer-config weight-transfer-config", ("{}",)),
     (_PULLED, SWITCH, "tokens-only enable-scale-out", ()),
     (_SLEEP, SWITCH, "sleep-mode-offload-cudagraph", ()),
     (_SLEEP, VALUE, "sleep-mode-backend", ("cumem",)),
@@ -427,6 +434,83 @@ def _rows() -> Iterator[Flag]:
 FLAGS: Mapping[str, Flag] = {flag.name: flag for flag in _rows()}
 
 
+KV_TRANSFER = "kv_transfer_config"
+OFFLOADING_GB = 1 << 30  # LMCache's sizes are in GiB
+OFFLOADERS = ("OffloadingConnector", "SimpleCPUOffloadConnector")
+LMCACHE = ("LMCacheConnectorV1", "LMCacheConnectorV1Dynamic", "LMCacheMPConnector")
+INSTEAD = "use --kv-offloading-size, in GiB, and --kv-disk, a directory"
+
+
+def of_kv_transfer(value: object) -> dict[str, object]:
+    """Return vLLM's `kv_transfer_config`, an object or its JSON, as settings of ours, where it asks for blocks in the
+    host's memory or on a disk. Raise InvalidConfig for anything else: caches are not sent between servers."""
+    name, given = "kv_transfer_config", value
+    if isinstance(value, str):
+        try:
+            given = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidConfig(f"{name} must be a JSON object ({error}).") from error
+    if not isinstance(given, Mapping):
+        raise InvalidConfig(f"{name} must be a JSON object, got {str(value)[:80]!r}.")
+    if not given:
+        return {}
+    connector, role = given.get("kv_connector"), given.get("kv_role", "kv_both")
+    extra = given.get("kv_connector_extra_config") or {}
+    if connector not in (*OFFLOADERS, *LMCACHE):
+        raise InvalidConfig(
+            f"{name}: the connector {connector!r} sends caches between servers, which is not supported; to keep them "
+            f"on this host {INSTEAD}."
+        )
+    if role != "kv_both" or not isinstance(extra, Mapping):
+        raise InvalidConfig(f"{name}: kv_role must be kv_both and kv_connector_extra_config an object; or {INSTEAD}.")
+    found = _lmcache(extra) if connector in LMCACHE else _offloading(extra)
+    if "kv_offloading_size" not in found:
+        raise InvalidConfig(f"{name}: {connector} does not say how many bytes of the host's memory; {INSTEAD}.")
+    return found
+
+
+def _offloading(extra: Mapping[str, Any]) -> dict[str, object]:
+    """Return the settings of an OffloadingConnector: bytes of the host's memory, and tiers below it."""
+    found: dict[str, object] = {}
+    for key in ("cpu_bytes_to_use", "cpu_bytes_to_use_per_rank"):
+        if key in extra:
+            found["kv_offloading_size"] = _gib(key, extra[key], 1)
+    tiers = extra.get("secondary_tiers") or []
+    disks = [tier for tier in tiers if isinstance(tier, Mapping) and tier.get("type") == "fs" and tier.get("root_dir")]
+    if not isinstance(tiers, list) or len(disks) != len(tiers) or len(tiers) > 1:
+        raise InvalidConfig(f'kv_transfer_config: secondary_tiers may be one of type "fs" with a root_dir; {INSTEAD}.')
+    for tier in disks:
+        found["kv_disk"] = str(tier["root_dir"])
+        if "max_disk_gib" in tier:
+            found["kv_disk_size"] = _gib("max_disk_gib", tier["max_disk_gib"], OFFLOADING_GB)
+    return found
+
+
+def _lmcache(extra: Mapping[str, Any]) -> dict[str, object]:
+    """Return the settings of LMCache, as far as they are in the object and not in its own files."""
+    found: dict[str, object] = {}
+    plain = {key.removeprefix("lmcache."): value for key, value in extra.items()}
+    if "max_local_cpu_size" in plain:
+        found["kv_offloading_size"] = _gib("max_local_cpu_size", plain["max_local_cpu_size"], OFFLOADING_GB)
+    if plain.get("local_disk"):
+        found["kv_disk"] = str(plain["local_disk"]).removeprefix("file://")
+        if "max_local_disk_size" in plain:
+            found["kv_disk_size"] = _gib("max_local_disk_size", plain["max_local_disk_size"], OFFLOADING_GB)
+    if plain.get("remote_url"):
+        raise InvalidConfig(f"kv_transfer_config: LMCache's remote_url is a cache on other machines; {INSTEAD}.")
+    return found
+
+
+def _gib(name: str, value: object, unit: int) -> float:
+    try:
+        size = float(value) * unit / (1 << 30)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        size = -1.0
+    if not 0 < size < float("inf"):
+        raise InvalidConfig(f"kv_transfer_config: {name} must be a number above 0, got {value!r}.")
+    return size
+
+
 def of_keywords(options: Mapping[str, Any], own: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
     """Return vLLM's keyword arguments as our own (`own`), and a line about each that was left out or renamed.
 
@@ -440,6 +524,9 @@ def of_keywords(options: Mapping[str, Any], own: frozenset[str]) -> tuple[dict[s
             kept[name] = aliases.get(value, value) if isinstance(value, str) else value
         elif flag is None:
             raise TypeError(f"LLM() has no argument {name}")
+        elif name == KV_TRANSFER:
+            for ours_too, found in of_kv_transfer(value or {}).items():
+                kept.setdefault(ours_too, found)
         elif flag.state is State.REFUSED and not flag.is_harmless(value):
             raise InvalidConfig(f"{name} is not supported ({flag.text}).")
         elif flag.state is State.RENAMED and value is not None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as PySequence
 
-from ridgeline.core.plan.cache_figures import CacheFigures, GroupFigures
+from ridgeline.core.plan.cache_figures import CacheFigures, GroupFigures, TierFigures
 from ridgeline.core.plan.request import PEER
 from ridgeline.core.specs.cache_layout import NULL_BLOCK
+from ridgeline.engine.cache.host_tier import HostTier
 from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import Hash, PrefixIndex
 from ridgeline.engine.sequence import Sequence
 
@@ -26,12 +29,9 @@ def census(cache: CacheManager, seqs: Iterable[Sequence]) -> CacheFigures:
     """Return the figures of a cache. seqs: all that may hold blocks."""
     holding = [seq for seq in seqs if any(seq.blocks)]
     pool, layout = cache.pool, cache.layout
-    sample, depths, roots = _sample(cache.index)
-    heat = [0] * HEAT
-    for node_hash in sample:
-        node = cache.index.get(node_hash)
-        refs = [pool.refs(g, block) for g, block in enumerate(node.blocks if node else ()) if block is not None]
-        heat[min(HEAT - 1, max(refs, default=0))] += 1
+    sample, depths, roots, root_of = _sample(cache.index)
+    nodes = [node for node_hash in sample if (node := cache.index.get(node_hash)) is not None]
+    heat = _heat(pool, [node.blocks for node in nodes])
     idle = pool.num_idle
     return CacheFigures(
         block_size=layout.block_size,
@@ -44,19 +44,67 @@ def census(cache: CacheManager, seqs: Iterable[Sequence]) -> CacheFigures:
         sampled=len(sample),
         depths=depths,
         heat=heat,
-        roots={root.hex()[:8]: count for root, count in roots.most_common(LISTED)},
+        roots=_first_digits(roots),
         owners=_owners(holding),
         queried_tokens=cache.queried_tokens,
         hit_tokens=cache.hit_tokens,
+        tiers=[] if cache.tier is None else _tiers(cache, cache.tier, root_of, holding),
     )
 
 
-def _sample(index: PrefixIndex) -> tuple[list[Hash], list[int], Counter[Hash]]:
-    """Return a sample of nodes, spread evenly over their age, their depths by powers of two, and their roots."""
+def _heat(pool: BlockPool, nodes: list[PySequence[int | None]]) -> list[int]:
+    """Return the numbers of these nodes that no request holds, one, two, and more. nodes: their blocks by group."""
+    heat = [0] * HEAT
+    for blocks in nodes:
+        refs = [pool.refs(g, block) for g, block in enumerate(blocks) if block is not None]
+        heat[min(HEAT - 1, max(refs, default=0))] += 1
+    return heat
+
+
+def _tiers(cache: CacheManager, tier: HostTier, root_of: dict[Hash, Hash], seqs: list[Sequence]) -> list[TierFigures]:
+    page, pool = cache.layout.page_bytes, tier.pool
+    below = [h for h in root_of if (node := cache.index.get(h)) is not None and any(b is not None for b in node.below)]
+    counts = [pool.count(g) for g in range(len(cache.specs))]
+    loading = Counter[str]()
+    for seq in seqs:
+        loading[_owner(seq)] += tier.waits_for(seq)
+    host = TierFigures(
+        name="host",
+        bytes=pool.num_pages * page,
+        used=(pool.num_pages - pool.fresh_pages) * page,
+        blocks={name: held + kept for name, (held, kept, _) in zip(cache.layout.names, counts, strict=True)},
+        held=sum(held for held, _, _ in counts),
+        heat=_heat(pool, [node.below for h in below if (node := cache.index.get(h)) is not None]),
+        roots=_first_digits(Counter(root_of[h] for h in below)),
+        owners=_listed(+loading),
+    )
+    if tier.disk is None:
+        return [host]
+    figures, reading = tier.disk.store.figures(), Counter(_owner(seq) for seq in tier.disk.readers)
+    disk = TierFigures(
+        name="disk",
+        bytes=figures.capacity_bytes,
+        used=figures.bytes,
+        blocks={"all": figures.blocks},
+        held=tier.disk.held,
+        heat=[],
+        roots={},
+        owners=_listed(reading),
+    )
+    return [host, disk]
+
+
+def _first_digits(roots: Counter[Hash]) -> dict[str, int]:
+    return {root.hex()[:8]: count for root, count in roots.most_common(LISTED)}
+
+
+def _sample(index: PrefixIndex) -> tuple[list[Hash], list[int], Counter[Hash], dict[Hash, Hash]]:
+    """Return a sample of nodes, spread evenly over their age, their depths by powers of two, their roots, and the root
+    of each that was followed."""
     stride = -(-len(index) // SAMPLE) or 1
     sample = sorted(index.hashes()[::stride])  # by hash, so that those that are followed are drawn evenly
     known: dict[Hash, tuple[int, Hash]] = {}
-    depths, roots, links = Counter[int](), Counter[Hash](), 0
+    depths, roots, links, root_of = Counter[int](), Counter[Hash](), 0, dict[Hash, Hash]()
     for node_hash in sample:
         path, at = list[Hash](), node_hash
         while at not in known and (node := index.get(at)) is not None and links < MOST_LINKS:
@@ -70,7 +118,8 @@ def _sample(index: PrefixIndex) -> tuple[list[Hash], list[int], Counter[Hash]]:
             known[passed] = depth, root
         depths[depth.bit_length() - 1] += 1
         roots[root] += 1
-    return sample, [depths[n] for n in range(max(depths, default=-1) + 1)], roots
+        root_of[node_hash] = root
+    return sample, [depths[n] for n in range(max(depths, default=-1) + 1)], roots, root_of
 
 
 def _groups(cache: CacheManager, seqs: list[Sequence]) -> list[GroupFigures]:
@@ -111,8 +160,15 @@ def _unused(cache: CacheManager, g: int, seqs: list[Sequence]) -> float:
 def _owners(seqs: list[Sequence]) -> dict[str, int]:
     held = Counter[str]()
     for seq in seqs:
-        owner = "clients without a key" if seq.request.owner.startswith(PEER) else seq.request.owner
-        held[owner] += sum(len(blocks) - blocks.count(NULL_BLOCK) for blocks in seq.blocks)
+        held[_owner(seq)] += sum(len(blocks) - blocks.count(NULL_BLOCK) for blocks in seq.blocks)
+    return _listed(held)
+
+
+def _owner(seq: Sequence) -> str:
+    return "clients without a key" if seq.request.owner.startswith(PEER) else seq.request.owner
+
+
+def _listed(held: Counter[str]) -> dict[str, int]:
     listed = dict(held.most_common(LISTED))
     rest = sum(held.values()) - sum(listed.values())
     return {**listed, "others": rest} if rest else listed

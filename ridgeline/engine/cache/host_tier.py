@@ -25,8 +25,11 @@ must not find it half written or overwritten.
 *What fails.* A plan that failed, and all dropped after it, moved nothing for certain: what they should have saved
 leaves the index, and so do the device's blocks that they should have filled (`undo`).
 
-A tier below this one has one seam: `on_evict` tells of a block that is about to leave the host's memory, and `reserve`
-and `fill` take in a block that came from below.
+*Copies that take longer.* A plan's copies may end after its result has come. So blocks of a plan are let go once the
+worker says that its copies have ended (`memory`), and only then may others read or write them.
+
+The tier below this one is in `disk.py`. `on_evict` tells of a block that is about to leave the host's memory, and
+`reserve` and `fill` take in a block that came from below.
 """
 
 from __future__ import annotations
@@ -38,10 +41,12 @@ from functools import partial
 from typing import NamedTuple
 
 from ridgeline.core.plan.step import MoveBlocks, Moves
+from ridgeline.core.plan.worker import KeepsBelow
 from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.core.specs.host_layout import HostLayout
-from ridgeline.engine.cache.checkpoints import Checkpoints
+from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
+from ridgeline.engine.cache.disk import DiskBelow
 from ridgeline.engine.cache.hits import BELOW, Hit
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import HASH_BYTES, Hash, Node, PrefixIndex
@@ -109,6 +114,7 @@ class HostTier:
     """The blocks in the host's memory, and all moves to and from it.
 
     on_evict: called with a block's hash, group and id before its content is evicted.
+    memory: the worker, if its copies may be asked about. disk: the tier below, if there is one.
 
     issued: the number of the newest load that a plan carries.
     """
@@ -126,9 +132,11 @@ class HostTier:
         self.device: DeviceParts
         self.counts = TierCounts()
         self.on_evict: Callable[[Hash, int, int], None] = lambda node_hash, group, block: None
+        self.memory: KeepsBelow | None = None
+        self.disk: DiskBelow | None = None
         self.issued = 0
-        self._index, self._checkpoints, self._price = index, checkpoints, price
-        self._exact = checkpoints.groups
+        self._index, self._checkpoints, self.price = index, checkpoints, price
+        self.exact = checkpoints.groups
         self._per_millisecond = settings.bytes_per_second / 1e3
         sizes = self.layout.block_bytes
         self._staging = max(settings.staging_bytes, *sizes)
@@ -143,7 +151,19 @@ class HostTier:
     def figures(self) -> dict[str, float]:
         """Return the counts, the bytes there are (`size`), and those of them that hold blocks (`used`)."""
         page, pages = self.layout.of.page_bytes, self.pool.num_pages
-        return {**asdict(self.counts), "size": pages * page, "used": (pages - self.pool.fresh_pages) * page}
+        found = {**asdict(self.counts), "size": pages * page, "used": (pages - self.pool.fresh_pages) * page}
+        if self.memory is not None:
+            found["save_seconds"], found["load_seconds"] = self.memory.move_seconds()
+        return found if self.disk is None else {**found, **self.disk.figures()}
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the pages that could be taken now."""
+        return self.pool.free_pages * self.layout.of.page_bytes
+
+    def load_seconds(self, num_bytes: int) -> float:
+        """Return the seconds of so many bytes to the device, behind those that are queued."""
+        return (self._queued + num_bytes) / self._per_millisecond / 1e3
 
     # ---- saving -----------------------------------------------------------------------------------------------
 
@@ -160,15 +180,32 @@ class HostTier:
         if len(node_hash) > HASH_BYTES or self._staged + size > self._staging:
             self.counts.lost += len(node_hash) == HASH_BYTES
             return False
-        taken = self.reserve(group)
-        if taken is None:
+        if not self._save(node_hash, node.parent, group, block):
             self.counts.lost += 1
+            return False
+        return True
+
+    def save_early(self, node_hash: Hash, group: int) -> bool:
+        """Keep a block that the device has, if it has it still and plans before the next one wrote it. False if there
+        is no room for that now."""
+        node = self._index.get(node_hash)
+        block = None if node is None or node.below[group] is not None else node.blocks[group]
+        if node is None or block is None or (group, block) in self._arriving:
+            return True
+        if self._staged + self.layout.block_bytes[group] > self._staging // 2:
+            return False
+        return self._save(node_hash, node.parent, group, block)
+
+    def _save(self, node_hash: Hash, parent: Hash, group: int, block: int) -> bool:
+        """Let the next plan save a block. False if all of the host's blocks are held."""
+        taken, size = self.reserve(group), self.layout.block_bytes[group]
+        if taken is None:
             return False
         self._staged += size
         self._saves.append(BlockMove(group, block, taken))
         self.counts.saved += size
         self.counts.saved_blocks += 1
-        self._publish(node_hash, node.parent, group, taken)
+        self._publish(node_hash, parent, group, taken)
         if (checkpoint := self._checkpoints.at(group, block)) is not None:
             self._checkpoints.sink(group, taken, checkpoint)
         return True
@@ -178,13 +215,25 @@ class HostTier:
         taken = self.pool.take([int(g == group) for g in range(len(self.layout.groups))])
         return None if taken is None else taken[group][0]
 
-    def fill(self, node_hash: Hash, parent: Hash, group: int, block: int) -> None:
+    def fill(self, node_hash: Hash, parent: Hash, group: int, block: int, checkpoint: Checkpoint | None = None) -> None:
         """Publish a block from `reserve` that was filled from a tier below, and hold it no longer. Nothing else has
-        what it holds, or it is given back."""
+        what it holds, or it is given back. checkpoint: that it holds, if it is a state."""
         node = self._index.get(node_hash)
         if node is None or node.below[group] is None:
             self._publish(node_hash, parent, group, block)
+            if checkpoint is not None:
+                self._checkpoints.sink(group, block, self._checkpoint_of(node_hash) or checkpoint)
         self.pool.release(group, block, 0)
+
+    def _checkpoint_of(self, node_hash: Hash) -> Checkpoint | None:
+        """Return the checkpoint that the node's blocks on the device or here hold."""
+        node = self._index.get(node_hash)
+        for g in self.exact if node is not None else ():
+            assert node is not None
+            for block, found in ((node.blocks[g], self._checkpoints.at), (node.below[g], self._checkpoints.below)):
+                if block is not None and (checkpoint := found(g, block)) is not None:
+                    return checkpoint
+        return None
 
     def _publish(self, node_hash: Hash, parent: Hash, group: int, block: int) -> None:
         self._index.save(node_hash, parent, group, block)
@@ -199,9 +248,9 @@ class HostTier:
         self.on_evict(node_hash, group, block)
         node = self._index.get(node_hash)
         self._drop(group, block)
-        if node is None or group in self._exact or node.blocks[group] is not None:
+        if node is None or group in self.exact or node.blocks[group] is not None:
             return
-        for g in self._exact:
+        for g in self.exact:
             if (state := node.below[g]) is not None and not self.pool.refs(g, state):
                 self.forget(g, state)
 
@@ -217,6 +266,8 @@ class HostTier:
                 self.forget(group, block)
 
     def _drop(self, group: int, block: int) -> None:
+        if self.disk is not None:
+            self.disk.dropped(group, block)
         node = self._index.get(self._index.hash_below(group, block) or b"")
         self._index.drop_below(group, block)
         self._checkpoints.drop_below(group, block, gone=node is None or node.blocks[group] is None)
@@ -226,7 +277,7 @@ class HostTier:
     def pays(self, num_bytes: int, start: int, end: int) -> bool:
         """Return True if so many bytes are loaded in less time than the tokens from `start` to `end` would take."""
         milliseconds = (self._queued + num_bytes) / self._per_millisecond
-        return milliseconds < self._price.prompt(end - start, start)
+        return milliseconds < self.price.prompt(end - start, start)
 
     def hold(self, seq: Sequence, hit: Hit) -> None:
         """Hold the host's blocks of a hit that the sequence has just taken, and note which of the device's are on their
@@ -283,6 +334,10 @@ class HostTier:
         seq.loads = max(seq.loads, self._added)
         seq.rising = []
 
+    def waits_for(self, seq: Sequence) -> int:
+        """Return the number of a sequence's blocks that are still to be loaded."""
+        return sum((g, block) in self._arriving for g, blocks in enumerate(seq.blocks) for block in blocks)
+
     def is_there(self, seq: Sequence) -> bool:
         """Return True if a plan from now on may run the request: earlier ones carry its last load."""
         for member in seq.members:
@@ -296,10 +351,14 @@ class HostTier:
     def moves(self, plan: int, milliseconds: Callable[[], float], through: int) -> Moves | None:
         """Return the moves of a plan, or None. milliseconds: for how long it is predicted to run. through: its own rows
         need the loads up to this number; 0: they need none."""
-        if not self._saves and not self._queue:
+        early = self.disk is not None and self.disk.has_ripe
+        if not self._saves and not self._queue and not early:
             return None
         loads, spent = list[BlockLoad](), 0.0
-        budget = milliseconds() * self._per_millisecond if self._queue else 0.0
+        budget = milliseconds() * self._per_millisecond if self._queue or early else 0.0
+        if early:
+            assert self.disk is not None
+            self.disk.ripen(budget)
         while self._queue and (not loads or self._queue[0].number <= through):
             spent += self._take_load(loads)
         while self._queue and spent + self.layout.block_bytes[self._queue[0].move.group] <= budget:
@@ -355,16 +414,29 @@ class HostTier:
         return tuple(found)
 
     def retire(self, plan: int) -> None:
-        """Plans up to this one have run."""
+        """Plans up to this one have run. Blocks are let go whose copies have ended."""
+        if self._under_way and self.memory is not None:
+            plan = min(plan, self.memory.settled())
         while self._under_way and self._under_way[0].plan <= plan:
             done = self._under_way.popleft()
             self._staged -= done.num_bytes
             for move in [*done.saves, *(load.move for load in done.loads)]:
                 self.pool.release(move.group, move.below, done.plan)
+            if self.disk is not None:
+                self.disk.arrived(done.saves)
+        if self.disk is not None:
+            self.disk.pump()
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True if blocks are on their way here, or from here to the disk."""
+        return bool(self._under_way or self._saves) or (self.disk is not None and self.disk.busy)
 
     def undo(self) -> None:
         """Plans failed, and none is in flight: take back what those that have not retired should have moved, and all
         that is queued."""
+        if self.memory is not None and self._under_way:
+            self.memory.end_moves()
         for failed in self._under_way:
             self._staged -= failed.num_bytes
             for move in failed.saves:

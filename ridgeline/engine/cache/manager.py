@@ -14,6 +14,7 @@ and its first plan copies the other one into it (copy on write).
     checkpoints.py  which states of constant size are kept
     events.py       changes of what can be found, for those outside who follow them
     host_tier.py    what is kept in the host's memory
+    disk.py         what passes between that and a disk; disk_hits.py: the part of a prompt that is there
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as PySequence
 
+from ridgeline.core.clock import Clock
 from ridgeline.core.plan.step import CopyBlocks, SetBlocks
+from ridgeline.core.plan.worker import KeepsBelow
 from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
+from ridgeline.engine.cache.disk import BlockStore, DiskBelow
+from ridgeline.engine.cache.disk_hits import DiskHits
 from ridgeline.engine.cache.hits import Found, Hit, Search
 from ridgeline.engine.cache.host_tier import DeviceParts, HostTier, TierCounts
 from ridgeline.engine.cache.names import Names
@@ -77,6 +82,13 @@ class CacheManager:
         self.queried_tokens = 0
         self.hit_tokens = 0
         self.group_hits = [0] * len(self.specs)  # tokens after which each group could have gone on
+
+    def keep_on_disk(self, store: BlockStore, memory: KeepsBelow, clock: Clock) -> DiskBelow:
+        """Let blocks go from the host's memory to a store, and come back. There is a tier in the host's memory."""
+        assert self.tier is not None
+        hits = DiskHits(self.specs, self.names, self._search, self.index, self.tier.layout.block_bytes)
+        self.tier.memory, self.tier.disk = memory, DiskBelow(self.tier, hits, store, memory, clock)
+        return self.tier.disk
 
     # ---- admission --------------------------------------------------------------------------------------------
 
@@ -339,9 +351,12 @@ class CacheManager:
             self.tier.prune()
         seq.published, seq.checkpoint, seq.keeps_at = 0, None, 0
 
-    def forget_prefixes(self) -> None:
-        """Let no later sequence find anything of what was. Requests may run meanwhile."""
+    def forget_prefixes(self, *, on_disk: bool = True) -> None:
+        """Let no later sequence find anything of what was, but for the disk if not `on_disk`. Requests may run
+        meanwhile."""
         self.published.unpublish(self.index.hashes())
+        if on_disk and self.tier is not None and self.tier.disk is not None:
+            self.tier.disk.forget()
         if self.published.changes is not None:
             self.published.changes.cleared()
         self.checkpoints.forget_prompts()

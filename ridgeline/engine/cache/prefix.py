@@ -61,16 +61,18 @@ def chain_hashes(parent: Hash, tokens: Sequence[int], size: int) -> Iterator[Has
 class Node:
     """One cached block of tokens; `blocks[g]` holds its state for group g (None: not cached there).
 
-    below: the same for blocks in the host's memory. end: its tokens, while it is an end.
+    below: the same for blocks in the host's memory. end: its tokens, while it is an end. salt: of the prompts that it
+    belongs to, where that is noted: of full blocks, if there is a tier on a disk.
     """
 
-    __slots__ = ("below", "blocks", "end", "parent")
+    __slots__ = ("below", "blocks", "end", "parent", "salt")
 
     def __init__(self, parent: Hash, nothing: tuple[None, ...]) -> None:
         self.parent = parent
         self.blocks: list[int | None] = [*nothing]
         self.below: Sequence[int | None] = nothing
         self.end: Tokens | None = None
+        self.salt: str | None = None
 
 
 class PrefixIndex:

@@ -66,6 +66,8 @@ class Published:
             if block and self.index.publish(node_hash, parent, g, block):
                 self.pool.mark_cached(g, block)
                 fresh.append(g)
+        if fresh and self.tier is not None and self.tier.disk is not None and length in (0, self._names.block_size):
+            self.tier.disk.note(node_hash, fresh, seq.request.cache_salt)
         if fresh and self.changes is not None:
             self.changes.stored(seq, fresh, n, (node_hash, parent), length or self._names.block_size)
         return bool(fresh)
@@ -137,6 +139,9 @@ class Published:
             known.update(seq.hashes)  # ends of later blocks continue these
         self.settle_nothing()  # their content hashes are not known yet
         self.unpublish(self.index.with_continuations(known))
+        if self.tier is not None and self.tier.disk is not None:
+            for seq in seqs:
+                self.tier.disk.remove(seq.hashes, seq.request.cache_salt)
 
     # ---- ends -------------------------------------------------------------------------------------------------
 

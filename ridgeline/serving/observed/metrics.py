@@ -145,7 +145,31 @@ BELOW = {  # of `engine.cache.host_tier.TierCounts`
     "loaded_blocks": ("ridgeline:host_cache_loaded_blocks", "Cache blocks that came back from the host's memory."),
     "saved_blocks": ("ridgeline:host_cache_saved_blocks", "Evicted cache blocks that went to the host's memory."),
     "evicted": ("ridgeline:host_cache_evicted_blocks", "Blocks that the host's memory gave up for others."),
+    "load_seconds": ("vllm:kv_offload_load_time", "Seconds that copies from the host's memory took."),
+    "save_seconds": ("vllm:kv_offload_store_time", "Seconds that copies to the host's memory took."),
+    "disk_queried": ("ridgeline:disk_cache_queries", "Prompt tokens that device and host lacked."),
+    "disk_hit": ("ridgeline:disk_cache_hits", "Those of them that were read from the disk."),
+    "disk_forgone": ("ridgeline:disk_cache_forgone", "Those that are there, where computing them was faster."),
+    "disk_late": ("ridgeline:disk_cache_late_requests", "Requests that computed tokens since a read took too long."),
+    "disk_unwritten": (
+        "ridgeline:disk_cache_unwritten_blocks",
+        "Blocks that the host gave up before they were written.",
+    ),
+    "disk_evicted": ("ridgeline:disk_cache_evicted_blocks", "Blocks that the disk gave up for others."),
+    "disk_refused": ("ridgeline:disk_cache_refused_blocks", "Blocks that were not written since the disk was full."),
+    "disk_corrupt": ("ridgeline:disk_cache_corrupt_blocks", "Blocks and files on the disk that were damaged."),
+    "disk_failed": (
+        "ridgeline:disk_cache_failures",
+        "Reads and writes of the disk for which the system gave an error.",
+    ),
 }
+TIERING = {  # vLLM's names for tiers below the host's memory, each with a label that says which
+    "disk_read_bytes": ("vllm:kv_offload_tiering_read_bytes", "Bytes of cache blocks that were read from the disk."),
+    "disk_written_bytes": ("vllm:kv_offload_tiering_write_bytes", "Bytes of cache blocks that went to the disk."),
+    "disk_read_seconds": ("vllm:kv_offload_tiering_read_time", "Seconds of threads that read from the disk."),
+    "disk_write_seconds": ("vllm:kv_offload_tiering_write_time", "Seconds of threads that wrote to the disk."),
+}
+DISK = "1:fs"  # the first tier below, a file system, as vLLM labels it
 
 
 def render(*snapshots: Snapshot) -> bytes:
@@ -376,6 +400,16 @@ def _below(snapshot: Snapshot) -> Iterable[Metric]:
     told = [([*labels, way], num_bytes) for way, num_bytes in moved.items()]
     text = "Bytes of cache blocks that moved, by the way they went."
     yield _counter("vllm:kv_offload_total_bytes", text, (*ENGINE, "transfer_type"), told)
+    if "below: save_seconds" in counters:
+        took = {"GPU_to_CPU": counters["below: save_seconds"], "CPU_to_GPU": counters["below: load_seconds"]}
+        text = "Seconds that these moves took."
+        told = [([*labels, way], seconds) for way, seconds in took.items()]
+        yield _counter("vllm:kv_offload_total_time", text, (*ENGINE, "transfer_type"), told)
+    if "below: disk_bytes" in counters:
+        for name, (metric, text) in TIERING.items():
+            yield _counter(metric, text, (*ENGINE, "tier"), [([*labels, DISK], counters[f"below: {name}"])])
+        text = "Bytes of cache blocks on the disk, those of other servers included."
+        yield _gauge("ridgeline:disk_cache_bytes", text, ENGINE, [(labels, counters["below: disk_bytes"])])
     used, size = counters["below: used"], counters["below: size"]
     text = "Share of the host's memory for cache blocks that holds some, 0 to 1."
     yield _gauge("vllm:kv_offload_cpu_cache_usage_perc", text, ENGINE, [(labels, used / size)])

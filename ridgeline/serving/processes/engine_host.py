@@ -65,6 +65,7 @@ from ridgeline.weights.folder import resolve_tokenizer
 logger = logging.getLogger(__name__)
 
 STATS_PERIOD = 1.0  # seconds
+RESTING = 1e-3  # seconds between two pieces of what is left to do while there is no request
 IDLE_WAIT = 0.25  # seconds: the longest time for which a signal goes unseen while nothing happens
 SLOWER = 10  # times as long as a step of most tokens should take, by the best rate so far, it may take
 GRAMMAR_RETRY = 2  # seconds after which to try again, when there was no time to compile
@@ -126,7 +127,7 @@ class EngineHost:
         working = False
         while not self._stopped:
             self._pulse.turn()
-            wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if self._grammars.pending else IDLE_WAIT
+            wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if self._grammars.pending else self._rest()
             for connection, message in self._socket.receive(wait):
                 self._take(connection, message)
             if self._engine.has_work and not working and len(self._api_servers) > 1:
@@ -143,6 +144,10 @@ class EngineHost:
                 self._broadcast()
         self._loaded.shutdown()
         self._socket.close()
+
+    def _rest(self) -> float:
+        """Do a piece of what is left to do while there is no request, and return how long to wait for one."""
+        return RESTING if not self._loaded.asleep and self._engine.rest() else IDLE_WAIT
 
     # ---- messages ---------------------------------------------------------------------------------------------
 

@@ -340,7 +340,10 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
             f"drafts: {name}": 9
             for name in ("drafts", "draft_tokens", "accepted_tokens", "seconds_saved", "accepted_tokens_per_pos: 0")
         },
-        **{f"below: {name}": 6 for name in (*metrics.BELOW, "queried", "hit", "used", "size")},
+        **{
+            f"below: {name}": 6
+            for name in (*metrics.BELOW, *metrics.TIERING, "disk_bytes", "queried", "hit", "used", "size")
+        },
     }
     known["ranks"] = [RankFigures(rank, 0.5 + rank, 1.5 - rank, 0.25) for rank in range(2)]
     whole = Stats(**{**fields, **known})
