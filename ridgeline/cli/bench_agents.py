@@ -18,7 +18,7 @@ from ridgeline.core.errors import InvalidConfig, RidgelineError
 
 if TYPE_CHECKING:
     from ridgeline_bench.results import Machine, Record
-    from ridgeline_bench.serving.agents import AgentFigures, Asking
+    from ridgeline_bench.serving.agents import AgentAsking, AgentFigures
     from ridgeline_bench.serving.server import Server
     from ridgeline_bench.serving.sessions import Agents
     from ridgeline_bench.serving.start import Target
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_LINES = 12  # of turns in a table
 
 
-class Served(NamedTuple):
+class ServedAgents(NamedTuple):
     """The figures of one server. label: what it is called ("": by itself)."""
 
     label: str
@@ -57,7 +57,9 @@ def workload(flags: AgentFlags, load: LoadFlags) -> Agents:
     )
 
 
-def measure(targets: Sequence[Target], agents: Agents, asking: Asking, price: float | None) -> Iterator[Served]:
+def measure(
+    targets: Sequence[Target], agents: Agents, asking: AgentAsking, price: float | None
+) -> Iterator[ServedAgents]:
     """Yield the figures of each server. One that fails is named on standard error, if there are others."""
     from ridgeline_bench.serving.agents import figures, play
     from ridgeline_bench.serving.server import Server
@@ -75,10 +77,10 @@ def measure(targets: Sequence[Target], agents: Agents, asking: Asking, price: fl
                 raise
             print(f"ridgeline: {error}", file=sys.stderr)
             continue
-        yield Served(target.label, server, found)
+        yield ServedAgents(target.label, server, found)
 
 
-def show(served: Sequence[Served], report: ReportFlags, machine: Machine, options: Mapping[str, Any]) -> None:
+def show(served: Sequence[ServedAgents], report: ReportFlags, machine: Machine, options: Mapping[str, Any]) -> None:
     """Print what was found, and append it to --out."""
     from ridgeline_bench.results import append
 
@@ -91,7 +93,7 @@ def show(served: Sequence[Served], report: ReportFlags, machine: Machine, option
     Console(width=max(Console().width, 40 + 30 * len(served))).print(_table(served))
 
 
-def _as_json(each: Served) -> dict[str, Any]:
+def _as_json(each: ServedAgents) -> dict[str, Any]:
     found = asdict(each.figures)
     for name in ("session_time", "ttft"):
         spread = getattr(each.figures, name)
@@ -99,7 +101,7 @@ def _as_json(each: Served) -> dict[str, Any]:
     return {"server": each.label, "engine": each.server.engine, "model": each.server.model, **found}
 
 
-def _table(served: Sequence[Served]) -> Table:
+def _table(served: Sequence[ServedAgents]) -> Table:
     names = [each.label or f"{each.server.engine} {each.server.version}".strip() for each in served]
     table, found = (
         Table(f"W6 of {served[0].server.model}" if served else "W6", *names),
@@ -126,7 +128,7 @@ def _table(served: Sequence[Served]) -> Table:
     return table
 
 
-def _records(each: Served, machine: Machine, options: Mapping[str, Any]) -> Iterator[Record]:
+def _records(each: ServedAgents, machine: Machine, options: Mapping[str, Any]) -> Iterator[Record]:
     from ridgeline_bench.results import Record
 
     f, server = each.figures, each.server

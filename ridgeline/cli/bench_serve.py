@@ -120,13 +120,13 @@ def _agents(
 ) -> None:
     """Measure W6, and leave with exit code 1 if any request failed."""
     from ridgeline_bench.results import gpu, host
-    from ridgeline_bench.serving.agents import Asking
+    from ridgeline_bench.serving.agents import AgentAsking
     from ridgeline_bench.serving.start import Elsewhere, ended_by_sigterm
 
     if body.endpoint != "completions" or report.plot is not None or client.search_slo:
         raise InvalidConfig("--agents sends token ids to completions; leave --endpoint, --plot and --search-slo out.")
     work = workload(agents, load)
-    asking = Asking(fields=fields, timeout=client.timeout, api_key=server.api_key)
+    asking = AgentAsking(fields=fields, timeout=client.timeout, api_key=server.api_key)
     with ExitStack() as opened:
         targets: Sequence[Target] = [Elsewhere(url=server.url, model=server.model, vocab_size=server.vocab_size)]
         if server.start:

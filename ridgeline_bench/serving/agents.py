@@ -22,7 +22,7 @@ import msgspec
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.simulation.traffic import Ask, Piece
-from ridgeline_bench.serving.child import Asked, exchange, outcome_of
+from ridgeline_bench.serving.child import SendMoments, exchange, outcome_of
 from ridgeline_bench.serving.client import Address, Client
 from ridgeline_bench.serving.figures import Spread
 from ridgeline_bench.serving.outcome import Outcome
@@ -32,7 +32,7 @@ from ridgeline_bench.serving.sessions import MOST_TURNS, Agents
 from ridgeline_bench.serving.work import Request
 
 
-class Contents:
+class AgentContents:
     """Token ids of contents, below `vocab_size`. Each content is drawn once."""
 
     def __init__(self, seed: int, vocab_size: int) -> None:
@@ -50,7 +50,7 @@ class Contents:
         return found.tolist()
 
 
-class Turn(NamedTuple):
+class AgentTurn(NamedTuple):
     """A request of a session, and its outcome."""
 
     ask: Ask
@@ -58,7 +58,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class AgentAsking:
     """The way to send turns. fields: go into every request's body. timeout: seconds that one may take. api_key: "" for
     none."""
 
@@ -98,13 +98,13 @@ def seen_tokens(ask: Ask) -> int:
     return ask.seen - (ask.prompt[-2].tokens if len(ask.prompt) > 2 else 0)
 
 
-async def play(agents: Agents, server: Server, asking: Asking) -> list[Turn]:
+async def play(agents: Agents, server: Server, asking: AgentAsking) -> list[AgentTurn]:
     """Send all turns of all sessions, and return them in the order of their ends. A session whose request fails goes no
     further. Raise InvalidConfig for sessions that the server could not run."""
     check(agents, server)
     headers = {"Authorization": f"Bearer {asking.api_key}"} if asking.api_key else {}
-    client, contents = Client(Address.of(server.url), headers), Contents(agents.seed, server.vocab_size)
-    turns, start = list[Turn](), time.monotonic()
+    client, contents = Client(Address.of(server.url), headers), AgentContents(agents.seed, server.vocab_size)
+    turns, start = list[AgentTurn](), time.monotonic()
     body = {"model": server.model, **STREAMING, **asking.fields}
 
     async def one(ask: Ask, running: asyncio.TaskGroup) -> None:
@@ -119,8 +119,8 @@ async def play(agents: Agents, server: Server, asking: Asking) -> list[Turn]:
         request = Request(
             index=ask.number, at=ask.at, prompt=prompt, max_tokens=ask.answer.tokens, prompt_tokens=len(prompt)
         )
-        outcome = outcome_of(request, done, Asked(start, start + ask.at, moment, body))
-        turns.append(Turn(ask, outcome))
+        outcome = outcome_of(request, done, SendMoments(start, start + ask.at, moment, body))
+        turns.append(AgentTurn(ask, outcome))
         if not outcome.error:
             for later in agents.after(ask, outcome.end):
                 running.create_task(one(later, running))
@@ -143,7 +143,7 @@ def check(agents: Agents, server: Server) -> None:
         )
 
 
-def figures(agents: Agents, turns: Sequence[Turn], price: float | None = None) -> AgentFigures:
+def figures(agents: Agents, turns: Sequence[AgentTurn], price: float | None = None) -> AgentFigures:
     """Return the figures of the turns that `play` has sent. price: of the server for an hour."""
     good = [turn for turn in turns if not turn.outcome.error]
     duration = max((turn.outcome.end for turn in turns), default=0.0)

@@ -95,10 +95,10 @@ class Load:
         done = await exchange(self._client, body, limits, marked=not self._task.work.text)
         if self._places is not None:
             self._places.release()
-        self.outcomes.append(outcome_of(request, done, Asked(start, due, sent, self._task.body), free))
+        self.outcomes.append(outcome_of(request, done, SendMoments(start, due, sent, self._task.body), free))
 
 
-class Exchange(NamedTuple):
+class SentExchange(NamedTuple):
     """A request's answer, its stream, and the moment at which both were there. error: the kind of failure and its
     words, or two empty strings."""
 
@@ -108,7 +108,7 @@ class Exchange(NamedTuple):
     error: tuple[str, str]
 
 
-class Asked(NamedTuple):
+class SendMoments(NamedTuple):
     """The moments of a request, on the monotonic clock: the start of all, when it was to leave, and when it left. body:
     its fields."""
 
@@ -118,7 +118,7 @@ class Asked(NamedTuple):
     body: Mapping[str, Any]
 
 
-async def exchange(client: Client, body: bytes, limits: tuple[float, float], *, marked: bool = True) -> Exchange:
+async def exchange(client: Client, body: bytes, limits: tuple[float, float], *, marked: bool = True) -> SentExchange:
     """Send a request and take its stream. limits: the moments at which its time is up, and that of all requests.
     marked: as in `Stream`."""
     stream, error, message, answer = Stream(marked=marked), "", "", NO_ANSWER
@@ -137,10 +137,10 @@ async def exchange(client: Client, body: bytes, limits: tuple[float, float], *, 
         answer = Answer(200, b"")
     except OSError as failure:
         error, message = "no connection", str(failure)
-    return Exchange(answer, stream, time.monotonic(), (error, message))
+    return SentExchange(answer, stream, time.monotonic(), (error, message))
 
 
-def outcome_of(request: Request, done: Exchange, asked: Asked, free: float | None = None) -> Outcome:
+def outcome_of(request: Request, done: SentExchange, asked: SendMoments, free: float | None = None) -> Outcome:
     """Return the outcome of a request. free: when there was a place for it, if places are few."""
     answer, stream, start = done.answer, done.stream, asked.start
     error, message = done.error if done.error[0] else _judge(answer, stream, asked.body, request)

@@ -14,7 +14,7 @@ import pytest
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.simulation.traffic import Ask
 from ridgeline_bench.results import read
-from ridgeline_bench.serving.agents import Asking, Contents, Turn, figures, play, seen_tokens
+from ridgeline_bench.serving.agents import AgentAsking, AgentContents, AgentTurn, figures, play, seen_tokens
 from ridgeline_bench.serving.outcome import Outcome
 from ridgeline_bench.serving.server import Server
 from ridgeline_bench.serving.sessions import MOST_TURNS, Agents
@@ -23,7 +23,7 @@ from tests.command import run_here
 
 SIZES = {"instructions": 40, "task": 20, "result": 12, "answer": 4}
 SMALL = Agents(sessions=3, turns=4, rate=float("inf"), time_scale=1e-4, seed=5, branches=0.7, branch_turns=2, **SIZES)
-ASKING = Asking(fields={"ignore_eos": None}, timeout=60.0)
+ASKING = AgentAsking(fields={"ignore_eos": None}, timeout=60.0)
 
 
 def all_asks(agents: Agents) -> list[Ask]:
@@ -36,7 +36,7 @@ def all_asks(agents: Agents) -> list[Ask]:
     return sorted(found, key=lambda ask: ask.number)
 
 
-def played(agents: Agents, **facts: object) -> tuple[list[Turn], list[dict[str, object]]]:
+def played(agents: Agents, **facts: object) -> tuple[list[AgentTurn], list[dict[str, object]]]:
     with ScriptedServer(**facts) as scripted:  # type: ignore[arg-type]
         turns = asyncio.run(play(agents, Server.ask(scripted.url, {}), ASKING))
         return turns, [seen.body for seen in scripted.seen]
@@ -54,7 +54,7 @@ def test_every_server_gets_the_same_bytes_which_are_those_of_the_simulator() -> 
 
 def test_a_turn_begins_with_the_turn_before_and_leaves_after_it() -> None:
     turns, _ = played(SMALL)
-    contents, by_number = Contents(SMALL.seed, 1000), {turn.ask.number: turn for turn in turns}
+    contents, by_number = AgentContents(SMALL.seed, 1000), {turn.ask.number: turn for turn in turns}
     for ask, outcome in turns:
         before = by_number.get(ask.number - 1) or by_number.get(ask.number - SMALL.sessions * MOST_TURNS - 1)
         if ask.number % MOST_TURNS == 0:
@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_turns() -> None:
             output_tokens=5,
             error="timeout" if failed else "",
         )
-        turns.append(Turn(ask, outcome))
+        turns.append(AgentTurn(ask, outcome))
     found = figures(agents, turns, price=3600.0)
     assert (found.sessions, found.completed, found.requests, dict(found.errors)) == (2, 1, 4, {"timeout": 1})
     assert found.duration == 16.0  # the last one ends at 10 + 1 + 5
