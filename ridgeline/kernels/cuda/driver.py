@@ -21,7 +21,7 @@ class DriverError(RuntimeError):
     """The driver refused. The message has its function and its number of the error."""
 
 
-class Driver:
+class CudaDriver:
     """The functions of libcuda that rungs need. Raises OSError where there is no driver."""
 
     def __init__(self, library: str = LIBRARY) -> None:
@@ -41,7 +41,7 @@ class Kernel:
     shared memory.
     """
 
-    def __init__(self, driver: Driver, code: bytes, name: str, *, device: int, shared: int = 0) -> None:
+    def __init__(self, driver: CudaDriver, code: bytes, name: str, *, device: int, shared: int = 0) -> None:
         self._driver, self._shared = driver, shared
         self._code = code  # the driver may read it later
         library, self._kernel, number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
@@ -63,7 +63,7 @@ class Kernel:
         self._driver.call("cuLaunchKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places, None)
 
 
-def tensor_map(driver: Driver, matrix: tuple[int, int, int], item: int, box: tuple[int, int]) -> ctypes.Array[Any]:
+def tensor_map(driver: CudaDriver, matrix: tuple[int, int, int], item: int, box: tuple[int, int]) -> ctypes.Array[Any]:
     """Return the 128 bytes by which TMA reads boxes of a row-major matrix, with a swizzle of 128 bytes.
 
     matrix: address, rows, columns. item: bytes of a number: 1, 2 or 4. box: rows and columns of a box, whose rows are

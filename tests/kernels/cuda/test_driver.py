@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.kernels.base.native import compiler, has_compiler
 from ridgeline.kernels.cuda.compile import includes
-from ridgeline.kernels.cuda.driver import Driver, DriverError, Kernel, tensor_map
+from ridgeline.kernels.cuda.driver import CudaDriver, DriverError, Kernel, tensor_map
 
 HEADERS = [folder for folder in includes() if (folder / "cuda.h").is_file()]
 pytestmark = pytest.mark.skipif(not (has_compiler() and HEADERS), reason="it needs a C++ compiler and cuda.h")
@@ -109,7 +109,7 @@ CODE = b"\x7fELF"
 
 
 def test_a_launch_brings_every_argument_as_cuda_h_has_it(library: Path) -> None:
-    driver = Driver(str(library))
+    driver = CudaDriver(str(library))
     kernel = Kernel(driver, CODE, "gemm", device=3, shared=200_000)
     box_map = tensor_map(driver, (1 << 40, 1000, 520), 2, (128, 64))
     kernel.launch((5, 6, 7), (384, 1, 1), 1 << 41, [box_map, ctypes.c_void_p(1 << 42), ctypes.c_int(-9)])
@@ -127,7 +127,7 @@ def test_a_launch_brings_every_argument_as_cuda_h_has_it(library: Path) -> None:
 
 
 def test_what_the_driver_refuses_is_an_error_with_its_number(library: Path) -> None:
-    driver = Driver(str(library))
+    driver = CudaDriver(str(library))
     with pytest.raises(DriverError, match=r"cuLibraryLoadData failed .* 200"):
         Kernel(driver, b"text", "gemm", device=3)
     with pytest.raises(DriverError, match=r"cuLibraryGetKernel failed .* 500"):

@@ -15,7 +15,7 @@ from torch.nn import functional
 from ridgeline.kernels.base.native import has_compiler
 from ridgeline.kernels.cuda.compile import compilers, cubin, machine_code
 from ridgeline.kernels.cuda.emulate import LaunchShape, build
-from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, Ending, Extras
+from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, Extras, LadderEnding
 from tests.kernels.cuda.memory import Matrix
 
 FEW = ("bias-relu-residual", "fp8-swiglu-fp8")
@@ -31,7 +31,7 @@ LEAST = {torch.float8_e4m3fn: 2**-10}  # half of the smallest number but zero
 class Given:
     """Operands and what epilogues read, and the exact result."""
 
-    def __init__(self, ending: Ending, m: int, n: int, k: int) -> None:
+    def __init__(self, ending: LadderEnding, m: int, n: int, k: int) -> None:
         self.dtype = getattr(torch, ending.dtype)
         self.a, self.b = (self._drawn(rows, k) for rows in (m, n))
         self.vectors = {"row_scales": torch.rand(m, 1) / 4 + 0.1, "column_scales": torch.rand(1, n) / 4 + 0.1}
@@ -45,7 +45,7 @@ class Given:
         self.vectors = {name: x.to(device) for name, x in self.vectors.items()}
         return self
 
-    def pointers(self, ending: Ending, place: Callable[[str], int | None]) -> dict[str, int | None]:
+    def pointers(self, ending: LadderEnding, place: Callable[[str], int | None]) -> dict[str, int | None]:
         """Return what the ending reads, with `place(name)` as its address."""
         used = {"Scale": ("row_scales", "column_scales"), "Bias": ("bias",), "Residual": ("residual",)}
         return {name: place(name) for step in ending.steps for name in used.get(step, ())}
@@ -65,7 +65,7 @@ class Given:
             "Gelu": lambda: functional.gelu(x),
         }[step]()
 
-    def exact(self, ending: Ending) -> tuple[Tensor, Tensor]:
+    def exact(self, ending: LadderEnding) -> tuple[Tensor, Tensor]:
         """Return the result, and how far float32 may be from it before it is rounded.
 
         A sum of K products is off by K units of roundoff of the sum of their sizes at most, and each step by a few
@@ -92,7 +92,7 @@ def is_near(found: Tensor, exact: Tensor, wrong: Tensor) -> bool:
 
 @pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
 @each_ending
-def test_an_ending_is_torchs_in_float64(ending: Ending, tmp_path: Path) -> None:
+def test_an_ending_is_torchs_in_float64(ending: LadderEnding, tmp_path: Path) -> None:
     rung, m, n, k = ending.rung, 77, 304, 272
     given = Given(ending, m, n, k)
     kernel = build(rung.source, "gemm", rung.defines, tmp_path)
@@ -111,7 +111,7 @@ def test_an_ending_is_torchs_in_float64(ending: Ending, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not compilers(), reason="no NVRTC and no nvcc")
 @each_ending
-def test_an_ending_spills_nothing_and_multiplies_in_its_format(ending: Ending) -> None:
+def test_an_ending_spills_nothing_and_multiplies_in_its_format(ending: LadderEnding) -> None:
     pytest.importorskip("triton", reason="its package has the disassembler")
     rung = ending.rung
     code = machine_code(cubin(rung.source, rung.arch, rung.defines))

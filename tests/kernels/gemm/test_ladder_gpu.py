@@ -10,7 +10,7 @@ import torch
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler
 from ridgeline.kernels.gemm.ladder.run import LoadedRung, runs_here
-from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, Ending, Extras, Rung
+from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, Extras, LadderEnding, Rung
 from tests.kernels.cuda.memory import difference
 from tests.kernels.gemm.test_ladder import ragged
 from tests.kernels.gemm.test_ladder_endings import Given, is_near
@@ -43,7 +43,7 @@ def test_rungs_on_a_gpu(rung: Rung) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
-def test_endings_on_a_gpu(ending: Ending) -> None:
+def test_endings_on_a_gpu(ending: LadderEnding) -> None:
     loaded = on_this_gpu(ending.rung)
     for m, n, k in ((256, 512, 384), (1000, 1040, 528), (1, 16, 16)):
         given = Given(ending, m, n, k).to("cuda")

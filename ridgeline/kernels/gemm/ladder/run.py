@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
-from ridgeline.kernels.cuda.driver import Driver, Kernel, tensor_map
+from ridgeline.kernels.cuda.driver import CudaDriver, Kernel, tensor_map
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, VARIANTS, Extras, Rung, Variant
 
 BOX_BYTES = 128  # of a row of a box
@@ -28,9 +28,9 @@ class LoadedRung:
     folder: where its cubin lies; without one it is compiled. Raises NoCudaCompiler, CudaError and DriverError.
     """
 
-    def __init__(self, rung: Rung, folder: Path | None = None, driver: Driver | None = None) -> None:
+    def __init__(self, rung: Rung, folder: Path | None = None, driver: CudaDriver | None = None) -> None:
         self.rung = rung
-        self._driver = driver or Driver()
+        self._driver = driver or CudaDriver()
         device = torch.cuda.current_device()
         arch = arch_on(rung, torch.cuda.get_device_capability())
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -65,13 +65,13 @@ class LoadedCeiling:
     """
 
     def __init__(
-        self, variant: Variant, flops: float, folder: Path | None = None, driver: Driver | None = None
+        self, variant: Variant, flops: float, folder: Path | None = None, driver: CudaDriver | None = None
     ) -> None:
         self.variant = variant
         device = torch.cuda.current_device()
         arch = arch_on(variant.ceiling, torch.cuda.get_device_capability())
         code = code_of(variant.ceiling, arch, folder)
-        self._kernel = Kernel(driver or Driver(), code, "ceiling", device=device)
+        self._kernel = Kernel(driver or CudaDriver(), code, "ceiling", device=device)
         self._blocks = 2 * torch.cuda.get_device_properties(device).multi_processor_count
         self.rounds = variant.rounds(flops, self._blocks)
         sums = torch.int32 if variant.result == "int32" else torch.float32

@@ -210,7 +210,7 @@ VARIANTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class LadderEnding:
     """The last rung in another format, or with an epilogue: steps of `epilogue.cuh`, from left to right."""
 
     name: str
@@ -234,13 +234,15 @@ class Ending:
 
 FP8, INT8 = "QGMMA.64x256x32.F32.E4M3.E4M3", "IGMMA.64x256x32.S8.S8"
 ENDINGS = (
-    Ending(name="fp16", dtype="float16", result="float16", needs="HGMMA.64x256x16.F32 "),
-    Ending(name="float32", result="float32"),
-    Ending(name="bias-gelu", steps=("Bias", "Gelu")),
-    Ending(name="bias-relu-residual", steps=("Bias", "Relu", "Residual")),
-    Ending(name="swiglu", steps=("SwiGlu",)),
-    Ending(name="fp8", steps=("Scale",), dtype="float8_e4m3fn", needs=FP8),
-    Ending(name="fp8-swiglu-fp8", steps=("Scale", "SwiGlu"), dtype="float8_e4m3fn", result="float8_e4m3fn", needs=FP8),
-    Ending(name="int8", steps=("Scale",), dtype="int8", needs=INT8),
-    Ending(name="int8-bias", steps=("Scale", "Bias"), dtype="int8", needs=INT8),
+    LadderEnding(name="fp16", dtype="float16", result="float16", needs="HGMMA.64x256x16.F32 "),
+    LadderEnding(name="float32", result="float32"),
+    LadderEnding(name="bias-gelu", steps=("Bias", "Gelu")),
+    LadderEnding(name="bias-relu-residual", steps=("Bias", "Relu", "Residual")),
+    LadderEnding(name="swiglu", steps=("SwiGlu",)),
+    LadderEnding(name="fp8", steps=("Scale",), dtype="float8_e4m3fn", needs=FP8),
+    LadderEnding(
+        name="fp8-swiglu-fp8", steps=("Scale", "SwiGlu"), dtype="float8_e4m3fn", result="float8_e4m3fn", needs=FP8
+    ),
+    LadderEnding(name="int8", steps=("Scale",), dtype="int8", needs=INT8),
+    LadderEnding(name="int8-bias", steps=("Scale", "Bias"), dtype="int8", needs=INT8),
 )
