@@ -639,13 +639,12 @@ AOT = (
         ahead_of_time(kernel, tiles_of(which, size), size, *names, slopes_ptr=None, ALIBI=False, **constants)
         for kernel, which, size, constants, *names in (
             (_forward_kernel, "forward", 128, _PLAIN, _FORWARD, "qkvo", "H PER_GROUP Q K", "scale"),
-            (_forward_kernel, "forward", 64, _PLAIN, _FORWARD, "qkvo", "H PER_GROUP Q K", "scale"),
             (_keys_kernel, "keys", 128, {}, _KEYS, "qkvg", "H G Q K", "scale natural"),
             (_queries_kernel, "queries", 128, {}, _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
         )
     ),
     ahead_of_time(
-        _forward_kernel, tiles_of("forward", 128), 128, f"{_FORWARD} !sinks", "qkvo", "H PER_GROUP Q K", "scale least",
+        _forward_kernel, tiles_of("forward", 64), 64, f"{_FORWARD} !sinks", "qkvo", "H PER_GROUP Q K", "scale least",
         archs=("sm_90",), slopes_ptr=None, ALIBI=False,
     ),
 )  # fmt: skip

@@ -363,11 +363,7 @@ def ahead_of_time(size: int, switches: PingpongSwitches) -> AotKernel:
 
 AOT = (
     ahead_of_time(128, PingpongSwitches()),
-    ahead_of_time(64, PingpongSwitches()),
-    ahead_of_time(128, PingpongSwitches(polynomials=1)),
     ahead_of_time(64, PingpongSwitches(polynomials=2)),
     ahead_of_time(128, PingpongSwitches(threshold=True)),
-    ahead_of_time(128, PingpongSwitches(longest=True)),
     ahead_of_time(128, PingpongSwitches(fp8=True)),
-    ahead_of_time(64, PingpongSwitches(fp8=True)),
 )
