@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.weights.adapters import matching
+from ridgeline.weights.adapters import matching, reader
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
 from ridgeline.weights.adapters.reader import FILE, ReadAdapter, read_adapter
 from ridgeline.weights.convert.convert import convert
@@ -152,6 +152,58 @@ def test_damaged_and_foreign_files_are_refused(places: dict[str, ModulePlace], t
     assert "adapter of another model" in refused(other.folder, places)
     (other.folder / "adapter_config.json").write_text(json.dumps([1]))
     assert "adapter_config.json" in refused(other.folder, places)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float16, 1e5), (torch.bfloat16, 3.4028e38)], ids=str)
+def test_numbers_that_the_dtype_cannot_hold_are_refused(
+    dtype: torch.dtype, value: float, places: dict[str, ModulePlace], tmp_path: Path
+) -> None:
+    folder = PeftAdapter("llama", tmp_path / "a").folder
+    tensors = load_file(folder / FILE)
+    name = next(iter(tensors))
+    save_file({**tensors, name: torch.full_like(tensors[name], value)}, folder / FILE)
+    read(folder, places)
+    with pytest.raises(ModelLoadError, match=f"not finite in {str(dtype).removeprefix('torch.')}"):
+        read_adapter(folder, places, most_rank=16, dtype=dtype)
+
+
+def test_matrices_with_and_without_the_prefix_are_refused(places: dict[str, ModulePlace], tmp_path: Path) -> None:
+    folder = PeftAdapter("llama", tmp_path / "a").folder
+    tensors = load_file(folder / FILE)
+    more = {name.removeprefix("base_model.model."): torch.zeros_like(each) for name, each in tensors.items()}
+    save_file({**tensors, **more}, folder / FILE)
+    assert "under two names" in refused(folder, places)
+
+
+def test_names_of_any_length_make_short_sentences(places: dict[str, ModulePlace], tmp_path: Path) -> None:
+    assert len(refused(Path("a" * 5000), places)) < 400
+    adapted = PeftAdapter("llama", tmp_path / "a")
+    adapted.write_config(r=10**4000)
+    assert len(refused(adapted.folder, places).removeprefix(str(tmp_path))) < 400
+    adapted.write_config(r=4)
+    save_file({f"{'m' * 10_000}.lora_A.weight": torch.zeros(1)}, adapted.folder / FILE)
+    assert len(refused(adapted.folder, places).removeprefix(str(tmp_path))) < 400
+
+
+def test_a_file_that_is_replaced_while_it_is_read_changes_nothing(
+    places: dict[str, ModulePlace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key names what runs, since the prefix cache and later loads go by it. A shorter file ends no process."""
+    folder = PeftAdapter("llama", tmp_path / "a").folder
+    before = read(folder, places)
+
+    def replaced(*arguments: Any) -> Any:
+        with (folder / FILE).open("r+b") as file:
+            file.truncate(100)
+        (folder / "adapter_config.json").write_text("{}")
+        return matching.meant_modules(*arguments)
+
+    monkeypatch.setattr(reader, "meant_modules", replaced)
+    after = read(folder, places)
+    assert after.key == before.key
+    assert all(torch.equal(after_each, each) for after_each, each in zip(
+        deltas(after).values(), deltas(before).values(), strict=True
+    ))  # fmt: skip
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "neox", "phi3", "falcon_h1"])

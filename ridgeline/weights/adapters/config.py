@@ -74,7 +74,7 @@ def read_adapter_config(folder: Path, most_rank: int) -> AdapterConfig:
         name: _number(value, f"alpha_pattern of {name}", path) for name, value in _table(found, "alpha_pattern", path)
     }
     if (largest := max([rank, *ranks.values()])) > most_rank:
-        raise ModelLoadError(f"{path} has rank {largest}, above max_lora_rank {most_rank}; raise that.")
+        raise ModelLoadError(f"{path} has rank {_short(largest)}, above max_lora_rank {most_rank}; raise that.")
     if not isinstance(rooted := found.get("use_rslora") or False, bool):
         raise ModelLoadError(f"{path} has use_rslora {_short(rooted)}, which must be true or false; mend it.")
     return AdapterConfig(

@@ -1,6 +1,7 @@
 """Adapters in PEFT's folders: adapter_config.json and adapter_model.safetensors.
 
-All that a file says of itself is checked against the model before any tensor is read.
+All that a file says of itself is checked against the model before any tensor is made. The file is read once: what was
+checked is what runs, and what its key names, even if another process writes to the folder meanwhile.
 
 Legend:
     I  inputs of a module
@@ -14,15 +15,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from os import fstat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.weights.adapters.config import read_adapter_config
+from ridgeline.weights.adapters.config import AdapterConfig, read_adapter_config
 from ridgeline.weights.adapters.matching import Meant, meant_modules
 from ridgeline.weights.adapters.places import ModulePlace, placed
 from ridgeline.weights.checkpoint import PLAIN
@@ -31,6 +34,7 @@ from ridgeline.weights.loader import shortened
 FILE = "adapter_model.safetensors"
 MOST_HEADER = 1 << 24  # bytes: a tensor takes about 150, and a large mixture has 60,000
 WIDEST = 8  # bytes of a number
+LONGEST = 200  # letters of a name in a sentence
 _PREFIX = "base_model.model."
 _CONVERT = (
     'python -c "import torch, safetensors.torch as s; '
@@ -65,17 +69,21 @@ class ReadAdapter:
 def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype) -> ReadAdapter:
     """Return the adapter in a folder, in a dtype. places: those of the model's modules. Raise ModelLoadError, in one
     sentence, for a folder that is damaged, means another model, or asks for what is not here."""
-    if not folder.is_dir():
-        raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
-    config = read_adapter_config(folder, most_rank)
-    path = _tensors_of(folder)
     bytes_per_rank = sum(each.map.inputs + each.outputs for each in places.values()) * WIDEST
-    header = _header(path, MOST_HEADER + most_rank * bytes_per_rank)
+    try:
+        if not folder.is_dir():
+            raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
+        config = read_adapter_config(folder, most_rank)
+        path = _tensors_of(folder)
+        content = _content(path, MOST_HEADER + most_rank * bytes_per_rank)
+    except OSError as error:
+        raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
+    header = _header(path, content)
     modules = _modules(header, path)
     known = {module: place for module in modules if (place := placed(module, places)) is not None}
     if foreign := [module for module in modules if module not in known]:
         raise ModelLoadError(
-            f"{path} adapts modules that this model lacks, or that adapters cannot change here: {shortened(foreign)}; "
+            f"{path} adapts modules that this model lacks, or that adapters cannot change here: {_listed(foreign)}; "
             "give an adapter of this model's linear layers."
         )
     if len({place.source.name for place in known.values()}) < len(known):
@@ -83,11 +91,15 @@ def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: 
     meant = meant_modules(config, list(known), folder)
     if odd := [module for module in modules if module not in meant]:
         raise ModelLoadError(
-            f"{path} holds matrices of modules that its adapter_config.json does not mean: {shortened(odd)}."
+            f"{path} holds matrices of modules that its adapter_config.json does not mean: {_listed(odd)}."
         )
     for module, place in known.items():
         _check_shapes(path, module, header, place, meant[module])
-    return ReadAdapter(_key(folder, path), tuple(_pairs(path, known, meant, dtype)))
+    return ReadAdapter(_key(config, content), tuple(_pairs(path, content, known, meant, dtype)))
+
+
+def _listed(modules: list[str]) -> str:
+    return shortened([module[:LONGEST] for module in modules])
 
 
 def _tensors_of(folder: Path) -> Path:
@@ -101,20 +113,25 @@ def _tensors_of(folder: Path) -> Path:
     raise ModelLoadError(f"{folder} holds no {FILE}; give the folder that PEFT saved.")
 
 
-def _header(path: Path, most_bytes: int) -> dict[str, Any]:
-    """Return the header of a file: the dtype and shape of each tensor."""
-    if (size := path.stat().st_size) > most_bytes:
-        raise ModelLoadError(
-            f"{path} has {size:,} bytes, and an adapter of this model within max_lora_rank at most {most_bytes:,}."
-        )
+def _content(path: Path, most_bytes: int) -> bytes:
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(MOST_HEADER, size):
-            raise ModelLoadError(f"{path} is damaged: it says that its header has {length:,} bytes; copy it again.")
-        try:
-            header = json.loads(file.read(length))
-        except (ValueError, RecursionError) as error:
-            raise ModelLoadError(f"{path} is damaged: its header is no JSON; copy it again.") from error
+        size = fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise ModelLoadError(
+                f"{path} has {size:,} bytes, and an adapter of this model within max_lora_rank at most {most_bytes:,}."
+            )
+        return file.read(size)
+
+
+def _header(path: Path, content: bytes) -> dict[str, Any]:
+    """Return the header of a file: the dtype and shape of each tensor."""
+    length = int.from_bytes(content[:8], "little")
+    if length > min(MOST_HEADER, len(content)):
+        raise ModelLoadError(f"{path} is damaged: it says that its header has {length:,} bytes; copy it again.")
+    try:
+        header = json.loads(content[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is damaged: its header is no JSON; copy it again.") from error
     if not isinstance(header, dict):
         raise ModelLoadError(f"{path} is damaged: its header is no object; copy it again.")
     header.pop("__metadata__", None)
@@ -136,11 +153,14 @@ def _modules(header: Mapping[str, Any], path: Path) -> list[str]:
                 f"{path} holds {name[:99]}, and only lora_A and lora_B of linear layers are served; merge the adapter "
                 "into the model's weights, or train it without."
             )
-        halves.setdefault(module, set()).add(half)
+        found = halves.setdefault(module, set())
+        if half in found:
+            raise ModelLoadError(f"{path} holds {half} of {module[:LONGEST]} under two names; copy it again.")
+        found.add(half)
     if not halves:
         raise ModelLoadError(f"{path} holds no tensors; copy it again.")
     if lone := [module for module, found in halves.items() if len(found) == 1]:
-        raise ModelLoadError(f"{path} holds one of two matrices of {shortened(lone)}; copy it again.")
+        raise ModelLoadError(f"{path} holds one of two matrices of {_listed(lone)}; copy it again.")
     return list(halves)
 
 
@@ -153,39 +173,40 @@ def _names(module: str, header: Mapping[str, Any]) -> tuple[str, str]:
 def _check_shapes(path: Path, module: str, header: Mapping[str, Any], place: ModulePlace, meant: Meant) -> None:
     wanted = [meant.rank, place.map.inputs], [place.outputs, meant.rank]
     for name, shape in zip(_names(module, header), wanted, strict=True):
-        if header[name]["shape"] != shape:
+        if (found := header[name]["shape"]) != shape:
             raise ModelLoadError(
-                f"{path} holds {name[:200]} of shape {header[name]['shape'][:4]}, and this model with rank "
-                f"{meant.rank} wants {shape}; it is an adapter of another model, or its config is."
+                f"{path} holds {name[:LONGEST]} of shape {str(found)[:LONGEST]}, and this model with rank {meant.rank} "
+                f"wants {shape}; it is an adapter of another model, or its config is."
             )
         if header[name]["dtype"] not in PLAIN:
             raise ModelLoadError(
-                f"{path} holds {name[:200]} as {header[name]['dtype'][:20]}; save it as plain numbers."
+                f"{path} holds {name[:LONGEST]} as {header[name]['dtype'][:20]}; save it as plain numbers."
             )
 
 
 def _pairs(
-    path: Path, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant], dtype: torch.dtype
+    path: Path, content: bytes, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant], dtype: torch.dtype
 ) -> list[ThinPair]:
     found = []
     try:
-        with safe_open(path, framework="pt") as file:
-            names = dict.fromkeys(file.keys())
-            for module, place in known.items():
-                down_RI, up_OR = (file.get_tensor(name) for name in _names(module, names))
-                up_OR = place.in_our_order(up_OR.float()) * meant[module].scale
-                if not (down_RI.isfinite().all() and up_OR.isfinite().all()):
-                    raise ModelLoadError(f"{path} holds numbers of {module} that are not finite; train it again.")
-                found.append(ThinPair(place, down_RI.to(dtype).contiguous(), up_OR.to(dtype).contiguous()))
-    except (SafetensorError, OSError) as error:
+        tensors = load(content)
+    except SafetensorError as error:
         raise ModelLoadError(f"{path} is damaged or incomplete ({error}); copy it again.") from error
+    for module, place in known.items():
+        down_RI, up_OR = (tensors.pop(name) for name in _names(module, tensors))
+        up_OR = place.in_our_order(up_OR.float()) * meant[module].scale
+        pair = ThinPair(place, down_RI.to(dtype).contiguous(), up_OR.to(dtype).contiguous())
+        if not (pair.down_RI.isfinite().all() and pair.up_OR.isfinite().all()):
+            raise ModelLoadError(
+                f"{path} holds numbers of {module} that are not finite in {str(dtype).removeprefix('torch.')}; train "
+                "it again, or choose a wider dtype."
+            )
+        found.append(pair)
     return found
 
 
-def _key(folder: Path, path: Path) -> str:
+def _key(config: AdapterConfig, content: bytes) -> str:
     """Return a name of an adapter's content."""
-    digest = blake2b((folder / "adapter_config.json").read_bytes(), digest_size=16)
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
+    digest = blake2b(repr(config).encode(), digest_size=16)
+    digest.update(content)
     return f"adapter {digest.hexdigest()}"
