@@ -14,7 +14,7 @@ from ridgeline.assembly.foreign import check_agrees
 from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.numa import bind
-from ridgeline.core.specs.host_layout import HostLayout
+from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.layers.decoder import Decoder
@@ -174,7 +174,8 @@ def _run_on(
         if beside.adapters is not None:
             runner.adapt(*beside.adapters)
         if host_bytes := choices.config.host_bytes:
-            runner.keep_below(HostLayout.within(memory.layout, host_bytes // choices.config.ranks))
+            below = HostLayout.within(memory.layout, host_bytes // choices.config.ranks)
+            runner.keep_below(below, staging_bytes(memory.layout.groups, memory.layout.dtype, choices.max_tokens))
         if choices.captured:
             runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)
     except torch.OutOfMemoryError as error:

@@ -28,7 +28,7 @@ from ridgeline.core.settings.config import EngineConfig, LLMConfig
 from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.settings.speculation import NAMED
 from ridgeline.core.specs.cache_layout import CacheLayout
-from ridgeline.core.specs.host_layout import HostLayout
+from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.model import NO_RULES, ModelSpec, OutputRules, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, device_of_rank
@@ -140,7 +140,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         spec.output_rules,
     )
     if (host := worker.runner.host) is not None:
-        wiring = wiring._replace(host_tier=_host_tier(config, memory.layout, host.bytes_per_second()))
+        wiring = wiring._replace(host_tier=_host_tier(config, memory, host.bytes_per_second()))
     engine = _engine(config, worker, wiring)
     if choices.captured or (pools and device.type == "cuda"):
         engine.rehearse()
@@ -274,7 +274,7 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         cost_model,
         interactive,
         on_gpu=device.type == "cuda",
-        host_tier=_host_tier(config, layout, _bus(facts.device_name, device)),
+        host_tier=_host_tier(config, memory, _bus(facts.device_name, device)),
     )
     if isinstance(group, Apart):
         each = [_engine(config, seat, wiring) for seat in group.seats]
@@ -402,12 +402,16 @@ class Wiring(NamedTuple):
     host_tier: HostTierSettings | None = None
 
 
-def _host_tier(config: LLMConfig, layout: CacheLayout, bytes_per_second: float) -> HostTierSettings | None:
+def _host_tier(config: LLMConfig, memory: MemoryReport, bytes_per_second: float) -> HostTierSettings | None:
     """Return the settings of the tier in the host's memory, as each rank has it, or None."""
     if not config.host_bytes:
         return None
-    pages = HostLayout.within(layout, config.host_bytes // config.ranks).num_pages
-    return HostTierSettings(pages=pages, bytes_per_second=bytes_per_second)
+    layout = memory.layout
+    return HostTierSettings(
+        pages=HostLayout.within(layout, config.host_bytes // config.ranks).num_pages,
+        bytes_per_second=bytes_per_second,
+        staging_bytes=staging_bytes(layout.groups, layout.dtype, memory.sizes.max_tokens),
+    )
 
 
 def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:

@@ -13,7 +13,7 @@ from ridgeline.core.settings.host_tier import HostTierSettings
 from ridgeline.core.settings.policies import PolicySettings
 from ridgeline.core.settings.steps import DEFAULT_LIMITS, LARGE_GPU, LARGE_STEP
 from ridgeline.core.specs.cache_layout import CacheLayout
-from ridgeline.core.specs.host_layout import HostLayout
+from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.itl import choose_itl_target
@@ -117,7 +117,11 @@ class Setup:
         self._tier: HostTierSettings | None = None
         if settings.kv_offloading_size:
             below = HostLayout.within(self.layout, int(settings.kv_offloading_size * (1 << 30)))
-            self._tier = HostTierSettings(pages=below.num_pages, bytes_per_second=bus_rate(hardware))
+            self._tier = HostTierSettings(
+                pages=below.num_pages,
+                bytes_per_second=bus_rate(hardware),
+                staging_bytes=staging_bytes(layout.groups, layout.dtype, max(tokens, rows)),
+            )
             self._block_bytes = below.block_bytes
         limit = Roofline(model, hardware, dtype, kv_dtype)
         self.config = EngineConfig(

@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -30,8 +31,9 @@ from torch import Tensor
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.plan.step import MoveBlocks, Moves
-from ridgeline.core.settings.host_tier import STAGING_BYTES
-from ridgeline.core.specs.host_layout import HostLayout
+from ridgeline.core.specs.cache_layout import CacheGroup
+from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
+from ridgeline.kernels.base.kv_format import DTYPE_BYTES
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.step import PlannedStep, StepPart
 from ridgeline.worker.upload import staging
@@ -40,11 +42,15 @@ ALIGNMENT = 256
 MEASURED = 32 << 20  # bytes of the copy that is timed
 
 
+@dataclass(frozen=True)
 class Staging:
     """The memory that blocks pass through on a device, as it is planned for: some to the host, some from it."""
 
+    groups: tuple[CacheGroup, ...]
+
     def reserve(self, sizes: StepSizes) -> Reserved:
-        return Reserved(2 * STAGING_BYTES if sizes.on_gpu else 0)
+        dtype = next(name for name, size in DTYPE_BYTES.items() if size == sizes.itemsize)
+        return Reserved(2 * staging_bytes(self.groups, dtype, sizes.max_tokens) if sizes.on_gpu else 0)
 
 
 class StagedBlocks(NamedTuple):
@@ -68,11 +74,11 @@ class HostCopies(NamedTuple):
 class HostMemory(StepPart):
     """The blocks in the host's memory.
 
-    staging_bytes: of the ring, and of the memory for loads.
+    staged: bytes of the ring, and of the memory for loads.
     seconds: that copies took, to the host and from it.
     """
 
-    def __init__(self, memory: StateMemory, layout: HostLayout, staging_bytes: int = STAGING_BYTES) -> None:
+    def __init__(self, memory: StateMemory, layout: HostLayout, staged: int) -> None:
         self._memory, self.layout, self._device = memory, layout, memory.device
         self._streams = self._device.type == "cuda"
         groups = memory.layout.groups
@@ -83,12 +89,12 @@ class HostMemory(StepPart):
         self.seconds = [0.0, 0.0]
         self.bytes = _allocated(self.layout.num_bytes, pinned=self._streams)
         if self._streams:
-            self.use_streams(staging_bytes)
+            self.use_streams(staged)
 
-    def use_streams(self, staging_bytes: int) -> None:
+    def use_streams(self, staged: int) -> None:
         """Take the memory that blocks pass through, and a stream for them. On a CPU only tests do."""
         self._streams = True
-        size = -(-max(staging_bytes, *self._sizes) // ALIGNMENT) * ALIGNMENT
+        size = -(-max(staged, *self._sizes) // ALIGNMENT) * ALIGNMENT
         self._ring, self._arriving = (torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2))
         self._side = torch.cuda.Stream(self._device)
         self._next = 0  # in the ring

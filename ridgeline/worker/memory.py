@@ -190,7 +190,7 @@ def parts_of(
     if config.enable_eplb:
         parts.append(MovedExperts(model))
     if config.host_bytes:
-        parts.append(Staging())
+        parts.append(Staging(with_draft(model, draft).cache_groups))
     return parts
 
 

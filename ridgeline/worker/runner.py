@@ -118,9 +118,10 @@ class Runner:
             parts += [TokenLogprobs(self.slots, vocabulary), segments.masking]
         return parts
 
-    def keep_below(self, layout: HostLayout) -> None:
-        """Take memory of the host for blocks that the cache has no room for. Raise InvalidConfig if there is none."""
-        self.host = HostMemory(self.segments.states.memory, layout)
+    def keep_below(self, layout: HostLayout, staged: int) -> None:
+        """Take memory of the host for blocks that the cache has no room for, and `staged` bytes of the device's for
+        those on their way. Raise InvalidConfig if there is none."""
+        self.host = HostMemory(self.segments.states.memory, layout, staged)
         self._prepare = moment([self.host], "prepare") + self._prepare
 
     def adapt(self, store: AdapterStore, tables: AdapterTables) -> None:

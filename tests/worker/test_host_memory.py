@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.core.plan.step import MoveBlocks, Moves
-from ridgeline.core.specs.host_layout import HostLayout
-from ridgeline.worker.host_memory import HostMemory
+from ridgeline.core.specs.cache_layout import CacheGroup
+from ridgeline.core.specs.host_layout import LEAST_STAGING, MOST_STAGING, HostLayout, staging_bytes
+from ridgeline.core.specs.state import KVSpec
+from ridgeline.worker.host_memory import HostMemory, Staging
 from ridgeline.worker.state.buffer import StateMemory
 from tests.engine.layouts import GROUPS, Groups, layout_of
 
@@ -141,7 +144,7 @@ def test_memory_that_the_host_does_not_give_is_named(monkeypatch: pytest.MonkeyP
     memory = StateMemory(layout, torch.device("cpu"))
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(InvalidConfig, match=r"did not give .* GiB of memory for kv_offloading_size; lower it"):
-        HostMemory(memory, HostLayout(layout, 3))
+        HostMemory(memory, HostLayout(layout, 3), 1)
 
 
 def test_a_size_below_one_page_is_named() -> None:
@@ -149,3 +152,12 @@ def test_a_size_below_one_page_is_named() -> None:
     with pytest.raises(InvalidConfig, match=r"kv_offloading_size is 0\.000000 GiB .*raise it"):
         HostLayout.within(layout, layout.page_bytes - 1)
     assert HostLayout.within(layout, 3 * layout.page_bytes).num_pages == 4
+
+
+@pytest.mark.parametrize(("tokens", "staged"), [(1, LEAST_STAGING), (2048, 2048 * 131_072), (1 << 20, MOST_STAGING)])
+def test_blocks_of_a_whole_step_may_be_on_their_way(tokens: int, staged: int) -> None:
+    """Of Llama-3.1-8B, which caches 128 KiB a token."""
+    groups = (CacheGroup(spec=KVSpec(num_kv_heads=8, head_dim=128), layers=tuple(range(32))),)
+    assert staging_bytes(groups, "bfloat16", tokens) == staged
+    sizes = StepSizes(device_type="cuda", itemsize=2, max_tokens=tokens, max_seqs=1, longest=1)
+    assert Staging(groups).reserve(sizes).held == 2 * staged

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STAGING_BYTES = 64 << 20  # of device memory that evicted blocks pass through
-
 
 @dataclass(frozen=True, kw_only=True)
 class HostTierSettings:
     """pages: of the host's memory, and one that is never used. bytes_per_second: at which blocks travel.
-    staging_bytes: the bytes of evicted blocks that may be on their way to the host at once; more are not saved.
+    staging_bytes: the bytes of evicted blocks that may be on their way to the host at once; more are not saved
+    (`core.specs.host_layout.staging_bytes`).
     """
 
     pages: int
     bytes_per_second: float
-    staging_bytes: int = STAGING_BYTES
+    staging_bytes: int

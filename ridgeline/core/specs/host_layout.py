@@ -9,11 +9,21 @@ and a gather on the device (whose memory is several times as fast as the bus) pu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
+
+LEAST_STAGING, MOST_STAGING = 64 << 20, 512 << 20
+
+
+def staging_bytes(groups: Iterable[CacheGroup], dtype: str, tokens: int) -> int:
+    """Return the bytes of device memory that blocks pass through on their way to the host, and as many on their way
+    back: those of a step's `tokens`, within bounds, since a step evicts about as many blocks as it fills."""
+    step = tokens * sum(group.depth * group.spec.token_bytes(dtype) for group in groups)
+    return min(max(step, LEAST_STAGING), MOST_STAGING)
 
 
 @dataclass(frozen=True)
