@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import read_model_config
+from ridgeline.worker.state.latent import PagedLatents
 from tests import tiny_models
-from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH
+from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, DEEPSEEK_V32, GLM_4_7_FLASH
 from tests.parallel.divided import kept, loaded, numbers_of
 from tests.parallel.threads import on_ranks
 from tests.weights.quantized_files import SCHEMES, quantize
@@ -75,6 +77,24 @@ def test_keys_and_values_of_long_rows_are_planned_for() -> None:
     assert planned(8192, 8192) == planned(8192, 0)
     assert planned(8192, 1_000_000) - planned(8192, 8192) == long - short
     assert short > WORKSPACE_BYTES
+
+
+@pytest.mark.parametrize(("selected", "longest"), [(2048, 2048), (2048, 100_000), (2**24, 4096)])
+def test_the_places_of_chosen_tokens_are_planned_for(selected: int, longest: int) -> None:
+    """Also where no context is longer than what is chosen: a captured graph does not know that of its rows."""
+    models = (model_config(each).spec for each in (DEEPSEEK_V3, {**DEEPSEEK_V32, "index_topk": selected}))
+    dense, sparse = (activation_bytes(model, max_tokens=8192, longest=longest) for model in models)
+    assert 8192 * 4 * min(selected, longest) < sparse - dense < 1 << 30
+
+
+def test_no_tokens_are_chosen_where_a_context_has_room_for_no_more() -> None:
+    """In a captured graph and with deterministic bits too, where every row's tokens would be."""
+    mixer = model_config(DEEPSEEK_V32).spec.layers[0].mixer
+    rows: Any = SimpleNamespace(slots_R=torch.arange(3), kv_bound_R=None, num_tokens_R=None)
+    group: Any = SimpleNamespace(ops=SimpleNamespace(deterministic=True), _block_size=16)
+    assert isinstance(mixer, LatentAttentionSpec)
+    assert PagedLatents._sparse_rows(group, mixer, rows, 129).all()
+    assert not PagedLatents._sparse_rows(group, mixer, rows, 128).any()
 
 
 @pytest.mark.parametrize("query_rank", [128, None])

@@ -68,8 +68,6 @@ def sparse_attention_cost(
 
 
 def sparse_bytes(max_tokens: int, longest: int, count: int) -> int:
-    """Return the most memory that the chosen places of a step take, and the scores that they are chosen by, on a GPU;
-    0 if no row can have more than `count` tokens."""
-    if longest <= count:
-        return 0
-    return max_tokens * count * PLACE_BYTES + max(SCORE_BYTES, 4 * longest)
+    """Return the most memory that the chosen places of a step take, and the scores that they are chosen by, on a GPU.
+    Rows of up to `count` tokens are among them: in captured graphs, and where bits must not depend on chunks."""
+    return max_tokens * min(count, longest) * PLACE_BYTES + max(SCORE_BYTES, 4 * longest)
