@@ -49,12 +49,12 @@ class PlainModel:
     logprobs = PeftAdapter.logprobs
 
 
-def save_random(model: Path, folder: Path) -> Path:
+def save_random(model: Path, folder: Path, seed: int = 1) -> Path:
     """Save an adapter of random numbers of a model's folder, and return its folder."""
     from transformers import AutoModelForCausalLM
 
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
-    draw = torch.Generator().manual_seed(1)
+    draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:

@@ -38,6 +38,9 @@ SERVE_HELP = {
     "uds": "Unix socket to listen on, instead of host and port.",
     "served_model_name": "Names of the model for clients (default: its folder's name, or its hub id).",
     "lora_modules": "Adapters that clients name as models: NAME=FOLDER, or JSON with name and path (one or more).",
+    "lora_dir": "Folder below which adapters may be loaded over HTTP (default: none may be).",
+    "max_served_loras": "Most adapters that there are once one is loaded over HTTP.",
+    "max_served_lora_bytes": "Bytes that their matrices may have together.",
     "api_key": "Keys that clients may send (without one, none is asked for).",
     "trusted_key": "Those of the keys that may name a request's tenant (X-Ridgeline-Tenant) and give any priority.",
     "priority_floor": "Lowest, most urgent priority that other keys may give (default: any).",
@@ -210,8 +213,9 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     known = [name for each in models for name in each.names]
     if len(wanted) > 1 and (twice := [name for name in known if known.count(name) > 1]):
         raise InvalidConfig(f"two models have the name {twice[0]!r}; give each its own, as in NAME=MODEL.")
-    if serve_config.lora_modules and len(models) > 1:
-        raise InvalidConfig("lora_modules cannot be had with several models; start a server for each, or leave it out.")
+    for name in ("lora_modules", "lora_dir") if len(models) > 1 else ():
+        if getattr(serve_config, name):
+            raise InvalidConfig(f"{name} cannot be had with several models; start a server for each, or leave it out.")
     models[0] = replace(models[0], adapters=named_adapters(serve_config.lora_modules, known))
     return Supervisor(with_tokenizer(serve_config, resolved, models[0]), models)
 

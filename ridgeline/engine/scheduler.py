@@ -614,6 +614,15 @@ class Scheduler:
         if self.cache.tier is not None:
             self.cache.tier.leave_device()
 
+    def forget_adapter(self, number: int) -> bool:
+        """Forget an adapter, with which no request waits or runs. Return False while a plan under way may bring it to
+        the device; call again then."""
+        placed = (each for record in self.in_flight for each in record.plan.adapters)
+        if any(each.adapter == number for each in (*placed, *self.running.adapters.placed)):
+            return False
+        self.running.adapters.drop(number)
+        return True
+
     def untouched(self) -> list[Request]:
         """Return the requests, none of which has a token yet. Raise InvalidConfig if some have."""
         begun = sum(bool(seq.output) for seq in self._by_id.values())

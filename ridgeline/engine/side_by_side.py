@@ -160,6 +160,9 @@ class Schedulers:
     def has_work(self) -> bool:
         return any(each.has_work for each in self._each)
 
+    def forget_adapter(self, number: int) -> bool:
+        return all(each.forget_adapter(number) for each in self._each)
+
     def untouched(self) -> list[Request]:
         return [request for each in self._each for request in each.untouched()]
 

@@ -42,8 +42,8 @@ class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
     model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that may be asked for again, and
     `served` the models that KServe's clients see, with the figures of their `inferences`. `beside` are the API servers
-    of all models of this process, this one among them; they have the devices in turn. `adapters` are names that stand
-    for the model with an adapter."""
+    of all models of this process, this one among them; they have the devices in turn. `given_adapters` are names
+    of adapters that the server was started with."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ class ApiServer:
     forms: Forms = field(default_factory=Forms)
     kept: Kept = field(default_factory=Kept)
     served: Mapping[str, ServedModel] = field(default_factory=dict)
-    adapters: tuple[str, ...] = ()
+    given_adapters: tuple[str, ...] = ()
     inferences: Inferences = field(default_factory=Inferences)
     beside: tuple[ApiServer, ...] = ()
 
@@ -115,8 +115,14 @@ class ApiServer:
             forms=forms,
             kept=Kept(place, share, Path(model.sockets[0]).parent, config.max_stored_responses),
             served=served_models(config.model_repository, (*names, *(each.name for each in model.adapters))),
-            adapters=tuple(each.name for each in model.adapters),
+            given_adapters=tuple(each.name for each in model.adapters),
         )
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names that stand for the model with an adapter, as the engines last told."""
+        facts = self.client.known
+        return self.given_adapters if facts is None else tuple(each.name for each in facts.adapters)
 
     @property
     def all_names(self) -> tuple[str, ...]:

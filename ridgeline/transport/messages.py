@@ -168,18 +168,55 @@ class Look(Message, frozen=True, tag="look"):
     limit: int = 1
 
 
+class LoadAdapter(Message, frozen=True, tag="load adapter"):
+    """The order to load the adapter in a folder. An `AdapterAnswer` follows.
+
+    `number` is one that no other adapter ever had, and alike for all engines. `replaces`: if there is one of this name,
+    the new one takes its place. `id` names the order in its answer.
+    """
+
+    id: int
+    name: str
+    number: int
+    folder: str
+    replaces: bool = False
+
+
+class UnloadAdapter(Message, frozen=True, tag="unload adapter"):
+    """The order to take no further requests with an adapter, and to forget it once those that are here have ended. An
+    `AdapterAnswer` follows. `number`: only if the name stands for this one; 0: for any. `id` names the order in its
+    answer."""
+
+    id: int
+    name: str
+    number: int = 0
+
+
+AdapterOrder = LoadAdapter | UnloadAdapter
+
+
 # ---- from the engine ------------------------------------------------------------------------------------------------
 
 
 class ServedAdapter(Message, frozen=True):
     """An adapter that the engine has loaded. `number` and `key` are what a request needs, `folder` is where it lies,
-    and `parent` the name of its model."""
+    `parent` the name of its model, and `num_bytes` what its matrices take."""
 
     name: str
     number: int
     key: str
     folder: str
     parent: str
+    num_bytes: int = 0
+
+
+class AdapterAnswer(Message, frozen=True, tag="adapter answer"):
+    """The answer to a `LoadAdapter` or an `UnloadAdapter`, which comes once every API server was told the new list.
+    `error` says why an order was not obeyed; `unknown`: because the engine has no such adapter. `id` is the order's."""
+
+    id: int
+    error: str = ""
+    unknown: bool = False
 
 
 class EngineFacts(Message, frozen=True):
@@ -396,9 +433,9 @@ class Stats(Message, frozen=True, tag="stats"):
     asleep: int = 0
 
 
-FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Count | Pause | Sleep | Reload | Wake | Resume
+FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Count | Pause | Sleep | Reload | Wake | Resume | AdapterOrder
 Order = Pause | Sleep | Reload | Wake | Resume
-FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | CacheCounted | Standing
+FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | CacheCounted | Standing | AdapterAnswer
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_face = msgspec.msgpack.Decoder(FromFace).decode

@@ -27,8 +27,10 @@ from ridgeline.serving.requests.bodies import (
     CompletionBody,
     ContentBody,
     DetokenizeBody,
+    LoadAdapterBody,
     TokenizeBody,
     TokenizeChatBody,
+    UnloadAdapterBody,
 )
 from ridgeline.serving.requests.fields import HARMLESS, REFUSED, known_names, refused_by
 from ridgeline.serving.requests.pooling import (
@@ -162,6 +164,10 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
         "llama.cpp": frozenset(["add_special", "content", "parse_special", "with_pieces"]),
     },
     "detokenize": {"vLLM": frozenset({"model", "tokens"})},
+    "load_adapter": {
+        "vLLM": frozenset(["base_model_name", "is_3d_lora_weight", "load_inplace", "lora_name", "lora_path"])
+    },
+    "unload_adapter": {"vLLM": frozenset({"lora_int_id", "lora_name"})},
     "ollama_chat": {"Ollama": frozenset(f"{OLLAMAS} messages tools".split())},
     "ollama_generate": {
         "Ollama": frozenset(f"{OLLAMAS} context height images prompt raw steps suffix system template width".split())
@@ -201,6 +207,8 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "cohere_embed": (CohereEmbedBody,),
     "tokenize": (TokenizeBody, TokenizeChatBody, ContentBody),
     "detokenize": (DetokenizeBody,),
+    "load_adapter": (LoadAdapterBody,),
+    "unload_adapter": (UnloadAdapterBody,),
     "ollama_chat": (OllamasChatBody,),
     "ollama_generate": (OllamasGenerateBody,),
     "ollama_options": (Options,),
@@ -230,6 +238,8 @@ TITLES = {
     "cohere_embed": "/v2/embed",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
+    "load_adapter": "/v1/load_lora_adapter",
+    "unload_adapter": "/v1/unload_lora_adapter",
     "ollama_chat": "/api/chat",
     "ollama_generate": "/api/generate",
     "ollama_options": "/api/chat, /api/generate: options",

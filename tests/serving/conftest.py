@@ -77,10 +77,19 @@ def stop_engine(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def engine_in_a_thread(socket: Path, adapters: tuple[NamedAdapter, ...] = (), **options: object) -> Iterator[None]:
+def engine_in_a_thread(
+    socket: Path, adapters: tuple[NamedAdapter, ...] = (), most_adapters: int = 0, **options: object
+) -> Iterator[None]:
     """An engine for API servers in a thread of this process, which needs no new one that imports everything first."""
     known = {"device": "cpu", "dtype": DTYPE} | options
-    settings = EngineSettings(socket=str(socket), options=known, served_name=MODEL, adapters=adapters)
+    settings = EngineSettings(
+        socket=str(socket),
+        options=known,
+        served_name=MODEL,
+        adapters=adapters,
+        most_adapters=most_adapters,
+        most_adapter_bytes=1 << 30,
+    )
     config = LLMConfig(**known)  # type: ignore[arg-type]
     host = EngineHost(assemble(config), config, EngineSocket(str(socket)), settings)
     thread = threading.Thread(target=host.run, daemon=True)
@@ -170,6 +179,7 @@ def start_server(engine_socket: Path) -> StartServer:
         folder: Path = EMBEDDED_MODEL,
         engine: Path = engine_socket,
         adapters: tuple[NamedAdapter, ...] = (),
+        engine_options: dict[str, object] | None = None,
         **settings: object,
     ) -> Iterator[Server]:
         listener = sockets.create_server(("127.0.0.1", 0))
@@ -177,7 +187,7 @@ def start_server(engine_socket: Path) -> StartServer:
         listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 1 << 16)
         started, servers, failures = threading.Event(), list[Server](), list[BaseException]()
         # As `LLM` with explicit parameters, which is what answers are compared with.
-        config = ServeConfig(**{"generation_config": "none", **settings})  # type: ignore[arg-type]
+        config = ServeConfig(**{"generation_config": "none", "engine": engine_options or {}, **settings})  # type: ignore[arg-type]
 
         async def main() -> None:
             model = NamedModel(str(folder), (MODEL, "alias"), (str(engine),), adapters)

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.settings.adapters import TENSORS
 from ridgeline.weights.adapters import matching, reader
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
-from ridgeline.weights.adapters.reader import FILE, ReadAdapter, read_adapter
+from ridgeline.weights.adapters.reader import ReadAdapter, read_adapter
 from ridgeline.weights.convert.convert import convert
 from ridgeline.weights.loader import read_model_config
 
@@ -117,7 +118,7 @@ def test_an_expression_has_a_time_limit(
 
 def test_damaged_and_foreign_files_are_refused(places: dict[str, ModulePlace], tmp_path: Path) -> None:
     folder = PeftAdapter("llama", tmp_path / "a").folder
-    path, tensors = folder / FILE, load_file(folder / FILE)
+    path, tensors = folder / TENSORS, load_file(folder / TENSORS)
     whole, names = path.read_bytes(), sorted(tensors)
     assert read(folder, places).key == read(folder, places).key
 
@@ -144,7 +145,7 @@ def test_damaged_and_foreign_files_are_refused(places: dict[str, ModulePlace], t
     path.write_bytes(whole + bytes(1 << 25))
     assert "bytes" in refused(folder, places)
     path.unlink()
-    assert f"holds no {FILE}" in refused(folder, places)
+    assert f"holds no {TENSORS}" in refused(folder, places)
     (folder / "adapter_model.bin").write_bytes(b"x")
     assert "weights_only=True" in refused(folder, places)
     assert "is not a folder" in refused(tmp_path / "none", places)
@@ -159,9 +160,9 @@ def test_numbers_that_the_dtype_cannot_hold_are_refused(
     dtype: torch.dtype, value: float, places: dict[str, ModulePlace], tmp_path: Path
 ) -> None:
     folder = PeftAdapter("llama", tmp_path / "a").folder
-    tensors = load_file(folder / FILE)
+    tensors = load_file(folder / TENSORS)
     name = next(iter(tensors))
-    save_file({**tensors, name: torch.full_like(tensors[name], value)}, folder / FILE)
+    save_file({**tensors, name: torch.full_like(tensors[name], value)}, folder / TENSORS)
     read(folder, places)
     with pytest.raises(ModelLoadError, match=f"not finite in {str(dtype).removeprefix('torch.')}"):
         read_adapter(folder, places, most_rank=16, dtype=dtype)
@@ -169,9 +170,9 @@ def test_numbers_that_the_dtype_cannot_hold_are_refused(
 
 def test_matrices_with_and_without_the_prefix_are_refused(places: dict[str, ModulePlace], tmp_path: Path) -> None:
     folder = PeftAdapter("llama", tmp_path / "a").folder
-    tensors = load_file(folder / FILE)
+    tensors = load_file(folder / TENSORS)
     more = {name.removeprefix("base_model.model."): torch.zeros_like(each) for name, each in tensors.items()}
-    save_file({**tensors, **more}, folder / FILE)
+    save_file({**tensors, **more}, folder / TENSORS)
     assert "under two names" in refused(folder, places)
 
 
@@ -181,7 +182,7 @@ def test_names_of_any_length_make_short_sentences(places: dict[str, ModulePlace]
     adapted.write_config(r=10**4000)
     assert len(refused(adapted.folder, places).removeprefix(str(tmp_path))) < 400
     adapted.write_config(r=4)
-    save_file({f"{'m' * 10_000}.lora_A.weight": torch.zeros(1)}, adapted.folder / FILE)
+    save_file({f"{'m' * 10_000}.lora_A.weight": torch.zeros(1)}, adapted.folder / TENSORS)
     assert len(refused(adapted.folder, places).removeprefix(str(tmp_path))) < 400
 
 
@@ -193,7 +194,7 @@ def test_a_file_that_is_replaced_while_it_is_read_changes_nothing(
     before = read(folder, places)
 
     def replaced(*arguments: Any) -> Any:
-        with (folder / FILE).open("r+b") as file:
+        with (folder / TENSORS).open("r+b") as file:
             file.truncate(100)
         (folder / "adapter_config.json").write_text("{}")
         return matching.meant_modules(*arguments)

@@ -13,6 +13,11 @@ from ridgeline.core.settings.checks import AtLeast, Settings
 
 MOST_RANK = 512  # the largest that is in use has 256
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
+FILES = CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+GRAMMAR = (
+    "a name has up to 128 letters, digits, dots, dashes, underscores, colons and slashes, and begins with a letter or "
+    "digit"
+)
 MOST_LORAS = 1024  # a table of so many is looked through by every program of the kernels
 
 
@@ -36,10 +41,7 @@ def named_adapters(words: Iterable[str], models: Iterable[str]) -> tuple[NamedAd
     for word in words:
         each = _named(word)
         if NAME.fullmatch(each.name) is None:
-            raise InvalidConfig(
-                f"lora_modules has the name {each.name[:80]!r}; a name has up to 128 letters, digits, dots, dashes, "
-                "underscores, colons and slashes, and begins with a letter or digit."
-            )
+            raise InvalidConfig(f"lora_modules has the name {each.name[:80]!r}; {GRAMMAR}.")
         if each.name in taken:
             raise InvalidConfig(f"lora_modules gives an adapter the name {each.name!r}, which is taken; rename it.")
         if each.parent and each.parent not in models:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import NamedAdapter
@@ -36,6 +37,8 @@ class ServeConfig:
     grpc_port: the port of the gRPC server on the same host (None: there is none).
     served_model_name: the name that clients use for the model; several names are aliases (default: the folder's name).
     lora_modules: adapters that clients may name as models, each as NAME=FOLDER or a JSON object.
+    lora_dir: the folder below which adapters may be loaded over HTTP (None: none may be).
+    max_served_loras, max_served_lora_bytes: bounds on the adapters that are there once one is loaded over HTTP.
     api_key: the keys that clients may use (none: no key is asked for).
     trusted_key: the client keys that may name the tenant of a request in the header X-Ridgeline-Tenant, and give any
         priority. Every other key is a tenant itself.
@@ -98,6 +101,9 @@ class ServeConfig:
     uds: str | None = None
     served_model_name: tuple[str, ...] = ()
     lora_modules: tuple[str, ...] = ()
+    lora_dir: str | None = None
+    max_served_loras: int = 256
+    max_served_lora_bytes: int = 16 << 30
     api_key: tuple[str, ...] = ()
     trusted_key: tuple[str, ...] = ()
     priority_floor: int | None = None
@@ -197,6 +203,10 @@ class ServeConfig:
             raise InvalidConfig("ssl_keyfile and ssl_certfile belong together; give both or none.")
         if self.lora_modules and not self.engine.get("enable_lora"):
             raise InvalidConfig("lora_modules names adapters, and enable_lora is not set; set it too.")
+        if self.lora_dir is not None and not self.engine.get("enable_lora"):
+            raise InvalidConfig("lora_dir lets adapters be loaded, and enable_lora is not set; set it too.")
+        if self.lora_dir is not None and not Path(self.lora_dir).is_dir():
+            raise InvalidConfig(f"lora_dir is {self.lora_dir[:200]!r}, which is no folder; make it, or leave it out.")
         if self.unknown_fields not in ("refuse", "ignore"):
             raise InvalidConfig(f"unknown_fields is refuse or ignore, got {self.unknown_fields!r}.")
         if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers):

@@ -41,7 +41,12 @@ from ridgeline.serving.http.pages import add_pages
 from ridgeline.serving.http.paths import route_path
 from ridgeline.version import __version__
 
-OPTIONAL = ("ridgeline.serving.http.operator", "ridgeline.serving.http.rest", "ridgeline.serving.http.health")
+OPTIONAL = (
+    "ridgeline.serving.http.operator",
+    "ridgeline.serving.http.rest",
+    "ridgeline.serving.http.adapters",
+    "ridgeline.serving.http.health",
+)
 
 
 def create_app(api: ApiServer) -> FastAPI:

@@ -33,6 +33,8 @@ from ridgeline.serving.errors import (
 from ridgeline.serving.generation.ticket import RequestTicket, resolve
 from ridgeline.transport.messages import (
     AS_THEY_ARE,
+    AdapterAnswer,
+    AdapterOrder,
     Ask,
     Begun,
     CacheCounted,
@@ -100,6 +102,7 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._asked: list[asyncio.Future[Stats | None]] = []
         self._questions = defaultdict[type, deque[asyncio.Future[Any]]](deque)  # by the answer's type, oldest first
+        self._changes: dict[int, asyncio.Future[AdapterAnswer]] = {}  # orders about adapters, by their ids
         self._up = asyncio.Event()
         self._patience: asyncio.TimerHandle | None = None  # runs while requests wait for an engine
 
@@ -247,6 +250,21 @@ class EngineClient:
         late = ", and it will obey as soon as it can; GET /is_paused tells"
         return await self._answer(message, Standing, timeout, late=late)
 
+    async def change_adapters(self, message: AdapterOrder, timeout: float) -> AdapterAnswer:
+        """Load or unload an adapter, and return the engine's answer. Raise Unavailable if it does not answer in
+        time; it may still obey later."""
+        if self.facts is None:
+            raise Unavailable(NOT_RUNNING, retry_after=RETRY_AFTER)
+        answer = self._changes[message.id] = asyncio.get_running_loop().create_future()
+        self._send_soon(message)
+        try:
+            return await asyncio.wait_for(answer, timeout)
+        except TimeoutError:
+            told = f"the engine did not answer within {timeout:g} s; GET /v1/models tells if it obeyed later."
+            raise Unavailable(told, retry_after=RETRY_AFTER) from None
+        finally:
+            self._changes.pop(message.id, None)
+
     # ---- inside -----------------------------------------------------------------------------------------------
 
     async def _answer(
@@ -337,6 +355,9 @@ class EngineClient:
                 self._tell_figures()
             case Seen() | Forgot() | CacheCounted() | Standing():
                 resolve(self._questions[type(message)].popleft(), message)
+            case AdapterAnswer():
+                if (changed := self._changes.pop(message.id, None)) is not None:
+                    resolve(changed, message)
             case Refused():
                 if (ticket := self._drop(message.id)) is not None:
                     ticket.fail(_refusal(message))
@@ -389,7 +410,7 @@ class EngineClient:
         if died:
             self._part()
         self._tell_figures()
-        for waiting in chain.from_iterable(self._questions.values()):
+        for waiting in chain(self._changes.values(), *self._questions.values()):
             if not waiting.done():
                 waiting.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
         self._questions.clear()
@@ -434,7 +455,7 @@ class EngineClient:
             self._patience.cancel()
             self._patience = None
 
-    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget | Count | Order) -> None:
+    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget | Count | Order | AdapterOrder) -> None:
         """Send messages in this order, without waiting.
 
         An engine that dies is gone as a peer before it is gone as a process. What is sent in between is lost, and

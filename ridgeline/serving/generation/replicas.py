@@ -19,7 +19,20 @@ from ridgeline.serving.errors import RequestFailed, Unavailable
 from ridgeline.serving.generation.engine_client import RETRY_AFTER, EngineClient
 from ridgeline.serving.generation.sums import summed
 from ridgeline.serving.generation.ticket import RequestTicket
-from ridgeline.transport.messages import EngineFacts, Grammar, Life, Order, Standing, Stats, Submit
+from ridgeline.transport.messages import (
+    AdapterAnswer,
+    AdapterOrder,
+    EngineFacts,
+    Grammar,
+    Life,
+    LoadAdapter,
+    Order,
+    ServedAdapter,
+    Standing,
+    Stats,
+    Submit,
+    UnloadAdapter,
+)
 
 
 class Replicas:
@@ -97,6 +110,27 @@ class Replicas:
         up = [engine for engine in self.engines if engine.facts is not None]
         found = await asyncio.gather(*(engine.order(message, timeout) for engine in up or self.engines))
         return next((each for each in found if each.error), found[0])
+
+    async def change_adapters(self, message: AdapterOrder, timeout: float) -> AdapterAnswer:
+        """Load or unload an adapter in every engine, one engine after the other: so the first one orders what several
+        API servers want at once. One that could not be loaded everywhere is unloaded where it was. Return the first
+        error, or the first engine's answer. Raise Unavailable while an engine is not there."""
+        if any(engine.facts is None for engine in self.engines):
+            raise Unavailable("an engine is not running; try again soon.", retry_after=RETRY_AFTER)
+        told: list[AdapterAnswer] = []
+        try:
+            for engine in self.engines:
+                told.append(await engine.change_adapters(message, timeout))
+                if told[-1].error and isinstance(message, LoadAdapter):
+                    break
+        finally:
+            if isinstance(message, LoadAdapter) and (len(told) < len(self.engines) or told[-1].error):
+                undo = UnloadAdapter(id=message.id, name=message.name, number=message.number)
+                up = [engine for engine in self.engines[: len(told)] if engine.facts is not None]
+                await asyncio.gather(*(engine.change_adapters(undo, timeout) for engine in up), return_exceptions=True)
+        if isinstance(message, UnloadAdapter) and any(not each.error for each in told):
+            return next(each for each in told if not each.error)
+        return next((each for each in told if each.error), told[0])
 
     async def wait_until_up(self) -> EngineFacts:
         """Wait until an engine answers."""
@@ -194,15 +228,22 @@ def _room(engine: EngineClient) -> int:
     return facts.num_pages * facts.block_size if facts is not None and facts.enable_prefix_caching else 0
 
 
+def _shared_adapters(told: Sequence[EngineFacts]) -> list[ServedAdapter]:
+    """Return the adapters that all engines have, under the same number and with the same content."""
+    others = [{(each.number, each.key) for each in facts.adapters} for facts in told[1:]]
+    return [each for each in told[0].adapters if all((each.number, each.key) in found for found in others)]
+
+
 def _common(each: Sequence[EngineFacts | None]) -> EngineFacts | None:
     """Return the first engine's facts, with limits that all keep: a request must run wherever it goes."""
     told = [facts for facts in each if facts is not None]
     if len(told) < 2:
         return told[0] if told else None
     length, room = min(facts.max_model_len for facts in told), min(facts.cache_tokens for facts in told)
-    if (told[0].max_model_len, told[0].cache_tokens) == (length, room):
+    adapters = _shared_adapters(told)
+    if (told[0].max_model_len, told[0].cache_tokens, told[0].adapters) == (length, room, adapters):
         return told[0]
-    return replace(told[0], max_model_len=length, cache_tokens=room)
+    return replace(told[0], max_model_len=length, cache_tokens=room, adapters=adapters)
 
 
 def _newest(lives: list[Life], limit: int) -> list[Life]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ridgeline.serving.http.paths import is_under
 
-_ADAPTERS = "adapters are named when the server starts, with --lora-modules NAME=FOLDER (docs/adapters.md)"
 _SOUND = "sound is not supported: the model reads and writes text alone"
 _TRAINING = "weights are not sent to a running server; write them to a folder and use POST /reload_weights"
 _TOKENS = "send token ids as the prompt of /v1/completions, with return_token_ids"
@@ -52,12 +51,10 @@ ABSENT: dict[str, str] = {
     "/v1/decisions": _CHOICES,
     "/v1/fine_tuning": "`ridgeline train` makes models, and a server runs them",
     "/v1/images": "images are not supported: the model reads and writes text alone",
-    "/v1/load_lora_adapter": _ADAPTERS,
     "/v1/moderations": "use /classify with a model that classifies",
     "/v1/realtime": _SOUND,
     "/v1/systemone": _CHOICES,
     "/v1/threads": "use /v1/responses",
-    "/v1/unload_lora_adapter": _ADAPTERS,
     "/v2/chat": "use /v1/chat/completions",
     "/weight_checker": _TRAINING,
     "/weight_info": _TRAINING,

@@ -41,7 +41,10 @@ access = logging.getLogger("ridgeline.access")
 # open without a key
 HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready")
 # these change what all clients get
-ORDERS = ("/pause", "/resume", "/sleep", "/wake_up", "/reload_weights", "/reset_prefix_cache")
+ORDERS = (
+    *("/pause", "/resume", "/sleep", "/wake_up", "/reload_weights", "/reset_prefix_cache"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
 # these show what other clients do, too
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "")
 ADMIN = (*ORDERS, "/v1/requests", "/kv", "/dashboard", "/server_info", "/is_paused", "/is_sleeping")

@@ -31,6 +31,8 @@ CACHE = (*ENGINE, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 CACHE_TIERS = ("device", "host", "disk", "p2p", "external_unspecified")
+LORA = ("waiting_lora_adapters", "running_lora_adapters", "max_lora")  # as vLLM has them
+SHOWN_ADAPTERS = 32  # names in one label
 DEVICE = (*ENGINE, "device", "dtype", "max_model_len")
 
 HELP = {
@@ -207,6 +209,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
         *_experts(snapshot),
         *_rebalanced(snapshot),
         *_ranks(snapshot),
+        *_adapters(snapshot),
         *_histograms(snapshot),
         *_device(snapshot),
     ]
@@ -309,6 +312,24 @@ def _policy_counts(counters: Mapping[str, float]) -> dict[str, dict[str, float]]
             kind, _, name = key.removeprefix("policy: ").partition(": ")
             found.setdefault(kind, {})[name] = value
     return found
+
+
+def _adapters(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield the requests of each adapter, where there are some. Labels are bounded, as `EngineAdapters` counts them."""
+    found: dict[str, dict[str, float]] = {"requests": {}, "running": {}, "waiting": {}}
+    for key, value in snapshot.counters.items():
+        kind, _, name = key.partition(": ")
+        if kind.startswith("adapter "):
+            found[kind.removeprefix("adapter ")][name] = value
+    if not snapshot.counters.get("adapters: places"):
+        return
+    asked = [([*snapshot.labels, name], value) for name, value in found["requests"].items()]
+    text = "Requests with an adapter so far, by its name."
+    yield _counter("ridgeline:lora_requests", text, (*ENGINE, "lora_name"), asked)
+    names = [",".join(sorted(found[kind])[:SHOWN_ADAPTERS]) for kind in ("waiting", "running")]
+    places = f"{snapshot.counters['adapters: places']:.0f}"
+    text = "When the engine told which adapters requests run with and wait for, since 1970."
+    yield _gauge("vllm:lora_requests_info", text, LORA, [([*names, places], snapshot.now)] if snapshot.up else [])
 
 
 def _cost(snapshot: Snapshot) -> Iterable[Metric]:

@@ -27,6 +27,7 @@ from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.gpus import Gpus
 from ridgeline.serving.observed.past import Past
 from ridgeline.serving.observed.recent import RecentRequests
+from ridgeline.serving.processes.adapters import EngineAdapters
 from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.serving.processes.lifeline import tell_mistake, tell_ready
 from ridgeline.serving.processes.loaded import Loaded
@@ -34,6 +35,7 @@ from ridgeline.serving.processes.pulse import COMPILING, FIRST_STEP, LOADING, Pu
 from ridgeline.serving.processes.turn import Turn, waits
 from ridgeline.transport.messages import (
     AS_THEY_ARE,
+    AdapterAnswer,
     Ask,
     Begun,
     CacheCounted,
@@ -45,6 +47,7 @@ from ridgeline.transport.messages import (
     Forgot,
     FromFace,
     Hello,
+    LoadAdapter,
     Look,
     Pause,
     Progress,
@@ -56,6 +59,7 @@ from ridgeline.transport.messages import (
     Standing,
     Stats,
     Submit,
+    UnloadAdapter,
     Wake,
     Welcome,
 )
@@ -87,7 +91,8 @@ class EngineHost:
     ) -> None:
         self._socket, self._pulse = socket, pulse or Pulse()
         who = settings.served_name, settings.life
-        self._loaded = Loaded(assembly, config, *who, turn or Turn(), self._note_end, settings.adapters)
+        self._adapters = EngineAdapters(settings)
+        self._loaded = Loaded(assembly, config, *who, turn or Turn(), self._note_end, self._adapters)
         self._engine.on_begin(self._note_begin)
         facts, tokenizer = self._loaded.facts, resolve_tokenizer(assembly.folder, config)
         self._grammars = Grammars(tokenizer, facts.vocab_size, facts.eos_ids, settings.grammar_timeout)
@@ -127,7 +132,8 @@ class EngineHost:
         working = False
         while not self._stopped:
             self._pulse.turn()
-            wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if self._grammars.pending else self._rest()
+            waits = self._grammars.pending or self._adapters.pending
+            wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if waits else self._rest()
             for connection, message in self._socket.receive(wait):
                 self._take(connection, message)
             if self._engine.has_work and not working and len(self._api_servers) > 1:
@@ -136,8 +142,11 @@ class EngineHost:
             if self._grammars.pending:
                 for connection, submit, mask in self._grammars.done():
                     self._begin(connection, submit, mask)
+            for connection, answer in self._adapters.done(self._loaded.worker):
+                self._answer_adapter(connection, answer)
             if self._engine.has_work:
                 self._step()
+            self._adapters.forget(self._engine.scheduler, self._loaded.worker)
             if self._standing != "running":
                 self._settle()
             if time.monotonic() >= self._stats_due:
@@ -188,6 +197,12 @@ class EngineHost:
                 self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
             case Count():
                 self._socket.send(connection, CacheCounted(caches=self._engine.census()))
+            case LoadAdapter():
+                asleep = "the engine is asleep; wake it up first." if self._loaded.asleep else ""
+                if error := asleep or self._adapters.begin(connection, message, self._loaded.worker):
+                    self._socket.send(connection, AdapterAnswer(id=message.id, error=error))
+            case UnloadAdapter():
+                self._answer_adapter(connection, self._adapters.unload(message))
             case Forget():
                 self._engine.forget_prefixes()
                 self._socket.send(connection, Forgot())
@@ -203,6 +218,7 @@ class EngineHost:
             if isinstance(mask, Exception):
                 raise mask
             request = _request(name, submit, mask)
+            self._adapters.check(request)
             self._engine.add(request)
         except Busy as error:
             self._socket.send(connection, Refused(id=submit.id, error=str(error), retry_after=GRAMMAR_RETRY))
@@ -216,6 +232,7 @@ class EngineHost:
             self._socket.send(connection, Refused(id=submit.id, error=f"the request could not be queued: {error}"))
         else:
             self._owners[name] = connection, submit.id
+            self._adapters.enter(request)
             # the completions of one request have consecutive numbers
             self._stats.note_arrival(request, _name(connection, submit.id - submit.index))
             self._recent.begin(name, submit)
@@ -236,6 +253,14 @@ class EngineHost:
         ended = [self._end(name, "abort" if message.at_token is None else "stop") for name in found]
         if ended:
             self._socket.send(connection, Progress(ids=[], token_ids=[], events=[], ended=ended))
+
+    def _answer_adapter(self, connection: bytes, answer: AdapterAnswer) -> None:
+        """Tell every API server the adapters that there are, and then the one that asked."""
+        if not answer.error:
+            self._loaded.list_adapters()
+            for each in self._api_servers:
+                self._socket.send(each, Welcome(facts=self._loaded.facts))
+        self._socket.send(connection, answer)
 
     # ---- pauses -----------------------------------------------------------------------------------------------
 
@@ -415,6 +440,7 @@ class EngineHost:
         found: dict[bytes, list[int]] = {}
         for request in requests:
             if request.id in self._owners:
+                self._adapters.note_begin(request.id)
                 connection, number = self._owners[request.id]
                 found.setdefault(connection, []).append(number)
         for connection, ids in found.items():
@@ -426,6 +452,7 @@ class EngineHost:
 
     def _end(self, name: str, reason: str) -> Ended:
         _, number = self._owners.pop(name)
+        self._adapters.leave(name)
         request, stats = self._over.pop(name)
         device = self._stats.note_end(request, stats, reason)
         self._recent.end(name, reason, stats, device)
@@ -462,6 +489,7 @@ class EngineHost:
 
     def _message(self) -> Stats:
         message = self._stats.message(self._loaded.told(), self._gpus.read())
+        message = replace(message, counters=message.counters | self._adapters.figures())
         if self._standing == "running":
             return message
         waiting = message.waiting + len(self._held)

@@ -21,7 +21,8 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     `socket` is the path to listen on, and `options` are arguments of `LLMConfig`. `life` is as in `EngineFacts`, and
     `grammar_timeout` is in seconds. `name` is this engine's in the log, where there are several. Where the engines of
     several models share devices, `turn` is the path of the file that they lock, and one that begins `asleep` leaves the
-    devices to the next one as soon as it is there. `adapters` are loaded with the model.
+    devices to the next one as soon as it is there. `adapters` are loaded with the model. There may be
+    `most_adapters` of `most_adapter_bytes` in all once others are loaded.
     """
 
     socket: str
@@ -33,6 +34,8 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     turn: str | None = None
     asleep: bool = False
     adapters: tuple[NamedAdapter, ...] = ()
+    most_adapters: int = 0
+    most_adapter_bytes: int = 0
     log_json: bool = False
     log_level: str = "info"
 
@@ -47,6 +50,8 @@ class EngineSettings(msgspec.Struct, kw_only=True):
             options={**config.engine, **own},
             served_name=model.names[0],
             adapters=model.adapters,
+            most_adapters=config.max_served_loras,
+            most_adapter_bytes=config.max_served_lora_bytes,
             grammar_timeout=config.grammar_timeout,
             log_json=config.log_json,
             log_level=config.log_level,

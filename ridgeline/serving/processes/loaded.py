@@ -11,25 +11,22 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
-from pathlib import Path
 
 import msgspec
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.assembly.draft import naming_draft
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.plan.adapters import HoldsAdapters
 from ridgeline.core.plan.embeds import embeds_width
 from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.worker import WorkerFigures
-from ridgeline.core.settings.adapters import NamedAdapter
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.perf.footprint import parameters
 from ridgeline.serving.observed.counted import Counted
+from ridgeline.serving.processes.adapters import EngineAdapters
 from ridgeline.serving.processes.turn import Turn
-from ridgeline.transport.messages import EngineFacts, Pause, Reload, ServedAdapter, Sleep
+from ridgeline.transport.messages import EngineFacts, Pause, Reload, Sleep
 from ridgeline.weights.loader import read_model_config, resolve_model
 
 logger = logging.getLogger(__name__)
@@ -42,7 +39,7 @@ class Loaded:
 
     asleep: the level; 0: the engine is awake.
     complete: no memory was given back that has not been asked for again.
-    adapters: those that are loaded with the model, in the order of their numbers.
+    adapters: those that are loaded with the model.
     no_room: requests that the engine which was loaded last cannot run, and why, until they have been reported.
     """
 
@@ -54,9 +51,9 @@ class Loaded:
         life: int,
         turn: Turn,
         on_finish: Callable[[Request, RequestStats], None],
-        adapters: Sequence[NamedAdapter] = (),
+        adapters: EngineAdapters,
     ) -> None:
-        self._adapters = adapters
+        self.adapters = adapters
         self._config, self._turn, self._on_finish = naming_draft(config, assembly.folder), turn, on_finish
         self.asleep = 0
         self._missing = set[Kind]()
@@ -185,15 +182,12 @@ class Loaded:
         self.engine, self.worker = assembly.engine, assembly.worker
         self.engine.on_finish(self._on_finish)
         self.facts = facts_of(assembly, self._config, served_name, life)
-        self.facts = msgspec.structs.replace(self.facts, adapters=[*map(self._add_adapter, count(1), self._adapters)])
+        self.adapters.load_all(self.worker, self.facts.model)
+        self.list_adapters()
 
-    def _add_adapter(self, number: int, named: NamedAdapter) -> ServedAdapter:
-        """Load an adapter. Raise InvalidConfig or ModelLoadError for one that cannot run."""
-        if not isinstance(self.worker, HoldsAdapters):
-            raise InvalidConfig("adapters run on one device yet; leave lora_modules out.")
-        facts = self.worker.add_adapter(number, Path(named.path))
-        logger.info("adapter %s has rank %d and %.1f MB", named.name, facts.rank, facts.num_bytes / 1e6)
-        return ServedAdapter(named.name, number, facts.key, named.path, named.parent or self.facts.model)
+    def list_adapters(self) -> None:
+        """Let the facts name the adapters that there are."""
+        self.facts = msgspec.structs.replace(self.facts, adapters=self.adapters.listed)
 
 
 def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int) -> EngineFacts:

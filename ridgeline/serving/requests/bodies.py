@@ -396,6 +396,27 @@ class ContentBody(Body):
     with_pieces: bool | None = None
 
 
+class LoadAdapterBody(Body):
+    """The body of POST /v1/load_lora_adapter."""
+
+    harmless: ClassVar[Mapping[str, str]] = {
+        "base_model_name": "the adapter's parent is the model that runs",
+        "is_3d_lora_weight": "the file says how its matrices are stored",
+    }
+
+    lora_name: Annotated[str, Field(max_length=4096)]
+    lora_path: Annotated[str, Field(max_length=4096)]
+    load_inplace: bool = False
+
+
+class UnloadAdapterBody(Body):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    harmless: ClassVar[Mapping[str, str]] = {"lora_int_id": "the name says which one is meant"}
+
+    lora_name: Annotated[str, Field(max_length=4096)]
+
+
 class DetokenizeBody(Body):
     """The body of POST /detokenize."""
 

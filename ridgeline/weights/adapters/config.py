@@ -17,6 +17,7 @@ MOST_ALPHA = 1e6  # hundreds are usual
 ALL_LINEAR = "all-linear"
 
 # Entries that change nothing when the adapter runs
+MOST_BYTES = 1 << 22  # of the config: patterns may name each module of a large mixture
 _HARMLESS = {
     *("auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode"),
     *("init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core"),
@@ -58,6 +59,8 @@ def read_adapter_config(folder: Path, most_rank: int) -> AdapterConfig:
     """Return the config of an adapter's folder. Raise ModelLoadError if it is missing or damaged, asks for something
     that is not here, or for a larger rank."""
     path = folder / "adapter_config.json"
+    if path.exists() and (not path.is_file() or path.stat().st_size > MOST_BYTES):
+        raise ModelLoadError(f"{path} is no file of at most {MOST_BYTES:,} bytes; give the one that PEFT saved.")
     found = read_json(path, required=True)
     kind = found.get("peft_type")
     if kind != "LORA":

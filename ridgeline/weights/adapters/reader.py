@@ -25,13 +25,13 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.settings.adapters import TENSORS
 from ridgeline.weights.adapters.config import AdapterConfig, read_adapter_config
 from ridgeline.weights.adapters.matching import Meant, meant_modules
 from ridgeline.weights.adapters.places import ModulePlace, placed
 from ridgeline.weights.checkpoint import PLAIN
 from ridgeline.weights.loader import shortened
 
-FILE = "adapter_model.safetensors"
 MOST_HEADER = 1 << 24  # bytes: a tensor takes about 150, and a large mixture has 60,000
 WIDEST = 8  # bytes of a number
 LONGEST = 200  # letters of a name in a sentence
@@ -103,14 +103,14 @@ def _listed(modules: list[str]) -> str:
 
 
 def _tensors_of(folder: Path) -> Path:
-    path = folder / FILE
+    path = folder / TENSORS
     if path.is_file():
         return path
     if (folder / "adapter_model.bin").exists():
         raise ModelLoadError(
             f"{folder} holds adapter_model.bin, a pickle that could run code; convert it there with: {_CONVERT}"
         )
-    raise ModelLoadError(f"{folder} holds no {FILE}; give the folder that PEFT saved.")
+    raise ModelLoadError(f"{folder} holds no {TENSORS}; give the folder that PEFT saved.")
 
 
 def _content(path: Path, most_bytes: int) -> bytes:

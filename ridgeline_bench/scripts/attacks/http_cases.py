@@ -134,6 +134,8 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/pause", {}),
     ("/sleep", {"level": 1}),
     ("/reload_weights", {"path": "/tmp"}),
+    ("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "../..", "load_inplace": True}),
+    ("/v1/unload_lora_adapter", {"lora_name": "x"}),
 )
 PAGES = (
     *("/", "/docs", "/redoc", "/openapi.json", "/metrics", "/v1/models", "/v1/requests", "/dashboard", "/nowhere"),

@@ -334,6 +334,8 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
         **states,
         **{f"policy: {name}": value for name, value in of_policy.items()},
         **{f"rebalanced: {name}": value for name, value in Rebalanced(4, 20, 1 << 20, 1.5, 1.25)._asdict().items()},
+        "adapters: places": 2,
+        "adapter requests: a": 3,
         "prefix_cache_hits: kv": 40,
         "prefix_cache_hits: recurrent": 30,
         **{

@@ -17,11 +17,15 @@ from ridgeline.core.settings.config import LLMConfig
 from ridgeline.kernels.gemm.fp8.saturation import saturations
 from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.metrics import Snapshot, render
+from ridgeline.serving.processes.adapters import EngineAdapters
+from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.serving.processes.loaded import Loaded
 from ridgeline.serving.processes.turn import Turn
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.driving import Rig, ask
 from tests.test_speculation import LOOKUP, Always, prompt
+
+NO_ADAPTERS = EngineAdapters(EngineSettings(socket="none", options={}, served_name="m"))
 
 COUNTED = (
     "vllm:num_preemptions",
@@ -96,7 +100,7 @@ def test_counters_go_on_where_another_engine_takes_the_place(
         block_size=4,
         speculative_config=LOOKUP,
     )
-    loaded = Loaded(assemble(config), config, "m", 0, Turn(), lambda request, stats: None)
+    loaded = Loaded(assemble(config), config, "m", 0, Turn(), lambda request, stats: None, NO_ADAPTERS)
     try:
         work(loaded)
         loaded.engine.pause()
@@ -130,7 +134,7 @@ def test_what_drafts_stays_where_other_weights_take_the_models_place(method: str
         max_num_seqs=1,
         speculative_config={"method": method, "num_speculative_tokens": 2},
     )
-    loaded = Loaded(assemble(config), config, "embedded", 0, Turn(), lambda request, stats: None)
+    loaded = Loaded(assemble(config), config, "embedded", 0, Turn(), lambda request, stats: None, NO_ADAPTERS)
     try:
         loaded.reload(str(copy))
         assert loaded.facts.folder == str(copy)
