@@ -572,11 +572,11 @@ def run(settings: EngineSettings, pulse: Pulse, recruits: Recruits | None) -> No
         pulse.turn(LOADING, "loading its model")
         progress = partial(_note_progress, pulse)
         assembly = assemble(config, progress, interactive=True, recruits=recruits)
+        host = EngineHost(assembly, config, EngineSocket(settings.socket), settings, turn, pulse)
     except RidgelineError as error:
         tell_mistake(error)
     if (target := assembly.engine.config.itl_target) is not None:
         logger.info("steps with prompts take about %.3g ms at most while requests decode (--itl-target)", 1e3 * target)
-    host = EngineHost(assembly, config, EngineSocket(settings.socket), settings, turn, pulse)
     if settings.asleep:
         host.begin_asleep()
     if assembly.device.type != "cpu":

@@ -199,6 +199,18 @@ def test_mistakes_end_with_one_sentence_and_code_2() -> None:
             assert not ended.stdout
 
 
+def test_an_adapter_that_cannot_run_ends_the_server_with_one_sentence(tmp_path: Path) -> None:
+    """The engine finds it when its model is loaded, and is not started again."""
+    missing = tmp_path / "missing"
+    arguments = ["--port", "0", "--device", "cpu", "--enable-lora", "--lora-modules", f"red={missing}"]
+    command = [sys.executable, "-m", "ridgeline", "serve", *arguments]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith(f"ridgeline: {missing} is not a folder")
+    assert "Traceback" not in ended.stderr
+    assert "started again" not in ended.stderr
+
+
 def test_a_file_of_settings_flags_over_it_https_and_no_torch(
     tmp_path: Path, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
