@@ -422,6 +422,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         max_model_len=memory.max_model_len,
         max_num_seqs=wiring.max_seqs,
         max_num_batched_tokens=memory.sizes.max_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
         policy=config.policy,

@@ -84,6 +84,7 @@ class Scheduler:
         self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # the sequence, running then, newest plan then
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model, encodes=bool(config.encodes))
+        self._longest_chunk = config.long_prefill_token_threshold
         self._recovery = Recovery()
         self._results = Results(self.running, self._recovery.suspects, self._finish, self._preempt)
         self.preemptions = Counter[Preemption]()
@@ -452,9 +453,11 @@ class Scheduler:
         reads = len(seq.request.encoder_ids) if self.slots.kv_len[seq.slot] == 0 else 0
         if builder.encoded_tokens and reads >= builder.budget:
             return False
-        sure = WINDOW_CHUNK - self.running.ahead
-        smaller = [sure] if self.cache.tables.windowed and builder.budget > sure else []
-        for most in (builder.budget, *smaller):  # admission made room for no more beside a window
+        sure, budget = WINDOW_CHUNK - self.running.ahead, builder.budget
+        if self._longest_chunk and not seq.request.whole:
+            budget = min(budget, self._longest_chunk)
+        smaller = [sure] if self.cache.tables.windowed and budget > sure else []
+        for most in (budget, *smaller):  # admission made room for no more beside a window
             chunks = self._chunks(seq.members, most)
             if chunks and all(self._extend(member, count, known=True) for member, count in chunks):
                 for member, count in chunks:

@@ -185,3 +185,15 @@ def test_work_in_the_background_is_cut_for_others_and_cuts_nobody() -> None:
     assert desk.rows_of("more") == 0, "and nothing of the background makes its step longer"
     desk.finish()
     assert desk.got == {each.id: desk.alone(each) for each in (work, more, asked)}
+
+
+@pytest.mark.parametrize(("longest", "first"), [(0, [40, 5]), (16, [16, 5]), (3, [3, 3])])
+def test_a_step_runs_no_more_of_a_prompt_than_it_may(longest: int, first: list[int]) -> None:
+    """So a short prompt behind a long one needs no step more."""
+    desk = Desk(long_prefill_token_threshold=longest)
+    desk.add(make_request("long", range(40), max_tokens=2), make_request("short", range(50, 55), max_tokens=2))
+    plan = desk.submit()
+    assert plan is not None
+    assert plan.rows.num_tokens_R.tolist() == first
+    desk.finish()
+    assert {name: len(tokens) for name, tokens in desk.got.items()} == {"long": 2, "short": 2}

@@ -141,6 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_LEN,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
+            long_prefill_token_threshold=(0, 2, 7)[extra_tokens % 3],
             enable_prefix_caching=caching,
             scheduling_policy=policy,
             policy=PolicySettings(slo_ttft=3600, priority_aging=1e-3),

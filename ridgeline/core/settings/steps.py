@@ -30,6 +30,8 @@ class StepSettings(Settings):
     enable_prompt_embeds: prompts may come as vectors in the place of tokens' embeddings.
     max_num_seqs: how many requests run at once.
     max_num_batched_tokens: the most tokens that one step runs.
+    long_prefill_token_threshold: the most tokens of one prompt that a step runs, so that several prompts share it;
+        0: as many as fit.
     enforce_eager: launch ops one by one instead of replaying CUDA graphs; this is slower and starts sooner.
     deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
     cascade: decoding requests with the same first cache blocks read their keys together. The default is yes on a GPU,
@@ -50,6 +52,7 @@ class StepSettings(Settings):
     max_model_len: Annotated[int | None, AtLeast(1)] = None
     max_num_seqs: Annotated[int | None, AtLeast(1)] = None
     max_num_batched_tokens: Annotated[int | None, AtLeast(1)] = None
+    long_prefill_token_threshold: Annotated[int, AtLeast(0)] = 0
     max_logprobs: int = MAX_LOGPROBS
     enable_prompt_embeds: bool = False
     scheduling_policy: str = "fcfs"
