@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,11 +91,11 @@ def test_the_places_of_chosen_tokens_are_planned_for(selected: int, longest: int
 def test_no_tokens_are_chosen_where_a_context_has_room_for_no_more() -> None:
     """In a captured graph and with deterministic bits too, where every row's tokens would be."""
     mixer = model_config(DEEPSEEK_V32).spec.layers[0].mixer
-    rows: Any = SimpleNamespace(slots_R=torch.arange(3), kv_bound_R=None, num_tokens_R=None)
+    rows: Any = SimpleNamespace(kv_bound_R=None, num_tokens_R=None)
     group: Any = SimpleNamespace(ops=SimpleNamespace(deterministic=True), _block_size=16)
     assert isinstance(mixer, LatentAttentionSpec)
-    assert PagedLatents._sparse_rows(group, mixer, rows, 129).all()
-    assert not PagedLatents._sparse_rows(group, mixer, rows, 128).any()
+    assert PagedLatents._sparse_rows(group, mixer, rows, 129, np.zeros(3, bool)).all()
+    assert not PagedLatents._sparse_rows(group, mixer, rows, 128, np.zeros(3, bool)).any()
 
 
 @pytest.mark.parametrize("query_rank", [128, None])

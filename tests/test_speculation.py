@@ -307,7 +307,8 @@ def test_small_steps_leave_room_for_drafts(tiny_model: TinyModel) -> None:
 class Replayed(Graph):
     """A bucket whose segments run op by op on a CPU each time they would be replayed."""
 
-    def __init__(self, segments: Any, shape: Shape, *, cascade: bool = False) -> None:
+    def __init__(self, segments: Any, shape: Shape, *, cascade: bool = False, adapted: bool = False) -> None:
+        assert not adapted
         cpu = torch.device("cpu")
         self.inputs = segments.inputs(shape, cascade=cascade)
         self.drafts = Drafts.alike(shape.rows, shape.each, cpu, segments.columns) if shape.each > 1 else None

@@ -92,7 +92,7 @@ def test_steps_that_verify_replay_graphs() -> None:
     with LLM(device="cuda", speculative_config=LOOKUP, **limits) as llm:
         graphs = llm.assembly.local.runner.launch.graphs  # type: ignore[union-attr]
         replayed = list[Shape]()
-        for (shape, _), graph in graphs._graphs.items():
+        for (shape, _, _), graph in graphs._graphs.items():
 
             def forward(
                 step: DeviceStep, shape: Shape = shape, run: Callable[[DeviceStep], None] = graph.forward

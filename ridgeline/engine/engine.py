@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -262,7 +261,7 @@ class Engine:
 
     def _leave_disk(self) -> None:
         """Write what is in the cache to the disk, if there is one, in a bounded time."""
-        tier, until = self.scheduler.cache.tier, time.monotonic() + LEAVING
+        tier, until = self.scheduler.cache.tier, self._clock() + LEAVING
         if tier is None or tier.disk is None:
             return
         disk = tier.disk
@@ -271,12 +270,12 @@ class Engine:
             while self.has_work:
                 self.take()
             self.resume()
-            while self.rest() and time.monotonic() < until:
+            while self.rest() and self._clock() < until:
                 disk.wait_for_writes(DISK_WAIT)
         except DeviceLost:
             pass
         finally:
-            self.scheduler.leave_disk(max(1.0, until - time.monotonic()))
+            self.scheduler.leave_disk(max(1.0, until - self._clock()))
 
     def tell_no_more(self) -> None:
         """Close what is told of the prefix cache."""

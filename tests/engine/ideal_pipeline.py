@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.plan.step import Feature, MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.ranks.merging import merged
 from ridgeline.ranks.parts import Dealer, Part, given_to
@@ -83,7 +83,7 @@ class IdealPipeline(Stage):
         self.several += len(parts) > 1
         self._plans.append((plan, parts))
         for part in parts:
-            waits = bool(part.plan.rows.features & part.plan.rows.features.MASK)
+            waits = bool(part.plan.rows.features & Feature.MASK)
             self._steps.append(Step(part.plan, None if waits else {}))
         if not self.lazy:
             self._catch_up()

@@ -145,7 +145,7 @@ def replays(worker: LocalWorker) -> dict[Shape, int]:
     """Return the number of replays of each graph of a rank."""
     found = worker._runner.launch.graphs
     assert found is not None
-    return {shape: graph.replays for (shape, _), graph in found._graphs.items() if graph.replays}  # type: ignore[attr-defined]
+    return {shape: graph.replays for (shape, _, _), graph in found._graphs.items() if graph.replays}  # type: ignore[attr-defined]
 
 
 def test_prompts_given_as_vectors_run_op_by_op_on_all_ranks(

@@ -82,8 +82,9 @@ class PagedLatents:
             self.ops.step_compact(verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, units)
 
     def _work(self, mixer: LatentAttentionSpec, rows: DeviceRows, block_table_SC: Tensor) -> Work:
-        sparse_R, long_R = self._sparse_rows(mixer, rows, block_table_SC.shape[1]), long_rows(rows, mixer)
-        if sparse_R.all():
+        long_R = long_rows(rows, mixer)
+        sparse_R = self._sparse_rows(mixer, rows, block_table_SC.shape[1], long_R)
+        if mixer.indexer is not None and sparse_R.all():
             return Work(None, None, (), self._batch(mixer, rows, block_table_SC))
         if self.ops.deterministic:  # a row's bits must not depend on its chunks
             long_R = np.zeros_like(long_R)
@@ -99,14 +100,16 @@ class PagedLatents:
         sparse, sparse_T = without(rows, ~sparse_R)
         return work._replace(sparse=self._batch(mixer, sparse, block_table_SC), sparse_T=sparse_T)
 
-    def _sparse_rows(self, mixer: LatentAttentionSpec, rows: DeviceRows, columns: int) -> np.ndarray:
+    def _sparse_rows(
+        self, mixer: LatentAttentionSpec, rows: DeviceRows, columns: int, like_R: np.ndarray
+    ) -> np.ndarray:
         """Return True for rows whose tokens are chosen: bool [R]. In a captured graph, whose lengths the host does not
         know, these are all rows, and so they are where bits must not depend on chunks; but none are if no context that
         the block table has columns for is longer than what is chosen."""
         if mixer.indexer is None or columns * self._block_size <= mixer.indexer.selected:
-            return np.zeros(len(rows.slots_R), bool)
+            return np.zeros_like(like_R)
         if self.ops.deterministic or rows.kv_bound_R is None or rows.num_tokens_R is None:
-            return np.ones(len(rows.slots_R), bool)
+            return np.ones_like(like_R)
         found: np.ndarray = rows.kv_bound_R > mixer.indexer.selected
         return found
 

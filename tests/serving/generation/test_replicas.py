@@ -91,10 +91,18 @@ def test_a_server_is_ready_once_all_engines_have_been_there(tmp_path: Path) -> N
 
 
 async def until_heard(engine: ScriptedEngine, holds: Callable[[], bool]) -> None:
-    """Let an engine answer greetings until that is true."""
-    while not holds():
-        await engine.heard(Hello)
-        await asyncio.sleep(0.01)
+    """Let an engine answer greetings until that is true. None may come any more when it becomes true."""
+
+    async def hear() -> None:
+        while True:
+            await engine.heard(Hello)
+
+    hearing = asyncio.create_task(hear())
+    try:
+        await until(holds)
+    finally:
+        hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
 
 
 def test_an_engine_that_is_about_to_end_gets_nothing_more(tmp_path: Path) -> None:

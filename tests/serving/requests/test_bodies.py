@@ -26,6 +26,7 @@ FACE: Any = SimpleNamespace(
     defaults=GenerationDefaults(),
     service=SimpleNamespace(facts=lambda: FACTS),
     config=SimpleNamespace(request_timeout=5.0, queue_timeout=3.0),
+    adapter=lambda model: None,
 )
 
 WHOLE = {
