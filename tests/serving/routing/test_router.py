@@ -136,9 +136,7 @@ def test_every_route_of_the_server_is_passed_on_or_is_known_not_to_be() -> None:
         assert target(method, path.replace("{name:path}", "a/b").replace("{model:path}", "a/b"), b"")
 
 
-@pytest.mark.parametrize(
-    "path", ["/add_worker", "/flush_cache", "/v1/load_lora_adapter", "/v2/repository/models/m/load", "/v1/files", "/"]
-)
+@pytest.mark.parametrize("path", ["/add_worker", "/flush_cache", "/v2/repository/models/m/load", "/v1/files", "/"])
 def test_what_is_not_known_is_not_passed_on(path: str) -> None:
     for method in ("GET", "POST", "PUT", "DELETE", "CONNECT"):
         with pytest.raises(NotRouted):
