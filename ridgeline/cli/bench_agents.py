@@ -129,9 +129,10 @@ def _table(served: Sequence[ServedAgents]) -> Table:
 
 
 def _records(each: ServedAgents, machine: Machine, options: Mapping[str, Any]) -> Iterator[Record]:
-    from ridgeline_bench.results import Record
+    from ridgeline_bench.serving.show import recorder
 
-    f, server = each.figures, each.server
+    f = each.figures
+    made = recorder(each.server, machine, {**options, "server": each.label})
     metrics = [
         ("session p50", f.session_time.p50, "ms", "lower", f.session_time.samples),
         ("session p99", f.session_time.p99, "ms", "lower", ()),
@@ -146,16 +147,11 @@ def _records(each: ServedAgents, machine: Machine, options: Mapping[str, Any]) -
     if f.cost_per_session is not None:
         metrics.append(("session price", f.cost_per_session, "price", "lower", ()))
     for metric, value, unit, better, samples in metrics:
-        yield Record(
-            engine=server.engine,
-            version=server.version or "unknown",
+        yield made(
             workload=f"serve W6 {f.sessions} sessions",
             metric=metric,
             value=value,
             unit=unit,
             better=better,
             samples=samples,
-            model=server.model,
-            machine=machine,
-            options={**options, "server": each.label},
         )

@@ -21,13 +21,6 @@ class Tally:
         self.count += times
         self.total += seconds * times
 
-    def add_all(self, seconds_N: np.ndarray) -> None:
-        """Count times, float64 [N]."""
-        bins_N = (np.log(np.maximum(seconds_N, LEAST) / LEAST) / STEP).astype(np.int64)
-        np.add.at(self._counts, np.minimum(bins_N, BINS - 1), 1)
-        self.count += len(seconds_N)
-        self.total += float(seconds_N.sum())
-
     @property
     def mean(self) -> float:
         return self.total / self.count if self.count else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -75,38 +76,36 @@ def _point(p: Point) -> dict[str, Any]:
     }
 
 
+def recorder(server: Server, machine: Machine, options: Mapping[str, Any]) -> Callable[..., Record]:
+    """Return a function that makes records of a server's figures."""
+    version = server.version or "unknown"
+    return partial(
+        Record, engine=server.engine, version=version, model=server.model, machine=machine, options=dict(options)
+    )
+
+
 def start_record(seconds: float, server: Server, machine: Machine, options: dict[str, Any]) -> Record:
     """Return the record of the time from the process' start to the first request it would have taken."""
-    return Record(
-        engine=server.engine,
-        version=server.version or "unknown",
+    return recorder(server, machine, options)(
         workload="startup",
         metric="serving",
         value=seconds,
         unit="s",
         samples=(seconds,),
-        model=server.model,
-        machine=machine,
-        options=options,
     )
 
 
 def most_records(p: Point, server: Server, machine: Machine, options: dict[str, Any]) -> Iterator[Record]:
     """Yield the most load that meets an objective, which a search has found."""
-    work = f"{options['input_len']}>{options['output_len']}"
+    work, record = f"{options['input_len']}>{options['output_len']}", recorder(server, machine, options)
     for metric, value, unit in (("requests", p.rate, "requests/s"), ("output", p.output_rate, "tokens/s")):
-        yield Record(
-            engine=server.engine,
-            version=server.version or "unknown",
+        yield record(
             workload=f"serve {options['endpoint']} {work} most within {options['slo']}",
             metric=metric,
             value=value,
             unit=unit,
             better="higher",
             samples=(value,),
-            model=server.model,
-            machine=machine,
-            options=options,
         )
 
 
@@ -115,21 +114,10 @@ def records(p: Point, server: Server, machine: Machine, options: dict[str, Any])
     compared."""
     work = options["trace"] or f"{options['input_len']}>{options['output_len']}"
     shared = f" prefix {options['shared_prefix']}" if options["shared_prefix"] else ""
+    made = partial(recorder(server, machine, options), workload=f"serve {options['endpoint']} {work}{shared} {p.name}")
 
     def record(metric: str, value: float, unit: str, better: str, samples: tuple[float, ...] = ()) -> Record:
-        return Record(
-            engine=server.engine,
-            version=server.version or "unknown",
-            workload=f"serve {options['endpoint']} {work}{shared} {p.name}",
-            metric=metric,
-            value=value,
-            unit=unit,
-            better=better,
-            samples=samples,
-            model=server.model,
-            machine=machine,
-            options=options,
-        )
+        return made(metric=metric, value=value, unit=unit, better=better, samples=samples)
 
     yield record("requests", p.request_rate, "requests/s", "higher")
     yield record("output", p.output_rate, "tokens/s", "higher")

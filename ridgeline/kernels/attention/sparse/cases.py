@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.latent.cases import LatentCase
 from ridgeline.kernels.attention.sparse.cost import index_keys_cost, index_topk_cost, sparse_attention_cost
-from ridgeline.kernels.attention.sparse.op import index_topk_reference
 from ridgeline.kernels.base.case import Cases, as_cases
 from ridgeline.kernels.base.cost import Cost
 
@@ -116,11 +115,6 @@ class IndexKeysCase(SparseCase):
         place_T = torch.randperm(blocks * self.block_size, generator=made)[:tokens].to(device)
         cache = torch.full((blocks, 2, self.block_size, self.dim), torch.nan, dtype=dtype, device=device)
         return q_TID, key_TD, norm_2D, 1e-6, cos_sin_ZY, positions_T, self.interleaved, cache[:, 1], place_T
-
-
-def chosen_by(case: IndexTopkCase, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the places that the reference chooses: int32 [T, K]."""
-    return index_topk_reference(*case.inputs(dtype, device), **case.options(dtype, device))
 
 
 CASES = (

@@ -1,7 +1,7 @@
 """Triton 4. persistent: as many programs as multiprocessors, which walk over tiles.
 
 Idea      One loop over tiles around the loop over K. A program starts once, and its loads of the next tile can begin
-          while this one's results are stored, as far as Triton's pipeline reaches over the end of the inner loop.
+          while this one's results are stored, if Triton's pipeline reaches over the end of the inner loop.
 FLOPs     2 M N K on the tensor cores.
 Bytes     As Triton 2.
 Limit     L2; and the last wave: 512 tiles for 132 programs are 4 tiles for some, and 3 for others.
