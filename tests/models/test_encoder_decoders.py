@@ -25,6 +25,7 @@ from ridgeline.perf.footprint import parameters
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import encoder_decoders as oracle
+from tests.devices import DEVICES, placed
 from tests.models import encoder_decoder_configs
 
 TOLERANCE = 2e-4
@@ -75,9 +76,10 @@ def check(
         assert abs(output.logprobs[place][token].logprob - float(want[place, token])) < TOLERANCE
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", oracle.FAMILIES)
-def test_outputs_equal_those_of_transformers(family: str, folder: Folder) -> None:
-    with LLM(folder(family), device="cpu", dtype="float32", max_num_seqs=3, debug_checks=True) as llm:
+def test_outputs_equal_those_of_transformers(family: str, device: str, folder: Folder) -> None:
+    with LLM(folder(family), **placed(device), dtype="float32", max_num_seqs=3, debug_checks=True) as llm:
         for encoded, result in zip(prompts(), run(llm, prompts()), strict=True):
             check(family, encoded, result, likeliest=family not in oracle.GENERATION)
         for encoded, result in zip(prompts(), run(llm, prompts(), drawn()), strict=True):
@@ -105,15 +107,16 @@ def test_outputs_begin_end_and_do_without_what_generation_configs_say(family: st
             assert ends != {theirs.generation_config.forced_eos_token_id}
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", ["t5", "bart", "marian", "m2m100"])
 @torch.inference_mode()
-def test_logprobs_are_no_worse_than_transformers_in_bfloat16(family: str, folder: Folder) -> None:
+def test_logprobs_are_no_worse_than_transformers_in_bfloat16(family: str, device: str, folder: Folder) -> None:
     exact = type(oracle.build(family)).from_pretrained(folder(family)).eval()
     for parameter in exact.parameters():
         parameter.copy_(parameter.bfloat16())
     theirs = type(exact).from_pretrained(folder(family)).eval().bfloat16()  # which leaves no part in float32
     errors = []
-    with LLM(folder(family), device="cpu", dtype="bfloat16", max_num_seqs=3) as llm:
+    with LLM(folder(family), **placed(device), dtype="bfloat16", max_num_seqs=3) as llm:
         for encoded, result in zip(prompts(), run(llm, prompts(), drawn(12)), strict=True):
             [output] = result.outputs
             decoded, start = [*oracle.start(family), *output.token_ids], len(oracle.start(family))
@@ -123,7 +126,8 @@ def test_logprobs_are_no_worse_than_transformers_in_bfloat16(family: str, folder
             pair = (ours[:, None], other.gather(1, taken))
             errors.append([(each - want.gather(1, taken)).square().mean().item() for each in pair])
     ours_off, theirs_off = torch.tensor(errors).mean(0).sqrt().tolist()
-    assert ours_off < 1.2 * theirs_off
+    # A GPU draws other tokens than the CPU for which 1.2 was found: half as much again allows for the spread of some 60
+    assert ours_off < (1.2 if device == "cpu" else 1.5) * theirs_off
 
 
 def test_many_requests_take_turns_in_a_small_cache_and_are_preempted(folder: Folder) -> None:
