@@ -173,17 +173,19 @@ def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str)
     return timings, [t.record(base, dtype_called(name).itemsize, hardware) for t in timings]
 
 
-def ladder(name: str, device: str, commit: str, cubins: Path | None = None) -> tuple[list[RungTime], list[Record]]:
-    """Return the times of a ladder's rungs on `device` (on a CPU: the least ones), and the measured ones as results.
+def ladder(
+    name: str, device: str, commit: str, cubins: Path | None = None, only: str = ""
+) -> Iterator[tuple[RungTime, Record | None]]:
+    """Yield the times of a ladder's rungs on `device` (on a CPU: the least ones), those that were measured as results
+    too.
 
-    cubins: a folder with the rungs' machine code; without one they are compiled.
+    cubins: a folder with the rungs' machine code; without one they are compiled. only: a part of rungs' names.
     """
     where = choose_device(device)
-    bench = Bench.of(where, KERNEL_EFFORT[where.type])
-    with on_device(where):
-        times = list(rungs_of(name, where, bench, cubins))
     base = _kernel_base(where, "bfloat16", commit)
-    return times, [each.record(base) for each in times if each.seconds]
+    with on_device(where):
+        for each in rungs_of(name, where, Bench.of(where, KERNEL_EFFORT[where.type]), cubins, only):
+            yield each, each.record(base) if each.seconds else None
 
 
 def _kernel_base(device: torch.device, dtype: str, commit: str) -> Record:

@@ -49,8 +49,8 @@ def room(folder: Path) -> int:
 
 
 def check(folder: Path, memory: int, ranks: int = 1, **settings: Any) -> None:
-    """ranks: among so many is each block divided. Tokens are dear here: a GPU computes those of a tiny model faster than
-    it loads them, and would rightly find nothing below."""
+    """ranks: among so many is each block divided. Tokens are dear here: a GPU computes those of a tiny model in less
+    time than it loads them, and would rightly find nothing below."""
     with rig(folder, kv_cache_memory=memory, max_model_len=60) as plain:
         expected = twice(plain)
     with rig(folder, kv_cache_memory=memory // ranks, max_model_len=60, **SIZE, **settings) as own:

@@ -197,7 +197,7 @@ def compare(
 @app.command()
 @with_records
 def kernels(
-    op: Annotated[str, typer.Option(help="Only ops whose name contains this.")] = "",
+    op: Annotated[str, typer.Option(help="Only ops, or rungs of a ladder, whose name contains this.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
     device: Device = "auto",
     real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
@@ -212,7 +212,7 @@ def kernels(
 ) -> None:
     """Check and time every op's implementations on the cases that its tests use."""
     if ladder:
-        return _ladder(ladder, device, out, commit, cubins)
+        return _ladder(ladder, op, device, out, commit, cubins)
     from ridgeline_bench.results import append
     from ridgeline_bench.setup import kernels as measure
     from ridgeline_bench.tables import kernels as table
@@ -227,13 +227,17 @@ def kernels(
             raise typer.Exit(1)
 
 
-def _ladder(name: str, device: str, out: Path, commit: str, cubins: Path | None) -> None:
+def _ladder(name: str, only: str, device: str, out: Path, commit: str, cubins: Path | None) -> None:
     from ridgeline_bench.results import append
     from ridgeline_bench.setup import ladder
     from ridgeline_bench.tables import rungs
 
-    times, records = ladder(name, device, commit, cubins)
-    append(out, records)
+    times = []
+    with Console(stderr=True).status(f"{name} ladder") as status:
+        for time, record in ladder(name, device, commit, cubins, only):  # kept one by one: a ladder takes minutes
+            append(out, [record] if record else [])
+            status.update(f"{name} ladder: {time.problem} {time.rung}")
+            times.append(time)
     Console().print(rungs(times))
     if any(each.error for each in times):
         raise typer.Exit(1)

@@ -1,9 +1,14 @@
-"""The rungs of a kernel ladder: checked, then timed beside libraries on a GPU; predicted without one."""
+"""The rungs of a kernel ladder: checked, then timed beside libraries on a GPU; predicted without one.
+
+A GPU under load lowers its clock within seconds, so what is timed first looks faster. The libraries, and the rungs that
+are nearly as fast, are therefore timed again in turns (`ROUNDS`), and these times count.
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +18,15 @@ import torch
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.machine.probes import Bench
+from ridgeline_bench.machine.timing import Effort
 from ridgeline_bench.results import Record
 
 LADDERS = ("gemm", "attention")
 OPERANDS = 4  # in turn, so that the cache holds none of them
+EFFORT = Effort(seconds=0.03, repeats=3)  # of each rung at first, and of a round
+ROUNDS = 5
+NEAR = 1.3  # times the fastest library's time: the rungs that take turns with the libraries
+SLOW = 0.02  # predicted seconds of a rung that reads one set of operands alone, which the cache does not help
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class RungTime:
 
     flops: FLOPs that the result needs.
     peer: it is a library, beside which rungs are shown.
+    samples: seconds of each round, of those that took turns.
     """
 
     ladder: str
@@ -36,13 +47,15 @@ class RungTime:
     seconds: float = 0.0
     error: str = ""
     peer: bool = False
+    samples: tuple[float, ...] = ()
 
     def record(self, base: Record) -> Record:
         """Return the time as a result in µs."""
         return Record(
             engine=base.engine, version=base.version, dtype=base.dtype, machine=base.machine, date=base.date,
             workload=f"ladder:{self.ladder}", metric=f"{self.problem} [{self.rung}]", value=1e6 * self.seconds,
-            unit="µs", limit=1e6 * self.least, samples=(1e6 * self.seconds,), options={"flops": self.flops},
+            unit="µs", limit=1e6 * self.least,
+            samples=tuple(1e6 * each for each in self.samples or (self.seconds,)), options={"flops": self.flops},
         )  # fmt: skip
 
 
@@ -82,10 +95,13 @@ class Problem(Protocol):
         """Return operands on the current GPU. cubins: a folder with machine code of rungs in CUDA C++."""
 
 
-def ladder(name: str, device: torch.device, bench: Bench, cubins: Path | None = None) -> Iterator[RungTime]:
+def ladder(
+    name: str, device: torch.device, bench: Bench, cubins: Path | None = None, only: str = ""
+) -> Iterator[RungTime]:
     """Yield the libraries and every rung of a ladder, for every problem.
 
     cubins: a folder with the rungs' machine code, for a machine without a CUDA compiler.
+    only: a part of the names of the rungs that are wanted.
 
     Raises InvalidConfig for an unknown ladder, or where the package is installed without its ladders.
     """
@@ -97,24 +113,36 @@ def ladder(name: str, device: torch.device, bench: Bench, cubins: Path | None = 
         )
     problems: Sequence[Problem] = import_module(f"ridgeline_bench.ladders.{name}").PROBLEMS
     if device.type == "cuda":
-        return (each for problem in problems for each in _measured(name, problem, bench, cubins))
+        return (each for problem in problems for each in _measured(name, problem, bench, cubins, only))
     return (
         RungTime(name, rung, problem.name, problem.flops, least, limiter)
         for problem in problems
         for rung, least, limiter in problem.least()
+        if only in rung
     )
 
 
-def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None) -> Iterator[RungTime]:
-    operands = problem.operands(cubins)
+def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, only: str = "") -> Iterator[RungTime]:
+    operands, short = problem.operands(cubins), replace(bench, effort=EFFORT)
+    found = list[tuple[RungTime, Sequence[Call]]]()
     for peer, calls in operands.peers.items():
         error = operands.fault(calls[0])
-        seconds = 0.0 if error else bench.seconds(*calls)
-        yield RungTime(name, peer, problem.name, problem.flops, seconds=seconds, error=error, peer=True)
+        seconds = 0.0 if error else short.seconds(*calls)
+        time = RungTime(name, peer, problem.name, problem.flops, seconds=seconds, error=error, peer=True)
+        found.append((time, calls))
+    fastest = min((time.seconds for time, _ in found if time.seconds), default=0.0)
     for rung, least, limiter in problem.least():
-        found = operands.rung(rung)
-        if found is None:
+        own = operands.rung(rung) if only in rung else None
+        if own is None:
             continue
-        error = operands.fault(found[0], rung)
-        seconds = 0.0 if error else bench.seconds(*found)
-        yield RungTime(name, rung, problem.name, problem.flops, least, limiter, seconds, error)
+        error = operands.fault(own[0], rung)
+        seconds = 0.0 if error else short.seconds(*own[: 1 if least > SLOW else None])
+        time = RungTime(name, rung, problem.name, problem.flops, least, limiter, seconds, error)
+        if error or seconds > NEAR * fastest:
+            yield time
+        else:
+            found.append((time, own))
+    rounds = [[short.seconds(*calls) if time.seconds else 0.0 for time, calls in found] for _ in range(ROUNDS)]
+    for n, (time, _) in enumerate(found):
+        samples = tuple(each[n] for each in rounds)
+        yield replace(time, seconds=statistics.median(samples), samples=samples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -11,8 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
+from ridgeline_bench.ladders import runs
 from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
 from ridgeline_bench.ladders.runs import LADDERS, RungTime
+from ridgeline_bench.machine.probes import Bench
+from ridgeline_bench.machine.timing import QUICK
 from ridgeline_bench.tables import rungs
 
 
@@ -62,3 +65,47 @@ def test_the_check_of_attention_takes_right_results_alone() -> None:
     assert operands.fault(exact) == ""
     assert "wrong by" in operands.fault(changed(lambda out: out[1, 3, 60].neg_()))
     assert "not finite" in operands.fault(changed(lambda out: out[0, 2, 5].fill_(torch.nan)))
+
+
+class Sums:
+    """A problem of the CPU: sums of few and of many numbers. Its library and a rung are as fast as each other."""
+
+    name, flops = "sums", 1.0
+
+    def __init__(self) -> None:
+        self.few, self.many = torch.rand(1000), torch.rand(3_000_000)
+
+    def least(self) -> Iterator[tuple[str, float, str]]:
+        yield from (
+            ("slow", 1e-5, "memory"),
+            ("elsewhere", 1.0, "memory"),
+            ("wrong", 1e-6, "L2"),
+            ("alike", 1e-6, "L2"),
+        )
+
+    def operands(self, cubins: Path | None) -> Sums:
+        return self
+
+    @property
+    def peers(self) -> dict[str, list[Callable[[], object]]]:
+        return {"library": [self.few.sum] * 2}
+
+    def rung(self, name: str) -> list[Callable[[], object]] | None:
+        return None if name == "elsewhere" else [self.many.sum if name == "slow" else self.few.sum]
+
+    def fault(self, call: Callable[[], object], rung: str = "") -> str:
+        return "it is wrong" if rung == "wrong" else ""
+
+
+def test_rungs_that_are_near_a_library_take_turns_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "NEAR", 50.0)  # between 1 and the thousands of the slow one, on any machine
+    cpu = torch.device("cpu")
+    slow, wrong, library, alike = found = list(runs._measured("gemm", Sums(), Bench.of(cpu, QUICK), None))
+    assert [each.rung for each in found] == ["slow", "wrong", "library", "alike"]
+    assert (wrong.error, wrong.seconds) == ("it is wrong", 0.0)
+    assert slow.seconds > library.seconds > 0
+    assert [len(each.samples) for each in (slow, library, alike)] == [0, runs.ROUNDS, runs.ROUNDS]
+    assert [each.rung for each in runs._measured("gemm", Sums(), Bench.of(cpu, QUICK), None, "ali")] == [
+        "library",
+        "alike",
+    ]
