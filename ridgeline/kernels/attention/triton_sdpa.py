@@ -3,7 +3,9 @@
 Each query sees the keys of one interval, whose ends never decrease from a query to the next. Causal order, a window to
 either side and documents in one sequence all are such masks, alone and together (`KeyMasks.intervals`). A tile of
 queries then meets three ranges of key tiles: the first and the last have a mask to apply, those between them have none,
-and all others are never read. A tile of keys finds its queries in the same way, for the backward pass.
+and all others are never read. A tile of keys finds its queries in the same way, for the backward pass. In float32 the
+three are one loop, with a mask: no matrix units multiply, so a mask costs little beside products, and their unrolled
+code takes long to compile.
 
     forward       a program a tile of queries: keys and values pass by once, with the running maximum and sum of each
                   query's scores. It leaves the output and the logarithm of the sum (Dao, FlashAttention-2, 2023).
@@ -206,6 +208,8 @@ def _forward_kernel(
     first = tl.load(first_ptr + queries, mask=there, other=0)
     behind = tl.load(behind_ptr + queries, mask=there, other=0)
     begin, whole, ragged, end = _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS, COLUMNS)
+    if k_ptr.dtype.element_ty == tl.float32:
+        whole = end
     slope = tl.load(slopes_ptr + head) * LOG2E if ALIBI else 0.0
     q = load_rows(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
     out = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -217,14 +221,15 @@ def _forward_kernel(
         out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, begin, whole, K, scale, slope,
         least, ALIBI, True, COLUMNS, D, WIDTH,
     )  # fmt: skip
-    out, top, total = _gather(
-        out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, whole, ragged, K, scale, slope,
-        least, ALIBI, False, COLUMNS, D, WIDTH,
-    )  # fmt: skip
-    out, top, total = _gather(
-        out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, ragged, end, K, scale, slope,
-        least, ALIBI, True, COLUMNS, D, WIDTH,
-    )  # fmt: skip
+    if k_ptr.dtype.element_ty != tl.float32:
+        out, top, total = _gather(
+            out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, whole, ragged, K, scale,
+            slope, least, ALIBI, False, COLUMNS, D, WIDTH,
+        )  # fmt: skip
+        out, top, total = _gather(
+            out, top, total, q, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, ragged, end, K, scale,
+            slope, least, ALIBI, True, COLUMNS, D, WIDTH,
+        )  # fmt: skip
     out, log = whole_rows(out, top, total)
     tl.store(log_ptr + (batch * H + head).to(tl.int64) * Q + queries, log, mask=there)
     at = (
@@ -297,6 +302,8 @@ def _keys_kernel(
     v = load_rows(v_ptr, keys, channels, v_row, K, D, False, D == WIDTH)
     begin, whole = tl.load(ranges_ptr + tile * 4), tl.load(ranges_ptr + tile * 4 + 1)
     ragged, end = tl.load(ranges_ptr + tile * 4 + 2), tl.load(ranges_ptr + tile * 4 + 3)
+    if k_ptr.dtype.element_ty == tl.float32:
+        whole = end
     dk, dv = tl.zeros([COLUMNS, WIDTH], tl.float32), tl.zeros([COLUMNS, WIDTH], tl.float32)
     for within in range(H // G):
         head = group * (H // G) + within
@@ -309,14 +316,15 @@ def _keys_kernel(
             dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
             begin, whole, Q, scale, slope, ALIBI, True, ROWS, D, WIDTH,
         )  # fmt: skip
-        dk, dv = _give_keys(
-            dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
-            whole, ragged, Q, scale, slope, ALIBI, False, ROWS, D, WIDTH,
-        )  # fmt: skip
-        dk, dv = _give_keys(
-            dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
-            ragged, end, Q, scale, slope, ALIBI, True, ROWS, D, WIDTH,
-        )  # fmt: skip
+        if k_ptr.dtype.element_ty != tl.float32:
+            dk, dv = _give_keys(
+                dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
+                whole, ragged, Q, scale, slope, ALIBI, False, ROWS, D, WIDTH,
+            )  # fmt: skip
+            dk, dv = _give_keys(
+                dk, dv, k, v, q_own, g_own, logs, deltas, first_ptr, behind_ptr, q_row, g_row, keys, K - Q,
+                ragged, end, Q, scale, slope, ALIBI, True, ROWS, D, WIDTH,
+            )  # fmt: skip
     own = (batch * G + group).to(tl.int64) * K * D
     at, inside = own + keys[:, None] * D + channels[None, :], (keys[:, None] < K) & (channels[None, :] < D)
     tl.store(dk_ptr + at, (dk * natural).to(dk_ptr.dtype.element_ty), mask=inside)
@@ -362,6 +370,8 @@ def _queries_kernel(
     first = tl.load(first_ptr + queries, mask=there, other=0)
     behind = tl.load(behind_ptr + queries, mask=there, other=0)
     begin, whole, ragged, end = _key_ranges(first_ptr, behind_ptr, tile, Q, ROWS, COLUMNS)
+    if k_ptr.dtype.element_ty == tl.float32:
+        whole = end
     slope = tl.load(slopes_ptr + head) * LOG2E if ALIBI else 0.0
     q = load_rows(q_ptr, queries, channels, q_row, Q, D, False, D == WIDTH)
     grad = load_rows(grad_ptr, queries, channels, g_row, Q, D, False, D == WIDTH)
@@ -370,14 +380,15 @@ def _queries_kernel(
         dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, begin, whole, K, scale,
         slope, ALIBI, True, COLUMNS, D, WIDTH,
     )  # fmt: skip
-    dq = _give_queries(
-        dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, whole, ragged, K, scale,
-        slope, ALIBI, False, COLUMNS, D, WIDTH,
-    )  # fmt: skip
-    dq = _give_queries(
-        dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, ragged, end, K, scale,
-        slope, ALIBI, True, COLUMNS, D, WIDTH,
-    )  # fmt: skip
+    if k_ptr.dtype.element_ty != tl.float32:
+        dq = _give_queries(
+            dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, whole, ragged, K,
+            scale, slope, ALIBI, False, COLUMNS, D, WIDTH,
+        )  # fmt: skip
+        dq = _give_queries(
+            dq, q, grad, log, delta, k_ptr, v_ptr, k_row, v_row, queries, K - Q, first, behind, ragged, end, K,
+            scale, slope, ALIBI, True, COLUMNS, D, WIDTH,
+        )  # fmt: skip
     at = dq_ptr + (row + queries)[:, None] * D + channels[None, :]
     tl.store(at, (dq * natural).to(dq_ptr.dtype.element_ty), mask=there[:, None] & (channels[None, :] < D))
 
@@ -412,9 +423,11 @@ TILES = {  # the fastest of seven each on an H200, causal, 8,192 tokens (h200-wh
 def tiles_of(kernel: str, width: int, itemsize: int = 2) -> Tiles:
     """Return the tiles of a kernel ("forward", "keys" or "queries") for heads of so many channels, a power of 2.
 
-    In float32 no matrix units multiply, so tiles are small: larger ones take minutes to compile."""
+    In float32 no matrix units multiply. A product's code then has an instruction for each multiplication of a thread,
+    and operands in registers: these tiles spill none on sm_90, and each compiles within seconds."""
     if itemsize > 2:
-        return Tiles(32, 32, 4, 1)
+        own, passing = 32 if width <= 128 else 16, 32 if width <= 64 else 16
+        return Tiles(passing, own, 8, 1) if kernel == "keys" else Tiles(own, passing, 8, 1)
     if width > 128:
         return Tiles(64, 32, 4, 2) if kernel == "forward" else Tiles(32, 32, 4, 1)
     return TILES[kernel, max(width, 64)]
@@ -621,27 +634,37 @@ def _signature(pointers: str, kind: str, strides: str, counts: str, floats: str)
 
 def ahead_of_time(
     kernel: Any, tiles: Tiles, size: int, pointers: str, strides: str, counts: str, floats: str,
-    *, archs: tuple[str, ...] = ONE_OF_EACH, **constants: Any,
+    *, archs: tuple[str, ...] = ONE_OF_EACH, kind: str = "bf16", **constants: Any,
 ) -> AotKernel:  # fmt: skip
-    """Return a kernel to compile for bfloat16 and heads of `size` channels. The texts are names of its arguments."""
+    """Return a kernel to compile for heads of `size` channels. The texts are names of its arguments. In float32 (kind
+    "fp32") it must not spill."""
     sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "D": size, "WIDTH": size}
     constants |= {name: value for name, value in sizes.items() if name in kernel.arg_names}
-    signature, cores = _signature(pointers, "bf16", strides, counts, floats), "HGMMA" if tiles.rows > 16 else "HMMA"
-    return AotKernel(kernel, signature, constants, tensor_cores=cores, archs=archs, **tiles.launch)
+    signature, exact = _signature(pointers, kind, strides, counts, floats), kind == "fp32"
+    cores = "" if exact else "HGMMA" if tiles.rows > 16 else "HMMA"
+    return AotKernel(kernel, signature, constants, tensor_cores=cores, hot=exact, archs=archs, **tiles.launch)
 
 
 _FORWARD = "q k v out !log #first #behind"
 _PLAIN: dict[str, Any] = {"sinks_ptr": None, "least": None}
 _KEYS = "q k v grad dk dv !log !delta #first #behind #ranges"
 _QUERIES = "q k v grad dq !log !delta #first #behind"
+_KERNELS: tuple[tuple[Any, ...], ...] = (
+    (_forward_kernel, "forward", _PLAIN, _FORWARD, "qkvo", "H PER_GROUP Q K", "scale"),
+    (_keys_kernel, "keys", {}, _KEYS, "qkvg", "H G Q K", "scale natural"),
+    (_queries_kernel, "queries", {}, _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
+)
 AOT = (
     *(
-        ahead_of_time(kernel, tiles_of(which, size), size, *names, slopes_ptr=None, ALIBI=False, **constants)
-        for kernel, which, size, constants, *names in (
-            (_forward_kernel, "forward", 128, _PLAIN, _FORWARD, "qkvo", "H PER_GROUP Q K", "scale"),
-            (_keys_kernel, "keys", 128, {}, _KEYS, "qkvg", "H G Q K", "scale natural"),
-            (_queries_kernel, "queries", 128, {}, _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
+        ahead_of_time(kernel, tiles_of(which, 128), 128, *names, slopes_ptr=None, ALIBI=False, **constants)
+        for kernel, which, constants, *names in _KERNELS
+    ),
+    *(
+        ahead_of_time(
+            kernel, tiles_of(which, 256, 4), 256, *names, archs=("sm_90",), kind="fp32", slopes_ptr=None, ALIBI=False,
+            **constants,
         )
+        for kernel, which, constants, *names in _KERNELS
     ),
     ahead_of_time(
         _forward_kernel, tiles_of("forward", 64), 64, f"{_FORWARD} !sinks", "qkvo", "H PER_GROUP Q K", "scale least",
