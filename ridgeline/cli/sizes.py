@@ -17,6 +17,7 @@ from ridgeline.perf.precision import Precision, precision
 from ridgeline.weights.folder import shipped_model
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.formats.mistral_files import PARAMS, config_of_params
 from ridgeline.weights.gguf.config import gguf_model_config
 from ridgeline.weights.hub import fetched
 
@@ -30,7 +31,7 @@ def read_config(model: str) -> ModelConfig:
     Raise ModelLoadError.
     """
     path = config_path(model)
-    return gguf_model_config(path) if is_gguf(path) else model_config(read_json(path, required=True))
+    return gguf_model_config(path) if is_gguf(path) else model_config(_entries(path))
 
 
 def config_path(model: str) -> Path:
@@ -40,8 +41,16 @@ def config_path(model: str) -> Path:
         path = shipped_model(model) or path
     if is_gguf(path):
         return path
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        own = (path / PARAMS).exists() and not (path / "config.json").exists()
+        path = path / (PARAMS if own else "config.json")
     return path if path.exists() else _from_hub(model)
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    """Return the entries of a config.json or of Mistral's params.json."""
+    found = read_json(path, required=True)
+    return config_of_params(found) if path.name == PARAMS else found
 
 
 def _from_hub(model: str) -> Path:
@@ -102,11 +111,11 @@ def read_precision(dtype: str, model: str, config: ModelConfig) -> Precision:
     if dtype != "auto":
         return precision(dtype)
     path = config_path(model)
-    if not is_gguf(path) and not read_json(path).keys() & set(QUANTIZED):
+    if not is_gguf(path) and not _entries(path).keys() & set(QUANTIZED):
         return precision(config.dtype)
     from ridgeline.weights.loader import config_forms, stored_forms  # torch takes seconds to import
 
-    forms = stored_forms(path, config) if is_gguf(path) else config_forms(config, read_json(path), path.parent)
+    forms = stored_forms(path, config) if is_gguf(path) else config_forms(config, _entries(path), path.parent)
     return held_precision(precision(config.dtype), config.spec, forms)
 
 

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, changed, llama_like
+from ridgeline.models.mistral4 import Mistral4
 from ridgeline.models.rope import growth
 from ridgeline.models.windows import listed_windows
 from ridgeline.models.wrapped import TOWERS, text_config, text_weights
@@ -86,7 +88,7 @@ class Mistral3Multimodal:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         text = text_config(config)
-        known = {"mistral": Mistral.spec, "ministral3": Ministral3.spec}
+        known = {"mistral": Mistral.spec, "ministral3": Ministral3.spec, "mistral4": Mistral4.spec}
         if not isinstance(kind := text.get("model_type", "mistral"), str) or kind not in known:
             raise wrong("model_type", kind, f"{' or '.join(known)} in the text_config of Mistral3")
         spec = known[kind]({"sliding_window": None, **text})
@@ -94,4 +96,5 @@ class Mistral3Multimodal:
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        return text_weights(Llama.weights(spec), whole=True)
+        latent = isinstance(spec.layers[0].mixer, LatentAttentionSpec)
+        return text_weights(Mistral4.weights(spec) if latent else Llama.weights(spec), whole=True)

@@ -1,4 +1,4 @@
-"""Mistral 4: latent attention whose queries grow with their positions, and mixtures of experts beside a shared one."""
+"""Mistral 4 and Large 3: latent attention whose queries grow with positions, and experts beside a shared one."""
 
 from __future__ import annotations
 

@@ -57,10 +57,16 @@ def tiktoken_backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Toke
             f"{folder} has a tiktoken.model for the tokenizer class {short(name)}, whose way to cut text into words we "
             f"do not know (known: {', '.join(_WORDS)}); put a tokenizer.json beside it."
         )
-    tokens = read_tiktoken(folder / "tiktoken.model")
+    return byte_level_backend(read_tiktoken(folder / "tiktoken.model"), words, [])
+
+
+def byte_level_backend(tokens: Sequence[bytes], words: str, special: Sequence[str]) -> tokenizers.Tokenizer:
+    """Return a backend with these tokens in the order of their ranks. words: the regular expression that cuts text.
+    special: texts of the tokens with the first ids, before those of rank 0 and on."""
     characters = {byte: char for char, byte in byte_level_alphabet().items()}
     spelled = ["".join(characters[byte] for byte in token) for token in tokens]
-    vocab = {text: rank for rank, text in enumerate(spelled)}
+    vocab = {text: number for number, text in enumerate([*special, *spelled])}
+    vocab |= {text: number for number, text in enumerate(special)}  # where a plain token spells a special one
     merges = [(text[:cut], text[cut:]) for text, cut in zip(spelled, _cuts(tokens), strict=True) if cut]
     # A word that is a token as a whole is that token, even if no merges lead there.
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))

@@ -18,6 +18,7 @@ from ridgeline.text.byte_level import byte_level_alphabet
 from ridgeline.text.components import check_text, with_runs_tried_once
 from ridgeline.text.gguf_tokenizer import gguf_tokenizer
 from ridgeline.text.sentencepiece_tokenizer import sentencepiece_backend
+from ridgeline.text.tekken_tokenizer import NAMED, TEKKEN, tekken_backend
 from ridgeline.text.tiktoken_tokenizer import add_reserved_tokens, tiktoken_backend
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import bounded_text, read_json
@@ -25,7 +26,7 @@ from ridgeline.weights.formats.sentencepiece_file import read_sentencepiece
 from ridgeline.weights.modules import lowers_case
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model")  # a folder's tokenizer is the first that is there
+FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", TEKKEN)  # the first that is there counts
 PROBE = "The 1st\t<s>\n é 🎃"  # every tokenizer is tried on this when it is loaded
 # From this many characters or tokens on the library gets a batch of one, because only during batches does it let other
 # threads have the interpreter.
@@ -40,8 +41,8 @@ MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
 class Tokenizer:
-    """The tokenizer of a model folder: `tokenizer.json`, `tokenizer.model` or `tiktoken.model`, and the special tokens
-    of its config files.
+    """The tokenizer of a model folder: `tokenizer.json`, `tokenizer.model`, `tiktoken.model` or `tekken.json`, and the
+    special tokens of its config files.
 
     It equals transformers' `AutoTokenizer` on the same folder. As there, the post-processor in tokenizer.json alone
     decides if a prompt begins with BOS; `add_bos_token` in tokenizer_config.json does not count beside it.
@@ -103,6 +104,9 @@ class Tokenizer:
             config = {f"{name}_token": model.pieces[i].text for name, i in model.ids.items()} | config
         elif file == "tiktoken.model":
             backend = tiktoken_backend(folder, config)
+        elif file == TEKKEN:
+            backend = tekken_backend(folder)
+            config = NAMED | config
         else:
             backend = _load_backend(folder / file)
         if "added_tokens_decoder" not in config:  # older folders keep the names in a file of their own

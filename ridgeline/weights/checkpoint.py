@@ -19,6 +19,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.dequantize import dequantize
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.formats.mistral_files import WEIGHTS, tensor_name
 from ridgeline.weights.gguf.restored import restored
 from ridgeline.weights.gguf.values import Values
 from ridgeline.weights.modules import module_folders
@@ -38,7 +39,10 @@ def open_checkpoint(model: Path) -> Iterator[dict[str, StoredTensor]]:
         yield _gguf_tensors(model)
         return
     with ExitStack() as stack:
-        found = _by_name({path: _opened(path, stack) for path in weight_files(model)})
+        files = weight_files(model)
+        found = _by_name({path: _opened(path, stack) for path in files})
+        if files[0].name.startswith(WEIGHTS.partition(".")[0]):
+            found = {ours: each for name, each in found.items() if (ours := tensor_name(name)) is not None}
         for module in module_folders(model):
             own = _by_name({path: _opened(path, stack) for path in weight_files(model / module)})
             found |= {f"{module}/{name}": tensor for name, tensor in own.items()}
@@ -90,18 +94,13 @@ def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the single file if there is one, else the shards that the index names."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if index.exists():
-        shards = read_json(index, required=True).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise ModelLoadError(f"{index} has no weight_map from tensor names to file names.")
-        names = sorted(set(shards.values()))
-        if wrong := [name for name in names if not _is_shard_name(name)]:
-            raise ModelLoadError(f"{index} names {wrong[0][:80]!r}, which is no .safetensors file of that folder.")
-        return [folder / name for name in names]
+    """Return the single file if there is one, else the shards that the index names; those of Mistral's own form if
+    there are no others."""
+    for name in ("model.safetensors", WEIGHTS):
+        if (folder / name).exists():
+            return [folder / name]
+        if (index := folder / f"{name}.index.json").exists():
+            return _shards(folder, index)
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is not a folder; give the one that holds config.json and model.safetensors.")
     if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
@@ -110,6 +109,17 @@ def weight_files(folder: Path) -> list[Path]:
             "convert them first."
         )
     raise ModelLoadError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json.")
+
+
+def _shards(folder: Path, index: Path) -> list[Path]:
+    """Return the files that an index names. Raise ModelLoadError if they are not beside it."""
+    shards = read_json(index, required=True).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise ModelLoadError(f"{index} has no weight_map from tensor names to file names.")
+    names = sorted(set(shards.values()))
+    if wrong := [name for name in names if not _is_shard_name(name)]:
+        raise ModelLoadError(f"{index} names {wrong[0][:80]!r}, which is no .safetensors file of that folder.")
+    return [folder / name for name in names]
 
 
 def _is_shard_name(name: str) -> bool:

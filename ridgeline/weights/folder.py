@@ -10,6 +10,7 @@ from pathlib import Path
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.weights.formats.gguf_file import gguf_parts, is_gguf
+from ridgeline.weights.formats.mistral_files import PARAMS, WEIGHTS
 from ridgeline.weights.gguf_choice import chosen_gguf, tag_of, tagged_files
 from ridgeline.weights.hub import fetched
 
@@ -20,7 +21,7 @@ EMBEDDED_EAGLE = ASSETS / "embedded-eagle"
 EMBEDDED_DRAFTS = {"draft_model": EMBEDDED_DRAFT, "eagle3": EMBEDDED_EAGLE}  # by the method of speculation
 
 GENERATION_FILE = "generation_config.json"
-_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", WEIGHTS, f"{WEIGHTS}.index.json")
 NO_DEFAULTS = ("none", "vllm")  # the second is vLLM's name for "the engine's own"
 _READ = (".json", ".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "tiktoken.model", "merges.txt"]
@@ -81,6 +82,10 @@ def resolve_model(
         allow_patterns=_HUB_FILES if tag is None else [*_HUB_FILES, *_tagged(name, tag, revision)],
         ignore_patterns=_HUB_DUPLICATES if weights and tag is None else [*_HUB_DUPLICATES, "*.safetensors"],
     )
+    if weights and tag is None and (snapshot / PARAMS).exists() and not (snapshot / "config.json").exists():
+        # Mistral's own form is all there is
+        arguments = {"revision": revision, "cache_dir": download_dir, "allow_patterns": ["consolidated*.safetensors*"]}
+        snapshot = fetched(name, snapshot_download, **arguments)
     return _in_folder(snapshot, tag, name)
 
 

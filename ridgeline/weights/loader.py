@@ -39,6 +39,7 @@ from ridgeline.weights.divided import Place, check_divided, divided, of_own_expe
 from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.formats.mistral_files import folder_config
 from ridgeline.weights.gguf.config import ROPE_FACTORS, gguf_model_config
 from ridgeline.weights.gguf.names import gguf_weights
 from ridgeline.weights.modules import cross_encoder, first_colbert, read_modules, token_id
@@ -92,7 +93,7 @@ def read_model_config(
             raise InvalidConfig("model_impl transformers reads folders with config.json, not GGUF files; leave it out.")
         model, config = gguf_model_config(folder), dict[str, Any]()
     else:
-        config = merged(first_colbert(folder), read_json(folder / "config.json", required=True))
+        config = merged(first_colbert(folder), folder_config(folder, required=True))
         config = merged(config, cross_encoder(folder))
         config = merged(config, overrides or {})
         generation = read_json(folder / "generation_config.json")
@@ -119,7 +120,7 @@ def with_cache(folder: Path, model: ModelConfig, wanted: KVFormat, *, files: boo
 
     files: False goes by the config alone.
     """
-    config = None if is_gguf(folder) else quantization_config(folder, read_json(folder / "config.json"))
+    config = None if is_gguf(folder) else quantization_config(folder, folder_config(folder))
     if config is None or not files:
         return replace(model, spec=cached_as(model.spec, wanted, config, model.weights, None))
     with open_checkpoint(folder) as stored:
@@ -177,7 +178,7 @@ def stored_forms(folder: Path, model: ModelConfig, *, files: bool = True) -> For
     files: False goes by the config alone, if there is one.
     """
     if not files and not is_gguf(folder):
-        return config_forms(model, read_json(folder / "config.json"), folder)
+        return config_forms(model, folder_config(folder), folder)
     if (method := folder_method(folder)) is None:
         return {}
     decoder = empty_decoder(model.spec)

@@ -41,7 +41,7 @@ def read_tiktoken(path: Path) -> list[bytes]:
     if (gap := next((rank for rank in range(len(ranked)) if rank not in ranked), None)) is not None:
         raise ModelLoadError(f"{path} has {len(ranked)} tokens and none of rank {gap}; {_AGAIN}.")
     tokens = [ranked[rank] for rank in range(len(ranked))]
-    _check(tokens, path)
+    check_tokens(tokens, path)
     return tokens
 
 
@@ -57,7 +57,7 @@ def _parsed(line: bytes, number: int, path: Path) -> tuple[bytes, int]:
         raise ModelLoadError(f"line {number} of {path} is no base64 ({shown!r}: {error}); {_AGAIN}.") from error
 
 
-def _check(tokens: Sequence[bytes], path: Path) -> None:
+def check_tokens(tokens: Sequence[bytes], path: Path) -> None:
     """Raise ModelLoadError for a token that is there twice, is empty or too long, and for a byte that is none."""
     ranks: dict[bytes, int] = {}
     for rank, token in enumerate(tokens):

@@ -9,6 +9,7 @@ from typing import Any
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.formats.mistral_files import folder_config
 from ridgeline.weights.quantized import METHODS
 from ridgeline.weights.quantized.gguf import Gguf
 from ridgeline.weights.quantized.piece import Method
@@ -65,7 +66,7 @@ def method_of(config: Mapping[str, Any] | None) -> Method | None:
 
 def method_name(folder: Path) -> str | None:
     """Return the name of the method of the weights in a folder, or None if they are plain numbers."""
-    config = quantization_config(folder, read_json(folder / "config.json"))
+    config = quantization_config(folder, folder_config(folder))
     return None if config is None else str(config.get("quant_method"))
 
 
@@ -73,4 +74,4 @@ def folder_method(folder: Path) -> Method | None:
     """Return the method of the weights in a folder or GGUF file."""
     if is_gguf(folder):
         return Gguf()
-    return method_of(quantization_config(folder, read_json(folder / "config.json")))
+    return method_of(quantization_config(folder, folder_config(folder)))
