@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.latent import LatentSpec
 from ridgeline.core.specs.model import ABSENT, FeedForwardSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Product
 from ridgeline.core.specs.state import DTYPE_BYTES, KVSpec, StateSpec
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, kv_itemsize
@@ -191,6 +192,10 @@ def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
     """Return the bytes that one more token takes; 0 for a state that does not grow."""
     if isinstance(spec, KVSpec):
         return 2 * spec.num_kv_heads * spec.head_dim * kv_itemsize(kv_dtype, spec.head_dim)
+    if isinstance(spec, LatentSpec) and spec.index_width:  # latents are never held in 8 bits
+        own = spec.format.itemsize(spec.index_width, "bfloat16") if spec.format.quantized else None
+        item = own or kv_itemsize(kv_dtype, spec.index_width)
+        return spec.width * DTYPE_BYTES[_activations(kv_dtype)] + spec.index_width * item
     grows = spec.unit_bytes(2, "float32") - spec.unit_bytes(1, "float32")
     return grows / DTYPE_BYTES["float32"] * ITEM_BYTES[dtype_name(kv_dtype)]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ridgeline.core.plan.reserve import StepSizes
-from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.core.specs.latent import IndexerSpec, LatentAttentionSpec
 from ridgeline.kernels.attention.expanded.cost import (
     expanded_attention_cost,
     expanded_bytes,
@@ -28,7 +28,7 @@ from ridgeline.kernels.attention.sparse.cost import (
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced
-from ridgeline.perf.precision import Precision
+from ridgeline.perf.precision import Precision, kv_itemsize
 
 
 def latent_attention(
@@ -46,10 +46,11 @@ def latent_attention(
         heads, count = {"heads": mixer.indexer.heads, "dim": mixer.indexer.dim}, mixer.indexer.selected
         sparse_R = length_R > count
         rows = new_R[sparse_R], length_R[sparse_R]
+        kept = index_itemsize(mixer.indexer, p.item, kv_dtype)
         if mixer.chooser is None:
-            yield "index_keys", index_keys_cost(tokens, **heads, itemsize=p.item)
+            yield "index_keys", index_keys_cost(tokens, **heads, itemsize=p.item, key_itemsize=kept)
             if sparse_R.any():
-                yield "index_topk", index_topk_cost(*rows, **heads, count=count, itemsize=p.item)
+                yield "index_topk", index_topk_cost(*rows, **heads, count=count, itemsize=p.item, key_itemsize=kept)
         if sparse_R.any():
             yield "sparse_attention", sparse_attention_cost(*rows, **sizes, count=count, itemsize=p.item)
         new_R, length_R = new_R[~sparse_R], length_R[~sparse_R]
@@ -64,6 +65,12 @@ def latent_attention(
         yield "expanded_attention", attended + expansion_cost(before, **made, rank=mixer.rank, itemsize=p.item)
     if not long_R.all():
         yield "latent_attention", latent_attention_cost(new_R[~long_R], length_R[~long_R], **sizes, itemsize=p.item)
+
+
+def index_itemsize(index: IndexerSpec, itemsize: float, kv_dtype: str | None) -> float:
+    """Return the bytes of a number of a cached index key. kv_dtype: the cache's type if it is not the layer's own."""
+    name = kv_dtype or index.format.dtype
+    return kv_itemsize(name, index.dim) if name else itemsize
 
 
 def workspace(mixer: LatentAttentionSpec, tokens: int, sizes: StepSizes) -> int:

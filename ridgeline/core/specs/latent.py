@@ -9,22 +9,31 @@ from typing import ClassVar
 from ridgeline.core.specs.division import Ranks
 from ridgeline.core.specs.model import Growth, NormSpec, Product, Products, RopeSpec
 from ridgeline.core.specs.state import DTYPE_BYTES, StateSpec
+from ridgeline.kernels.base.errors import InvalidConfig
+from ridgeline.kernels.base.kv_format import KVFormat
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSpec(StateSpec):
     """The latent vectors of one layer: `width` numbers a token, which all heads share, in the activations' dtype. The
-    keys of an indexer, of `index_width` numbers, lie behind all of a block's vectors."""
+    keys of an indexer, of `index_width` numbers, lie behind all of a block's vectors.
+
+    format: how the indexer's keys are held. The scales of levels lie behind all of a block's keys.
+    """
 
     kind: ClassVar[str] = "latent"
     width: int
     index_width: int = 0
+    format: KVFormat = field(default_factory=KVFormat)
 
     def unit_bytes(self, block_size: int, dtype: str) -> int:
-        return block_size * self.token_bytes(dtype)
+        """Return the bytes of the vectors and keys of `block_size` tokens."""
+        size = self.format.alignment(DTYPE_BYTES["float32"])
+        return -(-block_size * self.token_bytes(dtype) // size) * size
 
     def token_bytes(self, dtype: str) -> int:
-        return (self.width + self.index_width) * DTYPE_BYTES[dtype]
+        keys = self.format.head_bytes(self.index_width, dtype) if self.index_width else 0
+        return self.width * DTYPE_BYTES[dtype] + keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,7 @@ class IndexerSpec:
         those of attention do.
     interleaved: in checkpoints, two neighbouring numbers rotate as a pair.
     norm: of keys.
+    format: how keys are cached.
     """
 
     selected: int
@@ -45,6 +55,7 @@ class IndexerSpec:
     dim: int
     interleaved: bool
     norm: NormSpec = field(default_factory=lambda: NormSpec(kind="layer", eps=1e-6))
+    format: KVFormat = field(default_factory=KVFormat)
 
     @property
     def scale(self) -> float:
@@ -101,7 +112,9 @@ class LatentAttentionSpec:
 
     @property
     def states(self) -> tuple[LatentSpec]:
-        return (LatentSpec(width=self.width, index_width=0 if self.own_indexer is None else self.own_indexer.dim),)
+        if (index := self.own_indexer) is None:
+            return (LatentSpec(width=self.width),)
+        return (LatentSpec(width=self.width, index_width=index.dim, format=index.format),)
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
@@ -141,6 +154,21 @@ class LatentAttentionSpec:
 
     def part(self, ranks: Ranks) -> LatentAttentionSpec:
         return replace(self, num_heads=ranks.part("attention heads", self.num_heads))
+
+    def with_cache_format(self, wanted: KVFormat) -> LatentAttentionSpec:
+        """Return the mixer with the keys of its indexer cached in this format of 8 bits; its latents stay as they are.
+        Raises InvalidConfig without an indexer, and for keys that the format cannot hold."""
+        if self.indexer is None or not wanted.quantized:
+            raise InvalidConfig(
+                f"kv_cache_dtype {wanted.dtype} is for keys and values, and this model keeps latent vectors in the "
+                f"dtype of its activations; use auto{'' if self.indexer is None else ', or fp8 or int8 for its index'}."
+            )
+        if self.indexer.dim % 2:
+            raise InvalidConfig(
+                f"kv_cache_dtype {wanted.dtype} needs index keys of even width, and this model's have "
+                f"{self.indexer.dim}; use auto."
+            )
+        return replace(self, indexer=replace(self.indexer, format=replace(wanted, scales="row")))
 
     @property
     def width(self) -> int:

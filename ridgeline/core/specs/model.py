@@ -653,11 +653,8 @@ def with_draft(model: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
 
 def _cached_as(layer: LayerSpec, wanted: KVFormat) -> LayerSpec:
     attention = attention_of(layer.mixer)
-    if any(state.kind == "latent" for state in layer.mixer.states):
-        raise InvalidConfig(
-            f"kv_cache_dtype {wanted.dtype} is for keys and values, and this model keeps latent vectors in the dtype "
-            "of its activations; use auto."
-        )
+    if (own := getattr(layer.mixer, "with_cache_format", None)) is not None:  # latents and their index
+        return replace(layer, mixer=own(wanted))
     if attention is None or attention.kv_format.dtype == wanted.dtype:
         return layer
     if wanted.quantized and attention.head_dim % 2:

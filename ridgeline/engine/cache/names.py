@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.latent import LatentSpec
 from ridgeline.core.specs.state import KVSpec
 from ridgeline.engine.cache.prefix import Hash, chain_hashes, root_hash
 from ridgeline.engine.sequence import Sequence
@@ -13,7 +14,8 @@ class Names:
         self.block_size, self.prefix_caching = layout.block_size, prefix_caching
         specs = [group.spec for group in layout.groups]
         # What other tiers know by a hash is of one format. Plain ones add nothing
-        self._formats = sorted({str(spec.format) for spec in specs if isinstance(spec, KVSpec)} - {"None"})
+        held = {str(spec.format) for spec in specs if isinstance(spec, KVSpec | LatentSpec)}
+        self._formats = sorted(held - {"None"})
 
     def shares(self, seq: Sequence) -> bool:
         """Return True if the sequence can match blocks of others, and they can match its blocks."""

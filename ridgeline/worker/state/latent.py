@@ -15,7 +15,6 @@ Legend:
     X  columns of a head's query, or of all heads' values
     S  slots
     C  columns of a block table
-    D  width of an indexer's keys
 """
 
 from __future__ import annotations
@@ -30,6 +29,9 @@ from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.attention.latent.op import ITEM_QUERIES
 from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
+from ridgeline.kernels.attention.sparse.op import IndexCache
+from ridgeline.kernels.base.kv_cache import torch_type
+from ridgeline.kernels.base.kv_format import SCALE_BYTES
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.units import GroupUnits
 from ridgeline.layers.indexer import Index
@@ -51,23 +53,28 @@ class PagedLatents:
         self.ops, self._spec, self._itemsize = ops, own.spec, dtype.itemsize
         self._mixers = [_mixer(model, layer) for layer in own.layers]
         self._block_size, self._layer_step = memory.layout.tokens_held, memory.layout.layer_step(group)
-        widths, tokens = (own.spec.width, own.spec.index_width), self._block_size
-        self.views, self.index_views = (
-            [
-                memory.view(group, index, dtype, (tokens, width), first * tokens * dtype.itemsize)
-                for index in range(len(own.layers))
-            ]
-            for width, first in zip(widths, (0, widths[0]), strict=True)
-        )
+        spec, tokens, kept = own.spec, self._block_size, torch_type(own.spec.format, dtype)
+        keys, scales = spec.width * dtype.itemsize * tokens, spec.index_width * kept.itemsize * tokens
+        layers, scaled = range(len(own.layers)), spec.format.quantized
+        self.views = [memory.view(group, index, dtype, (tokens, spec.width)) for index in layers]
+        self.index_views = [
+            IndexCache(
+                memory.view(group, index, kept, (tokens, spec.index_width), keys),
+                memory.view(group, index, torch.bfloat16, (tokens,), keys + scales) if scaled else None,
+            )
+            for index in layers
+        ]
         # All that is cached of tokens, as words by block id, part, head and token
         self._tokens: list[Tensor] = []
-        for width, first in zip(widths, (0, widths[0]), strict=True):
-            token_bytes, offset, words = width * dtype.itemsize, first * tokens * dtype.itemsize, torch.int64
+        offset = 0
+        for token_bytes in (keys // tokens, scales // tokens, SCALE_BYTES if scaled else 0):
+            words = torch.int64
             if token_bytes % 8 or offset % 8 or memory.units[group].dtype != words:
                 words = torch.uint8
-            if width:
+            if token_bytes:
                 shape = (1, 1, tokens, token_bytes // words.itemsize)
                 self._tokens.append(memory.view(group, 0, words, shape, offset))
+            offset += token_bytes * tokens
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         self.place_T = place_T
@@ -157,9 +164,9 @@ class LatentLayer:
     """The latents of one layer, a `layers.latent_attention.AttendsToLatents`."""
 
     def __init__(
-        self, group: PagedLatents, mixer: LatentAttentionSpec, cache_NPW: Tensor, index_cache_NPD: Tensor
+        self, group: PagedLatents, mixer: LatentAttentionSpec, cache_NPW: Tensor, index_cache: IndexCache
     ) -> None:
-        self._group, self._mixer, self._cache_NPW, self._index_cache_NPD = group, mixer, cache_NPW, index_cache_NPD
+        self._group, self._mixer, self._cache_NPW, self._index_cache = group, mixer, cache_NPW, index_cache
 
     def attend_to_latents(
         self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None
@@ -192,14 +199,14 @@ class LatentLayer:
             return index.chosen_TK
         q_TID = ops.index_keys(
             index.q_TID, index.key_TD, index.norm_2D, spec.norm.eps, latents.cos_sin_ZY,
-            latents.angles(positions_T), spec.interleaved, self._index_cache_NPD, self._group.place_T,
+            latents.angles(positions_T), spec.interleaved, self._index_cache, self._group.place_T,
         )  # fmt: skip
         if work.sparse is None:
             return None
         weights_TI = index.weights_TI
         if work.sparse_T is not None:
             q_TID, weights_TI = q_TID[work.sparse_T], weights_TI[work.sparse_T]
-        index.chosen_TK = ops.index_topk(q_TID, weights_TI, self._index_cache_NPD, work.sparse, count=spec.selected)
+        index.chosen_TK = ops.index_topk(q_TID, weights_TI, self._index_cache, work.sparse, count=spec.selected)
         return index.chosen_TK
 
     def _attended(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,20 +10,24 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.latent.cases import LatentCase
 from ridgeline.kernels.attention.sparse.cost import index_keys_cost, index_topk_cost, sparse_attention_cost
+from ridgeline.kernels.attention.sparse.op import IndexCache
 from ridgeline.kernels.base.case import Cases, as_cases
 from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.base.kv_cache import torch_type
+from ridgeline.kernels.base.kv_format import kv_format
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseCase(LatentCase):
     """Attention to tokens that were chosen before.
 
-    selected: tokens that a token attends to. heads, dim: of the indexer.
+    selected: tokens that a token attends to. heads, dim: of the indexer. keys: the format of its cached keys.
     """
 
     selected: int = 24
     heads: int = 5
     dim: int = 24
+    keys: str = "auto"
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """Return those of `LatentCase`, and random choices: distinct places that a token sees, then -1."""
@@ -49,6 +53,15 @@ class SparseCase(LatentCase):
             *zip(*self.rows, strict=True), **self.sizes, count=self.selected, itemsize=itemsize
         )
 
+    @property
+    def form(self) -> str:
+        return "" if self.keys == "auto" else self.keys
+
+    def key_itemsize(self, itemsize: int) -> float:
+        """Return the bytes of a number of a cached key."""
+        form = kv_format(self.keys)
+        return form.itemsize(self.dim, "bfloat16") if form.quantized else itemsize
+
 
 class IndexTopkCase(SparseCase):
     """The choice before it."""
@@ -57,7 +70,7 @@ class IndexTopkCase(SparseCase):
 
     @property
     def label(self) -> str:
-        return f"{super().label} by {self.heads}x{self.dim}"
+        return f"{super().label} by {self.heads}x{self.dim} {self.form}".rstrip()
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """Return small whole numbers, whose scores every implementation computes alike, so that choices are equal, ties
@@ -69,16 +82,24 @@ class IndexTopkCase(SparseCase):
         def whole(*shape: int) -> Tensor:
             return torch.randint(-3, 4, shape, generator=made, device=device)
 
-        keys_NPD = whole(*cache_NPW.shape[:2], self.dim).to(dtype)
-        keys_NPD[cache_NPW[..., 0].isnan()] = torch.nan
-        return whole(tokens, self.heads, self.dim).to(dtype), whole(tokens, self.heads).float(), keys_NPD, batch
+        form, unseen_NP = kv_format(self.keys), cache_NPW[..., 0].isnan()
+        keys_NPD = whole(*cache_NPW.shape[:2], self.dim).to(torch_type(form, dtype))
+        scale_NP: Tensor | None = None
+        if form.quantized:
+            scale_NP = torch.tensor(2.0, device=device) ** whole(*cache_NPW.shape[:2])
+            scale_NP = scale_NP.masked_fill(unseen_NP, torch.nan).bfloat16()
+        else:
+            keys_NPD[unseen_NP] = torch.nan
+        cache, weights_TI = IndexCache(keys_NPD, scale_NP), whole(tokens, self.heads).float()
+        return whole(tokens, self.heads, self.dim).to(dtype), weights_TI, cache, batch
 
     def options(self, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         return {"count": self.selected}
 
     def cost(self, itemsize: int) -> Cost:
         sizes = {"heads": self.heads, "dim": self.dim, "count": self.selected}
-        return index_topk_cost(*zip(*self.rows, strict=True), **sizes, itemsize=itemsize)
+        kept = self.key_itemsize(itemsize)
+        return index_topk_cost(*zip(*self.rows, strict=True), **sizes, itemsize=itemsize, key_itemsize=kept)
 
 
 class IndexKeysCase(SparseCase):
@@ -96,7 +117,8 @@ class IndexKeysCase(SparseCase):
 
     def cost(self, itemsize: int) -> Cost:
         tokens = sum(new for new, _ in self.rows)
-        return index_keys_cost(tokens, heads=self.heads, dim=self.dim, itemsize=itemsize)
+        kept = self.key_itemsize(itemsize)
+        return index_keys_cost(tokens, heads=self.heads, dim=self.dim, itemsize=itemsize, key_itemsize=kept)
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> tuple[Any, ...]:
         """Return random arguments: keys that are a view of wider rows, and a cache whose blocks lie apart."""
@@ -113,8 +135,12 @@ class IndexKeysCase(SparseCase):
         positions_T = torch.randint(64, (tokens,), generator=made).to(device)
         blocks = -(-tokens // self.block_size) + 2
         place_T = torch.randperm(blocks * self.block_size, generator=made)[:tokens].to(device)
-        cache = torch.full((blocks, 2, self.block_size, self.dim), torch.nan, dtype=dtype, device=device)
-        return q_TID, key_TD, norm_2D, 1e-6, cos_sin_ZY, positions_T, self.interleaved, cache[:, 1], place_T
+        form, shape = kv_format(self.keys), (blocks, 2, self.block_size, self.dim)
+        scales = torch.full(shape[:3], torch.nan, dtype=torch.bfloat16, device=device) if form.quantized else None
+        empty = 0 if form.quantized else torch.nan
+        keys = torch.full(shape, empty, dtype=torch.float32, device=device).to(torch_type(form, dtype))
+        cache = IndexCache(keys[:, 1], None if scales is None else scales[:, 1])
+        return q_TID, key_TD, norm_2D, 1e-6, cos_sin_ZY, positions_T, self.interleaved, cache, place_T
 
 
 CASES = (
@@ -127,11 +153,14 @@ CASES = (
 
 
 def _deepseek(heads: int, *rows: tuple[int, int]) -> SparseCase:
-    shapes = {"rank": 512, "rope_dim": 64, "key_dim": 128, "block_size": 64}
-    index = {"selected": 2048, "heads": 64, "dim": 128}
+    shapes: dict[str, Any] = {"rank": 512, "rope_dim": 64, "key_dim": 128, "block_size": 64}
+    index: dict[str, Any] = {"selected": 2048, "heads": 64, "dim": 128}
     return SparseCase(rows=rows, num_heads=heads, interleaved=False, **shapes, **index)
 
 
+LEVELS = tuple(
+    replace(CASES[case], keys=keys) for case, keys in ((1, "fp8_e4m3"), (2, "fp8_e5m2"), (3, "int8"), (4, "int8"))
+)
 HEADS = (16, 128)  # of DeepSeek-V3.2 on eight devices, and all of its heads on one
 LENGTHS = (8192, 32_768, 65_536)
 REAL = [
@@ -139,8 +168,10 @@ REAL = [
     *(_deepseek(heads, (2048, length)) for heads in HEADS for length in LENGTHS),
 ]
 
+INDEXED = [replace(case, keys=keys) for case in REAL if case.num_heads == HEADS[1] for keys in ("auto", "int8")]
+
 OP_CASES = {
-    "index_keys": Cases(as_cases(IndexKeysCase, CASES), as_cases(IndexKeysCase, REAL)),
-    "index_topk": Cases(as_cases(IndexTopkCase, CASES), as_cases(IndexTopkCase, REAL)),
+    "index_keys": Cases(as_cases(IndexKeysCase, (*CASES, *LEVELS)), as_cases(IndexKeysCase, INDEXED)),
+    "index_topk": Cases(as_cases(IndexTopkCase, (*CASES, *LEVELS)), as_cases(IndexTopkCase, INDEXED)),
     "sparse_attention": Cases(CASES, REAL),
 }

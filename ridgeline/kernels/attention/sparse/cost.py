@@ -19,24 +19,34 @@ PLACE_BYTES = 4
 SCORE_BYTES = 128 << 20  # of the scores that a GPU holds at once
 
 
-def index_keys_cost(tokens: int, *, heads: int, dim: int, itemsize: float) -> Cost:
-    """Count each token's key and its queries as read once and written once, and an int32 place as read."""
-    return Cost(tokens * (2 * (heads + 1) * dim * itemsize + 4), 0.0)
+def index_keys_cost(tokens: int, *, heads: int, dim: int, itemsize: float, key_itemsize: float | None = None) -> Cost:
+    """Count each token's key and its queries as read once and written once, and an int32 place as read. key_itemsize:
+    the bytes of a cached number, its part of a scale included, if these are others."""
+    kept = itemsize if key_itemsize is None else key_itemsize
+    return Cost(tokens * ((2 * heads + 1) * dim * itemsize + dim * kept + PLACE_BYTES), 0.0)
 
 
 def index_topk_cost(
-    num_tokens_R: ArrayLike, kv_len_R: ArrayLike, *, heads: int, dim: int, count: int, itemsize: float
+    num_tokens_R: ArrayLike,
+    kv_len_R: ArrayLike,
+    *,
+    heads: int,
+    dim: int,
+    count: int,
+    itemsize: float,
+    key_itemsize: float | None = None,
 ) -> Cost:
     """Count queries and weights as read, every cached key that a row can see as read once, and the chosen places as
     written. FLOPs are those of the scores, 2 · dim + 2 per head and visible pair. Rows with no more than `count` tokens
-    are not scored: all of their tokens are chosen."""
+    are not scored: all of their tokens are chosen. key_itemsize: as in `index_keys_cost`."""
     new_R, kv_R = np.asarray(num_tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
     written = float(new_R.sum()) * count * PLACE_BYTES
     scored_R = kv_R > count
     if not scored_R.any():
         return Cost(written, 0.0)
     pairs, keys = visible(new_R[scored_R], kv_R[scored_R], None)
-    read = float(new_R[scored_R].sum()) * heads * (dim + 1) * itemsize + keys * dim * itemsize
+    kept = itemsize if key_itemsize is None else key_itemsize
+    read = float(new_R[scored_R].sum()) * heads * (dim + 1) * itemsize + keys * dim * kept
     return Cost(read + written, 2.0 * (dim + 1) * heads * pairs)
 
 

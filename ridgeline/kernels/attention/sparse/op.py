@@ -22,14 +22,35 @@ Legend:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.attention.latent.op import rotated
 from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.base.kv_cache import levels, numbers, row_scales, taken
 from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
 from ridgeline.kernels.base.tree import Tree, sight
+
+
+class IndexCache(NamedTuple):
+    """The cached keys of a layer's indexer, whose blocks may have a stride of their own.
+
+    keys_NPD: numbers in the dtype of activations, or levels of 8 bits.
+    scale_NP: what the levels of a token are multiplied by, bfloat16; None: keys are numbers.
+    """
+
+    keys_NPD: Tensor
+    scale_NP: Tensor | None = None
+
+    def of(self, blocks_B: Tensor) -> Tensor:
+        """Return the keys of some blocks, one token after the other, levels as float32 numbers: [B P, D]."""
+        kept_BPD = taken(self.keys_NPD, blocks_B)
+        if self.scale_NP is not None:
+            kept_BPD = numbers(kept_BPD, self.scale_NP[blocks_B], torch.float32)
+        return kept_BPD.flatten(0, 1)
 
 
 def index_keys_reference(
@@ -40,7 +61,7 @@ def index_keys_reference(
     cos_sin_ZY: Tensor,
     positions_T: Tensor,
     interleaved: bool,
-    cache_NPD: Tensor,
+    cache: IndexCache,
     place_T: Tensor,
 ) -> Tensor:
     """Store every token's key, normalised and then rotated, and return the queries, rotated: dense [T, I, D].
@@ -50,12 +71,18 @@ def index_keys_reference(
     cos_sin_ZY: float32 [Z, Y], cosines then sines.
     interleaved: numbers 2 i and 2 i + 1 rotate as a pair, and otherwise i and Y / 2 + i. Results have the latter order
         in both cases.
-    cache_NPD: the cache, whose blocks may have a stride of their own.
+    cache: takes the keys, as levels with a scale for each token where it has scales.
     place_T: block * P + offset, for every token.
     """
     kept_TD, q_TID = prepared(q_TID, key_TD, norm_2D, eps, cos_sin_ZY, positions_T, interleaved)
+    cache_NPD, scale_NP = cache
     block_T, offset_T = place_T.long() // cache_NPD.shape[1], place_T.long() % cache_NPD.shape[1]
-    cache_NPD[block_T, offset_T] = kept_TD.to(cache_NPD.dtype)
+    if scale_NP is None:
+        cache_NPD[block_T, offset_T] = kept_TD.to(cache_NPD.dtype)
+        return q_TID
+    scale_T = row_scales(kept_TD, cache_NPD.dtype)
+    scale_NP[block_T, offset_T] = scale_T
+    cache_NPD.view(torch.uint8)[block_T, offset_T] = levels(kept_TD, scale_T, cache_NPD.dtype).view(torch.uint8)
     return q_TID
 
 
@@ -98,20 +125,20 @@ def best(scores_QJ: Tensor, seen_QJ: Tensor, count: int) -> Tensor:
 
 
 def index_topk_reference(
-    q_TID: Tensor, weights_TI: Tensor, cache_NPD: Tensor, batch: RaggedBatch, *, count: int
+    q_TID: Tensor, weights_TI: Tensor, cache: IndexCache, batch: RaggedBatch, *, count: int
 ) -> Tensor:
     """Return the places of the `count` tokens that each token's scores (`index_scores`) are highest for, in rising
     order: int32 [T, count]. A token sees those up to its own position, or those of its tree; where these are fewer, all
     are taken, and -1 stands behind them. Of equal scores the earlier place is taken.
 
     weights_TI: what the scores of heads are multiplied by.
-    cache_NPD: the keys that were kept. Cells that no query sees never influence the result.
+    cache: the keys that were kept. Cells that no query sees never influence the result.
     """
     chosen_TK = torch.full((len(q_TID), count), -1, dtype=torch.int32, device=q_TID.device)
-    starts, lengths, block_size = batch.start_R1.tolist(), batch.kv_len_R.tolist(), cache_NPD.shape[1]
+    starts, lengths, block_size = batch.start_R1.tolist(), batch.kv_len_R.tolist(), cache.keys_NPD.shape[1]
     for row, slot in enumerate(batch.slots_R.tolist()):
         length, last = lengths[row], starts[row + 1]
-        key_JD = cache_NPD[batch.block_table_SC[slot, : -(-length // block_size)].long()].flatten(0, 1)[:length]
+        key_JD = cache.of(batch.block_table_SC[slot, : -(-length // block_size)].long())[:length]
         for token in range(starts[row], last):
             seen_J = sees(slice(token, token + 1), length - (last - token), length, batch.tree, q_TID.device)[0]
             place_j = seen_J.nonzero()[:, 0]

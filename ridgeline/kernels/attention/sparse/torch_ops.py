@@ -8,17 +8,17 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.latent.torch_ops import Row, rows_of
 from ridgeline.kernels.attention.paged.op import RaggedBatch
-from ridgeline.kernels.attention.sparse.op import best, index_scores, sees
+from ridgeline.kernels.attention.sparse.op import IndexCache, best, index_scores, sees
 
 SCORES = 1 << 22  # numbers of a tile's scores, all heads of the indexer counted
 GATHERED = 1 << 22  # numbers of the vectors that are gathered for a tile
 
 
-def index_topk(q_TID: Tensor, weights_TI: Tensor, cache_NPD: Tensor, batch: RaggedBatch, *, count: int) -> Tensor:
+def index_topk(q_TID: Tensor, weights_TI: Tensor, cache: IndexCache, batch: RaggedBatch, *, count: int) -> Tensor:
     """Compute `op.index_topk_reference`."""
     chosen_TK = torch.full((len(q_TID), count), -1, dtype=torch.int32, device=q_TID.device)
-    for row in rows_of(batch, cache_NPD.shape[1]):
-        key_JD = cache_NPD.index_select(0, row.blocks_B).flatten(0, 1)[: row.length]
+    for row in rows_of(batch, cache.keys_NPD.shape[1]):
+        key_JD = cache.of(row.blocks_B)[: row.length]
         for tile in _tiles(row, max(1, SCORES // (q_TID.shape[1] * row.length))):
             seen_QJ = sees(tile, row.length - (row.last - tile.start), row.length, batch.tree, q_TID.device)
             if row.length > count:

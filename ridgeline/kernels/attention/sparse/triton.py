@@ -13,6 +13,7 @@ from ridgeline.kernels.attention.latent.choose import choose
 from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
 from ridgeline.kernels.attention.sparse.cost import SCORE_BYTES
+from ridgeline.kernels.attention.sparse.op import IndexCache
 from ridgeline.kernels.attention.sparse.triton_kernel import (
     index_choice_kernel,
     index_keys_kernel,
@@ -21,6 +22,7 @@ from ridgeline.kernels.attention.sparse.triton_kernel import (
     sparse_combine_kernel,
 )
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.kv_cache import LEVELS
 from ridgeline.kernels.base.launch import launch_options, num_multiprocessors
 
 HEADS = 16  # of a program that rotates queries
@@ -38,12 +40,12 @@ def index_keys(
     cos_sin_ZY: Tensor,
     positions_T: Tensor,
     interleaved: bool,
-    cache_NPD: Tensor,
+    cache: IndexCache,
     place_T: Tensor,
 ) -> Tensor:
     """Compute `op.index_keys_reference`. The last dimension of every tensor is contiguous, and so are a token's
     queries."""
-    tokens, heads, dim = q_TID.shape
+    (tokens, heads, dim), (cache_NPD, scale_NP) = q_TID.shape, cache
     if key_TD.stride(1) != 1 or q_TID.stride()[1:] != (dim, 1) or cache_NPD.stride(2) != 1:
         raise ValueError("index_keys: tensors must be contiguous in their last dimension, and queries in two")
     out_TID = torch.empty(tokens, heads, dim, dtype=q_TID.dtype, device=q_TID.device)
@@ -56,13 +58,15 @@ def index_keys(
         *norm_2D,
         cos_sin_ZY,
         positions_T,
-        cache_NPD,
+        cache_NPD if scale_NP is None else cache_NPD.view(torch.int8),
+        scale_NP,
         place_T,
         out_TID,
         eps,
         q_TID.stride(0),
         key_TD.stride(0),
         *cache_NPD.stride()[:2],
+        None if scale_NP is None else scale_NP.stride(0),
         HEADS=heads,
         DIM=dim,
         ROPE=cos_sin_ZY.shape[1],
@@ -70,19 +74,23 @@ def index_keys(
         D=triton.next_power_of_2(dim),
         E=together,
         INTERLEAVED=interleaved,
+        KV=None if scale_NP is None else LEVELS[cache_NPD.dtype],
         num_warps=2,
         **launch_options(q_TID.device),
     )
     return out_TID
 
 
-def index_topk(q_TID: Tensor, weights_TI: Tensor, cache_NPD: Tensor, batch: RaggedBatch, *, count: int) -> Tensor:
+def index_topk(q_TID: Tensor, weights_TI: Tensor, cache: IndexCache, batch: RaggedBatch, *, count: int) -> Tensor:
     """Compute `op.index_topk_reference`. Queries and weights are dense. Tokens behind those of the last row get places
     that their row has."""
     (tokens, heads, dim), device = q_TID.shape, q_TID.device
+    (keys_NPW, scale_NP), KV = cache, None
+    if scale_NP is not None:
+        KV, keys_NPW = LEVELS[keys_NPW.dtype], keys_NPW.view(torch.int16)
     chosen_TK = torch.empty(tokens, count, dtype=torch.int32, device=device)
     slot_T, seen_T = _whose(batch, tokens)
-    longest = batch.block_table_SC.shape[1] * cache_NPD.shape[1]
+    longest = batch.block_table_SC.shape[1] * keys_NPW.shape[1]
     if batch.kv_bound_R is not None:
         longest = min(longest, int(batch.kv_bound_R.max(initial=0)))
     columns = max(16, longest)
@@ -96,7 +104,8 @@ def index_topk(q_TID: Tensor, weights_TI: Tensor, cache_NPD: Tensor, batch: Ragg
             index_scores_kernel[(programs, max(1, min(triton.cdiv(longest, SCORED), each)))](
                 q_TID,
                 weights_TI,
-                cache_NPD,
+                keys_NPW,
+                scale_NP,
                 batch.block_table_SC,
                 slot_T,
                 seen_T,
@@ -104,16 +113,18 @@ def index_topk(q_TID: Tensor, weights_TI: Tensor, cache_NPD: Tensor, batch: Ragg
                 scores,
                 first,
                 count,
-                *cache_NPD.stride()[:2],
+                *keys_NPW.stride()[:2],
+                None if scale_NP is None else scale_NP.stride(0),
                 batch.block_table_SC.stride(0),
                 columns,
                 HEADS=heads,
                 DIM=dim,
-                BLOCK_SIZE=cache_NPD.shape[1],
+                BLOCK_SIZE=keys_NPW.shape[1],
                 E=max(16, triton.next_power_of_2(heads)),
-                D=max(16, triton.next_power_of_2(dim)),
+                D=max(16 if KV is None else 32, triton.next_power_of_2(dim)),
                 TILE=SCORED,
                 TREE=batch.tree is not None,
+                KV=KV,
                 num_warps=4,
                 num_stages=3,
                 **launch_options(device),
@@ -228,6 +239,8 @@ _TREES = ("bits_ptr", "base_ptr")
 
 def _aot(kernel: Any, constants: dict[str, Any], arch: str, *, tree: bool = False, **how: Any) -> AotKernel:
     """Return an entry of DeepSeek-V3.2's shapes."""
+    if "scale_ptr" in kernel.arg_names and constants.get("KV") is None:
+        constants = {**constants, "KV": None, "scale_ptr": None, "stride_scale": None}
     names = [name for name in kernel.arg_names if name not in (*constants, "PDL")]
     signature = {name: "i32:16" if name.startswith("stride_") else _KINDS.get(name, "*bf16") for name in names}
     signature |= {name: "*i64" for name in _TREES if name in names}
@@ -236,6 +249,8 @@ def _aot(kernel: Any, constants: dict[str, Any], arch: str, *, tree: bool = Fals
     absent = () if tree else tuple(name for name in _TREES if name in names)
     for name in absent:
         del signature[name]
+    if constants.get("KV") is not None:
+        signature |= {"cache_ptr": "*i16" if "TILE" in constants else "*i8", "stride_scale": "i32"}
     return AotKernel(kernel, signature, constants | dict.fromkeys(absent), archs=(arch,), **{"hot": True, **how})
 
 
@@ -258,6 +273,11 @@ def _others(arch: str) -> tuple[AotKernel, ...]:
     return (
         _aot(index_keys_kernel, {**index, **rotates}, arch, num_warps=2),
         _aot(index_scores_kernel, {**index, "E": 64, "TILE": SCORED, "TREE": False}, arch, **scored),
+        *(
+            _aot(index_scores_kernel, {**index, "E": 64, "TILE": SCORED, "TREE": False, "KV": keys}, arch, **scored)
+            for keys in ("int8", "e4m3")
+        ),
+        _aot(index_keys_kernel, {**index, **rotates, "KV": "int8"}, arch, num_warps=2),
         _aot(index_choice_kernel, choice, arch, num_warps=4),
         _aot(sparse_combine_kernel, combined, arch, num_warps=4),
     )

@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.attention.latent.triton_kernel import load_vectors
 from ridgeline.kernels.attention.paged.triton_common import LOWEST
+from ridgeline.kernels.base.triton_levels import columns_apart, levels, magnitude, multiplier, row_scale, scores_of
 
 BINS = tl.constexpr(256)
 
@@ -32,6 +33,7 @@ def index_keys_kernel(
     cos_sin_ptr,
     positions_ptr,
     cache_ptr,
+    scale_ptr,
     place_ptr,
     out_ptr,
     eps,
@@ -39,6 +41,7 @@ def index_keys_kernel(
     stride_key,
     stride_block,
     stride_token,
+    stride_scale,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
@@ -46,9 +49,11 @@ def index_keys_kernel(
     D: tl.constexpr,
     E: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Store a token's key (group 0), or rotate E of its queries. D: DIM, padded. ROPE: the numbers that rotate."""
+    """Store a token's key (group 0), or rotate E of its queries. D: DIM, padded. ROPE: the numbers that rotate. KV: the
+    format of levels; None: keys are numbers."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if PDL:
         gdc_wait()
@@ -67,7 +72,14 @@ def index_keys_kernel(
         place = tl.load(place_ptr + token).to(tl.int64)
         to_ptr = cache_ptr + place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token
         turned_1D, column_1D = _turned(normed_1D, d_1D, angle_ptr, ROPE, INTERLEAVED)
-        tl.store(to_ptr + column_1D, turned_1D.to(cache_ptr.dtype.element_ty), mask=inside_1D)
+        if KV is None:
+            tl.store(to_ptr + column_1D, turned_1D.to(cache_ptr.dtype.element_ty), mask=inside_1D)
+        else:
+            wide_1D = turned_1D.to(tl.float32)
+            scale = row_scale(tl.max(magnitude(tl.where(inside_1D, wide_1D, 0)), 1), KV)
+            tl.store(to_ptr + column_1D, levels(wide_1D / scale[:, None], KV), mask=inside_1D)
+            at_1 = place // BLOCK_SIZE * stride_scale + place % BLOCK_SIZE + tl.arange(0, 1)
+            tl.store(scale_ptr + at_1, scale.to(tl.bfloat16))
     else:
         head_E1 = (group - 1) * E + tl.arange(0, E)[:, None]
         real_ED = (head_E1 < HEADS) & (d_1D < DIM)
@@ -101,6 +113,7 @@ def index_scores_kernel(
     q_ptr,
     weights_ptr,
     cache_ptr,
+    scale_ptr,
     table_ptr,
     slot_ptr,
     seen_ptr,
@@ -111,6 +124,7 @@ def index_scores_kernel(
     count,
     stride_block,
     stride_token,
+    stride_scale,
     stride_table,
     stride_scores,
     HEADS: tl.constexpr,
@@ -120,12 +134,14 @@ def index_scores_kernel(
     D: tl.constexpr,
     TILE: tl.constexpr,
     TREE: tl.constexpr,
+    KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Score a token's cached tokens, every num_programs(1)-th tile of them: sum over heads of weight · relu(q · key).
 
     slot, seen: int32 [T], the slots of tokens, and how many cached tokens each can see. A token that sees no more than
-    `count` needs no scores. TREE: of these it sees those in bits and base, int64 [T]; the others' scores are -inf.
+    `count` needs no scores. TREE: of these it sees those in bits and base, int64 [T]; the others' scores are -inf. KV:
+    the format of levels, of which two are a word of the cache; DIM and D count numbers, and strides words.
     """
     token = first_token + tl.program_id(0)
     if PDL:
@@ -134,10 +150,12 @@ def index_scores_kernel(
     seen = tl.load(seen_ptr + token)
     if seen <= count:
         return
-    e_E, d_D, j_J = tl.arange(0, E), tl.arange(0, D), tl.arange(0, TILE)
+    EACH: tl.constexpr = 1 if KV is None else 2
+    e_E, d_D, w_W, j_J = tl.arange(0, E), tl.arange(0, D), tl.arange(0, D // EACH), tl.arange(0, TILE)
     real_E = e_E < HEADS
     at_ED = (token.to(tl.int64) * HEADS + e_E)[:, None] * DIM + d_D[None, :]
     q_ED = tl.load(q_ptr + at_ED, mask=real_E[:, None] & (d_D < DIM)[None, :], other=0)
+    q = columns_apart(multiplier(q_ED, KV), E, D, KV)
     weights_E = tl.load(weights_ptr + token.to(tl.int64) * HEADS + e_E, mask=real_E, other=0)
     table_ptr += tl.load(slot_ptr + token).to(tl.int64) * stride_table
     scores_ptr += tl.program_id(0).to(tl.int64) * stride_scores
@@ -150,11 +168,14 @@ def index_scores_kernel(
             inside_J = inside_J & _in_tree(place_J, bits, base)
         block_J = tl.load(table_ptr + place_J // BLOCK_SIZE, mask=inside_J, other=0).to(tl.int64)
         from_J = block_J * stride_block + place_J % BLOCK_SIZE * stride_token
-        key_JD = tl.load(
-            cache_ptr + from_J[:, None] + d_D[None, :], mask=inside_J[:, None] & (d_D < DIM)[None, :], other=0
-        )
-        dots_EJ = tl.maximum(tl.dot(q_ED, tl.trans(key_JD), input_precision="ieee"), 0)
-        score_J = tl.sum(dots_EJ * weights_E[:, None], 0)
+        real_JW = inside_J[:, None] & (w_W < DIM // EACH)[None, :]
+        key_JW = tl.load(cache_ptr + from_J[:, None] + w_W[None, :], mask=real_JW, other=0)
+        scale_J = 1.0
+        if KV is not None:
+            scale_J = tl.load(scale_ptr + block_J * stride_scale + place_J % BLOCK_SIZE, mask=inside_J, other=0)
+            scale_J = scale_J.to(tl.float32)
+        dots_EJ = tl.maximum(scores_of(q, key_JW, tl.full((TILE,), 1, tl.float32), KV, PDL), 0)
+        score_J = tl.sum(dots_EJ * weights_E[:, None], 0) * scale_J
         score_J = tl.where(score_J == 0, 0.0, score_J)  # -0 and 0 are one score
         tl.store(scores_ptr + place_J, tl.where(inside_J, score_J, -float("inf")), mask=place_J < seen)
 
