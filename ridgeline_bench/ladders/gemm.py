@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, relu
 
+from ridgeline.kernels.cuda.compile import NoCudaCompiler
 from ridgeline.kernels.cuda.predict import MMA_SHARE, chip_here
+from ridgeline.kernels.gemm.ladder.cute_rung import NAME as CUTE
+from ridgeline.kernels.gemm.ladder.cute_rung import LoadedCute
+from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS, LoadedCutlass
 from ridgeline.kernels.gemm.ladder.predict import predict
 from ridgeline.kernels.gemm.ladder.run import LoadedCeiling, LoadedRung, runs_here
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS
@@ -39,6 +44,10 @@ class SquareProduct:
         for variant in VARIANTS:
             rate = chip_here(_gpu()).matrix * MMA_SHARE * variant.speed
             yield variant.ceiling.name, self.flops / rate, "tensor cores"
+        for template in TEMPLATES:
+            like = next(rung for rung in RUNGS if rung.name == template.like)
+            found = predict(like, chip_here(_gpu()), self.size, self.size, self.size)
+            yield template.name, found.bound, found.limiter
         for each in TRITON_RUNGS:
             found = predict_triton(each, chip_here(_gpu()), self.size, self.size, self.size)
             yield each.name, found.bound, found.limiter
@@ -54,11 +63,16 @@ class Matrices:
         self.cubins = cubins
         self.a, self.b = (torch.randn(OPERANDS, size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         self.c = torch.empty(size, size, device="cuda", dtype=torch.bfloat16)
+        self.bias = torch.randn(size, device="cuda", dtype=torch.bfloat16)
         self.exact = self.a[0].float() @ self.b[0].float().T
 
     @property
     def peers(self) -> Mapping[str, Sequence[Call]]:
-        return {"cuBLAS": [lambda x=x, y=y: torch.mm(x, y.T, out=self.c) for x, y in self._pairs()]}
+        fused = partial(torch._addmm_activation, self.bias, out=self.c)
+        return {
+            "cuBLAS": [partial(torch.mm, x, y.T, out=self.c) for x, y in self._pairs()],
+            "cuBLASLt, bias and ReLU": [BiasedCall(fused, x, y.T) for x, y in self._pairs()],
+        }
 
     def rung(self, name: str) -> Sequence[Call] | None:
         if found := [each for each in TRITON_RUNGS if each.name == name]:
@@ -67,6 +81,8 @@ class Matrices:
             return [partial(rung_call, x, y) for x, y in self._pairs()]
         if variants := [each for each in VARIANTS if each.ceiling.name == name]:
             return [LoadedCeiling(variants[0], 2.0 * len(self.c) ** 3, self.cubins)]
+        if templates := [each for each in TEMPLATES if each.name == name]:
+            return self._template(templates[0])
         rung = next(each for each in RUNGS if each.name == name)
         if not runs_here(rung):
             return None
@@ -78,10 +94,50 @@ class Matrices:
             return call.fault()
         self.c.fill_(torch.nan)
         call()
-        return difference(self.c, self.exact)
+        exact = call.activation(self.exact + self.bias) if isinstance(call, BiasedCall) else self.exact
+        return difference(self.c, exact)
+
+    def _template(self, template: TemplateRung) -> Sequence[Call] | None:
+        try:
+            product = template.load(self.cubins) if torch.cuda.get_device_capability() == (9, 0) else None
+        except NoCudaCompiler:  # an extra that is not installed
+            return None
+        return product and [template.call(product, x, y, self.c, self.bias) for x, y in self._pairs()]
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.a, self.b, strict=True)
+
+
+class BiasedCall(partial[object]):
+    """A call whose result is the activation of product + bias."""
+
+    activation: Callable[[Tensor], Tensor] = staticmethod(relu)
+
+
+class GeluCall(BiasedCall):
+    activation = staticmethod(gelu)
+
+
+@dataclass(frozen=True)
+class TemplateRung:
+    """A rung of NVIDIA's templates.
+
+    like: the rung that does the same work. load: takes the folder of cubins. call: what a launch of it is.
+    """
+
+    name: str
+    like: str
+    load: Callable[[Path | None], Callable[..., object]]
+    call: type[partial[object]]
+
+
+TEMPLATES = (
+    *(
+        TemplateRung(x.name, "persistent", partial(LoadedCutlass, x), BiasedCall if x.steps else partial)
+        for x in CUTLASS_RUNGS
+    ),
+    TemplateRung(CUTE, "warp_roles", LoadedCute, GeluCall),
+)
 
 
 def difference(found: Tensor, exact: Tensor) -> str:

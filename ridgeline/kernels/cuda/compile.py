@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,11 +87,24 @@ def _by_nvrtc(source: Path, arch: str, defines: Mapping[str, str]) -> tuple[byte
 
 
 def _by_nvcc(source: Path, arch: str, defines: Mapping[str, str]) -> tuple[bytes, str]:
+    return by_nvcc(source, arch, defines, ("-cubin",))
+
+
+def by_nvcc(
+    source: Path, arch: str, defines: Mapping[str, str], flags: Sequence[str], headers: Sequence[Path] = ()
+) -> tuple[bytes, str]:
+    """Return the output of nvcc for a file with such flags ("-cubin", or "-shared" for the host), and its messages.
+
+    headers: folders that it includes from. Raises NoCudaCompiler and CudaError.
+    """
+    if not shutil.which("nvcc"):
+        raise NoCudaCompiler(f"{source.name} needs nvcc, which is not on the PATH; the wheel nvidia-cuda-nvcc has it.")
     target = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
-    flags = [f"-I{HEADERS}", *(f"-D{key}={value}" for key, value in defines.items())]
+    found = [f"-I{each}" for each in (HEADERS, *headers)]
+    defined = [f"-D{key}={value}" for key, value in defines.items()]
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "out.cubin"
-        command = ["nvcc", "-std=c++17", "-cubin", "-gencode", target, *flags, str(source), "-o", str(made)]
+        made = Path(folder) / "out"
+        command = ["nvcc", "-std=c++17", *flags, "-gencode", target, *found, *defined, str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=TIMEOUT)
         if done.returncode:
             raise CudaError(f"{source.name} for {arch}: {done.stderr}")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler
+from ridgeline.kernels.gemm.ladder import cute_rung
+from ridgeline.kernels.gemm.ladder.cute_rung import LoadedCute
+from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS, ArgumentFiller, LoadedCutlass
 from ridgeline.kernels.gemm.ladder.run import LoadedRung, runs_here
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, Extras, LadderEnding, Rung
 from tests.kernels.cuda.memory import difference
@@ -54,3 +58,39 @@ def test_endings_on_a_gpu(ending: LadderEnding) -> None:
         pointers = given.pointers(ending, lambda name, held=given.vectors: held[name].data_ptr())
         loaded(given.a, given.b, c, Extras(**pointers))
         assert is_near(c, exact, wrong)
+
+
+TEMPLATES = {
+    **{each.name: (each.steps, partial(LoadedCutlass, each)) for each in CUTLASS_RUNGS},
+    cute_rung.NAME: (cute_rung.STEPS, LoadedCute),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_on_a_gpu(name: str) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("it is for sm_90a")
+    (steps, load), carried = TEMPLATES[name], os.environ.get("RIDGELINE_TEST_CUBINS")
+    try:
+        loaded = load(Path(carried) if carried else None)
+    except NoCudaCompiler as none:
+        pytest.skip(str(none))
+    ending = LadderEnding(name=name, steps=steps)
+    for m, n, k in ((256, 512, 384), (1000, 1040, 528), (1, 16, 16), (3000, 2304, 1024)):
+        given = Given(ending, m, n, k).to("cuda")
+        memory = torch.full((m * n + 4096,), torch.nan, device="cuda", dtype=torch.bfloat16)
+        c = memory[: m * n].view(m, n)
+        loaded(given.a, given.b, c, given.vectors["bias"])
+        assert is_near(c, *given.exact(ending))
+        assert memory[m * n :].isnan().all(), "it wrote behind its output"
+
+
+@pytest.mark.gpu
+def test_cutlass_refuses_sizes_that_are_no_multiples() -> None:
+    carried = os.environ.get("RIDGELINE_TEST_CUBINS", "")
+    library = CUTLASS_RUNGS[0].files(Path(carried))[1]
+    if not library.is_file():
+        pytest.skip("RIDGELINE_TEST_CUBINS names a folder.")
+    with pytest.raises(ValueError, match="multiples of 8, got 16 and 12"):
+        ArgumentFiller(library).argument((256, 256, 256, 256), (8, 16, 12), 132)

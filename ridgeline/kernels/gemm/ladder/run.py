@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel, tensor_map
+from ridgeline.kernels.gemm.ladder.cute_rung import cute_cubin, cute_file
+from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, VARIANTS, Extras, Rung, Variant
 
 BOX_BYTES = 128  # of a row of a box
@@ -131,6 +134,18 @@ def main(folder: Path, archs: Sequence[str]) -> None:
         for rung in (*RUNGS, *(each.rung for each in ENDINGS), *(each.ceiling for each in VARIANTS)):
             if arch := arch_on(rung, (int(digits[:-1]), int(digits[-1]))):
                 (folder / file_of(rung, arch)).write_bytes(code_of(rung, arch))
+    for write in _of_extras(folder) if "sm_90" in archs else ():
+        try:
+            write()
+        except NoCudaCompiler as none:
+            print(none)
+
+
+def _of_extras(folder: Path) -> Iterator[Callable[[], object]]:
+    """Yield what writes the rungs of CUTLASS and CuTe into a folder; each needs packages that may be missing."""
+    yield lambda: cute_file(folder).write_bytes(cute_cubin())
+    for each in CUTLASS_RUNGS:
+        yield partial(each.write, folder)
 
 
 if __name__ == "__main__":
