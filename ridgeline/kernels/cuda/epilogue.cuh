@@ -11,44 +11,45 @@
 struct Extras {
   const float *row_scales, *column_scales;  // [M], [N]: of A's rows and B's rows, where these are quantized
   const bf16 *bias, *residual;              // [N], [M, N]
+  float *row_largest;                       // [M]: written, and zeros before
 };
 
 struct Place {  // of the two numbers; always within the output
   int row, column, n;
 };
 
-struct Scale {
+struct Step {
   static constexpr int outputs = 2;
+  static constexpr bool reduces = false;
+};
+
+struct Scale : Step {
   static __device__ void apply(float (&x)[2], const Extras &extras, Place p) {
     float row = extras.row_scales[p.row];
     x[0] *= row * extras.column_scales[p.column];
     x[1] *= row * extras.column_scales[p.column + 1];
   }
 };
-struct Bias {
-  static constexpr int outputs = 2;
+struct Bias : Step {
   static __device__ void apply(float (&x)[2], const Extras &extras, Place p) {
     x[0] += to_float(extras.bias[p.column]);
     x[1] += to_float(extras.bias[p.column + 1]);
   }
 };
-struct Residual {
-  static constexpr int outputs = 2;
+struct Residual : Step {
   static __device__ void apply(float (&x)[2], const Extras &extras, Place p) {
     const bf16 *at = extras.residual + (size_t)p.row * p.n + p.column;
     x[0] += to_float(at[0]);
     x[1] += to_float(at[1]);
   }
 };
-struct Relu {
-  static constexpr int outputs = 2;
+struct Relu : Step {
   static __device__ void apply(float (&x)[2], const Extras &, Place) {
     x[0] = fmaxf(x[0], 0.f);
     x[1] = fmaxf(x[1], 0.f);
   }
 };
-struct Gelu {
-  static constexpr int outputs = 2;
+struct Gelu : Step {
   static __device__ float of(float x) { return 0.5f * x * (1.f + erff(x * 0.70710678f)); }
   static __device__ void apply(float (&x)[2], const Extras &, Place) {
     x[0] = of(x[0]);
@@ -56,17 +57,22 @@ struct Gelu {
   }
 };
 // The last step, for gates and values in turn: B's rows 2 j and 2 j + 1 make output j, and C is [M, N / 2].
-struct SwiGlu {
+struct SwiGlu : Step {
   static constexpr int outputs = 1;
   static __device__ void apply(float (&x)[2], const Extras &, Place) { x[0] = x[0] / (1.f + expf(-x[0])) * x[1]; }
 };
+// The last step: the largest size of each row, which quantizing it takes. Which block comes first does not matter to it.
+struct RowMax : Step {
+  static constexpr bool reduces = true;
+  static __device__ void apply(float (&)[2], const Extras &, Place) {}
+};
 
-template <class... Steps> struct Chain {
-  static constexpr int outputs = 2;
+template <class... Steps> struct Chain : Step {
   static __device__ void apply(float (&)[2], const Extras &, Place) {}
 };
 template <class First, class... Rest> struct Chain<First, Rest...> {
   static constexpr int outputs = First::outputs == 1 ? 1 : Chain<Rest...>::outputs;
+  static constexpr bool reduces = First::reduces || Chain<Rest...>::reduces;
   static __device__ void apply(float (&x)[2], const Extras &extras, Place p) {
     First::apply(x, extras, p);
     Chain<Rest...>::apply(x, extras, p);
@@ -74,16 +80,27 @@ template <class First, class... Rest> struct Chain<First, Rest...> {
 };
 typedef Chain<EPILOGUE> Epilogue;
 
-// Finish two neighbours of a row, and store what lies within the output.
+// Finish two neighbours of a row, and store what lies within the output. `largest` is that of the row until here.
 __device__ __forceinline__ void finish(Output *c, float x, float y, const Extras &extras, int row, int column, int m,
-                                       int n) {
+                                       int n, float &largest) {
   bool inside = row < m && column < n;
   float values[2] = {x, y};
   Epilogue::apply(values, extras, Place{min(row, m - 1), min(column, n - 2), n});  // no branch: wgmma.cuh says why
   struct alignas(Epilogue::outputs * sizeof(Output)) {
     Output at[Epilogue::outputs];
   } rounded;
-  for (int i = 0; i < Epilogue::outputs; ++i) round_to(rounded.at[i], values[i]);
+  for (int i = 0; i < Epilogue::outputs; ++i) {
+    if (Epilogue::reduces && inside) largest = fmaxf(largest, fabsf(values[i]));
+    round_to(rounded.at[i], values[i]);
+  }
   size_t width = n / 2 * Epilogue::outputs;
   store_if(inside, c + row * width + column / 2 * Epilogue::outputs, rounded);
+}
+
+// Give the largest size that four neighbours have met in a row to all blocks.
+__device__ __forceinline__ void reduce(const Extras &extras, float largest, int row, int m) {
+  if constexpr (Epilogue::reduces) {
+    for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    largest_if(threadIdx.x % 4 == 0 && row < m, extras.row_largest + min(row, m - 1), largest);
+  }
 }

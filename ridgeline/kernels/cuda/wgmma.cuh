@@ -39,6 +39,17 @@ template <class T> __device__ __forceinline__ void store_if(bool stores, void *t
 #endif
 }
 
+// Make a float that is not negative at least `value`, where `stores`; such floats are in the order of their bits.
+__device__ __forceinline__ void largest_if(bool stores, float *to, float value) {
+#ifdef __CUDACC__
+  asm volatile("{\n.reg .pred stores;\nsetp.ne.b32 stores, %2, 0;\n@stores red.global.max.s32 [%0], %1;\n}" ::"l"(to),
+               "r"(__float_as_int(value)), "r"((int)stores)
+               : "memory");
+#else
+  if (stores) *to = fmaxf(*to, value);
+#endif
+}
+
 __device__ __forceinline__ void wgmma_fence() {
   PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), emulator::current->fenced = true);
 }

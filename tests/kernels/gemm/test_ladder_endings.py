@@ -18,7 +18,7 @@ from ridgeline.kernels.cuda.emulate import LaunchShape, build
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, Extras, LadderEnding
 from tests.kernels.cuda.memory import Matrix
 
-FEW = ("bias-relu-residual", "fp8-swiglu-fp8")
+FEW = ("bias-relu-residual", "bias-gelu-row-max", "fp8-swiglu-fp8")
 each_ending = pytest.mark.parametrize(
     "ending",
     [each if each.name in FEW else pytest.param(each, marks=pytest.mark.thorough) for each in ENDINGS],
@@ -38,6 +38,7 @@ class Given:
         if ending.dtype == "int8":
             self.vectors = {name: x / 1000 for name, x in self.vectors.items()}
         self.vectors |= {"bias": torch.randn(1, n).bfloat16(), "residual": torch.randn(m, n).bfloat16()}
+        self.vectors["row_largest"] = torch.zeros(m, 1)
 
     def to(self, device: str) -> Given:
         """Move all of it."""
@@ -47,7 +48,10 @@ class Given:
 
     def pointers(self, ending: LadderEnding, place: Callable[[str], int | None]) -> dict[str, int | None]:
         """Return what the ending reads, with `place(name)` as its address."""
-        used = {"Scale": ("row_scales", "column_scales"), "Bias": ("bias",), "Residual": ("residual",)}
+        used = {
+            "Scale": ("row_scales", "column_scales"), "Bias": ("bias",), "Residual": ("residual",),
+            "RowMax": ("row_largest",),
+        }  # fmt: skip
         return {name: place(name) for step in ending.steps for name in used.get(step, ())}
 
     def _drawn(self, rows: int, k: int) -> Tensor:
@@ -63,6 +67,7 @@ class Given:
             "Residual": lambda: x + wide["residual"],
             "Relu": lambda: functional.relu(x),
             "Gelu": lambda: functional.gelu(x),
+            "RowMax": lambda: x,
         }[step]()
 
     def exact(self, ending: LadderEnding) -> tuple[Tensor, Tensor]:
@@ -90,6 +95,14 @@ def is_near(found: Tensor, exact: Tensor, wrong: Tensor) -> bool:
     return bool(((found.double() - exact).abs() <= bound).all())
 
 
+def is_largest(found: Tensor, ending: LadderEnding, exact: Tensor, wrong: Tensor) -> bool:
+    """True if an ending that says each row's largest size says the right one, and another leaves zeros."""
+    if "RowMax" not in ending.steps:
+        return not found.any()
+    off = (found.double() - exact.abs().amax(1, keepdim=True)).abs()
+    return bool((off <= wrong.amax(1, keepdim=True)).all())
+
+
 @pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
 @each_ending
 def test_an_ending_is_torchs_in_float64(ending: LadderEnding, tmp_path: Path) -> None:
@@ -107,6 +120,7 @@ def test_an_ending_is_torchs_in_float64(ending: LadderEnding, tmp_path: Path) ->
     kernel.launch(shape, [*maps, c_.pointer, *map(ctypes.c_int, (m, n, k)), Extras(**pointers)])
     assert c_.guarded(), "it wrote outside its output"
     assert is_near(c_.values(), exact, wrong)
+    assert is_largest(held["row_largest"].values(), ending, exact, wrong)
 
 
 @pytest.mark.skipif(not compilers(), reason="no NVRTC and no nvcc")

@@ -17,7 +17,7 @@ from ridgeline.kernels.gemm.ladder.run import LoadedRung, runs_here
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, Extras, LadderEnding, Rung
 from tests.kernels.cuda.memory import difference
 from tests.kernels.gemm.test_ladder import ragged
-from tests.kernels.gemm.test_ladder_endings import Given, is_near
+from tests.kernels.gemm.test_ladder_endings import Given, is_largest, is_near
 
 FP8_SUMS = 2**-12  # what Hopper's tensor cores keep of a sum of fp8 products: some 13 bits, by others' measurements
 
@@ -58,6 +58,7 @@ def test_endings_on_a_gpu(ending: LadderEnding) -> None:
         pointers = given.pointers(ending, lambda name, held=given.vectors: held[name].data_ptr())
         loaded(given.a, given.b, c, Extras(**pointers))
         assert is_near(c, exact, wrong)
+        assert is_largest(given.vectors["row_largest"], ending, exact, wrong)
 
 
 TEMPLATES = {

@@ -101,9 +101,11 @@ gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, O
       consume(shared, role, tile * steps, steps, sum);
       int row = walk.first_row() + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
       int column = walk.first_column() + threadIdx.x % 4 * 2;
+      float largest[2] = {0.f, 0.f};  // of the thread's two rows
 #pragma unroll
       for (int i = 0; i < COLUMNS / 2; i += 2)
-        finish(c, sum[i], sum[i + 1], extras, row + i / 2 % 2 * 8, column + i / 4 * 8, m, n);
+        finish(c, sum[i], sum[i + 1], extras, row + i / 2 % 2 * 8, column + i / 4 * 8, m, n, largest[i / 2 % 2]);
+      for (int i = 0; i < 2; ++i) reduce(extras, largest[i], row + i * 8, m);
     }
   }
   cluster_sync();  // no block leaves while the other may still write to it

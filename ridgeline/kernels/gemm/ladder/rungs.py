@@ -24,9 +24,12 @@ class Extras(ctypes.Structure):
     """The pointers that an epilogue reads, as `epilogue.cuh` has them. Those that no step of the chain needs are null.
 
     row_scales: [M] float32. column_scales: [N] float32. bias: [N] bfloat16. residual: [M, N] bfloat16.
+    row_largest: [M] float32, which is written: the largest size in each row. The caller has set it to zeros.
     """
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("row_scales", "column_scales", "bias", "residual"))
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("row_scales", "column_scales", "bias", "residual", "row_largest")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +240,7 @@ ENDINGS = (
     LadderEnding(name="fp16", dtype="float16", result="float16", needs="HGMMA.64x256x16.F32 "),
     LadderEnding(name="float32", result="float32"),
     LadderEnding(name="bias-gelu", steps=("Bias", "Gelu")),
+    LadderEnding(name="bias-gelu-row-max", steps=("Bias", "Gelu", "RowMax")),
     LadderEnding(name="bias-relu-residual", steps=("Bias", "Relu", "Residual")),
     LadderEnding(name="swiglu", steps=("SwiGlu",)),
     LadderEnding(name="fp8", steps=("Scale",), dtype="float8_e4m3fn", needs=FP8),

@@ -35,12 +35,12 @@ def kernel(
     role = cute.arch.make_warp_uniform(thread // 128)
 
     @cute.struct
-    class Shared:
+    class SharedStages:
         barriers: cute.struct.MemRange[Int64, 2 * STAGES]
         a: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(a_layout)], 1024]
         b: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(b_layout)], 1024]
 
-    shared = SmemAllocator().allocate(Shared)
+    shared = SmemAllocator().allocate(SharedStages)
     a_stages = shared.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
     b_stages = shared.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
     stages = pipeline.PipelineTmaAsync.create(
