@@ -45,6 +45,7 @@ from ridgeline.kernels.step.lookup.op import LOOKUP_DRAFTS
 from ridgeline.kernels.step.lookup.recent import RECENT_DRAFTS
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_METADATA, STEP_POST
 from ridgeline.kernels.step.verify import STEP_VERIFY
+from ridgeline.kernels.step.wait import STEP_WAIT
 
 
 class Ops:
@@ -110,6 +111,7 @@ class Ops:
     step_advance = STEP_ADVANCE
     step_verify = STEP_VERIFY
     step_keep = STEP_KEEP
+    step_wait = STEP_WAIT
     step_compact = STEP_COMPACT
     step_post = STEP_POST
     lookup_drafts = LOOKUP_DRAFTS

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, NormSpec
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.ops import Ops
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Backlog
 
 SLOTS, WIDTH = 5, 3
+OPS = Ops(Platform(device_type="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -21,7 +24,7 @@ SLOTS, WIDTH = 5, 3
 def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool, features: bool) -> None:
     """Without features a CPU has a way of its own for steps of one token a row."""
     draw, slots = random.Random(0), Slots(SLOTS, 1, 16, 10, torch.device("cpu"))
-    waiting = Backlog(slots, 16, torch.zeros(SLOTS + 1, WIDTH) if features else None)
+    waiting = Backlog(slots, 16, OPS, torch.zeros(SLOTS + 1, WIDTH) if features else None)
     waiting.padded = padded
     known: dict[int, list[tuple[int, float]]] = {slot: [] for slot in range(SLOTS)}
     taken = dropped = 0
@@ -55,7 +58,11 @@ def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool, features:
         if draw.random() < 0.3:
             there_RK[:, 0] = False  # a pair whose feature is not known
         before_RKM = torch.randn(len(rows), columns, WIDTH) * features
-        waiting.add(torch.from_numpy(rows), token_RK, there_RK, before_RKM if features else None)
+        if columns == 1:
+            before_RM = before_RKM[:, 0] if features else None
+            waiting.add_one(torch.from_numpy(rows), token_RK[:, 0], there_RK[:, 0], before_RM)
+        else:
+            waiting.add(torch.from_numpy(rows), token_RK, there_RK, before_RKM if features else None)
         for row, slot in enumerate(rows.tolist()):
             pairs = zip(token_RK[row].tolist(), before_RKM[row, :, WIDTH - 1].tolist(), strict=True)
             known[slot] += [pair for pair, there in zip(pairs, there_RK[row].tolist(), strict=True) if there]
@@ -69,5 +76,5 @@ def test_tokens_wait_if_nothing_that_they_see_goes_and_enough_of_them_find_room(
 ) -> None:
     mixer = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=16, scale=0.25, window=window)
     layer = LayerSpec(mixer=mixer, feed_forward=MLPSpec(intermediate_size=8), norm=NormSpec(eps=1e-5))
-    made = Backlog.of(Slots(slots, 1, 16, 10, torch.device("cpu")), [layer])
+    made = Backlog.of(Slots(slots, 1, 16, 10, torch.device("cpu")), [layer], OPS)
     assert (made is not None) == waits

@@ -32,6 +32,8 @@ from torch import Tensor
 from ridgeline.core.plan.step import Assign, Delta
 from ridgeline.core.settings.speculation import MOST_WAITING
 from ridgeline.core.specs.model import LayerSpec
+from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.step.wait import KeptFeatures, WaitingTokens
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.upload import upload
 
@@ -73,8 +75,8 @@ class Backlog:
 
     takes: tuple[Catching, ...] = (Catching.LATER,)
 
-    def __init__(self, slots: Slots, longest: int, feature: Tensor | None = None) -> None:
-        self.longest, self._slots, device = longest, slots, slots.device
+    def __init__(self, slots: Slots, longest: int, ops: Ops, feature: Tensor | None = None) -> None:
+        self.longest, self._slots, self._ops, device = longest, slots, ops, slots.device
         count = slots.dummy + 1
         self._token_SB = torch.zeros(count, longest + 1, dtype=torch.int32, device=device)
         self._before_SBM = None if feature is None else feature.new_zeros(count, longest + 1, feature.shape[1])
@@ -83,12 +85,12 @@ class Backlog:
         self.padded = device.type != "cpu"
 
     @staticmethod
-    def of(slots: Slots, layers: Sequence[LayerSpec], feature: Tensor | None = None) -> Backlog | None:
+    def of(slots: Slots, layers: Sequence[LayerSpec], ops: Ops, feature: Tensor | None = None) -> Backlog | None:
         """Return a backlog for a network of these layers, or None if its tokens cannot wait: with a window the keys
         that they see may be gone by then. Nor do they if there are so many slots that few tokens of each would."""
         longest = min(LONGEST, MOST_WAITING // slots.dummy)
         windows = any(state.span is not None for layer in layers for state in layer.mixer.states)
-        return None if windows or longest < SHORTEST else Backlog(slots, longest, feature)
+        return None if windows or longest < SHORTEST else Backlog(slots, longest, ops, feature)
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Forget the tokens of slots that change hands."""
@@ -129,8 +131,6 @@ class Backlog:
 
     def add(self, slots_R: Tensor, token_RK: Tensor, there_RK: Tensor, before_RKM: Tensor | None = None) -> None:
         """Let the tokens that are there wait. The others are written to a place that is not read."""
-        if self._before_SBM is None and not self.padded and token_RK.shape[1] == 1:
-            return self._add_one(slots_R.numpy(), token_RK[:, 0].numpy(), there_RK[:, 0].numpy())
         rows = slots_R.long()
         count_R = self._count_S[rows]
         place_RK = count_R[:, None] + there_RK.cumsum(1)
@@ -140,12 +140,24 @@ class Backlog:
             self._before_SBM[rows[:, None], place_RK] = before_RKM
         self._count_S[rows] = count_R + there_RK.sum(1)
 
-    def _add_one(self, slots_R: np.ndarray, token_R: np.ndarray, there_R: np.ndarray) -> None:
-        """Let a token of each row wait on a CPU, where a step without drafts should cost no more for them: numpy takes
-        a tenth of the time of torch for so little work."""
-        slots_R, count_S = slots_R[there_R], self._count_S.numpy()
-        self._token_SB.numpy()[slots_R, count_S[slots_R]] = token_R[there_R]
-        count_S[slots_R] += 1
+    def add_one(
+        self,
+        slots_R: Tensor,
+        token_R: Tensor,
+        live_R: Tensor,
+        feature_RM: Tensor | None = None,
+        kept: KeptFeatures | None = None,
+    ) -> None:
+        """Let the one token of each row that ran it wait, as `step_wait` says. It should cost a step next to
+        nothing."""
+        if self._before_SBM is None and not self.padded:  # numpy takes a tenth of the time of torch for so little work
+            there_R, count_S = live_R.numpy(), self._count_S.numpy()
+            own = slots_R.numpy()[there_R]
+            self._token_SB.numpy()[own, count_S[own]] = token_R.numpy()[there_R]
+            count_S[own] += 1
+            return
+        tables = WaitingTokens(self._token_SB, self._before_SBM, self._count_S)
+        self._ops.step_wait(slots_R, token_R, live_R, feature_RM, tables, kept)
 
     def take(self, slots_R: np.ndarray) -> Waiting:
         """Return the tokens that wait in these slots, and empty these."""

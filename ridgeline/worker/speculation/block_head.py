@@ -62,7 +62,7 @@ class BlockHead(CatchesUp):
         self._token_SB = torch.full((count, places), spec.mask, dtype=torch.int32, device=device)
         self._sight_SN, self._base_S = sight_N.repeat(count, 1), torch.zeros_like(slots.kv_len_S)
         tapped = torch.zeros(1, len(spec.taps) * spec.width, dtype=head.dtype, device=device)
-        self.backlog = Backlog.of(slots, self.layers, tapped)
+        self.backlog = Backlog.of(slots, self.layers, ops, tapped)
 
     def settle(self, slots_R: np.ndarray, states: States) -> None:
         """Write the keys of the tokens that wait."""
@@ -97,10 +97,11 @@ class BlockHead(CatchesUp):
         assert taken is not None
         assert taken.feature_TM is not None
         if self.backlog is not None and taken.catching is Catching.LATER:
-            columns = out_token_RK.shape[1]
-            stayed = taken.stayed(self._slots.kv_len_S[slots_R.long()], columns)
-            tapped_RKN = taken.feature_TM[:, None] if columns == 1 else taken.feature_TM[taken.kept_RK(columns)]
-            self.backlog.add(slots_R, *stayed, tapped_RKN)
+            if (columns := out_token_RK.shape[1]) == 1:
+                self.backlog.add_one(slots_R, taken.token_ids_T, taken.live_T, taken.feature_TM)
+            else:
+                stayed = taken.stayed(self._slots.kv_len_S[slots_R.long()], columns)
+                self.backlog.add(slots_R, *stayed, taken.feature_TM[taken.kept_RK(columns)])
             if wanted:
                 self.settle(slots_R.numpy(), states)
         self._draft(out_token_RK, slots_R, states, features, wanted)

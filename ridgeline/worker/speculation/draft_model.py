@@ -38,7 +38,7 @@ class DraftModel(CatchesUp):
         self.decoder, self.layers, self._slots = decoder, decoder.spec.layers, slots
         self._draws, self.passes = draws, Passes(slots, block_size, ops)
         self.drafts_SD, self.depth = draws.drafts_SD, draws.depth
-        self.backlog = Backlog.of(slots, self.layers)
+        self.backlog = Backlog.of(slots, self.layers, ops)
 
     def settle(self, slots_R: np.ndarray, states: States) -> None:
         """Write the keys of the tokens that wait."""
@@ -67,14 +67,17 @@ class DraftModel(CatchesUp):
     ) -> None:
         """Draft what follows the slots' last tokens."""
         assert taken is not None
-        kv_len_R, behind = self._slots.kv_len_S[slots_R.long()], StatesBehind(states, len(self.layers))
+        behind = StatesBehind(states, len(self.layers))
         if self.backlog is not None and taken.catching is Catching.LATER:
-            self.backlog.add(slots_R, *taken.stayed(kv_len_R, out_token_RK.shape[1]))
+            if (columns := out_token_RK.shape[1]) == 1:
+                self.backlog.add_one(slots_R, taken.token_ids_T, taken.live_T)
+            else:
+                self.backlog.add(slots_R, *taken.stayed(self._slots.kv_len_S[slots_R.long()], columns))
             if wanted:
                 self.settle(slots_R.numpy(), states)
 
         def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
-            ids_RN = token_R[:, None]
+            kv_len_R, ids_RN = self._slots.kv_len_S[slots_R.long()], token_R[:, None]
             if place == 0:
                 ids_RN = torch.cat((taken.token_ids_T[taken.last_R(kv_len_R), None], ids_RN), 1)
             cached_R = kv_len_R + place + 1 - ids_RN.shape[1]

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from ridgeline.core.plan.step import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.step.wait import KeptFeatures
 from ridgeline.layers.decoder import Hidden
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.worker.slots import Slots
@@ -55,7 +56,7 @@ class FeatureHead(CatchesUp):
         num_slots, device, dtype = slots.dummy + 1, slots.device, head.dtype
         self.feature_SM = torch.zeros(num_slots, head.read_width, dtype=dtype, device=device)
         self.known_S = torch.zeros(num_slots, dtype=torch.bool, device=device)
-        self.backlog = Backlog.of(slots, self.layers, self.feature_SM)
+        self.backlog = Backlog.of(slots, self.layers, ops, self.feature_SM)
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Forget what was kept of slots that change hands."""
@@ -121,12 +122,17 @@ class FeatureHead(CatchesUp):
         """Keep what was read of the slots' last tokens, and draft what follows."""
         assert taken is not None
         assert taken.feature_TM is not None
-        rows, columns, later = slots_R.long(), out_token_RK.shape[1], taken.catching is Catching.LATER
+        columns, later = out_token_RK.shape[1], self.backlog is not None and taken.catching is Catching.LATER
+        if self.backlog is not None and later and columns == 1:  # each row ran one token
+            kept = KeptFeatures(self.feature_SM, self.known_S)
+            self.backlog.add_one(slots_R, taken.token_ids_T, taken.live_T, taken.feature_TM, kept)
+            if wanted:
+                self.settle(slots_R.numpy(), states)
+            self._draft(out_token_RK, slots_R, states, features, wanted, taken, taken.feature_TM)
+            return
+        rows = slots_R.long()
         kv_len_R, before_RM = self._slots.kv_len_S[rows], self.feature_SM[rows]
-        if later and columns == 1:  # each row ran one token
-            last_RM, ran_R = taken.feature_TM, taken.live_T
-        else:
-            last_RM, ran_R = taken.feature_TM[taken.last_R(kv_len_R)], taken.ran_R
+        last_RM, ran_R = taken.feature_TM[taken.last_R(kv_len_R)], taken.ran_R
         if self.backlog is not None and later:
             self._let_wait(self.backlog, slots_R, taken, before_RM, taken.stayed(kv_len_R, columns))
             if wanted:
@@ -141,11 +147,11 @@ class FeatureHead(CatchesUp):
         """Let the pairs of the tokens that stayed wait: each with the feature of the token before. That of the first
         one may not be known, and its pair is left out."""
         assert taken.feature_TM is not None
-        (token_RK, there_RK), known_R1, before_RKM = stayed, self.known_S[slots_R.long(), None], before_RM[:, None]
-        if (columns := token_RK.shape[1]) > 1:
-            known_R1 = known_R1 | (torch.arange(columns, device=known_R1.device) > 0)
-            before_RKM = torch.cat((before_RKM, taken.feature_TM[taken.kept_RK(columns - 1)]), 1)
-        backlog.add(slots_R, token_RK, there_RK & known_R1, before_RKM)
+        token_RK, there_RK = stayed
+        columns, known_R1 = token_RK.shape[1], self.known_S[slots_R.long(), None]
+        known_RK = known_R1 | (torch.arange(columns, device=known_R1.device) > 0)
+        before_RKM = torch.cat((before_RM[:, None], taken.feature_TM[taken.kept_RK(columns - 1)]), 1)
+        backlog.add(slots_R, token_RK, there_RK & known_RK, before_RKM)
 
     def _draft(
         self,
@@ -159,10 +165,10 @@ class FeatureHead(CatchesUp):
     ) -> None:
         """Draft what follows. feature_RM: what was read of the slots' last tokens that ran."""
         assert isinstance(self._draws, Draws)
-        kv_len_R = self._slots.kv_len_S[slots_R.long()]
 
         def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
             nonlocal feature_RM
+            kv_len_R = self._slots.kv_len_S[slots_R.long()]
             if place == 0 and taken.catching is Catching.BEHIND:
                 hidden = self._first_pass(out_token_RK, slots_R, states, runs_R, taken)
             else:

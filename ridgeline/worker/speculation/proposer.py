@@ -94,8 +94,6 @@ class Taken(NamedTuple):
     def stayed(self, kv_len_R: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         """Return the first tokens that each row ran, as many as there are columns, and which of them its slot has kept
         that now has kv_len_R tokens: [R, K] each. The step has no chunks."""
-        if columns == 1:
-            return self.token_ids_T[:, None], self.live_T[:, None]
         column_K = torch.arange(columns, device=kv_len_R.device)
         kept_R = torch.where(self.ran_R, kv_len_R - self.positions_T[self.first_R], 0)
         place_RK = (self.first_R[:, None] + column_K).clamp(max=len(self.token_ids_T) - 1)
