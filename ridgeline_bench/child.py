@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline_bench.engines import ENGINES, Engine, LoadOptions
+from ridgeline_bench import adapters
+from ridgeline_bench.engines import ENGINES, AdapterEngine, Engine, LoadOptions
 from ridgeline_bench.workloads import PROCESSOR, Phase, Size, Workload, decoded, uniform, warm_up, workloads
 
 Say = Callable[..., None]
@@ -64,6 +65,9 @@ def run(job: dict[str, Any], say: Say) -> None:
         measure(engine, workload, say)
     if latency := job.get("latency"):
         _latency(engine, size, latency, say)
+    if asked := job.get("adapters"):
+        for metric in adapters.measured(cast("AdapterEngine", engine), size, asked, synchronize):
+            say("metric", workload="adapters", **metric._asdict())
     if trace := job.get("trace"):
         _trace(engine, size, trace, say)
     engine.close()

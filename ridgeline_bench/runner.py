@@ -41,8 +41,8 @@ class BenchmarkFailed(RidgelineError):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The job of one process. `workloads` are names (empty: all, None: none); `throughput`, `latency` and `trace` hold
-    their parameters. With `only_check` the engine is imported and nothing more."""
+    """The job of one process. `workloads` are names (empty: all, None: none); `throughput`, `latency`, `trace` and
+    `adapters` hold their parameters. With `only_check` the engine is imported and nothing more."""
 
     engine: str
     model: str
@@ -52,6 +52,7 @@ class Job:
     throughput: Mapping[str, int] | None = None
     latency: Mapping[str, int] | None = None
     trace: Mapping[str, Any] | None = None
+    adapters: Mapping[str, Any] | None = None
     only_check: bool = False
 
 
@@ -237,7 +238,8 @@ def _asked(job: Job) -> dict[str, Any]:
     """Return the options that change a figure, without empty ones."""
     loaded = {name: value for name, value in asdict(job.options).items() if value not in ("auto", 0, False, {})}
     sizes = {"scale": job.size.scale} if job.size.scale != 1 else {}
-    return {**loaded, **sizes, **(job.throughput or {}), **(job.latency or {})}
+    adapters = {name: value for name, value in (job.adapters or {}).items() if name != "folders"}
+    return {**loaded, **sizes, **(job.throughput or {}), **(job.latency or {}), **adapters}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.registry import Registry
@@ -25,6 +25,17 @@ class LoadOptions:
     max_model_len: int = 0  # tokens; 0: the model's own
     memory: float = 0.85  # share of the GPU's memory, for an engine that asks for one
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Adapter(NamedTuple):
+    """An adapter in PEFT's form, as requests name it: by a number from 1."""
+
+    number: int
+    folder: str
+
+    @property
+    def name(self) -> str:
+        return f"adapter-{self.number}"
 
 
 class Engine(Protocol):
@@ -48,6 +59,19 @@ class Engine(Protocol):
         """Call `run`, which generates, under torch's profiler, and write its trace to `out` in Chrome's format."""
 
     def close(self) -> None: ...
+
+
+class AdapterEngine(Protocol):
+    """An engine whose requests may have adapters."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: Sequence[int],
+        temperature: float,
+        adapters: Sequence[Adapter] | None = None,
+    ) -> list[int]:
+        """Run all prompts as `Engine.generate` does, each with its adapter."""
 
 
 def imported(module: str, install: str, environment: Mapping[str, str] = MappingProxyType({})) -> Any:

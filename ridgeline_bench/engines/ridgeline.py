@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.llm import LLM
+from ridgeline.offline.adapters import LoRARequest
 from ridgeline.version import __version__
-from ridgeline_bench.engines import LoadOptions, trace_here
+from ridgeline_bench.engines import Adapter, LoadOptions, trace_here
 
 
 class Ridgeline:
@@ -30,9 +31,18 @@ class Ridgeline:
         )
         self.dtype = self.llm.assembly.dtype
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: Sequence[int],
+        temperature: float,
+        adapters: Sequence[Adapter] | None = None,
+    ) -> list[int]:
         params = [_params(count, temperature) for count in max_tokens]
-        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        named = None if adapters is None else [LoRARequest(each.name, each.number, each.folder) for each in adapters]
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False, lora_request=named
+        )
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:

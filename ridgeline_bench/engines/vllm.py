@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ridgeline_bench.engines import LoadOptions, imported, trace_here
+from ridgeline_bench.engines import Adapter, LoadOptions, imported, trace_here
 
 # One process (so that we can synchronize its timings), no network, and no samplers compiled at run time.
 ENVIRONMENT = {
@@ -41,9 +41,20 @@ class VLLM:
         self.llm = vllm.LLM(**{**arguments, **options.extra})
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: Sequence[int],
+        temperature: float,
+        adapters: Sequence[Adapter] | None = None,
+    ) -> list[int]:
         params = [self._params(count, temperature) for count in max_tokens]
-        outputs = self.llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+        named: dict[str, Any] = {}
+        if adapters is not None:
+            request = imported("vllm.lora.request", "vllm", ENVIRONMENT).LoRARequest
+            named["lora_request"] = [request(each.name, each.number, each.folder) for each in adapters]
+        given = [{"prompt_token_ids": list(p)} for p in prompts]
+        outputs = self.llm.generate(given, params, use_tqdm=False, **named)
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
