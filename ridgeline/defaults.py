@@ -12,7 +12,7 @@ from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.steps import DEFAULT_LIMITS, LARGE_GPU, LARGE_STEP
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.core.specs.pooling import PoolingSpec
-from ridgeline.core.specs.state import KVSpec, RecurrentSpec
+from ridgeline.core.specs.state import ChunkedKVSpec, KVSpec, RecurrentSpec
 from ridgeline.kernels.ops import DETERMINISTIC
 
 
@@ -87,11 +87,19 @@ def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeCho
 def check_max_model_len(wanted: int | None, model: ModelSpec) -> int:
     """Return the context to build for. Raise InvalidConfig if it goes beyond the model's positions."""
     longest = model.max_position_embeddings
-    if wanted is not None and wanted > longest and model.context_limit:
-        raise InvalidConfig(f"max_model_len {wanted} is more than {longest} tokens: {model.context_limit}; lower it.")
     if wanted is not None and wanted > longest:
         raise InvalidConfig(f"max_model_len {wanted} is more than the model's own maximum of {longest} positions.")
     return wanted or longest
+
+
+def check_chunks(model: ModelSpec, block_size: int, longest: int) -> None:
+    """Raise InvalidConfig if contexts of this length have chunks of attention that blocks of this size do not fill."""
+    for group in model.cache_groups:
+        spec = group.spec
+        if isinstance(spec, ChunkedKVSpec) and longest > spec.chunk and spec.chunk % block_size:
+            raise InvalidConfig(
+                f"block_size {block_size} must divide the model's chunks of {spec.chunk} (attention_chunk_size)."
+            )
 
 
 def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
@@ -101,7 +109,7 @@ def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
         spec = group.spec
         if isinstance(spec, RecurrentSpec):
             continue  # whose tokens ranks divide by stretches, and of which all have the whole state
-        if not isinstance(spec, KVSpec):
+        if not isinstance(spec, KVSpec) or isinstance(spec, ChunkedKVSpec):
             raise InvalidConfig(f"{asked} divides no {spec.kind} states; leave it out.")
         if spec.format.quantized:
             raise InvalidConfig(

@@ -22,8 +22,9 @@ from ridgeline.core.settings.steps import check_limits
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec, lender_of, with_draft
-from ridgeline.core.specs.state import DTYPE_BYTES
+from ridgeline.core.specs.state import DTYPE_BYTES, ChunkedKVSpec
 from ridgeline.defaults import (
+    check_chunks,
     check_divided,
     check_max_model_len,
     choose_block_size,
@@ -171,6 +172,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     shared = shared_device(config, device)
     dtype, why = choose_dtype(config.dtype, model.dtype, shared)
     wanted_len = check_max_model_len(config.max_model_len, model.spec)
+    check_chunks(model.spec, choose_block_size(config, device), wanted_len)
     overrides = choose_kernels(config, device)
     ops = Ops(platform, overrides)
     if config.moe_expert_cache_size and (method_name(folder) is not None or is_gguf(folder)):
@@ -263,6 +265,11 @@ def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
         raise InvalidConfig(
             "trees of drafts are not for recurrent layers, which go on from one state; take a chain of drafts: "
             "num_speculative_tokens alone in speculative_config."
+        )
+    if speculation.tree is not None and any(isinstance(group.spec, ChunkedKVSpec) for group in model.cache_groups):
+        raise InvalidConfig(
+            "trees of drafts are not for attention inside chunks yet; take a chain of drafts: num_speculative_tokens "
+            "alone in speculative_config."
         )
     if speculation.method == LAYER_SKIP:
         skipped = speculation.skipped(len(model.layers))

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from ridgeline.transport.kv_events import BlockHash, Event, KVEventPublisher
 
 AT_ONCE = 4096  # tokens of an event, unless one block has more, and blocks of one that tells which are gone
-KINDS = {"latent": "mla_attention", "recurrent": "mamba", "cross_kv": "cross_attention"}  # in vLLM's words
+KINDS = {  # in vLLM's words
+    **{"latent": "mla_attention", "recurrent": "mamba", "cross_kv": "cross_attention"},
+    "chunked_kv": "chunked_local_attention",
+}
 
 
 def check_events(config: LLMConfig) -> None:

@@ -67,11 +67,11 @@ def describe(model: str, model_impl: str = "auto") -> dict[str, object]:
         **describe_mixers(spec, attentions, config.dtype),
         "vocabulary": spec.vocab_size,
         "context": spec.max_position_embeddings,
-        **({"longer contexts": f"refused: {spec.context_limit}"} if spec.context_limit else {}),
         "KV bytes per token": sum(
             state.token_bytes(config.dtype) for layer in spec.layers for state in layer.mixer.states
         ),
         "windows": sorted({each.window for each in attentions if each.window is not None}),
+        **({"chunks": chunks} if (chunks := sorted({each.chunk for each in attentions if each.chunk})) else {}),
         "end-of-sequence ids": list(config.eos_token_ids),
     }
 

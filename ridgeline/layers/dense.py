@@ -55,8 +55,8 @@ class DenseCausal:
         length = q_BHSD.shape[2]
         if spec.window is not None and length > spec.window and length % spec.window == 0:
             return _in_blocks(q_BHSD, k_BGSD, v_BGSD, spec).transpose(1, 2).flatten(0, 1).flatten(1)
-        plain = spec.window is None or spec.window >= length
-        mask_SS = None if plain else _seen(length, spec.window, q_BHSD.device)
+        plain = (spec.window or spec.chunk or length) >= length
+        mask_SS = None if plain else _seen(length, spec, q_BHSD.device)
         out_BHSD = _attended(q_BHSD, k_BGSD, v_BGSD, spec, mask_SS)
         return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
 
@@ -102,7 +102,7 @@ class DenseCausal:
             parts = (x.unflatten(0, (self.batch, -1)) for x in (q_TID, index.weights_TI, keys_TD))
             found = []
             for q_SID, weights_SI, keys_SD in zip(*parts, strict=True):
-                seen_SS = _seen(len(keys_SD), None, keys_SD.device)
+                seen_SS = _causal(len(keys_SD), keys_SD.device)
                 found.append(best(index_scores(q_SID, weights_SI, keys_SD), seen_SS, index.spec.selected))
         index.chosen_TK = torch.stack(found)[:, None]
         return index.chosen_TK
@@ -152,15 +152,22 @@ def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, heads: Heads) -> Ten
     if slopes_H is not None:
         position_S = torch.arange(length, device=q_BHSD.device)
         scores_BHSS = scores_BHSS + slopes_H[:, None, None] * (position_S - position_S[:, None])
-    seen_SS = _seen(length, spec.window, q_BHSD.device)
+    seen_SS = _seen(length, spec, q_BHSD.device)
     weights_BHSS = softmax_with_sinks(scores_BHSS.masked_fill(~seen_SS, -torch.inf), heads.softmax.sinks_H)
     return (weights_BHSS @ v_BHSD.float()).to(q_BHSD.dtype)
 
 
-def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
+def _seen(length: int, spec: AttentionSpec, device: torch.device) -> Tensor:
     """Return bool [length, length], True where a query (row) may see a key (column)."""
-    causal_SS = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return causal_SS if window is None else causal_SS.triu(1 - window)
+    seen_SS = _causal(length, device)
+    if spec.chunk is not None:
+        chunk_S = torch.arange(length, device=device) // spec.chunk
+        seen_SS &= chunk_S == chunk_S[:, None]
+    return seen_SS if spec.window is None else seen_SS.triu(1 - spec.window)
+
+
+def _causal(length: int, device: torch.device) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def recurs(model: ModelSpec) -> bool:

@@ -1,7 +1,6 @@
 """Llama 4 (text): Llama with experts in every layer or every other one, and no positions in every fourth layer.
 
-The other layers attend within chunks of `attention_chunk_size` tokens. Within the first chunk that is attention to all
-tokens, and longer contexts are refused.
+The other layers attend within chunks of `attention_chunk_size` tokens.
 """
 
 from __future__ import annotations
@@ -85,10 +84,13 @@ def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
     if LAYER_TYPES[0] not in types or "attention_chunk_size" not in values:
         return spec
     chunk = values.integer("attention_chunk_size")
-    if chunk >= spec.max_position_embeddings:
+    if chunk >= spec.max_position_embeddings:  # of which there is one
         return spec
-    why = f"layers attend within chunks of {chunk} (attention_chunk_size), and only the first chunk runs"
-    return replace(spec, max_position_embeddings=chunk, context_limit=why)
+    inside = (
+        replace(layer, mixer=replace(layer.attention, chunk=chunk)) if kind == LAYER_TYPES[0] else layer
+        for layer, kind in zip(spec.layers, types, strict=True)
+    )
+    return replace(spec, layers=tuple(inside))
 
 
 def _layer(layer: LayerSpec, config: Config, rotates: bool) -> LayerSpec:

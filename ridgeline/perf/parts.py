@@ -143,7 +143,7 @@ def attention(
             head_dim=dim,
             itemsize=p.item,
             kv_itemsize=kv_item,
-            window=mixer.window,
+            window=mixer.window or mixer.chunk,  # of a chunk half as many keys are seen on average
             shared=shape.shared,
         ),
     )

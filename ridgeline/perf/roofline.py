@@ -263,7 +263,7 @@ class Roofline:
         mixing = (layer.mixer for layer in model.layers if not isinstance(layer.mixer, CrossAttentionSpec))
         attention = [found for mixer in mixing if (found := attention_of(mixer)) is not None]
         mixers = Counter(
-            (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype))
+            (m.window or m.chunk, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype))
             for m in attention
             if not m.bidirectional
         )

@@ -389,7 +389,10 @@ class IdealWorker:
             elif exact:
                 before = states[row, g, position - 1]
             else:
-                before = self._read(slot, position - 1, g)[2]
+                begins = (
+                    self.layout.groups[g].spec.first_needed(position) == position
+                )  # a chunk, of a context like others'
+                before = self._read(slot, position - 1, 0 if begins else g)[2]
             after = NAN if broken or before == NAN else digest(before, token)
             if exact:
                 states[row, g, position] = after

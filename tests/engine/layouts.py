@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
-from ridgeline.core.specs.state import KVSpec, PassingSpec, RecurrentSpec, StatePart, StateSpec
+from ridgeline.core.specs.state import ChunkedKVSpec, KVSpec, PassingSpec, RecurrentSpec, StatePart, StateSpec
 
 Groups = tuple[tuple[int | str | None, int], ...]  # (window, or the name of another kind, layers) of each
 
@@ -26,6 +26,7 @@ KINDS: dict[str, StateSpec] = {
     "state": RecurrentSpec(parts=(StatePart((16, 8)),)),
     "latent": Latent(width=288),
     "passing": PassingSpec(),
+    "chunked": ChunkedKVSpec(num_kv_heads=8, head_dim=4, chunk=12),
 }
 
 GROUPS: tuple[Groups, ...] = (
@@ -41,6 +42,7 @@ GROUPS: tuple[Groups, ...] = (
     ((None, 1), ("state", 2)),
     ((None, 1), ("state", 2), (4, 1)),
     (("latent", 2), (None, 1), (5, 2)),
+    ((None, 1), ("chunked", 2)),
 )
 
 

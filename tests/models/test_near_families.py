@@ -172,7 +172,7 @@ FAMILIES = {
         "Llama4ForCausalLM",
         {
             **{**COMMON, "num_hidden_layers": 4, "head_dim": 20, "intermediate_size": 48, "intermediate_size_mlp": 64},
-            **{"num_local_experts": 6, "interleave_moe_layer_step": 2, "attention_chunk_size": 96, "floor_scale": 16},
+            **{"num_local_experts": 6, "interleave_moe_layer_step": 2, "attention_chunk_size": 16, "floor_scale": 16},
             **{"attn_scale": 0.3, "rope_parameters": {"rope_theta": 1e4}},
         },
         "Llama4TextConfig",
@@ -611,22 +611,17 @@ def test_drafts_cannot_skip_a_layer_to_whose_keys_others_attend(folders: Folders
             LLM(folders("gemma4_e"), speculative_config=speculative, device="cpu", skip_tokenizer_init=True)
 
 
-@pytest.mark.parametrize(("family", "entry", "longest"), [("llama4", "attention_chunk_size", 96)])
-def test_contexts_in_which_tokens_would_not_see_all_are_refused(
-    family: str, entry: str, longest: int, folders: Folders
-) -> None:
-    folder = folders(family)
-    assert read_model_config(folder).spec.max_position_embeddings == longest
-    with pytest.raises(
-        InvalidConfig, match=rf"max_model_len {longest + 1} is more than {longest} tokens: .*\({entry}\)"
-    ):
-        LLM(folder, max_model_len=longest + 1, device="cpu", skip_tokenizer_init=True)
-    published = model_config(near_configs.NEAR[family]).spec
-    whole = model_config(near_configs.NEAR[family] | {entry: 2**24}).spec
-    assert whole.max_position_embeddings > published.max_position_embeddings
-    assert (bool(published.context_limit), whole.context_limit) == (True, "")
-    told = describe(str(folder))
-    assert (told["context"], entry in str(told["longer contexts"])) == (longest, True)
+def test_chunks_of_attention_have_whole_blocks_and_no_trees_of_drafts(folders: Folders) -> None:
+    with pytest.raises(InvalidConfig, match=r"block_size 32 .*chunks of 16 \(attention_chunk_size\)"):
+        LLM(folders("llama4"), block_size=32, device="cpu", skip_tokenizer_init=True)
+    tree = {"method": "lookahead"}
+    with pytest.raises(InvalidConfig, match="trees of drafts are not for attention inside chunks"):
+        LLM(folders("llama4"), speculative_config=tree, device="cpu", skip_tokenizer_init=True)
+    published = model_config(near_configs.NEAR["llama4"]).spec
+    assert [layer.attention.chunk for layer in published.layers[:4]] == [8192, 8192, 8192, None]
+    whole = model_config(near_configs.NEAR["llama4"] | {"attention_chunk_size": 2**24}).spec
+    assert {layer.attention.chunk for layer in whole.layers} == {None}
+    assert describe(str(folders("llama4")))["chunks"] == [16]
 
 
 def test_a_router_whose_experts_are_weighed_in_turn_has_magnitudes_for_both_reaches() -> None:

@@ -34,6 +34,7 @@ from ridgeline.text.sentencepiece_tokenizer import merges_by_score, sentencepiec
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.formats.gguf_file import read_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.formats.mistral_files import config_of_params
 from ridgeline.weights.formats.sentencepiece_file import Piece, PieceType, SentencePieceModel, read_sentencepiece
 from ridgeline.weights.formats.tiktoken_file import read_tiktoken
 from tests.growth import check_growth
@@ -290,11 +291,17 @@ def json_file(count: int) -> bytes:
     return json.dumps({"a": [{"b": [n, str(n)]} for n in range(count)]}).encode()
 
 
+def mistral_params(count: int) -> bytes:
+    moe = {"num_shared_experts": 1, **{f"n{i}": i for i in range(count)}}
+    return json.dumps({"kv_lora_rank": 8, "moe": moe}).encode()
+
+
 READERS: dict[str, tuple[Callable[[Path], object], Callable[[int], bytes], int]] = {
     "tiktoken_file": (read_tiktoken, tiktoken_lines, 1_000),
     "sentencepiece_file": (read_sentencepiece, sentencepiece_file, 1_000),
     "gguf_file": (read_gguf, gguf_file, 250),
     "json_file": (read_json, json_file, 2_000),
+    "mistral_files": (lambda path: config_of_params(read_json(path)), mistral_params, 2_000),
 }
 
 

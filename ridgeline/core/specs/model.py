@@ -14,7 +14,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.cache_layout import CacheGroup, group_layers
 from ridgeline.core.specs.division import Ranks
 from ridgeline.core.specs.pooling import PoolingSpec
-from ridgeline.core.specs.state import CrossKVSpec, KVSpec, PassingSpec, StateSpec
+from ridgeline.core.specs.state import ChunkedKVSpec, CrossKVSpec, KVSpec, PassingSpec, StateSpec
 from ridgeline.kernels.base.kv_format import KVFormat
 
 
@@ -190,6 +190,8 @@ class AttentionSpec:
         are in one step.
     window: how many tokens a query sees, itself included; None: all before it. Of bidirectional attention it is so many
         to either side.
+    chunk: a query sees only keys since the last position that this number divides; None: it sees further. It excludes
+        `window` and `bidirectional`.
     softcap: scores x become softcap · tanh(x / softcap).
     alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
     relative: what is added to scores by the distance of keys; None: nothing.
@@ -223,6 +225,7 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     bidirectional: bool = False
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     alibi: bool = False
     relative: Relative | None = None
@@ -240,7 +243,10 @@ class AttentionSpec:
 
     @property
     def state(self) -> KVSpec:
-        return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format)
+        heads, width, form = self.num_kv_heads, self.head_dim, self.kv_format
+        if self.chunk is not None:
+            return ChunkedKVSpec(num_kv_heads=heads, head_dim=width, chunk=self.chunk, format=form)
+        return KVSpec(num_kv_heads=heads, head_dim=width, window=self.window, format=form)
 
     @property
     def states(self) -> tuple[KVSpec] | tuple[PassingSpec] | tuple[()]:
@@ -540,7 +546,6 @@ class ModelSpec:
     """Everything that decides the shape of the computation.
 
     max_position_embeddings: the longest context that runs: mostly the one that the checkpoint was made for.
-    context_limit: why the checkpoint's longer contexts do not run; "": they do.
     learned_positions: rows of a learned position table that is added to the embedding (GPT-2 has one); 0: no such
         table.
     position_offset: the row of that table that the first token gets.
@@ -571,7 +576,6 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec
     max_position_embeddings: int
-    context_limit: str = ""
     tie_word_embeddings: bool = False
     learned_positions: int = 0
     position_offset: int = 0

@@ -95,6 +95,25 @@ class KVSpec(StateSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChunkedKVSpec(KVSpec):
+    """The keys and values of attention inside chunks: a token attends to itself and to those before it since the last
+    position that `chunk` divides.
+
+    chunk: tokens; a multiple of those of a block.
+    """
+
+    kind: ClassVar[str] = "chunked_kv"
+    chunk: int
+
+    @property
+    def span(self) -> int:
+        return self.chunk
+
+    def first_needed(self, position: int) -> int:
+        return position // self.chunk * self.chunk
+
+
+@dataclass(frozen=True, kw_only=True)
 class CrossKVSpec(KVSpec):
     """The keys and values of an encoder's output, to which all tokens of a request attend."""
 

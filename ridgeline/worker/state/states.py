@@ -37,6 +37,7 @@ KINDS = Registry(
         "kv": "ridgeline.worker.state.paged:PagedKV",
         "latent": "ridgeline.worker.state.latent:PagedLatents",
         "recurrent": "ridgeline.worker.state.recurrent:Recurrent",
+        "chunked_kv": "ridgeline.worker.state.chunked:ChunkedKV",
         "cross_kv": "ridgeline.worker.state.cross:CrossKV",
         "passing": "ridgeline.worker.state.packed:Packed",
     },
