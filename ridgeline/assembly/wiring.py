@@ -25,7 +25,7 @@ from ridgeline.core.plan.sharding import part_of
 from ridgeline.core.plan.stages import deal, stage_of
 from ridgeline.core.plan.worker import Worker
 from ridgeline.core.settings.config import EngineConfig, LLMConfig
-from ridgeline.core.settings.host_tier import HostTierSettings
+from ridgeline.core.settings.host_tier import HostTierSettings, SessionBounds
 from ridgeline.core.settings.speculation import NAMED
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
@@ -439,6 +439,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         lookup=(0, 0) if config.speculation is None else config.speculation.looked_up,
         cuts_chunks=config.pipeline_parallel_size > 1,
         host_tier=wiring.host_tier,
+        sessions=SessionBounds(ttl=config.session_ttl, share=config.session_share) if config.session_ttl else None,
         max_loras=config.max_loras if config.enable_lora else 0,
         debug_checks=config.debug_checks,
     )

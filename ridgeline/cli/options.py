@@ -55,6 +55,8 @@ ENGINE_HELP = {
     "kv_disk_size": "GiB of that directory.",
     "kv_disk_eviction": "Block that goes first there: lru, lfu or cost (spares least time for its bytes).",
     "kv_disk_ttl": "Seconds after which a block is deleted there (0: never).",
+    "session_ttl": "Most seconds for which a session's blocks are kept ahead of others, where requests ask for that.",
+    "session_share": "Share of the cache's memory that one client's sessions keep.",
     "kv_disk_tenant_size": "GiB there of one tenant (default: no bound).",
     "state_cache_share": "Share of the cache for recurrent states that are kept for later requests.",
     "state_checkpoint_interval": "Tokens after which a long prompt leaves such a state (default: by its bytes).",

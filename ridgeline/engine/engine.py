@@ -110,6 +110,9 @@ class Engine:
         if self._paused or self._sleeps or self._lost is not None or self.scheduler.in_flight:
             return False
         plan = self.scheduler.newest_plan
+        if (sessions := self.scheduler.cache.sessions) is not None:
+            sessions.tick()
+        tier.disk.arrivals()  # of what is read ahead: no request waits
         if (moves := tier.moves(plan, lambda: RESTING, 0)) is not None:
             try:
                 self._worker.move(plan, moves)

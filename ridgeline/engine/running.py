@@ -62,6 +62,8 @@ class Running:
             host_tier=config.host_tier,
             price=price,
         )
+        if config.sessions is not None:
+            self.cache.keep_sessions(config.sessions, clock)
         self.slots = SlotTable(config.max_num_seqs)
         self.adapters = AdapterPlaces(config.max_loras)
         self.forecast = Forecast(layout, self.slots, self.each - 1 + self.ahead)
@@ -153,9 +155,11 @@ class Running:
         del self.decoding[seq]
         self._standing = None
 
-    def leave(self, seq: Sequence, plan_id: int, *, stopped: bool = False, resumes: bool = False) -> None:
+    def leave(
+        self, seq: Sequence, plan_id: int, *, stopped: bool = False, resumes: bool = False, ended: bool = False
+    ) -> None:
         """Take a running request off its slots and blocks. Plans up to plan_id may still refer to it. stopped: the
-        device has ended it, so they do nothing for it. resumes: it will go on."""
+        device has ended it, so they do nothing for it. resumes: it will go on. ended: it will not."""
         self.departures += 1
         self.prefilling.pop(seq, None)
         self._companions -= len(seq.members) - 1
@@ -166,7 +170,7 @@ class Running:
             member.last_plan = plan_id
             ahead = int(self.slots.kv_len[member.slot])
             kv_len = member.written if stopped and member is seq else ahead
-            self.cache.release(member, plan_id, kv_len, resumes=resumes)
+            self.cache.release(member, plan_id, kv_len, resumes=resumes, ended=ended)
             self.deltas.append(Release(member.slot))
             if member.request.adapter:
                 self.adapters.release(member.request.adapter)

@@ -130,7 +130,9 @@ class Scheduler:
             self._looked = None, 0, 0  # it may be entitled to what another owner has
         self._by_id[request.id] = seq
         self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else 1)
-        if self._disk is None or not self._disk.fetch(seq):
+        sessions = self.cache.sessions
+        session = sessions.came(seq) if sessions is not None and sessions.due else None
+        if self._disk is None or not self._disk.fetch(seq, None if session is None else session.ahead):
             self._wait(seq)
 
     def keep_on_disk(self, store: BlockStore, memory: KeepsBelow) -> None:
@@ -199,6 +201,8 @@ class Scheduler:
         if self._disk is not None:
             for seq in self._disk.arrivals():
                 self._wait(seq)
+        if self.cache.sessions is not None and self.cache.sessions.due:
+            self.cache.sessions.tick()
         builder = PlanBuilder(self._pace.tokens)
         if self._recovery.suspects:
             self._run_a_suspect(builder)
@@ -637,7 +641,7 @@ class Scheduler:
         for member in seq.members:
             self.cache.pool.returned(member)
         if seq.slot != NO_SLOT:
-            self.running.leave(seq, self._plan_id, stopped=stopped)
+            self.running.leave(seq, self._plan_id, stopped=stopped, ended=True)
             self._policy.left(seq)
         elif self._disk is None or not self._disk.leave(seq):
             self._policy.dropped(seq)

@@ -70,6 +70,7 @@ class Hello(Message, frozen=True, tag="hello"):
 AS_THEY_ARE = (
     *("params", "seed", "max_total_tokens", "cache_salt", "priority", "arrival", "task", "whole", "second_text"),
     *("thinking", "embeds", "encoder_ids", "slo_ttft", "slo_itl", "adapter", "prefix_keys"),
+    *("session", "keep"),
 )
 
 
@@ -104,6 +105,8 @@ class Submit(Message, frozen=True, tag="submit"):
     slo_itl: float = 0.0
     adapter: int = 0
     prefix_keys: tuple[str, ...] = ()
+    session: str = ""
+    keep: float = 0.0
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

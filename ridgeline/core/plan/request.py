@@ -424,6 +424,8 @@ class Request:
     owner: whose request it is. Owners have equal shares of the engine, or those of their weights (`tenant_weights`).
     slo_ttft, slo_itl: seconds until the first token and between tokens that the request asks for (with the slo policy
         only); 0: as the engine's settings say.
+    session, keep: of what the request leaves in the cache: the name of the session whose next turn goes on with it, and
+        for how many seconds it is kept ahead of other idle blocks; 0: it is not.
     block_hashes: of the prompt's first blocks, as the cache chains them, if the caller has computed them already.
     """
 
@@ -451,6 +453,8 @@ class Request:
     owner: str = ""
     slo_ttft: float = 0.0
     slo_itl: float = 0.0
+    session: str = ""
+    keep: float = 0.0
     block_hashes: tuple[bytes, ...] = ()
 
     @property

@@ -33,6 +33,9 @@ class CacheSettings(Settings):
         least time for its bytes).
     kv_disk_ttl: seconds after which a block is deleted there. 0: never.
     kv_disk_tenant_size: GiB there of one tenant (cache salt). None: as much as there is.
+    session_ttl: the most seconds for which what a request leaves is kept ahead of other idle blocks, where it asks for
+        that (`prompt_cache_key`, `cache_control`, `prompt_cache_ttl`). 0: such hints are ignored.
+    session_share: the share of the cache's memory, on the device and in the host's, that one client's sessions keep.
     enable_sleep_mode: a GPU's memory can be given back, and the weights kept in the host's, while the engine sleeps.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
     kv_cache_memory: bytes for the KV cache on each device, in place of that share.
@@ -62,6 +65,8 @@ class CacheSettings(Settings):
     kv_disk_eviction: str = "lru"
     kv_disk_ttl: Annotated[float, AtLeast(0)] = 0.0
     kv_disk_tenant_size: Annotated[float | None, AtLeast(0)] = None
+    session_ttl: Annotated[float, AtLeast(0)] = 3600.0
+    session_share: float = 0.25
     enable_sleep_mode: bool = False
     kv_events_config: Mapping[str, object] | None = None
 
@@ -80,6 +85,8 @@ class CacheSettings(Settings):
             )
         if not 0 <= self.state_cache_share <= 1:
             raise InvalidConfig(f"state_cache_share must be from 0 to 1, got {self.state_cache_share!r}.")
+        if not 0 < self.session_share <= 1:
+            raise InvalidConfig(f"session_share must be above 0 and at most 1, got {self.session_share!r}.")
         if self.kv_offloading_backend != "native":
             raise InvalidConfig(f"unknown kv_offloading_backend {self.kv_offloading_backend!r}; use native.")
         if self.kv_disk_eviction not in ("lru", "lfu", "cost"):

@@ -9,7 +9,7 @@ from ridgeline.core.settings.adapters import AdapterSettings
 from ridgeline.core.settings.cache import CacheSettings
 from ridgeline.core.settings.checks import check_fields
 from ridgeline.core.settings.experts import ExpertSettings
-from ridgeline.core.settings.host_tier import HostTierSettings
+from ridgeline.core.settings.host_tier import HostTierSettings, SessionBounds
 from ridgeline.core.settings.model import DTYPE_ALIASES, ModelSettings
 from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.core.settings.policies import PolicySettings
@@ -94,6 +94,7 @@ class EngineConfig:
         nothing is looked up there.
     cuts_chunks: the worker may run a chunk of a prompt in pieces, which end anywhere (`ranks/parts.py`).
     host_tier: the host's memory as a second tier of the cache. None: there is none.
+    sessions: the bounds of what is kept for sessions that are expected back. None: nothing is.
     max_loras: how many adapters requests may run with at once. 0: none have any.
     """
 
@@ -118,6 +119,7 @@ class EngineConfig:
     lookup: tuple[int, int] = (0, 0)
     cuts_chunks: bool = False
     host_tier: HostTierSettings | None = None
+    sessions: SessionBounds | None = field(default_factory=SessionBounds)
     max_loras: int = 0
     debug_checks: bool = False
 

@@ -1,4 +1,4 @@
-"""The resolved settings of the cache's tier in the host's memory."""
+"""The resolved settings of the cache's tier in the host's memory, and of what is kept for sessions."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ class HostTierSettings:
     pages: int
     bytes_per_second: float
     staging_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionBounds:
+    """The bounds of sessions that are expected back. ttl: seconds for which one is kept at most. share: of each
+    memory's pages, for the sessions of one client."""
+
+    ttl: float = 3600.0
+    share: float = 0.25

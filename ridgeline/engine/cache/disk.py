@@ -15,6 +15,9 @@ lost, and counted.
 reading that takes less predicted time than running the tokens, the request waits outside of the queue while blocks of
 the host are filled. Then it is scheduled like any other one, and finds them there. It waits no longer than running the
 tokens was predicted to take, or `LEAST_WAIT` if that is longer.
+
+*Ahead.* The blocks of a session whose turn is expected are read in the same way, while no request waits for a read. A
+request that comes meanwhile waits for what is on its way, as above.
 """
 
 from __future__ import annotations
@@ -68,13 +71,15 @@ class BlockStore(Protocol):
 class DiskCounts:
     """queried, hit: prompt tokens that were looked for on the disk, and those that were read. forgone: tokens that it
     has and whose reading was predicted to take longer than running them. late: requests that ran their tokens since a
-    read took too long. unwritten: blocks that the host's memory gave up before they were written."""
+    read took too long. unwritten: blocks that the host's memory gave up before they were written. ahead: tokens that
+    were read before the request came that would go on with them."""
 
     queried: int = 0
     hit: int = 0
     forgone: int = 0
     late: int = 0
     unwritten: int = 0
+    ahead: int = 0
 
 
 class Write(NamedTuple):
@@ -94,14 +99,15 @@ class Read(NamedTuple):
 
 
 class Fetch:
-    """The blocks that are read for a request. waits: it has not gone on without them. until: when it does.
+    """The blocks that are read for a request. waits: it has not gone on without them. until: when it does. asked: it
+    is here; else the blocks are read ahead.
 
     held: blocks of its beginning in the host's memory, which must not go meanwhile.
     """
 
-    def __init__(self, seq: Sequence, tokens: int, until: float) -> None:
+    def __init__(self, seq: Sequence, tokens: int, until: float, *, waits: bool = True) -> None:
         self.seq, self.tokens, self.until = seq, tokens, until
-        self.waits, self.whole = True, True
+        self.waits, self.whole, self.asked = waits, True, waits
         self.reads: deque[Read] = deque()
         self.held: list[tuple[int, int]] = []
         self.checkpoints: dict[Hash, Checkpoint] = {}
@@ -247,8 +253,39 @@ class DiskBelow:
 
     # ---- up ---------------------------------------------------------------------------------------------------
 
-    def fetch(self, seq: Sequence) -> bool:
-        """Read what the disk has of a new request, if that pays. Return True if the request waits for it."""
+    def seconds_of(self, blocks: int) -> float:
+        """Return the seconds in which so many blocks of each group would be read."""
+        return blocks * sum(self._sizes) / self._rate
+
+    def read_ahead(self, seq: Sequence) -> bool:
+        """Read what the disk has of a sequence that stands for a session. Return False if other reads go first."""
+        if self.awaited:
+            return False
+        hit = self._worth(seq, expected=True)
+        if hit is not None:
+            fetch = Fetch(seq, hit.end - hit.start, 0.0, waits=False)
+            self._begin(fetch, seq, hit)
+            if fetch.reads:
+                self._fetches.append(fetch)
+            else:
+                self._let_go(fetch)
+        return True
+
+    def _join(self, seq: Sequence, ahead: Sequence | None) -> bool:
+        """Let a request wait for what is read ahead for its session, if that is still under way."""
+        for fetch in self._fetches if ahead is not None else ():
+            if fetch.seq is ahead and not fetch.asked:
+                milliseconds = self._tier.price.prompt(fetch.tokens)
+                fetch.seq, fetch.waits, fetch.asked = seq, True, True
+                fetch.until = self._clock() + max(LEAST_WAIT, milliseconds / 1e3)
+                return True
+        return False
+
+    def fetch(self, seq: Sequence, ahead: Sequence | None = None) -> bool:
+        """Read what the disk has of a new request, if that pays. Return True if the request waits for it. ahead: the
+        sequence that stands for its session."""
+        if self._join(seq, ahead):
+            return True
         found = [(member, hit) for member in seq.members if (hit := self._worth(member)) is not None]
         if not found:
             return False
@@ -264,20 +301,20 @@ class DiskBelow:
         self._fetches.append(fetch)
         return True
 
-    def _worth(self, seq: Sequence) -> DiskHit | None:
-        """Return the hit that should be read for a sequence, or None."""
+    def _worth(self, seq: Sequence, *, expected: bool = False) -> DiskHit | None:
+        """Return the hit that should be read for a sequence, or None. expected: it has not come yet."""
         room = max(0, 2 * self._tier.layout.num_bytes // HELD_SHARE - self._reading)
         hit = self._hits.find(seq, min(room, self._tier.free_bytes))
         if hit is None:
             return None
-        self.counts.queried += hit.asked
+        self.counts.queried += 0 if expected else hit.asked
         if not hit.lacking:
             return None
         num_bytes = sum(self._sizes[each.group] for each in hit.lacking)
         seconds = (self._reading + num_bytes) / self._rate + self._tier.load_seconds(num_bytes)
         if 1e3 * seconds < self._tier.price.prompt(hit.end - hit.start, hit.start):
             return hit
-        self.counts.forgone += hit.end - hit.start
+        self.counts.forgone += 0 if expected else hit.end - hit.start
         self._rate = min(FIRST_RATE, self._rate * RECOVERS) if self._rate < FIRST_RATE else self._rate
         return None
 
@@ -307,7 +344,8 @@ class DiskBelow:
             if not fetch.reads:
                 self._fetches.remove(fetch)
                 self._let_go(fetch)
-                self.counts.hit += fetch.tokens if fetch.whole else 0
+                self.counts.hit += fetch.tokens if fetch.whole and fetch.asked else 0
+                self.counts.ahead += fetch.tokens if fetch.whole and not fetch.asked else 0
             elif not fetch.waits or now < fetch.until:
                 continue
             else:

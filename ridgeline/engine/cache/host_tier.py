@@ -113,7 +113,7 @@ class DeviceParts:
 class HostTier:
     """The blocks in the host's memory, and all moves to and from it.
 
-    on_evict: called with a block's hash, group and id before its content is evicted.
+    on_evict: called with a block's hash, group and id before its content is evicted. saved: once it is published here.
     memory: the worker, if its copies may be asked about. disk: the tier below, if there is one.
 
     issued: the number of the newest load that a plan carries.
@@ -132,6 +132,7 @@ class HostTier:
         self.device: DeviceParts
         self.counts = TierCounts()
         self.on_evict: Callable[[Hash, int, int], None] = lambda node_hash, group, block: None
+        self.saved: Callable[[Hash, int, int], None] = lambda node_hash, group, block: None
         self.memory: KeepsBelow | None = None
         self.disk: DiskBelow | None = None
         self.issued = 0
@@ -238,6 +239,7 @@ class HostTier:
     def _publish(self, node_hash: Hash, parent: Hash, group: int, block: int) -> None:
         self._index.save(node_hash, parent, group, block)
         self.pool.mark_cached(group, block)
+        self.saved(node_hash, group, block)
 
     def _give_up(self, group: int, block: int) -> None:
         """The host's pool evicts a block. Where keys and values are gone, no request can begin at the state behind

@@ -13,6 +13,7 @@ and its first plan copies the other one into it (copy on write).
     published.py    what others can find of them
     checkpoints.py  which states of constant size are kept
     events.py       changes of what can be found, for those outside who follow them
+    sessions.py     what is kept for turns that are expected
     host_tier.py    what is kept in the host's memory
     disk.py         what passes between that and a disk; disk_hits.py: the part of a prompt that is there
 """
@@ -26,7 +27,7 @@ from collections.abc import Sequence as PySequence
 from ridgeline.core.clock import Clock
 from ridgeline.core.plan.step import CopyBlocks, SetBlocks
 from ridgeline.core.plan.worker import KeepsBelow
-from ridgeline.core.settings.host_tier import HostTierSettings
+from ridgeline.core.settings.host_tier import HostTierSettings, SessionBounds
 from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.disk import BlockStore, DiskBelow
@@ -37,6 +38,7 @@ from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import Hash
 from ridgeline.engine.cache.published import Published
+from ridgeline.engine.cache.sessions import Sessions
 from ridgeline.engine.cache.tables import Tables
 from ridgeline.engine.price import Price
 from ridgeline.engine.sequence import Sequence
@@ -79,15 +81,26 @@ class CacheManager:
         self.tables = Tables(self.specs, self.names, self.pool, self.published, self.checkpoints)
         self._search = Search(self.specs, self.names, self.index)
         self._max_chunk = max_chunk
+        self.sessions: Sessions | None = None
         self.queried_tokens = 0
         self.hit_tokens = 0
         self.group_hits = [0] * len(self.specs)  # tokens after which each group could have gone on
+
+    def keep_sessions(self, bounds: SessionBounds, clock: Clock) -> None:
+        """Keep what requests leave that ask for it."""
+        if self.names.prefix_caching:
+            pools = [self.pool] if self.tier is None else [self.pool, self.tier.pool]
+            self.sessions = Sessions(bounds, self.names, self.index, pools, clock)
+            if self.tier is not None:
+                self.tier.saved = self.sessions.saved
 
     def keep_on_disk(self, store: BlockStore, memory: KeepsBelow, clock: Clock) -> DiskBelow:
         """Let blocks go from the host's memory to a store, and come back. There is a tier in the host's memory."""
         assert self.tier is not None
         hits = DiskHits(self.specs, self.names, self._search, self.index, self.tier.layout.block_bytes)
         self.tier.memory, self.tier.disk = memory, DiskBelow(self.tier, hits, store, memory, clock)
+        if self.sessions is not None:
+            self.sessions.disk = self.tier.disk
         return self.tier.disk
 
     # ---- admission --------------------------------------------------------------------------------------------
@@ -333,10 +346,15 @@ class CacheManager:
 
     # ---- release ----------------------------------------------------------------------------------------------
 
-    def release(self, seq: Sequence, last_plan: int, kv_len: int = 0, *, resumes: bool = False) -> None:
+    def release(
+        self, seq: Sequence, last_plan: int, kv_len: int = 0, *, resumes: bool = False, ended: bool = False
+    ) -> None:
         """Give all blocks back, the last first, so that it is evicted before what it continues. kv_len: tokens that
-        they will hold the state of when all that is submitted has run. resumes: the sequence will go on."""
+        they will hold the state of when all that is submitted has run. resumes: the sequence will go on. ended: its
+        request has ended."""
         self.published.leave(seq, last_plan, kv_len, resumes=resumes)
+        if ended and seq.request.keep and self.sessions is not None and seq.leader is seq and not seq.loads:
+            self.sessions.left(seq)
         self._release_source(seq, last_plan)
         if self.tier is not None:
             self.tier.let_go(seq)
@@ -355,6 +373,8 @@ class CacheManager:
         """Let no later sequence find anything of what was, but for the disk if not `on_disk`. Requests may run
         meanwhile."""
         self.published.unpublish(self.index.hashes())
+        if self.sessions is not None:
+            self.sessions.forget()
         if on_disk and self.tier is not None and self.tier.disk is not None:
             self.tier.disk.forget()
         if self.published.changes is not None:

@@ -22,7 +22,7 @@ An idle page's rank is the clock at the time when it became idle and what its co
 clock to the evicted page's rank, so what was used lately outlives what was not, by as much as it is worth more
 (GreedyDual: Young 1994; with sizes: Cao and Irani 1997; all pages have the same size here). Where all are worth the
 same, the page goes first that was freed longest ago. A page that a preempted request will come back for has the highest
-rank of all: it is evicted when nothing else is idle.
+rank of all: it is evicted when nothing else is idle. Below it are pages of sessions that are expected back (`PINNED`).
 
 *Freed is not yet free*: the compute stream may reuse a freed block at once, since its write comes after every earlier
 read there. Any other reader or writer (copy to host, disk, network) must wait until the last plan that named the block
@@ -38,6 +38,10 @@ from typing import Protocol
 
 from ridgeline.core.specs.cache_layout import CacheGroup
 from ridgeline.engine.cache.idle import Idle, IdlePages
+
+PINNED = (
+    1e300  # the rank of pages that are kept for a session: above all worth, and below what a request comes back for
+)
 
 
 class Pages(Protocol):
@@ -94,8 +98,8 @@ class BlockPool:
         self._filled: dict[int, int] = {}  # busy page that is filled up → the blocks that it lacked
         self._lacking = [0] * len(groups)  # their sum
         self._last_plan = [0] * layout.num_pages  # newest plan that may refer to a block given back to the page
-        self._awaited: dict[int, set[Hashable]] = {}  # page → preempted requests that come back for it
-        self._awaits: dict[Hashable, list[int]] = {}  # and the other way round; some pages may be others' by now
+        self._awaited: dict[int, dict[Hashable, float]] = {}  # page → who comes back for it, and its rank for that one
+        self._awaits: dict[Hashable, dict[int, None]] = {}  # and the other way round; some pages may be others' by now
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
@@ -128,7 +132,7 @@ class BlockPool:
     @property
     def awaited_pages(self) -> int:
         """Free pages to which a preempted request comes back."""
-        return sum(page in self._idle for page in self._awaited)
+        return sum(page in self._idle for page, owners in self._awaited.items() if inf in owners.values())
 
     def can_take(self, wanted: Sequence[int], freed: Sequence[Sequence[int]] = ()) -> bool:
         """Tell if `wanted[g]` blocks could be taken for every group g together; if given, after the blocks `freed[g]`
@@ -240,22 +244,36 @@ class BlockPool:
 
     # ---- what is awaited --------------------------------------------------------------------------------------
 
-    def await_return(self, owner: Hashable, blocks: Iterable[tuple[int, int]]) -> None:
+    def await_return(
+        self, owner: Hashable, blocks: Iterable[tuple[int, int]], rank: float = inf, most: int | None = None
+    ) -> int:
         """Keep the pages of these blocks, each with its group, as long as others can be given up: `owner` comes back
-        for them."""
-        pages = {self._page_of(group, block) for group, block in blocks if self.is_cached(group, block)}
-        self._awaits[owner] = list(pages)
-        for page in pages:
-            self._awaited.setdefault(page, set()).add(owner)
+        for them. Return how many pages are new to it.
+
+        rank: inf, or PINNED. most: so many pages at most, the first ones.
+        """
+        awaits = self._awaits.setdefault(owner, {})
+        pages = dict.fromkeys(self._page_of(group, block) for group, block in blocks if self.is_cached(group, block))
+        new = [page for page in pages if owner not in self._awaited.get(page, ())][:most]
+        for page in new:
+            awaits[page] = None
+            self._awaited.setdefault(page, {})[owner] = rank
+            self._rank_again(page)
+        return len(new)
 
     def returned(self, owner: Hashable) -> None:
         """The owner is back, or never comes: what it did not take is worth what it would be without it."""
         for page in self._awaits.pop(owner, ()):
-            owners = self._awaited.get(page, set())
-            owners.discard(owner)
-            if not owners and self._awaited.pop(page, None) is not None and (group := self._idle.get(page)) is not None:
-                self._ranked_of[group].discard(page)
-                self._rank(group, page, self._cached(group, page))
+            owners = self._awaited.get(page, {})
+            if owners.pop(owner, None) is not None:
+                if not owners:
+                    del self._awaited[page]
+                self._rank_again(page)
+
+    def _rank_again(self, page: int) -> None:
+        if (group := self._idle.get(page)) is not None:
+            self._ranked_of[group].discard(page)
+            self._rank(group, page, self._cached(group, page))
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
@@ -327,7 +345,8 @@ class BlockPool:
     def _rank(self, group: int, page: int, cached: Sequence[int]) -> None:
         """Give an idle page with these cached blocks its place among those that may be given up."""
         self._order += 1
-        rank = inf if page in self._awaited else self._clock + self._worth(group, cached)
+        owners = self._awaited.get(page)
+        rank = max(owners.values()) if owners else self._clock + self._worth(group, cached)
         self._ranked_of[group].add(Idle(rank, self._order, page))
 
     def _wake(self, group: int, page: int) -> None:
@@ -351,7 +370,7 @@ class BlockPool:
 
     def _give_up(self, idle: Idle) -> None:
         page, group = idle.page, self._idle[idle.page]
-        if idle.rank < inf:
+        if idle.rank < PINNED:
             self._clock = max(self._clock, idle.rank)
         for block in self._blocks_of(group, page):
             state = self._blocks[group][block]

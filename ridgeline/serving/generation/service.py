@@ -55,7 +55,7 @@ class GenerationRequest:
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
     tokens are skipped, because its reader needs them. `reader` makes the reader of a completion's text, which separates
     content, reasoning and calls. `thinking`, `embeds`, `slo_ttft` and `slo_itl` are as in `core.plan.request.Request`.
-    `adapter` is the one that the client named as its model.
+    `session` and `keep` too. `adapter` is the one that the client named as its model.
     """
 
     id: str
@@ -74,6 +74,8 @@ class GenerationRequest:
     embeds: Embeds | None = None
     slo_ttft: float = 0.0
     slo_itl: float = 0.0
+    session: str = ""
+    keep: float = 0.0
     adapter: UsedAdapter | None = None
 
     def within(self, *timeouts: float | None) -> GenerationRequest:
@@ -183,6 +185,8 @@ class Run:
         )
         if asked.slo_ttft or asked.slo_itl:
             requests = [replace(each, slo_ttft=asked.slo_ttft, slo_itl=asked.slo_itl) for each in requests]
+        if asked.keep:
+            requests = [replace(each, session=asked.session, keep=asked.keep) for each in requests]
         if asked.adapter is not None:
             requests = list(map(asked.adapter.of, requests))
         if asked.thinking is not None:

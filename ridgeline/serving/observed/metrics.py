@@ -153,6 +153,7 @@ BELOW = {  # of `engine.cache.host_tier.TierCounts`
     "disk_hit": ("ridgeline:disk_cache_hits", "Those of them that were read from the disk."),
     "disk_forgone": ("ridgeline:disk_cache_forgone", "Those that are there, where computing them was faster."),
     "disk_late": ("ridgeline:disk_cache_late_requests", "Requests that computed tokens since a read took too long."),
+    "disk_ahead": ("ridgeline:disk_cache_read_ahead", "Tokens that were read before their request came."),
     "disk_unwritten": (
         "ridgeline:disk_cache_unwritten_blocks",
         "Blocks that the host gave up before they were written.",

@@ -246,7 +246,8 @@ class RepetitionBody(Body):
 
 
 class SampledBody(Body):
-    """The fields that every kind of generation takes, whatever its API: the model, and how tokens are drawn."""
+    """The fields that every kind of generation takes, whatever its API: the model, how tokens are drawn, and for how
+    many seconds the next turn of a session is expected."""
 
     model: str | None = None
     temperature: NotNegative | None = None
@@ -268,6 +269,9 @@ class SampledBody(Body):
     min_tokens: Annotated[int, Field(ge=0), LAX_INT] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31), LAX_INT] | None = None
     cache_salt: Name | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_ttl: Annotated[float, Field(gt=0, le=MOST_SECONDS)] | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     request_id: Name | None = None

@@ -94,7 +94,7 @@ def _codex(model: str, script: Script, *ignored: str, more: str = "") -> Program
         env={"CODEX_HOME": "{home}/codex"},
         files={"{home}/codex/config.toml": f'model = "{model}"\nmodel_provider = "ridgeline"\n{provider}{more}'},
         served=(model,),
-        ignored=frozenset({"client_metadata", "prompt_cache_key", "include.reasoning.encrypted_content", *ignored}),
+        ignored=frozenset({"client_metadata", "include.reasoning.encrypted_content", *ignored}),
     )
 
 

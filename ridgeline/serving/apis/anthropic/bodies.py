@@ -40,14 +40,21 @@ from ridgeline.serving.requests.translation import (
     text_of,
     unused,
 )
-from ridgeline.serving.requests.validation import parse
+from ridgeline.serving.requests.validation import KEPT, parse
 from ridgeline.text.parsers.choose import Forms
 
 BILLING = "x-anthropic-billing-header"
+HOUR = 3600.0  # seconds
 TEXT = {"text": "text"}
 REFERENCE = "tool_reference"
 OF_USER, OF_ASSISTANT = ("text", "tool_result"), ("text", "thinking", "tool_use")
-USED = ("type", "name", "description", "input_schema")  # of a tool; schemas hold where tool_choice forces calls
+USED = (
+    "type",
+    "name",
+    "description",
+    "input_schema",
+    "cache_control",
+)  # of a tool; schemas hold where tool_choice forces calls
 # Fields of a chat, and those of this body that they come from.
 NAMES = {
     r"messages.*": "messages",
@@ -99,6 +106,13 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
+class CacheControl(Body):
+    """The mark of a prefix whose next use is expected. ttl: 5 minutes, or an hour."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class CountMessagesBody(Body):
     """The body of POST /v1/messages/count_tokens: what decides the prompt."""
 
@@ -137,6 +151,7 @@ class MessagesBody(CountMessagesBody, SampledBody):
     """The body of POST /v1/messages. Beside Anthropic's fields stand those of sampling that chats have too."""
 
     max_tokens: Annotated[int, Field(ge=1), LAX_INT]
+    cache_control: CacheControl | None = None
     stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
 
 
@@ -166,10 +181,21 @@ def chat_of(body: CountMessagesBody, forms: Forms, *, later: bool) -> tuple[Chat
     kwargs = _thinking(body.thinking, forms, found, ignored)
     if isinstance(body, MessagesBody):
         found |= sampled(body) | {"stop": body.stop_sequences}
+        found["prompt_cache_ttl"] = body.prompt_cache_ttl or _expected(body)
     else:
         found["model"] = body.model
     found["chat_template_kwargs"] = kwargs | (body.chat_template_kwargs or {}) or None
     return parse(ChatBody, {name: value for name, value in found.items() if value is not None}), ignored
+
+
+def _expected(body: MessagesBody) -> float | None:
+    """Return for how many seconds the next turn is expected, by the marks of all blocks; None if there are none. The
+    cache finds prefixes by itself, so the places of the marks mean nothing."""
+    contents = [body.system, *(turn.content for turn in body.messages), body.tools]
+    blocks = (block for content in contents if isinstance(content, list) for block in content)
+    marks = [mark for block in blocks if isinstance(mark := block.get("cache_control"), dict)]
+    ttls = [mark.get("ttl") for mark in marks] + ([body.cache_control.ttl] if body.cache_control else [])
+    return max((HOUR if ttl == "1h" else KEPT for ttl in ttls), default=None)
 
 
 def _thinking(asked: Thinking | None, forms: Forms, found: Object, ignored: list[str]) -> Object:

@@ -327,7 +327,6 @@ def test_what_changes_nothing_is_named(server: Server) -> None:
     assert set(answer.headers["ridgeline-ignored"].split(", ")) == {
         "metadata",
         "thinking",
-        "tools.cache_control",
         "tools.strict",
         "x-anthropic-billing-header",
     }
