@@ -11,7 +11,7 @@ from ridgeline.kernels.attention.latent.op import LATENT_ATTENTION, LATENT_KV
 from ridgeline.kernels.attention.packed.op import PACKED_ATTENTION
 from ridgeline.kernels.attention.paged.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
 from ridgeline.kernels.attention.paged.partial import MERGE_ATTENTION, PARTIAL_ATTENTION
-from ridgeline.kernels.attention.sparse.op import INDEX_KEYS, INDEX_TOPK, SPARSE_ATTENTION
+from ridgeline.kernels.attention.sparse.op import CHOICE_BITS, INDEX_KEYS, INDEX_TOPK, SPARSE_ATTENTION
 from ridgeline.kernels.base.errors import InvalidConfig
 from ridgeline.kernels.base.launch import settle_cache_keys
 from ridgeline.kernels.base.op import Op, Overrides, Platform, on_gpu
@@ -89,6 +89,7 @@ class Ops:
     expanded_attention = EXPANDED_ATTENTION
     index_keys = INDEX_KEYS
     index_topk = INDEX_TOPK
+    choice_bits = CHOICE_BITS
     sparse_attention = SPARSE_ATTENTION
     output_gate = OUTPUT_GATE
     token_gate = TOKEN_GATE

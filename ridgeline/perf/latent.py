@@ -20,12 +20,16 @@ from ridgeline.kernels.attention.expanded.cost import (
 )
 from ridgeline.kernels.attention.latent.cost import latent_attention_cost, latent_kv_cost, parts_bytes
 from ridgeline.kernels.attention.sparse.cost import (
+    WORD_BYTES,
+    choice_bits_cost,
     index_keys_cost,
     index_topk_cost,
+    masked_words,
     sparse_attention_cost,
     sparse_bytes,
+    worth_masking,
 )
-from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.base.cost import Cost, StepShape
 from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced
 from ridgeline.perf.precision import Precision, kv_itemsize
@@ -51,20 +55,32 @@ def latent_attention(
             yield "index_keys", index_keys_cost(tokens, **heads, itemsize=p.item, key_itemsize=kept)
             if sparse_R.any():
                 yield "index_topk", index_topk_cost(*rows, **heads, count=count, itemsize=p.item, key_itemsize=kept)
-        if sparse_R.any():
+        masked_R = sparse_R & worth_masking(new_R, length_R, count=count, **mixer.widths)
+        gathered_R = sparse_R & ~masked_R
+        if gathered_R.any():
+            rows = new_R[gathered_R], length_R[gathered_R]
             yield "sparse_attention", sparse_attention_cost(*rows, **sizes, count=count, itemsize=p.item)
+        if masked_R.any():
+            words = -(-int(length_R[masked_R].max()) // 64)
+            yield "choice_bits", choice_bits_cost(int(new_R[sparse_R].sum()), words=words, count=count)
+            yield "expanded_attention", _expanded(mixer, new_R[masked_R], length_R[masked_R], p)
         new_R, length_R = new_R[~sparse_R], length_R[~sparse_R]
         if not len(new_R):
             return
     parts = {"key_dim": mixer.key_dim, "value_dim": mixer.value_dim}
     long_R = worth_expanding(new_R, length_R, **parts, rank=mixer.rank)
     if long_R.any():
-        made, rows = {"num_heads": mixer.num_heads, **parts}, (new_R[long_R], length_R[long_R])
-        before = float((rows[1] - rows[0]).sum())
-        attended = expanded_attention_cost(*rows, **made, rope_dim=mixer.rope_dim, itemsize=p.item)
-        yield "expanded_attention", attended + expansion_cost(before, **made, rank=mixer.rank, itemsize=p.item)
+        yield "expanded_attention", _expanded(mixer, new_R[long_R], length_R[long_R], p)
     if not long_R.all():
         yield "latent_attention", latent_attention_cost(new_R[~long_R], length_R[~long_R], **sizes, itemsize=p.item)
+
+
+def _expanded(mixer: LatentAttentionSpec, new_R: np.ndarray, length_R: np.ndarray, p: Precision) -> Cost:
+    """Return the cost of attention to keys and values, those that are made again included."""
+    made = {"num_heads": mixer.num_heads, "key_dim": mixer.key_dim, "value_dim": mixer.value_dim}
+    attended = expanded_attention_cost(new_R, length_R, **made, rope_dim=mixer.rope_dim, itemsize=p.item)
+    before = float((length_R - new_R).sum())
+    return attended + expansion_cost(before, **made, rank=mixer.rank, itemsize=p.item)
 
 
 def index_itemsize(index: IndexerSpec, itemsize: float, kv_dtype: str | None) -> float:
@@ -81,5 +97,8 @@ def workspace(mixer: LatentAttentionSpec, tokens: int, sizes: StepSizes) -> int:
     heads = {name: getattr(mixer, name) for name in ("num_heads", "key_dim", "rope_dim", "value_dim", "rank")}
     longest = max(sizes.longest, tokens)
     index = mixer.indexer
-    chosen = 0 if index is None else sparse_bytes(tokens, longest, index.selected)
+    chosen = 0
+    if index is not None:
+        words = masked_words(longest, count=index.selected, **mixer.widths)
+        chosen = sparse_bytes(tokens, longest, index.selected) + 2 * tokens * words * WORD_BYTES
     return max(short, expanded_bytes(tokens, longest, **heads, itemsize=sizes.itemsize)) + chosen

@@ -70,7 +70,7 @@ VECTOR = ("selective_scan",)  # ops that are no matrix products, however they ar
 # Ops whose FLOPs depend on the length of each row
 BY_ROW = (
     *("gated_delta", "packed_attention", "latent_attention", "expanded_attention", "cross_attention"),
-    *("index_topk", "sparse_attention"),
+    *("index_topk", "choice_bits", "sparse_attention"),
 )
 ENCODER = "encoder."  # begins the names of ops that run before a request's first row
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token

@@ -1,21 +1,23 @@
 """Attention to the tokens that an indexer chooses (DeepSeek-V3.2) beside attention to all of them, on a GPU.
 
     python -m ridgeline_bench.scripts.indexed_attention [--lengths 8192 16384 32768 65536 131072] [--rows 64]
-        [--step 2048] [--heads 128] [--keys auto int8] [--repeats 5] [--quick] [--output FILE.jsonl]
+        [--step 2048] [--heads 128] [--keys auto int8] [--phases decode prefill] [--repeats 5] [--quick]
+        [--output FILE.jsonl]
 
 One layer with DeepSeek-V3.2's shapes in bfloat16, random numbers, scattered blocks. Decode: --rows rows of one token
 each. Prefill: the last --step tokens of a prompt. All ways are first compared with the references at short lengths.
 `indexer` scores, `top-k` chooses by the scores, `attention` reads what was chosen, and their sum is `sparse`. `dense`
 is attention to all cached tokens as the engine computes it: to latents in decode, to expanded keys and values in
-prefill, expansion included. `limit` is the least time by bytes and FLOPs, at the rates of a large copy and of the
-largest product of the same run. `whole` are the times of a whole prompt, added up from its steps, with times between
-the measured lengths interpolated. --quick compares alone, on the CPU, with small shapes.
+prefill, expansion included. `masked` is the latter under a mask of the choice, with indexer and top-k. `limit` is the
+least time by bytes and FLOPs, at the rates of a large copy and of the largest product of the same run. `whole` are the
+times of a whole prompt, added up from its steps, with times between the measured lengths interpolated. --quick
+compares alone, on the CPU, with small shapes.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def errors(device: str, keys: list[str]) -> dict[str, float]:
     shapes: dict[str, Any] = {"num_heads": 16, "rank": RANK, "rope_dim": ROPE, "block_size": BLOCK}
     case = SparseCase(rows=((3, 90), (1, 70)), selected=33, heads=20, dim=32)
     if not small:
-        case = SparseCase(rows=((3, 5000), (1, 2500)), selected=SELECTED, **INDEX, **shapes)
+        case = SparseCase(rows=((3, 5120), (1, 2560)), selected=SELECTED, **INDEX, **shapes)
     dtype, where = torch.float32 if small else torch.bfloat16, torch.device(device)
     found: dict[str, float] = {}
     for form in keys:
@@ -106,8 +108,8 @@ class Layer:
     def attend(self, chosen_TK: Tensor) -> Tensor:
         return sparse_ops.sparse_attention(self.q_THL, self.q_THY, self.cache_NPW, self.batch, chosen_TK, scale=SCALE)
 
-    def dense(self) -> Callable[[], object]:
-        """Return attention to all that is cached."""
+    def dense(self, chosen_TK: Tensor | None = None) -> Callable[[], object]:
+        """Return attention to all that is cached, or with a mask of what is chosen."""
         if len(self.rows) > 1:
             scheduled = replace(self.batch, schedule=latent_ops.schedule_of(self.q_THL, self.cache_NPW, self.batch))
             return lambda: latent_ops.latent_attention(self.q_THL, self.q_THY, self.cache_NPW, scheduled, scale=SCALE)
@@ -123,12 +125,13 @@ class Layer:
                 first_R=np.array([0]), tokens_R=np.array([new]), begin_R=np.array([0]), bound_R=np.array([kv]),
                 kv_len_R=self.batch.kv_len_R.int(),
             )  # fmt: skip
+            bits_TW = None if chosen_TK is None else sparse_ops.choice_bits(chosen_TK, -(-kv // 64))
             for at in range(0, self.heads, some):
                 heads = slice(at, min(at + some, self.heads))
                 kv_JHX = kept_JW[:, :RANK] @ weight.unflatten(0, (self.heads, -1))[heads].flatten(0, 1).T
                 k_JHK, v_JHV = kv_JHX.unflatten(1, (-1, KEY + VALUE)).split((KEY, VALUE), dim=-1)
                 parts = out_THV[:, heads], q_THK[:, heads], self.q_THY[:, heads], k_JHK, v_JHV, kept_JW[:, RANK:]
-                expanded_ops.expanded_attention(*parts, rows, scale=SCALE)
+                expanded_ops.expanded_attention(*parts, rows, scale=SCALE, chosen_TW=bits_TW)
 
         return attend
 
@@ -149,7 +152,8 @@ def costs(rows: list[tuple[int, int]], heads: int, form: str) -> dict[str, Cost]
 
 
 def timed(rows: list[tuple[int, int]], a: Namespace) -> dict[str, Any]:
-    """Return seconds of a layer's ways: "dense", "attention", and "indexer" and "top-k" by format."""
+    """Return seconds of a layer's ways: "dense", "attention", in prefill "mask" (attention under a mask), and by format
+    "indexer" and "top-k"."""
     layer, found = Layer(rows, a.heads), dict[str, Any]()
     found["dense"] = seconds(layer.dense(), a.repeats)
     for form in a.keys:
@@ -160,6 +164,8 @@ def timed(rows: list[tuple[int, int]], a: Namespace) -> dict[str, Any]:
             choice = seconds(lambda cache=cache: layer.choose(cache), a.repeats)
         found[form] = {"indexer": both - choice, "top-k": choice}
     found["attention"] = seconds(lambda: layer.attend(chosen_TK), a.repeats)
+    if len(rows) == 1:
+        found["mask"] = seconds(layer.dense(chosen_TK), a.repeats)
     return found
 
 
@@ -170,10 +176,9 @@ class _Nothing:
         return lambda *_, **__: None
 
 
-def lines(a: Namespace, product: float, read: float) -> list[dict[str, Any]]:
-    """Return a record for each phase, length and format."""
-    found = []
-    for phase in ("decode", "prefill"):
+def lines(a: Namespace, product: float, read: float) -> Iterator[dict[str, Any]]:
+    """Yield a record for each phase, length and format."""
+    for phase in a.phases:
         for length in a.lengths:
             rows = [(1, length)] * a.rows if phase == "decode" else [(a.step, length)]
             times = timed(rows, a)
@@ -182,11 +187,13 @@ def lines(a: Namespace, product: float, read: float) -> list[dict[str, Any]]:
                 own = {"dense": times["dense"], **times[form], "attention": times["attention"]}
                 limit = {name: max(c.bytes / read, c.flops / product) for name, c in costs(rows, a.heads, form).items()}
                 rate = costs(rows, a.heads, form)["attention"].flops / times["attention"]
-                sparse = own["indexer"] + own["top-k"] + own["attention"]
+                choice = own["indexer"] + own["top-k"]
+                own["sparse"] = choice + own["attention"]
+                if "mask" in times:
+                    own["masked"] = choice + times["mask"]
                 about = {"phase": phase, "length": length, "rows": len(rows), "tokens": sum(new for new, _ in rows)}
-                about |= {"keys": form, "heads": a.heads, "seconds": {**own, "sparse": sparse}, "limit": limit}
-                found.append(about | {"attention_flops": rate, "product": product, "read": read})
-    return found
+                about |= {"keys": form, "heads": a.heads, "seconds": own, "limit": limit}
+                yield about | {"attention_flops": rate, "product": product, "read": read}
 
 
 def whole(records: list[dict[str, Any]], way: str, length: int, step: int) -> float:
@@ -206,6 +213,7 @@ def copy_rate(size: int, repeats: int) -> float:
 def main() -> None:
     a = asked(
         __doc__, lengths=[8192, 16384, 32768, 65536, 131072], rows=64, step=2048, heads=128, keys=["auto", "int8"],
+        phases=["decode", "prefill"],
         repeats=5, quick=(False, "errors alone, on the CPU"), output=Path,
     )  # fmt: skip
     found = errors("cpu" if a.quick else "cuda", a.keys)
@@ -218,18 +226,22 @@ def main() -> None:
     read = copy_rate(1 << 30, a.repeats)
     product = peak_flops(8192, a.repeats)
     print(f"{gpu()}: copy {read / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s", flush=True)
-    names = "dense", "indexer", "top-k", "attention", "sparse"
+    names = "dense", "indexer", "top-k", "attention", "sparse", "masked"
     table = Table(
         "phase", "length", "keys", *(f"{name}, ms" for name in names), "dense/sparse", "limit", "TFLOP/s", "whole"
     )
-    records = lines(a, product, read)
-    for line in records:
+    records = []
+    for line in lines(a, product, read):
+        records.append(line)
         keep(a.output, {"workload": "indexed attention", "gpu": gpu(), "dtype": "bfloat16", **line})
+        print(line["phase"], line["length"], line["keys"], line["seconds"], flush=True)
+    for line in records:
         own, limit = line["seconds"], line["limit"]
         alike = [x for x in records if (x["phase"], x["keys"]) == (line["phase"], line["keys"])]
         sums = [whole(alike, way, line["length"], a.step) for way in ("dense", "sparse")]
+        cells = (f"{own[name] * 1e3:.3f}" if name in own else "" for name in names)
         table.add_row(
-            line["phase"], f"{line['length']:,}", line["keys"], *(f"{own[name] * 1e3:.3f}" for name in names),
+            line["phase"], f"{line['length']:,}", line["keys"], *cells,
             f"{own['dense'] / own['sparse']:.2f}",
             f"{limit['dense'] * 1e3:.3f} / {(limit['choice'] + limit['attention']) * 1e3:.3f}",
             f"{line['attention_flops'] / 1e12:.0f}",

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -28,6 +29,7 @@ from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import export_checkpoint, read_model_config
+from ridgeline.worker.state import expanding, latent
 from tests.devices import DEVICES, placed
 from tests.models import near_configs
 from tests.parallel.divided import divides, loaded, logits
@@ -384,6 +386,27 @@ def test_drafts_from_the_prompt_change_nothing_that_is_written(family: str, devi
     settings: dict[str, Any] = {"max_num_batched_tokens": 24, "block_size": 4, "max_num_seqs": 4}
     settings |= {"device": device, "kv_cache_memory": 1 << 22, "speculative_config": drafts}
     check_written(family, folders(family), prompts, **settings)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", ["glm_moe_dsa_shared", "deepseek_v32"])
+def test_rows_with_a_mask_of_the_choice_write_what_others_do(
+    family: str, device: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows that gather what is chosen, rows without a choice and decoding ones, in the same steps."""
+    steps = list[set[bool]]()
+
+    def some(tokens_R: np.ndarray, kv_len_R: np.ndarray, **_: int) -> np.ndarray:
+        found: np.ndarray = (tokens_R >= 2) & (kv_len_R % 2 == 0)
+        steps.append(set(found[kv_len_R > 12].tolist()))
+        return found
+
+    monkeypatch.setattr(latent, "worth_masking", some)
+    monkeypatch.setattr(expanding, "worth_expanding", lambda tokens_R, kv_len_R, **_: tokens_R >= 3)
+    prompts = [prompt(length, length) for length in (5, 30, 41, 24, 33)]
+    settings: dict[str, Any] = {"max_num_batched_tokens": 26, "block_size": 4, "max_num_seqs": 4}
+    check_written(family, folders(family), prompts, **settings, device=device, kv_cache_memory=1 << 22)
+    assert {False, True} in steps
 
 
 @pytest.mark.gpu

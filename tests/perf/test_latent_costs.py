@@ -89,7 +89,8 @@ def test_the_fast_limit_knows_which_rows_are_sparse(rows: tuple[tuple[int, int],
         step_limit(ops, H200, "bfloat16"), rel=1e-9
     )
     names = {op.name for op in ops}
-    assert ("sparse_attention" in names) == any(length > 2048 for _, length in rows)
+    assert ("index_topk" in names) == any(length > 2048 for _, length in rows)
+    assert ("sparse_attention" in names) == any(length > 2048 > 128 > new for new, length in rows)
     assert ("latent_attention" in names) == any(length <= 2048 and new < 128 for new, length in rows)
 
 

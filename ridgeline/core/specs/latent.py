@@ -176,6 +176,11 @@ class LatentAttentionSpec:
         return self.rank + self.rope_dim
 
     @property
+    def widths(self) -> dict[str, int]:
+        """The widths that costs depend on, by name."""
+        return {name: getattr(self, name) for name in ("key_dim", "rope_dim", "value_dim", "rank")}
+
+    @property
     def query_size(self) -> int:
         """The columns of all heads' queries."""
         return self.num_heads * (self.key_dim + self.rope_dim)

@@ -44,8 +44,17 @@ class Expanding:
     block_J: Tensor
     offset_J: Tensor
 
-    def attend(self, out_THV: Tensor, q_THX: Tensor, q_THY: Tensor, cache_NPW: Tensor, latents: Latents) -> None:
-        """Store what the rows' tokens attend to. q_THX: queries as projected. q_THY: their rotated parts."""
+    def attend(
+        self,
+        out_THV: Tensor,
+        q_THX: Tensor,
+        q_THY: Tensor,
+        cache_NPW: Tensor,
+        latents: Latents,
+        chosen_TW: Tensor | None = None,
+    ) -> None:
+        """Store what the rows' tokens attend to. q_THX: queries as projected. q_THY: their rotated parts. chosen_TW:
+        bits of the keys that they attend to, 64 a word; None: they attend to all."""
         spec, heads = latents.spec, out_THV.shape[1]
         kept_JW = cache_NPW[self.block_J, self.offset_J]
         latent_JL, r_JY = kept_JW.split((spec.rank, spec.rope_dim), dim=1)
@@ -55,8 +64,9 @@ class Expanding:
             k_JHK, v_JHV = latents.expand.keys_and_values(latent_JL, some)
             q_THK = q_THX[:, some, : spec.key_dim]
             latents.ops.expanded_attention(
-                out_THV[:, some], q_THK, q_THY[:, some], k_JHK, v_JHV, r_JY, self.rows, scale=spec.scale
-            )
+                out_THV[:, some], q_THK, q_THY[:, some], k_JHK, v_JHV, r_JY, self.rows, scale=spec.scale,
+                chosen_TW=chosen_TW,
+            )  # fmt: skip
 
 
 def long_rows(rows: DeviceRows, mixer: LatentAttentionSpec) -> np.ndarray:

@@ -29,6 +29,7 @@ from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.attention.latent.op import ITEM_QUERIES
 from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
+from ridgeline.kernels.attention.sparse.cost import worth_masking
 from ridgeline.kernels.attention.sparse.op import IndexCache
 from ridgeline.kernels.base.kv_cache import torch_type
 from ridgeline.kernels.base.kv_format import SCALE_BYTES
@@ -91,8 +92,10 @@ class PagedLatents:
     def _work(self, mixer: LatentAttentionSpec, rows: DeviceRows, block_table_SC: Tensor) -> Work:
         long_R = long_rows(rows, mixer)
         sparse_R = self._sparse_rows(mixer, rows, block_table_SC.shape[1], long_R)
-        if mixer.indexer is not None and sparse_R.all():
-            return Work(None, None, (), self._batch(mixer, rows, block_table_SC))
+        masked_R = sparse_R & self._masked_rows(mixer, rows, long_R)
+        if mixer.indexer is not None and sparse_R.all() and not masked_R.any():
+            whole = self._batch(mixer, rows, block_table_SC)
+            return Work(None, None, (), Choosing(whole, None, whole, None, None))
         if self.ops.deterministic:  # a row's bits must not depend on its chunks
             long_R = np.zeros_like(long_R)
         long_R &= ~sparse_R
@@ -104,8 +107,31 @@ class PagedLatents:
         work = Work(self._batch(mixer, others, block_table_SC) if others.num_tokens else None, other_T, long)
         if not sparse_R.any():
             return work
+        return work._replace(choosing=self._choosing(mixer, rows, block_table_SC, sparse_R, masked_R))
+
+    def _choosing(
+        self,
+        mixer: LatentAttentionSpec,
+        rows: DeviceRows,
+        block_table_SC: Tensor,
+        sparse_R: np.ndarray,
+        masked_R: np.ndarray,
+    ) -> Choosing:
         sparse, sparse_T = without(rows, ~sparse_R)
-        return work._replace(sparse=self._batch(mixer, sparse, block_table_SC), sparse_T=sparse_T)
+        batch = self._batch(mixer, sparse, block_table_SC)
+        if not masked_R.any():
+            return Choosing(batch, sparse_T, batch, sparse_T, None)
+        assert rows.kv_bound_R is not None
+        gathered, gathered_T = without(rows, masked_R | ~sparse_R)
+        return Choosing(
+            batch,
+            sparse_T,
+            self._batch(mixer, gathered, block_table_SC) if gathered.num_tokens else None,
+            gathered_T,
+            without(sparse, masked_R[sparse_R])[1],
+            tuple(expanding(rows, masked_R, block_table_SC, self._block_size, self._spec.width * self._itemsize)),
+            -(-int(rows.kv_bound_R[masked_R].max()) // 64),
+        )
 
     def _sparse_rows(
         self, mixer: LatentAttentionSpec, rows: DeviceRows, columns: int, like_R: np.ndarray
@@ -119,6 +145,14 @@ class PagedLatents:
             return np.ones_like(like_R)
         found: np.ndarray = rows.kv_bound_R > mixer.indexer.selected
         return found
+
+    def _masked_rows(self, mixer: LatentAttentionSpec, rows: DeviceRows, like_R: np.ndarray) -> np.ndarray:
+        """Return True for rows that are cheaper with keys and values for all of their tokens, and a mask: bool [R].
+        There are none where bits must not depend on chunks."""
+        new_R, kv_R, index = rows.num_tokens_R, rows.kv_bound_R, mixer.indexer
+        if new_R is None or kv_R is None or index is None or rows.tree is not None or self.ops.deterministic:
+            return np.zeros_like(like_R)
+        return worth_masking(new_R, kv_R, count=index.selected, **mixer.widths)
 
     def _batch(self, mixer: LatentAttentionSpec, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
         shape = AttentionShape(
@@ -143,21 +177,37 @@ def _mixer(model: ModelSpec, layer: int) -> LatentAttentionSpec:
     return mixer
 
 
+class Choosing(NamedTuple):
+    """Rows whose tokens an indexer chooses.
+
+    batch: all of them. tokens_T: their tokens; None: all of the step's.
+    gathered: those that attend to the chosen latents alone; None: none do. gathered_T: their tokens; None: all of the
+        step's, and all that choose. at_T: where these are among those that choose; None: they are the same.
+    masked: those that have keys and values made, and a mask of `words` words of 64 bits a token.
+    """
+
+    batch: RaggedBatch
+    tokens_T: Tensor | None
+    gathered: RaggedBatch | None
+    gathered_T: Tensor | None
+    at_T: Tensor | None
+    masked: tuple[Expanding, ...] = ()
+    words: int = 0
+
+
 class Work(NamedTuple):
     """The ways in which a step's rows attend.
 
     batch: those that attend to the latents themselves; None: none do. tokens_T: their tokens; None: all of the step's,
         if there is a batch.
     long: those for which keys and values are made.
-    sparse: those that attend to the latents that an indexer chooses; None: none do. sparse_T: their tokens; None: all
-        of the step's, if there is such a batch.
+    choosing: those that attend to what an indexer chooses; None: none do.
     """
 
     batch: RaggedBatch | None
     tokens_T: Tensor | None
     long: tuple[Expanding, ...]
-    sparse: RaggedBatch | None = None
-    sparse_T: Tensor | None = None
+    choosing: Choosing | None = None
 
 
 class LatentLayer:
@@ -180,16 +230,40 @@ class LatentLayer:
         chosen_TK = None if index is None else self._choice(index, positions_T, work, latents)
         if work.tokens_T is None and work.batch is not None:
             return self._attended(q_THX, q_THY, work.batch, latents)
-        if work.sparse_T is None and work.sparse is not None and chosen_TK is not None:
-            return self._attended(q_THX, q_THY, work.sparse, latents, chosen_TK)
+        choosing = work.choosing
+        if choosing is not None and choosing.gathered is not None and choosing.gathered_T is None:
+            return self._attended(q_THX, q_THY, choosing.gathered, latents, chosen_TK)
         out_THV = q_THX.new_empty(len(q_THX), spec.num_heads, spec.value_dim)
         for rows in work.long:
             rows.attend(out_THV, q_THX, q_THY, self._cache_NPW, latents)
         out_TX = out_THV.flatten(1)
-        for batch, at_T, chosen in ((work.batch, work.tokens_T, None), (work.sparse, work.sparse_T, chosen_TK)):
+        parts: list[tuple[RaggedBatch | None, Tensor | None, Tensor | None]] = [(work.batch, work.tokens_T, None)]
+        if choosing is not None and chosen_TK is not None:
+            self._masked(out_THV, q_THX, q_THY, latents, choosing, chosen_TK)
+            own_TK = chosen_TK if choosing.at_T is None else chosen_TK[choosing.at_T]
+            parts.append((choosing.gathered, choosing.gathered_T, own_TK))
+        for batch, at_T, chosen in parts:
             if batch is not None and at_T is not None:
                 out_TX.index_copy_(0, at_T, self._attended(q_THX[at_T], q_THY[at_T], batch, latents, chosen))
         return out_TX
+
+    def _masked(
+        self,
+        out_THV: Tensor,
+        q_THX: Tensor,
+        q_THY: Tensor,
+        latents: Latents,
+        choosing: Choosing,
+        chosen_TK: Tensor,
+    ) -> None:
+        """Store what tokens of masked rows attend to."""
+        if not choosing.masked:
+            return
+        bits_TW = latents.ops.choice_bits(chosen_TK, choosing.words)
+        if choosing.tokens_T is not None:
+            bits_TW = bits_TW.new_zeros(len(q_THX), choosing.words).index_copy_(0, choosing.tokens_T, bits_TW)
+        for rows in choosing.masked:
+            rows.attend(out_THV, q_THX, q_THY, self._cache_NPW, latents, bits_TW)
 
     def _choice(self, index: Index, positions_T: Tensor, work: Work, latents: Latents) -> Tensor | None:
         """Keep the indexer's keys, and return the places that it chooses for the sparse rows' tokens, int32 [T, K], or
@@ -201,12 +275,12 @@ class LatentLayer:
             index.q_TID, index.key_TD, index.norm_2D, spec.norm.eps, latents.cos_sin_ZY,
             latents.angles(positions_T), spec.interleaved, self._index_cache, self._group.place_T,
         )  # fmt: skip
-        if work.sparse is None:
+        if work.choosing is None:
             return None
-        weights_TI = index.weights_TI
-        if work.sparse_T is not None:
-            q_TID, weights_TI = q_TID[work.sparse_T], weights_TI[work.sparse_T]
-        index.chosen_TK = ops.index_topk(q_TID, weights_TI, self._index_cache, work.sparse, count=spec.selected)
+        weights_TI, (batch, tokens_T, *_) = index.weights_TI, work.choosing
+        if tokens_T is not None:
+            q_TID, weights_TI = q_TID[tokens_T], weights_TI[tokens_T]
+        index.chosen_TK = ops.index_topk(q_TID, weights_TI, self._index_cache, batch, count=spec.selected)
         return index.chosen_TK
 
     def _attended(

@@ -16,6 +16,7 @@ from ridgeline.kernels.attention.expanded.cases import CASES, ExpandedCase
 from ridgeline.kernels.attention.expanded.cost import expanded_attention_cost, worth_expanding
 from ridgeline.kernels.attention.expanded.op import EXPANDED_ATTENTION, LongRows, expanded_attention
 from ridgeline.kernels.attention.paged.triton_common import Cut
+from tests.kernels.trees import signed
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -48,6 +49,36 @@ def test_implementations_equal_the_reference(name: str, dtype: torch.dtype, case
     taken = {t for first, n in zip(rows.first_R, rows.tokens_R, strict=True) for t in range(first, first + n)}
     others = [t for t in range(len(found)) if t not in taken]
     assert (found[others] == -1).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["triton", "torch"])
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_of_the_chosen_keys_alone(case: ExpandedCase, name: str, device: str) -> None:
+    """Random ones, of which some tokens have none among the first keys, against softmax over what was chosen."""
+    function = next(i for i in EXPANDED_ATTENTION.implementations if i.name == name).load()
+    args = case.inputs(torch.float32, torch.device(device))
+    out_THV, q_THK, q_THY, k_JHK, v_JHV, r_JY, rows = args
+    made, words = torch.Generator().manual_seed(7), -(-int(rows.bound_R.max()) // 64) + 1
+    chosen_TW = torch.zeros(len(out_THV), words, dtype=torch.int64)
+    expected = torch.full_like(out_THV, -1)
+    for (new, kv), first, begin in zip(case.rows, rows.first_R.tolist(), rows.begin_R.tolist(), strict=True):
+        for token in range(new):
+            seen = kv - new + token + 1
+            place_j = (torch.randperm(seen, generator=made)[: max(1, seen // 3)]).sort().values
+            if token % 4 == 0:
+                place_j = place_j[-2:]
+            for place in place_j.tolist():
+                chosen_TW[first + token, place // 64] |= signed(1 << place % 64)
+            key_jHX = torch.cat(
+                (k_JHK[begin + place_j], r_JY[begin + place_j, None].expand(-1, case.num_heads, -1)), -1
+            )
+            q_HX = torch.cat((q_THK[first + token], q_THY[first + token]), -1)
+            weights_Hj = (0.3 * q_THK.shape[-1] ** -0.5 * torch.einsum("hx,jhx->hj", q_HX, key_jHX)).softmax(-1)
+            expected[first + token] = torch.einsum("hj,jhv->hv", weights_Hj, v_JHV[begin + place_j])
+    for compute in (function, expanded_attention):
+        found = computed(compute, args, chosen_TW=chosen_TW.to(device))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)

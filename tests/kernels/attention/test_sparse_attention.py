@@ -7,21 +7,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ridgeline.kernels.attention.expanded.op import chosen_bits
 from ridgeline.kernels.attention.latent.op import latent_attention_reference
 from ridgeline.kernels.attention.sparse import torch_ops
 from ridgeline.kernels.attention.sparse.cases import CASES, LEVELS, IndexKeysCase, IndexTopkCase, SparseCase
-from ridgeline.kernels.attention.sparse.cost import attended_pairs, index_topk_cost, sparse_attention_cost
+from ridgeline.kernels.attention.sparse.cost import (
+    attended_pairs,
+    index_topk_cost,
+    masked_words,
+    sparse_attention_cost,
+    worth_masking,
+)
 from ridgeline.kernels.attention.sparse.op import (
     INDEX_KEYS,
     INDEX_TOPK,
     SPARSE_ATTENTION,
     best,
+    choice_bits_reference,
     index_keys_reference,
     index_topk_reference,
     sparse_attention_reference,
@@ -257,3 +266,30 @@ def rounded(x_JD: Tensor, form: torch.dtype) -> Tensor:
 
 def index_scores64(q_QID: Tensor, weights_QI: Tensor, key_JD: Tensor) -> Tensor:
     return (weights_QI[:, None] @ (q_QID @ key_JD.T).relu())[:, 0]
+
+
+def test_a_mask_is_for_rows_that_need_fewer_flops_with_it() -> None:
+    """Of DeepSeek-V3.2's heads, counted pair by pair: up to some 12,800 tokens of a whole prompt, and fewer of a chunk
+    behind others. Few tokens are left to others, and masks are never longer than is planned for."""
+    sizes = {"count": 2048, "key_dim": 128, "rope_dim": 64, "value_dim": 128, "rank": 512}
+    tokens = np.array([2048, 2048, 128, 127, 8192, 12_500, 13_500, 256, 256])
+    cached = np.array([5000, 8000, 4500, 4500, 8192, 12_500, 13_500, 2100, 5000])
+    found = worth_masking(tokens, cached, **sizes)
+    for new, kv, masked in zip(tokens.tolist(), cached.tolist(), found.tolist(), strict=True):
+        seen = np.arange(kv - new + 1, kv + 1)
+        dense = 2 * (128 + 64 + 128) * seen.sum() + 2 * 512 * (128 + 128) * (kv - new)
+        chosen = 2 * (2 * 512 + 64) * np.minimum(seen, 2048).sum()
+        assert masked == (new >= 128 and dense < chosen)
+    assert found.tolist() == [True, False, False, False, True, True, False, True, False]
+    longest = max(kv for kv in range(64, 20_000, 64) if worth_masking(kv, kv, **sizes))
+    assert longest / 64 <= masked_words(1 << 20, **sizes) == 218
+    assert masked_words(4096, **sizes) == 64
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_places_become_bits(device: str) -> None:
+    chosen_TK = torch.tensor([[0, 63, 64, 130, 191], [-1] * 5, [5, 127, -1, -1, -1]], dtype=torch.int32, device=device)
+    for made in (choice_bits_reference, triton_ops.choice_bits):
+        bits_TW = made(chosen_TK, 4)
+        found = [chosen_bits(bits_TW, 200)[token].nonzero()[:, 0].tolist() for token in range(3)]
+        assert found == [[0, 63, 64, 130, 191], [], [5, 127]]

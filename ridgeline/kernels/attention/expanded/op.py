@@ -7,7 +7,8 @@ all heads.
 Legend:
     T  tokens of the step
     R  long rows
-    J  cached tokens of all long rows
+    J  cached tokens of all long rows, or of one
+    W  words of 64 bits
     H  heads
     K  width of the part of queries and keys that is not rotated
     Y  width of the rotated part
@@ -58,12 +59,16 @@ def expanded_attention(
     rows: LongRows,
     *,
     scale: float,
+    chosen_TW: Tensor | None = None,
 ) -> None:
     """Store softmax(scale · (q k + q' r) + mask) v of every query of the rows into `out_THV`, computed in float32.
     Outputs of other tokens are left alone.
 
     A query sees the row's keys up to its own position. A head's numbers lie side by side; tokens and heads may lie
     apart. Keys that no query sees never influence the result, whatever they hold.
+
+    chosen_TW: of these keys it attends to those whose bits are set, at least one: 64 of the row's keys a word, int64;
+        None: to all.
     """
     lengths = rows.kv_len_R.tolist()
     for row, (first, count, begin) in enumerate(
@@ -75,8 +80,16 @@ def expanded_attention(
         scores_HQJ = q_HQX[..., : k_HJK.shape[2]] @ k_HJK.mT + q_HQX[..., k_HJK.shape[2] :] @ r_JY[keys].float().T
         hidden_QJ = torch.ones(scores_HQJ.shape[1:], dtype=torch.bool, device=q_THK.device)
         hidden_QJ = hidden_QJ.triu(1 + lengths[row] - count)
+        if chosen_TW is not None:
+            hidden_QJ |= ~chosen_bits(chosen_TW[queries], lengths[row])
         weights_HQJ = (scale * scores_HQJ).masked_fill(hidden_QJ, -torch.inf).softmax(-1)
         out_THV[queries] = (weights_HQJ @ v_HJV).transpose(0, 1).to(out_THV.dtype)
+
+
+def chosen_bits(chosen_TW: Tensor, keys: int) -> Tensor:
+    """Return the bits of words of 64, for the first keys of a row: bool [T, J]."""
+    key_J = torch.arange(keys, device=chosen_TW.device)
+    return (chosen_TW[:, key_J // 64] >> (key_J % 64)) & 1 != 0
 
 
 EXPANDED_ATTENTION = Op(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.expanded.op import LongRows
+from ridgeline.kernels.attention.expanded.op import LongRows, chosen_bits
 
 QUERIES = 256  # of a tile
 SCORES = 1 << 22  # numbers of a tile's scores, all of its heads counted
@@ -28,6 +28,7 @@ def expanded_attention(
     rows: LongRows,
     *,
     scale: float,
+    chosen_TW: Tensor | None = None,
 ) -> None:
     """Compute `op.expanded_attention`."""
     heads = q_THK.shape[1]
@@ -48,14 +49,19 @@ def expanded_attention(
             for start in range(0, count, step):
                 tile = slice(start, min(start + step, count))
                 seen = slice(length - count + tile.stop)
-                found_EQV = _attended(q_EQX[:, tile], k_EJX[:, seen], v_EJV[:, seen])
+                hidden_QJ = None
+                if chosen_TW is not None:
+                    hidden_QJ = ~chosen_bits(chosen_TW[first + tile.start : first + tile.stop], seen.stop)
+                found_EQV = _attended(q_EQX[:, tile], k_EJX[:, seen], v_EJV[:, seen], hidden_QJ)
                 out_THV[first + tile.start : first + tile.stop, some] = found_EQV.transpose(0, 1)
 
 
-def _attended(q_EQX: Tensor, k_EJX: Tensor, v_EJV: Tensor) -> Tensor:
-    """Attend with queries that are the last keys' own: [E, Q, V]."""
+def _attended(q_EQX: Tensor, k_EJX: Tensor, v_EJV: Tensor, hidden_QJ: Tensor | None) -> Tensor:
+    """Attend with queries that are the last keys' own, and do not see what is hidden beside: [E, Q, V]."""
     queries = q_EQX.shape[1]
     scores_EQJ = (q_EQX @ k_EJX.mT).to(torch.promote_types(q_EQX.dtype, torch.float32))
     hidden_QQ = torch.ones(queries, queries, dtype=torch.bool, device=q_EQX.device).triu_(1)
     scores_EQJ[..., -queries:].masked_fill_(hidden_QQ, -torch.inf)
+    if hidden_QJ is not None:
+        scores_EQJ.masked_fill_(hidden_QJ, -torch.inf)
     return scores_EQJ.softmax(-1).to(v_EJV.dtype) @ v_EJV

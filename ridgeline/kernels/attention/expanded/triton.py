@@ -8,6 +8,8 @@ the tiles. The legend is that of op.py, and
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import triton
@@ -23,11 +25,12 @@ from ridgeline.kernels.base.launch import compute_capability, launch_options
 
 @triton.jit
 def _add(
-    acc_MV, max_M, sum_M, q_MK, q_MY, k_ptr_NK, r_ptr_NY, v_ptr_NV, stride_kv, stride_r, begin, stop, position_M,
-    scale, KEY_DIM: tl.constexpr, K: tl.constexpr, ROPE: tl.constexpr, Y: tl.constexpr, VALUE_DIM: tl.constexpr,
-    V: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+    acc_MV, max_M, sum_M, q_MK, q_MY, k_ptr_NK, r_ptr_NY, v_ptr_NV, chosen_ptr_M, stride_kv, stride_r, begin, stop,
+    position_M, real_M, scale, KEY_DIM: tl.constexpr, K: tl.constexpr, ROPE: tl.constexpr, Y: tl.constexpr,
+    VALUE_DIM: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add key tiles begin … stop to the running softmax."""
+    """Add key tiles begin … stop to the running softmax. chosen_ptr_M: the words of the queries' chosen keys, of which
+    a tile needs one; None: all are."""
     n_N = tl.arange(0, TILE)
     for start in range(begin, stop, TILE):
         real_N1 = (start + n_N < stop)[:, None] if MASKED else None
@@ -38,6 +41,9 @@ def _add(
         v_NV = _load(v_ptr_NV + start * stride_kv, real_N1, VALUE_DIM, V)
         if MASKED:
             x_MN = tl.where((start + n_N)[None, :] <= position_M[:, None], x_MN, -float("inf"))
+        if chosen_ptr_M is not None:
+            word_M = tl.load(chosen_ptr_M + start // 64, mask=real_M, other=0) >> (start % 64)
+            x_MN = tl.where(((word_M[:, None] >> n_N[None, :]) & 1) != 0, x_MN, -float("inf"))
         new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
         p_MN = tl.exp2(x_MN - new_max_M[:, None])
         shrink_M = tl.exp2(max_M - new_max_M)
@@ -62,8 +68,8 @@ def _load(ptr, real, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _expanded_attention(
-    out_ptr, q_ptr, rotated_ptr, k_ptr, v_ptr, r_ptr, tiles_ptr, kv_len_ptr, num_tiles, scale, stride_out, head_out,
-    stride_q, head_q, stride_rotated, head_rotated, stride_kv, head_kv, stride_r,
+    out_ptr, q_ptr, rotated_ptr, k_ptr, v_ptr, r_ptr, tiles_ptr, kv_len_ptr, chosen_ptr, num_tiles, scale, stride_out,
+    head_out, stride_q, head_q, stride_rotated, head_rotated, stride_kv, head_kv, stride_r, stride_chosen,
     KEY_DIM: tl.constexpr, K: tl.constexpr, ROPE: tl.constexpr, Y: tl.constexpr, VALUE_DIM: tl.constexpr,
     V: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -98,14 +104,17 @@ def _expanded_attention(
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
     position_M = position + m_M
+    chosen_ptr_M = None
+    if chosen_ptr is not None:
+        chosen_ptr_M = chosen_ptr + (first + m_M).to(tl.int64) * stride_chosen
     full, stop = (position + 1) // TILE * TILE, position + tl.minimum(left, QUERIES)
     acc_MV, max_M, sum_M = _add(
-        acc_MV, max_M, sum_M, q_MK, q_MY, k_ptr_NK, r_ptr_NY, v_ptr_NV, stride_kv, stride_r, full * 0, full,
-        position_M, scale, KEY_DIM, K, ROPE, Y, VALUE_DIM, V, TILE, False,
+        acc_MV, max_M, sum_M, q_MK, q_MY, k_ptr_NK, r_ptr_NY, v_ptr_NV, chosen_ptr_M, stride_kv, stride_r,
+        full * 0, full, position_M, m_M < left, scale, KEY_DIM, K, ROPE, Y, VALUE_DIM, V, TILE, False,
     )  # fmt: skip
     acc_MV, max_M, sum_M = _add(
-        acc_MV, max_M, sum_M, q_MK, q_MY, k_ptr_NK, r_ptr_NY, v_ptr_NV, stride_kv, stride_r, full, stop,
-        position_M, scale, KEY_DIM, K, ROPE, Y, VALUE_DIM, V, TILE, True,
+        acc_MV, max_M, sum_M, q_MK, q_MY, k_ptr_NK, r_ptr_NY, v_ptr_NV, chosen_ptr_M, stride_kv, stride_r,
+        full, stop, position_M, m_M < left, scale, KEY_DIM, K, ROPE, Y, VALUE_DIM, V, TILE, True,
     )  # fmt: skip
     out_ptr_MV = out_ptr + head * head_out + token_M1 * stride_out + v_V[None, :]
     y_MV = (acc_MV / sum_M[:, None]).to(out_ptr.dtype.element_ty)
@@ -122,6 +131,7 @@ def expanded_attention(
     rows: LongRows,
     *,
     scale: float,
+    chosen_TW: Tensor | None = None,
     cut: Cut | None = None,
 ) -> None:
     """Compute `op.expanded_attention`. Keys and values have the same strides, as parts of one product have, and are
@@ -133,8 +143,10 @@ def expanded_attention(
     cut = cut or choose(sum(padded), q_THK.element_size(), q_THK.device)
     tiles_I4 = _tiles(rows, cut.queries, q_THK.device)
     _expanded_attention[(len(tiles_I4) * q_THK.shape[1],)](
-        out_THV, q_THK, q_THY, k_JHK, v_JHV, r_JY, tiles_I4, rows.kv_len_R, len(tiles_I4), scale * LOG2E.value,
+        out_THV, q_THK, q_THY, k_JHK, v_JHV, r_JY, tiles_I4, rows.kv_len_R, chosen_TW, len(tiles_I4),
+        scale * LOG2E.value,
         *out_THV.stride()[:2], *q_THK.stride()[:2], *q_THY.stride()[:2], *k_JHK.stride()[:2], r_JY.stride(0),
+        None if chosen_TW is None else chosen_TW.stride(0),
         KEY_DIM=widths[0], K=padded[0], ROPE=widths[1], Y=padded[1], VALUE_DIM=widths[2], V=padded[2],
         QUERIES=cut.queries, TILE=cut.keys, num_warps=cut.warps, num_stages=cut.stages,
         **launch_options(q_THK.device),
@@ -165,14 +177,19 @@ def _tiles(rows: LongRows, queries: int, device: torch.device) -> Tensor:
     return found
 
 
-def _aot(arch: str, cut: Cut) -> AotKernel:
+def _aot(arch: str, cut: Cut, *, masked: bool = False) -> AotKernel:
     signature = {f"{name}_ptr": "*bf16" for name in ("out", "q", "rotated", "k", "v", "r")}
     signature |= {"tiles_ptr": "*i32", "kv_len_ptr": "*i32", "num_tiles": "i32", "scale": "fp32", "stride_r": "i32:16"}
     signature |= {f"{kind}_{name}": "i32:16" for name in ("out", "q", "rotated", "kv") for kind in ("stride", "head")}
-    constants = {
+    constants: dict[str, Any] = {
         "KEY_DIM": 128, "K": 128, "ROPE": 64, "Y": 64, "VALUE_DIM": 128, "V": 128, "QUERIES": cut.queries,
         "TILE": cut.keys,
     }  # fmt: skip
+    if masked:
+        signature |= {"chosen_ptr": "*i64", "stride_chosen": "i32"}
+    else:
+        constants |= {"chosen_ptr": None, "stride_chosen": None}
+    signature = {name: signature[name] for name in _expanded_attention.arg_names if name in signature}
     return AotKernel(
         _expanded_attention, signature, constants, num_warps=cut.warps, num_stages=cut.stages, archs=(arch,), hot=True,
         tensor_cores="MMA",
@@ -181,5 +198,6 @@ def _aot(arch: str, cut: Cut) -> AotKernel:
 
 AOT = (
     _aot("sm_90", Cut(128, 64, warps=8, stages=3)),
+    _aot("sm_90", Cut(128, 64, warps=8, stages=3), masked=True),
     _aot("gfx942", Cut(64, 32, warps=4, stages=1)),
 )

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.latent.cases import LatentCase
-from ridgeline.kernels.attention.sparse.cost import index_keys_cost, index_topk_cost, sparse_attention_cost
+from ridgeline.kernels.attention.sparse.cost import (
+    choice_bits_cost,
+    index_keys_cost,
+    index_topk_cost,
+    sparse_attention_cost,
+)
 from ridgeline.kernels.attention.sparse.op import IndexCache
 from ridgeline.kernels.base.case import Cases, as_cases
 from ridgeline.kernels.base.cost import Cost
@@ -143,6 +148,26 @@ class IndexKeysCase(SparseCase):
         return q_TID, key_TD, norm_2D, 1e-6, cos_sin_ZY, positions_T, self.interleaved, cache, place_T
 
 
+class ChoiceBitsCase(SparseCase):
+    """The choice as a mask."""
+
+    epsilons: ClassVar[int] = 0
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        *_, chosen_TK = super().inputs(dtype, device, seed)
+        return chosen_TK, self.words
+
+    def options(self, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        return {}
+
+    @property
+    def words(self) -> int:
+        return -(-max(kv for _, kv in self.rows) // 64)
+
+    def cost(self, itemsize: int) -> Cost:
+        return choice_bits_cost(sum(new for new, _ in self.rows), words=self.words, count=self.selected)
+
+
 CASES = (
     SparseCase(rows=((1, 1),)),
     SparseCase(rows=((1, 17), (1, 25), (1, 164)), interleaved=False),
@@ -173,5 +198,6 @@ INDEXED = [replace(case, keys=keys) for case in REAL if case.num_heads == HEADS[
 OP_CASES = {
     "index_keys": Cases(as_cases(IndexKeysCase, (*CASES, *LEVELS)), as_cases(IndexKeysCase, INDEXED)),
     "index_topk": Cases(as_cases(IndexTopkCase, (*CASES, *LEVELS)), as_cases(IndexTopkCase, INDEXED)),
+    "choice_bits": Cases(as_cases(ChoiceBitsCase, CASES), as_cases(ChoiceBitsCase, REAL[-3:])),
     "sparse_attention": Cases(CASES, REAL),
 }

@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ridgeline.kernels.attention.expanded.cost import LEAST_TOKENS
 from ridgeline.kernels.attention.paged.cost import visible
 from ridgeline.kernels.base.cost import Cost
 
-PLACE_BYTES = 4
+PLACE_BYTES, WORD_BYTES = 4, 8
 SCORE_BYTES = 128 << 20  # of the scores that a GPU holds at once
 
 
@@ -50,6 +51,11 @@ def index_topk_cost(
     return Cost(read + written, 2.0 * (dim + 1) * heads * pairs)
 
 
+def choice_bits_cost(tokens: int, *, words: int, count: int) -> Cost:
+    """Count the places as read, and the words as written twice, since all are 0 first."""
+    return Cost(tokens * (count * PLACE_BYTES + 2 * words * WORD_BYTES), 0.0)
+
+
 def attended_pairs(num_tokens_R: ArrayLike, kv_len_R: ArrayLike, count: int) -> float:
     """Return the number of (query, token) pairs that attention computes: a query sees `count` tokens at most."""
     new_R, kv_R = np.asarray(num_tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
@@ -75,6 +81,32 @@ def sparse_attention_cost(
     vectors = float(np.minimum(kv_R, new_R * count).sum())
     moved = tokens * num_heads * (width + rank) * itemsize + vectors * width * itemsize + tokens * count * PLACE_BYTES
     return Cost(moved, 2.0 * (width + rank) * num_heads * attended_pairs(new_R, kv_R, count))
+
+
+def worth_masking(
+    num_tokens_R: ArrayLike, kv_len_R: ArrayLike, *, count: int, key_dim: int, rope_dim: int, value_dim: int, rank: int
+) -> np.ndarray:
+    """Return True for each row that takes fewer FLOPs with keys and values made for all of its cached tokens, and a
+    mask of those that are chosen, than with chosen latents alone: bool [R].
+
+    A pair of query and key takes 2 · (key_dim + rope_dim + value_dim) FLOPs a head with keys and values made, and
+    2 · (2 · rank + rope_dim) against a latent, but a query has no more than `count` of the latter. What was cached
+    before is made again; for the step's own tokens that costs what queries and results do against latents.
+    """
+    tokens_R, kv_R = np.asarray(num_tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
+    pairs_R = tokens_R * kv_R - tokens_R * (tokens_R - 1) / 2
+    few_R = np.clip(count - (kv_R - tokens_R), 0, tokens_R)
+    chosen_R = few_R * (kv_R - tokens_R) + few_R * (few_R + 1) / 2 + (tokens_R - few_R) * count
+    all_R = (key_dim + rope_dim + value_dim) * pairs_R + rank * (key_dim + value_dim) * (kv_R - tokens_R)
+    found: np.ndarray = all_R < (2 * rank + rope_dim) * chosen_R
+    return found & (tokens_R >= LEAST_TOKENS)
+
+
+def masked_words(longest: int, *, count: int, key_dim: int, rope_dim: int, value_dim: int, rank: int) -> int:
+    """Return the most words of 64 bits that a token's mask has where `worth_masking` says so: its row has at least half
+    as many pairs as tokens times cached tokens."""
+    most = 2 * count * (2 * rank + rope_dim) // (key_dim + rope_dim + value_dim)
+    return -(-min(longest, most) // 64)
 
 
 def sparse_bytes(max_tokens: int, longest: int, count: int) -> int:

@@ -18,6 +18,7 @@ Legend:
     Z  rows of the table of angles
     Q  queries of one row
     J  cached tokens of one row
+    W  words of 64 bits, of bits
 """
 
 from __future__ import annotations
@@ -149,6 +150,15 @@ def index_topk_reference(
     return chosen_TK
 
 
+def choice_bits_reference(chosen_TK: Tensor, words: int) -> Tensor:
+    """Return the chosen places as bits, 64 places a word: int64 [T, words]. Places are distinct, and lie within the
+    words."""
+    real_TK = chosen_TK >= 0
+    place_TK = chosen_TK.clamp(min=0).long()
+    bits_TW = torch.zeros(len(chosen_TK), words, dtype=torch.int64, device=chosen_TK.device)
+    return bits_TW.scatter_add_(1, place_TK // 64, real_TK.long() << (place_TK % 64))
+
+
 def sees(tokens: slice, position: int, length: int, tree: Tree | None, device: torch.device) -> Tensor:
     """Return True where neighbouring tokens of a row see its cached tokens: bool [Q, length]. position: of the first
     token, without a tree."""
@@ -194,6 +204,9 @@ INDEX_TOPK = Op(
         Implementation("torch", f"{_HERE}.torch_ops:index_topk", on_cpu),
     ),
     matrix=True,
+)
+CHOICE_BITS = Op(
+    "choice_bits", choice_bits_reference, (Implementation("triton", f"{_HERE}.triton:choice_bits", on_gpu),)
 )
 SPARSE_ATTENTION = Op(
     "sparse_attention",

@@ -15,6 +15,7 @@ from ridgeline.kernels.attention.paged.triton_common import LOG2E
 from ridgeline.kernels.attention.sparse.cost import SCORE_BYTES
 from ridgeline.kernels.attention.sparse.op import IndexCache
 from ridgeline.kernels.attention.sparse.triton_kernel import (
+    choice_bits_kernel,
     index_choice_kernel,
     index_keys_kernel,
     index_scores_kernel,
@@ -146,6 +147,18 @@ def index_topk(q_TID: Tensor, weights_TI: Tensor, cache: IndexCache, batch: Ragg
     return chosen_TK
 
 
+def choice_bits(chosen_TK: Tensor, words: int) -> Tensor:
+    """Compute `op.choice_bits_reference`."""
+    (tokens, count), device = chosen_TK.shape, chosen_TK.device
+    bits_TW = torch.zeros(tokens, words, dtype=torch.int64, device=device)
+    if tokens:
+        padded = triton.next_power_of_2(count)
+        choice_bits_kernel[(tokens,)](
+            chosen_TK, bits_TW, words, COUNT=count, K=padded, num_warps=4, **launch_options(device)
+        )
+    return bits_TW
+
+
 def sparse_attention(
     q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, chosen_TK: Tensor, *, scale: float
 ) -> Tensor:
@@ -232,8 +245,9 @@ def _whose(batch: RaggedBatch, tokens: int) -> tuple[Tensor, Tensor]:
 _KINDS = {
     **{"cos_sin_ptr": "*fp32", "positions_ptr": "*i64", "place_ptr": "*i64", "weights_ptr": "*fp32"},
     **{"table_ptr": "*i32", "slot_ptr": "*i32", "seen_ptr": "*i32", "scores_ptr": "*fp32", "chosen_ptr": "*i32"},
-    **{"parts_ptr": "*fp32", "part_lse_ptr": "*fp32"},
+    **{"parts_ptr": "*fp32", "part_lse_ptr": "*fp32", "words_ptr": "*i64"},
 }
+_WHOLE = ("first_token", "count", "stride_table", "stride_scores", "stride_words")
 _TREES = ("bits_ptr", "base_ptr")
 
 
@@ -245,7 +259,7 @@ def _aot(kernel: Any, constants: dict[str, Any], arch: str, *, tree: bool = Fals
     signature = {name: "i32:16" if name.startswith("stride_") else _KINDS.get(name, "*bf16") for name in names}
     signature |= {name: "*i64" for name in _TREES if name in names}
     signature |= {name: kind for name, kind in (("eps", "fp32"), ("scale", "fp32")) if name in names}
-    signature |= {name: "i32" for name in ("first_token", "count", "stride_table", "stride_scores") if name in names}
+    signature |= {name: "i32" for name in _WHOLE if name in names}
     absent = () if tree else tuple(name for name in _TREES if name in names)
     for name in absent:
         del signature[name]
@@ -278,6 +292,7 @@ def _others(arch: str) -> tuple[AotKernel, ...]:
             for keys in ("int8", "e4m3")
         ),
         _aot(index_keys_kernel, {**index, **rotates, "KV": "int8"}, arch, num_warps=2),
+        _aot(choice_bits_kernel, {"COUNT": 2048, "K": 2048}, arch, num_warps=4),
         _aot(index_choice_kernel, choice, arch, num_warps=4),
         _aot(sparse_combine_kernel, combined, arch, num_warps=4),
     )

@@ -249,6 +249,18 @@ def index_choice_kernel(
 
 
 @triton.jit
+def choice_bits_kernel(chosen_ptr, words_ptr, stride_words, COUNT: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr):
+    """Set the bits of a token's chosen places; all are 0 before."""
+    token, k_K = tl.program_id(0).to(tl.int64), tl.arange(0, K)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    place_K = tl.load(chosen_ptr + token * COUNT + k_K, mask=k_K < COUNT, other=-1)
+    bit_K = tl.full((K,), 1, tl.int64) << (place_K % 64).to(tl.int64)
+    tl.atomic_or(words_ptr + token * stride_words + place_K // 64, bit_K, mask=place_K >= 0, sem="relaxed")
+
+
+@triton.jit
 def _ordered(score):
     """Return numbers in the order of float32 scores: uint32."""
     bits = score.to(tl.uint32, bitcast=True)
