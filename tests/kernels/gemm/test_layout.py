@@ -16,13 +16,23 @@ from ridgeline.kernels.gemm.ladder.layout import (
     flat,
     logical_divide,
     logical_product,
+    together,
+    zipped_divide,
 )
 
 L = Layout
 BY_NINE = L((9, (4, 8)), (59, (13, 1)))
 SQUARE, BRICK, GRID = L((2, 2), (4, 1)), L((2, 5), (5, 1)), L((3, 4), (1, 3))
+BY_TWELVE = L((12, (4, 8)), (59, (13, 1)))
+TILERS = (L(3, 3), L((2, 4), (1, 8)))
 PRINTED = [
     (lambda: coalesce(L((2, (1, 6)), (1, (6, 2)))), "12:1"),
+    (lambda: coalesce(L(((2, (3, 4)), (3, 2), 1), ((4, (8, 24)), (2, 6), 12))), "(24,6):(4,2)"),
+    (lambda: together(*map(coalesce, L((2, (1, 6)), (1, (6, 2))).modes)), "(2,6):(1,2)"),
+    (lambda: composition(L((3, 6, 2, 8), (5, 17, 111, 301)), L(16, 9)), "(2,2,4):(51,111,301)"),
+    (lambda: composition(BY_TWELVE, (L(3, 4), L(8, 2))), "(3,(2,4)):(236,(26,1))"),
+    (lambda: composition(BY_TWELVE, (L(3, 1), L(8, 1))), "(3,(4,2)):(59,(13,1))"),
+    (lambda: composition(BY_NINE, TILERS), "(3,(2,4)):(177,(13,2))"),
     (lambda: composition(L((6, 2), (8, 2)), L((4, 3), (3, 1))), "((2,2),3):((24,2),8)"),
     (lambda: composition(L(20, 2), L((5, 4), (4, 1))), "(5,4):(8,2)"),
     (lambda: composition(L((10, 2), (16, 4)), L((5, 4), (1, 5))), "(5,(2,2)):(16,(80,4))"),
@@ -33,9 +43,11 @@ PRINTED = [
     (lambda: complement(L((2, 4), (1, 6)), 24), "3:2"),
     (lambda: complement(L((2, 2), (1, 6)), 24), "(3,2):(2,12)"),
     (lambda: logical_divide(L((4, 2, 3), (2, 1, 8)), L(4, 2)), "((2,2),(2,3)):((4,1),(2,8))"),
-    (lambda: logical_divide(BY_NINE, (L(3, 3), L((2, 4), (1, 8)))), "((3,3),((2,4),(2,2))):((177,59),((13,2),(26,1)))"),
+    (lambda: zipped_divide(BY_NINE, TILERS), "((3,(2,4)),(3,(2,2))):((177,(13,2)),(59,(26,1)))"),
+    (lambda: logical_divide(BY_NINE, TILERS), "((3,3),((2,4),(2,2))):((177,59),((13,2),(26,1)))"),
     (lambda: logical_product(SQUARE, L(6, 1)), "((2,2),(2,3)):((4,1),(2,8))"),
     (lambda: logical_product(SQUARE, L((4, 2), (2, 1))), "((2,2),(4,2)):((4,1),(8,2))"),
+    (lambda: logical_product(BRICK, GRID), "((2,5),(3,4)):((5,1),(10,30))"),
     (lambda: blocked_product(BRICK, GRID), "((2,3),(5,4)):((5,10),(1,30))"),
     (lambda: blocked_product(BRICK, GRID, raked=True), "((3,2),(4,5)):((10,5),(30,1))"),
 ]
@@ -79,6 +91,26 @@ def test_a_complement_meets_what_is_left_out_and_nothing_twice(a: Layout, size: 
     assert len(set(both)) == len(both)
     assert set(range(size)) <= set(both)
     assert list(rest) == sorted(rest)
+
+
+@settings(deadline=None)
+@given(a=layouts(), b=layouts())
+def test_operations_are_those_of_nvidias_pycute(a: Layout, b: Layout) -> None:
+    """Where both have a result. It is compared as a function, since modes of one element may stay or go."""
+    theirs = pytest.importorskip("pycute", reason='it comes with CUTLASS\' headers: pip install "ridgeline[cutlass]"')
+    a_, b_ = theirs.Layout(a.shape, a.stride), theirs.Layout(b.shape, b.stride)
+    for ours, other in (
+        (lambda: coalesce(a), lambda: theirs.coalesce(a_)),
+        (lambda: composition(a, b), lambda: theirs.composition(a_, b_)),
+        (lambda: complement(a, 60), lambda: theirs.complement(a_, 60)),
+        (lambda: logical_divide(a, b), lambda: theirs.logical_divide(a_, b_)),
+        (lambda: logical_product(a, b), lambda: theirs.logical_product(a_, b_)),
+    ):
+        try:
+            mine, known = ours(), other()
+        except (ValueError, AssertionError):
+            continue
+        assert list(mine) == [known(i) for i in range(known.size())]
 
 
 def test_a_fragment_of_mma_is_a_layout() -> None:

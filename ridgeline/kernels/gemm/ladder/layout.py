@@ -9,7 +9,7 @@ same form. A coordinate is a tuple too, or one number, which runs through the sh
 So a layout is also a function of 0 .. size - 1, and everything here is said of that function:
 
     coalesce(A)            the same function with as few modes as possible
-    composition(A, B)      A(B(c)), with the shape of B
+    composition(A, B)      A(B(c)), with the shape of B; as the next, mode by mode for a tuple of layouts
     complement(A, n)       the offsets below n that A leaves out: A and it, side by side, meet each offset once
     logical_divide(A, B)   A cut into tiles of the form B: ((inside a tile), (which tile))
     logical_product(A, B)  copies of A, laid out as B says: ((inside a copy), (which copy))
@@ -91,11 +91,13 @@ def coalesce(layout: Layout) -> Layout:
     return _layout(modes)
 
 
-def composition(a: Layout, b: Layout) -> Layout:
+def composition(a: Layout, b: Layout | tuple[Layout, ...]) -> Layout:
     """Return R with b's shape and R(c) = a(b(c)), wherever b(c) is below a's size.
 
     Raises ValueError where b's modes overlap, or one of them steps over modes of a that its stride does not divide.
     """
+    if isinstance(b, tuple):
+        return together(*map(composition, a.modes, b))
     if isinstance(b.shape, tuple):
         steps = sorted((step, n) for n, step in zip(flat(b.shape), flat(b.stride), strict=True) if n > 1 and step)
         if any(step * n > behind for (step, n), (behind, _) in pairwise(steps)):
@@ -151,8 +153,13 @@ def logical_product(layout: Layout, tiler: Layout) -> Layout:
 
 def blocked_product(block: Layout, tiler: Layout, *, raked: bool = False) -> Layout:
     """Return the product mode by mode, in which each copy of the block stays together; raked: they are interleaved."""
-    pairs = zip(*(part.modes for part in logical_product(block, tiler).modes), strict=True)
-    return together(*(together(*((copy, own) if raked else (own, copy))) for own, copy in pairs))
+    own, copies = logical_product(block, tiler).modes
+    return _regrouped(*((copies, own) if raked else (own, copies)))
+
+
+def zipped_divide(layout: Layout, tilers: tuple[Layout, ...]) -> Layout:
+    """Return ((inside a tile of each mode), (which tile of each mode))."""
+    return _regrouped(*logical_divide(layout, tilers).modes)
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,11 @@ class Swizzle:
     def __call__(self, offset: int) -> int:
         mask = ((1 << self.bits) - 1) << (self.base + self.shift)
         return offset ^ ((offset & mask) >> self.shift)
+
+
+def _regrouped(*parts: Layout) -> Layout:
+    """Return the first modes of all parts together, then their second modes, and so on."""
+    return together(*starmap(together, zip(*(part.modes for part in parts), strict=True)))
 
 
 def _layout(modes: list[tuple[int, int]]) -> Layout:
