@@ -53,14 +53,33 @@ class Kernel:
             wanted = ctypes.c_int(MAX_DYNAMIC_SHARED_SIZE_BYTES)
             driver.call("cuKernelSetAttribute", wanted, ctypes.c_int(shared), self._kernel, number)
 
-    def launch(self, grid: Sequence[int], block: Sequence[int], stream: int, arguments: Sequence[Any]) -> None:
+    def launch(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        stream: int,
+        arguments: Sequence[Any],
+        *,
+        together: bool = False,
+    ) -> None:
         """Run blocks on a stream of the current context. The arguments are ctypes objects, a kernel's in their order.
 
         grid, block: three numbers each. stream: the driver's handle.
+        together: a cooperative launch: all blocks run at the same time, or the driver refuses.
         """
         places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         sizes = map(ctypes.c_uint, (*grid, *block, self._shared))
-        self._driver.call("cuLaunchKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places, None)
+        if together:
+            self._driver.call("cuLaunchCooperativeKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places)
+        else:
+            self._driver.call("cuLaunchKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places, None)
+
+    def resident(self, threads: int) -> int:
+        """Return the number of blocks of so many threads that a multiprocessor runs at the same time."""
+        found, shared = ctypes.c_int(), ctypes.c_size_t(self._shared)
+        query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        self._driver.call(query, ctypes.byref(found), self._kernel, ctypes.c_int(threads), shared)
+        return found.value
 
 
 def tensor_map(driver: CudaDriver, matrix: tuple[int, int, int], item: int, box: tuple[int, int]) -> ctypes.Array[Any]:

@@ -295,6 +295,13 @@ inline void start(Load load) {
   loads.push_back(load);
 }
 
+inline void start_bulk(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
+  require(to % 16 == 0 && uintptr_t(from) % 16 == 0 && bytes % 16 == 0, "bulk copies move multiples of 16 bytes");
+  memset(pointer_to(to, bytes), 0xff, bytes);
+  loads.push_back({{static_cast<const unsigned char *>(from), 1, bytes, bytes, 1, bytes, 1, 0}, 0, 0, to, barrier,
+                   1u << current->block->rank});
+}
+
 inline unsigned drawn(size_t count) { return ((random_state = random_state * 1664525 + 1013904223) >> 8) % count; }
 
 inline void deliver(unsigned at) {

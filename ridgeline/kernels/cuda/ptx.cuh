@@ -222,3 +222,62 @@ __device__ __forceinline__ void named_barrier(int which, int count) {
   PTX(asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(count) : "memory"),
       emulator::meet(emulator::current->block->barriers[which], count, "bar.sync"));
 }
+
+// ---- Bulk copies (sm_90): one thread starts the copy of bytes that lie in a row --------------------------------------
+// Both addresses and the number of bytes are multiples of 16. The barrier counts the bytes.
+
+__device__ __forceinline__ void bulk_load(void *to, const void *from, int bytes, Mbarrier *barrier) {
+#ifdef __CUDACC__
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+#else
+  emulator::start_bulk(shared_address(to), from, unsigned(bytes), shared_address(barrier));
+#endif
+}
+
+// ---- Counters in global memory, by which blocks that run at the same time tell each other what has ended --------------
+// What a thread wrote before it signals, and what other threads wrote before a barrier that this thread passed, is seen
+// by a thread that has waited for the counter, and by others behind a barrier with that one.
+
+__device__ __forceinline__ void signal_counter(unsigned *counter) {
+#ifdef __CUDACC__
+  asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+#else
+  ++*counter;
+  ++emulator::progress;
+#endif
+}
+
+__device__ __forceinline__ unsigned add_to_counter(unsigned *counter) {  // returns what it was
+#ifdef __CUDACC__
+  unsigned before;
+  asm volatile("fence.acq_rel.gpu;\natom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter)
+               : "memory");
+  return before;
+#else
+  ++emulator::progress;
+  return (*counter)++;
+#endif
+}
+
+__device__ __forceinline__ void wait_for_counter(const unsigned *counter, unsigned least) {
+#ifdef __CUDACC__
+  unsigned found;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
+  while (found < least);
+#else
+  emulator::block_until("a counter", [&] { return *counter >= least; });
+#endif
+}
+
+// 16 bytes that another block wrote in this launch: from L2, past the caches of the multiprocessor.
+__device__ __forceinline__ uint4 load_fresh(const void *from) {
+#ifdef __CUDACC__
+  return __ldcg(static_cast<const uint4 *>(from));
+#else
+  emulator::require(uintptr_t(from) % 16 == 0, "16 bytes are read from addresses that are multiples of 16");
+  return *static_cast<const uint4 *>(from);
+#endif
+}

@@ -1,0 +1,123 @@
+"""The task graph of a decoding step, made from the shape of the network.
+
+Every product is divided by outputs, evenly between all blocks, so that each reads its part of the weights once. The
+norm before a product is computed by every block for itself: its input is small, and a task of its own would cost one
+more wait of all blocks. The residual is added where a product's outputs are written.
+
+A phase has one counter. Its tasks wait for all tasks of the phase before, whose reads and writes are then over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ridgeline.kernels.step.persistent.shape import ROWS, DenseShape
+from ridgeline.kernels.step.persistent.tasks import CellAccess, CounterWait, Kind, StepSchedule, StepTask
+
+
+def build(shape: DenseShape, rows: int, blocks: int, splits: int = 1) -> StepSchedule:
+    """Return the schedule of a step.
+
+    rows: requests, 1 to 8.
+    blocks: that run at the same time.
+    splits: parts of a row's keys that different blocks attend to. With more than one, tasks that combine them follow.
+
+    Raises ValueError for other rows, blocks or splits.
+    """
+    if not 1 <= rows <= ROWS or blocks < 1 or splits < 1:
+        raise ValueError(f"a step needs 1 to {ROWS} rows, blocks and splits: not {rows}, {blocks} and {splits}.")
+    return _Builder(shape, rows, blocks, splits).schedule()
+
+
+class _Builder:
+    def __init__(self, shape: DenseShape, rows: int, blocks: int, splits: int) -> None:
+        self._shape, self._rows, self._splits = shape, rows, splits
+        self._tasks: list[StepTask] = []
+        self._blocks: list[list[int]] = [[] for _ in range(blocks)]
+        self._counter, self._before = 0, 0  # of the phase that is being made, and the tasks of the one before
+        self._turn = 0  # the block that gets the next task which is not a product
+
+    def schedule(self) -> StepSchedule:
+        shape, rows, splits = self._shape, self._rows, self._splits
+        self._spread("embed", 0, ((row,) for row in range(rows)))
+        for layer in range(shape.layers):
+            self._product("qkv", layer, shape.projected)
+            pairs = [(row, head) for row in range(rows) for head in range(shape.kv_heads)]
+            self._spread("attend", layer, ((*pair, split) for pair in pairs for split in range(splits)))
+            if splits > 1:
+                self._spread("combine", layer, pairs)
+            self._product("out", layer, shape.width)
+            self._product("gate_up", layer, shape.inner)
+            self._product("down", layer, shape.width)
+        self._product("head", shape.layers, shape.vocabulary)
+        caches = {f"new_kv.{layer}": (rows, shape.kv_heads) for layer in range(shape.layers)}
+        buffers = {
+            "residual": (rows, shape.width), "qkv": (rows, shape.projected), "attended": (rows, shape.attended),
+            "partial": (rows, shape.kv_heads * splits), "gated": (rows, shape.inner),
+            "logits": (rows, shape.vocabulary), **caches,
+        }  # fmt: skip
+        blocks = tuple(map(tuple, self._blocks))
+        return StepSchedule(tasks=tuple(self._tasks), blocks=blocks, counters=self._counter, buffers=buffers)
+
+    def _product(self, kind: Kind, layer: int, outputs: int) -> None:
+        """Add a phase in which each block has its share of the outputs."""
+        count = len(self._blocks)
+        edges = [outputs * block // count for block in range(count + 1)]
+        parts = [(block, edges[block : block + 2]) for block in range(count) if edges[block] < edges[block + 1]]
+        self._phase(kind, layer, [(block, (start, stop)) for block, (start, stop) in parts])
+
+    def _spread(self, kind: Kind, layer: int, parts: Iterable[tuple[int, ...]]) -> None:
+        """Add a phase whose tasks go to one block after the other."""
+        placed = []
+        for part in parts:
+            placed.append((self._turn % len(self._blocks), part))
+            self._turn += 1
+        self._phase(kind, layer, placed)
+
+    def _phase(self, kind: Kind, layer: int, placed: list[tuple[int, tuple[int, ...]]]) -> None:
+        waits = (CounterWait(self._counter - 1, self._before),) if self._counter else ()
+        for block, part in placed:
+            reads, writes = self._accesses(kind, layer, part)
+            task = StepTask(
+                kind=kind, layer=layer, part=part, reads=reads, writes=writes, waits=waits, signals=(self._counter,)
+            )
+            self._blocks[block].append(len(self._tasks))
+            self._tasks.append(task)
+        self._counter, self._before = self._counter + 1, len(placed)
+
+    def _accesses(
+        self, kind: Kind, layer: int, part: tuple[int, ...]
+    ) -> tuple[tuple[CellAccess, ...], tuple[CellAccess, ...]]:
+        shape, rows = self._shape, self._rows
+        if kind == "embed":
+            return (), (CellAccess("residual", part[0], part[0] + 1, 0, shape.width),)
+        if kind in ("attend", "combine"):
+            return self._of_head(kind, layer, part)
+        source, width, target = {
+            "qkv": ("residual", shape.width, "qkv"), "out": ("attended", shape.attended, "residual"),
+            "gate_up": ("residual", shape.width, "gated"), "down": ("gated", shape.inner, "residual"),
+            "head": ("residual", shape.width, "logits"),
+        }[kind]  # fmt: skip
+        own = CellAccess(target, 0, rows, *part)
+        read = CellAccess(source, 0, rows, 0, width)
+        return (read, own) if target == "residual" else (read,), (own,)
+
+    def _of_head(
+        self, kind: Kind, layer: int, part: tuple[int, ...]
+    ) -> tuple[tuple[CellAccess, ...], tuple[CellAccess, ...]]:
+        shape, splits, (row, head) = self._shape, self._splits, part[:2]
+        row_end = row + 1
+        wide = shape.group * shape.head_dim
+        attended = CellAccess("attended", row, row_end, head * wide, (head + 1) * wide)
+        if kind == "combine":
+            return (CellAccess("partial", row, row_end, head * splits, (head + 1) * splits),), (attended,)
+        heads = [(head * shape.group, shape.group), (shape.heads + head, 1), (shape.heads + shape.kv_heads + head, 1)]
+        reads = tuple(
+            CellAccess("qkv", row, row_end, at * shape.head_dim, (at + count) * shape.head_dim) for at, count in heads
+        )
+        place = head * splits + part[2]
+        wrote = attended if splits == 1 else CellAccess("partial", row, row_end, place, place + 1)
+        # Which split has the row's last token is known on the device alone. The first one stands for it here: no other
+        # task of the step touches the place of the new key.
+        fresh = (CellAccess(f"new_kv.{layer}", row, row_end, head, head + 1),) if part[2] == 0 else ()
+        return reads, (wrote, *fresh)

@@ -1,0 +1,165 @@
+"""The persistent kernel's own file, run by the emulator beside its slow twin, and its machine code."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.kernels.base.native import has_compiler
+from ridgeline.kernels.cuda.compile import compilers, cubin, machine_code
+from ridgeline.kernels.cuda.emulate import EmulationError, LaunchShape, build
+from ridgeline.kernels.step.persistent import build as graph
+from ridgeline.kernels.step.persistent.cuda.cases import (
+    LLAMA_1B,
+    QWEN3_06B,
+    TINY,
+    TINY_QWEN,
+    PersistentCase,
+    distance,
+    step_case,
+)
+from ridgeline.kernels.step.persistent.cuda.run import ARCH, NAME, SOURCE, THREADS, LaunchPlan, step_of
+from ridgeline.kernels.step.persistent.records import TaskRecord, records_of, starts_of
+from ridgeline.kernels.step.persistent.shape import DenseShape
+
+MORE = 1.5  # times the twin's own distance from float32: sums are made in another order
+ONE = replace(TINY, layers=1)
+
+emulated = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
+compiled = pytest.mark.skipif(not compilers(), reason="there is no CUDA compiler")
+
+
+def problem(case: PersistentCase, folder: Path, order: int, source: Path = SOURCE, launches: int = 1) -> str:
+    """Return what is wrong with launches of the kernel, or ""."""
+    kernel = build(source, NAME, case.plan.defines, folder)
+    own, same, exact = case.fresh(), case.fresh(), case.fresh(torch.float32)
+    wanted, twin = exact.reference(seed=1), same.reference(seed=2)
+    step, held = step_of(own.plan, own.schedule, own.weights, own.inputs, own.buffers)
+    blocks = len(case.schedule.blocks)
+    shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), cluster=blocks, shared=case.plan.shared, order=order)
+    for _ in range(launches):
+        for buffer in vars(own.buffers).values():
+            buffer.fill_(torch.nan)
+        try:
+            kernel.launch(shape, [step])
+        except EmulationError as error:
+            return str(error)
+    if held[-1].any():
+        return "counters were not made ready for the next launch"
+    if not distance(own.buffers.logits_RV, wanted) <= MORE * distance(twin, wanted):
+        return "its scores are wrong"
+    for ours, theirs in zip(own.inputs.caches, exact.inputs.caches, strict=True):
+        for found, right in zip(ours, theirs, strict=True):
+            if not torch.equal(found.isnan(), right.isnan()):
+                return "it wrote another place of the cache"
+            if not distance(found.nan_to_num(), right.nan_to_num()) <= 2**-6:
+                return "its cache is wrong"
+    return ""
+
+
+@emulated
+def test_the_kernel_equals_its_twin(tmp_path: Path) -> None:
+    case = step_case(replace(TINY_QWEN, layers=1), [9, -1, 0], 2, splits=2, depth=32)
+    assert problem(case, tmp_path, order=5) == ""
+
+
+@emulated
+@pytest.mark.thorough
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("shape", "positions", "blocks", "splits", "depth"),
+    [
+        (TINY, [5], 3, 1, 1024),
+        (TINY, [5, 0, -1, 9], 3, 2, 32),
+        (TINY_QWEN, [37, 20, 3], 4, 3, 64),
+        (replace(ONE, head_dim=64, rotated=64), [11] * 8, 2, 1, 64),
+        (replace(ONE, head_dim=128, heads=2, kv_heads=2, rotated=128), [70], 2, 2, 128),
+    ],
+)
+def test_the_kernel_equals_its_twin_again_and_again(
+    shape: DenseShape, positions: list[int], blocks: int, splits: int, depth: int, order: int, tmp_path: Path
+) -> None:
+    case = step_case(shape, positions, blocks, splits, depth=depth)
+    assert problem(case, tmp_path, order, launches=2) == ""
+
+
+RUNS = "    if (is_product(task.kind))"
+SIGNALS = "    if (task.signal >= 0 && threadIdx.x == 0) signal_counter(step.counters + task.signal);\n"
+PANEL = "fill_panel(step, shared, task);"
+FAULTS = {
+    "no wait for weights": ("mbarrier_wait(&shared.full[ring.stage], ring.parity);", ""),
+    "no wait for a free stage": ("mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);", ""),
+    "no wait for other blocks": ("if (task.wait >= 0 && threadIdx.x == 0) wait_for_counter", "if (0) wait_for_counter"),
+    "no signal": ("if (task.signal >= 0 && threadIdx.x == 0)", "if (0)"),
+    "signal before the work": (f"    workers_meet();\n{RUNS}", f"    workers_meet();\n{SIGNALS}{RUNS}"),
+    "counters stay": ("step.counters[i] = 0;", ";"),
+    "no barrier behind the panel": (f"{PANEL}\n  workers_meet();", PANEL),
+    "no sum over warps": ("workers_meet();\n    finish_tile", "finish_tile"),
+}
+FEW = ("no wait for other blocks", "no wait for a free stage")
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS]
+)
+def test_a_fault_in_the_kernel_shows(name: str, tmp_path: Path) -> None:
+    old, new = FAULTS[name]
+    text = SOURCE.read_text()
+    assert text.count(old) == 1
+    broken = tmp_path / "broken.cu"
+    broken.write_text(text.replace(old, new))
+    case = step_case(ONE, [5], 2, depth=32)
+    case = replace(case, plan=replace(case.plan, stages=3))
+    assert any(problem(case, tmp_path, order, broken) for order in (1, 0, 2))
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        (LLAMA_1B, 1),
+        pytest.param(LLAMA_1B, 8, marks=pytest.mark.thorough),
+        pytest.param(QWEN3_06B, 1, marks=pytest.mark.thorough),
+        pytest.param(QWEN3_06B, 8, marks=pytest.mark.thorough),
+    ],
+)
+def test_machine_code_copies_by_bulk_and_multiplies_by_matrix_instructions(shape: DenseShape, rows: int) -> None:
+    schedule = graph.build(replace(shape, layers=1), rows, 132, 4)
+    plan = LaunchPlan.of(shape, rows, 16, schedule, 4)
+    code = machine_code(cubin(SOURCE, ARCH, plan.defines))
+    assert code.registers <= 224, "288 threads of a block have so many"
+    assert code.stack == 0, "nothing is spilled"
+    for mnemonic in ("UBLKCP", "LDSM.16.M88.4", "HMMA.16816.F32.BF16", "LDG.E.128.STRONG.GPU", "SYNCS"):
+        assert code.has(mnemonic), mnemonic
+
+
+def test_records_say_what_the_schedule_says() -> None:
+    case = step_case(TINY, [3, 4], 3, splits=2)
+    records = records_of(case.schedule, case.shape, case.weights, case.inputs, case.buffers)
+    starts = starts_of(case.schedule)
+    assert ctypes.sizeof(TaskRecord) % 16 == 0
+    for block, tasks in enumerate(case.schedule.blocks):
+        own = records[starts[block] : starts[block + 1]]
+        assert [(each.wait, each.least, each.signal) for each in own] == [
+            (*(case.schedule.tasks[task].waits or ((-1, 0),))[0], case.schedule.tasks[task].signals[0])
+            for task in tasks
+        ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (replace(TINY, head_dim=48), "heads are 48 wide"),
+        (replace(TINY, inner=100), "inner 100 is no multiple of 32"),
+        (replace(TINY, heads=18), "9 query heads share"),
+        (replace(TINY, inner=32768), "are the least; use fewer rows"),
+    ],
+)
+def test_networks_that_the_kernel_cannot_take_are_refused(shape: DenseShape, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        LaunchPlan.of(shape, 8, 16, graph.build(shape, 8, 2))
