@@ -62,6 +62,13 @@ def float8() -> str:
     return _written(float8.draw)
 
 
+def ladder(name: str) -> str:
+    from ridgeline_bench.ladders import page
+
+    times = page.newest(name)
+    return _written(lambda path: page.draw(times, f"The {name} ladder on one H200; libraries are grey", path))
+
+
 def long_context() -> str:
     from ridgeline_bench.scripts import long_context
 
@@ -171,9 +178,11 @@ def vllm(theme: str) -> str:
 
 
 PICTURES: Mapping[str, Callable[[], str]] = {
+    "docs/images/attention-ladder.svg": lambda: ladder("attention"),
     "docs/images/batch-sweep.svg": batch_sweep,
     "docs/images/crossover.svg": crossover,
     "docs/images/float8.svg": float8,
+    "docs/images/gemm-ladder.svg": lambda: ladder("gemm"),
     "docs/images/long-context.svg": long_context,
     "docs/images/mixer-quality.svg": mixer_quality,
     "docs/images/mixture.svg": mixture,

@@ -1,0 +1,100 @@
+"""What a ladder's page shows of stored times: the newest of each rung, beside the fastest library of the same run.
+
+    python -m ridgeline_bench.ladders.page gemm [FILE.jsonl]
+
+`ridgeline bench kernels --ladder gemm --out FILE.jsonl` stores them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ridgeline_bench.ladders.runs import Problem
+from ridgeline_bench.results import Record, read
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-ladders.jsonl"
+
+Times = dict[str, dict[str, Record]]  # problem → rung or library → its newest time
+
+
+def newest(name: str, file: Path = FILE) -> Times:
+    """Return the newest stored times of a ladder: of libraries, and of rungs in their order."""
+    found: Times = {}
+    for record in read([file]):
+        if record.workload == f"ladder:{name}":
+            problem, rung = record.metric.removesuffix("]").split(" [", 1)
+            found.setdefault(problem, {})[rung] = record
+    problems: Sequence[Problem] = import_module(f"ridgeline_bench.ladders.{name}").PROBLEMS
+    order = [rung for rung, _, _ in problems[0].least()]
+    return {
+        problem: dict(sorted(own.items(), key=lambda item: order.index(item[0]) if item[0] in order else -1))
+        for problem, own in found.items()
+    }
+
+
+def libraries(times: Times) -> list[str]:
+    """Return the names of those that have no least time: libraries, of which only the time is known."""
+    return list(dict.fromkeys(rung for own in times.values() for rung, record in own.items() if not record.limit))
+
+
+def rate(record: Record) -> float:
+    """Return TFLOP/s, by the FLOPs that the result needs."""
+    return float(record.options["flops"]) / record.value / 1e6
+
+
+def table(times: Times) -> str:
+    """Return the times as Markdown: for each problem TFLOP/s, and the share of the fastest library's."""
+    peers = libraries(times)
+    best = {problem: max(rate(own[peer]) for peer in peers if peer in own) for problem, own in times.items()}
+    lines = ["| | " + " | ".join(times) + " |", "|---|" + "---:|" * len(times)]
+    for rung in dict.fromkeys(rung for own in times.values() for rung in own):
+        cells = (
+            ""
+            if rung not in own
+            else f"{rate(own[rung]):.1f}, {rate(own[rung]) / best[problem]:.0%}".replace("%", " %")
+            for problem, own in times.items()
+        )
+        name = rung if rung in peers else f"`{rung}`"
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(times: Times, title: str, path: Path) -> None:
+    """Draw the rates as bars on a logarithmic axis, a panel for each problem."""
+    import matplotlib as mpl  # the extra `train`
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    mpl.rcParams["svg.hashsalt"] = "ladder"
+    order, high = list(dict.fromkeys(rung for own in times.values() for rung in own)), 1.2
+    size = 3 + 2.4 * len(times), high + 0.2 * len(order)
+    figure, axes = plt.subplots(1, len(times), sharey=True, figsize=size, squeeze=False)
+    for ax, (problem, own) in zip(axes[0], times.items(), strict=True):
+        _bars(ax, order, own)
+        ax.set_title(problem, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _bars(ax: Any, order: Sequence[str], own: Mapping[str, Record]) -> None:
+    colours = ["#2a78b8" if record.limit else "#5c6b73" for record in own.values()]
+    ax.barh([order.index(rung) for rung in own], [rate(record) for record in own.values()], color=colours)
+    ax.set(xscale="log", xlabel="TFLOP/s", yticks=range(len(order)), yticklabels=order)
+    ax.set_ylim(len(order) - 0.5, -0.5)
+    ax.tick_params(labelsize=7)
+
+
+def main() -> None:
+    name, *rest = sys.argv[1:]
+    print(table(newest(name, Path(rest[0]) if rest else FILE)))
+
+
+if __name__ == "__main__":
+    main()
