@@ -1,5 +1,5 @@
-"""The problems of the attention ladder: causal, bfloat16, whole sequences, beside the kernels that torch has and
-FlashAttention-3 where it is installed."""
+"""The problems of the attention ladder: causal, bfloat16, whole sequences, forward and backward, beside the kernels
+that torch has and FlashAttention-3 where it is installed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ridgeline.kernels.attention.ladder.predict import WholeShape, predict
-from ridgeline.kernels.attention.ladder.rungs import BY_NAME, RUNGS
+from ridgeline.kernels.attention.ladder.predict import WholeShape, predict, predict_backward
+from ridgeline.kernels.attention.ladder.rungs import BACKWARD_RUNGS, BY_NAME, RUNGS
 from ridgeline.kernels.cuda.predict import chip_here
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
@@ -117,4 +118,96 @@ def flash3(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-PROBLEMS = tuple(Sequences(WholeShape(length=length, size=size)) for size in (64, 128) for length in (4096, 8192))
+@dataclass(frozen=True)
+class Gradients(Sequences):
+    """The gradients of q, k and v at a shape of whole sequences."""
+
+    @property
+    def name(self) -> str:
+        return f"gradients, {self.shape}"
+
+    @property
+    def flops(self) -> float:
+        """Those of five products."""
+        return 2.5 * self.shape.flops
+
+    def least(self) -> Iterator[tuple[str, float, str]]:
+        chip = chip_here(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+        for rung in BACKWARD_RUNGS:
+            found = predict_backward(rung, chip, self.shape)
+            yield rung.name, found.bound, found.limiter
+
+    def operands(self, cubins: Path | None) -> GradientOperands:
+        return GradientOperands(self.shape)
+
+
+class GradientOperands(QueriesKeysValues):
+    """Operands in turn, and gradients of outputs. A call gives the gradients of q, k and v."""
+
+    def __init__(self, shape: WholeShape, device: str = "cuda") -> None:
+        super().__init__(shape, device)
+        self.grads = [torch.randn_like(q) for q, _, _ in self.sets]
+
+    @property
+    def peers(self) -> Mapping[str, Sequence[Call]]:
+        ways: dict[str, Callable[..., Tensor]] = {
+            "SDPA, FlashAttention-2": torchs(SDPBackend.FLASH_ATTENTION),
+            "SDPA, cuDNN": torchs(SDPBackend.CUDNN_ATTENTION),
+        }
+        if find_spec("flash_attn_interface") is not None:
+            ways["FlashAttention-3"] = flash3
+        return {
+            name: [
+                recorded(way, x, grad, name == "FlashAttention-3")
+                for x, grad in zip(self.sets, self.grads, strict=True)
+            ]
+            for name, way in ways.items()
+        }
+
+    def rung(self, name: str) -> Sequence[Call]:
+        from ridgeline.kernels.attention.ladder.run import loaded_backward  # Triton, which predictions need not
+
+        found = next(rung for rung in BACKWARD_RUNGS if rung.name == name)
+        return [loaded_backward(found, (x[0], x[1], x[2]), grad) for x, grad in zip(self.sets, self.grads, strict=True)]
+
+    def fault(self, call: Call, rung: str = "") -> str:
+        found = call()
+        assert isinstance(found, (tuple, list))
+        (q, k, v), grad = self.sets[0], self.grads[0]
+        per_group, worst = q.shape[1] // k.shape[1], 0.0
+        for batch, group in (0, 0), (len(q) - 1, k.shape[1] - 1):  # two of all: float64 has 8 bytes for each pair
+            own = slice(group * per_group, (group + 1) * per_group)
+            parts = q[batch, own], k[batch, group : group + 1], v[batch, group : group + 1]
+            leaves = [x[None].double().requires_grad_() for x in parts]
+            with torch.inference_mode(mode=False), torch.enable_grad():
+                heads = [exact_attention(leaves[0][:, h], leaves[1][:, 0], leaves[2][:, 0]) for h in range(per_group)]
+                exact = torch.autograd.grad(torch.stack(heads, 1), leaves, grad[batch, own][None].double())
+            for ours, want in zip(
+                (found[0][batch, own], *(x[batch, group][None] for x in found[1:3])), exact, strict=True
+            ):
+                worst = max(worst, float((ours.detach().double() - want[0]).norm() / want.norm()))
+        if not all(bool(torch.isfinite(x).all()) for x in found[:3]):
+            return "gradients are not finite"
+        return "" if worst <= WITHIN else f"wrong by {worst:.1e} of the norm"
+
+
+def recorded(way: Callable[..., Tensor], operands: Sequence[Tensor], grad: Tensor, by_tokens: bool) -> Call:
+    """Return a call of the backward pass alone, in the caller's stream: the node of the attention, as the way recorded
+    it. by_tokens: the way takes [B, T, H, D], and a transposed view of its output comes back."""
+    if by_tokens:
+        operands, grad = [x.transpose(1, 2).contiguous() for x in operands], grad.transpose(1, 2).contiguous()
+    leaves = [x.detach().requires_grad_() for x in operands]
+    node: Any = way(*leaves).grad_fn
+    if by_tokens:
+        node = node.next_functions[0][0]
+    run = getattr(node, "apply", node)  # that of a function in Python, and that of torch's own
+
+    def call() -> object:
+        found = run(grad)[:3]
+        return [x.transpose(1, 2) for x in found] if by_tokens else found
+
+    return call
+
+
+_SHAPES = [WholeShape(length=length, size=size) for size in (64, 128) for length in (4096, 8192)]
+PROBLEMS = (*(Sequences(shape) for shape in _SHAPES), *(Gradients(shape) for shape in _SHAPES if shape.length == 8192))

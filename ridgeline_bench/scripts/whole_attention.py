@@ -2,17 +2,22 @@
 
     python -m ridgeline_bench.scripts.whole_attention [--lengths 2048 8192 16384] [--sizes 64 128] [--tokens 32768]
         [--channels 2048] [--tiles] [--quick] [--output FILE.jsonl]
+    python -m ridgeline_bench.scripts.whole_attention --short [--sequences 1 4 11 44 176] [--output FILE.jsonl]
 
 Causal, bfloat16, --channels in all heads together, --tokens in a batch. Each way is first compared with the plain
 reference in float64 at a shorter length, gradients included. TFLOP/s count the products of pairs that are seen: 4
 operations a pair and channel forward, 10 backward. `limit` is their time at the rate of the largest product that torch
 reaches in the same run. --tiles times other tiles of our kernels, too.
+
+--short times a layer of 12 heads of 64 over sequences of 128 tokens in one kernel, beside three launches of torch's
+kernels: both in a graph, over four sets of weights in turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,8 +29,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ridgeline.kernels.attention import triton_sdpa
+from ridgeline.kernels.attention.ladder.short_layer import ShortLayer, ShortShape, predicted, three_launches
 from ridgeline.kernels.attention.triton_sdpa import Tiles, sdpa, sdpa_reference
-from ridgeline_bench.machine.timing import device_seconds
+from ridgeline.kernels.cuda.predict import chip_here
+from ridgeline_bench.machine.timing import QUICK, device_seconds, median_seconds
 from ridgeline_bench.results import gpu
 from ridgeline_bench.scripts.asked import asked, keep
 
@@ -113,14 +120,49 @@ def other_tiles(heads: int, batch: int, length: int, size: int, repeats: int) ->
             yield {"kernel": kernel, "tiles": list(vars(tiles).values()), "forward": forward, "backward": backward}
 
 
+def short_layers(counts: list[int], output: Path | None, tokens: int = 128, heads: int = 12) -> Table:
+    """Return the times of one kernel and of three launches; both are compared with float64 before."""
+    table, model, device = (
+        Table("sequences", "one kernel, µs", "three, µs", "predicted", "times faster"),
+        64 * heads,
+        "cuda",
+    )
+    for count in counts:
+        shapes = (count, tokens, model), (3 * model, model), (model, model)
+        sets = [[torch.randn(x, device=device).bfloat16() / x[-1] ** 0.5 for x in shapes] for _ in range(4)]
+        layers = [ShortLayer(qkv, o, heads, (count, tokens)) for _, qkv, o in sets]
+        calls: dict[str, list[Callable[[], torch.Tensor]]] = {
+            "one kernel": [partial(layer, x[0]) for layer, x in zip(layers, sets, strict=True)],
+            "three launches": [partial(three_launches, *x, heads) for x in sets],
+        }
+        exact = three_launches(*(x.double() for x in sets[0]), heads)
+        line: dict[str, Any] = {"workload": "short layer", "gpu": gpu(), "sequences": count, "tokens": tokens}
+        for name, ways in calls.items():
+            off = float((ways[0]().double() - exact).norm() / exact.norm())
+            if not off < WITHIN:
+                raise SystemExit(f"{name}, {count} sequences: wrong by {off:.1e} of the norm.")
+            line[name] = median_seconds(ways, torch.device(device), QUICK)
+        keep(output, line)
+        ours, theirs = (1e6 * line[name] for name in calls)
+        cells = [1e6 * x for x in predicted(ShortShape(count, tokens, heads), chip_here(gpu()))]
+        table.add_row(
+            str(count), f"{ours:.1f}", f"{theirs:.1f}", f"{cells[0]:.1f}, {cells[1]:.1f}", f"{theirs / ours:.2f}"
+        )
+    return table
+
+
 def main() -> None:
     a = asked(
         __doc__, lengths=[2048, 8192, 16384], sizes=[64, 128], tokens=32768, channels=2048, repeats=11,
-        tiles=(False, "other tiles, too"), quick=(False, "errors alone, on the CPU"), output=Path,
+        tiles=(False, "other tiles, too"), short=(False, "the layer of short sequences alone"),
+        sequences=[1, 4, 11, 44, 176], quick=(False, "errors alone, on the CPU"), output=Path,
     )  # fmt: skip
     if a.quick:
         for size in a.sizes:
             print(f"{size} channels: error {error('ours', size, 'cpu', 70):.2g}")
+        return
+    if a.short:
+        Console(width=100).print(short_layers(a.sequences, a.output))
         return
     peak = peak_flops(8192, a.repeats)
     about = {"workload": "whole attention", "gpu": gpu(), "dtype": "bfloat16", "product": peak}

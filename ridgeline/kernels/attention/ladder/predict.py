@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.attention.ladder.rungs import RUNGS, AttentionRung
+from ridgeline.kernels.attention.ladder.rungs import BACKWARD_RUNGS, RUNGS, AttentionRung, BackwardRung
 from ridgeline.kernels.cuda.predict import CHIPS, Chip, Prediction
 
 POLYNOMIAL = 8  # instructions of a lane for an exponential by `ideas.exp2_polynomial`: its shift and sum are one
@@ -72,6 +72,35 @@ def in_turns(found: Prediction) -> float:
     return max(found.bound, found.seconds.get("tensor cores", 0.0) + softmax)
 
 
+def predict_backward(rung: BackwardRung, chip: Chip, shape: WholeShape) -> Prediction:
+    """Return the least time of gradients of q, k and v, pairs that are seen counted alone.
+
+    Each pair costs 8 D / 128 bytes of L2: q and the output's gradient once for 128 keys, and besides keys and values
+    once for 128 queries (two kernels), or the sums of gradients of q in float32 (one).
+    """
+    pairs, cycles = shape.pairs, chip.multiprocessors * chip.clock
+    tensors = shape.batch * shape.length * shape.size * (4 * shape.heads + 4 * (shape.groups or shape.heads)) * 2
+    return Prediction({
+        "memory": tensors / chip.bandwidth,
+        "L2": 8 * shape.size * pairs / 128 / chip.l2,
+        "exponentials": rung.exponentials * pairs / chip.exponentials / cycles,
+        "instructions": (rung.softmax + rung.exponentials) * pairs / chip.lanes / cycles,
+        "tensor cores": 2 * rung.products * shape.size * pairs / chip.matrix,
+    })  # fmt: skip
+
+
+def backward_table(sizes: tuple[int, ...] = (64, 128)) -> list[str]:
+    """Return the lines of the page's table of gradients, for an H200."""
+    chip = CHIPS[-1]
+    lines = ["| rung | idea | " + " | ".join(f"D {size}: least ms | in turns | limit" for size in sizes) + " |"]
+    lines.append("|---|---|" + "---:|---:|---|" * len(sizes))
+    for rung in BACKWARD_RUNGS:
+        found = [predict_backward(rung, chip, WholeShape(size=size)) for size in sizes]
+        cells = [f"{1e3 * x.bound:,.2f} | {1e3 * in_turns(x):,.2f} | {x.limiter}" for x in found]
+        lines.append(f"| `{rung.name}` | {rung.idea} | {' | '.join(cells)} |")
+    return lines
+
+
 def table(sizes: tuple[int, ...] = (64, 128)) -> list[str]:
     """Return the lines of the page's table, for an H200."""
     chip = CHIPS[-1]
@@ -87,4 +116,4 @@ def table(sizes: tuple[int, ...] = (64, 128)) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join([*table(), "", *backward_table()]))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.attention.ladder.backward import FusedBackward
 from ridgeline.kernels.attention.ladder.ideas import rotation
 from ridgeline.kernels.attention.ladder.naive import naive
 from ridgeline.kernels.attention.ladder.online import online
-from ridgeline.kernels.attention.ladder.rungs import AttentionRung
+from ridgeline.kernels.attention.ladder.rungs import AttentionRung, BackwardRung
 from ridgeline.kernels.attention.ladder.tiled import tiled
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
-from ridgeline.kernels.attention.triton_sdpa import KeyMasks, attend_intervals
+from ridgeline.kernels.attention.triton_sdpa import KeyMasks, attend_intervals, interval_gradients, output_products
 from ridgeline.kernels.base.op import Platform
 
 Call = Callable[[], Tensor]
@@ -114,3 +115,17 @@ LOADERS: dict[str, Callable[[Tensor, Tensor, Tensor], Call]] = {
     "longest": _pingpong(longest=True),
     "fp8": _pingpong(fp8=True),
 }
+
+
+def loaded_backward(
+    rung: BackwardRung, qkv: tuple[Tensor, Tensor, Tensor], grad_BHTD: Tensor
+) -> Callable[[], Sequence[Tensor]]:
+    """Return a call that gives the gradients of q, k and v of causal attention. All operands are contiguous; the output
+    and its logarithms are computed here."""
+    length, size = grad_BHTD.shape[2:]
+    intervals, scale = KeyMasks().intervals(length, length, grad_BHTD.device), size**-0.5
+    out_BHTD, log_BHT = attend_intervals(*qkv, intervals, scale)
+    if rung.products == 5:
+        fused = FusedBackward(*qkv, out_BHTD, log_BHT)
+        return lambda: fused(grad_BHTD)
+    return lambda: interval_gradients(qkv, grad_BHTD, log_BHT, output_products(out_BHTD, grad_BHTD), intervals, scale)

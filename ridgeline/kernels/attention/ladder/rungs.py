@@ -50,6 +50,26 @@ class AttentionRung:
         return FOLDER / self.source
 
 
+@dataclass(frozen=True)
+class BackwardRung:
+    """A way to compute gradients, from the output and its logarithms.
+
+    products: of matrices, 2 D FLOPs for each pair. exponentials: for each pair. softmax: other instructions of a lane.
+    """
+
+    name: str
+    source: str
+    idea: str
+    products: int
+    exponentials: int
+    softmax: float
+
+    @property
+    def file(self) -> Path:
+        """The rung's file."""
+        return FOLDER / self.source
+
+
 RUNGS = (
     AttentionRung(number=1, name="naive", source="ladder/naive.py", idea="the definition", whole=True, memory=8.0),
     AttentionRung(
@@ -84,4 +104,8 @@ RUNGS = (
         bits=8, softmax=5.0, hopper=True,
     ),
 )  # fmt: skip
+BACKWARD_RUNGS = (
+    BackwardRung("gradients-7", "triton_sdpa.py", "two kernels, no atomic sums", 7, 2, 9.0),
+    BackwardRung("gradients-5", "ladder/backward.py", "one kernel, atomic sums by the copy engine", 5, 1, 5.0),
+)
 BY_NAME = {rung.name: rung for rung in RUNGS}
