@@ -436,6 +436,43 @@ def test_quotes_within_a_string_of_pythons_may_lack_their_backslashes() -> None:
     assert json.loads(arguments) == {"query": 'echo "a\tb" now', "limit": 3}
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        'say "hi, you" (now)',
+        'a "b", c "d" [e], {"f": 1}',
+        "it's \"so\", isn't it",
+        'run f("x"), then g("y")',
+        'tail "end"',
+        '"begin", and on',
+        'print("a, b")  # \\"c\\"',
+        'see <|tool_call_end|> "x", y',
+        'a "b" , "c" ) "d"',
+    ],
+)
+def test_quotes_that_lack_their_backslashes_may_stand_around_commas_and_brackets(said: str) -> None:
+    meant = said.replace('\\"', '"')
+    for head, tail in (("<|tool_call_start|>[", "]<|tool_call_end|>"), ("<|tool_call_start|>\n```python\n", "\n```")):
+        text = f'{head}search(query="{said}", limit=3), search(limit=4, query="{said}"){tail}'
+        _, content, made = cuts_agree(lambda: FORMS["lfm2"].parser(TOOLS), text)
+        assert content == ""
+        assert [json.loads(arguments) for _, arguments, _ in made] == [
+            {"query": meant, "limit": 3},
+            {"limit": 4, "query": meant},
+        ]
+
+
+def test_a_string_is_given_as_soon_as_its_end_is_known() -> None:
+    """And what may stand behind a quote is looked for no further than 64 signs of white space."""
+    parser = FORMS["lfm2"].parser(TOOLS)
+    given = [len(parser.push(char)) for char in '<|tool_call_start|>[search(query="a", limit=3']
+    assert given[-len('"a", limit=3') :].index(1) == len('"a", limit=') - 1
+    blank = " " * 100_000
+    text = f'<|tool_call_start|>[search(query="a"{blank}, limit=3", limit=4)]<|tool_call_end|>'
+    _, _, [(_, arguments, _)] = joined(FORMS["lfm2"].parser(TOOLS), list(text))
+    assert json.loads(arguments) == {"query": f'a"{blank}, limit=3', "limit": 4}
+
+
 def test_a_tag_within_a_text_ends_it_only_if_something_that_may_follow_does() -> None:
     text = f"<tool_call><function=search>{xml(('query', TAGGED), ('limit', '3'))}</function></tool_call>ok"
     _, content, made = cuts_agree(lambda: FORMS["qwen3_coder"].parser(TOOLS), text)

@@ -20,7 +20,6 @@ class Lfm2Parser(PythonicParser):
 
     blocks, block_ends = Tags(OPEN), Tags(CLOSE, OPEN)
     fences = Tags(FENCE + "python", FENCE + "json")
-    marked = False  # within the tokens, where all is meant as calls
 
     def offers(self, name: str) -> bool:
         return self.marked or not self.tools or name in self.tools

@@ -16,11 +16,12 @@ from typing import Any
 from ridgeline.text.parsers.calls import CallParser
 from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.literals import python_literal
-from ridgeline.text.parsers.scanner import Reading, Tags
+from ridgeline.text.parsers.scanner import MOST_SPACE, Reading, Tags
 
 START, END = "<|python_start|>", "<|python_end|>"
 WORD = re.compile(r"[\w.\-]*")
 COMMAS = re.compile(r"[\s,]*")
+SOME_SPACE, SOME_WORD = re.compile(rf"\s{{0,{MOST_SPACE}}}"), re.compile(rf"[\w.\-]{{0,{MOST_SPACE}}}")
 WORDS = {"true": True, "false": False, "null": None}
 MARKS = re.compile(r"""["'\\()\[\]{},]""")
 STRING = re.compile(r"""\\.|'(?:\\.|[^'\\])*+'|"(?:\\.|[^"\\])*+\"""", re.DOTALL)
@@ -35,6 +36,7 @@ class PythonicParser(CallParser):
 
     starts, opens, closes = Tags(START), Tags("["), Tags("]")
     ends, parentheses, equals = Tags(END), Tags("("), Tags("=")
+    marked = False  # tags of their own say that all is meant as calls
 
     def parse(self) -> Reading[None]:
         read = yield from self.space()
@@ -80,7 +82,7 @@ class PythonicParser(CallParser):
                 return
             word = yield from self.match(WORD)
             equals = yield from self.expect(self.equals)
-            text = ("" if equals else word) + (yield from self._literal())
+            text = ("" if equals else word) + (yield from self._literal(keyed=equals is not None))
             key = word if equals else next(free, "argument")
             used.add(key)
             if not self.left:  # the value may not be whole
@@ -88,8 +90,9 @@ class PythonicParser(CallParser):
             self.arguments(f"{'' if first else ', '}{json.dumps(key, ensure_ascii=False)}: {as_json(text)}")
             first = False
 
-    def _literal(self) -> Reading[str]:
-        """Return the text of a value, up to the comma or parenthesis behind it."""
+    def _literal(self, keyed: bool) -> Reading[str]:
+        """Return the text of a value, up to the comma or parenthesis behind it. keyed: it has a name, so that a further
+        one must have one too."""
         depth, quote, escaped, parts = 0, "", False, list[str]()
         while True:
             place = self._at
@@ -101,7 +104,13 @@ class PythonicParser(CallParser):
                     escaped = place == len(self._text)
                     place += 1
                 elif quote:
-                    quote = "" if char == quote else quote
+                    if char == quote and depth == 0:
+                        ends = string_ends(self._text, place, keyed=keyed, marked=self.marked, whole=self._ended)
+                        if ends is None:
+                            break
+                        quote = "" if ends else quote
+                    elif char == quote:
+                        quote = ""
                 elif char in "\"'":
                     quote = char
                 elif char in "([{":
@@ -110,9 +119,49 @@ class PythonicParser(CallParser):
                     return "".join((*parts, self.cut(place - 1 - self._at)))
                 elif char in ")]}":
                     depth -= 1
-            parts.append(self.cut(self.left))
-            if not (yield from self.more()):
+            undecided = mark is not None  # a quote, which is looked at again with what comes behind it
+            parts.append(self.cut(place - 1 - self._at if undecided else self.left))
+            if not (yield from self.more()) and not undecided:
                 return "".join(parts)
+
+
+def string_ends(text: str, place: int, *, keyed: bool, marked: bool, whole: bool) -> bool | None:
+    """Return True if the quote before `place` ends a string, None if that takes more text (never if it is `whole`).
+
+    Models leave out backslashes before quotes within a string. So a quote ends it only before what can follow a value:
+    a comma and the next argument's name, or a parenthesis and the end of the calls or a further one. Between these are
+    at most MOST_SPACE signs of white space. marked: text behind the parenthesis shows that the string goes on.
+    """
+    at = _behind_space(text, place)
+    if (sign := text[at : at + 1]) not in (",", ")", ""):
+        return False
+    if sign == "," and not keyed:
+        return True
+    behind = _behind_space(text, at + 1) if sign else at
+    following = text[behind : behind + 1]
+    if not following:
+        return True if whole or behind - at > MOST_SPACE else None
+    if sign == ")" and (not marked or following in "]<`" or "\n" in text[at:behind]):
+        return True
+    if sign == ",":
+        return following == ")" or _word_before("=", text, behind, whole)
+    if following != ",":
+        return False
+    behind = _behind_space(text, behind + 1)
+    return text[behind : behind + 1] == "]" or _word_before("(", text, behind, whole)
+
+
+def _behind_space(text: str, at: int) -> int:
+    return SOME_SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing too
+
+
+def _word_before(sign: str, text: str, at: int, whole: bool) -> bool | None:
+    """Return True if a name and the sign stand there, None if that takes more text."""
+    behind = SOME_WORD.match(text, at).end()  # type: ignore[union-attr]
+    following = text[(last := _behind_space(text, behind)) : last + 1]
+    if not following and last - at < 2 * MOST_SPACE:
+        return True if whole else None
+    return behind > at and following == sign
 
 
 def as_json(text: str) -> str:
