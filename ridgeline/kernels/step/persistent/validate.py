@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,21 +77,21 @@ def _is_inside(schedule: StepSchedule, task: StepTask, access: CellAccess) -> No
 def _run(schedule: StepSchedule) -> list[int]:
     """Return the tasks in the order of one run. Raises InvalidSchedule if it does not end."""
     counters, at = [0] * schedule.counters, [0] * len(schedule.blocks)
-    asleep: dict[int, list[int]] = defaultdict(list)  # blocks by the counter that they wait for
+    asleep: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by counter: what is waited for, and by which block
     awake, order = list(range(len(at))), []
     while awake:
         block = awake.pop()
         while at[block] < len(schedule.blocks[block]):
             task = schedule.tasks[schedule.blocks[block][at[block]]]
-            short = [wait.counter for wait in task.waits if counters[wait.counter] < wait.least]
-            if short:
-                asleep[short[0]].append(block)
+            if short := next((wait for wait in task.waits if counters[wait.counter] < wait.least), None):
+                heappush(asleep[short.counter], (short.least, block))
                 break
             order.append(schedule.blocks[block][at[block]])
             at[block] += 1
             for counter in task.signals:
                 counters[counter] += 1
-                awake += asleep.pop(counter, ())
+                while (waits := asleep[counter]) and waits[0][0] <= counters[counter]:
+                    awake.append(heappop(waits)[1])
     if len(order) < len(schedule.tasks):
         block = next(block for block, tasks in enumerate(schedule.blocks) if at[block] < len(tasks))
         task = schedule.tasks[schedule.blocks[block][at[block]]]
@@ -166,17 +167,24 @@ class _Cells:
     """A buffer, as cells that no access divides: the last write of each, and the reads since, as a clock."""
 
     def __init__(self, schedule: StepSchedule, name: str, accesses: Sequence[CellAccess]) -> None:
-        self._rows = np.unique([edge for each in accesses for edge in (each.row, each.row_end)])
-        self._columns = np.unique([edge for each in accesses for edge in (each.column, each.column_end)])
+        self._rows = _numbered({edge for each in accesses for edge in (each.row, each.row_end)})
+        self._columns = _numbered({edge for each in accesses for edge in (each.column, each.column_end)})
         size = len(self._rows) - 1, len(self._columns) - 1
         self.known = name in schedule.inputs
         self.writer = np.full(size, -1, np.int64)
         self.readers = np.zeros((*size, len(schedule.blocks)), np.int32)
 
     def at(self, access: CellAccess) -> tuple[slice, slice]:
-        rows = np.searchsorted(self._rows, (access.row, access.row_end))
-        columns = np.searchsorted(self._columns, (access.column, access.column_end))
-        return slice(*map(int, rows)), slice(*map(int, columns))
+        rows, columns = self._rows, self._columns
+        return (
+            slice(rows[access.row], rows[access.row_end]),
+            slice(columns[access.column], columns[access.column_end]),
+        )
+
+
+def _numbered(edges: set[int]) -> dict[int, int]:
+    """Return the number of each edge in their order."""
+    return {edge: number for number, edge in enumerate(sorted(edges))}
 
 
 def _no_races(schedule: StepSchedule, places: NDArray[np.int32], clocks: Clock) -> None:
@@ -212,11 +220,10 @@ def _follows(
     writers: NDArray[np.int64], known: bool,
 ) -> None:  # fmt: skip
     """Raise InvalidSchedule unless all these writers have ended before a task begins."""
-    found = np.unique(writers)
-    if found[0] < 0 and not known:
+    found = writers.ravel()
+    if not known and found.min() < 0:
         raise InvalidSchedule(f"{schedule.tasks[index]} reads {access}, and no task before it writes all of that.")
-    found = found[(found >= 0) & (found != index)]
-    late = found[clocks[index, places[found, 0]] <= places[found, 1]]
+    late = found[(clocks[index, places[found, 0]] <= places[found, 1]) & (found >= 0) & (found != index)]
     if late.size:
         writer = schedule.tasks[late[0]]
         raise InvalidSchedule(f"{schedule.tasks[index]} may touch {access} before {writer} has written it.")
