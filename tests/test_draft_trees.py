@@ -163,6 +163,21 @@ def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: Tin
         assert counts[f"accepted_tokens_per_pos: {DEPTH - 1}"] > 0
 
 
+def test_nodes_that_stay_keep_their_index_keys(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Levels and scales move with the latents, or later tokens would choose others. Rows whose tokens choose are beside
+    rows of fewer tokens."""
+    folder, levels = tiny_model("deepseek_v32"), {"kv_cache_dtype": "int8"}
+    want, settings = plain(folder, **levels), medusa_of(folder, tmp_path / "heads")
+    for how in (Always, Fickle):
+        with rig(folder, max_num_batched_tokens=64, **settings, **levels) as own:
+            Told(trees(own, how), texts_of(requests(0), want))
+            check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
+            counts = own.engine.scheduler.figures().drafts
+            assert not own.errors
+        assert counts is not None
+        assert counts["accepted_tokens"] > 30
+
+
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     "settings",

@@ -147,11 +147,19 @@ def test_no_bit_depends_on_how_a_request_of_latents_ran(tiny_model: Callable[[st
     check_bits(lambda **settings: interpreted(folder, **settings), 12, 3, (1, 5), rounds=1, recurs=False)
 
 
+def test_no_bit_depends_on_how_a_request_of_chosen_latents_ran(tiny_model: Callable[[str], Path]) -> None:
+    """An indexer chooses ten of up to 20 tokens, in a first chunk as behind others, after hits and after preemption."""
+    folder = tiny_model("deepseek_v32")
+    settings = {"kv_cache_dtype": "int8"}
+    check_bits(lambda **own: interpreted(folder, **settings, **own), 12, 3, (5,), rounds=1, recurs=False)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32"])
 def test_no_bit_depends_on_how_a_request_of_latents_ran_on_a_gpu(
-    tiny_model: Callable[[str], Path], tmp_path: Path
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    folder = with_context(tiny_model("deepseek_v3"), tmp_path / "longer", 1024)
+    folder = with_context(tiny_model(family), tmp_path / "longer", 1024)
     check_bits(lambda **settings: on_gpu(folder, **settings), 530, 24, CHUNKS, rounds=2, recurs=False)
 
 

@@ -31,6 +31,7 @@ from torch import Tensor
 from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.kernels.attention.expanded.cost import EXPANDED_BYTES, worth_expanding
 from ridgeline.kernels.attention.expanded.op import LongRows
+from ridgeline.kernels.base.tree import Tree
 from ridgeline.layers.latent_attention import Latents
 from ridgeline.worker.state.states import DeviceRows
 from ridgeline.worker.upload import upload
@@ -99,6 +100,7 @@ def without(rows: DeviceRows, long_R: np.ndarray) -> tuple[DeviceRows, Tensor]:
         tokens_each=int(counts_R[0]) if len(set(counts_R.tolist())) == 1 else 0,
         num_tokens_R=rows.num_tokens_R[other_R],
         kv_bound_R=rows.kv_bound_R[other_R],
+        tree=None if rows.tree is None else Tree(*(each_T[token] for each_T in rows.tree)),
     )
     return found, token
 
