@@ -243,7 +243,7 @@ __device__ __forceinline__ void bulk_load(void *to, const void *from, int bytes,
 
 __device__ __forceinline__ void signal_counter(unsigned *counter) {
 #ifdef __CUDACC__
-  asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 #else
   ++*counter;
   ++emulator::progress;
@@ -253,8 +253,7 @@ __device__ __forceinline__ void signal_counter(unsigned *counter) {
 __device__ __forceinline__ unsigned add_to_counter(unsigned *counter) {  // returns what it was
 #ifdef __CUDACC__
   unsigned before;
-  asm volatile("fence.acq_rel.gpu;\natom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter)
-               : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 #else
   ++emulator::progress;
@@ -280,4 +279,9 @@ __device__ __forceinline__ uint4 load_fresh(const void *from) {
   emulator::require(uintptr_t(from) % 16 == 0, "16 bytes are read from addresses that are multiples of 16");
   return *static_cast<const uint4 *>(from);
 #endif
+}
+
+// Ask for the 128 bytes around an address, so that a later load finds them in L2.
+__device__ __forceinline__ void prefetch_line(const void *from) {
+  PTX(asm volatile("prefetch.global.L2 [%0];" ::"l"(from)), (void)*static_cast<const volatile char *>(from));
 }

@@ -242,12 +242,19 @@ __device__ void prepare_head(const Step &step, const bf16 *from, const bf16 *nor
   }
 }
 
+struct Tokens { int start, stop; };
+
+// The tokens of a row that a task attends to: none of a row without a request.
+__device__ __forceinline__ Tokens tokens_of(const Record &task, int position) {
+  const int pages = (position + PAGE) / PAGE, own = (pages + SPLITS - 1) / SPLITS;
+  return {task.split * own * PAGE, min(position + 1, (task.split + 1) * own * PAGE)};
+}
+
 __device__ void attend(const Step &step, const Shared &shared, const Record &task) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = task.first, head = task.last;
   const int position = step.positions[row];
   float *q = reinterpret_cast<float *>(shared.panel), *key = q + GROUP * DIM, *parts = key + DIM;
-  const int pages = (position + PAGE) / PAGE, own = (pages + SPLITS - 1) / SPLITS;
-  const int start = task.split * own * PAGE, stop = min(position + 1, (task.split + 1) * own * PAGE);
+  const auto [start, stop] = tokens_of(task, position);
   const int *table = step.table + (long long)row * step.columns;
   const bf16 *projected = task.x + (long long)row * (step.heads + 2 * step.kv_heads) * DIM;
   const long long heads_step = PAGE * DIM;
@@ -357,10 +364,26 @@ __device__ void embed(const Step &step, const Record &task) {
 
 // ---- The list -------------------------------------------------------------------------------------------------------
 
+// Ask for what a task reads that no task writes, while it waits: weights of norms, and keys and values of earlier steps.
+__device__ void expect_reads(const Step &step, const Record &task) {
+  if (is_product(task.kind) && task.norm)
+    for (int i = threadIdx.x * 64; i < task.inputs; i += WORKERS * 64) prefetch_line(task.norm + i);
+  if (task.kind != ATTEND) return;
+  const int position = step.positions[task.first];
+  const auto [start, stop] = tokens_of(task, position);
+  if (threadIdx.x == 0 && ROTATED && position >= 0) prefetch_line(step.cos_sin + (long long)position * ROTATED);
+  for (int token = start + int(threadIdx.x); token < stop; token += WORKERS) {
+    const long long place = step.table[(long long)task.first * step.columns + token / PAGE] * step.block_step +
+                            (long long)(task.last * PAGE + token % PAGE) * DIM;
+    for (int i = 0; i < DIM; i += 64) prefetch_line(task.keys + place + i), prefetch_line(task.values + place + i);
+  }
+}
+
 __device__ void work(const Step &step, const Shared &shared, int count) {
   Ring ring;
   for (int i = 0; i < count; ++i) {
     const Record &task = shared.records[i];
+    expect_reads(step, task);
     if (task.wait >= 0 && threadIdx.x == 0) wait_for_counter(step.counters + task.wait, task.least);
     workers_meet();
     if (is_product(task.kind)) multiply(step, shared, task, ring);
