@@ -423,6 +423,8 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         max_num_seqs=wiring.max_seqs,
         max_num_batched_tokens=memory.sizes.max_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_num_partial_prefills=config.max_num_partial_prefills,
+        max_long_partial_prefills=config.max_long_partial_prefills,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
         policy=config.policy,

@@ -7,13 +7,14 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.bench_serve_flags import AgentFlags, LoadFlags, ReportFlags
+from ridgeline.cli.bench_serve_flags import AgentFlags, BodyFlags, ClientFlags, LoadFlags, ReportFlags
+from ridgeline.cli.tracked import TrackFlags
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from ridgeline_bench.serving.sessions import Agents
     from ridgeline_bench.serving.start import Target
 
+OF_OTHERS = {  # options of other workloads, and of what is not done for agents
+    *("trace", "shared_prefix", "duration", "num_requests", "burstiness", "input_len", "output_len", "endpoint"),
+    *("slo", "search_slo", "max_concurrency", "within", "warmup", "client_processes", "plot", "track", "track_to"),
+}
 MOST_LINES = 12  # of turns in a table
 
 
@@ -34,6 +39,22 @@ class ServedAgents(NamedTuple):
     figures: AgentFigures
 
 
+def check_flags(flags: AgentFlags, *others: LoadFlags | BodyFlags | ClientFlags | ReportFlags | TrackFlags) -> None:
+    """Raise InvalidConfig for options that mean nothing with --agents, or without it."""
+    agents = bool(flags.agents)
+    ignored = [name for group in others for name in _given(group) if name in OF_OTHERS] if agents else _given(flags)
+    if ignored:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
+        told = f"--agents takes no {named}" if agents else f"{named} needs --agents"
+        raise InvalidConfig(f"{told}; leave {'it' if len(ignored) == 1 else 'them'} out.")
+
+
+def _given(flags: object) -> list[str]:
+    """Return the options that have not their default values."""
+    assert is_dataclass(flags)
+    return [each.name for each in fields(flags) if getattr(flags, each.name) != each.default]
+
+
 def workload(flags: AgentFlags, load: LoadFlags) -> Agents:
     """Return the sessions that the options describe. Raise InvalidConfig."""
     from ridgeline_bench.serving.sessions import Agents
@@ -42,10 +63,6 @@ def workload(flags: AgentFlags, load: LoadFlags) -> Agents:
         rate = float(load.rate or "inf")
     except ValueError:
         raise InvalidConfig(f"--agents needs one --rate of sessions a second, or inf; got {load.rate!r}.") from None
-    if load.trace is not None or load.shared_prefix or load.duration or load.num_requests:
-        raise InvalidConfig(
-            "--agents is a workload of its own; leave --trace, --shared-prefix, --duration and --num-requests out."
-        )
     sizes: dict[str, Any] = Agents.sizes(flags.agent_sizes)
     return Agents(
         sessions=flags.agents,

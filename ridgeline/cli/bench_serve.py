@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
-from ridgeline.cli.bench_agents import measure, show, workload
+from ridgeline.cli.bench_agents import check_flags, measure, show, workload
 from ridgeline.cli.bench_serve_flags import AgentFlags, BodyFlags, ClientFlags, LoadFlags, ReportFlags, ServerFlags
 from ridgeline.cli.options import json_object, with_records
 from ridgeline.cli.tracked import TrackFlags, tracked
@@ -63,6 +63,7 @@ def serve(
     from ridgeline_bench.serving.session import Sending, parse_rates
     from ridgeline_bench.serving.start import Elsewhere, ended_by_sigterm
 
+    check_flags(agents, load, body, client, report, track)
     ignore_eos = True if body.ignore_eos else None
     fields = {"temperature": body.temperature, "ignore_eos": ignore_eos, **json_object(body.extra, "--extra")}
     if agents.agents:
@@ -123,8 +124,6 @@ def _agents(
     from ridgeline_bench.serving.agents import AgentAsking
     from ridgeline_bench.serving.start import Elsewhere, ended_by_sigterm
 
-    if body.endpoint != "completions" or report.plot is not None or client.search_slo:
-        raise InvalidConfig("--agents sends token ids to completions; leave --endpoint, --plot and --search-slo out.")
     work = workload(agents, load)
     asking = AgentAsking(fields=fields, timeout=client.timeout, api_key=server.api_key)
     with ExitStack() as opened:

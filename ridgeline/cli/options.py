@@ -40,6 +40,8 @@ ENGINE_HELP = {
     "max_model_len": "Longest prompt + output, in tokens (8k is 8000, 8K is 8192).",
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": "Most tokens that one step runs.",
+    "max_num_partial_prefills": "Most prompts under way of which a step runs a part (0: as many as fit).",
+    "max_long_partial_prefills": "Most of these that are long: above the threshold, or 4 % of the context (0: all).",
     "long_prefill_token_threshold": "Most tokens of one prompt that a step runs (0: as many as fit).",
     "max_logprobs": "Most likeliest tokens that a request may have reported for each token (-1: the whole vocabulary).",
     "enable_sleep_mode": "Let a GPU's memory be given back while the engine sleeps (POST /sleep).",

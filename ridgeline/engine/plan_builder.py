@@ -104,6 +104,7 @@ class PlanBuilder:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.share = 0  # tokens of one prompt at most; 0: as many as fit
         self.standing = NOBODY
         self.published: list[bytes] = []  # hashes of the prompt blocks this plan will write
         self.copying: list[Sequence] = []  # those that take over the beginning of another's block

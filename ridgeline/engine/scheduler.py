@@ -51,6 +51,7 @@ from ridgeline.engine.waiting import WaitingQueue
 from ridgeline.kernels.base.cost import CostModel
 
 LOOK_AGAIN = 16  # plans after which it is looked again if the first waiting request can start, or in whose place
+LONG = 0.04  # of the context: longer prompts are long, if no threshold says otherwise
 
 
 class Scheduler:
@@ -85,6 +86,8 @@ class Scheduler:
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model, encodes=bool(config.encodes))
         self._longest_chunk = config.long_prefill_token_threshold
+        self._most_partial, self._most_long = config.max_num_partial_prefills, config.max_long_partial_prefills
+        self._long = config.long_prefill_token_threshold or int(LONG * config.max_model_len)
         self._recovery = Recovery()
         self._results = Results(self.running, self._recovery.suspects, self._finish, self._preempt)
         self.preemptions = Counter[Preemption]()
@@ -216,6 +219,8 @@ class Scheduler:
                 self._advance_paced(builder)
             if self.running.prefilling or self._waiting.lanes:
                 self._advance_prompts(builder)
+            if self._waiting.aside:
+                self._waiting.back()
             self._advance_decoding(builder)
         if not builder.others and not builder.standing.seqs and not self._load_at_once(builder):
             return self._unblock()
@@ -339,8 +344,12 @@ class Scheduler:
     def _advance_prompts(self, builder: PlanBuilder) -> None:
         """Continue prompts under way and admit waiting requests, all in one order, until the budget is used up.
 
-        No request is admitted past one that waits for room, and nothing runs past a prompt that is held up.
+        No request is admitted past one that waits for room, and nothing runs past a prompt that is held up. Requests
+        that wait for something of their own let others pass (engine/waiting.py).
         """
+        if self._most_partial > 1:
+            prompts = len(self.running.prefilling) + self.num_waiting
+            builder.share = max(1, builder.budget // max(1, min(self._most_partial, prompts)))
         self._itl.promise(self._policy.itl)
         prefilling, tier = self.running.prefilling, self.cache.tier
         ready = prefilling if tier is None else filter(tier.is_there, prefilling)
@@ -355,15 +364,31 @@ class Scheduler:
             if cut and (decodes or (seq.request.background and not seq.request.whole)):
                 cut = False
                 self._bound(builder, seq)
+            elif starts and (seq.request.adapter or self._most_long) and self._passes(seq):
+                waiting = self._waiting.head()
             elif starts:
                 waits = builder.chunks and not seq.has_waited and self._waits(builder, seq)
                 admitted = not waits and self._admit(seq)
                 there = admitted and (tier is None or tier.is_there(seq))
                 if there and not self._add_chunk(builder, seq):
                     return
-                waiting = self._waiting.head() if admitted else None
+                others = admitted and (not self._waiting.aside or self._waiting.lets_more_pass)
+                waiting = self._waiting.head() if others else None
             elif not self._add_chunk(builder, under_way.popleft()):
                 return
+
+    def _passes(self, seq: Sequence) -> bool:
+        """Let those behind the first waiting request come first, if it cannot start for a reason that they need not
+        have. Return True if so."""
+        adapter = seq.request.adapter
+        lacks = bool(adapter) and not self.running.adapters.has_room(adapter)
+        return (lacks or self._is_one_too_many(seq)) and self._waiting.pass_by(seq)
+
+    def _is_one_too_many(self, seq: Sequence) -> bool:
+        """Return True if a waiting prompt is long, and enough long ones are under way."""
+        if not self._most_long or len(seq.tokens) <= self._long:
+            return False
+        return sum(len(each.tokens) > self._long for each in self.running.prefilling) >= self._most_long
 
     def _bound(self, builder: PlanBuilder, seq: Sequence) -> None:
         """Take from the budget what would make the step too long for others.
@@ -389,6 +414,8 @@ class Scheduler:
         room = self.cache.pool.free_pages, num_seqs
         if seq.last_plan > self._retired or self._waiting.refused(seq, *room, self._plan_id - LOOK_AGAIN):
             return False
+        if 0 < self._most_partial <= len(self.running.prefilling) or (self._most_long and self._is_one_too_many(seq)):
+            return False
         if num_seqs + len(seq.members) > self._pace.rows or (self._policy.counts and self._policy.held(seq)):
             return False
         ranked = self._policy.preempts
@@ -397,6 +424,8 @@ class Scheduler:
             self._waiting.refuse(seq, *room, self._plan_id)
             return False
         self._policy.begin(seq)
+        if self._waiting.aside:
+            self._waiting.overtake()
         return True
 
     def _waits(self, builder: PlanBuilder, seq: Sequence) -> bool:
@@ -458,8 +487,8 @@ class Scheduler:
         if builder.encoded_tokens and reads >= builder.budget:
             return False
         sure, budget = WINDOW_CHUNK - self.running.ahead, builder.budget
-        if self._longest_chunk and not seq.request.whole:
-            budget = min(budget, self._longest_chunk)
+        if not seq.request.whole:
+            budget = min(budget, self._longest_chunk or budget, builder.share or budget)
         smaller = [sure] if self.cache.tables.windowed and budget > sure else []
         for most in (budget, *smaller):  # admission made room for no more beside a window
             chunks = self._chunks(seq.members, most)

@@ -14,6 +14,7 @@ from ridgeline.engine.cache.checkpoints import Checkpoint
 
 class Status(Enum):
     WAITING = "waiting"  # not admitted yet, or preempted
+    ASIDE = "aside"  # while a plan is made: others behind it may start
     RUNNING = "running"  # holds a slot
     FINISHED = "finished"  # ended or aborted; later tokens are dropped
 
@@ -45,7 +46,8 @@ class Sequence:
     since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
     it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
     leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned again
-    before that plan has retired, since a late token may still arrive. tenant: its place in the policy's list of
+    before that plan has retired, since a late token may still arrive. overtaken: how many requests have started before
+    it that came later. tenant: its place in the policy's list of
     tenants. text: its tokens up to when they were last looked through. companion: of a guided request, the sequence
     with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is known
     as a request, whose status, order and times stand for both.
@@ -75,6 +77,7 @@ class Sequence:
         "loads",
         "num_logprobs",
         "order",
+        "overtaken",
         "passed",
         "preemptions",
         "private",
@@ -104,6 +107,7 @@ class Sequence:
         self.num_logprobs = 0 if apart else request.params.logprobs or 0
         self.status = Status.WAITING
         self.order: tuple = ()
+        self.overtaken = 0
         self.tenant = -1
         self.slot = NO_SLOT
         self.generation = 0

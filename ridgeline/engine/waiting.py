@@ -3,6 +3,11 @@
 They wait in lanes, one for each tenant or rank, as the policy says. The lanes lie in a heap by the place of their first
 request. Places of a lane may move backwards while nothing touches it, as its tenant is served, so an entry is looked at
 again when it comes to the top. A step takes the same time with ten requests and with a hundred thousand.
+
+A request that cannot start for a reason of its own (its adapter has no place, or enough long prompts are under way)
+does not hold back those behind it: within one plan it steps aside (`pass_by`). At most ASIDE requests do, and each
+lets at most OVERTAKES others start first. From then on it holds back all behind it, so it starts as soon as it would
+have without those.
 """
 
 from __future__ import annotations
@@ -13,6 +18,9 @@ from typing import Protocol
 
 from ridgeline.engine.sequence import Sequence, Status
 
+ASIDE = 32  # requests that step aside in one plan
+OVERTAKES = 64  # requests that start before one that came earlier
+
 
 class Lane:
     """Requests in their own order. place: of its first one, when it was last looked at."""
@@ -21,6 +29,7 @@ class Lane:
         self.name = name
         self.place: tuple | None = None
         self._heap: list[tuple[tuple, Sequence]] = []
+        self.aside: list[Sequence] = []  # that were first, and let others pass
 
     def push(self, seq: Sequence) -> None:
         heapq.heappush(self._heap, (seq.order, seq))
@@ -33,7 +42,15 @@ class Lane:
             if seq.status is Status.WAITING and seq.order == order:
                 return seq
             heapq.heappop(self._heap)
+            if seq.status is Status.ASIDE and seq.order == order:
+                self.aside.append(seq)
         return None
+
+    def back(self) -> None:
+        """Take in those again that were aside, and wait by now."""
+        for seq in self.aside:
+            heapq.heappush(self._heap, (seq.order, seq))
+        self.aside = []
 
 
 class Lanes(Protocol):
@@ -52,6 +69,7 @@ class WaitingQueue:
         self.lanes: dict[Hashable, Lane] = {}
         self._tops: list[tuple[tuple, int, Lane]] = []  # the number: a lane that is gone may have left an equal place
         self._noted = 0
+        self.aside: list[Sequence] = []
         self._refused: tuple[Sequence, int, int, int] | None = None
 
     def push(self, seq: Sequence) -> None:
@@ -82,7 +100,7 @@ class WaitingQueue:
             if first is None:
                 heapq.heappop(self._tops)
                 lane.place = None
-                if self.lanes.get(lane.name) is lane:
+                if self.lanes.get(lane.name) is lane and not lane.aside:
                     del self.lanes[lane.name]
                 continue
             lane.place = self._policy.place(first)
@@ -90,6 +108,33 @@ class WaitingQueue:
                 return first
             heapq.heapreplace(self._tops, (lane.place, number, lane))
         return None
+
+    def pass_by(self, seq: Sequence) -> bool:
+        """Let those behind the first request come first, until `back`. False if enough have overtaken it."""
+        if len(self.aside) >= ASIDE or seq.overtaken >= OVERTAKES:
+            return False
+        seq.status = Status.ASIDE
+        self.aside.append(seq)
+        return True
+
+    def overtake(self) -> None:
+        """A request has started that those aside let pass."""
+        for seq in self.aside:
+            seq.overtaken += 1
+
+    @property
+    def lets_more_pass(self) -> bool:
+        """Return True if none of those aside was overtaken often enough."""
+        return all(seq.overtaken < OVERTAKES for seq in self.aside)
+
+    def back(self) -> None:
+        """Let the requests aside come first again."""
+        aside, self.aside = self.aside, []
+        for seq in aside:
+            seq.status = Status.WAITING
+        for name in {self._policy.lane(seq): None for seq in aside}:
+            self.lanes[name].back()
+            self._note(self.lanes[name])
 
     def promote(self, seq: Sequence, order: tuple) -> None:
         """Let a request that waits have another place."""

@@ -35,6 +35,14 @@ from ridgeline.perf.speculation import Verifying, verifying
 LARGEST_STEP = 1 << 16  # tokens; a device whose products stay memory-bound beyond that is reported as such
 
 
+class NoRoom(InvalidConfig):
+    """No request fits beside the weights. fact: the sentence without what to do."""
+
+    def __init__(self, fact: str, remedy: str) -> None:
+        super().__init__(f"{fact}; {remedy}.")
+        self.fact = fact
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """The deployment to plan.
@@ -169,10 +177,11 @@ class Plan:
         self.max_requests = self._room(self.stage)
         if not self.max_requests:
             more = "--tp, --pp or --ep" if expert_parameters(d.model) else "--tp or --pp"
-            raise InvalidConfig(
+            raise NoRoom(
                 f"on {d.devices} x {d.hardware.name} {max(0.0, self.kv_budget) / 1e9:.1f} GB per device remain for the "
                 f"KV cache after {self.weights / 1e9:.1f} GB of weights, and one request of {d.context} tokens needs "
-                f"{self.kv_per_request / 1e9:.2f} GB; raise {more}, or use a smaller --dtype or --kv-dtype."
+                f"{self.kv_per_request / 1e9:.2f} GB",
+                f"raise {more}, or use a smaller --dtype or --kv-dtype",
             )
 
     def _room(self, stage: int) -> int:

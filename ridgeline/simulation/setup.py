@@ -20,7 +20,7 @@ from ridgeline.engine.itl import choose_itl_target
 from ridgeline.engine.policy import POLICIES
 from ridgeline.perf.bus import bus_rate
 from ridgeline.perf.hardware import Hardware
-from ridgeline.perf.planner import Deployment, Plan
+from ridgeline.perf.planner import Deployment, NoRoom, Plan
 from ridgeline.perf.precision import Precision
 from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.step_time import StepTimes
@@ -99,7 +99,11 @@ class Setup:
             block_size=block_size,
             utilization=settings.utilization,
         )
-        plan = Plan(deployment)
+        try:
+            plan = Plan(deployment)
+        except NoRoom as error:
+            smaller = "choose a larger --gpu, or a smaller --dtype or --kv-dtype"
+            raise InvalidConfig(f"{error.fact}; a simulated replica is one device: {smaller}.") from None
         layout = CacheLayout(
             groups=model.cache_groups, block_size=block_size, dtype=plan.precision.other_rate, num_pages=2
         )

@@ -41,7 +41,7 @@ class Owner:
 
     def scan(self) -> Scan:
         """Look at the directory, and adopt the segments of processes that have ended."""
-        names = self._directory.names()
+        names = self._directory.files()  # a folder of such a name is nobody's
         live = live_owners(self._directory, names) | {self.name}
         own, foreign, total = list[str](), list[str](), 0
         for name in names:
@@ -75,7 +75,7 @@ def live_owners(directory: PrivateDirectory, names: list[str]) -> set[str]:
 def _is_held(directory: PrivateDirectory, name: str) -> bool:
     try:
         descriptor = directory.open(name, os.O_RDWR)
-    except (FileNotFoundError, NotPrivate):
+    except (FileNotFoundError, IsADirectoryError, NotPrivate):
         return False
     try:
         return not try_lock(descriptor)

@@ -67,6 +67,11 @@ class PrivateDirectory:
     def names(self) -> list[str]:
         return sorted(os.listdir(self.descriptor))
 
+    def files(self) -> list[str]:
+        """Return the names of what is no directory."""
+        with os.scandir(self.descriptor) as found:
+            return sorted(each.name for each in found if not each.is_dir(follow_symlinks=False))
+
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Return a descriptor of a file with mode 0600. Raise NotPrivate for anything else, OSError as `os.open`."""
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self.descriptor)

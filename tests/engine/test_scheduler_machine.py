@@ -142,6 +142,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=(0, 2, 7)[extra_tokens % 3],
+            max_num_partial_prefills=(0, 1, 2, 3)[extra_pages % 4],
+            max_long_partial_prefills=(0, 1)[extra_pages % 4 // 2],
             enable_prefix_caching=caching,
             scheduling_policy=policy,
             policy=PolicySettings(slo_ttft=3600, priority_aging=1e-3),

@@ -73,6 +73,7 @@ def test_traces_and_agents_are_workloads_too(tmp_path: Path) -> None:
         (("--kv-tokens", "64"), "raise --kv-tokens or lower --max-model-len"),
         (("--input-len", "9000"), "more than the context of 4096; raise --max-model-len"),
         (("--price-per-hour", "-1"), "the price for an hour must be above 0"),
+        (("--utilization", "1e-6"), "a simulated replica is one device: choose a larger --gpu"),
         (("--utilization", "0"), "utilization must be above 0"),
         (("--time-scale", "nan"), "--time-scale must be a number from 0"),
     ],

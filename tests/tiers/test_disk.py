@@ -97,6 +97,19 @@ def test_a_linked_segment_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptur
     tier.close()
 
 
+@pytest.mark.parametrize("name", ["0123456789abcdef.own", "0123456789abcdef-00000001.seg"])
+def test_a_folder_with_a_files_name_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / "kv").mkdir(mode=0o700)
+    (tmp_path / "kv" / name).mkdir()
+    for _ in range(2):
+        tier = opened(tmp_path / "kv")
+        assert write(tier, 1)
+        tier.tick()
+        assert read(tier, 1)
+        tier.close()
+    assert (tmp_path / "kv" / name).is_dir()
+
+
 def test_nothing_of_names_or_tenants_is_in_the_files(tmp_path: Path) -> None:
     tier, name = opened(tmp_path / "kv", identity=b"identity-of-this"), BlockName(b"sixteen bytes...", 3, 1)
     tier.submit_write(name, "tenant-of-this", [bytes(BLOCK)]).result()

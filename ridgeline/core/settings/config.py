@@ -102,6 +102,8 @@ class EngineConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 0
+    max_long_partial_prefills: int = 0
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     policy: PolicySettings = field(default_factory=PolicySettings)

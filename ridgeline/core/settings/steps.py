@@ -32,6 +32,10 @@ class StepSettings(Settings):
     max_num_batched_tokens: the most tokens that one step runs.
     long_prefill_token_threshold: the most tokens of one prompt that a step runs, so that several prompts share it;
         0: as many as fit.
+    max_num_partial_prefills: how many prompts may be under way at a time of which a step runs a part. From 2 on a step
+        divides its tokens among so many. 0: as many as fit.
+    max_long_partial_prefills: how many of these may be long: above long_prefill_token_threshold, or else 4 % of the
+        context. Shorter ones then overtake those that wait (engine/waiting.py). 0: all of them.
     enforce_eager: launch ops one by one instead of replaying CUDA graphs; this is slower and starts sooner.
     deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
     cascade: decoding requests with the same first cache blocks read their keys together. The default is yes on a GPU,
@@ -53,6 +57,8 @@ class StepSettings(Settings):
     max_num_seqs: Annotated[int | None, AtLeast(1)] = None
     max_num_batched_tokens: Annotated[int | None, AtLeast(1)] = None
     long_prefill_token_threshold: Annotated[int, AtLeast(0)] = 0
+    max_num_partial_prefills: Annotated[int, AtLeast(0)] = 0
+    max_long_partial_prefills: Annotated[int, AtLeast(0)] = 0
     max_logprobs: int = MAX_LOGPROBS
     enable_prompt_embeds: bool = False
     scheduling_policy: str = "fcfs"
@@ -75,6 +81,11 @@ class StepSettings(Settings):
         for name, most in ("priority_aging", inf), ("slo_ttft_ms", MOST_MS), ("slo_itl_ms", MOST_MS):
             if not 0 <= getattr(self, name) <= most or (name == "slo_ttft_ms" and not self.slo_ttft_ms):
                 raise InvalidConfig(f"{name} must not be negative, nor above an hour, got {getattr(self, name)!r}.")
+        if self.max_long_partial_prefills > self.max_num_partial_prefills > 0:
+            raise InvalidConfig(
+                f"max_long_partial_prefills is {self.max_long_partial_prefills}, above max_num_partial_prefills "
+                f"{self.max_num_partial_prefills}; lower it."
+            )
         if self.itl_target is not None and not 0 <= self.itl_target < float("inf"):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
         if self.max_logprobs < -1:

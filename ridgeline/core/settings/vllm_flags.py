@@ -129,8 +129,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     (
         "steps take what fits; --itl-target bounds the time that prompts take from requests that decode",
         VALUE,
-        "max-num-partial-prefills max-long-partial-prefills scheduler-delay-factor "
-        "max-num-scheduled-tokens prefill-schedule-interval watermark",
+        "scheduler-delay-factor max-num-scheduled-tokens prefill-schedule-interval watermark",
     ),
     (
         "steps take what fits; --itl-target bounds the time that prompts take from requests that decode",

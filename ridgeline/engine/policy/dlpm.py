@@ -69,11 +69,12 @@ class PrefixLane(Lane):
         found.sort(reverse=True)
         for _, key in found:
             waiting = self._by_beginning[key]
-            while waiting and waiting[0].status is not Status.WAITING:
+            while waiting and waiting[0].status not in (Status.WAITING, Status.ASIDE):
                 waiting.popleft()
-            if waiting:
+            if not waiting:
+                del self._by_beginning[key]
+            elif waiting[0].status is Status.WAITING:
                 return waiting[0]
-            del self._by_beginning[key]
         return None
 
 

@@ -23,7 +23,14 @@ from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import NotJson, Size, begun_object, decode
-from ridgeline.serving.requests.context import check_input, check_negative, check_prompt, check_text
+from ridgeline.serving.requests.context import (
+    beginning_of,
+    check_beginning,
+    check_input,
+    check_negative,
+    check_prompt,
+    check_text,
+)
 from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
 from ridgeline.serving.requests.reading import readable
@@ -160,7 +167,7 @@ async def _embedded(api: ApiServer, body: CompletionBody, given: list[str], draw
 async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str], special: bool) -> list[list[int]]:
     """Return the token ids of prompts that came as text. With a suffix the model is asked for what stands between."""
     if not body.suffix:
-        return await encode_all(api, texts, special)
+        return await encode_all(api, texts, special, must_fit=body.truncate_prompt_tokens is None)
     marked, suffix = marks(api.tokenizer), body.suffix
     if marked is None:
         message = "suffix is not supported: the model has no tokens for filling in the middle; leave it out."
@@ -220,7 +227,8 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
     params = await _ruled(api, params, params.num_drawn)
     prompt = await render(api, body, use_tools=body.tool_choice != "none")
     special = bool(body.add_special_tokens)
-    ids = await encode(api, prompt, add_special_tokens=special, param="messages")
+    fits = body.truncate_prompt_tokens is None
+    ids = await encode(api, prompt, add_special_tokens=special, param="messages", must_fit=fits)
     if body.truncate_prompt_tokens is not None:
         ids = await TEXTS.run(partial(_truncated, api, body, ids, prompt if special else None, most or 1))
     beams = beams_of(body, params.max_tokens)
@@ -290,24 +298,42 @@ def _template(api: ApiServer, body: TemplateBody) -> ChatTemplate:
     return api.chat_template.with_source(body.chat_template)
 
 
-async def encode(api: ApiServer, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+async def encode(
+    api: ApiServer, text: str, add_special_tokens: bool = True, param: str = "prompt", *, must_fit: bool = False
+) -> list[int]:
     """Return the text's token ids. Raise TooLong, before any work, if they could never fit. `param` is the text's
-    field."""
-    [ids] = await encode_all(api, [text], add_special_tokens, param)
+    field. must_fit: the caller refuses more tokens than the context, so a beginning may show that they are too many."""
+    [ids] = await encode_all(api, [text], add_special_tokens, param, must_fit=must_fit)
     return ids
 
 
 async def encode_all(
-    api: ApiServer, texts: Sequence[str], add_special_tokens: bool = True, param: str = "prompt"
+    api: ApiServer,
+    texts: Sequence[str],
+    add_special_tokens: bool = True,
+    param: str = "prompt",
+    *,
+    must_fit: bool = False,
 ) -> list[list[int]]:
     """Return the token ids of each text, as `encode` does."""
+    context = api.service.facts().max_model_len
     for text in texts:
-        check_text(api.service.facts().max_model_len, len(text), param)
+        check_text(context, len(text), param)
+
+    longest = max(context, api.service.facts().encodes or 0)
 
     def work() -> list[list[int]]:
+        for text in texts if must_fit else ():
+            _check_beginning(api, longest, text, param)
         return [api.tokenizer.encode(text, add_special_tokens) for text in texts]
 
     return work() if sum(map(len, texts)) <= INLINE_CHARS else await TEXTS.run(work)
+
+
+def _check_beginning(api: ApiServer, context: int, text: str, param: str) -> None:
+    """Raise TooLong if a long text's beginning shows that it cannot fit."""
+    if (begins := beginning_of(context, text)) is not None:
+        check_beginning(context, len(begins), len(api.tokenizer.encode(begins, False)), len(text), param)
 
 
 async def detokenized(api: ApiServer, ids: list[int], param: str, *, special: bool) -> str:

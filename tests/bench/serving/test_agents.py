@@ -123,12 +123,14 @@ def test_our_own_server_finds_what_can_be_found(tmp_path: Path) -> None:
     [
         (("--agent-sizes", "1,2"), "INSTRUCTIONS,TASK,RESULT,ANSWER"),
         (("--rate", "1,2"), "one --rate"),
-        (("--endpoint", "chat"), "token ids to completions"),
-        (("--num-requests", "5"), "a workload of its own"),
+        (("--endpoint", "chat"), "--agents takes no --endpoint; leave it out"),
+        (("--num-requests", "5"), "--agents takes no --num-requests; leave it out"),
+        (("--warmup", "0", "--slo", "ttft=9"), "--agents takes no --slo, --warmup; leave them out"),
+        (("--input-len", "9", "--track", "jsonl"), "--agents takes no --input-len, --track; leave them out"),
         (("--time-scale", "-1"), "a time scale from 0"),
     ],
 )
-def test_a_mistake_is_one_sentence(flags: tuple[str, str], sentence: str) -> None:
+def test_a_mistake_is_one_sentence(flags: tuple[str, ...], sentence: str) -> None:
     done = run_here("bench", "serve", "--agents", 2, *flags)
     assert done.returncode == 2
     assert sentence in done.stderr
@@ -140,3 +142,9 @@ def test_a_mistake_is_one_sentence(flags: tuple[str, str], sentence: str) -> Non
 def test_sessions_that_a_server_could_not_run_are_refused(facts: dict[str, int], sentence: str) -> None:
     with pytest.raises(InvalidConfig, match=sentence):
         played(SMALL, **facts)
+
+
+def test_options_of_agents_are_refused_without_them() -> None:
+    done = run_here("bench", "serve", "--turns", 3)
+    assert done.returncode == 2
+    assert "--turns needs --agents; leave it out" in done.stderr
