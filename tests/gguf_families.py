@@ -249,7 +249,7 @@ def _gated_delta(config: Any) -> dict[str, Any]:
 
 def changed(config: Any, architecture: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors as the conversion writes them, under checkpoints' names or the file's own ("blk.…")."""
-    for name, tensor in tensors.items():
+    for name, tensor in gguf_near.together(architecture, tensors).items():
         yield from _changed(config, architecture, name, tensor)
 
 

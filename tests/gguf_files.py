@@ -78,7 +78,7 @@ def write(
     widened: each tensor holds in float32 what it would stand for in its kind. family: one of `gguf_near`."""
     import gguf
 
-    config, near = model.config, gguf_near.FAMILIES.get(family)
+    config, near = getattr(model.config, "text_config", model.config), gguf_near.FAMILIES.get(family)
     architecture = near.architecture if near else _OTHERS.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
     if near or architecture in gguf_families.ARCHITECTURES.values():

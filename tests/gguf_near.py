@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -258,6 +258,57 @@ def _mimo2(config: Any) -> dict[str, Any]:
     }
 
 
+def _gemma3n(config: Any) -> dict[str, Any]:
+    shares = torch.tensor(config.activation_sparsity_pattern, dtype=torch.float32)
+    rope = config.rope_parameters
+    return {
+        **_windows(config),
+        "attention.sliding_window": config.sliding_window,
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "final_logit_softcapping": config.final_logit_softcapping,
+        "altup.active_idx": config.altup_active_idx,
+        "altup.num_inputs": config.altup_num_inputs,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "activation_sparsity_scale": torch.distributions.Normal(0, 1).icdf(shares).tolist(),
+    }
+
+
+def _step35(config: Any) -> dict[str, Any]:
+    told = config.to_dict()  # in which heads are those of full layers, as asking for them would be ambiguous
+    near, rope = [kind == "sliding_attention" for kind in told["layer_types"]], told["rope_parameters"]
+    clamps = {"swiglu_clamp_exp": told["swiglu_limits"], "swiglu_clamp_shexp": told["swiglu_limits_shared"]}
+    return {
+        "attention.sliding_window_pattern": near,
+        "attention.sliding_window": told["sliding_window"],
+        "attention.head_count": [told[f"num_{'sliding_' if each else ''}attention_heads"] for each in near],
+        "attention.head_count_kv": [told["num_key_value_heads"]] * len(near),
+        "attention.value_length": told["head_dim"],
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": int(told["head_dim"] * rope["full_attention"]["partial_rotary_factor"]),
+        "expert_shared_feed_forward_length": told["share_expert_dim"],
+        "expert_weights_scale": told["moe_router_scaling_factor"],
+        "expert_weights_norm": True,
+        "leading_dense_block_count": told["mlp_layer_types"].count("dense"),
+        **{name: [float(each or 0) for each in limits] for name, limits in clamps.items()},
+    }
+
+
+def _deci(config: Any) -> dict[str, Any]:
+    """Of layers that a search made. They have no heads, and width 0, where a part is left out."""
+    groups = [block["attention"]["n_heads_in_group"] for block in config.block_configs]
+    heads, mults = config.num_attention_heads, [block["ffn"]["ffn_mult"] or 0 for block in config.block_configs]
+    sizes = [int(2 * mult * config.hidden_size / 3) for mult in mults]
+    return {
+        "attention.head_count": [heads if group else 0 for group in groups],
+        "attention.head_count_kv": [heads // group if group else 0 for group in groups],
+        "attention.value_length": config.head_dim,
+        "feed_forward_length": [-(-size // 256) * 256 for size in sizes],
+    }
+
+
 def _phimoe(config: Any) -> dict[str, Any]:
     return {
         "expert_used_count": config.num_experts_per_tok,
@@ -322,6 +373,9 @@ NEAR = {
     "mimo_v2": Written("mimo2", entries=_mimo2),
     "phimoe": Written("phimoe", PHIMOE, entries=_phimoe),
     "dots1": Written("dots1", {"sliding_window": None}),
+    "gemma3n": Written("gemma3n", entries=_gemma3n),
+    "step3p7": Written("step35", entries=_step35),
+    "decilm": Written("deci", entries=_deci),
 }
 ONES = {f"{name}_multiplier": 1.0 for name in ("lm_head", "embedding", "key", "attention_in", "attention_out")}
 ONES |= {"ssm_in_multiplier": 1.0, "ssm_out_multiplier": 1.0}
@@ -349,6 +403,8 @@ FAMILIES = {**NEAR, **TINY}
 def model_of(family: str) -> Any:
     """The oracle, with what the format cannot say changed."""
     changes = FAMILIES[family].changes
+    if family == "decilm":
+        return near.left_by_search()
     return (
         tiny_models.build(FAMILIES[family].of or family, **changes) if family in TINY else near.made(family, **changes)
     )
@@ -382,6 +438,18 @@ def changed(config: Any, architecture: str, name: str, tensor: Tensor) -> Iterat
         return iter([(name, _apart(tensor, heads, config.num_attention_heads // heads))])
     if architecture == "nemotron_h_moe" and ".experts." in name:
         return iter([(f"blk.{layer}.ffn_{'up' if 'up_proj' in name else 'down'}_exps.weight", tensor)])
+    if architecture == "gemma3n" and name.endswith("_scale"):
+        return iter([(f"{name}.weight", tensor)])
+    if architecture == "step35":
+        if "vision" in name or "vit_" in name:
+            return iter(())
+        if name.endswith("router_bias"):
+            return iter([(f"blk.{layer}.exp_probs_b.bias", tensor)])
+        return iter([(name.replace("language_model.", ""), tensor + 1 if name.endswith("norm.weight") else tensor)])
+    if architecture == "deci" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        group = config.block_configs[int(layer)]["attention"]["n_heads_in_group"]
+        heads = config.num_attention_heads // (1 if "q_proj" in name else group)
+        return iter([(name, tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape))])
     if "_latent_proj." in name:
         return iter([(f"blk.{layer}.ffn_latent_{'down' if 'fc1' in name else 'up'}.weight", tensor)])
     if architecture == "mistral4" and ".experts." in name:
@@ -400,6 +468,15 @@ def changed(config: Any, architecture: str, name: str, tensor: Tensor) -> Iterat
         parts = zip(("gate", "up"), tensor.mT.chunk(2, dim=1), strict=True)
         return ((f"blk.{layer}.ffn_{part}_exps.weight", half) for part, half in parts)
     return None
+
+
+def together(architecture: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, those of Gemma 3n's residual streams stacked."""
+    found, streams = dict(tensors), dict[str, list[Tensor]]()
+    for name in tensors if architecture == "gemma3n" else ():
+        if (stream := re.fullmatch(r"(model\.altup_\w+)\.\d+\.weight", name)) is not None:
+            streams.setdefault(f"{stream[1]}.weight", []).append(found.pop(name))
+    return found | {name: torch.stack(each) for name, each in streams.items()}
 
 
 def _apart(tensor: Tensor, heads: int, queries: int) -> Tensor:

@@ -58,14 +58,18 @@ def _layer(layer: LayerSpec, block: Config, width: int, index: int) -> LayerSpec
     if ffn.boolean("no_op"):
         layer = replace(layer, feed_forward=ABSENT)
     else:
-        size = int(2 * ffn.number("ffn_mult") * width / 3)
-        size += -size % MULTIPLE
+        size = ffn.integer("intermediate_size") if "intermediate_size" in ffn else _width(ffn.number("ffn_mult"), width)
         layer = replace(layer, feed_forward=replace(layer.mlp, intermediate_size=size))
     if layer.mixer is ABSENT and layer.feed_forward is ABSENT:
         raise ModelLoadError(
             f"config.json leaves layer {index} without attention and feed-forward; leave the layer out."
         )
     return layer
+
+
+def _width(multiplier: float, width: int) -> int:
+    size = int(2 * multiplier * width / 3)
+    return size + -size % MULTIPLE
 
 
 def _grouped(layer: LayerSpec, kv_heads: int, index: int) -> LayerSpec:

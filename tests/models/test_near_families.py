@@ -696,23 +696,36 @@ def searched(config: transformers.LlamaConfig, blocks: list[dict[str, Any]]) -> 
 
 
 @torch.inference_mode()
-def test_layers_that_a_search_left_differ_in_heads_and_width_or_lack_a_part(tmp_path: Path) -> None:
+def left_by_search() -> Any:
+    """Layers of which each part may have a size of its own, or be absent, that save themselves as a DeciLM."""
     parts = [(2, 3.5), (None, 8.0), (4, 1.0), (1, None)]
     blocks = [
         {"attention": {"n_heads_in_group": group, "no_op": not group}, "ffn": {"ffn_mult": mult, "no_op": not mult}}
         for group, mult in parts
     ]
     config = transformers.LlamaConfig(**{**COMMON, "num_hidden_layers": 4}, attn_implementation="eager")
+    config.block_configs = blocks
     torch.manual_seed(0)
     model = searched(config, blocks)
     for parameter in model.parameters():
         parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "model.safetensors"
-    )
-    told = {**config.to_dict(), "architectures": ["DeciLMForCausalLM"], "block_configs": blocks}
-    told |= {"num_key_value_heads": None, "intermediate_size": None}
-    (tmp_path / "config.json").write_text(json.dumps(told))
+
+    def save(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+        told = {**config.to_dict(), "architectures": ["DeciLMForCausalLM"]}
+        told |= {"num_key_value_heads": None, "intermediate_size": None}
+        (folder / "config.json").write_text(json.dumps(told))
+
+    model.save_pretrained = save
+    return model
+
+
+@torch.inference_mode()
+def test_layers_that_a_search_left_differ_in_heads_and_width_or_lack_a_part(tmp_path: Path) -> None:
+    model = left_by_search()
+    model.save_pretrained(tmp_path)
     want = model(torch.tensor(IDS)).logits
     torch.testing.assert_close(dense_logits(load(tmp_path), torch.tensor(IDS)), want, atol=TOLERANCE, rtol=0)
     llm = LLM(tmp_path, dtype="float32", device="cpu", skip_tokenizer_init=True, kv_cache_memory=1 << 22)

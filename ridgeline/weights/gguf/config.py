@@ -99,7 +99,7 @@ def _heads(values: Values, dialect: Dialect) -> dict[str, Any]:
         )
     found = {
         "intermediate_size": values.get("feed_forward_length", values.get("expert_feed_forward_length")),
-        "num_attention_heads": values.whole("attention.head_count"),
+        "num_attention_heads": values.most("attention.head_count"),
         "num_key_value_heads": values.get("attention.head_count_kv", values["attention.head_count"]),
         "head_dim": values.head_dim,
         "max_position_embeddings": values["context_length"],

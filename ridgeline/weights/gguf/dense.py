@@ -92,7 +92,29 @@ def granite(values: Values) -> dict[str, Any]:
     return {**biases(values), **{ours: values[theirs] for ours, theirs in names.items()}}
 
 
+def _deci(values: Values) -> dict[str, Any]:
+    """Return DeciLM's entries. A layer without heads, or of width 0, lacks that part."""
+    count = values.layers
+
+    def each(name: str) -> list[int]:
+        found = values.raw(name)
+        numbers: list[int] = found if isinstance(found, list) else [found] * count
+        if len(numbers) != count or any(type(number) is not int or number < 0 for number in numbers):
+            raise values.wrong(name, found, f"it must be {count} whole numbers, so download the file again")
+        return numbers
+
+    blocks = []
+    names = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+    for heads, kv_heads, width in zip(*map(each, names), strict=True):
+        if heads and not kv_heads:
+            raise values.wrong(names[1], 0, "linear layers in place of attention do not run here")
+        attention = {"n_heads_in_group": heads // kv_heads if heads else None, "no_op": not heads}
+        blocks.append({"attention": attention, "ffn": {"intermediate_size": width or None, "no_op": not width}})
+    return {**biases(values), "block_configs": blocks}
+
+
 DENSE = {
+    "deci": Dialect("DeciLMForCausalLM", NORMS_BEFORE, interleaved=True, config=_deci),
     "llama": Dialect("LlamaForCausalLM", NORMS_BEFORE, experts="MixtralForCausalLM", interleaved=True, config=biases),
     "qwen2": Dialect("Qwen2ForCausalLM", NORMS_BEFORE),
     "qwen3": Dialect("Qwen3ForCausalLM", NORMS_BEFORE),

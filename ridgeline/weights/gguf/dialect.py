@@ -35,6 +35,7 @@ _ATTENTION: Names = {
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
     "self_attn.dense": "attn_output",
+    "self_attn.g_proj": "attn_gate",
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
@@ -67,6 +68,7 @@ STACKS: Names = {  # each holds one matrix of all experts
     **dict.fromkeys(("block_sparse_moe.experts.w2", "feed_forward.experts.w2"), "ffn_down_exps"),
     "mixer.experts.up_proj": "ffn_up_exps",
     "mixer.experts.down_proj": "ffn_down_exps",
+    **{f"moe.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
     "block_sparse_moe.input_linear": ("ffn_gate_exps", "ffn_up_exps"),
     "block_sparse_moe.output_linear": "ffn_down_exps",
 }
@@ -76,7 +78,7 @@ _EXPERTS: Names = {
         ("mlp.gate", "mlp.gate.wg", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router.layer"),
         "ffn_gate_inp",
     ),
-    **dict.fromkeys(("feed_forward.gate", "feed_forward.router"), "ffn_gate_inp"),
+    **dict.fromkeys(("feed_forward.gate", "feed_forward.router", "moe.gate"), "ffn_gate_inp"),
     **{
         f"{of}.{part}_proj": f"ffn_{part}_shexp"
         for of in (
@@ -125,6 +127,8 @@ WHOLE: Names = {  # tensors that are no module's weight or bias
     **{f"mlp.act_fn.alpha_{each}": f"xielu.alpha_{each}" for each in "pn"},
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "layer_scalar": "layer_output_scale.weight",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
+    "moe.router_bias": "exp_probs_b.bias",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Any
 
+from ridgeline.models.gemma3n import MOST_STREAMS
 from ridgeline.weights.gguf.dialect import NORMS_BEFORE, NORMS_BOTH, Dialect
 from ridgeline.weights.gguf.values import Values
 from ridgeline.weights.gguf.windows import sliding
@@ -72,6 +75,34 @@ def _gemma4(values: Values) -> dict[str, Any]:
     return found
 
 
+def _gemma3n(values: Values) -> dict[str, Any]:
+    """Return Gemma 3n's entries. Keys of the layers from the 20th on are others' where the file does not say it, as
+    llama.cpp has it. A feed-forward's share of zeros is there as a number of standard deviations."""
+    found: dict[str, Any] = {
+        **_gemma3(values),
+        "final_logit_softcapping": values.get("final_logit_softcapping", 30.0),
+        "intermediate_size": values["feed_forward_length"],
+        "num_kv_shared_layers": values.get("attention.shared_kv_layers", max(0, values.layers - 20)),
+        "hidden_size_per_layer_input": values["embedding_length_per_layer_input"],
+        "altup_active_idx": values.get("altup.active_idx", 0),
+        "altup_num_inputs": values.get("altup.num_inputs", 4),
+        "activation_sparsity_pattern": _shares(values),
+    }
+    tensors = values.gguf.tensors
+    for name, entry in (("per_layer_token_embd", "vocab_size_per_layer_input"), ("blk.0.laurel_l", "laurel_rank")):
+        if (tensor := tensors.get(f"{name}.weight")) is not None:
+            found[entry] = tensor.shape[0]
+    return found
+
+
+def _shares(values: Values) -> list[float]:
+    """Return each layer's share of zeros."""
+    edges = values.raw(name := "activation_sparsity_scale")
+    if not isinstance(edges, list) or len(edges) != values.layers or any(type(each) is not float for each in edges):
+        raise values.wrong(name, edges, f"it must be {values.layers} numbers, so download the file again")
+    return [round(NormalDist().cdf(each), 6) if each > -math.inf else 0.0 for each in edges]
+
+
 def _two_rotations(values: Values) -> dict[str, Any]:
     """Return the rotations of both kinds of layers. On the full ones a part of each head rotates, which the file says
     by factors that stop the rest."""
@@ -101,7 +132,7 @@ def _widths(values: Values) -> dict[str, Any]:
 def lent_keys(values: Values) -> list[str]:
     """Return the tensors of layers that use the keys of others, which files may hold all the same."""
     count = values.get("attention.shared_kv_layers", 0)
-    if values.architecture != "gemma4" or not isinstance(count, int):
+    if values.architecture not in ("gemma3n", "gemma4") or not isinstance(count, int):
         return []
     layers = range(max(0, values.layers - count), values.layers)
     return [f"blk.{layer}.attn_{part}" for layer in layers for part in ("k.", "v.", "k_norm.")]
@@ -115,6 +146,23 @@ _GEMMA4_PARTS = {
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
+}
+_GEMMA3N_PARTS = {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.correction_coefs": "altup_correct_coef",
+}
+_STREAMS = {
+    f"model.{theirs}.{stream}": f"{ours}.{stream}"
+    for theirs, ours in (("altup_projections", "altup_proj"), ("altup_unembed_projections", "altup_unembd_proj"))
+    for stream in range(MOST_STREAMS)
 }
 _GEMMA4_TOP = {
     "model.embed_tokens_per_layer": "per_layer_token_embd",
@@ -130,6 +178,13 @@ GEMMA = {
     ),
     "gemma2": Dialect("Gemma2ForCausalLM", NORMS_BOTH, config=_gemma2),
     "gemma3": Dialect("Gemma3ForCausalLM", NORMS_BOTH, config=_gemma3),
+    "gemma3n": Dialect(
+        "Gemma3nForCausalLM",
+        NORMS_BOTH,
+        config=_gemma3n,
+        parts=_GEMMA3N_PARTS,
+        top={**_GEMMA4_TOP, **_STREAMS},
+    ),
     "gemma4": Dialect(
         "Gemma4ForCausalLM",
         NORMS_BOTH,

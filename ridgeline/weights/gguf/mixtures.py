@@ -196,6 +196,36 @@ def _mimo2(values: Values) -> dict[str, Any]:
     }
 
 
+def _step35(values: Values) -> dict[str, Any]:
+    """Return Step 3.5's entries. Layers with a window have other heads, and all of each head rotates there."""
+    kinds, heads = sliding(values) or [False] * values.layers, values.raw("attention.head_count")
+    own = dict(zip(kinds, heads, strict=False)) if isinstance(heads, list) else dict.fromkeys((True, False), heads)
+    types = ["sliding_attention" if each else "full_attention" for each in kinds]
+    full: dict[str, Any] = {
+        "rope_theta": values.get("rope.freq_base", 10000.0),
+        "partial_rotary_factor": values.whole("rope.dimension_count", values.head_dim // 2) / values.head_dim,
+    }
+    if (factors := values.gguf.floats("rope_freqs.weight")) is not None:  # of which the rest are ones
+        rotated = int(values.head_dim * full["partial_rotary_factor"]) // 2
+        full |= {"rope_type": "longrope", "short_factor": factors[:rotated], "long_factor": factors[:rotated]}
+        full |= {"attention_factor": 1.0, "original_max_position_embeddings": values["context_length"]}
+    near = {"rope_theta": values.get("rope.freq_base_swa", 10000.0), "partial_rotary_factor": 1.0}
+    return {
+        "layer_types": types,
+        "sliding_window": values["attention.sliding_window"],
+        "num_attention_heads": own.get(False, own.get(True)),
+        "num_sliding_attention_heads": own.get(True, own.get(False)),
+        "partial_rotary_factor": None,
+        "rope_parameters": {"full_attention": full, "sliding_attention": near},
+        "mlp_layer_types": values.kinds("ffn_gate_inp.weight", "sparse", "dense"),
+        "share_expert_dim": values["expert_shared_feed_forward_length"],
+        "moe_router_scaling_factor": values.get("expert_weights_scale") or 1.0,
+        "norm_expert_weight": bool(values.get("expert_weights_norm", True)),
+        "swiglu_limits": values.raw("swiglu_clamp_exp"),
+        "swiglu_limits_shared": values.raw("swiglu_clamp_shexp"),
+    }
+
+
 def _phimoe(values: Values) -> dict[str, Any]:
     return {
         "num_local_experts": values["expert_count"],
@@ -252,6 +282,7 @@ MIXTURES = {
     "glm-dsa": Dialect("GlmMoeDsaForCausalLM", NORMS_BEFORE, experts="GlmMoeDsaForCausalLM", config=_glm_dsa),
     "mimo2": Dialect("MiMoV2FlashForCausalLM", NORMS_BEFORE, experts="MiMoV2FlashForCausalLM", config=_mimo2),
     "mistral4": Dialect("Mistral4ForCausalLM", NORMS_BEFORE, experts="Mistral4ForCausalLM", config=_mistral4),
+    "step35": Dialect("Step3p5ForCausalLM", NORMS_BEFORE, experts="Step3p5ForCausalLM", config=_step35),
     "phimoe": Dialect("PhiMoEForCausalLM", NORMS_BEFORE, experts="PhiMoEForCausalLM", config=_phimoe),
     "minicpm3": Dialect("MiniCPM3ForCausalLM", NORMS_BEFORE, config=_minicpm3),
 }

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -52,6 +53,9 @@ def restored(values: Values, tensors: Tensors) -> Tensors:
         elif name.endswith(".attn_k_b.weight") and (beside := name.replace("k_b", "v_b")) in tensors:
             del found[name], found[beside]
             found[name.replace("k_b", "kv_b")] = _latents(tensor, tensors[beside])
+        elif name in ("altup_proj.weight", "altup_unembd_proj.weight") and len(tensor.shape) == 3:
+            del found[name]
+            found |= {f"{name[:-6]}{stream}.weight": _slice(tensor, stream) for stream in range(tensor.shape[0])}
         elif values.architecture == "qwen3next" and (beside := name.replace("attn_qkv.", "attn_gate.")) != name:
             if beside not in tensors:
                 continue  # which will be told as missing
@@ -80,6 +84,12 @@ def _curves(values: Values) -> Tensors:
 
 def _is_float(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
+
+
+def _slice(stack: StoredTensor, index: int) -> StoredTensor:
+    """Return one matrix of several that a file has in one tensor."""
+    assert stack.part is not None
+    return StoredTensor(stack.shape[1:], stack.dtype, partial(stack.part, index))
 
 
 def _one(number: float) -> StoredTensor:

@@ -76,7 +76,7 @@ class Values:
 
     @property
     def shared_width(self) -> int:
-        return self.whole("embedding_length") // self.whole("attention.head_count")
+        return self.whole("embedding_length") // self.most("attention.head_count")
 
     @property
     def layers(self) -> int:
