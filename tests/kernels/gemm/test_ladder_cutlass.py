@@ -88,3 +88,12 @@ def test_a_cubin_names_its_kernel() -> None:
     assert kernel_name(b"\0.text.some_name\0.nv.info.some_name\0.text.some_name\0") == "some_name"
     with pytest.raises(ValueError, match="one kernel is needed, got 2"):
         kernel_name(b"\0.text.one\0.text.two\0")
+
+
+def test_the_page_compares_all_languages() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "kernels" / "templates.md").read_text()
+    costs = pytest.importorskip("ridgeline.kernels.gemm.ladder.costs", reason="Triton", exc_type=ImportError)
+    for language in costs.languages():
+        assert language.file.is_file()
+        assert all(file.is_file() for file in language.beneath)
+        assert f"| {language.name} | " in page
