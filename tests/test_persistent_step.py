@@ -52,7 +52,7 @@ def test_any_order_of_blocks_gives_the_networks_scores(family: str, changes: dic
     table_RC = 1 + torch.randperm(ROWS * pages).view(ROWS, pages)
     for position in range(LENGTH):
         splits = 1 + position % 3
-        schedule = build(shape, ROWS, 1 + 2 * position, splits)
+        schedule = build(shape, ROWS, 1 + 2 * position, splits, joins=position > LENGTH // 2)
         validate(schedule, 132)
         inputs = RowInputs(
             tokens_R=ids_RS[:, position].int(),

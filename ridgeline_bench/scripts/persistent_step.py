@@ -1,12 +1,13 @@
 """A decoding step in one cooperative launch beside the least time of its bytes, and beside the engine's captured step.
 
     python -m ridgeline_bench.scripts.persistent_step [--models llama-1b qwen3-0.6b] [--rows 1 2 4 8] [--splits 1 4]
-        [--context 512] [--depth 1024] [--engine] [--quick] [--output FILE.jsonl]
+        [--context 512] [--depth 1024] [--joins] [--engine] [--quick] [--output FILE.jsonl]
 
 Weights are random, and so is a cache of --context tokens a row. A step is first compared with its reference in plain
 torch, and timed only if they agree. `limit` is all weights and all cached keys and values, each read once, at the
 device's bandwidth. The persistent step ends with the scores of all tokens; the engine's samples, too. --depth is the
-inputs of a stage of the ring. --quick plans and validates the schedules, on the CPU.
+inputs of a stage of the ring. With --joins every block of `out` combines the splits for itself. --quick plans and
+validates the schedules, on the CPU.
 """
 
 from __future__ import annotations
@@ -49,15 +50,17 @@ def limit(shape: DenseShape, rows: int, context: int) -> float:
     return 2 * (shape.weight_numbers + cached) / find(gpu() or H200).bandwidth
 
 
-def compiled(shape: DenseShape, rows: int, splits: int, depth: int) -> bytes:
+def compiled(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool) -> bytes:
     """Return the machine code of a step."""
-    plan = LaunchPlan.of(shape, rows, PAGE, build(shape, rows, BLOCKS, splits), splits, depth)
+    plan = LaunchPlan.of(shape, rows, PAGE, build(shape, rows, BLOCKS, splits, joins=joins), splits, depth)
     return cubin(SOURCE, ARCH, plan.defines)
 
 
-def persistent(shape: DenseShape, rows: int, splits: int, context: int, depth: int, code: bytes) -> tuple[float, float]:
+def persistent(
+    shape: DenseShape, rows: int, splits: int, context: int, depth: int, joins: bool, code: bytes
+) -> tuple[float, float]:
     """Return (the distance from the reference, over its norm; the seconds of a step, or 0 if that is too far)."""
-    case = step_case(shape, [context - 1] * rows, BLOCKS, splits, page=PAGE, depth=depth, device="cuda")
+    case = step_case(shape, [context - 1] * rows, BLOCKS, splits, page=PAGE, depth=depth, joins=joins, device="cuda")
     step = PersistentStep(case.plan, case.schedule, case.weights, case.inputs, case.buffers, code)
     found = step().clone()
     error = distance(found, case.fresh().reference(build(shape, rows, 1, splits)))
@@ -88,9 +91,9 @@ def engine(shape: DenseShape, all_rows: Sequence[int], context: int) -> dict[int
             assembly.engine.shutdown()
 
 
-def planned(shape: DenseShape, rows: int, splits: int, depth: int) -> str:
+def planned(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool) -> str:
     """Return a line about a schedule for an H200, which was validated."""
-    schedule = build(shape, rows, BLOCKS, splits)
+    schedule = build(shape, rows, BLOCKS, splits, joins=joins)
     started = time.perf_counter()
     validate(schedule, BLOCKS)
     seconds = time.perf_counter() - started
@@ -101,14 +104,15 @@ def planned(shape: DenseShape, rows: int, splits: int, depth: int) -> str:
 def main() -> None:
     a = asked(
         __doc__, models=[OneOf(MODELS)], rows=[1, 2, 4, 8], splits=[1, 4], context=512, depth=1024,
-        engine=(False, "the engine's captured step, too"), quick=(False, "schedules alone"), output=Path,
+        joins=(False, "the blocks of `out` combine the splits"), engine=(False, "the engine's captured step, too"),
+        quick=(False, "schedules alone"), output=Path,
     )  # fmt: skip
     console = Console()
     if a.quick:
         for name in a.models:
             for rows in a.rows:
                 for splits in a.splits:
-                    told = planned(MODELS[name], rows, splits, a.depth)
+                    told = planned(MODELS[name], rows, splits, a.depth, a.joins)
                     console.print(f"{name}, {rows} rows, {splits} splits: {told}", highlight=False)
         return
     table = Table("model", "rows", "splits", "error", "persistent ms", "limit ms", "x limit", "engine ms", title=gpu())
@@ -117,10 +121,10 @@ def main() -> None:
         engines = engine(shape, a.rows, a.context) if a.engine else {}
         pairs = [(rows, splits) for rows in a.rows for splits in a.splits]
         with ThreadPoolExecutor() as pool:
-            codes = list(pool.map(partial(compiled, shape, depth=a.depth), *zip(*pairs, strict=True)))
+            codes = list(pool.map(partial(compiled, shape, depth=a.depth, joins=a.joins), *zip(*pairs, strict=True)))
         for (rows, splits), code in zip(pairs, codes, strict=True):
             least = 1e3 * limit(shape, rows, a.context)
-            error, seconds = persistent(shape, rows, splits, a.context, a.depth, code)
+            error, seconds = persistent(shape, rows, splits, a.context, a.depth, a.joins, code)
             own, ms = 1e3 * engines.get(rows, 0.0), 1e3 * seconds
             cells = f"{error:.1e}", f"{ms:.4f}", f"{least:.4f}", f"{ms / least:.2f}", f"{own:.4f}"
             table.add_row(name, str(rows), str(splits), *cells)

@@ -63,7 +63,7 @@ def problem(case: PersistentCase, folder: Path, order: int, source: Path = SOURC
 
 @emulated
 def test_the_kernel_equals_its_twin(tmp_path: Path) -> None:
-    case = step_case(replace(TINY_QWEN, layers=1), [9, -1, 0], 2, splits=2, depth=32)
+    case = step_case(replace(TINY_QWEN, layers=1), [9, -1, 0], 2, splits=2, depth=32, joins=True)
     assert problem(case, tmp_path, order=5) == ""
 
 
@@ -89,7 +89,6 @@ def test_the_kernel_equals_its_twin_again_and_again(
 
 RUNS = "    if (is_product(task.kind))"
 SIGNALS = "    if (task.signal >= 0 && threadIdx.x == 0) signal_counter(step.counters + task.signal);\n"
-PANEL = "fill_panel(step, shared, task);"
 FAULTS = {
     "no wait for weights": ("mbarrier_wait(&shared.full[ring.stage], ring.parity);", ""),
     "no wait for a free stage": ("mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);", ""),
@@ -97,7 +96,6 @@ FAULTS = {
     "no signal": ("if (task.signal >= 0 && threadIdx.x == 0)", "if (0)"),
     "signal before the work": (f"    workers_meet();\n{RUNS}", f"    workers_meet();\n{SIGNALS}{RUNS}"),
     "counters stay": ("step.counters[i] = 0;", ";"),
-    "no barrier behind the panel": (f"{PANEL}\n  workers_meet();", PANEL),
     "no sum over warps": ("workers_meet();\n    finish_tile", "finish_tile"),
 }
 FEW = ("no wait for other blocks", "no wait for a free stage")

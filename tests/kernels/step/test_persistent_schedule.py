@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ridgeline.kernels.step.persistent.build import build
 from ridgeline.kernels.step.persistent.cuda.cases import LLAMA_1B, TINY, TINY_QWEN
+from ridgeline.kernels.step.persistent.shape import DenseShape
 from ridgeline.kernels.step.persistent.tasks import CellAccess, CounterWait, StepSchedule, StepTask
 from ridgeline.kernels.step.persistent.validate import InvalidSchedule, validate
 from tests.kernels.step.brute_force import fault, random_schedule
@@ -39,9 +40,9 @@ def index_of(kind: str, layer: int, nth: int = 0) -> int:
     return found[nth]
 
 
-@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 5), st.sampled_from([TINY, TINY_QWEN]))
-def test_every_step_that_is_built_is_valid(rows: int, blocks: int, splits: int, shape: object) -> None:
-    schedule = build(shape, rows, blocks, splits)  # type: ignore[arg-type]
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 5), st.sampled_from([TINY, TINY_QWEN]), st.booleans())
+def test_every_step_that_is_built_is_valid(rows: int, blocks: int, splits: int, shape: DenseShape, joins: bool) -> None:
+    schedule = build(shape, rows, blocks, splits, joins=joins)
     validate(schedule, blocks)
     for kind, outputs in (("gate_up", TINY.inner), ("head", TINY.vocabulary)):
         if shape is TINY:

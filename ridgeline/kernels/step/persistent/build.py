@@ -15,23 +15,25 @@ from ridgeline.kernels.step.persistent.shape import ROWS, DenseShape
 from ridgeline.kernels.step.persistent.tasks import CellAccess, CounterWait, Kind, StepSchedule, StepTask
 
 
-def build(shape: DenseShape, rows: int, blocks: int, splits: int = 1) -> StepSchedule:
+def build(shape: DenseShape, rows: int, blocks: int, splits: int = 1, *, joins: bool = False) -> StepSchedule:
     """Return the schedule of a step.
 
     rows: requests, 1 to 8.
     blocks: that run at the same time.
     splits: parts of a row's keys that different blocks attend to. With more than one, tasks that combine them follow.
+    joins: in place of these tasks, each block combines the parts for itself when it reads them for `out`. That spares
+        a wait, and costs the reads of all parts in every block.
 
     Raises ValueError for other rows, blocks or splits.
     """
     if not 1 <= rows <= ROWS or blocks < 1 or splits < 1:
         raise ValueError(f"a step needs 1 to {ROWS} rows, blocks and splits: not {rows}, {blocks} and {splits}.")
-    return _Builder(shape, rows, blocks, splits).schedule()
+    return _Builder(shape, rows, blocks, splits, joins and splits > 1).schedule()
 
 
 class _Builder:
-    def __init__(self, shape: DenseShape, rows: int, blocks: int, splits: int) -> None:
-        self._shape, self._rows, self._splits = shape, rows, splits
+    def __init__(self, shape: DenseShape, rows: int, blocks: int, splits: int, joins: bool) -> None:
+        self._shape, self._rows, self._splits, self._joins = shape, rows, splits, joins
         self._tasks: list[StepTask] = []
         self._blocks: list[list[int]] = [[] for _ in range(blocks)]
         self._counter, self._before = 0, 0  # of the phase that is being made, and the tasks of the one before
@@ -44,7 +46,7 @@ class _Builder:
             self._product("qkv", layer, shape.projected)
             pairs = [(row, head) for row in range(rows) for head in range(shape.kv_heads)]
             self._spread("attend", layer, ((*pair, split) for pair in pairs for split in range(splits)))
-            if splits > 1:
+            if splits > 1 and not self._joins:
                 self._spread("combine", layer, pairs)
             self._product("out", layer, shape.width)
             self._product("gate_up", layer, shape.inner)
@@ -93,8 +95,9 @@ class _Builder:
             return (), (CellAccess("residual", part[0], part[0] + 1, 0, shape.width),)
         if kind in ("attend", "combine"):
             return self._of_head(kind, layer, part)
+        attended = ("partial", shape.kv_heads * self._splits) if self._joins else ("attended", shape.attended)
         source, width, target = {
-            "qkv": ("residual", shape.width, "qkv"), "out": ("attended", shape.attended, "residual"),
+            "qkv": ("residual", shape.width, "qkv"), "out": (*attended, "residual"),
             "gate_up": ("residual", shape.width, "gated"), "down": ("gated", shape.inner, "residual"),
             "head": ("residual", shape.width, "logits"),
         }[kind]  # fmt: skip

@@ -92,7 +92,8 @@ def _product(task: StepTask, shape: DenseShape, weights: StepWeights, buffers: S
         fields |= {"weight": _at(weight), "second": _at(weight[shape.inner]), "norm": _at(layer.feed_forward_norm_M)}
         return fields | {"y": _at(buffers.gated_RF), "split": shape.inner}
     x, weight = (buffers.attended_RI, layer.out_MI) if task.kind == "out" else (buffers.gated_RF, layer.down_MF)
-    fields |= {"x": _at(x), "inputs": x.shape[1], "weight": _at(weight)}
+    joins = task.reads[0].buffer == "partial"  # which the kernel then reads in place of x
+    fields |= {"x": None if joins else _at(x), "inputs": x.shape[1], "weight": _at(weight)}
     return fields | {"y": _at(buffers.residual_RM), "split": shape.width}
 
 

@@ -86,6 +86,8 @@ class SlowStep:
             pair = layer.gate_up_2FM.unflatten(0, (2, -1))[:, part].flatten(0, 1)
             return _to(buffers.gated_RF[:, part], gated_activation(x_RM @ pair.T, "silu"))
         x, weight = (buffers.attended_RI, layer.out_MI) if task.kind == "out" else (buffers.gated_RF, layer.down_MF)
+        if task.reads[0].buffer == "partial":
+            x = _joined(buffers.partial_RHSD).flatten(1).to(x.dtype)
         return _to(buffers.residual_RM[:, part], buffers.residual_RM[:, part] + x @ weight[part].T)
 
     def _attended(self, task: StepTask) -> Write:
@@ -150,12 +152,16 @@ class SlowStep:
 
     def _normalised(self, row: int, head: int, parts_hSD: Tensor) -> Write:
         wide = self.shape.group * self.shape.head_dim
-        sums_hSD, top_hS1, weight_hS1 = parts_hSD.split((self.shape.head_dim, 1, 1), dim=-1)
-        share_hS1 = (top_hS1 - top_hS1.amax(1, keepdim=True)).exp()
-        total_h1 = (weight_hS1 * share_hS1).sum(1)
-        out_hD = torch.where(total_h1 > 0, (sums_hSD * share_hS1).sum(1) / total_h1, 0.0)
-        to = self.buffers.attended_RI[row, head * wide : (head + 1) * wide]
-        return _to(to, out_hD.flatten())
+        return _to(self.buffers.attended_RI[row, head * wide : (head + 1) * wide], _joined(parts_hSD).flatten())
+
+
+def _joined(parts_SD: Tensor) -> Tensor:
+    """Return attention's result from the parts of splits, the dimension before the last: without that, and with D
+    numbers in place of D + 2."""
+    sums_SD, top_S1, weight_S1 = parts_SD.split((parts_SD.shape[-1] - 2, 1, 1), dim=-1)
+    share_S1 = (top_S1 - top_S1.amax(-2, keepdim=True)).exp()
+    total_1 = (weight_S1 * share_S1).sum(-2)
+    return torch.where(total_1 > 0, (sums_SD * share_S1).sum(-2) / total_1, 0.0)
 
 
 def _to(place: Tensor, numbers: Tensor) -> Write:

@@ -84,7 +84,7 @@ class PersistentCase:
 
 def step_case(
     shape: DenseShape, positions: list[int], blocks: int, splits: int = 1, *, page: int = 4, depth: int = 1024,
-    device: str = "cpu",
+    joins: bool = False, device: str = "cpu",
 ) -> PersistentCase:  # fmt: skip
     """Return a case in bfloat16. positions: of each row's token; all tokens before it are in the cache, -1: none."""
     generator = torch.Generator(device).manual_seed(len(positions))
@@ -109,7 +109,7 @@ def step_case(
         tokens_R=tokens.int().to(device), positions_R=torch.tensor(positions).int().to(device),
         table_RC=table.int().to(device), caches=caches,
     )  # fmt: skip
-    schedule = build(shape, rows, blocks, splits)
+    schedule = build(shape, rows, blocks, splits, joins=joins)
     return PersistentCase(
         shape=shape, rows=rows, splits=splits, schedule=schedule, weights=weights, inputs=inputs,
         plan=LaunchPlan.of(shape, rows, page, schedule, splits, depth),

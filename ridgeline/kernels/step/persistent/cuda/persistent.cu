@@ -22,7 +22,7 @@ struct Record {  // of a task; records.py writes it
   int split, wait, least, signal;  // wait: a counter, or -1
   const bf16 *weight, *second;     // second: of the other half of a gated pair
   const bf16 *norm, *bias;         // or null
-  const bf16 *x;
+  const bf16 *x;                   // null: of splits of attention
   bf16 *y;
   bf16 *keys, *values;             // of the layer's cache
   const bf16 *q_norm, *k_norm;     // or null
@@ -113,9 +113,33 @@ __device__ void stream(const Shared &shared, int count) {
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 
+constexpr int PART = DIM + 2;  // of a partial result of attention: sums, the largest score, the sum of weights
+
+// A number of a head's result, made of those of its splits.
+__device__ __forceinline__ bf16 joined(const float *partial, long long head, int d) {
+  const float *parts = partial + head * SPLITS * PART;
+  float top = LOWEST, sum = 0, weights = 0;
+#pragma unroll
+  for (int s = 0; s < SPLITS; ++s) top = max(top, fresh_float(parts + s * PART + DIM));
+#pragma unroll
+  for (int s = 0; s < SPLITS; ++s) {
+    const float weight = expf(fresh_float(parts + s * PART + DIM) - top);
+    sum += fresh_float(parts + s * PART + d) * weight;
+    weights += fresh_float(parts + s * PART + DIM + 1) * weight;
+  }
+  return __float2bfloat16(weights > 0 ? sum / weights : 0.f);
+}
+
 // Copy the rows of x to the panel, normalised if there is a norm. A warp has a row.
 __device__ void fill_panel(const Step &step, const Shared &shared, const Record &task) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, inputs = task.inputs, pitch = inputs + 8;
+  if (!task.x) {
+    for (int i = threadIdx.x; i < ROWS * inputs; i += WORKERS) {
+      const int row = i / inputs, k = i % inputs;
+      shared.panel[row * pitch + k] = joined(step.partial, (long long)row * step.heads + k / DIM, k % DIM);
+    }
+    return;
+  }
   if (!task.norm) {
     const int vectors = inputs / 8;
 #pragma unroll 4
@@ -217,7 +241,6 @@ constexpr int LANES = DIM / 8;          // that share a token
 constexpr int AT_ONCE = 32 / LANES;     // tokens of a warp at once
 constexpr int GROUPS = WARPS * AT_ONCE;  // tokens of a block at once
 constexpr int AHEAD = 4;                // tokens of a lane group that are on their way together
-constexpr int PART = DIM + 2;           // of a partial result: sums, the largest score, the sum of weights
 
 // Normalise and rotate a head into `to`, rounded as the engine rounds it. A warp does it.
 __device__ void prepare_head(const Step &step, const bf16 *from, const bf16 *norm, int position, float *to) {
@@ -342,16 +365,8 @@ __device__ void attend(const Step &step, const Shared &shared, const Record &tas
 
 __device__ void combine(const Step &step, const Record &task) {
   for (int at = threadIdx.x; at < GROUP * DIM; at += WORKERS) {
-    const long long place = (long long)task.first * step.heads + task.last * GROUP + at / DIM;
-    const float *parts = step.partial + place * SPLITS * PART;
-    float top = LOWEST, sum = 0, weights = 0;
-    for (int s = 0; s < SPLITS; ++s) top = max(top, fresh_float(parts + s * PART + DIM));
-    for (int s = 0; s < SPLITS; ++s) {
-      const float weight = expf(fresh_float(parts + s * PART + DIM) - top);
-      sum += fresh_float(parts + s * PART + at % DIM) * weight;
-      weights += fresh_float(parts + s * PART + DIM + 1) * weight;
-    }
-    task.y[place * DIM + at % DIM] = __float2bfloat16(weights > 0 ? sum / weights : 0.f);
+    const long long head = (long long)task.first * step.heads + task.last * GROUP + at / DIM;
+    task.y[head * DIM + at % DIM] = joined(step.partial, head, at % DIM);
   }
 }
 
