@@ -84,6 +84,18 @@ def test_the_same_places_are_chosen_by_all(case: IndexTopkCase, device: str) -> 
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keys", ["auto", "int8"])
+def test_neighbours_of_one_row_and_of_two_are_scored_together(
+    device: str, keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of odd numbers of tokens, of which some see too few for a choice, and an odd number of all."""
+    case = IndexTopkCase(rows=((31, 100), (9, 12), (1, 90), (20, 60)), block_size=4, selected=33, keys=keys)
+    monkeypatch.setattr(triton_ops, "SHARED", 2)
+    arguments, options = case.inputs(torch.float32, torch.device(device)), case.options(torch.float32, CPU)
+    assert torch.equal(triton_ops.index_topk(*arguments, **options), index_topk_reference(*arguments, **options))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_scores_that_do_not_fit_at_once_are_made_in_pieces(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = IndexTopkCase(rows=((30, 100), (1, 90)), block_size=4, selected=33)
     arguments, options = case.inputs(torch.float32, torch.device(device)), case.options(torch.float32, CPU)
