@@ -13,8 +13,9 @@ together read 9.2 times fewer than in dense attention, which is the limit of the
     compress     two passes of a weighted mean: torch
     compressed   `attend_intervals` of triton_sdpa.py, whose logarithms the next step needs
     importance   the weights again, summed over the heads of a group and over what a block shares with the compressed
-                 keys. A tile of queries walks over chunks of keys; heads are a loop, so nothing but sums is stored
-    selection    the largest of them (torch's topk)
+                 keys. A tile of queries walks over chunks of keys, and heads are a loop
+    selection    in the same kernel: the best blocks so far are a list in registers, and better ones of a chunk take the
+                 places of the least. Neither scores nor importance go to memory
     selected     one program a query and group: the group's heads are the rows of its tile, as all read the same blocks
     window       `attend_intervals`
 
@@ -48,6 +49,8 @@ from ridgeline.kernels.attention.triton_sdpa import (
     output_products,
     strides_of,
 )
+
+NO_BLOCK = tl.constexpr(-(1 << 62))  # less than every number of a block and of a place that none has taken
 
 
 @dataclass(frozen=True)
@@ -114,15 +117,16 @@ def shares(compressed: int, blocks: int, nsa: Nsa, device: torch.device) -> torc
 def select(importance_BGTM: torch.Tensor, nsa: Nsa) -> torch.Tensor:
     """Return the blocks that each query reads, [B, G, T, selected], int32; -1 where there are no more.
 
-    The first and the last ones come in front of all others, and blocks behind the query's own never.
+    The first and the last ones come in front of all others, and blocks behind the query's own never. Then the most
+    important come first, and of equal ones the earlier block.
     """
     tokens, blocks = importance_BGTM.shape[2:]
     own_T = torch.arange(tokens, device=importance_BGTM.device)[:, None] // nsa.block
     at_M = torch.arange(blocks, device=own_T.device)
     always_TM = (at_M < nsa.first) | (at_M > own_T - nsa.last)
     ranked = importance_BGTM.masked_fill(always_TM, float("inf")).masked_fill(at_M > own_T, float("-inf"))
-    best = ranked.topk(min(nsa.selected, blocks), -1)
-    return best.indices.masked_fill(best.values == float("-inf"), -1).int()
+    values, indices = ranked.sort(dim=-1, descending=True, stable=True)
+    return indices.masked_fill(values == float("-inf"), -1)[..., : nsa.selected].int()
 
 
 def nsa_reference(
@@ -160,47 +164,108 @@ def nsa_reference(
 
 
 @triton.jit
+def _importance_of(
+    q_ptr, k_ptr, log_ptr, q_head, q_row, k_row, queries, begin, per_group, T, N, scale,
+    LENGTH: tl.constexpr, STRIDE: tl.constexpr, PER_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return the importance of a chunk of blocks, from block begin on, to a tile of queries of one group, [ROWS,
+    BLOCKS], float32. q_ptr, k_ptr, log_ptr: of the group's first head, its keys, and that head's logarithms.
+
+    A block shares two strides with each of its compressed keys but the last, and one with that and with the key that
+    begins one stride before the block.
+    """
+    channels, blocks = tl.arange(0, WIDTH), begin + tl.arange(0, BLOCKS)
+    keys = begin * PER_BLOCK + tl.arange(0, BLOCKS * PER_BLOCK)
+    shared = tl.where(tl.arange(0, PER_BLOCK) == PER_BLOCK - 1, 1.0, 2.0)
+    behind = tl.where(queries + 1 >= LENGTH, (queries + 1 - LENGTH) // STRIDE + 1, 0)
+    k = load_rows(k_ptr, keys, channels, k_row, N, D, False, D == WIDTH)
+    before = blocks * PER_BLOCK - 1
+    at = k_ptr + before[:, None] * k_row + channels[None, :]
+    there = (before[:, None] >= 0) & (before[:, None] < N) & (channels[None, :] < D)
+    k_before = tl.load(at, mask=there, other=0.0)
+    found = tl.zeros([ROWS, BLOCKS], tl.float32)
+    for within in range(per_group):
+        q = load_rows(q_ptr + tl.cast(within, tl.int64) * q_head, queries, channels, q_row, T, D, False, D == WIDTH)
+        log = tl.load(log_ptr + tl.cast(within, tl.int64) * T + queries, mask=queries < T, other=float("inf"))
+        scores = tl.dot(q, tl.trans(k), input_precision=EXACT) * scale - log[:, None]
+        weights = tl.where(keys[None, :] < behind[:, None], tl.exp2(scores), 0.0)
+        found += tl.sum(tl.reshape(weights, (ROWS, BLOCKS, PER_BLOCK)) * shared[None, None, :], 2)
+        scores = tl.dot(q, tl.trans(k_before), input_precision=EXACT) * scale - log[:, None]
+        seen = (before[None, :] >= 0) & (before[None, :] < behind[:, None])
+        found += tl.where(seen, tl.exp2(scores), 0.0)
+    return found
+
+
+@triton.jit
 def _importance_kernel(
     q_ptr, k_ptr, log_ptr, out_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row, G, PER_GROUP, T, N, M, scale,
     LENGTH: tl.constexpr, STRIDE: tl.constexpr, PER_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The importance of a chunk of blocks to a tile of queries of one group: [B, G, T, M], float32.
-
-    A block shares two strides with each of its compressed keys but the last, and one with that and with the key that
-    begins one stride before the block.
-    """
+    """The importance of a chunk of blocks to a tile of queries of one group: [B, G, T, M], float32."""
     batch, group = tl.program_id(2) // G, tl.program_id(2) % G
-    queries, channels = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
-    keys = tl.program_id(1) * BLOCKS * PER_BLOCK + tl.arange(0, BLOCKS * PER_BLOCK)
+    queries = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    begin = tl.program_id(1) * BLOCKS
+    blocks = begin + tl.arange(0, BLOCKS)
     out_ptr += (tl.program_id(2).to(tl.int64) * T + queries[:, None]) * M + blocks[None, :]
     inside = (queries[:, None] < T) & (blocks[None, :] < M)
-    if tl.program_id(1) * BLOCKS * PER_BLOCK * STRIDE > tl.program_id(0) * ROWS + ROWS - 1:
+    if begin * PER_BLOCK * STRIDE > tl.program_id(0) * ROWS + ROWS - 1:
         tl.store(out_ptr, tl.zeros([ROWS, BLOCKS], tl.float32), mask=inside)  # all of it lies behind the queries
     else:
-        shared = tl.where(tl.arange(0, PER_BLOCK) == PER_BLOCK - 1, 1.0, 2.0)
-        behind = tl.where(queries + 1 >= LENGTH, (queries + 1 - LENGTH) // STRIDE + 1, 0)
+        q_ptr += batch.to(tl.int64) * q_batch + (group * PER_GROUP).to(tl.int64) * q_head
         k_ptr += batch.to(tl.int64) * k_batch + group.to(tl.int64) * k_head
-        k = load_rows(k_ptr, keys, channels, k_row, N, D, False, D == WIDTH)
-        before = blocks * PER_BLOCK - 1
-        at = k_ptr + before[:, None] * k_row + channels[None, :]
-        there = (before[:, None] >= 0) & (before[:, None] < N) & (channels[None, :] < D)
-        k_before = tl.load(at, mask=there, other=0.0)
-        found = tl.zeros([ROWS, BLOCKS], tl.float32)
-        for within in range(PER_GROUP):
-            head = group * PER_GROUP + within
-            q_own = q_ptr + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-            q = load_rows(q_own, queries, channels, q_row, T, D, False, D == WIDTH)
-            row = (batch * G * PER_GROUP + head).to(tl.int64) * T
-            log = tl.load(log_ptr + row + queries, mask=queries < T, other=float("inf"))
-            scores = tl.dot(q, tl.trans(k), input_precision=EXACT) * scale - log[:, None]
-            weights = tl.where(keys[None, :] < behind[:, None], tl.exp2(scores), 0.0)
-            found += tl.sum(tl.reshape(weights, (ROWS, BLOCKS, PER_BLOCK)) * shared[None, None, :], 2)
-            scores = tl.dot(q, tl.trans(k_before), input_precision=EXACT) * scale - log[:, None]
-            seen = (before[None, :] >= 0) & (before[None, :] < behind[:, None])
-            found += tl.where(seen, tl.exp2(scores), 0.0)
+        log_ptr += tl.program_id(2).to(tl.int64) * PER_GROUP * T
+        found = _importance_of(
+            q_ptr, k_ptr, log_ptr, q_head, q_row, k_row, queries, begin, PER_GROUP, T, N, scale,
+            LENGTH, STRIDE, PER_BLOCK, ROWS, BLOCKS, D, WIDTH,
+        )  # fmt: skip
         tl.store(out_ptr, found, mask=inside)
+
+
+@triton.jit
+def _choose_kernel(
+    q_ptr, k_ptr, log_ptr, chosen_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row, G, PER_GROUP, T, N, M, scale,
+    CHOICES: tl.constexpr, LISTED: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    LENGTH: tl.constexpr, STRIDE: tl.constexpr, PER_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The blocks of a tile of queries of one group, as `select` orders them: [B, G, T, CHOICES], int32.
+
+    The best LISTED so far are 64-bit numbers: the importance, whose bits are in the order of the numbers as none is
+    below 0, and the block counted from the end, so that of equal ones the earlier is the larger. As long as some
+    query's largest of a chunk is above its least of the list, it takes that one's place. No importance goes to memory.
+    """
+    batch, group = tl.program_id(1) // G, tl.program_id(1) % G
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    queries = tile * ROWS + tl.arange(0, ROWS)
+    q_ptr += batch.to(tl.int64) * q_batch + (group * PER_GROUP).to(tl.int64) * q_head
+    k_ptr += batch.to(tl.int64) * k_batch + group.to(tl.int64) * k_head
+    log_ptr += tl.program_id(1).to(tl.int64) * PER_GROUP * T
+    own = queries // (PER_BLOCK * STRIDE)
+    best = tl.zeros([ROWS, LISTED], tl.int64) - 1 - tl.arange(0, LISTED)[None, :]  # none is there twice
+    end = tl.minimum((tl.minimum(tile * ROWS + ROWS, T) - 1) // (PER_BLOCK * STRIDE) + 1, M)
+    for begin in range(0, end, BLOCKS):
+        found = _importance_of(
+            q_ptr, k_ptr, log_ptr, q_head, q_row, k_row, queries, begin, PER_GROUP, T, N, scale,
+            LENGTH, STRIDE, PER_BLOCK, ROWS, BLOCKS, D, WIDTH,
+        )  # fmt: skip
+        blocks = begin + tl.arange(0, BLOCKS)[None, :]
+        always = (blocks < FIRST) | (blocks > own[:, None] - LAST)
+        ranked = tl.where(always, float("inf"), found).to(tl.int32, bitcast=True).to(tl.int64)
+        ranked = (ranked << 32) | (0x7FFFFFFF - blocks).to(tl.int64)
+        ranked = tl.where(blocks <= own[:, None], ranked, NO_BLOCK)
+        most, least = tl.max(ranked, 1), tl.min(best, 1)
+        while tl.max((most > least).to(tl.int32), 0) > 0:
+            best = tl.where((best == least[:, None]) & (most > least)[:, None], most[:, None], best)
+            ranked = tl.where(ranked == most[:, None], NO_BLOCK, ranked)
+            most, least = tl.max(ranked, 1), tl.min(best, 1)
+    chosen_ptr += (tl.program_id(1).to(tl.int64) * T + queries) * CHOICES
+    for choice in range(CHOICES):
+        most = tl.max(best, 1)
+        block = tl.where(most >= 0, 0x7FFFFFFF - (most & 0x7FFFFFFF), -1).to(tl.int32)
+        tl.store(chosen_ptr + choice, block, mask=queries < T)
+        best = tl.where(best == most[:, None], NO_BLOCK, best)
 
 
 @triton.jit
@@ -294,6 +359,24 @@ def importance(
     return out
 
 
+def choose(
+    q_BHTD: torch.Tensor, k_BGND: torch.Tensor, log_BHT: torch.Tensor, nsa: Nsa = Nsa(), *, scale: float
+) -> torch.Tensor:
+    """Return `select(importance(…), nsa)`, without a matrix of importance in memory: [B, G, T, selected], int32."""
+    (batch, heads, tokens, size), (groups, count) = q_BHTD.shape, k_BGND.shape[1:3]
+    blocks = -(-tokens // nsa.block)
+    choices, listed = min(nsa.selected, blocks), triton.next_power_of_2(min(nsa.selected, blocks))
+    chosen = torch.empty((batch, groups, tokens, choices), dtype=torch.int32, device=q_BHTD.device)
+    rows = 64
+    _choose_kernel[(triton.cdiv(tokens, rows), batch * groups)](
+        q_BHTD, k_BGND, log_BHT, chosen, *strides_of(q_BHTD, k_BGND), groups, heads // groups, tokens, count, blocks,
+        scale * LOG2E.value, CHOICES=choices, LISTED=listed, FIRST=nsa.first, LAST=nsa.last, LENGTH=nsa.length,
+        STRIDE=nsa.stride, PER_BLOCK=nsa.per_block, ROWS=rows, BLOCKS=16, D=size,
+        WIDTH=max(16, triton.next_power_of_2(size)), num_warps=4,
+    )  # fmt: skip
+    return chosen
+
+
 class _Selected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BHTD: Any, k_BGTD: Any, v_BGTD: Any, chosen_BGTS: Any, block: int, scale: float) -> Any:
@@ -379,11 +462,10 @@ def nsa_attention(
     if count:
         intervals = compressed_intervals(tokens, nsa, device)
         coarse, log = WholeAttention.apply(q_BHTD, *compressed, None, intervals, None, scale)
-        found = importance(q_BHTD.detach(), compressed.k.detach(), log, nsa, scale=scale)
+        chosen = choose(q_BHTD.detach(), compressed.k.detach(), log, nsa, scale=scale)
         out = out + coarse * gates_BHT3[..., 0, None]
     else:
-        found = torch.zeros((batch, groups, tokens, -(-tokens // nsa.block)), device=device)
-    chosen = select(found, nsa)
+        chosen = select(torch.zeros((batch, groups, tokens, -(-tokens // nsa.block)), device=device), nsa)
     out = out + attend_selected(q_BHTD, selected, chosen, nsa, scale=scale) * gates_BHT3[..., 1, None]
     near, _ = WholeAttention.apply(
         q_BHTD, *window, None, KeyMasks(window=nsa.window - 1).intervals(tokens, tokens, device), None, scale
@@ -399,6 +481,11 @@ AOT = tuple(
         (
             _importance_kernel, Tiles(64, 64, 4, 3), ("q k !log !out", "qk", "G PER_GROUP T N M", "scale"),
             {"LENGTH": 32, "STRIDE": 16, "PER_BLOCK": 4, "BLOCKS": 16},
+        ),
+        (
+            _choose_kernel, Tiles(64, 64, 4, 3), ("q k !log #chosen", "qk", "G PER_GROUP T N M", "scale"),
+            {"LENGTH": 32, "STRIDE": 16, "PER_BLOCK": 4, "BLOCKS": 16, "CHOICES": 16, "LISTED": 16, "FIRST": 1,
+             "LAST": 2},
         ),
         (
             _selected_kernel, Tiles(16, 64, 4, 2), ("q k v out !log #chosen", "qkvo", "G T", "scale"),
