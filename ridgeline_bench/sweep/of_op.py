@@ -49,12 +49,14 @@ class OpSweep(Sweep):
         return [
             Job(label, self.of.name, tokens_of(case), case.form, way, chosen=i == 0, timed=timed)
             for timed, cases in ((False, self.small_cases), (True, self.real_cases))
-            for label, case in cases.items()
+            for label, case in (cases.items() if timed or not self.options.beside else ())
             for i, way in enumerate(self.ways(case, timed))
         ]
 
     def ways(self, case: OpCase, timed: bool) -> list[Any]:
         """Return the ways to launch the op: the default (None), other implementations, cuts, peers."""
+        if self.options.beside:
+            return [*([None] if self.functions else []), *self.peers]
         others = list(self.functions)[1:] or ([] if self.functions else ["reference"])
         if timed and self.of.matrix:  # plain torch is much slower, and waits for the host, which no graph can hold
             others = [name for name in others if name != "torch"]

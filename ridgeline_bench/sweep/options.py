@@ -18,6 +18,7 @@ class SweepOptions:
     name: of an op.
     case, form, tokens: only jobs with one of these; (): all.
     chosen: only cuts that would be chosen, and what has no cuts.
+    beside: only what is timed: what the platform gets, and other projects' kernels.
     seconds: stop by then, compiling included; 0: what the sweep takes.
     bandwidth: bytes a second of the memory; 0: an H200's.
     """
@@ -27,6 +28,7 @@ class SweepOptions:
     form: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
     chosen: bool = False
+    beside: bool = False
     seconds: float = 0.0
     bandwidth: float = 0.0
     dry: bool = False

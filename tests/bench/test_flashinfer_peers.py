@@ -194,3 +194,12 @@ def same(ours: Any, theirs: Any) -> None:
     """Both take arguments of the same names in the same order, with the same defaults."""
     a, b = ([(p.name, p.default) for p in inspect.signature(f).parameters.values()] for f in (ours, theirs))
     assert a == b
+
+
+def test_beside_leaves_what_is_timed_of_ours_as_the_gpu_gets_it_and_of_theirs() -> None:
+    sweep = OpSweep(SweepOptions(name="paged_attention", beside=True), "cpu")
+    sweep.peers = {"flashinfer": PeerKernel(PEERS["paged_attention"])}
+    every = {(job.case, job.cut) for job in sweep.jobs()}
+    assert {cut for _, cut in every} == {None, "flashinfer"}
+    assert {case for case, _ in every} == set(sweep.real_cases)
+    assert all(job.timed and job.chosen == (job.cut is None) for job in sweep.jobs())
