@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +16,10 @@ from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base.op import Platform
 from ridgeline.worker.state.chunked import by_chunk
 from ridgeline.worker.state.states import DeviceRows
+from tests.driving import ask, rig
 from tests.kernels.attention.test_attention import DEVICES, IMPLEMENTATIONS, tolerance
+from tests.models import test_near_families as near
+from tests.test_triton_engine import TRITON
 
 CHUNK = 32
 CASES = (
@@ -67,6 +73,21 @@ def test_a_token_sees_its_own_chunk_and_nothing_before_it(case: AttentionCase, n
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
     out_THD = attend(q_THD, k, v, rows.batch(table_SB, schedule), case.softmax(torch.float32, torch.device(device)))
     assert (out_THD.cpu().double() - one_by_one(case, inputs)).abs().max() <= tolerance(torch.float32)
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_steps_on_the_kernels_of_a_gpu_write_what_the_plain_ops_do(drafts: int, tmp_path: Path) -> None:
+    """Tokens of decode steps too, whose positions are not their rows' lengths here."""
+    near.oracle("llama4").save_pretrained(tmp_path)
+    how = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    settings: dict[str, Any] = {"speculative_config": how} if drafts else {}
+    requests = [ask("a", near.prompt(34, 1), max_tokens=4), ask("b", near.prompt(7, 2) * 2, max_tokens=4)]
+    with rig(tmp_path, **settings) as own:
+        want = own.run(*requests)
+    with rig(tmp_path, kernels=TRITON, **settings) as own:
+        found = own.run(*requests)
+        assert not own.errors
+    assert {name: each.tokens for name, each in found.items()} == {name: each.tokens for name, each in want.items()}
 
 
 def test_a_row_that_has_stopped_stays_in_the_first_block() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -155,7 +155,12 @@ def _memory_for_wide(memory: StateMemory, spec: KVSpec, dtype: torch.dtype, ops:
 
 
 class PagedLayer:
-    """The keys and values of one layer, a `layers.attention.Attends`."""
+    """The keys and values of one layer, a `layers.attention.Attends`.
+
+    from_start: a row's length is the position behind its last token, which `decode_attention` rotates by.
+    """
+
+    from_start: ClassVar[bool] = True
 
     def __init__(
         self, group: PagedKV, way: Scheduled, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, scales: KVScales | None
@@ -168,7 +173,7 @@ class PagedLayer:
         """Return the attended heads, [T, H * D], or `room` with them, rounded."""
         batch, ops = self._group.batches[self._way], self._group.ops
         projected = self._projected(qkv_TX, positions_T, heads)
-        if batch.tokens_each == 1 and batch.tree is None:
+        if batch.tokens_each == 1 and batch.tree is None and self.from_start:
             out_THD = ops.decode_attention(projected, batch, heads.softmax, room)
             if room is not None:
                 return room
