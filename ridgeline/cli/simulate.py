@@ -105,8 +105,15 @@ def _settings(flags: EngineFlags, policy: str, bounds: Bounds) -> Settings:
 
 
 def _fleet(flags: FleetFlags) -> FleetSettings:
+    split = flags.prefill_replicas, flags.decode_replicas
+    if any(split) and not all(split):
+        raise InvalidConfig("--prefill-replicas and --decode-replicas go together; give both, or none.")
+    if any(split) and flags.replicas != 1:
+        raise InvalidConfig("--replicas is the sum of --prefill-replicas and --decode-replicas; leave it out.")
     return FleetSettings(
-        replicas=flags.replicas,
+        replicas=sum(split) or flags.replicas,
+        prefill=flags.prefill_replicas,
+        handover_rate=1e9 * flags.handover_rate,
         routing=flags.routing,
         failures=[_failure(text) for text in flags.fail or ()],
         autoscale=_autoscale(flags.autoscale) if flags.autoscale else None,

@@ -42,6 +42,11 @@ class FleetFlags:
     """The replicas and what becomes of them."""
 
     replicas: Annotated[int, typer.Option(help="Replicas of the model, one device each.")] = 1
+    prefill_replicas: Annotated[int, typer.Option(min=0, help="Replicas that run prompts alone.")] = 0
+    decode_replicas: Annotated[int, typer.Option(min=0, help="Replicas that then write the answers.")] = 0
+    handover_rate: Annotated[
+        float, typer.Option(help="GB/s in which one that runs prompts sends keys and values to those that answer.")
+    ] = 50.0
     routing: Annotated[str, typer.Option(help="prefix, least, round-robin, random or session.")] = "prefix"
     fail: Annotated[list[str] | None, typer.Option(help="REPLICA@SECONDS:AWAY: it stops, and is back later.")] = None
     autoscale: Annotated[

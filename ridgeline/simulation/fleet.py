@@ -5,18 +5,20 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import RequestStats
 from ridgeline.engine.cache.prefix import root_hash
-from ridgeline.routing import rule_of
+from ridgeline.routing import RoutingRule, rule_of
 from ridgeline.simulation.clock import VirtualClock
 from ridgeline.simulation.figures import Bounds, Counts, FleetFigures, Spread
+from ridgeline.simulation.handover import block_bytes, check_layout
 from ridgeline.simulation.replica import Replica
 from ridgeline.simulation.setup import Setup
-from ridgeline.simulation.traffic import Ask, Prompts, Traffic, check
+from ridgeline.simulation.traffic import Ask, Piece, Prompts, Traffic, check
 
 MOST_REPLICAS = 1024
 AUTOSCALE_EVERY = 1.0  # seconds between looks at the load
@@ -50,9 +52,15 @@ class Autoscale:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSettings:
-    """A fleet. replicas: the most that there are. price: of one replica for an hour."""
+    """A fleet. replicas: the most that there are. price: of one replica for an hour.
+
+    prefill: so many of the replicas, the first ones, run prompts alone; the others then write the answers. 0: each does
+        both. handover_rate: bytes a second in which one of the first sends keys and values to the others.
+    """
 
     replicas: int = 1
+    prefill: int = 0
+    handover_rate: float = 50e9
     routing: str = "prefix"
     failures: Sequence[ReplicaFailure] = ()
     autoscale: Autoscale | None = None
@@ -63,6 +71,12 @@ class FleetSettings:
             raise InvalidConfig(f"replicas must be from 1 to {MOST_REPLICAS}, got {self.replicas}.")
         if self.price is not None and not 0 < self.price <= 1e9:
             raise InvalidConfig(f"the price for an hour must be above 0 and at most 1e9, got {self.price!r}.")
+        if self.prefill and not 1 <= self.prefill < self.replicas:
+            raise InvalidConfig(f"{self.prefill} of {self.replicas} replicas cannot run prompts alone; leave some.")
+        if self.prefill and self.autoscale is not None:
+            raise InvalidConfig("split pools do not grow and shrink with the load; leave autoscaling out.")
+        if not 0 < self.handover_rate < math.inf:
+            raise InvalidConfig(f"the rate of handovers must be above 0 bytes a second, got {self.handover_rate!r}.")
         rule_of(self.routing)  # it raises InvalidConfig for an unknown one
         for each in self.failures:
             if not (0 <= each.replica < self.replicas and 0 <= each.at < float("inf") and 0 < each.away < float("inf")):
@@ -81,13 +95,24 @@ class Fleet:
         self._setup, self._plan, self._traffic = setup, plan, traffic
         self.clock = VirtualClock()
         self.counts = Counts(bounds or Bounds(), setup.settings.lag)
-        self._rule = rule_of(plan.routing)
+        self._rule, self._rule_of_answers = rule_of(plan.routing), rule_of(plan.routing)
+        if plan.prefill:
+            check_layout(setup.layout)
+            if not setup.settings.prefix_caching:
+                raise InvalidConfig("blocks are handed over by their prefixes; leave prefix caching on.")
         names = [str(g.spec.format) for g in setup.layout.groups if hasattr(g.spec, "format")]
         self._prompts = Prompts(setup.layout.block_size, root_hash("", *sorted({*names} - {"None"})))
         slow = self.counts.bounds.itl
         self.replicas = [
-            Replica(setup, self.clock, self._prompts, self.counts.gaps, slow, self._ended) for _ in range(plan.replicas)
+            Replica(
+                *(setup, self.clock, self._prompts, self.counts.gaps, slow),
+                partial(self._prefilled, number) if number < plan.prefill else self._ended,
+            )
+            for number in range(plan.replicas)
         ]
+        self._whole: dict[int, Ask] = {}  # requests whose prompts run apart, by their numbers
+        self._handovers: list[tuple[float, int, Ask, int]] = []  # with the replica that will answer
+        self._sends_until = [0.0] * plan.prefill
         for replica in self.replicas[plan.autoscale.least if plan.autoscale else plan.replicas :]:
             replica.up = False
         self._order = count()
@@ -109,8 +134,10 @@ class Fleet:
                 moments.append(ask.at + self._setup.settings.lag)
             if self._later:
                 moments.append(self._later[0][0])
-            if not moments and not self._parked:
+            if not moments and not self._handovers and not self._parked:
                 break
+            if self._handovers:
+                moments.append(self._handovers[0][0])
             if self._changes:
                 moments.append(self._changes[0][0])
             if self._plan.autoscale is not None and self._next_look < math.inf:
@@ -127,6 +154,8 @@ class Fleet:
                 self._look(self._plan.autoscale)
             elif self._steps and self._steps[0][0] <= now:
                 self._step(heapq.heappop(self._steps)[1])
+            elif self._handovers and self._handovers[0][0] <= now:
+                self._answer(*heapq.heappop(self._handovers)[2:])
             elif self._later and self._later[0][0] <= now:
                 self.open += 1
                 self._arrive(heapq.heappop(self._later)[2])
@@ -153,20 +182,62 @@ class Fleet:
         self.requests += 1
 
     def _arrive(self, ask: Ask) -> None:
-        loads = {number: each.load for number, each in enumerate(self.replicas) if each.up}
-        if not loads:
-            self._parked.append(ask)
-            return
-        prompt = self._prompts.tokens(ask.prompt)
+        if self._plan.prefill:
+            self._whole[ask.number] = ask
+            ask = replace(ask, answer=Piece(ask.answer.content, 1), limit=1)
+        chosen = self._chosen(ask, self._rule, range(self._plan.prefill or len(self.replicas)))
+        if chosen is None:
+            self._park(ask)
+        else:
+            self._give(ask, chosen)
+
+    def _park(self, ask: Ask) -> None:
+        self._parked.append(self._whole.pop(ask.number, ask))
+
+    def _chosen(self, ask: Ask, rule: RoutingRule, pool: range) -> int | None:
+        """Return which of these replicas gets a request; None if none is up."""
+        loads = {number: self.replicas[number].load for number in pool if self.replicas[number].up}
+        if len(loads) < 2:
+            return next(iter(loads), None)
         session = str(ask.session) if ask.session >= 0 else ""
-        chosen = self._rule.choose(prompt, ask.tenant, loads, session=session) if len(loads) > 1 else next(iter(loads))
+        return rule.choose(self._prompts.tokens(ask.prompt), ask.tenant, loads, session=session)
+
+    def _give(self, ask: Ask, chosen: int) -> None:
         replica = self.replicas[chosen]
         idle = replica.due is None
-        if not replica.add(ask, prompt):
+        if not replica.add(ask, self._prompts.tokens(ask.prompt)):
             self.counts.refused += 1
-            self._follow(ask, self.clock.now)
+            self._follow(self._whole.pop(ask.number, ask), self.clock.now)
         elif idle:
             self._plan_step(chosen)
+
+    # ---- split pools ------------------------------------------------------------------------------------------
+
+    def _prefilled(self, number: int, ask: Ask, stats: RequestStats, over: int) -> None:
+        """A replica has run a prompt: send what another one lacks of it."""
+        ask = self._whole.pop(ask.number)
+        if not stats.output_tokens:  # a policy ended it
+            self._ended(ask, stats, over)
+        else:
+            self._hand_over(ask, number)
+
+    def _hand_over(self, ask: Ask, sender: int) -> None:
+        answers = range(self._plan.prefill, len(self.replicas))
+        if (chosen := self._chosen(ask, self._rule_of_answers, answers)) is None:
+            self._park(ask)
+            return
+        size = self.replicas[chosen].lacks(ask) * block_bytes(self._setup.layout)
+        until = max(self._sends_until[sender], self.clock.now) + size / self._plan.handover_rate
+        self._sends_until[sender] = until
+        heapq.heappush(self._handovers, (until, next(self._order), ask, chosen))
+
+    def _answer(self, ask: Ask, chosen: int) -> None:
+        """A prompt's blocks have come to the replica that answers. If it is gone, the request begins anew."""
+        if self.replicas[chosen].up:
+            self.replicas[chosen].receive(ask)
+            self._give(ask, chosen)
+        else:
+            self._arrive(ask)
 
     def _plan_step(self, number: int) -> None:
         due = self.replicas[number].due
@@ -195,9 +266,10 @@ class Fleet:
             replica.start()
             self._release_parked()
         elif replica.up:
-            started = {ask.number for ask in replica.open if replica.started(ask)}
-            lost = replica.stop()
-            self._rule.forget(number)
+            prompts = number < self._plan.prefill  # whose one token no client gets
+            started = {ask.number for ask in replica.open if not prompts and replica.started(ask)}
+            lost = [self._whole.pop(ask.number, ask) for ask in replica.stop()]
+            (self._rule if prompts or not self._plan.prefill else self._rule_of_answers).forget(number)
             self._steps = [each for each in self._steps if each[1] != number]
             heapq.heapify(self._steps)
             for ask in lost:
@@ -254,6 +326,9 @@ class Fleet:
         def total(name: str) -> float:
             return sum(getattr(each, name) for each in self.replicas)
 
+        def of_prompts(name: str) -> float:  # what replicas that answer find was sent to them
+            return sum(getattr(each, name) for each in self.replicas[: self._plan.prefill or None])
+
         seconds, held = total("seconds"), total("held")
         price, output = self._plan.price, c.output_tokens
         return FleetFigures(
@@ -270,8 +345,8 @@ class Fleet:
             itl=Spread.counted(c.gaps),
             tpot=Spread.of(c.tpot),
             e2e=Spread.of(c.e2e),
-            hit_rate=total("hit_tokens") / max(1, total("prompt_tokens")),
-            host_hit_rate=total("host_tokens") / max(1, total("prompt_tokens")),
+            hit_rate=of_prompts("hit_tokens") / max(1, of_prompts("prompt_tokens")),
+            host_hit_rate=of_prompts("host_tokens") / max(1, of_prompts("prompt_tokens")),
             host_loaded_bytes=int(total("loaded_bytes")),
             host_saved_bytes=int(total("saved_bytes")),
             ideal_hit_rate=c.seen_tokens / max(1, c.prompt_tokens),

@@ -10,6 +10,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.routing import ServerLoad
 from ridgeline.simulation.clock import VirtualClock
 from ridgeline.simulation.device import Device
+from ridgeline.simulation.handover import lacking, receive
 from ridgeline.simulation.setup import Setup
 from ridgeline.simulation.tally import Tally
 from ridgeline.simulation.traffic import Ask, Prompts
@@ -92,6 +93,15 @@ class Replica:
             self.engine.fill()
         return True
 
+    def lacks(self, ask: Ask) -> int:
+        """Return how many whole blocks of the prompt are not in its cache."""
+        return len(lacking(self.engine.scheduler.cache, self._prompts.hashes(ask.prompt)))
+
+    def receive(self, ask: Ask) -> None:
+        """Take the prompt's whole blocks from another replica, where there is room for them."""
+        hashes = self._prompts.hashes(ask.prompt)
+        receive(self.engine.scheduler.cache, self._prompts.root, hashes, ("handed over", ask.number))
+
     def step(self) -> None:
         """Take the result of the step that has ended, and make further plans."""
         engine, device = self._begin()
@@ -139,5 +149,6 @@ class Replica:
         number = request.seed
         ask, over = self.device.asks[number], self.device.over(number)
         self._tokens -= request.max_total_tokens
+        self.engine.scheduler.cache.pool.returned(("handed over", number))
         self.device.forget(number)
         self._ended(ask, stats, over)

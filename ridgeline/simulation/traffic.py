@@ -83,7 +83,7 @@ class Prompts:
     """
 
     def __init__(self, block_size: int, root: Hash) -> None:
-        self._size, self._root = block_size, root
+        self._size, self.root = block_size, root
         self._known: OrderedDict[int, tuple[Hash, ...]] = OrderedDict()  # the blocks that end in a piece, by its key
         self._count = 0
 
@@ -101,7 +101,7 @@ class Prompts:
             if blocks is None:
                 text = [*rest, *repeat(piece.content, piece.tokens)]
                 whole = len(text) // self._size * self._size
-                blocks = tuple(chain_hashes(found[-1] if found else self._root, text[:whole], self._size))
+                blocks = tuple(chain_hashes(found[-1] if found else self.root, text[:whole], self._size))
                 self._note(key, blocks)
             found += blocks
             left = (len(rest) + piece.tokens) % self._size
