@@ -20,7 +20,7 @@ def check_layout(layout: CacheLayout) -> None:
 
 
 def lacking(cache: CacheManager, hashes: Sequence[Hash]) -> list[int]:
-    """Return which of a prompt's whole blocks the cache has not."""
+    """Return the places of a prompt's whole blocks that the cache has not."""
     nodes = map(cache.index.get, hashes)
     return [n for n, node in enumerate(nodes) if node is None or None in node.blocks]
 

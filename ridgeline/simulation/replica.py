@@ -94,7 +94,7 @@ class Replica:
         return True
 
     def lacks(self, ask: Ask) -> int:
-        """Return how many whole blocks of the prompt are not in its cache."""
+        """Return the number of the prompt's whole blocks that are not in its cache."""
         return len(lacking(self.engine.scheduler.cache, self._prompts.hashes(ask.prompt)))
 
     def receive(self, ask: Ask) -> None:
