@@ -3,7 +3,8 @@
 // Each thread of a block is a fiber (ucontext) and runs until it must wait. Blocks run one after the other, the blocks
 // of a cluster together. The emulator is strict where a GPU is only unlucky:
 //
-//   * shared memory begins as NaN (all bits set), and each launch may run its threads in another order;
+//   * shared memory begins as NaN (all bits set), and each launch may run its threads in another order, or some warps
+//     as far ahead of others as barriers let them;
 //   * an asynchronous copy overwrites its destination with NaN at once, and delivers as late as it may: cp.async when
 //     its group is waited for, TMA when nothing else can run. A missing wait, or a buffer that is filled again too
 //     early, therefore gives NaN;
@@ -100,11 +101,15 @@ inline __nv_fp8_e4m3::__nv_fp8_e4m3(float x) {  // to the nearest, ties to even;
   bits = x != x ? 0x7f : size >= 448 ? sign | 0x7e : sign | uint8_t((exponent + 6) * 8 + units);
 }
 
+#ifndef WARP_LANES
+#define WARP_LANES 32  // 64: a wave of an AMD GPU of the CDNA family
+#endif
+
 namespace emulator {
 
 // ---- Threads, warps, blocks ----------------------------------------------------------------------------------------
 
-constexpr unsigned STACK = 128 << 10, SHARED_LIMIT = 227 << 10;
+constexpr unsigned LANES = WARP_LANES, STACK = 128 << 10, SHARED_LIMIT = 227 << 10;
 
 struct Copy { void *to; const void *from; unsigned bytes, kept; };  // cp.async: the last bytes - kept are zeros
 
@@ -125,7 +130,7 @@ struct Thread {
   dim3 index{};
   Block *block = nullptr;
   unsigned number = 0, lane = 0, warp = 0;
-  bool done = false;
+  bool done = false, slow = false;
   const char *waits = nullptr;
   std::vector<std::vector<Copy>> copies{1};  // of groups; the last one is open
   std::vector<Wgmma> products;
@@ -137,7 +142,7 @@ struct Thread {
 struct Warp {
   unsigned size = 0, arrived = 0, generation = 0;
   const char *name = nullptr;
-  void *slots[32];
+  void *slots[LANES];
   unsigned ended = 0;  // waits for wgmma
   int groups = 0;      // that the wait leaves running
 };
@@ -513,19 +518,29 @@ inline void run_blocks() {
     thread->context.uc_link = nullptr;
     makecontext(&thread->context, trampoline, 0);
   }
+  if (launch.order > 1)  // every other warp, by chance, waits until the others cannot go on: so barriers are needed
+    for (Block &block : blocks) {
+      std::vector<bool> slow(block.warps.size());
+      for (size_t i = 0; i < slow.size(); ++i) slow[i] = drawn(2);
+      for (Thread &thread : block.threads) thread.slow = slow[thread.warp];
+    }
+  bool all_run = launch.order <= 1;
   for (size_t left = all.size(); left;) {
     if (launch.order > 1)
       for (size_t i = all.size() - 1; i > 0; --i)
         std::swap(all[i], all[drawn(i + 1)]);
     unsigned long before = progress;
     for (Thread *thread : all) {
-      if (thread->done) continue;
+      if (thread->done || (thread->slow && !all_run)) continue;
       current = thread;
       swapcontext(&scheduler, &thread->context);
       if (problem[0]) return;
       left -= thread->done;
     }
-    if (!left || progress != before) continue;
+    if (!left) break;
+    bool went_on = progress != before, tried = all_run;
+    all_run = launch.order <= 1 || (!went_on && !tried);
+    if (went_on || !tried) continue;
     for (Thread *thread : all) if (!thread->done) current = thread;
     if (!happen() && !problem[0]) {
       snprintf(problem, sizeof problem, "block (%u, %u, %u), thread %u waits for ever: %s", current->block->index.x,
@@ -584,17 +599,17 @@ inline const char *run(const Launch &wanted, void **given, void (*kernel)(void *
           uintptr_t start = uintptr_t(memory.data() + size_t(rank) * (SHARED_LIMIT + 2 * GUARD));
           block.dynamic = reinterpret_cast<unsigned char *>((start + GUARD - 1) / GUARD * GUARD);
           block.threads.resize(threads);
-          block.warps.resize((threads + 31) / 32);
+          block.warps.resize((threads + LANES - 1) / LANES);
           for (unsigned t = 0; t < threads; ++t) {
             Thread &thread = block.threads[t];
             thread.number = t;
             thread.index = {t % launch.block[0], t / launch.block[0] % launch.block[1],
                             t / launch.block[0] / launch.block[1]};
             thread.block = &block;
-            thread.lane = t % 32;
-            thread.warp = t / 32;
+            thread.lane = t % LANES;
+            thread.warp = t / LANES;
             thread.stack = stacks.data() + (size_t(rank) * threads + t) * STACK;
-            ++block.warps[t / 32].size;
+            ++block.warps[t / LANES].size;
           }
         }
         run_blocks();
@@ -619,17 +634,19 @@ template <class... P> void call(void (*f)(P...), void **given) { unpack(f, given
 #define gridDim (dim3{emulator::launch.grid[0], emulator::launch.grid[1], emulator::launch.grid[2]})
 
 // Accesses of a whole warp whose bank conflicts are counted: as many wavefronts as rows of 32 banks that must follow one
-// another. 16 bytes a lane go by quarters of a warp, 4 bytes a lane all at once.
+// another. 16 bytes a lane go by eight lanes, 4 bytes a lane by 32. `order` says which lane is the i-th, for GPUs where
+// lanes that go together are not neighbours.
 namespace emulator {
 struct Access { const void *place; };
-inline void count_banks(const void *place, unsigned bytes) {
+inline void count_banks(const void *place, unsigned bytes, unsigned (*order)(unsigned) = nullptr) {
   Access own{place};
-  auto run = [](Warp &warp, unsigned bytes) {
+  auto run = [order](Warp &warp, unsigned bytes) {
     unsigned lanes = 128 / bytes;
     for (unsigned first = 0; first < warp.size; first += lanes) {
       std::vector<unsigned> words[32];
       unsigned most = 0;
-      for (unsigned lane = first; lane < first + lanes; ++lane) {
+      for (unsigned i = first; i < first + lanes; ++i) {
+        unsigned lane = order ? order(i) : i;
         unsigned address = address_of(static_cast<Access *>(warp.slots[lane])->place);
         require(address % bytes == 0, "an access to shared memory that is not aligned");
         for (unsigned word = address / 4; word < (address + bytes) / 4; ++word) {

@@ -1,5 +1,12 @@
-// What HIP has for the words of rungs 1 to 6, without ROCm's headers: clang's builtins for AMD GPUs.
+// What HIP has for the words of rungs, without ROCm's headers: clang's builtins for AMD GPUs. In the emulator, where no
+// AMD GPU is meant either, the same words are its own.
 #pragma once
+#ifndef __HIP__
+#include "ptx.cuh"
+
+constexpr int WAVE = WARP_LANES;
+__device__ __forceinline__ float __shfl_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+#else
 
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
@@ -52,3 +59,4 @@ struct __align__(4) Pair { Element at[2]; };
 
 __device__ __forceinline__ float4 load_shared(const float *from) { return *reinterpret_cast<const float4 *>(from); }
 __device__ __forceinline__ void store_shared(float *to, float value) { *to = value; }
+#endif

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ridgeline.kernels.cuda.compile import HEADERS, CudaError, NoCudaCompiler
@@ -52,13 +52,19 @@ def clang() -> str:
 
 def assembly(rung: Rung, arch: str, folder: Path) -> str:
     """Return a rung's assembly for an AMD GPU such as "gfx942". Raises NoCudaCompiler and CudaError."""
-    if not clang():
-        raise NoCudaCompiler(f"none of {', '.join(COMPILERS)} is installed; on Debian: apt-get install clang-22.")
     source = folder / f"{rung.source.stem}.hip"
     source.write_text(in_hip(rung))
+    return compile_hip(source, arch, {})
+
+
+def compile_hip(source: Path, arch: str, defines: Mapping[str, str]) -> str:
+    """Return a file's assembly for an AMD GPU such as "gfx942". Raises NoCudaCompiler and CudaError."""
+    if not clang():
+        raise NoCudaCompiler(f"none of {', '.join(COMPILERS)} is installed; on Debian: apt-get install clang-22.")
     command = [
         clang(), "-x", "hip", f"--offload-arch={arch}", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-O3",
-        "-std=c++17", f"-I{HEADERS}", "-S", str(source), "-o", "-",
+        "-std=c++17", f"-I{HEADERS}", *(f"-D{key}={value}" for key, value in defines.items()),
+        "-S", str(source), "-o", "-",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode:
