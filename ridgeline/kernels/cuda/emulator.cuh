@@ -19,6 +19,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
 #include <signal.h>
 #include <ucontext.h>
 #include <utility>
@@ -121,6 +124,8 @@ struct Wgmma {  // one thread's view of an instruction that has not run
   void (*run)(const Wgmma &, unsigned row, float *const (&sums)[32]);  // of a warp
 };
 
+struct TensorRead { float *to; unsigned from; };  // tcgen05.ld that was not waited for
+
 struct Accumulator { void *d; int n; std::vector<float> saved; };  // registers that wgmma owns now
 
 struct Block;
@@ -135,6 +140,7 @@ struct Thread {
   std::vector<std::vector<Copy>> copies{1};  // of groups; the last one is open
   std::vector<Wgmma> products;
   std::vector<Accumulator> owned;
+  std::vector<TensorRead> reads;
   int group = 0;
   bool fenced = false;
 };
@@ -156,6 +162,8 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   Named barriers[16];
+  std::vector<float> tensor;  // tensor memory (sm_100): 128 lanes of 512 columns
+  unsigned columns = 0;       // of it that are allocated
 };
 
 struct Map {  // TensorMap on the host: a matrix of rows, read in boxes
@@ -164,7 +172,7 @@ struct Map {  // TensorMap on the host: a matrix of rows, read in boxes
   uint32_t box_rows, box_columns, item, swizzle;  // swizzle: 0, or the bytes after which the pattern repeats: 128
 };
 
-struct Load { Map map; int x, y; unsigned to, barrier, mask; };
+struct Load { Map map; int x, y; unsigned to, barrier, mask; bool pair = false; };  // pair: tells the even block
 
 struct Launch { unsigned grid[3], block[3], cluster, shared, order; };
 
@@ -175,6 +183,8 @@ inline std::vector<Block> blocks;  // that run now: one, or those of a cluster
 inline std::vector<Load> loads;    // TMA's, on their way
 inline std::vector<Warp *> multiplying;  // warps that wait for wgmma
 inline Named cluster_barrier;
+inline std::map<unsigned, std::deque<std::function<void()>>> queues;  // of things that happen later, each in its order
+inline unsigned next_cluster, cluster_count, taken;  // of the grid; those that the running cluster took
 inline unsigned long progress;
 inline unsigned random_state;
 inline char problem[512];
@@ -325,7 +335,8 @@ inline void deliver(unsigned at) {
         if (inside) memcpy(place, map.base + y * map.pitch + x * map.item, map.item);
         else memset(place, 0, map.item);
       }
-    Barrier &barrier = barrier_at(block | load.barrier);
+    unsigned rank = (block >> REMOTE) - 1;
+    Barrier &barrier = barrier_at((load.pair ? ((rank & ~1u) + 1) << REMOTE : block) | load.barrier);
     barrier.bytes -= int(bytes);
     settle(barrier);
   });
@@ -392,13 +403,13 @@ inline void run_ldmatrix(Warp &warp) {  // .x4: lane 8i + j has the address of r
 }
 
 // An element of an operand of wgmma that is K-major with a swizzle of 128 bytes: rows of 128 bytes, 8 of them an atom.
-template <class T> T operand(uint64_t descriptor, int row, int k) {
+template <class T> T operand(uint64_t descriptor, int row, int k, unsigned block = 0) {
   unsigned start = unsigned(descriptor & 0x3fff) << 4, stride = unsigned(descriptor >> 32 & 0x3fff) << 4;
   require(descriptor >> 62 == 1, "the emulator knows operands with a swizzle of 128 bytes alone");
   unsigned address = start + row / 8 * stride + row % 8 * 128 + k * sizeof(T);
   address ^= (address >> 7 & 7) << 4;
   T element;
-  memcpy(&element, pointer_to(address, sizeof(T)), sizeof(T));
+  memcpy(&element, pointer_to(block | address, sizeof(T)), sizeof(T));
   return element;
 }
 
@@ -467,14 +478,40 @@ inline void multiply(unsigned at) {
   ++warp.ended;
 }
 
-// Nothing else can run: let one thing happen that was asked for. Loads go first, or products (order 1), or any.
+inline void later(unsigned queue, std::function<void()> run) { queues[queue].push_back(run); }
+
+// Nothing else can run: let one thing happen that was asked for. Loads go first, or the others (order 1), or any.
 inline bool happen() {
-  size_t all = loads.size() + multiplying.size();
+  size_t known = loads.size() + multiplying.size(), all = known + queues.size();
   if (!all) return false;
-  unsigned at = launch.order > 1 ? drawn(all) : launch.order == 1 && !multiplying.empty() ? loads.size() : 0;
+  unsigned at = launch.order > 1 ? drawn(all) : launch.order == 1 && all > loads.size() ? loads.size() : 0;
   if (at < loads.size()) deliver(at);
-  else multiply(at - loads.size());
+  else if (at < known) multiply(at - loads.size());
+  else {
+    auto queue = std::next(queues.begin(), at - known);
+    std::function<void()> run = queue->second.front();
+    queue->second.pop_front();
+    if (queue->second.empty()) queues.erase(queue);
+    run();
+  }
   return true;
+}
+
+// Cluster launch control: give the next cluster of the grid that has not begun to the one that runs, which takes at most
+// two, so that others begin too. Bytes come to all blocks of the cluster.
+inline void answer(unsigned to, unsigned barrier) {
+  require(taken <= 2, "it asks for work after it was told that there is none");
+  bool found = next_cluster < cluster_count && taken < 2;
+  unsigned width = launch.grid[0] / unsigned(blocks.size()), x = next_cluster % width * unsigned(blocks.size());
+  unsigned words[4] = {found ? x : ~0u, found ? next_cluster / width % launch.grid[1] : ~0u, 0, found};
+  next_cluster += found;
+  taken = found ? taken + 1 : 3;
+  for (unsigned rank = 0; rank < blocks.size(); ++rank) {
+    memcpy(pointer_to((rank + 1) << REMOTE | to, 16), words, 16);
+    Barrier &told = barrier_at((rank + 1) << REMOTE | barrier);
+    told.bytes -= 16;
+    settle(told);
+  }
 }
 
 template <class T> void add_wgmma(void *d, int n, uint64_t a, uint64_t b, bool adds) {
@@ -550,6 +587,9 @@ inline void run_blocks() {
     if (problem[0]) return;
   }
   if (!loads.empty()) snprintf(problem, sizeof problem, "the blocks ended with TMA loads on their way");
+  if (!queues.empty()) snprintf(problem, sizeof problem, "the blocks ended with tcgen05 on its way");
+  for (const Block &block : blocks)
+    if (block.columns) snprintf(problem, sizeof problem, "a block ended with tensor memory that it had not freed");
 }
 
 inline void stray(int) { fail("it reads or writes memory that is not its own"); }
@@ -576,6 +616,7 @@ inline const char *run(const Launch &wanted, void **given, void (*kernel)(void *
   access_count = wavefront_count = tma_bytes = 0;
   loads.clear();
   multiplying.clear();
+  queues.clear();
   unsigned size = launch.cluster ? launch.cluster : 1;
   unsigned threads = launch.block[0] * launch.block[1] * launch.block[2];
   size_t statics = __stop_shared_memory - __start_shared_memory;
@@ -585,39 +626,42 @@ inline const char *run(const Launch &wanted, void **given, void (*kernel)(void *
   constexpr unsigned GUARD = 1024;
   std::vector<char> stacks(size_t(size) * threads * STACK);
   std::vector<unsigned char> memory(size_t(size) * (SHARED_LIMIT + 2 * GUARD));
-  for (unsigned z = 0; z < launch.grid[2]; ++z)
-    for (unsigned y = 0; y < launch.grid[1]; ++y)
-      for (unsigned x = 0; x < launch.grid[0]; x += size) {
-        if (statics) memset(__start_shared_memory, 0xff, statics);
-        memset(memory.data(), 0xff, memory.size());
-        cluster_barrier = {};
-        blocks.assign(size, Block{});
-        for (unsigned rank = 0; rank < size; ++rank) {
-          Block &block = blocks[rank];
-          block.index = {x + rank, y, z};
-          block.rank = rank;
-          uintptr_t start = uintptr_t(memory.data() + size_t(rank) * (SHARED_LIMIT + 2 * GUARD));
-          block.dynamic = reinterpret_cast<unsigned char *>((start + GUARD - 1) / GUARD * GUARD);
-          block.threads.resize(threads);
-          block.warps.resize((threads + LANES - 1) / LANES);
-          for (unsigned t = 0; t < threads; ++t) {
-            Thread &thread = block.threads[t];
-            thread.number = t;
-            thread.index = {t % launch.block[0], t / launch.block[0] % launch.block[1],
-                            t / launch.block[0] / launch.block[1]};
-            thread.block = &block;
-            thread.lane = t % LANES;
-            thread.warp = t / LANES;
-            thread.stack = stacks.data() + (size_t(rank) * threads + t) * STACK;
-            ++block.warps[t / LANES].size;
-          }
-        }
-        run_blocks();
-        if (problem[0]) return problem;
-        for (Block &block : blocks)
-          for (unsigned i = 0; i < 256; ++i)
-            if (block.dynamic[launch.shared + i] != 0xff) return "a block wrote beyond its dynamic shared memory";
+  cluster_count = launch.grid[0] / size * launch.grid[1] * launch.grid[2];
+  for (next_cluster = 0; next_cluster < cluster_count;) {
+    unsigned width = launch.grid[0] / size, x = next_cluster % width * size, y = next_cluster / width % launch.grid[1];
+    unsigned z = next_cluster / width / launch.grid[1];
+    ++next_cluster;
+    taken = 0;
+    if (statics) memset(__start_shared_memory, 0xff, statics);
+    memset(memory.data(), 0xff, memory.size());
+    cluster_barrier = {};
+    blocks.assign(size, Block{});
+    for (unsigned rank = 0; rank < size; ++rank) {
+      Block &block = blocks[rank];
+      block.index = {x + rank, y, z};
+      block.rank = rank;
+      uintptr_t start = uintptr_t(memory.data() + size_t(rank) * (SHARED_LIMIT + 2 * GUARD));
+      block.dynamic = reinterpret_cast<unsigned char *>((start + GUARD - 1) / GUARD * GUARD);
+      block.threads.resize(threads);
+      block.warps.resize((threads + LANES - 1) / LANES);
+      for (unsigned t = 0; t < threads; ++t) {
+        Thread &thread = block.threads[t];
+        thread.number = t;
+        thread.index = {t % launch.block[0], t / launch.block[0] % launch.block[1],
+                        t / launch.block[0] / launch.block[1]};
+        thread.block = &block;
+        thread.lane = t % LANES;
+        thread.warp = t / LANES;
+        thread.stack = stacks.data() + (size_t(rank) * threads + t) * STACK;
+        ++block.warps[t / LANES].size;
       }
+    }
+    run_blocks();
+    if (problem[0]) return problem;
+    for (Block &block : blocks)
+      for (unsigned i = 0; i < 256; ++i)
+        if (block.dynamic[launch.shared + i] != 0xff) return "a block wrote beyond its dynamic shared memory";
+  }
   return nullptr;
 }
 

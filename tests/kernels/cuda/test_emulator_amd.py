@@ -1,7 +1,7 @@
 """AMD's matrix instructions in the emulator, beside the equations that AMD's matrix instruction calculator prints.
 
-github.com/ROCm/amd_matrix_instruction_calculator, at 2ef91896: `matrix_calculator.py --detail-instruction` for CDNA3 and
-RDNA3. An equation says which lane and which register hold an element; the emulator says which element a lane holds.
+github.com/ROCm/amd_matrix_instruction_calculator, at 2ef91896: `matrix_calculator.py --detail-instruction` for CDNA3
+and RDNA3. An equation says which lane and register hold an element; the emulator says which element a lane holds.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import pytest
 
 from ridgeline.kernels.cuda.compile import CudaError, NoCudaCompiler, compilers, cubin, machine_code
 from ridgeline.kernels.gemm.ladder import run
+from ridgeline.kernels.gemm.ladder.other_gpus import PAIRS
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS, Rung, Variant
 
 pytest.importorskip("triton", reason="its package has the disassembler")
@@ -108,3 +109,4 @@ def test_a_device_runs_rungs_of_its_own_generation() -> None:
     naive, multicast = RUNGS[0], next(rung for rung in RUNGS if rung.name == "multicast")
     assert [run.arch_on(naive, (major, 0)) for major in (7, 8, 9, 12)] == ["", "sm_80", "sm_90", "sm_120"]
     assert [run.arch_on(multicast, (major, 0)) for major in (8, 9, 10)] == ["", "sm_90a", ""]
+    assert [run.arch_on(PAIRS, (10, minor)) for minor in (0, 3)] == ["sm_100a", ""]

@@ -13,6 +13,7 @@ from ridgeline.kernels.cuda.compile import NoCudaCompiler
 from ridgeline.kernels.gemm.ladder import cute_rung
 from ridgeline.kernels.gemm.ladder.cute_rung import LoadedCute
 from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS, ArgumentFiller, LoadedCutlass
+from ridgeline.kernels.gemm.ladder.other_gpus import PAIRS
 from ridgeline.kernels.gemm.ladder.run import LoadedRung, runs_here
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, Extras, LadderEnding, Rung
 from tests.kernels.cuda.memory import difference
@@ -33,7 +34,7 @@ def on_this_gpu(rung: Rung) -> LoadedRung:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+@pytest.mark.parametrize("rung", [*RUNGS, PAIRS], ids=lambda rung: rung.name)
 def test_rungs_on_a_gpu(rung: Rung) -> None:
     loaded = on_this_gpu(rung)
     for m, n, k in ((256, 512, 384), (1000, 1016, 520), ragged(rung), (1, 8, 8)):

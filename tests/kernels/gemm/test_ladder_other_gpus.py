@@ -1,4 +1,4 @@
-"""Rungs for AMD GPUs and for Blackwell: each file run by the emulator beside float64, and its machine code."""
+"""Rungs for AMD GPUs: each file run by the emulator beside float64, and its machine code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from ridgeline.kernels.base.native import has_compiler
 from ridgeline.kernels.cuda.emulate import Emulated, build
 from ridgeline.kernels.cuda.predict import WARP
 from ridgeline.kernels.gemm.ladder.hip import clang, compile_hip
-from ridgeline.kernels.gemm.ladder.other_gpus import AMD_RUNGS, OTHER_RUNGS, OtherRung, table
+from ridgeline.kernels.gemm.ladder.other_gpus import (
+    AMD_RUNGS,
+    OTHER_RUNGS,
+    OtherRung,
+    table,
+)
 from tests.kernels.gemm.test_ladder import PAGE, found_wrong, product, ragged
 
 needs_emulator = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler")

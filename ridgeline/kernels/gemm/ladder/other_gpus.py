@@ -13,9 +13,11 @@ from ridgeline.kernels.gemm.ladder.predict import l2_bytes
 from ridgeline.kernels.gemm.ladder.rungs import Rung
 
 # Makers' figures, but for the rates of L2: MI300X's is 2 KB a cycle of each of its eight dies (AMD's CDNA 3 white
-# paper), the others are assumed.
+# paper), the others are assumed. `matrix` of the RTX 5090 is that of dense FP4.
 MI300X = Chip("MI300X", 5.3e12, l2=34.4e12, clock=2.1e9, multiprocessors=304, matrix=1307.4e12)
 RX_7900_XTX = Chip("RX 7900 XTX", 960e9, l2=3.5e12, clock=2.5e9, multiprocessors=96, matrix=122.8e12)
+B200 = Chip("B200", 8e12, clock=1.965e9, multiprocessors=148, matrix=2250e12)
+RTX_5090 = Chip("RTX 5090", 1.792e12, l2=8e12, clock=2.407e9, multiprocessors=170, matrix=1676e12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,19 +26,21 @@ class OtherRung:
 
     idea: in a few words.
     shared: cycles of LDS or shared memory for 32 FMAs, at 128 bytes each.
+    size: bytes of an operand's number, with its share of a scale.
     """
 
     rung: Rung
     chip: Chip
     idea: str
     shared: float
+    size: float = 2.0
 
     def predict(self, m: int, n: int, k: int) -> Prediction:
         """Return the least time of C[m, n] = A[m, k] · B[n, k]ᵀ."""
         groups = m * n * k / WARP / self.chip.multiprocessors / self.chip.clock
         return Prediction(
             {
-                "memory": 2 * (m * k + n * k + m * n) / self.chip.bandwidth,
+                "memory": (self.size * (m + n) * k + 2 * m * n) / self.chip.bandwidth,
                 "L2": self.l2(m, n, k) / self.chip.l2,
                 "LDS" if self.rung.arch.startswith("gfx") else "shared memory": self.shared * groups,
                 "matrix units": 2 * m * n * k / self.chip.matrix,
@@ -45,7 +49,7 @@ class OtherRung:
 
     def l2(self, m: int, n: int, k: int) -> float:
         """Return the bytes that blocks fetch from L2."""
-        return l2_bytes(self.rung, m, n, k)
+        return l2_bytes(self.rung, m, n, k) * self.size / 2
 
 
 def _amd(name: str, arch: str, depth: int, registers: int, *needs: str, **defines: str) -> Rung:
@@ -83,7 +87,34 @@ AMD_RUNGS = (
         shared=48 / 1024 + TILES / 4,
     ),
 )
-OTHER_RUNGS = AMD_RUNGS
+PAIRS = Rung(
+    number=0, name="pairs", tile=(128, 256), depth=64, stages=6, block=(256, 1), multiple=8, arch="sm_100a",
+    shared=6 * (128 + 128) * 128 + 2 * 16 + 20 * 8 + 16, boxes=(128, 64), cluster=4, registers=64,
+    needs=(
+        "UTCHMMA.2CTA", "LDTM.x32", "UTMALDG.2D.MULTICAST.2CTA", "UTCBAR.2CTA.MULTICAST", "UGETNEXTWORKID.BROADCAST",
+    ), file="blackwell/pairs.cu",
+)  # fmt: skip
+FP4 = Rung(
+    number=0, name="fp4", tile=(128, 128), depth=256, stages=2, block=(256, 1), multiple=32, arch="sm_120a",
+    shared=2 * 2 * (128 * 128 + 4 * 512), registers=128,
+    needs=("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", "LDSM.16.M88.4", "LDGSTS.E.BYPASS.128"), file="blackwell/fp4.cu",
+)  # fmt: skip
+BLACKWELL_RUNGS = (
+    OtherRung(
+        rung=PAIRS,
+        chip=B200,
+        idea="pairs of blocks (tcgen05), sums in tensor memory, tiles asked for",
+        shared=(128 + 128) * 32 / 128 / (128 * 256 * 16 / WARP),
+    ),
+    OtherRung(
+        rung=FP4,
+        chip=RTX_5090,
+        idea="numbers of 4 bits with scales for 16",
+        shared=(6 * 4 + 4 * 2 + 4) / (64 * 32 * 64 / WARP),  # ldmatrix, and words of scales; rows r and r + 8 meet
+        size=9 / 16,
+    ),
+)
+OTHER_RUNGS = (*AMD_RUNGS, *BLACKWELL_RUNGS)
 
 
 def table(m: int = 4096, n: int = 4096, k: int = 4096) -> list[str]:

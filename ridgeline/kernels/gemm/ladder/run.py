@@ -20,6 +20,7 @@ from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel, tensor_map
 from ridgeline.kernels.gemm.ladder.cute_rung import cute_cubin, cute_file
 from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS
+from ridgeline.kernels.gemm.ladder.other_gpus import PAIRS
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, VARIANTS, Extras, Rung, Variant
 
 BOX_BYTES = 128  # of a row of a box
@@ -116,8 +117,8 @@ def file_of(rung: Rung, arch: str) -> str:
 def arch_on(rung: Rung, capability: tuple[int, int]) -> str:
     """Return the architecture for which a rung is compiled for a device ("" if it cannot run there)."""
     major, minor = capability
-    if rung.arch == "sm_90a":
-        return rung.arch if capability == (9, 0) else ""
+    if rung.arch.endswith("a"):
+        return rung.arch if rung.arch == f"sm_{major}{minor}a" else ""
     return f"sm_{major}{minor}" if major >= 8 else ""
 
 
@@ -131,7 +132,7 @@ def main(folder: Path, archs: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in archs:
         digits = name.removeprefix("sm_")
-        for rung in (*RUNGS, *(each.rung for each in ENDINGS), *(each.ceiling for each in VARIANTS)):
+        for rung in (*RUNGS, PAIRS, *(each.rung for each in ENDINGS), *(each.ceiling for each in VARIANTS)):
             if arch := arch_on(rung, (int(digits[:-1]), int(digits[-1]))):
                 (folder / file_of(rung, arch)).write_bytes(code_of(rung, arch))
     for write in _of_extras(folder) if "sm_90" in archs else ():
