@@ -555,7 +555,7 @@ inline void run_blocks() {
     thread->context.uc_link = nullptr;
     makecontext(&thread->context, trampoline, 0);
   }
-  if (launch.order > 1)  // every other warp, by chance, waits until the others cannot go on: so barriers are needed
+  if (launch.order > 1)  // every other warp, by chance, waits until the others cannot go on
     for (Block &block : blocks) {
       std::vector<bool> slow(block.warps.size());
       for (size_t i = 0; i < slow.size(); ++i) slow[i] = drawn(2);
@@ -576,7 +576,9 @@ inline void run_blocks() {
     }
     if (!left) break;
     bool went_on = progress != before, tried = all_run;
-    all_run = launch.order <= 1 || (!went_on && !tried);
+    bool early = !went_on && !tried && drawn(launch.order % 2 ? 2 : 64) && happen();  // before slow warps go on
+    all_run = launch.order <= 1 || (!went_on && !tried && !early);
+    if (problem[0]) return;
     if (went_on || !tried) continue;
     for (Thread *thread : all) if (!thread->done) current = thread;
     if (!happen() && !problem[0]) {

@@ -128,20 +128,25 @@ FEW_FAULTS = (
 BY_NAME = {rung.name: rung for rung in RUNGS}
 
 
-def found_wrong(rung: Rung, old: str, new: str, folder: Path) -> str:
-    """Return what the emulator says of a rung in whose file `old` is replaced by `new`, in three orders of threads."""
+def found_wrong(
+    rung: Rung, old: str, new: str, folder: Path, shape: tuple[int, int, int] | None = None, orders: range = range(3)
+) -> str:
+    """Return what the emulator says of a rung in whose file `old` is replaced by `new`, or "".
+
+    The product has a ragged shape unless one is given, and runs in each order of threads.
+    """
     text = rung.source.read_text()
     assert old in text
     broken = folder / f"broken-{abs(hash((old, new)))}.cu"
     broken.write_text(text.replace(old, new))
     kernel = build(broken, "gemm", rung.defines, folder)
     told = []
-    for order in range(3):
+    for order in orders:
         try:
-            told.append(product(kernel, rung, *ragged(rung), order)[0])
+            told.append(product(kernel, rung, *(shape or ragged(rung)), order)[0])
         except (EmulationError, AssertionError) as error:
             told.append(str(error))
-    return "; ".join(told)
+    return "; ".join(filter(None, told))
 
 
 @pytest.mark.parametrize("fault", [
