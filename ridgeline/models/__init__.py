@@ -184,6 +184,14 @@ SAME = {
 }
 
 
+# What has no way to run here, through transformers' modules either, and why
+REFUSED = {
+    "PegasusXForConditionalGeneration": "its encoder attends within blocks and to global tokens",
+    "NllbMoeForConditionalGeneration": "its encoder has mixtures of experts, with a bound on each expert's tokens",
+    "MiniMaxM3SparseForConditionalGeneration": "its layers attend to blocks of tokens that an indexer chooses",
+    "Qwen4ExpForConditionalGeneration": "its layers attend to tokens that an indexer chooses, and add n-grams' vectors",
+}
+
 CLASSIFIES = "ForSequenceClassification"
 
 
@@ -191,6 +199,8 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """Return the architecture that config.json names. Raise ModelLoadError if we know none of its names."""
     if (found := _architecture(config)) is not None:
         return found
+    if (name := _refused(config)) is not None:
+        raise ModelLoadError(f"{name} does not run here: {REFUSED[name]}. `ridgeline models` lists those that do.")
     raise ModelLoadError(
         f"config.json names the architectures {config.get('architectures')!r}, none of which we know; "
         "`ridgeline models` lists those we do."
@@ -198,8 +208,13 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
 
 
 def known(config: Mapping[str, Any]) -> bool:
-    """Return True if config.json names an architecture of ours."""
-    return _architecture(config) is not None
+    """Return True if config.json names an architecture of ours, or one that can run in no way."""
+    return _architecture(config) is not None or _refused(config) is not None
+
+
+def _refused(config: Mapping[str, Any]) -> str | None:
+    names = config.get("architectures")
+    return next((name for name in REFUSED if isinstance(names, list) and name in names), None)
 
 
 def _architecture(config: Mapping[str, Any]) -> Architecture | None:

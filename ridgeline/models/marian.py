@@ -22,6 +22,6 @@ class Marian(Pegasus):
         if not (shared := config.get("share_encoder_decoder_embeddings", True)):
             raise ModelLoadError(
                 f"config.json sets share_encoder_decoder_embeddings to {shared!r}: the encoder has a vocabulary of its "
-                "own, which is not supported."
+                "own, and a model has one tokenizer here; take one with a joint vocabulary."
             )
         return super().spec(config)

@@ -20,10 +20,10 @@ import transformers
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.core.plan.request import Request
-from ridgeline.models import model_config
+from ridgeline.models import REFUSED, model_config
 from ridgeline.perf.footprint import parameters
 from ridgeline.text.outputs import RequestOutput
-from ridgeline.weights.loader import checkpoint_views, empty_decoder
+from ridgeline.weights.loader import checkpoint_views, empty_decoder, read_model_config
 from tests import encoder_decoders as oracle
 from tests.devices import DEVICES, placed
 from tests.models import encoder_decoder_configs
@@ -296,6 +296,21 @@ def test_published_models_hold_exactly_the_tensors_transformers_would(config: di
     spare = (*ours.spec.unused, "final_logits_bias", *(["lm_head."] if ours.spec.tie_word_embeddings else []))
     wanted = {name: shape for name, shape in stored.items() if name in views or not name.startswith(spare)}
     assert {name: view.shape for name, view in views.items()} == wanted
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_run_in_no_way_is_refused_by_name_with_the_reason(name: str, tmp_path: Path) -> None:
+    """The decoders among them too, inside checkpoints with a tower for images."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": "pegasus_x"}))
+    for impl in ("auto", "ridgeline"):
+        with pytest.raises(ModelLoadError, match=f"{name} does not run here: .*{REFUSED[name][:20]}"):
+            read_model_config(tmp_path, impl=impl)
+
+
+def test_a_translator_with_two_vocabularies_is_refused() -> None:
+    config = {"architectures": ["MarianMTModel"], "share_encoder_decoder_embeddings": False}
+    with pytest.raises(ModelLoadError, match=r"share_encoder_decoder_embeddings .* one tokenizer"):
+        model_config(config)
 
 
 def test_a_folder_that_does_not_say_how_outputs_begin_is_refused(folder: Folder, tmp_path: Path) -> None:
