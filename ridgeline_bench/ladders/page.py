@@ -70,7 +70,7 @@ def draw(times: Times, title: str, path: Path) -> None:
     mpl.use("svg")
     import matplotlib.pyplot as plt
 
-    mpl.rcParams["svg.hashsalt"] = "ladder"
+    mpl.rcParams |= {"svg.hashsalt": "ladder", "svg.fonttype": "none"}  # text as text: a tenth of the bytes
     order, high = list(dict.fromkeys(rung for own in times.values() for rung in own)), 1.2
     size = 3 + 2.4 * len(times), high + 0.2 * len(order)
     figure, axes = plt.subplots(1, len(times), sharey=True, figsize=size, squeeze=False)
