@@ -68,10 +68,7 @@ def errors(device: str, keys: list[str]) -> dict[str, float]:
         choice = IndexTopkCase(**{**vars(case), "keys": form})
         inputs, options = choice.inputs(dtype, where), choice.options(dtype, where)
         want = index_topk_reference(*inputs, **options)
-        with patch.object(sparse_ops, "SHARED", 2), patch.object(sparse_ops, "MANY", 1):
-            both = [sparse_ops.index_topk(*inputs, **options)]
-        both.append(sparse_ops.index_topk(*inputs, **options))
-        found[f"choice, {form} keys"] = sum((each != want).float().mean().item() for each in both)
+        found[f"choice, {form} keys"] = (sparse_ops.index_topk(*inputs, **options) != want).float().mean().item()
     inputs, options = case.inputs(dtype, where), case.options(dtype, where)
     exact = sparse_attention_reference(*inputs, **options).double()
     found["attention"] = ((sparse_ops.sparse_attention(*inputs, **options) - exact).norm() / exact.norm()).item()
@@ -156,7 +153,7 @@ def costs(rows: list[tuple[int, int]], heads: int, form: str) -> dict[str, Cost]
 
 def timed(rows: list[tuple[int, int]], a: Namespace) -> dict[str, Any]:
     """Return seconds of a layer's ways: "dense", "attention", in prefill "mask" (attention under a mask), and by format
-    "indexer" and "top-k", in prefill also the indexer with so many tokens a program."""
+    "indexer" and "top-k"."""
     layer, found = Layer(rows, a.heads), dict[str, Any]()
     found["dense"] = seconds(layer.dense(), a.repeats)
     for form in a.keys:
@@ -166,11 +163,6 @@ def timed(rows: list[tuple[int, int]], a: Namespace) -> dict[str, Any]:
         with patch.object(sparse_ops, "index_scores_kernel", _Nothing()):  # memory keeps the scores of the call before
             choice = seconds(lambda cache=cache: layer.choose(cache), a.repeats)
         found[form] = {"indexer": both - choice, "top-k": choice}
-        if len(rows) == 1:
-            for shared in (1, 2):
-                with patch.object(sparse_ops, "SHARED", shared):
-                    both = seconds(lambda cache=cache: layer.choose(cache), a.repeats)
-                found[form][f"indexer of {shared}"] = both - choice
     found["attention"] = seconds(lambda: layer.attend(chosen_TK), a.repeats)
     if len(rows) == 1:
         found["mask"] = seconds(layer.dense(chosen_TK), a.repeats)

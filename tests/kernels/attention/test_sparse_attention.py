@@ -84,18 +84,6 @@ def test_the_same_places_are_chosen_by_all(case: IndexTopkCase, device: str) -> 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("keys", ["auto", "int8"])
-def test_neighbours_of_one_row_and_of_two_are_scored_together(
-    device: str, keys: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows of odd numbers of tokens, of which some see too few for a choice, and an odd number of all."""
-    case = IndexTopkCase(rows=((31, 100), (9, 12), (1, 90), (20, 60)), block_size=4, selected=33, keys=keys)
-    monkeypatch.setattr(triton_ops, "SHARED", 2)
-    arguments, options = case.inputs(torch.float32, torch.device(device)), case.options(torch.float32, CPU)
-    assert torch.equal(triton_ops.index_topk(*arguments, **options), index_topk_reference(*arguments, **options))
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_scores_that_do_not_fit_at_once_are_made_in_pieces(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = IndexTopkCase(rows=((30, 100), (1, 90)), block_size=4, selected=33)
     arguments, options = case.inputs(torch.float32, torch.device(device)), case.options(torch.float32, CPU)
@@ -280,21 +268,22 @@ def index_scores64(q_QID: Tensor, weights_QI: Tensor, key_JD: Tensor) -> Tensor:
     return (weights_QI[:, None] @ (q_QID @ key_JD.T).relu())[:, 0]
 
 
-def test_a_mask_is_for_rows_that_need_fewer_flops_with_it() -> None:
-    """Of DeepSeek-V3.2's heads, counted pair by pair: up to some 12,800 tokens of a whole prompt, and fewer of a chunk
-    behind others. Few tokens are left to others, and masks are never longer than is planned for."""
+def test_a_mask_is_for_rows_that_take_less_time_with_it() -> None:
+    """Of DeepSeek-V3.2's heads, FLOPs counted pair by pair, of which gathered ones take twice the time: for a chunk of
+    2,048 tokens as measured, whose attention took 4.5 ms under a mask and 7.2 gathered at 8,192 tokens, and 8.9 and 7.5
+    at 16,384. Few tokens are left to others, and masks are never longer than is planned for."""
     sizes = {"count": 2048, "key_dim": 128, "rope_dim": 64, "value_dim": 128, "rank": 512}
-    tokens = np.array([2048, 2048, 128, 127, 8192, 12_500, 13_500, 256, 256])
-    cached = np.array([5000, 8000, 4500, 4500, 8192, 12_500, 13_500, 2100, 5000])
+    tokens = np.array([2048, 2048, 128, 127, 8192, 26_000, 28_000, 256, 256])
+    cached = np.array([8192, 16_384, 4500, 4500, 8192, 26_000, 28_000, 2100, 9000])
     found = worth_masking(tokens, cached, **sizes)
     for new, kv, masked in zip(tokens.tolist(), cached.tolist(), found.tolist(), strict=True):
         seen = np.arange(kv - new + 1, kv + 1)
         dense = 2 * (128 + 64 + 128) * seen.sum() + 2 * 512 * (128 + 128) * (kv - new)
         chosen = 2 * (2 * 512 + 64) * np.minimum(seen, 2048).sum()
-        assert masked == (new >= 128 and dense < chosen)
+        assert masked == (new >= 128 and dense < 2 * chosen)
     assert found.tolist() == [True, False, False, False, True, True, False, True, False]
-    longest = max(kv for kv in range(64, 20_000, 64) if worth_masking(kv, kv, **sizes))
-    assert longest / 64 <= masked_words(1 << 20, **sizes) == 218
+    longest = max(kv for kv in range(64, 40_000, 64) if worth_masking(kv, kv, **sizes))
+    assert longest / 64 <= masked_words(1 << 20, **sizes) == 436
     assert masked_words(4096, **sizes) == 64
 
 

@@ -17,6 +17,7 @@ from ridgeline.kernels.attention.paged.cost import visible
 from ridgeline.kernels.base.cost import Cost
 
 PLACE_BYTES, WORD_BYTES = 4, 8
+SLOWER = 2.0  # a FLOP with gathered latents beside one under a mask: 156 and 311 to 343 TFLOP/s (log, 2026-11-28)
 SCORE_BYTES = 128 << 20  # of the scores that a GPU holds at once
 
 
@@ -86,8 +87,8 @@ def sparse_attention_cost(
 def worth_masking(
     num_tokens_R: ArrayLike, kv_len_R: ArrayLike, *, count: int, key_dim: int, rope_dim: int, value_dim: int, rank: int
 ) -> np.ndarray:
-    """Return True for each row that takes fewer FLOPs with keys and values made for all of its cached tokens, and a
-    mask of those that are chosen, than with chosen latents alone: bool [R].
+    """Return True for each row that takes less time with keys and values made for all of its cached tokens, and a mask
+    of those that are chosen, than with chosen latents alone: bool [R].
 
     A pair of query and key takes 2 · (key_dim + rope_dim + value_dim) FLOPs a head with keys and values made, and
     2 · (2 · rank + rope_dim) against a latent, but a query has no more than `count` of the latter. What was cached
@@ -98,15 +99,15 @@ def worth_masking(
     few_R = np.clip(count - (kv_R - tokens_R), 0, tokens_R)
     chosen_R = few_R * (kv_R - tokens_R) + few_R * (few_R + 1) / 2 + (tokens_R - few_R) * count
     all_R = (key_dim + rope_dim + value_dim) * pairs_R + rank * (key_dim + value_dim) * (kv_R - tokens_R)
-    found: np.ndarray = all_R < (2 * rank + rope_dim) * chosen_R
+    found: np.ndarray = all_R < SLOWER * (2 * rank + rope_dim) * chosen_R
     return found & (tokens_R >= LEAST_TOKENS)
 
 
 def masked_words(longest: int, *, count: int, key_dim: int, rope_dim: int, value_dim: int, rank: int) -> int:
     """Return the most words of 64 bits that a token's mask has where `worth_masking` says so: its row has at least half
     as many pairs as tokens times cached tokens."""
-    most = 2 * count * (2 * rank + rope_dim) // (key_dim + rope_dim + value_dim)
-    return -(-min(longest, most) // 64)
+    most = 2 * SLOWER * count * (2 * rank + rope_dim) / (key_dim + rope_dim + value_dim)
+    return -(-min(longest, int(most)) // 64)
 
 
 def sparse_bytes(max_tokens: int, longest: int, count: int) -> int:

@@ -28,8 +28,6 @@ from ridgeline.kernels.base.launch import launch_options, num_multiprocessors
 
 HEADS = 16  # of a program that rotates queries
 SCORED = 64  # cached tokens that a program scores at once
-SHARED = 1  # neighbouring tokens that a program scores where rows have ...
-MANY = 8  # tokens on average
 READ = 1024  # scores that the choice reads at once
 WAVES = 4  # programs a multiprocessor that a few tokens are scored by
 MOST_PARTS = 16  # of a token's chosen tokens
@@ -99,15 +97,12 @@ def index_topk(q_TID: Tensor, weights_TI: Tensor, cache: IndexCache, batch: Ragg
     columns = max(16, longest)
     together = max(1, min(tokens, SCORE_BYTES // (4 * columns)))
     scores = torch.empty(together, columns, dtype=torch.float32, device=device)
-    fixed = batch.schedule is not None and batch.schedule.fixed  # a token's bits must not depend on those beside it
-    shared = 1 if fixed or tokens < MANY * len(batch.slots_R) else SHARED
     tree = (None, None) if batch.tree is None else batch.tree
     for first in range(0, tokens, together):
         programs = min(together, tokens - first)
         if longest > count:
-            groups = triton.cdiv(programs, shared)
-            each = triton.cdiv(WAVES * num_multiprocessors(device), groups)
-            index_scores_kernel[(groups, max(1, min(triton.cdiv(longest, SCORED), each)))](
+            each = triton.cdiv(WAVES * num_multiprocessors(device), programs)
+            index_scores_kernel[(programs, max(1, min(triton.cdiv(longest, SCORED), each)))](
                 q_TID,
                 weights_TI,
                 keys_NPW,
@@ -118,7 +113,6 @@ def index_topk(q_TID: Tensor, weights_TI: Tensor, cache: IndexCache, batch: Ragg
                 *tree,
                 scores,
                 first,
-                programs,
                 count,
                 *keys_NPW.stride()[:2],
                 None if scale_NP is None else scale_NP.stride(0),
@@ -130,10 +124,9 @@ def index_topk(q_TID: Tensor, weights_TI: Tensor, cache: IndexCache, batch: Ragg
                 E=max(16, triton.next_power_of_2(heads)),
                 D=max(16 if KV is None else 32, triton.next_power_of_2(dim)),
                 TILE=SCORED,
-                TOKENS=shared,
                 TREE=batch.tree is not None,
                 KV=KV,
-                num_warps=4 * shared,
+                num_warps=4,
                 num_stages=3,
                 **launch_options(device),
             )
@@ -254,7 +247,7 @@ _KINDS = {
     **{"table_ptr": "*i32", "slot_ptr": "*i32", "seen_ptr": "*i32", "scores_ptr": "*fp32", "chosen_ptr": "*i32"},
     **{"parts_ptr": "*fp32", "part_lse_ptr": "*fp32", "words_ptr": "*i64"},
 }
-_WHOLE = ("first_token", "num_tokens", "count", "stride_table", "stride_scores", "stride_words")
+_WHOLE = ("first_token", "count", "stride_table", "stride_scores", "stride_words")
 _TREES = ("bits_ptr", "base_ptr")
 
 
@@ -290,20 +283,13 @@ def _others(arch: str) -> tuple[AotKernel, ...]:
     choice = {"COUNT": 2048, "K": 2048, "TILE": READ, "TREE": False}
     combined = {"HEADS": 128, "RANK": 512, "PARTS": MOST_PARTS, "L": 512, "S": MOST_PARTS}
     rotates = {"ROPE": 64, "E": HEADS, "INTERLEAVED": False}
-    scored: dict[str, Any] = {"num_stages": 3, "tensor_cores": "MMA"}
-    rows = {"E": 64, "TILE": SCORED, "TREE": False}
+    scored: dict[str, Any] = {"num_warps": 4, "num_stages": 3, "tensor_cores": "MMA"}
     return (
         _aot(index_keys_kernel, {**index, **rotates}, arch, num_warps=2),
+        _aot(index_scores_kernel, {**index, "E": 64, "TILE": SCORED, "TREE": False}, arch, **scored),
         *(
-            _aot(
-                index_scores_kernel,
-                {**index, **rows, "TOKENS": tokens, "KV": keys},
-                arch,
-                num_warps=4 * tokens,
-                **scored,
-            )
-            for keys in (None, "int8", "e4m3")
-            for tokens in (1, 2)
+            _aot(index_scores_kernel, {**index, "E": 64, "TILE": SCORED, "TREE": False, "KV": keys}, arch, **scored)
+            for keys in ("int8", "e4m3")
         ),
         _aot(index_keys_kernel, {**index, **rotates, "KV": "int8"}, arch, num_warps=2),
         _aot(choice_bits_kernel, {"COUNT": 2048, "K": 2048}, arch, num_warps=4),

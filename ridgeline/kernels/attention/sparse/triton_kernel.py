@@ -108,7 +108,7 @@ def _turned(x, d_1D, angle_ptr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
     return turned.to(x.dtype), column_1D
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
 def index_scores_kernel(
     q_ptr,
     weights_ptr,
@@ -121,7 +121,6 @@ def index_scores_kernel(
     base_ptr,
     scores_ptr,
     first_token,
-    num_tokens,
     count,
     stride_block,
     stride_token,
@@ -134,65 +133,51 @@ def index_scores_kernel(
     E: tl.constexpr,
     D: tl.constexpr,
     TILE: tl.constexpr,
-    TOKENS: tl.constexpr,
     TREE: tl.constexpr,
     KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Score the cached tokens of TOKENS neighbouring tokens, every num_programs(1)-th tile of them: sum over heads of
-    weight · relu(q · key). Those of one row share its keys; otherwise one token follows the other.
+    """Score a token's cached tokens, every num_programs(1)-th tile of them: sum over heads of weight · relu(q · key).
 
     slot, seen: int32 [T], the slots of tokens, and how many cached tokens each can see. A token that sees no more than
     `count` needs no scores. TREE: of these it sees those in bits and base, int64 [T]; the others' scores are -inf. KV:
     the format of levels, of which two are a word of the cache; DIM and D count numbers, and strides words.
     """
-    n_N = tl.arange(0, TOKENS)
-    at_N = tl.program_id(0) * TOKENS + n_N
-    token_N, in_step_N = first_token + at_N, at_N < num_tokens
+    token = first_token + tl.program_id(0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    seen_N = tl.load(seen_ptr + token_N, mask=in_step_N, other=0)
-    seen_N = tl.where(seen_N > count, seen_N, 0)
-    if tl.max(seen_N, 0) == 0:
+    seen = tl.load(seen_ptr + token)
+    if seen <= count:
         return
     EACH: tl.constexpr = 1 if KV is None else 2
-    m_M, d_D, w_W, j_J = tl.arange(0, TOKENS * E), tl.arange(0, D), tl.arange(0, D // EACH), tl.arange(0, TILE)
-    head_M = m_M % E
-    token_M = first_token + tl.program_id(0).to(tl.int64) * TOKENS + m_M // E
-    real_M = (head_M < HEADS) & (token_M < first_token + num_tokens)
-    at_MD = (token_M * HEADS + head_M)[:, None] * DIM + d_D[None, :]
-    q_MD = tl.load(q_ptr + at_MD, mask=real_M[:, None] & (d_D < DIM)[None, :], other=0)
-    q = columns_apart(multiplier(q_MD, KV), TOKENS * E, D, KV)
-    weights_M = tl.load(weights_ptr + token_M * HEADS + head_M, mask=real_M, other=0)
-    slot_N = tl.load(slot_ptr + token_N, mask=in_step_N, other=-1)
-    scores_ptr_N1 = scores_ptr + at_N.to(tl.int64)[:, None] * stride_scores
+    e_E, d_D, w_W, j_J = tl.arange(0, E), tl.arange(0, D), tl.arange(0, D // EACH), tl.arange(0, TILE)
+    real_E = e_E < HEADS
+    at_ED = (token.to(tl.int64) * HEADS + e_E)[:, None] * DIM + d_D[None, :]
+    q_ED = tl.load(q_ptr + at_ED, mask=real_E[:, None] & (d_D < DIM)[None, :], other=0)
+    q = columns_apart(multiplier(q_ED, KV), E, D, KV)
+    weights_E = tl.load(weights_ptr + token.to(tl.int64) * HEADS + e_E, mask=real_E, other=0)
+    table_ptr += tl.load(slot_ptr + token).to(tl.int64) * stride_table
+    scores_ptr += tl.program_id(0).to(tl.int64) * stride_scores
     if TREE:
-        bits_N1 = tl.load(bits_ptr + token_N, mask=in_step_N, other=0)[:, None]
-        base_N1 = tl.load(base_ptr + token_N, mask=in_step_N, other=0).to(tl.int32)[:, None]
-    together = tl.where(tl.max(slot_N, 0) == tl.min(slot_N, 0), TOKENS, 1)
-    for each in range(0, TOKENS // together):
-        own_N = n_N // together == each
-        slot, last = tl.max(tl.where(own_N, slot_N, -1), 0), tl.max(tl.where(own_N, seen_N, 0), 0)
-        own_table_ptr = table_ptr + slot.to(tl.int64) * stride_table
-        for start in range(tl.program_id(1) * TILE, last, tl.num_programs(1) * TILE):
-            place_J = start + j_J
-            inside_J = place_J < last
-            block_J = tl.load(own_table_ptr + place_J // BLOCK_SIZE, mask=inside_J, other=0).to(tl.int64)
-            from_J = block_J * stride_block + place_J % BLOCK_SIZE * stride_token
-            real_JW = inside_J[:, None] & (w_W < DIM // EACH)[None, :]
-            key_JW = tl.load(cache_ptr + from_J[:, None] + w_W[None, :], mask=real_JW, other=0)
-            scale_J = tl.full((TILE,), 1, tl.float32)
-            if KV is not None:
-                scale_J = tl.load(scale_ptr + block_J * stride_scale + place_J % BLOCK_SIZE, mask=inside_J, other=0)
-                scale_J = scale_J.to(tl.float32)
-            dots_MJ = tl.maximum(scores_of(q, key_JW, tl.full((TILE,), 1, tl.float32), KV, PDL), 0)
-            score_NJ = tl.sum(tl.reshape(dots_MJ * weights_M[:, None], (TOKENS, E, TILE)), 1) * scale_J[None, :]
-            score_NJ = tl.where(score_NJ == 0, 0.0, score_NJ)  # -0 and 0 are one score
-            if TREE:
-                score_NJ = tl.where(_in_tree(place_J[None, :], bits_N1, base_N1), score_NJ, -float("inf"))
-            stored_NJ = (place_J[None, :] < seen_N[:, None]) & own_N[:, None]
-            tl.store(scores_ptr_N1 + place_J[None, :], score_NJ, mask=stored_NJ)
+        bits, base = tl.load(bits_ptr + token), tl.load(base_ptr + token).to(tl.int32)
+    for start in range(tl.program_id(1) * TILE, seen, tl.num_programs(1) * TILE):
+        place_J = start + j_J
+        inside_J = place_J < seen
+        if TREE:
+            inside_J = inside_J & _in_tree(place_J, bits, base)
+        block_J = tl.load(table_ptr + place_J // BLOCK_SIZE, mask=inside_J, other=0).to(tl.int64)
+        from_J = block_J * stride_block + place_J % BLOCK_SIZE * stride_token
+        real_JW = inside_J[:, None] & (w_W < DIM // EACH)[None, :]
+        key_JW = tl.load(cache_ptr + from_J[:, None] + w_W[None, :], mask=real_JW, other=0)
+        scale_J = 1.0
+        if KV is not None:
+            scale_J = tl.load(scale_ptr + block_J * stride_scale + place_J % BLOCK_SIZE, mask=inside_J, other=0)
+            scale_J = scale_J.to(tl.float32)
+        dots_EJ = tl.maximum(scores_of(q, key_JW, tl.full((TILE,), 1, tl.float32), KV, PDL), 0)
+        score_J = tl.sum(dots_EJ * weights_E[:, None], 0) * scale_J
+        score_J = tl.where(score_J == 0, 0.0, score_J)  # -0 and 0 are one score
+        tl.store(scores_ptr + place_J, tl.where(inside_J, score_J, -float("inf")), mask=place_J < seen)
 
 
 @triton.jit
