@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ridgeline.kernels.attention import triton_block_sparse, triton_moba, triton_nsa
+from ridgeline.kernels.attention.ladder.expert_layer import Sparse, keys_read
 from ridgeline.kernels.attention.triton_block_sparse import BlockMask, big_bird
 from ridgeline.kernels.attention.triton_moba import Moba
 from ridgeline.kernels.attention.triton_nsa import KeysValues, Nsa
@@ -36,13 +37,8 @@ def pairs(way: str, length: int, moba: Moba, nsa: Nsa) -> float:
     """Return how many keys all queries of one head read, on paper: of blocks that are partly read the middle."""
     if way == "BigBird":
         return BlockMask(big_bird(length // 128)).density * length * length
-    own, t = torch.arange(length) // moba.block, torch.arange(length) + 1
-    if way == "MoBA":
-        return float((t - own * moba.block + own.clamp(max=moba.top - 1) * moba.block).sum())
-    if way == "NSA":
-        coarse = ((t - nsa.length) // nsa.stride + 1).clamp(min=0)
-        return float((coarse + t.clamp(max=nsa.selected * nsa.block) + t.clamp(max=nsa.window)).sum())
-    return length * (length + 1) / 2
+    chosen: dict[str, Sparse] = {"MoBA": moba, "NSA": nsa}
+    return keys_read(chosen.get(way), length)
 
 
 class Inputs:
@@ -88,7 +84,7 @@ class Inputs:
         scale = self.q.shape[-1] ** -0.5
         intervals = triton_nsa.compressed_intervals(q.shape[2], self.nsa, q.device)
         _, log = attend_intervals(self.q, *coarse, intervals, scale)
-        chosen = triton_nsa.select(triton_nsa.importance(self.q, coarse.k, log, self.nsa, scale=scale), self.nsa)
+        chosen = triton_nsa.choose(self.q, coarse.k, log, self.nsa, scale=scale)
         at = torch.arange(q.shape[2], device=q.device)
         seen = (chosen.long()[..., None, :] == (at // self.nsa.block)[:, None]).any(-1) & (at <= at[:, None])
         seen = seen.repeat_interleave(q.shape[1] // k.shape[1], 1)
