@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,10 +35,56 @@ def test_the_templates_become_the_instructions_they_promise(rung: CutlassRung, t
     assert [needed for needed in rung.needs if not code.has(needed)] == []
     assert code.stack == 0, "registers are spilled"
     assert code.registers <= rung.registers
-    launch = ArgumentFiller(library).launch
-    assert launch.block == 384
-    assert launch.shared <= 227 << 10
-    assert f"{launch.size:#x}" in parameter_sizes(code_file.read_bytes())
+    filler = ArgumentFiller(library, recording_driver(tmp_path))
+    assert filler.launch.block == 384
+    assert filler.launch.shared <= 227 << 10
+    assert f"{filler.launch.size:#x}" in parameter_sizes(code_file.read_bytes())
+    m, n, k, (a, b, c, bias) = 3000, 2304, 1024, (1 << 20, 2 << 20, 3 << 20, 4 << 20)
+    argument = bytes(filler.argument((a, b, c, bias), (m, n, k), 132))
+    blocks = tuple(filler.launch.grid)
+    assert blocks[2] == 1
+    assert blocks[0] * blocks[1] == 132, "as many as multiprocessors: there are 24 x 9 tiles"
+    assert blocks[0] % 2 == 0, "whole clusters"
+    maps = [Recorded.from_buffer_copy(argument, at.start()) for at in re.finditer(re.escape(MARK), argument)]
+    assert [(each.address, *each.sizes, *each.strides) for each in maps] == [
+        (a, k, m, 1, 2 * k, 0), (b, k, n, 1, 2 * k, 0), (c, n, m, 1, 2 * n, 0),
+    ]  # fmt: skip
+    assert [tuple(each.box) for each in maps[:2]] == [(64, 128, 1), (64, 128, 1)], "half of B for each of a cluster"
+    assert (bias.to_bytes(8, "little") in argument) == bool(rung.steps)
+    with pytest.raises(ValueError, match="multiples of 8, got 16 and 12"):
+        filler.argument((a, b, c, bias), (8, 16, 12), 132)
+
+
+MARK = b"recorded"
+RECORDS = """
+#include <string.h>
+int cuTensorMapEncodeTiled(unsigned long long *map, int type, unsigned rank, void *address,
+                           const unsigned long long *sizes, const unsigned long long *strides, const unsigned *box) {
+  memcpy(map, "recorded", 8);
+  map[1] = (unsigned long long)address;
+  memcpy(map + 2, sizes, 24);
+  memcpy(map + 5, strides, 16);
+  memcpy(map + 7, box, 12);
+  return rank != 3;
+}
+"""
+
+
+class Recorded(ctypes.Structure):
+    """The record of a call in the place of a descriptor of TMA."""
+
+    _fields_ = (
+        ("mark", ctypes.c_char * 8), ("address", ctypes.c_uint64), ("sizes", ctypes.c_uint64 * 3),
+        ("strides", ctypes.c_uint64 * 2), ("box", ctypes.c_uint32 * 3),
+    )  # fmt: skip
+
+
+def recording_driver(folder: Path) -> str:
+    """Return a library in place of libcuda that writes what it was asked for."""
+    source, library = folder / "records.c", folder / "librecords.so"
+    source.write_text(RECORDS)
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    return str(library)
 
 
 @pytest.mark.skipif(not has_dsl(), reason='no CuTe DSL; pip install "ridgeline[cutlass]" has it')

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, by_nvcc
-from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
+from ridgeline.kernels.cuda.driver import LIBRARY, CudaDriver, Kernel
 
 SOURCE = Path(__file__).parent / "cutlass" / "gemm.cu"
 ARCH = "sm_90a"
 RELAXED = "--expt-relaxed-constexpr"  # CUTLASS' headers call constexpr functions of the host on the device
+DIRECT = "CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL"  # else a second CUDA runtime would look for the driver's function
 CUBIN = ("-cubin", RELAXED)
 HOST = ("-shared", RELAXED, "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xlinker=-s,--gc-sections,--exclude-libs,ALL")
 
@@ -51,7 +52,7 @@ class CutlassRung:
 
     def host_library(self) -> bytes:
         """Return the shared library that fills the kernel's argument. Raises NoCudaCompiler and CudaError."""
-        return by_nvcc(SOURCE, ARCH, {**self.defines, "HOST": "1"}, HOST, [headers()])[0]
+        return by_nvcc(SOURCE, ARCH, {**self.defines, "HOST": "1", DIRECT: "1"}, HOST, [headers()])[0]
 
     def write(self, folder: Path) -> None:
         """Compile both files into a folder. Raises NoCudaCompiler and CudaError."""
@@ -66,6 +67,12 @@ class CutlassRung:
 CUTLASS_RUNGS = (CutlassRung(name="cutlass"), CutlassRung(name="cutlass-bias-relu", steps=("Bias", "Relu")))
 
 
+def write_rungs(folder: Path) -> None:
+    """Compile all of them into a folder. Raises NoCudaCompiler and CudaError."""
+    for rung in CUTLASS_RUNGS:
+        rung.write(folder)
+
+
 class CutlassLaunch(ctypes.Structure):
     """The same as in gemm.cu: bytes of the argument and of shared memory, threads of a block, blocks."""
 
@@ -73,9 +80,13 @@ class CutlassLaunch(ctypes.Structure):
 
 
 class ArgumentFiller:
-    """The host library of a rung: it fills the argument of launches."""
+    """The host library of a rung: it fills the argument of launches.
 
-    def __init__(self, library: Path) -> None:
+    driver: the library whose cuTensorMapEncodeTiled it calls. Raises OSError where there is none.
+    """
+
+    def __init__(self, library: Path, driver: str = LIBRARY) -> None:
+        ctypes.CDLL(driver, mode=ctypes.RTLD_GLOBAL)
         self._fill = ctypes.CDLL(str(library)).gemm_params
         self.launch = CutlassLaunch()
         self._call(None, (0, 0, 0, 0), (0, 0, 0), 1)

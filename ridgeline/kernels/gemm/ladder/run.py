@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel, tensor_map
 from ridgeline.kernels.gemm.ladder.cute_rung import cute_cubin, cute_file
-from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS
+from ridgeline.kernels.gemm.ladder.cutlass_rungs import write_rungs
 from ridgeline.kernels.gemm.ladder.other_gpus import PAIRS
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, VARIANTS, Extras, Rung, Variant
 
@@ -143,10 +142,9 @@ def main(folder: Path, archs: Sequence[str]) -> None:
 
 
 def _of_extras(folder: Path) -> Iterator[Callable[[], object]]:
-    """Yield what writes the rungs of CUTLASS and CuTe into a folder; each needs packages that may be missing."""
+    """Yield a function for the CuTe DSL and one for CUTLASS, which writes their rungs or lacks its packages."""
     yield lambda: cute_file(folder).write_bytes(cute_cubin())
-    for each in CUTLASS_RUNGS:
-        yield partial(each.write, folder)
+    yield lambda: write_rungs(folder)
 
 
 if __name__ == "__main__":
