@@ -15,9 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ridgeline.cli.models import describe
+from ridgeline.cli.sizes import read_config
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.models import model_config
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import resolve_model
 from ridgeline.weights.formats.mistral_files import config_of_params
 from ridgeline.weights.loader import read_model_config
 from tests.models import near_configs
@@ -118,9 +120,10 @@ def test_its_requests_are_cut_mixed_and_preempted(folder: Path, monkeypatch: pyt
     check_written("mistral4", folder, prompts, **settings, device="cpu")
 
 
+@pytest.mark.parametrize("activations", ["TENSOR", "NO_SCALES"])
 @torch.inference_mode()
-def test_weights_of_eight_bits_are_read_with_their_scales(tmp_path: Path) -> None:
-    """As the published folders have them: a scale of each matrix, and one of its inputs, which rounds these too."""
+def test_weights_of_eight_bits_are_read_with_their_scales(activations: str, tmp_path: Path) -> None:
+    """As the published folders have them: a scale of each matrix, and one of its inputs if these are rounded by it."""
     held, plain = {}, {}
     for name, tensor in tensors().items():
         held[name] = plain[name] = tensor
@@ -129,12 +132,40 @@ def test_weights_of_eight_bits_are_read_with_their_scales(tmp_path: Path) -> Non
             held[name] = (tensor / scale).to(torch.float8_e4m3fn)
             plain[name] = held[name].float() * scale
             held[name.replace(".weight", ".qscale_weight")] = scale
+            if activations == "TENSOR":
+                held[name.replace(".weight", ".qscale_act")] = torch.tensor(0.5)
     (tmp_path / "plain").mkdir(), (tmp_path / "held").mkdir()
-    said = {"qformat_weight": "fp8_e4m3", "qscheme_act": "NO_SCALES"}
+    said = {"qformat_weight": "fp8_e4m3", "qscheme_act": activations}
     of_numbers = write(tmp_path / "plain", plain)
     of_codes = write(tmp_path / "held", held, quantization=said)
     ids = torch.tensor([prompt(40, 1)])
     torch.testing.assert_close(dense_logits(load(of_codes), ids), dense_logits(load(of_numbers), ids))
+
+
+def test_weights_in_this_form_are_fetched_where_a_hub_has_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def download(repo: str, **options: Any) -> str:
+        asked.append(options)
+        (tmp_path / "params.json").write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_model("someone/some-model", "abc") == tmp_path
+    assert [("consolidated*" in options.get("ignore_patterns", ()), options["revision"]) for options in asked] == [
+        (True, "abc"),
+        (False, "abc"),
+    ]
+    asked.clear()
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model("someone/some-model", "abc") == tmp_path
+    assert len(asked) == 1
+
+
+def test_a_plan_needs_no_more_than_its_params(folder: Path) -> None:
+    assert read_config(str(folder)).spec == read_model_config(folder).spec
 
 
 def test_the_text_of_mistral_4_is_read_out_of_its_wrapper() -> None:
