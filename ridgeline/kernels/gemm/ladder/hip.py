@@ -1,6 +1,6 @@
 """Rungs 1 to 6 in HIP, by a table of words: `python -m ridgeline.kernels.gemm.ladder.hip` prints what changes.
 
-clang alone compiles them, for GPUs that need not be there. No AMD GPU has run them.
+clang alone compiles them, for GPUs that need not be there. The emulator runs them, and no AMD GPU has run them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
 
 COMPILERS = ("clang-22", "clang-21", "clang-20")
 ARCHS = ("gfx942", "gfx1100")
-LAST = 6  # cp.async, which rung 7 is about, is not on these GPUs
+LAST = 6  # cp.async of 16 bytes, which rung 7 is about, is not on these GPUs
 TABLE = {
     '"numbers.cuh"': '"hip.cuh"',
     '"ptx.cuh"': '"hip.cuh"',
