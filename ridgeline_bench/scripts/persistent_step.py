@@ -1,13 +1,13 @@
 """A decoding step in one cooperative launch beside the least time of its bytes, and beside the engine's captured step.
 
     python -m ridgeline_bench.scripts.persistent_step [--models llama-1b qwen3-0.6b] [--rows 1 2 4 8] [--splits 1 4]
-        [--context 512] [--depth 1024] [--joins] [--engine] [--quick] [--output FILE.jsonl]
+        [--context 512] [--depth 1024] [--joins] [--trace] [--engine] [--quick] [--output FILE.jsonl]
 
 Weights are random, and so is a cache of --context tokens a row. A step is first compared with its reference in plain
 torch, and timed only if they agree. `limit` is all weights and all cached keys and values, each read once, at the
-device's bandwidth. The persistent step ends with the scores of all tokens; the engine's samples, too. --depth is the
-inputs of a stage of the ring. With --joins every block of `out` combines the splits for itself. --quick plans and
-validates the schedules, on the CPU.
+measured bandwidth. The persistent step ends with the scores of all tokens; the engine's samples, too. --depth is the
+inputs of a stage of the ring. With --joins every block of `out` combines the splits for itself. --trace
+says where a block's time goes. --quick plans and validates the schedules, on the CPU.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -29,8 +30,8 @@ from ridgeline.core.settings.config import LLMConfig
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.cuda.compile import cubin
 from ridgeline.kernels.step.persistent.build import build
-from ridgeline.kernels.step.persistent.cuda.cases import LLAMA_1B, QWEN3_06B, distance, step_case
-from ridgeline.kernels.step.persistent.cuda.run import ARCH, SOURCE, LaunchPlan, PersistentStep
+from ridgeline.kernels.step.persistent.cuda.cases import LLAMA_1B, QWEN3_06B, PersistentCase, distance, step_case
+from ridgeline.kernels.step.persistent.cuda.run import ARCH, SOURCE, LaunchPlan, PersistentStep, spent
 from ridgeline.kernels.step.persistent.shape import DenseShape
 from ridgeline.kernels.step.persistent.validate import validate
 from ridgeline.perf.hardware import find
@@ -40,14 +41,24 @@ from ridgeline_bench.results import gpu
 from ridgeline_bench.scripts.asked import OneOf, asked, keep
 
 MODELS = {"llama-1b": LLAMA_1B, "qwen3-0.6b": QWEN3_06B}
-WITHIN = 2e-2  # of the norm of the reference's scores; bfloat16 alone takes about a half of it
+MORE = 1.5  # times the reference's own distance from float32: sums are made in another order
 PAGE, BLOCKS, H200 = 16, 132, "NVIDIA H200"
+
+
+class Measured(NamedTuple):
+    """A step's distance from float32 over its norm, that of the reference in bfloat16, its seconds (0: it is wrong),
+    and the µs of a block by kind of task: waiting for others, working, and in that waiting for weights."""
+
+    error: float
+    own: float
+    seconds: float
+    kinds: Mapping[str, tuple[float, float, float]]
 
 
 def limit(shape: DenseShape, rows: int, context: int) -> float:
     """Return the seconds in which a device reads what a step must read. Without a GPU it is an H200."""
     cached = shape.layers * rows * context * 2 * shape.kv_heads * shape.head_dim
-    return 2 * (shape.weight_numbers + cached) / find(gpu() or H200).bandwidth
+    return 2 * (shape.weight_numbers + cached) / find(gpu() or H200).attained().bandwidth
 
 
 def compiled(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool) -> bytes:
@@ -56,15 +67,16 @@ def compiled(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool)
     return cubin(SOURCE, ARCH, plan.defines)
 
 
-def persistent(
-    shape: DenseShape, rows: int, splits: int, context: int, depth: int, joins: bool, code: bytes
-) -> tuple[float, float]:
-    """Return (the distance from the reference, over its norm; the seconds of a step, or 0 if that is too far)."""
-    case = step_case(shape, [context - 1] * rows, BLOCKS, splits, page=PAGE, depth=depth, joins=joins, device="cuda")
+def persistent(case: PersistentCase, code: bytes, traces: bool) -> Measured:
+    """Compare a step with its reference, and time it if it is no further from float32 than that allows."""
     step = PersistentStep(case.plan, case.schedule, case.weights, case.inputs, case.buffers, code)
-    found = step().clone()
-    error = distance(found, case.fresh().reference(build(shape, rows, 1, splits)))
-    return error, median_seconds([step], torch.device("cuda")) if error <= WITHIN else 0.0
+    found, alone = step().clone(), build(case.shape, case.rows, 1, case.splits)
+    exact = case.fresh(torch.float32).reference(alone)
+    error, own = distance(found, exact), distance(case.fresh().reference(alone), exact)
+    if not error <= MORE * own:
+        return Measured(error, own, 0.0, {})
+    seconds = median_seconds([step], torch.device("cuda"))
+    return Measured(error, own, seconds, spent(case.schedule, step.traced(), seconds) if traces else {})
 
 
 def engine(shape: DenseShape, all_rows: Sequence[int], context: int) -> dict[int, float]:
@@ -105,7 +117,7 @@ def main() -> None:
     a = asked(
         __doc__, models=[OneOf(MODELS)], rows=[1, 2, 4, 8], splits=[1, 4], context=512, depth=1024,
         joins=(False, "the blocks of `out` combine the splits"), engine=(False, "the engine's captured step, too"),
-        quick=(False, "schedules alone"), output=Path,
+        trace=(False, "where the time goes, by kind of task"), quick=(False, "schedules alone"), output=Path,
     )  # fmt: skip
     console = Console()
     if a.quick:
@@ -115,7 +127,9 @@ def main() -> None:
                     told = planned(MODELS[name], rows, splits, a.depth, a.joins)
                     console.print(f"{name}, {rows} rows, {splits} splits: {told}", highlight=False)
         return
-    table = Table("model", "rows", "splits", "error", "persistent ms", "limit ms", "x limit", "engine ms", title=gpu())
+    table = Table(
+        "model", "rows", "splits", "error", "bf16's", "persistent ms", "limit ms", "x limit", "engine ms", title=gpu()
+    )
     for name in a.models:
         shape = MODELS[name]
         engines = engine(shape, a.rows, a.context) if a.engine else {}
@@ -124,13 +138,19 @@ def main() -> None:
             codes = list(pool.map(partial(compiled, shape, depth=a.depth, joins=a.joins), *zip(*pairs, strict=True)))
         for (rows, splits), code in zip(pairs, codes, strict=True):
             least = 1e3 * limit(shape, rows, a.context)
-            error, seconds = persistent(shape, rows, splits, a.context, a.depth, a.joins, code)
+            positions = [a.context - 1] * rows
+            case = step_case(shape, positions, BLOCKS, splits, page=PAGE, depth=a.depth, joins=a.joins, device="cuda")
+            error, bf16, seconds, kinds = persistent(case, code, a.trace)
             own, ms = 1e3 * engines.get(rows, 0.0), 1e3 * seconds
-            cells = f"{error:.1e}", f"{ms:.4f}", f"{least:.4f}", f"{ms / least:.2f}", f"{own:.4f}"
+            cells = f"{error:.1e}", f"{bf16:.1e}", f"{ms:.4f}", f"{least:.4f}", f"{ms / least:.2f}", f"{own:.4f}"
             table.add_row(name, str(rows), str(splits), *cells)
             console.print(name, rows, splits, *cells, highlight=False)
-            line = {"kind": "persistent_step", "model": name, "rows": rows, "splits": splits, "ms": ms}
-            keep(a.output, line | {"limit_ms": least, "engine_ms": own, "context": a.context, "error": error})
+            for kind, parts in kinds.items():
+                told = "waits {:.1f} µs, works {:.1f} µs, of which for weights {:.1f} µs".format(*parts)
+                console.print(f"    {kind}: {told}", highlight=False)
+            line = {"kind": "persistent_step", "model": name, "rows": rows, "splits": splits, "joins": a.joins}
+            times = {"ms": ms, "limit_ms": least, "engine_ms": own, "kinds": kinds}
+            keep(a.output, line | times | {"context": a.context, "error": error, "bfloat16": bf16})
     console.print(table)
 
 

@@ -281,6 +281,11 @@ __device__ __forceinline__ uint4 load_fresh(const void *from) {
 #endif
 }
 
+// Cycles of the multiprocessor. The emulator counts what threads wait for in place of time.
+__device__ __forceinline__ long long cycles() {
+  return PTX(clock64(), (long long)emulator::progress);
+}
+
 // Ask for the 128 bytes around an address, so that a later load finds them in L2.
 __device__ __forceinline__ void prefetch_line(const void *from) {
   PTX(asm volatile("prefetch.global.L2 [%0];" ::"l"(from)), (void)*static_cast<const volatile char *>(from));

@@ -78,6 +78,9 @@ def test_a_captured_step_runs_again() -> None:
     with torch.cuda.graph(graph):
         for _ in range(3):
             step()
+    trace = step.traced()
+    assert (trace[:, 0] <= trace[:, 1]).all()
+    assert (trace[:, 1] < trace[:, 2]).all()
     case.buffers.logits_RV.fill_(torch.nan)
     graph.replay()
     assert torch.equal(case.buffers.logits_RV, wanted)

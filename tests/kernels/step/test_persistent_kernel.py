@@ -22,7 +22,7 @@ from ridgeline.kernels.step.persistent.cuda.cases import (
     distance,
     step_case,
 )
-from ridgeline.kernels.step.persistent.cuda.run import ARCH, NAME, SOURCE, THREADS, LaunchPlan, step_of
+from ridgeline.kernels.step.persistent.cuda.run import ARCH, NAME, SOURCE, THREADS, LaunchPlan, spent, step_of
 from ridgeline.kernels.step.persistent.records import TaskRecord, records_of, starts_of
 from ridgeline.kernels.step.persistent.shape import DenseShape
 
@@ -39,6 +39,8 @@ def problem(case: PersistentCase, folder: Path, order: int, source: Path = SOURC
     own, same, exact = case.fresh(), case.fresh(), case.fresh(torch.float32)
     wanted, twin = exact.reference(seed=1), same.reference(seed=2)
     step, held = step_of(own.plan, own.schedule, own.weights, own.inputs, own.buffers)
+    trace_T4 = torch.full((len(own.schedule.tasks), 4), -1)
+    step.trace = trace_T4.data_ptr()
     blocks = len(case.schedule.blocks)
     shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), cluster=blocks, shared=case.plan.shared, order=order)
     for _ in range(launches):
@@ -48,6 +50,9 @@ def problem(case: PersistentCase, folder: Path, order: int, source: Path = SOURC
             kernel.launch(shape, [step])
         except EmulationError as error:
             return str(error)
+    began_T, ready_T, ended_T, weights_T = trace_T4.unbind(1)
+    if not ((began_T >= 0) & (began_T <= ready_T) & (ready_T <= ended_T) & (weights_T <= ended_T - ready_T)).all():
+        return "its trace is wrong"
     if held[-1].any():
         return "counters were not made ready for the next launch"
     if not distance(own.buffers.logits_RV, wanted) <= MORE * distance(twin, wanted):
@@ -87,7 +92,7 @@ def test_the_kernel_equals_its_twin_again_and_again(
     assert problem(case, tmp_path, order, launches=2) == ""
 
 
-RUNS = "    if (is_product(task.kind))"
+RUNS = "    const long long ready = now(step);"
 SIGNALS = "    if (task.signal >= 0 && threadIdx.x == 0) signal_counter(step.counters + task.signal);\n"
 FAULTS = {
     "no wait for weights": ("mbarrier_wait(&shared.full[ring.stage], ring.parity);", ""),
@@ -147,6 +152,17 @@ def test_records_say_what_the_schedule_says() -> None:
             (*(case.schedule.tasks[task].waits or ((-1, 0),))[0], case.schedule.tasks[task].signals[0])
             for task in tasks
         ]
+
+
+def test_time_is_counted_by_kind() -> None:
+    schedule = graph.build(TINY, 1, 2)
+    tasks = sum(map(len, schedule.blocks))
+    trace_T4 = torch.tensor([[10 * at, 10 * at + 3, 10 * at + 10, 2] for at in range(tasks)])
+    longest = 10 * max(map(len, schedule.blocks))
+    found = spent(schedule, trace_T4, seconds=longest * 1e-6)  # a cycle is a µs
+    for kind, (wait, work, weights) in found.items():
+        count = sum(task.kind == kind for task in schedule.tasks)
+        assert (wait, work, weights) == pytest.approx((3 * count / 2, 7 * count / 2, 2 * count / 2))
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ struct Step {
   const float *cos_sin;
   float *partial;
   const bf16 *embedding;
+  long long *trace;  // null, or four numbers a record: cycles of its begin, of the end of its wait, of its end; and how
+                     // many of them thread 0 waited for weights
   long long block_step;  // numbers from block to block of the cache
   int counter_count, blocks, columns, heads, kv_heads, width, panel, records_room;
   float eps, head_eps, scale;
@@ -80,6 +82,7 @@ __device__ __forceinline__ float fresh_float(const float *from) {
   return *from;
 #endif
 }
+__device__ __forceinline__ long long now(const Step &step) { return step.trace ? cycles() : 0; }
 __device__ __forceinline__ void workers_meet() { named_barrier(1, WORKERS); }
 
 __device__ __forceinline__ bool is_product(int kind) { return kind == QKV || kind >= OUT; }
@@ -197,7 +200,7 @@ __device__ __forceinline__ void finish_tile(const Step &step, const Record &task
   task.y[(long long)row * task.split + output] = __float2bfloat16(sum);  // split: here the width of y
 }
 
-__device__ void multiply(const Step &step, const Shared &shared, const Record &task, Ring &ring) {
+__device__ long long multiply(const Step &step, const Shared &shared, const Record &task, Ring &ring) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, inputs = task.inputs;
   const int each = task.kind == GATE_UP ? TILE / 2 : TILE;
   fill_panel(step, shared, task);
@@ -205,12 +208,15 @@ __device__ void multiply(const Step &step, const Shared &shared, const Record &t
   const bool live = lane / 4 < ROWS;
   const bf16 *x = shared.panel + (live ? lane / 4 : 0) * (inputs + 8) + lane % 4 * 2;
   const int at = lane % 8 * PITCH + lane / 8 * 8;  // of the row and the eight numbers that ldmatrix reads for this lane
+  long long waited = 0;
   int odd = 0;
   for (int first = task.first; first < task.last; first += each, odd ^= 1) {
     float even_sums[4] = {}, odd_sums[4] = {};
     for (int start = 0; start < inputs; start += DEPTH) {
       const int depth = min(DEPTH, inputs - start);
+      waited -= now(step);
       mbarrier_wait(&shared.full[ring.stage], ring.parity);
+      waited += now(step);
       const bf16 *weights = reinterpret_cast<const bf16 *>(shared.ring + ring.stage * STAGE_BYTES) + at;
 #pragma unroll 4
       for (int k = warp * 32; k < depth; k += WARPS * 32) {
@@ -233,6 +239,7 @@ __device__ void multiply(const Step &step, const Shared &shared, const Record &t
     workers_meet();
     finish_tile(step, task, sums, first);
   }
+  return waited;
 }
 
 // ---- Attention ------------------------------------------------------------------------------------------------------
@@ -398,15 +405,22 @@ __device__ void work(const Step &step, const Shared &shared, int count) {
   Ring ring;
   for (int i = 0; i < count; ++i) {
     const Record &task = shared.records[i];
+    const long long began = now(step);
+    long long waited = 0;
     expect_reads(step, task);
     if (task.wait >= 0 && threadIdx.x == 0) wait_for_counter(step.counters + task.wait, task.least);
     workers_meet();
-    if (is_product(task.kind)) multiply(step, shared, task, ring);
+    const long long ready = now(step);
+    if (is_product(task.kind)) waited = multiply(step, shared, task, ring);
     else if (task.kind == ATTEND) attend(step, shared, task);
     else if (task.kind == COMBINE) combine(step, task);
     else embed(step, task);
     workers_meet();
     if (task.signal >= 0 && threadIdx.x == 0) signal_counter(step.counters + task.signal);
+    if (step.trace && threadIdx.x == 0) {
+      long long *to = step.trace + 4ll * (step.starts[blockIdx.x] + i);
+      to[0] = began, to[1] = ready, to[2] = now(step), to[3] = waited;
+    }
   }
   if (threadIdx.x == 0) {  // the last block to end makes the counters ready for the next launch
     unsigned *ended = step.counters + step.counter_count;

@@ -122,7 +122,7 @@ def step_of(
     ]
     step = StepArgument(
         *(each.data_ptr() for each in (*held, *given, weights.cos_sin_ZY, buffers.partial_RHSD, weights.embedding_VM)),
-        next(iter(steps))[0], schedule.counters, len(schedule.blocks), inputs.table_RC.shape[1], shape.heads,
+        None, next(iter(steps))[0], schedule.counters, len(schedule.blocks), inputs.table_RC.shape[1], shape.heads,
         shape.kv_heads, shape.width, plan.panel, plan.record_room, shape.eps, shape.head_eps or 0.0, shape.scale,
     )  # fmt: skip
     return step, held
@@ -145,12 +145,48 @@ class PersistentStep:
         each = self._kernel.resident(THREADS)
         validate(schedule, each * torch.cuda.get_device_properties(device).multi_processor_count)
         self._step, self._held = step_of(plan, schedule, weights, inputs, buffers)
-        self._blocks, self._alive = len(schedule.blocks), (weights, inputs)
-        self.buffers = buffers
+        self._alive = weights, inputs
+        self.schedule, self.buffers = schedule, buffers
 
     def __call__(self) -> Tensor:
         """Run the step on torch's current stream, and return the logits [R, V], the same tensor at every call."""
         arguments: list[Any] = [self._step]
         stream = torch.cuda.current_stream().cuda_stream
-        self._kernel.launch((self._blocks, 1, 1), (THREADS, 1, 1), stream, arguments, together=True)
+        self._kernel.launch((len(self.schedule.blocks), 1, 1), (THREADS, 1, 1), stream, arguments, together=True)
         return self.buffers.logits_RV
+
+    def traced(self) -> Tensor:
+        """Run the step once, and return the cycles of every task as the kernel counted them: int64 [tasks, 4], the
+        tasks of a block behind each other. A row has the begin of a task, the end of its wait, its end with the signal,
+        and the cycles for which it waited for weights. Blocks have clocks of their own."""
+        count = sum(map(len, self.schedule.blocks))
+        trace = torch.zeros(count, 4, dtype=torch.int64, device=self.buffers.logits_RV.device)
+        self._step.trace = trace.data_ptr()
+        self()
+        torch.cuda.current_stream().synchronize()
+        self._step.trace = None
+        return trace.cpu()
+
+
+def spent(schedule: StepSchedule, trace_T4: Tensor, seconds: float) -> dict[str, tuple[float, float, float]]:
+    """Return the µs of a step that a block waits for others, works, and in that waits for weights, by kind of task and
+    over all layers: means over the blocks.
+
+    trace_T4: from `PersistentStep.traced`. seconds: of the step, by which cycles become time.
+    """
+    kinds = [schedule.tasks[index].kind for block in schedule.blocks for index in block]
+    ends = torch.tensor([len(block) for block in schedule.blocks]).cumsum(0)
+    begin_T, ready_T, end_T, weights_T = trace_T4.double().unbind(1)
+    whole = max(
+        float(end_T[stop - 1] - begin_T[stop - len(block)])
+        for stop, block in zip(ends.tolist(), schedule.blocks, strict=True)
+        if block
+    )
+    scale = 1e6 * seconds / whole / len(schedule.blocks)
+    found: dict[str, tuple[float, float, float]] = {}
+    for kind in dict.fromkeys(kinds):
+        own_T = torch.tensor([each == kind for each in kinds])
+        parts = (ready_T - begin_T, end_T - ready_T, weights_T)
+        wait, work, weights = (scale * float(part[own_T].sum()) for part in parts)
+        found[kind] = wait, work, weights
+    return found
