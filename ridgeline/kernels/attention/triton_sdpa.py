@@ -649,22 +649,18 @@ _FORWARD = "q k v out !log #first #behind"
 _PLAIN: dict[str, Any] = {"sinks_ptr": None, "least": None}
 _KEYS = "q k v grad dk dv !log !delta #first #behind #ranges"
 _QUERIES = "q k v grad dq !log !delta #first #behind"
-_KERNELS: tuple[tuple[Any, ...], ...] = (
-    (_forward_kernel, "forward", _PLAIN, _FORWARD, "qkvo", "H PER_GROUP Q K", "scale"),
-    (_keys_kernel, "keys", {}, _KEYS, "qkvg", "H G Q K", "scale natural"),
-    (_queries_kernel, "queries", {}, _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
-)
 AOT = (
     *(
-        ahead_of_time(kernel, tiles_of(which, 128), 128, *names, slopes_ptr=None, ALIBI=False, **constants)
-        for kernel, which, constants, *names in _KERNELS
-    ),
-    *(
-        ahead_of_time(
-            kernel, tiles_of(which, 256, 4), 256, *names, archs=("sm_90",), kind="fp32", slopes_ptr=None, ALIBI=False,
-            **constants,
+        ahead_of_time(kernel, tiles_of(which, size), size, *names, slopes_ptr=None, ALIBI=False, **constants)
+        for kernel, which, size, constants, *names in (
+            (_forward_kernel, "forward", 128, _PLAIN, _FORWARD, "qkvo", "H PER_GROUP Q K", "scale"),
+            (_keys_kernel, "keys", 128, {}, _KEYS, "qkvg", "H G Q K", "scale natural"),
+            (_queries_kernel, "queries", 128, {}, _QUERIES, "qkvg", "H PER_GROUP Q K", "scale natural"),
         )
-        for kernel, which, constants, *names in _KERNELS
+    ),
+    ahead_of_time(
+        _keys_kernel, tiles_of("keys", 256, 4), 256, _KEYS, "qkvg", "H G Q K", "scale natural", archs=("sm_90",),
+        kind="fp32", slopes_ptr=None, ALIBI=False,
     ),
     ahead_of_time(
         _forward_kernel, tiles_of("forward", 64), 64, f"{_FORWARD} !sinks", "qkvo", "H PER_GROUP Q K", "scale least",

@@ -238,7 +238,4 @@ def ahead_of_time(tokens: int, heads: int, groups: int, **options: Any) -> AotKe
     return AotKernel(_layer_kernel, types, constants, hot=True, num_warps=warps_of(tokens), num_stages=3, **options)
 
 
-AOT = (
-    ahead_of_time(128, 12, 12, tensor_cores="HGMMA", archs=("sm_90",)),
-    ahead_of_time(32, 12, 4, tensor_cores="MMA", archs=("sm_90",)),
-)
+AOT = (ahead_of_time(128, 12, 12, tensor_cores="HGMMA", archs=("sm_90",)),)
