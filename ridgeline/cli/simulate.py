@@ -203,6 +203,8 @@ def _rows(runs: list[FleetFigures]) -> Iterator[tuple[str, list[str]]]:
     yield "cached prompt, of ideal", [f"{100 * f.hit_rate:.1f} of {100 * f.ideal_hit_rate:.1f} %" for f in runs]
     if any(f.host_saved_bytes for f in runs):
         yield "of these in the host's memory", [f"{100 * f.host_hit_rate:.1f} %" for f in runs]
+        if any(f.disk_hit_rate for f in runs):
+            yield "of these read from the disk", [f"{100 * f.disk_hit_rate:.1f} %" for f in runs]
         moved = [(f.host_loaded_bytes, f.host_saved_bytes) for f in runs]
         yield "GB from there, to there", [f"{loaded / 1e9:.1f}, {saved / 1e9:.1f}" for loaded, saved in moved]
     yield "preemptions", [f"{f.preemptions}" for f in runs]

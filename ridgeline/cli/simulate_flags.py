@@ -71,5 +71,7 @@ class EngineFlags:
     kv_offloading_size: Annotated[
         float, typer.Option(help="GiB of the host's memory for cache blocks that the device has no room for.")
     ] = 0.0
+    kv_disk_size: Annotated[float, typer.Option(help="GiB of a disk below that memory, of each replica.")] = 0.0
+    kv_disk_rate: Annotated[float, typer.Option(help="GB/s of that disk, of reads and of writes.")] = 0.7
     utilization: Annotated[float, typer.Option(help="Share of the device's memory to use.")] = 0.9
     lag: Annotated[float, typer.Option(help="Milliseconds between client and engine, both ways together.")] = 2.0

@@ -89,9 +89,10 @@ class FleetFigures:
 
     requests: those that came. failed: those whose replica stopped after their first token.
     refused: those that a policy ended before their answers were whole. goodput: answers a second
-    that keep all bounds; None without bounds. hit_rate: share of prompt tokens found in a cache, host_hit_rate of those
-    that came from the host's memory, and ideal_hit_rate that of one cache for all replicas which forgets
-    nothing. host_loaded_bytes, host_saved_bytes: from there and to there. kv_waste: share of the room in running
+    that keep all bounds; None without bounds. hit_rate: share of prompt tokens found in a cache, host_hit_rate of
+    those that came from the host's memory, disk_hit_rate of those that were read from a disk, and ideal_hit_rate
+    that of one cache for all replicas which forgets nothing. host_loaded_bytes, host_saved_bytes: from there and to
+    there. kv_waste: share of the room in running
     requests' blocks that holds no token. replica_seconds: time for which replicas were there, and busy the share of it
     in which steps ran. cost_per_million: of output tokens; None without a price.
     """
@@ -111,6 +112,7 @@ class FleetFigures:
     e2e: Spread
     hit_rate: float
     host_hit_rate: float
+    disk_hit_rate: float
     ideal_hit_rate: float
     host_loaded_bytes: int
     host_saved_bytes: int

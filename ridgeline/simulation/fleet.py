@@ -128,7 +128,7 @@ class Fleet:
         """Run until all requests have ended. Raise InvalidConfig for one that cannot run."""
         coming = self._arrivals()
         ask = next(coming, None)
-        while True:
+        while ask is not None or self.open or self._later or any(each.steps_now for each in self.replicas):
             moments = [self._steps[0][0]] if self._steps else []
             if ask is not None:
                 moments.append(ask.at + self._setup.settings.lag)
@@ -204,11 +204,11 @@ class Fleet:
 
     def _give(self, ask: Ask, chosen: int) -> None:
         replica = self.replicas[chosen]
-        idle = replica.due is None
+        before = replica.due
         if not replica.add(ask, self._prompts.tokens(ask.prompt)):
             self.counts.refused += 1
             self._follow(self._whole.pop(ask.number, ask), self.clock.now)
-        elif idle:
+        elif replica.due != before:
             self._plan_step(chosen)
 
     # ---- split pools ------------------------------------------------------------------------------------------
@@ -245,8 +245,10 @@ class Fleet:
             heapq.heappush(self._steps, (due, number))
 
     def _step(self, number: int) -> None:
-        self.replicas[number].step()
-        self._plan_step(number)
+        due = self.replicas[number].due
+        if due is not None and due <= self.clock.now:  # else a request came that made a step before a read
+            self.replicas[number].step()
+            self._plan_step(number)
 
     def _ended(self, ask: Ask, stats: RequestStats, over: int) -> None:
         self.counts.ended(ask, stats, over)
@@ -347,6 +349,7 @@ class Fleet:
             e2e=Spread.of(c.e2e),
             hit_rate=of_prompts("hit_tokens") / max(1, of_prompts("prompt_tokens")),
             host_hit_rate=of_prompts("host_tokens") / max(1, of_prompts("prompt_tokens")),
+            disk_hit_rate=of_prompts("disk_tokens") / max(1, of_prompts("prompt_tokens")),
             host_loaded_bytes=int(total("loaded_bytes")),
             host_saved_bytes=int(total("saved_bytes")),
             ideal_hit_rate=c.seen_tokens / max(1, c.prompt_tokens),

@@ -10,6 +10,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.routing import ServerLoad
 from ridgeline.simulation.clock import VirtualClock
 from ridgeline.simulation.device import Device
+from ridgeline.simulation.disk import TimedResult
 from ridgeline.simulation.handover import lacking, receive
 from ridgeline.simulation.setup import Setup
 from ridgeline.simulation.tally import Tally
@@ -33,13 +34,14 @@ class Replica:
         self.prompt_tokens = self.hit_tokens = self.host_tokens = 0
         self.loaded_bytes = self.saved_bytes = 0
         self.held = self.filled = 0  # tokens that blocks of running requests have room for, and those that are there
-        self._tokens = 0
+        self._tokens, self.disk_tokens = 0, 0
+        self._disk = setup.disk(clock)
         self._made: tuple[Engine, Device] | None = None  # with the first request: few of many replicas may get one
 
     def _begin(self) -> tuple[Engine, Device]:
         """Return the engine and its device, which begin with the first request."""
         if self._made is None:
-            self._made = self._setup.start(self._clock, self._gaps, self._slow)
+            self._made = self._setup.start(self._clock, self._gaps, self._slow, self._disk)
             self._made[0].on_finish(self._finished)
         return self._made
 
@@ -62,8 +64,28 @@ class Replica:
 
     @property
     def due(self) -> float | None:
-        """The moment at which the step under way ends; None if there is none."""
-        return None if self._made is None else self._made[1].due
+        """The moment at which the step under way ends, or else at which the disk has read what a request waits for, or
+        has written what there is no request to wait for. None if there is nothing of these."""
+        if self._made is None:
+            return None
+        step = self._made[1].due
+        return step if step is not None or self._disk is None else self._disk_due(self._made[0])
+
+    @property
+    def steps_now(self) -> bool:
+        """Return True if a step is under way."""
+        return self._made is not None and self._made[1].due is not None
+
+    def _disk_due(self, engine: Engine) -> float | None:
+        tier, found = engine.scheduler.cache.tier, list[float]()
+        assert tier is not None
+        assert tier.disk is not None
+        for fetch in tier.disk.waiting:
+            assert isinstance(fetch.reads[-1].done, TimedResult)
+            found.append(min(fetch.until, fetch.reads[-1].done.at))
+        if not engine.has_work and isinstance(written := tier.disk.next_write, TimedResult):
+            found.append(max(written.at, self._clock.now))
+        return min(found, default=None)
 
     def add(self, ask: Ask, prompt: tuple[int, ...]) -> bool:
         """Give it a request, whose prompt has these token ids. It looks at it when the step under way ends. Return
@@ -105,13 +127,25 @@ class Replica:
     def step(self) -> None:
         """Take the result of the step that has ended, and make further plans."""
         engine, device = self._begin()
-        engine.take()
+        if device.due is not None:
+            engine.take()
         if device.steps % SAMPLED_STEPS == 0:
             slots = engine.scheduler.slots
             self.held += int(slots.capacity[slots.used].sum())
             self.filled += int(slots.kv_len[slots.used].sum())
         if engine.has_work:
             engine.fill()
+        elif self._disk is not None:
+            self._write_rest(engine)
+
+    def _write_rest(self, engine: Engine) -> None:
+        """Let what no plan saves any more go to the host's memory, and from there to the disk."""
+        tier = engine.scheduler.cache.tier
+        assert tier is not None
+        assert tier.disk is not None
+        engine.rest()
+        while tier.disk.has_ripe and engine.rest():
+            pass
 
     def stop(self) -> list[Ask]:
         """Lose all that it has. Return the open requests."""
@@ -131,6 +165,7 @@ class Replica:
                 self.host_tokens += tier.counts.hit
                 self.loaded_bytes += tier.counts.loaded
                 self.saved_bytes += tier.counts.saved
+                self.disk_tokens += tier.disk.counts.hit if tier.disk is not None else 0
             self.busy += device.busy
             self.steps += device.steps
         if self.up:

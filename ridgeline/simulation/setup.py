@@ -26,6 +26,7 @@ from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.step_time import StepTimes
 from ridgeline.simulation.bus import HostBus
 from ridgeline.simulation.device import Device
+from ridgeline.simulation.disk import DeviceAboveDisk, SimulatedDisk
 from ridgeline.simulation.tally import Tally
 
 
@@ -34,8 +35,9 @@ class Settings:
     """The settings of each replica. None: what a server would choose.
 
     objectives: further settings of policies. itl_target: milliseconds, 0 for none. kv_tokens: tokens that the cache
-    holds. kv_offloading_size: GiB of the host's memory for blocks that it gives up. utilization: share of the device's
-    memory that is used. lag: seconds between a client and the engine, both ways together.
+    holds. kv_offloading_size: GiB of the host's memory for blocks that it gives up. kv_disk_size, kv_disk_rate: GiB of
+    a disk below that, and its GB/s. utilization: share of the device's memory that is used. lag: seconds between a
+    client and the engine, both ways together.
     """
 
     policy: str = "fcfs"
@@ -47,6 +49,8 @@ class Settings:
     prefix_caching: bool = True
     kv_tokens: int | None = None
     kv_offloading_size: float = 0.0
+    kv_disk_size: float = 0.0
+    kv_disk_rate: float = 0.7
     utilization: float = 0.9
     lag: float = 0.002
 
@@ -64,6 +68,13 @@ class Settings:
             )
         if self.kv_offloading_size and not self.prefix_caching:
             raise InvalidConfig("blocks in the host's memory are found by their prefixes; leave prefix caching on.")
+        if not 0 <= self.kv_disk_size <= MOST_GIB or not 0 < self.kv_disk_rate < float("inf"):
+            raise InvalidConfig(
+                f"kv_disk_size must be from 0 to {MOST_GIB:g} GiB and kv_disk_rate above 0 GB/s, got "
+                f"{self.kv_disk_size!r} and {self.kv_disk_rate!r}."
+            )
+        if self.kv_disk_size and not self.kv_offloading_size:
+            raise InvalidConfig("blocks come to the disk by way of the host's memory; set kv_offloading_size.")
         if not 0 <= self.lag < float("inf"):
             raise InvalidConfig(f"lag must be a number of seconds from 0, got {self.lag!r}.")
 
@@ -150,14 +161,30 @@ class Setup:
             self._params[limit] = SamplingParams(max_tokens=limit, temperature=0.0, ignore_eos=True)
         return self._params[limit]
 
-    def start(self, clock: Clock, gaps: Tally, slow: float) -> tuple[Engine, Device]:
-        """Return a new engine with an empty cache, and its device."""
+    def disk(self, clock: Clock) -> SimulatedDisk | None:
+        """Return the empty disk of a replica, if it has one."""
+        settings = self.settings
+        if not settings.kv_disk_size:
+            return None
+        return SimulatedDisk(clock, int(settings.kv_disk_size * (1 << 30)), 1e9 * settings.kv_disk_rate)
+
+    def start(self, clock: Clock, gaps: Tally, slow: float, disk: SimulatedDisk | None = None) -> tuple[Engine, Device]:
+        """Return a new engine with an empty cache, above this disk, and its device."""
         tier, bandwidth = self._tier, self.hardware.bandwidth
         bus = None if tier is None else HostBus(tier.bytes_per_second, bandwidth, self._block_bytes)
-        device = Device(clock, self.times, self.config.max_num_seqs, gaps, slow, bus)
+        kind = Device if disk is None else DeviceAboveDisk
+        device = kind(clock, self.times, self.config.max_num_seqs, gaps, slow, bus)
+        if isinstance(device, DeviceAboveDisk):
+            device.hold(self._block_bytes)
         vocab = self.model.vocab_size
         engine = Engine(self.config, self.layout, device, vocab_size=vocab, cost_model=self.limit, clock=clock)
         engine.without_headroom()
+        if disk is not None:
+            engine.keep_on_disk(disk)
+            below = engine.scheduler.cache.tier
+            assert below is not None
+            assert below.disk is not None
+            below.disk.expect(disk.rate)
         return engine, device
 
 

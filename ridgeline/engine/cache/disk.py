@@ -140,6 +140,10 @@ class DiskBelow:
         found = {**asdict(self.counts), **vars(self.store.figures())}
         return {f"disk_{name}": float(count) for name, count in found.items()}
 
+    def expect(self, rate: float) -> None:
+        """Take so many bytes a second as the rate of reads, until some are measured."""
+        self._rate = rate
+
     @property
     def busy(self) -> bool:
         """Return True if blocks wait to be saved or written, or are on their way."""
@@ -153,7 +157,17 @@ class DiskBelow:
     @property
     def readers(self) -> list[Sequence]:
         """The requests that wait for reads."""
-        return [fetch.seq for fetch in self._fetches if fetch.waits]
+        return [fetch.seq for fetch in self.waiting]
+
+    @property
+    def waiting(self) -> list[Fetch]:
+        """The reads that requests wait for."""
+        return [fetch for fetch in self._fetches if fetch.waits]
+
+    @property
+    def next_write(self) -> Future[bool] | None:
+        """The oldest write under way."""
+        return self._writing[0].done if self._writing else None
 
     @property
     def awaited(self) -> bool:
