@@ -87,15 +87,20 @@ class Layer(nn.Module):
         live_T: Tensor | None,
         embedded_TM: Tensor | None = None,
         input_TP: Tensor | None = None,
+        sums: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return (what this layer adds to the residual, the residual before it), or (the residual after it, None).
 
         embedded_TM: the input of the first layer, for layers whose spec asks for it.
         input_TP: the layer's own input, if it has one.
+        sums: gets x_TM + residual_TM, of a layer that `sums_first`.
         """
         if self.mixer is not None:
             also = (embedded_TM,) if self.spec.embedded else ()
             x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state, *also)
+            if sums is not None:
+                assert residual_TM is not None
+                sums.append(residual_TM)
             x_TM, residual_TM = self._added(x_TM, residual_TM, self.mixer_post_norm)
         if self.feed_forward is None:
             pass
@@ -112,6 +117,11 @@ class Layer(nn.Module):
         if self.scalar is None:
             return x_TM, residual_TM
         return (x_TM if residual_TM is None else x_TM + residual_TM) * self.scalar, None
+
+    @property
+    def sums_first(self) -> bool:
+        """True if the first thing that the layer does is to add what comes to its residual, in a norm."""
+        return self.mixer is not None and self.mixer_norm is not None
 
     def _added(self, x_TM: Tensor, residual_TM: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
         """Return the addend of a part with the output `x_TM`, and the residual; or the residual after the addition,
@@ -332,26 +342,39 @@ class Decoder(nn.Module):
         inputs_TLP = None if self.layer_inputs is None else self.layer_inputs(token_ids_T, x_TM)
         x_TM = x_TM if self.streams is None else self.streams.spread_out(x_TM)
         lent: Lent = {}
+        awaited = False  # the next layer makes the sum that is wanted of this one
         for index in range(len(self.layers)) if only is None else only:
             layer, x_TM = self.layers[index], _added_up_over(self._wanted[index], x_TM, pending)
             state = states[index]
             if self._lends:
                 state = state_of(states, index, self._borrows[index], index in self._borrows, lent)
             input_TP = None if inputs_TLP is None else inputs_TLP[:, index]
-            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, state, states.live_T, embedded_TM, input_TP)
+            sums = {"sums": taps.found} if taps is not None and awaited else {}
+            args = x_TM, residual_TM, positions_T, state, states.live_T, embedded_TM, input_TP
+            x_TM, residual_TM = layer(*args, **sums)
             if self.spec.layers[index].late_addend:
                 before = self.layers[index - 1].feed_forward
                 assert isinstance(before, Experts)
                 late_TM = before.take()
                 x_TM = x_TM if late_TM is None else x_TM + late_TM
             pending = self._pending[index + 1]
-            if taps is not None and index in taps.layers:
-                taps.found.append(self._whole(x_TM, residual_TM, pending))
+            if taps is not None:
+                awaited = index in taps.layers and only is None and self._is_summed_behind(index)
+                if index in taps.layers and not awaited:
+                    taps.found.append(self._whole(x_TM, residual_TM, pending))
         x_TM = x_TM if self.streams is None else self.streams.merged(x_TM)
         if self._parts is not None and residual_TM is not None:
             residual_TM = self._parts.whole(residual_TM, len(x_TM))
         goes_on = stage is not None and stage.embedded and not stage.last
         return Hidden(_added_up_over(self._pending[-1], x_TM, pending), residual_TM, embedded_TM if goes_on else None)
+
+    def _is_summed_behind(self, index: int) -> bool:
+        """Return True if the layer behind this one adds up this one's output first, all of it, so that it costs
+        nothing to keep the sum."""
+        if index + 1 == len(self.layers) or self._pending[index + 1].size > 1 or self._parts is not None:
+            return False
+        behind = self.layers[index + 1]
+        return isinstance(behind, Layer) and behind.sums_first
 
     def _whole(self, x_TM: Tensor, residual_TM: Tensor | None, pending: Axis) -> Tensor:
         """Return x + residual, added up over ranks, and leave x as it is, since others add it up too."""

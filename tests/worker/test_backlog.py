@@ -60,7 +60,9 @@ def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool, features:
         before_RKM = torch.randn(len(rows), columns, WIDTH) * features
         if columns == 1:
             before_RM = before_RKM[:, 0] if features else None
-            waiting.add_one(torch.from_numpy(rows), token_RK[:, 0], there_RK[:, 0], before_RM)
+            drafts_SD = torch.zeros(SLOTS + 1, 3, dtype=torch.int32)
+            waiting.add_one(torch.from_numpy(rows), token_RK[:, 0], there_RK[:, 0], drafts_SD, before_RM)
+            assert drafts_SD.sum() == -3 * len(rows)
         else:
             waiting.add(torch.from_numpy(rows), token_RK, there_RK, before_RKM if features else None)
         for row, slot in enumerate(rows.tolist()):

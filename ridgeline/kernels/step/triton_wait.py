@@ -15,9 +15,9 @@ BLOCK = 4096  # numbers of a feature that a program moves at once: 16 bytes a th
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "token_ptr", "live_ptr", "feature_ptr"])
 def _step_wait(
-    slots_ptr, token_ptr, live_ptr, feature_ptr, waiting_ptr, before_ptr, count_ptr, kept_ptr, known_ptr,
+    slots_ptr, token_ptr, live_ptr, feature_ptr, waiting_ptr, before_ptr, count_ptr, kept_ptr, known_ptr, drafts_ptr,
     stride_waiting, stride_feature, stride_before,
-    M: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    M: tl.constexpr, D: tl.constexpr, DRAFTS: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute `step_wait`: a program has a row, so no other one reads the count that it raises."""
     if PDL:
@@ -25,6 +25,8 @@ def _step_wait(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
+    draft = tl.arange(0, DRAFTS)
+    tl.store(drafts_ptr + slot * D + draft, tl.full([DRAFTS], -1, tl.int32), mask=draft < D)
     if tl.load(live_ptr + row) != 0:
         count = tl.load(count_ptr + slot)
         waits = count >= 0
@@ -56,24 +58,27 @@ def step_wait(
     kept: KeptFeatures | None,
 ) -> None:
     """Compute `wait.step_wait`."""
-    token_SB, before_SBM, count_S = waiting
+    token_SB, before_SBM, count_S, drafts_SD = waiting
+    drafts = drafts_SD.shape[1]
     width = 0 if before_SBM is None else before_SBM.shape[2]
     feature, before = (token_R, token_SB) if feature_RM is None or before_SBM is None else (feature_RM, before_SBM)
     feature_SM, known_S = (before, live_R) if kept is None else kept
     _step_wait[(len(slots_R),)](
-        slots_R, token_R, live_R, feature, token_SB, before, count_S, feature_SM, known_S,
+        slots_R, token_R, live_R, feature, token_SB, before, count_S, feature_SM, known_S, drafts_SD,
         token_SB.stride(0), feature.stride(0), before.stride(0),
-        M=width, KEPT=kept is not None, BLOCK=BLOCK, num_warps=8, **launch_options(slots_R.device),
+        M=width, D=drafts, DRAFTS=triton.next_power_of_2(drafts), KEPT=kept is not None, BLOCK=BLOCK, num_warps=8,
+        **launch_options(slots_R.device),
     )  # fmt: skip
 
 
 def _aot(width: int, *, kept: bool) -> AotKernel:
     kinds = {
         "slots_ptr": "*i32", "token_ptr": "*i64", "live_ptr": "*i1", "feature_ptr": "*bf16", "waiting_ptr": "*i32",
-        "before_ptr": "*bf16", "count_ptr": "*i64", "kept_ptr": "*bf16", "known_ptr": "*i1", "stride_waiting": "i32",
+        "before_ptr": "*bf16", "count_ptr": "*i64", "kept_ptr": "*bf16", "known_ptr": "*i1", "drafts_ptr": "*i32",
+        "stride_waiting": "i32",
         "stride_feature": "i32:16", "stride_before": "i32:16",
     }  # fmt: skip
-    constants: dict[str, int | None] = {"M": width, "KEPT": kept, "BLOCK": BLOCK}
+    constants: dict[str, int | None] = {"M": width, "D": 5, "DRAFTS": 8, "KEPT": kept, "BLOCK": BLOCK}
     return AotKernel(_step_wait, kinds, constants, num_warps=8, hot=True, archs=ONE_OF_EACH)
 
 

@@ -6,6 +6,7 @@ is here: the token of each row goes to a buffer of its slot, and with it the fea
 Legend:
     R  rows
     S  slots
+    D  drafts of a slot
     B  tokens of a slot that wait, at most, and behind them a place for what does not
     M  width of a feature
 """
@@ -24,11 +25,13 @@ class WaitingTokens(NamedTuple):
     """The tokens of all slots that wait. count_S: int64, how many do.
 
     token_SB: int32. before_SBM: a feature for each; None if none are kept.
+    drafts_SD: int32, the drafts of slots: those that have tokens here have none.
     """
 
     token_SB: Tensor
     before_SBM: Tensor | None
     count_S: Tensor
+    drafts_SD: Tensor
 
 
 class KeptFeatures(NamedTuple):
@@ -46,7 +49,8 @@ def step_wait(
     waiting: WaitingTokens,
     kept: KeptFeatures | None,
 ) -> None:
-    """Let the token of each row wait that belongs to a request (live_R); in place. Others change nothing that is read.
+    """Let the token of each row wait that belongs to a request (live_R), and leave no drafts of any row's slot; in
+    place. Other rows change nothing else that is read.
 
     A token waits with its own feature. With `kept` it waits with that of the token before, and not at all where that is
     not known; its own takes the place of that one.
@@ -54,8 +58,9 @@ def step_wait(
     slots_R: int32. token_R: int64. feature_RM: of the step's tokens; None if none are kept.
     The slots have room for one token more.
     """
-    token_SB, before_SBM, count_S = waiting
+    token_SB, before_SBM, count_S, drafts_SD = waiting
     rows = slots_R.long()
+    drafts_SD.index_fill_(0, rows, -1)
     waits_R, before_RM = live_R, feature_RM
     if kept is not None:
         assert feature_RM is not None

@@ -145,18 +145,20 @@ class Backlog:
         slots_R: Tensor,
         token_R: Tensor,
         live_R: Tensor,
+        drafts_SD: Tensor,
         feature_RM: Tensor | None = None,
         kept: KeptFeatures | None = None,
     ) -> None:
-        """Let the one token of each row that ran it wait, as `step_wait` says. It should cost a step next to
-        nothing."""
+        """Let the one token of each row that ran it wait, and leave no drafts, as `step_wait` says. It should cost a
+        step next to nothing."""
         if self._before_SBM is None and not self.padded:  # numpy takes a tenth of the time of torch for so little work
             there_R, count_S = live_R.numpy(), self._count_S.numpy()
             own = slots_R.numpy()[there_R]
+            drafts_SD.numpy()[slots_R.numpy()] = -1
             self._token_SB.numpy()[own, count_S[own]] = token_R.numpy()[there_R]
             count_S[own] += 1
             return
-        tables = WaitingTokens(self._token_SB, self._before_SBM, self._count_S)
+        tables = WaitingTokens(self._token_SB, self._before_SBM, self._count_S, drafts_SD)
         self._ops.step_wait(slots_R, token_R, live_R, feature_RM, tables, kept)
 
     def take(self, slots_R: np.ndarray) -> Waiting:

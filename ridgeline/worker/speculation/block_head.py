@@ -98,7 +98,10 @@ class BlockHead(CatchesUp):
         assert taken.feature_TM is not None
         if self.backlog is not None and taken.catching is Catching.LATER:
             if (columns := out_token_RK.shape[1]) == 1:
-                self.backlog.add_one(slots_R, taken.token_ids_T, taken.live_T, taken.feature_TM)
+                given = taken.token_ids_T, taken.live_T, self.drafts_SD, taken.feature_TM
+                self.backlog.add_one(slots_R, *given)
+                if not wanted:
+                    return
             else:
                 stayed = taken.stayed(self._slots.kv_len_S[slots_R.long()], columns)
                 self.backlog.add(slots_R, *stayed, taken.feature_TM[taken.kept_RK(columns)])

@@ -70,7 +70,9 @@ class DraftModel(CatchesUp):
         behind = StatesBehind(states, len(self.layers))
         if self.backlog is not None and taken.catching is Catching.LATER:
             if (columns := out_token_RK.shape[1]) == 1:
-                self.backlog.add_one(slots_R, taken.token_ids_T, taken.live_T)
+                self.backlog.add_one(slots_R, taken.token_ids_T, taken.live_T, self.drafts_SD)
+                if not wanted:
+                    return
             else:
                 self.backlog.add(slots_R, *taken.stayed(self._slots.kv_len_S[slots_R.long()], columns))
             if wanted:

@@ -125,10 +125,11 @@ class FeatureHead(CatchesUp):
         columns, later = out_token_RK.shape[1], self.backlog is not None and taken.catching is Catching.LATER
         if self.backlog is not None and later and columns == 1:  # each row ran one token
             kept = KeptFeatures(self.feature_SM, self.known_S)
-            self.backlog.add_one(slots_R, taken.token_ids_T, taken.live_T, taken.feature_TM, kept)
+            given = taken.token_ids_T, taken.live_T, self.drafts_SD, taken.feature_TM
+            self.backlog.add_one(slots_R, *given, kept)
             if wanted:
                 self.settle(slots_R.numpy(), states)
-            self._draft(out_token_RK, slots_R, states, features, wanted, taken, taken.feature_TM)
+                self._draft(out_token_RK, slots_R, states, features, wanted, taken, taken.feature_TM)
             return
         rows = slots_R.long()
         kv_len_R, before_RM = self._slots.kv_len_S[rows], self.feature_SM[rows]

@@ -28,6 +28,7 @@ def test_the_tokens_of_live_rows_wait_with_the_feature_that_belongs_to_them(
         torch.zeros(SLOTS, LONGEST + 1, dtype=torch.int32, device=device),
         torch.zeros(SLOTS, LONGEST + 1, width, device=device) if width else None,
         torch.zeros(SLOTS, dtype=torch.int64, device=device),
+        torch.arange(3 * SLOTS, dtype=torch.int32, device=device).view(SLOTS, 3),
     )
     keeps = KeptFeatures(torch.zeros(SLOTS, width, device=device), torch.tensor([False, True, *[False] * 5]).to(device))
     if last[1] is not None:
@@ -46,6 +47,10 @@ def test_the_tokens_of_live_rows_wait_with_the_feature_that_belongs_to_them(
             last[slot] = feature_RM[row]
         given = slots_R.int().to(device), token_R.to(device), live_R.to(device)
         run(*given, feature_RM.to(device) if width else None, waiting, keeps if kept else None)
+    drafts = [
+        [-1] * 3 if slot in (0, 1, 3, 5, SLOTS - 1) else [3 * slot, 3 * slot + 1, 3 * slot + 2] for slot in range(SLOTS)
+    ]
+    assert waiting.drafts_SD.tolist() == drafts
     assert waiting.count_S.tolist() == [len(each) for each in tokens]
     assert sum(map(len, tokens)) > 6
     for slot, own in enumerate(tokens):
