@@ -66,9 +66,7 @@ def table(times: Times) -> str:
 def draw(times: Times, title: str, path: Path) -> None:
     """Draw the rates as bars on a logarithmic axis, a panel for each problem."""
     import matplotlib as mpl  # the extra `train`
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
+    from matplotlib import pyplot as plt
 
     mpl.rcParams |= {"svg.hashsalt": "ladder", "svg.fonttype": "none"}  # text as text: a tenth of the bytes
     order, high = list(dict.fromkeys(rung for own in times.values() for rung in own)), 1.2

@@ -84,6 +84,7 @@ def test_every_op_is_timed_and_every_implementation_correct(
         "step_advance",
         "step_verify",
         "step_keep",
+        "step_wait",
         "step_compact",
         "step_post",
         "lookup_drafts",
