@@ -75,6 +75,23 @@ def test_an_engine_that_starts_again_finds_what_was_computed(
     assert after == before
 
 
+def test_a_disk_that_is_believed_to_be_slow_is_tried_in_time(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where tokens are cheap, the first belief forbids every read, and so would for ever."""
+    folder = tiny_model("llama")
+    with served(folder, tmp_path / "kv") as own:
+        asked(own)
+    monkeypatch.setattr("ridgeline.engine.cache.disk.FIRST_RATE", 1.0)
+    monkeypatch.setattr("ridgeline.engine.cache.disk.RECOVERS", 1e3)
+    with served(folder, tmp_path / "kv") as own:
+        asked(own)
+        counts = disk_of(own).counts
+        assert counts.forgone > 0
+        assert counts.hit > 0
+        assert counts.forgone + counts.hit >= len(PROMPTS) * 30
+
+
 def test_a_process_that_was_killed_leaves_what_it_had_written(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

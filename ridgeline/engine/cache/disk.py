@@ -27,6 +27,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence as PySequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
+from math import inf
 from os import urandom
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -50,7 +51,7 @@ MOST_RIPE = 1 << 16  # blocks that wait for that
 HELD_SHARE = 4  # a part of the host's memory may be held for writes, and two parts filled by reads
 MOST_WRITES = 64 << 20  # bytes that the store is given at a time; more wait where they are
 FIRST_RATE = 0.7e9  # bytes a second that the store reads, until it was measured (docs/kv-disk.md)
-RECOVERS = 1.05  # by so much a measured rate rises with every read that it forbids, so that it is measured again
+RECOVERS = 1.05  # by so much the rate rises with every read that it forbids, so that it is measured (again)
 LEAST_WAIT = 0.5  # seconds that a request waits at least for a read that takes longer than was predicted
 
 
@@ -129,6 +130,7 @@ class DiskBelow:
         self._fetches: list[Fetch] = []
         self._reading = 0  # bytes
         self._rate, self._since, self._read = FIRST_RATE, 0.0, 0  # bytes read since then
+        self._fastest = inf  # the highest rate that is known to be possible; before the first read any is
         self._said = False
         tier.on_evict = self._evicted
         hits.disk_has = self._has
@@ -142,7 +144,7 @@ class DiskBelow:
 
     def expect(self, rate: float) -> None:
         """Take so many bytes a second as the rate of reads, until some are measured."""
-        self._rate = rate
+        self._rate, self._fastest = rate, max(FIRST_RATE, rate)
 
     @property
     def busy(self) -> bool:
@@ -329,7 +331,7 @@ class DiskBelow:
         if 1e3 * seconds < self._tier.price.prompt(hit.end - hit.start, hit.start):
             return hit
         self.counts.forgone += 0 if expected else hit.end - hit.start
-        self._rate = min(FIRST_RATE, self._rate * RECOVERS) if self._rate < FIRST_RATE else self._rate
+        self._rate = max(self._rate, min(self._fastest, self._rate * RECOVERS))
         return None
 
     def _begin(self, fetch: Fetch, seq: Sequence, hit: DiskHit) -> None:
@@ -385,7 +387,9 @@ class DiskBelow:
         if (node := self._index.get(node_hash)) is not None:
             node.salt = fetch.seq.request.cache_salt
         if not self._reading and (seconds := self._clock() - self._since) > 0:
-            self._rate = (self._rate + self._read / seconds) / 2
+            rate = self._read / seconds
+            self._fastest = max(FIRST_RATE if self._fastest == inf else self._fastest, rate)
+            self._rate = (self._rate + rate) / 2
 
     def _let_go(self, fetch: Fetch) -> None:
         for group, below in fetch.held:
