@@ -1,7 +1,7 @@
 """Mixers over whole sequences at once, without a cache. Training and tests give these to the decoder as its states.
 
 Legend:
-    T  tokens of all sequences, B * S
+    T  tokens of all sequences, B * S where all are of one length
     B  sequences
     S  tokens per sequence
     H  query heads
@@ -12,6 +12,7 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -110,6 +111,49 @@ class DenseCausal:
     def cached(self, k_TGD: Tensor, v_TGD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values as a cache would give them back: unchanged here."""
         return k_TGD, v_TGD
+
+
+class PackedCausal(DenseCausal):
+    """The states of all layers, without memory: T is sequences of these lengths one behind the other, each run from its
+    beginning. No token sees one of another sequence."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        super().__init__(1)
+        self.lengths = list(lengths)
+
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
+        """Attend as `layers.attention.Attends` does, without rounding. On a GPU one kernel has all sequences, whose
+        borders are a mask; elsewhere, and where scores are changed before the softmax, they run one by one."""
+        spec = heads.spec
+        changed = spec.softcap is not None or spec.alibi or spec.sinks or spec.chunk is not None
+        if qkv_TX.is_cuda and not changed:
+            return self._masked(qkv_TX, positions_T, heads)
+        alone = zip(qkv_TX.split(self.lengths), positions_T.split(self.lengths), strict=True)
+        whole = super().attend
+        return torch.cat([whole(qkv, positions, heads) for qkv, positions in alone])
+
+    def _masked(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
+        from ridgeline.kernels.attention.triton_sdpa import (
+            KeyMasks,
+            sdpa,
+        )  # Triton, which is imported only where it runs
+
+        spec, count_B = heads.spec, torch.tensor(self.lengths, device=qkv_TX.device)
+        documents_T = torch.repeat_interleave(torch.arange(len(count_B), device=qkv_TX.device), count_B)
+        window = None if spec.window is None else spec.window - 1  # there the token itself does not count
+        q_1HTD, k_1GTD, v_1GTD = (x.to(qkv_TX.dtype).transpose(0, 1)[None] for x in heads.split(qkv_TX, positions_T))
+        out_1HTD = sdpa(q_1HTD, k_1GTD, v_1GTD, KeyMasks(True, window, documents_T), scale=spec.scale)
+        return out_1HTD[0].transpose(0, 1).flatten(1)
+
+    def attend_to_latents(
+        self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None
+    ) -> Tensor:
+        """Attend as `DenseCausal` does, one sequence after the other. Raise NotImplementedError for an indexer."""
+        if index is not None:
+            raise NotImplementedError("sequences of unlike lengths go without an indexer.")
+        alone = zip(*(x.split(self.lengths) for x in (q_THX, latent_TW, positions_T)), strict=True)
+        whole = super().attend_to_latents
+        return torch.cat([whole(q, latent, positions, latents, None) for q, latent, positions in alone])
 
 
 def _attended(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
@@ -215,3 +259,20 @@ class DenseStates:
             for part, dtype in zip(spec.parts, dtypes, strict=True)
         )
         return FreshRows(tuple(parts), self._metadata)
+
+
+class PackedStates(DenseStates):
+    """The states of all layers of a model with mixers of any kind, for sequences of these lengths one behind the other,
+    without memory between calls."""
+
+    def __init__(self, model: ModelSpec, lengths: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(model, 1, sum(lengths), dtype, device)
+        self._attention = PackedCausal(lengths)
+        self._metadata = rows_of(list(lengths), list(range(1, len(lengths) + 1)), device, fresh=True)
+
+
+def packed_states(
+    model: ModelSpec, lengths: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> PackedCausal | PackedStates:
+    """Return the states of a model of any kind, for sequences of these lengths one behind the other."""
+    return PackedStates(model, lengths, dtype, device) if recurs(model) else PackedCausal(lengths)

@@ -1,0 +1,168 @@
+"""`ridgeline train sft` and `dpo`: a model goes on learning from examples, or from preferences."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from ridgeline.cli.options import with_records
+from ridgeline.cli.tracked import TrackFlags, tracked
+from ridgeline.cli.training_options import device_of, imported
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.weights.folder import resolve_model
+
+
+def _take_recipe(context: typer.Context, path: Path | None) -> Path | None:
+    """Let a recipe's values stand for the options that the command line does not give. Raise InvalidConfig."""
+    if path is None or context.resilient_parsing:
+        return path
+    names = {parameter.name for parameter in context.command.params} - {"recipe", "help"}
+    values = {str(key).replace("-", "_"): value for key, value in _entries(path).items()}
+    if unknown := sorted(values.keys() - names):
+        near = get_close_matches(unknown[0], sorted(filter(None, names)), 1)
+        hint = f"; did you mean {near[0]!r}" if near else ""
+        raise InvalidConfig(f"{path} sets {unknown[0]!r}, which is no option of this command{hint}.")
+    joined = {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in values.items()}
+    context.default_map = {**(context.default_map or {}), **joined}
+    return path
+
+
+def _entries(path: Path) -> dict[Any, Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(
+            "a recipe needs the package yaml; pip install pyyaml, or give its values as flags."
+        ) from error
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidConfig(f"the recipe {path} cannot be read ({' '.join(str(error).split())}).") from error
+    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
+        raise InvalidConfig(f"{path} must hold names and values, as in `epochs: 3`, none inside another.")
+    return found
+
+
+Recipe = Annotated[
+    Path | None,
+    typer.Option(
+        help="YAML file with values of these options; those given here win.", callback=_take_recipe, is_eager=True
+    ),
+]
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """The model, its examples, and the folder of results."""
+
+    data: Annotated[Path, typer.Option(help="Examples, as JSON lines.")]
+    out: Annotated[Path, typer.Option(help="Folder for what is trained; a run goes on from a checkpoint there.")]
+    model: Annotated[str, typer.Option(help="The model that is trained (folder, hub id, or embedded).")] = "embedded"
+    held_out: Annotated[Path | None, typer.Option(help="Examples to measure on before and after.")] = None
+
+
+@dataclass(frozen=True)
+class MethodFlags:
+    """The numbers that learn."""
+
+    method: Annotated[
+        Literal["lora", "full"], typer.Option(help="lora: an adapter in PEFT's form. full: all weights.")
+    ] = "lora"
+    rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
+    alpha: Annotated[float, typer.Option(help="Its scale is alpha / rank.")] = 16.0
+    targets: Annotated[str, typer.Option(help="Modules with an adapter, such as q_proj,v_proj, or all-linear.")] = (
+        "all-linear"
+    )
+    rslora: Annotated[bool, typer.Option("--rslora", help="Its scale is alpha / sqrt(rank).")] = False
+
+
+@dataclass(frozen=True)
+class StepFlags:
+    """The run: how long, and in which steps."""
+
+    pack_tokens: Annotated[int, typer.Option(help="Tokens that run at once; examples are packed into so many.")] = 2048
+    packs: Annotated[int, typer.Option(help="Packs of a step, whose gradients are added up.")] = 4
+    epochs: Annotated[float, typer.Option(help="How often all examples are read.")] = 1.0
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.", min=1)] = None
+    warmup: Annotated[float, typer.Option(help="Share of the steps in which the learning rate rises.")] = 0.05
+    weight_decay: Annotated[float, typer.Option(help="AdamW's.", min=0)] = 0.0
+    clip: Annotated[float, typer.Option(help="Largest norm of a step's gradients.")] = 1.0
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Layers run again in the backward pass, which saves memory.")
+    ] = False
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: one at the end.", min=0)] = 50
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="Type of products; auto: bfloat16 on a GPU, float32 on a CPU."),
+    ] = "auto"
+    seed: Annotated[int, typer.Option(help="Decides the order of examples and an adapter's first numbers.")] = 0
+
+
+@with_records
+def sft(
+    *,
+    recipe: Recipe = None,
+    data: DataFlags,
+    method: MethodFlags,
+    step: StepFlags,
+    lr: Annotated[float, typer.Option(help="Peak learning rate; some 2e-5 suits --method full.", min=0)] = 2e-4,
+    loss: Annotated[
+        Literal["assistant", "all"], typer.Option(help="Tokens that count: the assistant's, or all.")
+    ] = "assistant",
+    track: TrackFlags,
+) -> None:
+    """Fine-tune a model on conversations, or on prompts with completions."""
+    _run("sft", data, method, step, track, lr=lr, counted=loss)
+
+
+@with_records
+def dpo(
+    *,
+    recipe: Recipe = None,
+    data: DataFlags,
+    method: MethodFlags,
+    step: StepFlags,
+    lr: Annotated[float, typer.Option(help="Peak learning rate; some 1e-6 suits --method full.", min=0)] = 5e-5,
+    beta: Annotated[float, typer.Option(help="Larger ones keep the model closer to what it was.")] = 0.1,
+    track: TrackFlags,
+) -> None:
+    """Train a model on pairs of better and worse answers (DPO)."""
+    _run("dpo", data, method, step, track, lr=lr, beta=beta)
+
+
+def _run(kind: str, data: DataFlags, method: MethodFlags, step: StepFlags, track: TrackFlags, **own: Any) -> None:
+    where, folder = device_of(step.device), resolve_model(data.model)
+    modules = imported("fine_tune", "lora", "recipe")
+    targets = method.targets.strip()
+    ends = tuple(each.strip() for each in targets.split(",") if each.strip())
+    lora = modules["lora"].LoraConfig(
+        rank=method.rank,
+        alpha=method.alpha,
+        targets=targets if targets == "all-linear" else ends,
+        rooted=method.rslora,
+    )
+    fast = "bfloat16" if where.type == "cuda" else "float32"
+    config = modules["fine_tune"].FineTuneConfig(
+        kind=kind,
+        model=folder,
+        base=data.model,
+        data=data.data,
+        held_out=data.held_out,
+        out=data.out,
+        lora=lora if method.method == "lora" else None,
+        **{**asdict(step), "device": where, "dtype": fast if step.dtype == "auto" else step.dtype},
+        **own,
+        command=f"ridgeline train {kind} --model {data.model} --data {data.data.name} --method {method.method}"
+        f" --pack-tokens {step.pack_tokens} --packs {step.packs} --lr {own['lr']:g} --seed {step.seed}"
+        + (f" --steps {step.steps}" if step.steps else f" --epochs {step.epochs:g}"),
+        commit=modules["recipe"].git_commit(),
+    )
+    parameters = asdict(data), asdict(method), asdict(step), own
+    with tracked(track, f"train {kind}", *parameters) as tracker:
+        modules["fine_tune"].run(replace(config, tracker=tracker), Console())

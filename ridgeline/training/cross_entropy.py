@@ -1,0 +1,73 @@
+"""Cross-entropy behind the output layer, forward and backward at once, in parts of the tokens.
+
+The logits of a part exist only while its gradients are made, so [N, V] never does, and nothing is computed twice. The
+gradients of the hidden states and of the output matrix are kept instead; the backward pass multiplies them by the
+gradient of the sum. (Liger Kernel, Hsu et al., arXiv 2410.10989, has the idea.)
+
+Legend:
+    N  positions that are scored
+    C  positions of a part
+    M  model width
+    V  vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+Scores = Callable[[Tensor], Tensor]  # [C, M] → [C, V]
+
+
+def cross_entropy_sum(
+    x_NM: Tensor, targets_N: Tensor, scores: Scores, parameters: Sequence[nn.Parameter], chunk: int
+) -> Tensor:
+    """Return the sum of the negative log-likelihoods of the targets, in nats.
+
+    x_NM: the hidden states behind the final norm.
+    scores: returns the logits of some of them.
+    parameters: those of `scores` that are trained.
+    chunk: the number of positions whose logits exist at once.
+    """
+    if torch.is_grad_enabled():
+        total: Tensor = _Parts.apply(scores, chunk, targets_N, x_NM, *parameters)
+        return total
+    sums = [_nats(scores, x, target) for x, target in zip(x_NM.split(chunk), targets_N.split(chunk), strict=True)]
+    return torch.stack(sums).sum()
+
+
+def _nats(scores: Scores, x_CM: Tensor, targets_C: Tensor) -> Tensor:
+    logits_CV = scores(x_CM)
+    if logits_CV.dtype in (torch.bfloat16, torch.float16):
+        logits_CV = logits_CV.float()
+    return F.cross_entropy(logits_CV, targets_C, reduction="sum")
+
+
+class _Parts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Scores, chunk: int, targets_N: Tensor, x_NM: Tensor, *parameters: nn.Parameter
+    ) -> Tensor:
+        grads = [torch.zeros_like(each) for each in parameters]
+        of_x, sums = [], []
+        for x_CM, targets_C in zip(x_NM.split(chunk), targets_N.split(chunk), strict=True):
+            with torch.enable_grad():
+                own_CM = x_CM.detach().requires_grad_()
+                nats = _nats(scores, own_CM, targets_C)
+            grad_CM, *others = torch.autograd.grad(nats, [own_CM, *parameters])
+            of_x.append(grad_CM)
+            sums.append(nats.detach())
+            for grad, other in zip(grads, others, strict=True):
+                grad += other
+        ctx.save_for_backward(torch.cat(of_x), *grads)
+        return torch.stack(sums).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, *(grad * each for each in ctx.saved_tensors)

@@ -1,0 +1,181 @@
+"""LoRA that is trained (Hu et al., arXiv 2106.09685), on the engine's own decoder, and written as PEFT writes it.
+
+The places of modules are those of adapters that are served (`weights.adapters.places`): what is trained here is what
+`ridgeline serve --enable-lora` loads.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+    R  the adapter's rank
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
+from ridgeline.kernels.gemm.plain.rounded import Rounded
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.linear import Linear
+from ridgeline.models.config import ModelConfig
+from ridgeline.quantization.multiplied import MultipliedWeight
+from ridgeline.quantization.weight import Weight
+from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig
+from ridgeline.weights.adapters.matching import meant_modules
+from ridgeline.weights.adapters.places import ModulePlace, adaptable
+from ridgeline.weights.adapters.reader import read_adapter
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """The sizes of an adapter.
+
+    targets: the ends of modules' names, or "all-linear". rooted: the scale is alpha / sqrt(rank) (rsLoRA).
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] | str = ALL_LINEAR
+    rooted: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= MOST_RANK:
+            raise InvalidConfig(f"the rank of an adapter is 1 to {MOST_RANK}, got {self.rank}.")
+        if not 0 < self.alpha < math.inf:
+            raise InvalidConfig(f"alpha must be a number above 0, got {self.alpha:g}.")
+
+
+class ThinMap(nn.Module):
+    """The two matrices of one module. up_OR has rows in the order of our map; it begins as zeros."""
+
+    def __init__(self, place: ModulePlace, rank: int, device: torch.device, generator: torch.Generator) -> None:
+        super().__init__()
+        self.place = place
+        bound = 1 / math.sqrt(place.map.inputs)  # PEFT's initial numbers: Kaiming's, uniform, with a = sqrt(5)
+        drawn_RI = (2 * torch.rand(rank, place.map.inputs, generator=generator) - 1) * bound
+        self.down_RI = nn.Parameter(drawn_RI.to(device))
+        self.up_OR = nn.Parameter(torch.zeros(place.outputs, rank, device=device))
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        """Return the product with both matrices, without the scale: [T, O]."""
+        return nn.functional.linear(nn.functional.linear(x_TI, self.down_RI), self.up_OR)
+
+
+@dataclass(frozen=True)
+class LearntWeight(Weight):
+    """A frozen weight, and the matrices of an adapter that is trained. thin: by the first of the outputs that they
+    change."""
+
+    ops: Ops
+    inner: Weight
+    thin: Mapping[int, ThinMap]
+    scale: float
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes
+
+    @property
+    def stored(self) -> Tensor:
+        return self.inner.stored
+
+    def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
+        assert isinstance(x_TI, Tensor)  # there is no buffer
+        y_TO, done, parts = self.inner.linear(x_TI, bias_O), 0, list[Tensor]()
+        for first, thin in sorted(self.thin.items()):
+            end = first + thin.place.outputs
+            parts += [y_TO[:, done:first], y_TO[:, first:end] + (self.scale * thin(x_TI)).to(y_TO.dtype)]
+            done = end
+        return torch.cat([*parts, y_TO[:, done:]], -1)
+
+
+class Lora(nn.Module):
+    """The matrices of an adapter, by the names of the checkpoint's modules with "/" for "."; they are in the decoder's
+    linear maps from now on. All else of the decoder is frozen. Raise InvalidConfig for targets that no module has."""
+
+    def __init__(self, decoder: Decoder, model: ModelConfig, config: LoraConfig, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        self.places = adaptable(model.spec, model.weights)
+        modules = _meant(config, self.places)
+        device, generator = next(decoder.parameters()).device, torch.Generator().manual_seed(seed)
+        decoder.requires_grad_(False)
+        self.maps = nn.ModuleDict()
+        by_map: dict[str, dict[int, ThinMap]] = {}
+        for module in modules:
+            place = self.places[module]
+            thin = ThinMap(place, config.rank, device, generator)
+            self.maps[module.replace(".", "/")] = thin
+            by_map.setdefault(place.map.name, {})[place.first] = thin
+        scale = _peft(config).scale(config.rank, config.alpha)
+        for name, parts in by_map.items():
+            linear = decoder.get_submodule(name)
+            assert isinstance(linear, Linear)
+            inner = linear.matrix.inner if isinstance(linear.matrix, MultipliedWeight) else linear.matrix
+            linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale))
+
+    def export(self, folder: Path, base: str) -> None:
+        """Write PEFT's two files, in float32, and read them as a server does. base: the model's name or folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors, modules = {}, []
+        for name, thin in self.maps.items():
+            assert isinstance(thin, ThinMap)
+            module = name.replace("/", ".")
+            up_OR = replace(thin.place, factor_O=None).in_their_order(thin.up_OR.detach().cpu())
+            before = f"base_model.model.{module}"
+            tensors[f"{before}.lora_A.weight"] = thin.down_RI.detach().cpu().contiguous()
+            tensors[f"{before}.lora_B.weight"] = up_OR.contiguous()
+            modules.append(module)
+        save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+        (folder / TENSORS).chmod(0o644)  # safetensors makes the file private
+        transposed = any(self.places[module].source.transpose for module in modules)
+        targets = {module.rpartition(".")[2] for module in modules}
+        if not isinstance(self.config.targets, str):
+            targets = set(self.config.targets)
+        entries = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": self.config.rank,
+            "lora_alpha": self.config.alpha,
+            "use_rslora": self.config.rooted,
+            "target_modules": sorted(targets),
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": transposed,
+            "inference_mode": True,
+        }
+        (folder / CONFIG).write_text(json.dumps(entries, indent=2) + "\n")
+        read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32)
+
+
+def _peft(config: LoraConfig) -> AdapterConfig:
+    return AdapterConfig(
+        rank=config.rank, alpha=config.alpha, targets=config.targets, ranks={}, alphas={}, rooted=config.rooted
+    )
+
+
+def _meant(config: LoraConfig, places: Mapping[str, ModulePlace]) -> Sequence[str]:
+    """Return the modules that are to be adapted, in the order of the model."""
+    modules = list(meant_modules(_peft(config), list(places), Path()))
+    targets = (config.targets,) if isinstance(config.targets, str) else config.targets
+    lost = [
+        each
+        for each in targets
+        if each != ALL_LINEAR and not any(f".{module}".endswith(f".{each}") for module in modules)
+    ]
+    if lost or not modules:
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in places}))
+        raise InvalidConfig(f"no linear layer of this model is called {lost[0] if lost else targets}; it has {known}.")
+    return modules

@@ -1,0 +1,130 @@
+"""The loss of packed examples, which fine-tuning minimizes, on the engine's own decoder.
+
+Legend:
+    T  tokens of all examples of a pack
+    N  tokens that count in the loss
+    D  examples of a pack
+    M  model width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.specs.model import ABSENT, ModelSpec, lender_of
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.dense import packed_states
+from ridgeline.training.conversations import Example
+from ridgeline.training.cross_entropy import cross_entropy_sum
+
+
+class Objective(Protocol):
+    """A loss that is a sum over the examples of a pack, divided by the weight of a whole step."""
+
+    def weight(self, pack: Sequence[int]) -> int:
+        """Return the weight of a pack: its counted tokens, or its pairs."""
+
+    def tokens(self, pack: Sequence[int]) -> int:
+        """Return the number of tokens that a pack runs."""
+
+    def sum(self, pack: Sequence[int]) -> Tensor:
+        """Return the sum of the losses of a pack, differentiable."""
+
+
+def check_tunable(spec: ModelSpec) -> None:
+    """Raise InvalidConfig for a model that is not fine-tuned here."""
+    odd = next((layer for layer in spec.layers if layer.mixer is ABSENT and layer.feed_forward is ABSENT), None)
+    borrows = any(lender_of(layer.mixer) is not None for layer in spec.layers)
+    indexed = any(getattr(layer.mixer, "indexer", None) is not None for layer in spec.layers)
+    if not spec.scores or spec.encoder is not None or odd or borrows or indexed:
+        raise InvalidConfig(
+            "models that pool, have an encoder, an indexer or layers with the keys of others are not fine-tuned here."
+        )
+
+
+def recompute(decoder: Decoder) -> None:
+    """Let every layer keep its input alone, and run again in the backward pass (Chen et al., arXiv 1604.06174)."""
+    for layer in decoder.layers:
+        again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = again
+
+
+class PackRunner:
+    """A decoder that runs examples one behind the other, none of which sees another."""
+
+    def __init__(self, decoder: Decoder, *, autocast: torch.dtype | None, chunk: int) -> None:
+        self.decoder, self.autocast, self.chunk = decoder, autocast, chunk
+        self.device = next(decoder.parameters()).device
+
+    def normed(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, list[int]]:
+        """Return the output of the final norm in front of every counted token [N, M], these tokens [N], and how many of
+        them each example has."""
+        lengths = [len(each.tokens) - 1 for each in examples]  # the last token is a target alone
+        inputs = [token for each in examples for token in each.tokens[:-1]]
+        targets = [token for each in examples for token in each.tokens[1:]]
+        counted_T = torch.tensor([flag for each in examples for flag in each.counted[1:]])
+        at_N = counted_T.nonzero().flatten().to(self.device)
+        positions_T = torch.cat([torch.arange(length) for length in lengths]).to(self.device)
+        tokens_T = torch.tensor(inputs, device=self.device)
+        states: Any = packed_states(self.decoder.spec, lengths, self.decoder.dtype, self.device)
+        hidden = self.decoder(tokens_T, positions_T, states)
+        targets_N = torch.tensor(targets, device=self.device)[at_N]
+        return self.decoder.normed(hidden.at(at_N)), targets_N, [sum(each.counted) for each in examples]
+
+    def context(self) -> torch.autocast:
+        """Return the context in which products run."""
+        return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
+
+    def nats(self, examples: Sequence[Example]) -> Tensor:
+        """Return the sum of the negative log-likelihoods of all counted tokens."""
+        with self.context():
+            x_NM, targets_N, _ = self.normed(examples)
+            return cross_entropy_sum(x_NM, targets_N, self.decoder.scored, self._head(), self.chunk)
+
+    def logprobs(self, examples: Sequence[Example]) -> Tensor:
+        """Return the log-probability of the counted tokens of each example: [D], float32 or wider. Logits are made a
+        part of the tokens at a time, and again in the backward pass."""
+        with self.context():
+            x_NM, targets_N, counts = self.normed(examples)
+            parts = zip(x_NM.split(self.chunk), targets_N.split(self.chunk), strict=True)
+            found_N = torch.cat([checkpoint(self._of_targets, *part, use_reentrant=False) for part in parts])
+        return torch.stack([each.sum() for each in found_N.split(counts)])
+
+    def _of_targets(self, x_CM: Tensor, targets_C: Tensor) -> Tensor:
+        logits_CV = self.decoder.scored(x_CM)
+        logits_CV = logits_CV.float() if logits_CV.itemsize < 4 else logits_CV
+        return logits_CV.log_softmax(-1).gather(1, targets_C[:, None])[:, 0]
+
+    def _head(self) -> list[nn.Parameter]:
+        return [each for each in self.decoder.unembed.parameters() if each.requires_grad]
+
+
+class NextTokens:
+    """The nats of all counted tokens."""
+
+    def __init__(self, runs: PackRunner, examples: Sequence[Example]) -> None:
+        self.runs, self.examples = runs, examples
+        self._counted = [sum(each.counted) for each in examples]
+
+    def weight(self, pack: Sequence[int]) -> int:
+        return sum(self._counted[index] for index in pack)
+
+    def tokens(self, pack: Sequence[int]) -> int:
+        return sum(len(self.examples[index].tokens) for index in pack)
+
+    def sum(self, pack: Sequence[int]) -> Tensor:
+        return self.runs.nats([self.examples[index] for index in pack])
+
+
+@torch.no_grad()
+def mean_nats(runs: PackRunner, examples: Sequence[Example]) -> float:
+    """Return the mean loss of examples, in nats per counted token."""
+    total = sum(float(runs.nats([each])) for each in examples)
+    return total / sum(sum(each.counted) for each in examples)

@@ -1,0 +1,171 @@
+"""The loop of fine-tuning: packs are run one after the other, their gradients are added up, AdamW steps.
+
+A step's loss is the sum over its packs divided by the weight of all of them, so it does not depend on how examples were
+packed. A run that was ended goes on from its checkpoint, on a CPU with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from safetensors import SafetensorError
+from torch import nn
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.tracking import UNTRACKED, Tracker
+from ridgeline.training.checkpoint import load_checkpoint, save_checkpoint
+from ridgeline.training.loss_scale import gradient_norm
+from ridgeline.training.optimizer import adamw, learning_rate
+from ridgeline.training.packs import Packs
+from ridgeline.training.progress import TrainingLog
+from ridgeline.training.tuned import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningConfig:
+    """The settings of a run.
+
+    steps: of the optimizer. lr: the peak learning rate. warmup: the share of the run during which it rises.
+    clip: the largest gradient norm. checkpoint_every: in steps (0: none but the last).
+    """
+
+    steps: int
+    lr: float
+    warmup: float = 0.05
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float = 1.0
+    log_every: int = 1
+    checkpoint_every: int = 50
+
+
+class Tuner:
+    """A tuner that trains the parameters of `learnt` and continues from `folder`/checkpoint if there is one. It writes
+    `folder`/log.jsonl: step, tokens, seconds, loss (mean since the last row), lr, grad_norm, tokens_per_s, mfu.
+
+    identity: what a run must share with the one that it continues. Raise InvalidConfig if the checkpoint there is of
+    another run.
+    """
+
+    def __init__(
+        self,
+        learnt: nn.Module,
+        objective: Objective,
+        packs: Packs,
+        config: TuningConfig,
+        folder: Path,
+        *,
+        identity: Mapping[str, Any],
+        console: Console,
+        tracker: Tracker = UNTRACKED,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.learnt, self.objective, self.packs, self.config, self.folder = learnt, objective, packs, config, folder
+        self.console, self.tracker = console, tracker
+        self.parameters = [each for each in learnt.parameters() if each.requires_grad]
+        device = self.parameters[0].device
+        self.optimizer = adamw(
+            learnt, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=device
+        )
+        # The learning rate may change where numbers overflowed before, and how often a run is saved changes nothing
+        settings = {k: v for k, v in asdict(config).items() if k not in ("lr", "log_every", "checkpoint_every")}
+        self.identity = {**identity, **settings, "betas": list(config.betas)}
+        self.step, self.tokens, self.elapsed = 0, 0, 0.0
+        self._resume()
+
+    def run(self) -> None:
+        """Train until the steps are done. Raise InvalidConfig if numbers are not finite, or if there is no room for a
+        checkpoint; the last one then stays."""
+        log = TrainingLog(self.folder / "log.jsonl", self.console, self.folder.name, self.step, self.tracker)
+        with log:
+            before, started = self.elapsed, time.monotonic()
+            since, of_rows, losses = started, self.tokens, list[float]()
+            while self.step < self.config.steps:
+                loss, norm = self.update()
+                losses.append(loss)
+                self.elapsed = before + time.monotonic() - started
+                if self.step % self.config.log_every == 0 or self.step == self.config.steps:
+                    now = time.monotonic()
+                    row = {
+                        "step": self.step,
+                        "tokens": self.tokens,
+                        "seconds": round(self.elapsed, 3),
+                        "loss": sum(losses) / len(losses),
+                        "lr": self.optimizer.param_groups[0]["lr"],
+                        "grad_norm": norm,
+                        "tokens_per_s": (self.tokens - of_rows) / max(now - since, 1e-9),
+                        "mfu": None,
+                    }
+                    log.write(row, self.step / self.config.steps)
+                    since, of_rows, losses = now, self.tokens, []
+                if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
+                    self.save()
+        self.save()
+
+    def update(self) -> tuple[float, float]:
+        """Make one step. Return its loss, and the norm of its gradients before clipping."""
+        rate = learning_rate(self.step / self.config.steps, peak=self.config.lr, warmup=self.config.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        packs = self.packs.of_step(self.step)
+        loss = self.backward(packs)
+        norm = gradient_norm(self.parameters)
+        if not (math.isfinite(loss) and bool(norm.isfinite())):
+            self.optimizer.zero_grad()
+            self.save()
+            raise InvalidConfig(
+                f"step {self.step + 1} has loss {loss:g} and a gradient of norm {float(norm):g}; run the same command "
+                f"with a smaller --lr: it goes on behind step {self.step}."
+            )
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.tokens += sum(self.objective.tokens(pack) for pack in packs)
+        return loss, float(norm)
+
+    def backward(self, packs: list[list[int]]) -> float:
+        """Add the gradients of the mean loss of some packs to the parameters', and return that loss."""
+        weight, total = sum(self.objective.weight(pack) for pack in packs), 0.0
+        for pack in packs:
+            part = self.objective.sum(pack) / weight
+            part.backward()
+            total += float(part.detach())
+        if self.step == 0 and (still := [name for name, p in self.learnt.named_parameters() if _unmoved(p)]):
+            raise InvalidConfig(f"{still[0].replace('/', '.')} has no gradient in this model; leave it out.")
+        return total
+
+    def save(self) -> None:
+        """Write a checkpoint from which training continues exactly. Raise InvalidConfig if there is no room."""
+        if self.step == 0:
+            return  # there is nothing to lose
+        state = {"step": self.step, "tokens": self.tokens, "elapsed": self.elapsed, "run": self.identity}
+        try:
+            save_checkpoint(self.folder / "checkpoint", self.learnt, self.optimizer, state)
+        except (OSError, SafetensorError) as error:
+            raise InvalidConfig(
+                f"the checkpoint of step {self.step} cannot be written to {self.folder} ({error}); the one before it "
+                "is kept: make room and run the same command again."
+            ) from error
+
+    def _resume(self) -> None:
+        state = load_checkpoint(self.folder / "checkpoint", self.learnt, self.optimizer)
+        if state is None:
+            return
+        if different := sorted(k for k, v in self.identity.items() if state["run"].get(k) != v):
+            raise InvalidConfig(
+                f"{self.folder / 'checkpoint'} belongs to a run with other {', '.join(different)}; give the same "
+                "settings, or another --out."
+            )
+        self.step, self.tokens, self.elapsed = state["step"], state["tokens"], state["elapsed"]
+
+
+def _unmoved(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad and parameter.grad is None

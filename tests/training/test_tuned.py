@@ -1,0 +1,258 @@
+"""Gradients of fine-tuning are those of others' float64, however examples are packed, added up or recomputed.
+
+Float32 on sums of some hundred products: 1e-4 of the largest gradient is some hundred roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ridgeline import LLM, LoRARequest, SamplingParams
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.layers.decoder import Decoder
+from ridgeline.models.config import ModelConfig
+from ridgeline.training.conversations import AnswerPair, Example
+from ridgeline.training.cross_entropy import cross_entropy_sum
+from ridgeline.training.lora import Lora, LoraConfig, ThinMap
+from ridgeline.training.objective import training_decoder
+from ridgeline.training.preferences import Preferences, dpo_losses, with_reference
+from ridgeline.training.tuned import NextTokens, PackRunner, recompute
+from ridgeline.weights.loader import export_checkpoint, load_weights, read_model_config
+
+pytest.importorskip("peft")
+
+from peft import PeftModel
+
+from tests import tiny_models
+
+TinyModel = Callable[[str], Path]
+CPU = torch.device("cpu")
+TOLERANCE = 1e-4
+# Fused projections, windows and caps, Conv1D, multipliers and states
+FAMILIES: dict[str, Any] = {
+    "llama": "all-linear",
+    "gemma2": ("q_proj", "down_proj"),
+    "gpt2": "all-linear",
+    "falcon_h1": ("k_proj", "in_proj", "gate_proj"),
+}
+
+
+def examples(count: int = 5, seed: int = 0) -> list[Example]:
+    """Examples of unlike lengths, some longer than a window, in each of which some tokens count."""
+    draw = Random(seed)
+    found = []
+    for line in range(count):
+        tokens = tuple(draw.randrange(3, 300) for _ in range(draw.randrange(2, 30)))
+        counted = (False, *(draw.random() < 0.6 for _ in tokens[2:]), True)
+        found.append(Example(tokens, counted, line))
+    return found
+
+
+def opened(folder: Path) -> tuple[Decoder, ModelConfig]:
+    model = read_model_config(folder)
+    decoder = training_decoder(model.spec, torch.float32, CPU)
+    load_weights(decoder, folder, model.weights)
+    return decoder, model
+
+
+def runs_of(decoder: Decoder, chunk: int = 7) -> PackRunner:
+    return PackRunner(decoder, autocast=None, chunk=chunk)
+
+
+def adapted(folder: Path, targets: Any) -> tuple[Decoder, Lora]:
+    """Return a decoder with an adapter that is no longer at its beginning."""
+    decoder, model = opened(folder)
+    lora = Lora(decoder, model, LoraConfig(rank=3, alpha=5, targets=targets), seed=0)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in lora.named_parameters():
+            if "up_OR" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+    return decoder, lora
+
+
+def their_nats(network: Any, given: list[Example]) -> Tensor:
+    """Return the nats of examples, each alone."""
+    total = torch.zeros((), dtype=torch.float64)
+    for each in given:
+        logits = network(torch.tensor([each.tokens])).logits[0, :-1]
+        flags = torch.tensor(each.counted[1:])
+        total = total + F.cross_entropy(logits[flags], torch.tensor(each.tokens[1:])[flags], reduction="sum")
+    return total
+
+
+def close(found: Tensor, wanted: Tensor, name: str) -> None:
+    error = (found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)
+    assert error < TOLERANCE, f"{name}: {error:.1e}"
+
+
+def test_cross_entropy_in_parts_has_torchs_gradients() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((23, 8), (40, 8)))
+    targets = torch.randint(40, (23,), generator=draw)
+    found = []
+    for parts in (True, False):
+        own, matrix = x.clone().requires_grad_(), torch.nn.Parameter(weight.clone())
+
+        def scores(part: Tensor, matrix: Tensor = matrix) -> Tensor:
+            return 3 * torch.tanh(part @ matrix.T / 3)
+
+        if parts:
+            loss = cross_entropy_sum(own, targets, scores, [matrix], chunk=5)
+        else:
+            loss = F.cross_entropy(scores(own), targets, reduction="sum")
+        (loss / 7).backward()
+        found.append((loss.detach(), own.grad, matrix.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_gradients_are_those_of_peft_with_each_example_alone(
+    family: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    decoder, lora = adapted(tiny_model(family), FAMILIES[family])
+    lora.export(tmp_path, "base")
+    theirs = PeftModel.from_pretrained(tiny_models.build(family).double(), tmp_path, is_trainable=True).double()
+    their_loss = their_nats(theirs, examples())
+    their_loss.backward()
+    loss = runs_of(decoder).nats(examples())
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(their_loss.detach()), rel=1e-5)
+    gradients = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.requires_grad}
+    assert len(gradients) == 2 * len(lora.maps)
+    for name, thin in lora.maps.items():
+        assert isinstance(thin, ThinMap)
+        assert thin.down_RI.grad is not None
+        assert thin.up_OR.grad is not None
+        module = f"base_model.model.{name.replace('/', '.')}"
+        close(thin.down_RI.grad, gradients[f"{module}.lora_A.weight"], name)
+        ours_OR = thin.place.in_our_order(gradients[f"{module}.lora_B.weight"])
+        factor_O = thin.place.factor_O  # outputs are multiplied behind the adapter
+        close(thin.up_OR.grad, ours_OR if factor_O is None else ours_OR / factor_O[:, None], name)
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("mamba2", marks=pytest.mark.thorough)])
+def test_packed_gradients_of_all_weights_are_those_of_transformers(family: str, tiny_model: TinyModel) -> None:
+    decoder, model = opened(tiny_model(family))
+    runs_of(decoder).nats(examples()).backward()
+    theirs = tiny_models.build(family).double()
+    their_nats(theirs, examples()).backward()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.copy_(torch.zeros(()) if parameter.grad is None else parameter.grad)
+    wanted = dict(theirs.named_parameters())
+    for name, gradient in export_checkpoint(decoder, model.weights).items():
+        their = wanted[name].grad
+        assert their is not None
+        if name.rpartition(".")[2] != "A_log":  # we train the rate by itself
+            close(gradient, their, name)
+
+
+def gradients(lora: Lora) -> list[Tensor]:
+    found = [p.grad.clone() for p in lora.parameters() if p.grad is not None]
+    lora.zero_grad()
+    return found
+
+
+def test_packs_one_after_the_other_and_recomputed_layers_change_no_gradient(tiny_model: TinyModel) -> None:
+    decoder, lora = adapted(tiny_model("llama"), "all-linear")
+    objective = NextTokens(runs_of(decoder), examples())
+    objective.sum(range(5)).backward()
+    at_once = gradients(lora)
+    for pack in ([3], [0, 4], [1, 2]):
+        objective.sum(pack).backward()
+    for one, other in zip(gradients(lora), at_once, strict=True):
+        close(one, other, "added up")
+    recompute(decoder)
+    objective.sum(range(5)).backward()
+    assert all(torch.equal(one, other) for one, other in zip(gradients(lora), at_once, strict=True))
+
+
+def test_no_token_sees_another_example(tiny_model: TinyModel) -> None:
+    decoder, _ = adapted(tiny_model("falcon_h1"), ("in_proj",))
+    one, other, third = examples(3)
+    with torch.no_grad():
+        beside = runs_of(decoder).normed([other, one, third])[0][sum(other.counted) :][: sum(one.counted)]
+        torch.testing.assert_close(beside, runs_of(decoder).normed([one])[0], rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_has_the_logits_of_peft_and_is_served(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = tiny_model("llama")
+    decoder, lora = adapted(folder, ("q_proj", "v_proj", "down_proj"))
+    lora.export(tmp_path, str(folder))
+    theirs = PeftModel.from_pretrained(tiny_models.build("llama"), tmp_path)
+    [example] = examples(1)
+    tokens = torch.tensor(example.tokens)
+    with torch.no_grad():
+        x_NM, targets_N, _ = runs_of(decoder).normed([example._replace(counted=(False, *[True] * (len(tokens) - 1)))])
+        logprobs = decoder.scored(x_NM).log_softmax(-1)
+        wanted = theirs(tokens[None]).logits[0, :-1].log_softmax(-1)
+    torch.testing.assert_close(logprobs, wanted, rtol=0, atol=2e-4)
+    with LLM(folder, dtype="float32", device="cpu", skip_tokenizer_init=True, enable_lora=True) as llm:
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
+        prompts: Any = [{"prompt_token_ids": list(example.tokens)}]
+        [output] = llm.generate(prompts, params, lora_request=LoRARequest("a", 1, tmp_path), use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    for place, (target, reported) in enumerate(zip(targets_N.tolist(), output.prompt_logprobs[1:], strict=True)):
+        assert reported is not None
+        assert reported[target].logprob == pytest.approx(float(wanted[place, target]), abs=2e-4)
+
+
+def test_an_unknown_target_is_refused_with_those_there_are(tiny_model: TinyModel) -> None:
+    decoder, model = opened(tiny_model("llama"))
+    with pytest.raises(InvalidConfig, match=r"called query; it has down_proj, .*v_proj"):
+        Lora(decoder, model, LoraConfig(targets=("q_proj", "query")), seed=0)
+
+
+def test_dpo_has_the_losses_and_gradients_of_a_float64_reference(tiny_model: TinyModel, tmp_path: Path) -> None:
+    decoder, lora = adapted(tiny_model("llama"), "all-linear")
+    pairs = [AnswerPair(one, other) for one, other in zip(examples(3), examples(3, seed=1), strict=True)]
+    margins = with_reference(runs_of(opened(tiny_model("llama"))[0]), pairs)
+    loss = Preferences(runs_of(decoder), margins, beta=0.3).sum(range(3))
+    loss.backward()
+    lora.export(tmp_path, "base")
+    base = tiny_models.build("llama").double()
+    wanted = torch.zeros((), dtype=torch.float64)
+    theirs = PeftModel.from_pretrained(tiny_models.build("llama").double(), tmp_path, is_trainable=True).double()
+    for pair in pairs:
+        policy = their_nats(theirs, [pair.rejected]) - their_nats(theirs, [pair.chosen])
+        reference = their_nats(base, [pair.rejected]) - their_nats(base, [pair.chosen])
+        wanted = wanted - F.logsigmoid(0.3 * (policy - reference.detach()))
+    wanted.backward()
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-4)
+    by_name = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.requires_grad}
+    for name, thin in lora.maps.items():
+        gradient = by_name[f"base_model.model.{name.replace('/', '.')}.lora_A.weight"]
+        assert gradient is not None
+        close(thin.down_RI.grad, gradient, name)  # type: ignore[arg-type]
+
+
+def test_dpo_begins_at_the_logarithm_of_two() -> None:
+    zeros = torch.zeros(4, dtype=torch.float64)
+    torch.testing.assert_close(
+        dpo_losses(zeros + 3, zeros + 1, zeros + 2, 0.1), zeros + torch.tensor(2.0).double().log()
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_masks_keep_examples_apart_on_a_gpu(family: str, tiny_model: TinyModel) -> None:
+    """TF32 and the kernel's other order: 1e-3 of the largest gradient."""
+    found = []
+    for device in (CPU, torch.device("cuda")):
+        model = read_model_config(tiny_model(family))
+        decoder = training_decoder(model.spec, torch.float32, device)
+        load_weights(decoder, tiny_model(family), model.weights)
+        runs_of(decoder).nats(examples()).backward()
+        found.append([p.grad.cpu() for p in decoder.parameters() if p.grad is not None])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() < 1e-3 * one.abs().max().clamp(min=1e-3)
