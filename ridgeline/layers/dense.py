@@ -32,6 +32,9 @@ from ridgeline.layers.indexer import Index
 from ridgeline.layers.latent_attention import Latents
 
 
+WIDEST = 256  # channels of a head, in the kernel for whole sequences
+
+
 class DenseCausal:
     """The states of all layers, without memory: T is `batch` sequences of equal length, run from their beginning. It
     offers every kind's operation, so it can stand for any layer's state."""
@@ -126,17 +129,16 @@ class PackedCausal(DenseCausal):
         borders are a mask; elsewhere, and where scores are changed before the softmax, they run one by one."""
         spec = heads.spec
         changed = spec.softcap is not None or spec.alibi or spec.sinks or spec.chunk is not None
-        if qkv_TX.is_cuda and not changed:
-            return self._masked(qkv_TX, positions_T, heads)
+        if qkv_TX.is_cuda and not changed and spec.head_dim <= WIDEST:
+            return self.masked(qkv_TX, positions_T, heads)
         alone = zip(qkv_TX.split(self.lengths), positions_T.split(self.lengths), strict=True)
         whole = super().attend
         return torch.cat([whole(qkv, positions, heads) for qkv, positions in alone])
 
-    def _masked(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
-        from ridgeline.kernels.attention.triton_sdpa import (
-            KeyMasks,
-            sdpa,
-        )  # Triton, which is imported only where it runs
+    def masked(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
+        """Attend to all sequences at once, by a kernel in Triton with a mask of documents."""
+        # Triton, which is imported only where it runs
+        from ridgeline.kernels.attention.triton_sdpa import KeyMasks, sdpa
 
         spec, count_B = heads.spec, torch.tensor(self.lengths, device=qkv_TX.device)
         documents_T = torch.repeat_interleave(torch.arange(len(count_B), device=qkv_TX.device), count_B)

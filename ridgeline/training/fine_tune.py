@@ -94,7 +94,7 @@ def run(config: FineTuneConfig, console: Console) -> Report:
 
     def say(what: str) -> None:
         if what:
-            console.print(what, markup=False, highlight=False)
+            console.print(what, markup=False, highlight=False, soft_wrap=True)
 
     model = _read_config(config)
     config.out.mkdir(parents=True, exist_ok=True)
