@@ -31,7 +31,6 @@ from ridgeline.layers.heads import Heads
 from ridgeline.layers.indexer import Index
 from ridgeline.layers.latent_attention import Latents
 
-
 WIDEST = 256  # channels of a head, in the kernel for whole sequences
 
 

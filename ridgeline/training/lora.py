@@ -90,6 +90,10 @@ class LearntWeight(Weight):
     def stored(self) -> Tensor:
         return self.inner.stored
 
+    @property
+    def adapts(self) -> bool:
+        return True
+
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         assert isinstance(x_TI, Tensor)  # there is no buffer
         y_TO, done, parts = self.inner.linear(x_TI, bias_O), 0, list[Tensor]()
