@@ -169,6 +169,29 @@ def test_samples_beams_and_drafts_follow_the_adapter(tiny_model: TinyModel, tmp_
         assert best.outputs[0].cumulative_logprob == pytest.approx(total, abs=4 * TOLERANCE)
 
 
+def test_the_bytes_of_adapters_in_the_host_memory_are_bounded(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Two of three are there: what was used least lately is read again, and every request has its own adapter."""
+    adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i) for i in range(3)]
+    with rig(tiny_model("llama"), enable_lora=True) as own:
+        each = own.worker.add_adapter(1, adapters[0].folder).num_bytes
+    with rig(tiny_model("llama"), enable_lora=True, max_cpu_lora_bytes=3 * each - 1) as own:
+        facts = [own.worker.add_adapter(i, each.folder) for i, each in enumerate(adapters, 1)]
+        assert [each] * 3 == [own_facts.num_bytes for own_facts in facts]
+        reads = []
+        for turn, which in enumerate((2, 1, 2, 0, 1)):
+            own.run(UsedAdapter(which + 1, facts[which].key).of(ask(f"{turn}", words(turn), max_tokens=3)))
+            expect(own.outcomes[f"{turn}"].tokens, words(turn), adapters[which])
+            reads.append(own.worker.runner.adapters.store.reads)
+        assert reads == [3, 3, 3, 4, 5]
+
+
+def expect(found: list[int], tokens: list[int], oracle: PeftAdapter | PlainModel) -> None:
+    """Compare greedy tokens behind others."""
+    for token in found:
+        assert token == int(oracle.logprobs(tokens)[-1].argmax())
+        tokens = [*tokens, token]
+
+
 def test_a_folder_that_is_gone_ends_its_own_requests_alone(tiny_model: TinyModel, tmp_path: Path) -> None:
     """The host's memory holds two of three adapters, so that the first is read again, and then cannot be."""
     adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i) for i in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -24,8 +25,10 @@ from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.adapters.places import adaptable
+from ridgeline.weights.adapters.reader import ReadAdapter, read_adapter
+from ridgeline.weights.adapters.shares import AdapterShares
 from ridgeline.weights.loader import Progress, load_weights
-from ridgeline.worker.adapters.store import AdapterStore
+from ridgeline.worker.adapters.store import AdapterStore, HostBounds
 from ridgeline.worker.adapters.tables import AdapterTables, maps_of
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
@@ -98,10 +101,19 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     config = choices.config
     if not config.enable_lora:
         return None
-    places, rank = adaptable(choices.model.spec, choices.model.weights), config.max_lora_rank
-    pinned = choices.device.type == "cuda"
-    store = AdapterStore(places, most_rank=rank, dtype=decoder.dtype, pinned=pinned, most=config.max_cpu_loras)
-    return HeldAdapters(store, AdapterTables(decoder, maps_of(places), config.max_loras, rank))
+    model, rank, ranks = choices.model, config.max_lora_rank, decoder.tp
+    places = adaptable(model.spec, model.weights)
+    shares = AdapterShares(decoder, model.weights, places) if ranks.size > 1 else None
+
+    def read(folder: Path) -> ReadAdapter:
+        found = read_adapter(folder, places, most_rank=rank, dtype=decoder.dtype)
+        found = found if shares is None else shares.of(found)
+        return found.pinned() if choices.device.type == "cuda" else found
+
+    most_bytes = config.max_cpu_lora_bytes
+    bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // ranks.size)
+    own = places if shares is None else shares.own
+    return HeldAdapters(AdapterStore(read, bounds, ranks), AdapterTables(decoder, maps_of(own), config.max_loras, rank))
 
 
 def _decoder(choices: Choices) -> Decoder:

@@ -56,7 +56,7 @@ class OfflineAdapters:
                 )
             return used
         if not isinstance(self._worker, HoldsAdapters):
-            raise InvalidRequest("adapters run on one device yet; leave lora_request out.", param="lora_request")
+            raise InvalidRequest("adapters do not run on such ranks yet; leave lora_request out.", param="lora_request")
         try:
             facts = self._worker.add_adapter(number, Path(request.lora_path))
         except ModelLoadError as error:

@@ -15,10 +15,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ridgeline.core.errors import DeviceLost, ModelLoadError
+from ridgeline.core.plan.adapters import AdapterFacts
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.sharding import Placement
 from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
@@ -26,9 +29,18 @@ from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.rebalancing import Rebalancing
 from ridgeline.ranks.member import Member, Progress
-from ridgeline.ranks.members import Members
+from ridgeline.ranks.members import Members, error_of
 from ridgeline.ranks.merging import merged, of_parts, of_stages
-from ridgeline.ranks.messages import PlanSender, Settle, Stop, Watch, decode_as, sent_masks
+from ridgeline.ranks.messages import (
+    AddAdapter,
+    PlanSender,
+    RemoveAdapter,
+    Settle,
+    Stop,
+    Watch,
+    decode_as,
+    sent_masks,
+)
 from ridgeline.ranks.parts import Dealer, Part, given_to
 from ridgeline.ranks.rebalancer import Rebalancer
 from ridgeline.ranks.recruits import Recruits
@@ -85,6 +97,7 @@ class Group(Members):
         self._loads: list[ExpertLoad | None] = [None] * stages  # the newest of each stage
         self._listener: Callable[[ExpertLoad], None] | None = None
         self._rebalancer: Rebalancer | None = None
+        self._adapting = Lock()
         trace_dir = options.get("rank_trace_dir")
         self._waits = Waits(size, Path(trace_dir)) if trace_dir is not None else None
         try:
@@ -194,6 +207,27 @@ class Group(Members):
             self._loads = list(ranks[:: self._each])
             self._load = of_stages(self._loads)
         return self._load
+
+    def add_adapter(self, number: int, folder: Path) -> AdapterFacts:
+        """See `core.plan.adapters.HoldsAdapters`: all ranks have the adapter, or none. Any thread may call it."""
+        with self._adapting:
+            self._tell(AddAdapter(number, str(folder)))
+            self._wait_beside(lambda: all(member.adapters for member in self._members))
+            if self._lost is not None:
+                raise DeviceLost(f"the ranks do no work any more ({self._lost}); start a new process.")
+            answers = [member.adapters.popleft() for member in self._members]
+        shares = [answer.facts for answer in answers if answer.facts is not None]
+        if len({facts.key for facts in shares}) == 1 and len(shares) == len(answers):
+            return shares[0]._replace(num_bytes=sum(facts.num_bytes for facts in shares))
+        self.remove_adapter(number)
+        mistakes = [answer.mistake for answer in answers if answer.mistake is not None]
+        if mistakes:
+            raise error_of(mistakes[0], f"{folder} could not be read")
+        raise ModelLoadError(f"{folder} changed while ranks read it; load the adapter again.")
+
+    def remove_adapter(self, number: int) -> None:
+        """See `core.plan.adapters.HoldsAdapters`."""
+        self._tell(RemoveAdapter(number))
 
     @property
     def _speaker(self) -> int:

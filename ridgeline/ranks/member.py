@@ -12,6 +12,7 @@ from ridgeline.core.plan.step import StepResult
 from ridgeline.core.silence import Silence
 from ridgeline.ranks.channel import Channel
 from ridgeline.ranks.messages import (
+    AdapterRead,
     Alive,
     Answer,
     Done,
@@ -34,6 +35,7 @@ class Member:
 
     speaks: it has given a sign of life.
     results: the outcomes of plans that were not compared yet.
+    adapters: the outcomes of orders to read one.
     """
 
     def __init__(self, recruit: Recruit) -> None:
@@ -43,6 +45,7 @@ class Member:
         self.mistake: Mistake | None = None
         self.results: deque[StepResult] = deque()
         self.answers: deque[Answer] = deque()
+        self.adapters: deque[AdapterRead] = deque()
         self._recruit, self._process = recruit, recruit.process
         self.channel = Channel(recruit.socket, SEND_LIMIT)
         self._clock = Silence(self._process.pid, LOOK)
@@ -64,6 +67,8 @@ class Member:
                 self.results.append(result)
             case Answer():
                 self.answers.append(message)
+            case AdapterRead():
+                self.adapters.append(message)
             case Ready():
                 self.ready = message
             case Mistake():

@@ -10,6 +10,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from ridgeline.ranks.recruits import Recruits
 logger = logging.getLogger(__name__)
 
 START = 120.0  # seconds that the first one may take: a rank imports torch before it, maybe from a slow disk
+BESIDE = 0.01  # seconds for which a thread that waits beside the steps may hold up the one that waits for these
 AGREEMENT = 5.0  # seconds that other ranks have to fail a plan that one has failed
 
 
@@ -36,6 +38,7 @@ class Members:
         self._size, self._limit, self._silence = size, limit, silence
         self._lost: str | None = None
         self._members: list[Member] = []
+        self._listening = Lock()  # held by the thread that takes what ranks send
 
     def _start(self, options: Mapping[str, Any], recruits: Recruits | None) -> None:
         """Let the processes begin. Those that were not started yet are."""
@@ -104,7 +107,7 @@ class Members:
             self._listen(progress)
             for member in self._members:
                 if member.mistake is not None:
-                    raise _error_of(member.mistake, member.rank)
+                    raise error_of(member.mistake, f"rank {member.rank} could not begin")
         if self._lost is not None:
             raise ModelLoadError(f"the model could not be loaded on {self._size} ranks: {self._lost}.")
 
@@ -113,7 +116,9 @@ class Members:
         waited = failing = 0.0  # seconds, and those for which one rank has failed and the first has not
         laps = Laps(LOOK)
         while self._lost is None and not there():
-            self._listen()
+            with self._listening:
+                if not there():  # another thread may have heard it
+                    self._listen()
             if there():  # whenever it came: the last look may be hours ago
                 return
             elapsed = laps.since_last()
@@ -125,13 +130,26 @@ class Members:
             if failed is not None and failing > AGREEMENT:
                 self._lose(f"rank {failed.rank} alone failed: {failed.failure}")
 
-    def _listen(self, progress: Progress | None = None) -> None:
-        """Take what ranks have sent, after waiting a moment for something. Notice ranks that are gone or silent."""
+    def _wait_beside(self, there: Callable[[], bool]) -> None:
+        """Wait as `_wait_for` in another thread than the one that waits for steps, which can take any time meanwhile.
+        What takes long is no failure."""
+        while self._lost is None and not there():
+            if self._listening.acquire(timeout=BESIDE):
+                try:
+                    if not there():
+                        self._listen(wait=BESIDE)
+                finally:
+                    self._listening.release()
+            time.sleep(BESIDE / 10)  # so that the thread of the steps gets its turn
+
+    def _listen(self, progress: Progress | None = None, wait: float = LOOK) -> None:
+        """Take what ranks have sent, after waiting so many seconds for something. Notice ranks that are gone or
+        silent."""
         poll = select.poll()
         by_number = {member.channel.fileno(): member for member in self._members}
         for number in by_number:
             poll.register(number, select.POLLIN)
-        for number, _ in poll.poll(1000 * LOOK):
+        for number, _ in poll.poll(1000 * wait):
             member = by_number[number]
             try:
                 member.take_all(progress)
@@ -162,8 +180,9 @@ class Members:
             member.end(max(0.0, deadline - time.monotonic()))
 
 
-def _error_of(mistake: Mistake, rank: int) -> RidgelineError:
+def error_of(mistake: Mistake, otherwise: str) -> RidgelineError:
+    """Return the error that a rank met. otherwise: what to say in front of one that is not our own."""
     kind = getattr(errors, mistake.kind, None) if mistake.kind else None
     if isinstance(kind, type) and issubclass(kind, RidgelineError):
         return kind(mistake.sentence)
-    return ModelLoadError(f"rank {rank} could not begin: {mistake.sentence}")
+    return ModelLoadError(f"{otherwise}: {mistake.sentence}")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ridgeline.core.plan.adapters import AdapterFacts
 from ridgeline.core.plan.step import (
     Assign,
     CopyBlocks,
@@ -18,6 +19,7 @@ from ridgeline.core.plan.step import (
     Guided,
     MaskedDrafts,
     Moves,
+    PlacedAdapter,
     PrefixGroup,
     Release,
     Rows,
@@ -93,6 +95,7 @@ class SentPlan(Message, frozen=True, tag="plan"):
     after: int
     drafts: bool
     moves: Moves | None
+    adapters: tuple[PlacedAdapter, ...] = ()
 
 
 class Round(Message, frozen=True, tag="round"):
@@ -146,6 +149,19 @@ class Settle(Message, frozen=True, tag="settle"):
     plan_id: int
 
 
+class AddAdapter(Message, frozen=True, tag="add"):
+    """Read an adapter, and know it by this number. The answer is an `AdapterRead`."""
+
+    number: int
+    folder: str
+
+
+class RemoveAdapter(Message, frozen=True, tag="remove"):
+    """Forget an adapter with which no request runs."""
+
+    number: int
+
+
 class Stop(Message, frozen=True, tag="stop"):
     """Finish what was submitted, and end."""
 
@@ -185,7 +201,8 @@ class Ready(Message, frozen=True, tag="ready"):
 
 
 class Mistake(Message, frozen=True, tag="mistake"):
-    """The rank cannot begin. kind: the name of an error in `core.errors`, or "" for any other."""
+    """The rank cannot begin, or cannot read an adapter. kind: the name of an error in `core.errors`, or "" for any
+    other."""
 
     kind: str
     sentence: str
@@ -208,8 +225,17 @@ class Answer(Message, frozen=True, tag="answer"):
     error: str | None = None
 
 
-FromLeader = Begin | SentPlan | Round | SentMasks | Ask | Watch | Look | Move | Settle | Stop
-FromRank = Loading | Ready | Mistake | Alive | Done | Answer
+class AdapterRead(Message, frozen=True, tag="adapter"):
+    """The outcome of an `AddAdapter`: the facts of the rank's share of the adapter, or the reason why it has none."""
+
+    facts: AdapterFacts | None
+    mistake: Mistake | None = None
+
+
+FromLeader = (
+    Begin | SentPlan | Round | SentMasks | Ask | Watch | Look | Move | Settle | AddAdapter | RemoveAdapter | Stop
+)
+FromRank = Loading | Ready | Mistake | Alive | Done | Answer | AdapterRead
 
 
 def _plain(value: Any) -> Any:
@@ -249,7 +275,7 @@ class PlanSender:
         expected = None if plan.expected is None else dict(plan.expected)
         deltas = tuple(map(_sent_delta, plan.deltas))
         whole = plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected, plan.after, plan.drafts
-        return SentPlan(plan.id, part, rows, *whole, plan.moves)
+        return SentPlan(plan.id, part, rows, *whole, plan.moves, plan.adapters)
 
 
 class PlanReceiver:
@@ -273,6 +299,7 @@ class PlanReceiver:
             after=sent.after,
             drafts=sent.drafts,
             moves=sent.moves,
+            adapters=sent.adapters,
         )
 
 

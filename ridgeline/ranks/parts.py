@@ -106,6 +106,7 @@ class Dealer:
             deltas=() if index else plan.deltas,
             copies=() if index else plan.copies,
             moves=None if index else plan.moves,
+            adapters=() if index else plan.adapters,
             reset=plan.reset and not index,
             expected=_expected_of(plan, cut),
             after=self._after(plan, rows, first=not index),

@@ -12,9 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -24,6 +25,8 @@ from ridgeline.core.errors import DeviceLost, RidgelineError
 from ridgeline.core.plan.step import Feature, StepResult
 from ridgeline.ranks.channel import Channel, Closed
 from ridgeline.ranks.messages import (
+    AdapterRead,
+    AddAdapter,
     Alive,
     Answer,
     Ask,
@@ -37,6 +40,7 @@ from ridgeline.ranks.messages import (
     Move,
     PlanReceiver,
     Ready,
+    RemoveAdapter,
     Round,
     SentMasks,
     SentPlan,
@@ -74,10 +78,7 @@ def run(descriptor: int, assemble: Assemble) -> None:
     try:
         worker, ready = assemble(begin, progress)
     except Exception as error:
-        known = isinstance(error, RidgelineError)
-        if not known:
-            logger.exception("rank %d could not be assembled", begin.rank)
-        leader.send(Mistake(type(error).__name__ if known else "", str(error) or type(error).__name__))
+        leader.send(_mistake(error, f"rank {begin.rank} could not be assembled"))
         return
     leader.send(ready)
     Rank(worker, leader, speaks=begin.speaks).serve()
@@ -113,6 +114,7 @@ class Rank:
         self._submitted: SimpleQueue[threading.Event | None] = SimpleQueue()  # set once all of the plan was launched
         self._masked: dict[int, threading.Event] = {}
         self._watching = ExitStack()
+        self._reader = ThreadPoolExecutor(1, "adapters")  # steps go on meanwhile
 
     def serve(self) -> None:
         """Do what the leader says until it says stop."""
@@ -121,6 +123,7 @@ class Rank:
         while not isinstance(message := self._leader.receive(), Stop):
             self._take(message)
         self._submitted.put(None)
+        self._reader.shutdown()
         for launched in self._masked.values():  # their masks will not be sent any more
             launched.set()
         collector.join()
@@ -145,6 +148,10 @@ class Rank:
             case Move(mixture, takes):
                 if (moved := self._worker.move_experts(mixture, takes)) is not None:
                     moved.add_done_callback(_end_if_failed)
+            case AddAdapter(number, folder):
+                self._reader.submit(self._read_adapter, number, Path(folder))
+            case RemoveAdapter(number):
+                self._reader.submit(self._worker.remove_adapter, number)
             case Settle(plan_id):
                 self._worker.settle(plan_id)
             case Ask():
@@ -175,11 +182,27 @@ class Rank:
             logger.exception("a rank cannot go on")
             os._exit(BROKEN)
 
+    def _read_adapter(self, number: int, folder: Path) -> None:
+        try:
+            facts = self._worker.add_adapter(number, folder)
+        except Exception as error:
+            self._leader.send(AdapterRead(None, _mistake(error, f"the adapter in {folder} could not be read")))
+            return
+        self._leader.send(AdapterRead(facts))
+
     def _answer(self, method: str) -> Answer:
         try:
             return Answer(encode(getattr(self._worker, method)()))
         except DeviceLost as error:
             return Answer(b"", str(error))
+
+
+def _mistake(error: Exception, what: str) -> Mistake:
+    """Return an error as the leader is told of it. Others than our own are in the log, with `what` failed."""
+    known = isinstance(error, RidgelineError)
+    if not known:
+        logger.error("%s", what, exc_info=error)
+    return Mistake(type(error).__name__ if known else "", str(error) or type(error).__name__)
 
 
 def _end_if_failed(work: Future) -> None:

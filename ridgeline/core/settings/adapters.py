@@ -81,12 +81,15 @@ class AdapterSettings(Settings):
     max_lora_rank: the largest rank of an adapter, for which the device has memory.
     max_cpu_loras: how many adapters the host's memory holds. Others are read from their folders when they are needed.
         None: all that were loaded.
+    max_cpu_lora_bytes: how many bytes their matrices take there, on all ranks together. The adapter that was used last
+        stays even if it is larger. None: any number.
     """
 
     enable_lora: bool = False
     max_loras: Annotated[int, AtLeast(1)] = 1
     max_lora_rank: Annotated[int, AtLeast(1)] = 16
     max_cpu_loras: Annotated[int | None, AtLeast(1)] = None
+    max_cpu_lora_bytes: Annotated[int | None, AtLeast(1)] = None
 
     def check(self) -> None:
         if self.max_lora_rank > MOST_RANK:

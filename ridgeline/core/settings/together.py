@@ -33,7 +33,10 @@ APART: Mapping[tuple[str, str], str] = {
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
     (MOVING, "deterministic"): "the order of a token's sums follows from the ranks of its experts",
     (OFFLOAD, "quantization"): "it copies plain weights",
-    **{("enable_lora", axis): "adapters run on one device yet" for axis in SIZES},
+    **{
+        ("enable_lora", axis): "adapters run on one device, or on ranks of tensor_parallel_size, yet"
+        for axis in (PP, CP, DP)
+    },
     ("enable_lora", OFFLOAD): "the experts of such a model are moved step by step",
     **{("speculative_config", axis): "drafts are verified by ranks that have all tokens yet" for axis in (PP, CP, DP)},
 }
@@ -55,7 +58,10 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
     ),
     "all2all_backend": (((DP,),), "it is for ranks with tokens of their own"),
     "eplb_config": (((MOVING,),), "it says how experts move"),
-    **dict.fromkeys(("max_loras", "max_lora_rank", "max_cpu_loras"), ((("enable_lora",),), "it is for adapters")),
+    **dict.fromkeys(
+        ("max_loras", "max_lora_rank", "max_cpu_loras", "max_cpu_lora_bytes"),
+        ((("enable_lora",),), "it is for adapters"),
+    ),
     **dict.fromkeys(
         (COPIES, LOCATION, MOVING), ((("enable_expert_parallel",), (TP, DP)), "it places experts on ranks")
     ),

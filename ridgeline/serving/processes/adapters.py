@@ -82,7 +82,7 @@ class EngineAdapters:
 
     def _loaded(self, worker: object, each: ServedAdapter) -> ServedAdapter:
         if not isinstance(worker, HoldsAdapters):
-            raise InvalidConfig("adapters run on one device yet; leave lora_modules out.")
+            raise InvalidConfig("adapters do not run on such ranks yet; leave lora_modules out.")
         return self._told(each, worker.add_adapter(each.number, Path(each.folder)))
 
     def _told(self, each: ServedAdapter, facts: AdapterFacts) -> ServedAdapter:
@@ -95,7 +95,7 @@ class EngineAdapters:
     def begin(self, connection: bytes, order: LoadAdapter, worker: object) -> str:
         """Begin to read an adapter, which `done` tells the end of. Return the reason why it cannot be, or nothing."""
         if not isinstance(worker, HoldsAdapters):
-            return "adapters run on one device yet."
+            return "adapters do not run on such ranks yet."
         if len(self._reading) >= MOST_READING:
             return f"{MOST_READING} adapters are being read; try again soon."
         if error := self._refusal(order):

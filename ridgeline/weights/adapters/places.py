@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
+from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.multiplied import factors
 from ridgeline.weights.loader import empty_decoder, stored_view
@@ -76,7 +77,12 @@ class ModulePlace:
 def adaptable(spec: ModelSpec, weights: WeightMap) -> dict[str, ModulePlace]:
     """Return the place of every module that adapters can change, by the module's name in the checkpoint. These are the
     linear maps of layers; experts' matrices, embeddings and heads are others."""
-    decoder, found = empty_decoder(spec), dict[str, ModulePlace]()
+    return places_in(empty_decoder(spec), weights)
+
+
+def places_in(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:
+    """Return `adaptable` of a decoder, which may be a rank's part of a model."""
+    found = dict[str, ModulePlace]()
     for parameter, sources in weights.items():
         name, _, kind = parameter.rpartition(".")
         owner = decoder.get_submodule(name) if kind == "weight" and parameter.startswith("layers.") else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from os import fstat
 from pathlib import Path
@@ -64,6 +64,11 @@ class ReadAdapter:
     @property
     def nbytes(self) -> int:
         return sum(pair.down_RI.nbytes + pair.up_OR.nbytes for pair in self.pairs)
+
+    def pinned(self) -> ReadAdapter:
+        """Return the adapter in page-locked memory, from which a GPU copies by itself."""
+        pairs = (each._replace(down_RI=each.down_RI.pin_memory(), up_OR=each.up_OR.pin_memory()) for each in self.pairs)
+        return replace(self, pairs=tuple(pairs))
 
 
 def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype) -> ReadAdapter:

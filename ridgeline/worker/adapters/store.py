@@ -4,36 +4,43 @@ there are more than that has room for, those that were used least lately are rea
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import Lock
-
-import torch
+from typing import NamedTuple
 
 from ridgeline.core.errors import ContractViolation, ModelLoadError
 from ridgeline.core.plan.adapters import AdapterFacts
-from ridgeline.weights.adapters.places import ModulePlace
-from ridgeline.weights.adapters.reader import ReadAdapter, read_adapter
+from ridgeline.parallel.axis import ALONE, Axis
+from ridgeline.weights.adapters.reader import ReadAdapter
+
+
+class HostBounds(NamedTuple):
+    """The most that the host's memory holds: so many adapters, and so many bytes of their matrices. None: any."""
+
+    adapters: int | None = None
+    num_bytes: int | None = None
+
+    def exceeded(self, held: Collection[ReadAdapter]) -> bool:
+        """Return True if these are too many. A single one never is."""
+        if len(held) < 2:
+            return False
+        many = self.adapters is not None and len(held) > self.adapters
+        return many or (self.num_bytes is not None and sum(each.nbytes for each in held) > self.num_bytes)
 
 
 class AdapterStore:
     """Adapters of one model. Threads may add and remove while the worker's thread takes.
 
-    places: of the model's modules. most: how many the host's memory holds; None: all.
+    read: returns what this process has of the adapter in a folder. Raises ModelLoadError.
+    ranks: those that divide the model. They take the same adapters in the same order, and each has its share.
     reads: of folders, so far.
     """
 
     def __init__(
-        self,
-        places: Mapping[str, ModulePlace],
-        *,
-        most_rank: int,
-        dtype: torch.dtype,
-        pinned: bool = False,
-        most: int | None = None,
+        self, read: Callable[[Path], ReadAdapter], bounds: HostBounds = HostBounds(), ranks: Axis = ALONE
     ) -> None:
-        self._places, self._most_rank, self._dtype, self._pinned, self._most = places, most_rank, dtype, pinned, most
+        self._read_folder, self._bounds, self._ranks = read, bounds, ranks
         self._folders: dict[int, tuple[Path, str]] = {}  # and the content's key
         self._held: OrderedDict[int, ReadAdapter] = OrderedDict()
         self._lock = Lock()
@@ -56,7 +63,22 @@ class AdapterStore:
 
     def take(self, number: int) -> ReadAdapter:
         """Return an adapter. Raise ContractViolation for an unknown number, and ModelLoadError if its folder has other
-        content by now."""
+        content by now. Either all ranks return or all raise, since one alone would wait for the others in the step."""
+        if self._ranks.size == 1 or self._bounds == HostBounds():
+            return self._taken(number)
+        found: ReadAdapter | Exception
+        try:
+            found = self._taken(number)
+        except Exception as error:
+            found = error
+        all_have = self._ranks.smallest(int(isinstance(found, ReadAdapter)))
+        if isinstance(found, Exception):
+            raise found
+        if not all_have:
+            raise ModelLoadError(f"another rank cannot read adapter {number} again; load the adapter again.")
+        return found
+
+    def _taken(self, number: int) -> ReadAdapter:
         with self._lock:
             if number in self._held:
                 self._held.move_to_end(number)
@@ -73,16 +95,10 @@ class AdapterStore:
 
     def _read(self, folder: Path) -> ReadAdapter:
         self.reads += 1
-        adapter = read_adapter(folder, self._places, most_rank=self._most_rank, dtype=self._dtype)
-        if not self._pinned:
-            return adapter
-        pairs = (
-            each._replace(down_RI=each.down_RI.pin_memory(), up_OR=each.up_OR.pin_memory()) for each in adapter.pairs
-        )
-        return replace(adapter, pairs=tuple(pairs))
+        return self._read_folder(folder)
 
     def _keep(self, number: int, adapter: ReadAdapter) -> None:
         self._held[number] = adapter
         self._held.move_to_end(number)
-        while self._most is not None and len(self._held) > self._most:
+        while self._bounds.exceeded(self._held.values()):
             self._held.popitem(last=False)

@@ -1,0 +1,71 @@
+"""A rank's share of adapters, where several ranks divide the matrices of a model.
+
+A map whose outputs are divided has its share of the rows of `up`, and all of `down`. A map whose inputs are divided has
+all of `up`, and its share of the columns of `down`: the sum over ranks that completes the map's products completes the
+adapter's too. The loader's rules for the map's weight say which rows and columns these are (`weights.divided`).
+
+Legend:
+    I  inputs of a module
+    O  outputs of a module
+    R  the adapter's rank there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from ridgeline.core.specs.model import Source, WeightMap
+from ridgeline.layers.decoder import Decoder
+from ridgeline.weights.adapters.places import ModulePlace, places_in
+from ridgeline.weights.adapters.reader import ReadAdapter, ThinPair
+from ridgeline.weights.divided import Place, divided, own_sources, whole_decoder
+from ridgeline.weights.loader import stored_view
+from ridgeline.weights.quantized.plan import fused_parts
+
+Parts = Sequence[int] | None
+
+
+class AdapterShares:
+    """The shares of one rank. decoder: the rank's part of the model. places: the whole model's.
+
+    own: the places in the rank's linear maps, by the names of the checkpoint's modules.
+    """
+
+    def __init__(self, decoder: Decoder, weights: WeightMap, places: Mapping[str, ModulePlace]) -> None:
+        whole, maps = whole_decoder(decoder), {place.map.name for place in places.values()}
+        linear = {name: sources for name, sources in weights.items() if name.removesuffix(".weight") in maps}
+        divisions = own_sources(linear, decoder, whole)
+        self.own = places_in(decoder, divisions)
+        self._rank, self._size = decoder.tp.rank, decoder.tp.size
+        self._parts: dict[str, tuple[Parts, Parts]] = {}  # of the rank, of the whole model
+        for name, sources in linear.items():
+            owner, all_of_it = (each.get_submodule(name.removesuffix(".weight")) for each in (decoder, whole))
+            for own, source in zip(divisions[name], sources, strict=True):
+                parts = fused_parts(owner, divisions[name], own), fused_parts(all_of_it, sources, source)
+                self._parts[source.name.removesuffix(".weight")] = parts
+
+    def of(self, adapter: ReadAdapter) -> ReadAdapter:
+        """Return the rank's share of an adapter of the whole model. Its key stays."""
+        return replace(adapter, pairs=tuple(map(self._share, adapter.pairs)))
+
+    def _share(self, pair: ThinPair) -> ThinPair:
+        place, down_RI, up_OR = pair
+        module = place.source.name.removesuffix(".weight")
+        own, (parts, whole_parts) = self.own[module], self._parts[module]
+        ours_RI = down_RI.new_empty(len(down_RI), own.map.inputs)
+        ours_OR = up_OR.new_empty(own.outputs, up_OR.shape[1])
+        self._cut(Place(ours_RI, lambda: ours_RI), Place(down_RI, lambda: down_RI))
+        self._cut(_rows(ours_OR, own.source, parts), _rows(up_OR, place.source, whole_parts))
+        return ThinPair(own, ours_RI, ours_OR)
+
+    def _cut(self, own: Place, whole: Place) -> None:
+        for tensor, read in divided([own], [whole], self._rank, self._size):
+            tensor.copy_(read())
+
+
+def _rows(up_OR: Tensor, source: Source, parts: Parts) -> Place:
+    view = stored_view(up_OR, replace(source, transpose=False))
+    return Place(view, lambda: view, parts=parts)

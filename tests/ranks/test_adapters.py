@@ -1,0 +1,90 @@
+"""Adapters on ranks that divide matrices, beside PEFT. The tolerance is that of tests/test_lora.py: sums over two ranks
+round as those of one device do, in another order."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("msgspec")
+pytest.importorskip("peft")
+
+from ridgeline import LoRARequest
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.plan.adapters import HoldsAdapters, UsedAdapter
+from tests.driving import ask, disturbed, rig
+from tests.peft_adapters import PeftAdapter, PlainModel
+from tests.test_lora import FAMILIES, PARAMS, PROMPTS, check, expect, open_llm, words
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+TinyModel = Callable[[str], Path]
+RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "kv_cache_memory": 1 << 19}
+
+# One of each way in which ranks divide outputs: q, k, v apart; fused in one tensor; head by head; pairs of rows that
+# neighbour each other; several things in one projection; shared experts beside experts that stay as they are
+THOROUGH = [family for family in FAMILIES if family not in ("llama", "phi3", "neox", "qwen3_next")]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(family, marks=pytest.mark.thorough) if family in THOROUGH else family for family in FAMILIES],
+)
+def test_logprobs_on_two_ranks_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Adapters of unlike ranks and the model itself, in one batch, in chunks, with hits of the prefix cache."""
+    adapters = [
+        PeftAdapter(family, tmp_path / "one", **FAMILIES[family]),
+        PeftAdapter(family, tmp_path / "two", seed=1, r=9, lora_alpha=5, use_rslora=True, **FAMILIES[family]),
+    ]
+    named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
+    oracles = [PlainModel(family), *adapters]
+    with open_llm(tiny_model(family), **RANKS) as llm:
+        asked = [(prompt, which) for prompt in PROMPTS for which in range(3)]
+        for _ in range(2):  # once more, from the cache
+            prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt, _ in asked]
+            outputs = llm.generate(prompts, PARAMS, lora_request=[named[which] for _, which in asked], use_tqdm=False)
+            for output, (_, which) in zip(outputs, asked, strict=True):
+                check(output, oracles[which])
+
+
+def test_waits_preemption_and_folders_that_change(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Adapters share two places and a host's memory for two of them, while requests are preempted by chance. Then one
+    changes, whose requests end alone, and both ranks go on."""
+    adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i, r=1 + 3 * i) for i in range(4)]
+    settings = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 2, "max_num_batched_tokens": 16, **RANKS}
+    with rig(tiny_model("llama"), **settings) as own:
+        assert isinstance(own.worker, HoldsAdapters)
+        for index, broken in enumerate(("adapter_model.safetensors", "adapter_config.json")):
+            shutil.copytree(adapters[0].folder, folder := tmp_path / f"broken{index}")
+            (folder / broken).unlink()
+            with pytest.raises(ModelLoadError, match=broken):
+                own.worker.add_adapter(9, folder)
+        own.add(ask("meanwhile", words(5), max_tokens=12))
+        with ThreadPoolExecutor(1) as thread:  # as servers do, while steps run
+            reading = [thread.submit(own.worker.add_adapter, i, each.folder) for i, each in enumerate(adapters, 1)]
+            own.run()
+        used = [None, *(UsedAdapter(i, each.result().key) for i, each in enumerate(reading, 1))]
+        requests = {}
+        for number in range(10):
+            request, adapter = ask(f"{number}", words(number // 5), max_tokens=6), used[number % 5]
+            requests[request.id] = request if adapter is None else adapter.of(request)
+        own.add(*requests.values())
+        disturbed(own, Random(1), gives_way=0.3, leaves=0)
+        assert not own.errors
+        oracles = [PlainModel("llama"), *adapters]
+        for number, request in enumerate(requests.values()):
+            expect(own.outcomes[request.id].tokens, list(request.prompt_token_ids), oracles[number % 5])
+        for number in (2, 3, 4):  # take the places and the memory of the first
+            own.run(used[number].of(ask(f"evict {number}", words(7), max_tokens=2)))
+        adapters[0].write_config(r=5)
+        own.add(ask("plain", words(9), max_tokens=12), used[1].of(ask("lost", words(9), max_tokens=3)))
+        own.run(used[3].of(ask("kept", words(9), max_tokens=3)))
+        assert own.outcomes["lost"].finish_reason == "error"
+        for name, which in ("plain", 0), ("kept", 3):
+            expect(own.outcomes[name].tokens, words(9), oracles[which])
