@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import ABSENT, ModelSpec, lender_of
 from ridgeline.layers.decoder import Decoder
-from ridgeline.layers.dense import packed_states
+from ridgeline.layers.dense import packed_states, recurs
 from ridgeline.training.conversations import Example
 from ridgeline.training.cross_entropy import cross_entropy_sum
 
@@ -50,8 +50,13 @@ def check_tunable(spec: ModelSpec) -> None:
 
 
 def recompute(decoder: Decoder) -> None:
-    """Let every layer keep its input alone, and run again in the backward pass (Chen et al., arXiv 1604.06174)."""
-    for layer in decoder.layers:
+    """Let every layer keep its input alone, and run again in the backward pass (Chen et al., arXiv 1604.06174).
+    Raise InvalidConfig for recurrent layers, whose second run need not keep the same tensors."""
+    if recurs(decoder.spec):
+        raise InvalidConfig(
+            "layers with a recurrent state do not run again in the backward pass; leave out --recompute."
+        )
+    for layer in dict.fromkeys(decoder.layers):  # some models run one layer at several places
         again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         layer.forward = again
 

@@ -181,6 +181,11 @@ def test_packs_one_after_the_other_and_recomputed_layers_change_no_gradient(tiny
     assert all(torch.equal(one, other) for one, other in zip(gradients(lora), at_once, strict=True))
 
 
+def test_recurrent_layers_are_not_recomputed(tiny_model: TinyModel) -> None:
+    with pytest.raises(InvalidConfig, match="leave out --recompute"):
+        recompute(opened(tiny_model("mamba2"))[0])
+
+
 def test_no_token_sees_another_example(tiny_model: TinyModel) -> None:
     decoder, _ = adapted(tiny_model("falcon_h1"), ("in_proj",))
     one, other, third = examples(3)
