@@ -17,9 +17,19 @@ class PeftAdapter:
     """An adapter of a family's tiny model. model: with the adapter. folder: as PEFT saved it."""
 
     def __init__(self, family: str, folder: Path, seed: int = 0, **options: Any) -> None:
+        self._adapt(tiny_models.build(family), folder, seed, options)
+
+    @classmethod
+    def of(cls, model: Any, folder: Path, seed: int = 0, **options: Any) -> PeftAdapter:
+        """Make one of any model of transformers."""
+        made = cls.__new__(cls)
+        made._adapt(model, folder, seed, options)
+        return made
+
+    def _adapt(self, model: Any, folder: Path, seed: int, options: dict[str, Any]) -> None:
         options = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", **options}
-        self.family, self.folder = family, folder
-        self.model: PeftModel = get_peft_model(tiny_models.build(family), LoraConfig(**options)).eval()
+        self.folder = folder
+        self.model: PeftModel = get_peft_model(model, LoraConfig(**options)).eval()
         draw = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():

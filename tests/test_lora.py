@@ -20,6 +20,7 @@ pytest.importorskip("peft")
 
 from tests.driving import ask, disturbed, rig
 from tests.peft_adapters import PeftAdapter, PlainModel
+from tests.weights.quantized_files import ROUNDED, SCHEMES, quantize
 
 TinyModel = Callable[[str], Path]
 
@@ -83,6 +84,33 @@ def test_logprobs_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path
             outputs = llm.generate(prompts, PARAMS, lora_request=[named[which] for _, which in asked], use_tqdm=False)
             for output, (_, which) in zip(outputs, asked, strict=True):
                 check(output, oracles[which])
+
+
+EXACT = ("coded_linear", "coded_norm_linear", "fp8_linear", "fp8_norm_linear")  # others round less, or otherwise
+
+
+def check_quantized(name: str, folder: Path, **options: Any) -> None:
+    """Compare an adapter on a quantized model with PEFT's on the numbers that the model stands for. Where a format
+    rounds activations, PEFT's base layers get rounded ones, and the adapter those that they are made of."""
+    scheme = SCHEMES[name]
+    model, numbers = quantize("llama", scheme, folder / "model")
+    adapted = PeftAdapter.of(numbers, folder / "adapter")
+    if scheme.rounds is not None:
+        rounded = ROUNDED[scheme.rounds]
+        for path, module in adapted.model.named_modules():
+            if path.endswith(".base_layer"):
+                module.register_forward_pre_hook(lambda _, given: (rounded(given[0]), *given[1:]))
+    with open_llm(model, kernels=dict.fromkeys(EXACT, "reference"), **options) as llm:
+        prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        request = LoRARequest("a", 1, adapted.folder)
+        for output in llm.generate(prompts, PARAMS, lora_request=request, use_tqdm=False):
+            check(output, adapted)
+
+
+@pytest.mark.parametrize("name", ["fp8 static", "fp8 blocks", "gptq order", "awq", "bnb nf4 nested", "auto-round"])
+def test_adapters_of_quantized_models_are_those_of_their_numbers(name: str, tmp_path: Path) -> None:
+    """The last one has plain numbers, codes of four bits and of eight in one fused projection."""
+    check_quantized(name, tmp_path)
 
 
 def words(seed: int, count: int = 20) -> list[int]:
