@@ -214,6 +214,10 @@ def kernels(
     track: TrackFlags,
 ) -> None:
     """Check and time every op's implementations on the cases that its tests use."""
+    if cubins is not None and not ladder:
+        raise InvalidConfig("--cubins holds the machine code of a ladder's rungs; give --ladder too, or leave it out.")
+    if cubins is not None and not cubins.is_dir():
+        raise InvalidConfig(f"--cubins must be a folder, got {str(cubins)[:80]!r}; compile the rungs to it first.")
     if ladder:
         return _ladder(ladder, op, device, out, commit, cubins)
     from ridgeline_bench.results import append

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, Regex, processors
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.text.arguments import short
 from ridgeline.text.tiktoken_tokenizer import byte_level_backend
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.formats.tiktoken_file import check_tokens
@@ -34,7 +35,7 @@ def tekken_backend(folder: Path) -> tokenizers.Tokenizer:
         special = [f"<SPECIAL_{i}>" for i in range(_count(reserved))]
         for entry in listed:
             special[_count(entry["rank"])] = str(entry["token_str"])
-        tokens = [_bytes(entry, rank) for rank, entry in enumerate(content["vocab"][: _count(size) - reserved])]
+        tokens = [_bytes(entry, rank) for rank, entry in enumerate(content["vocab"][: _count(size - reserved)])]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ModelLoadError(
             f"{path} is no tokenizer with special tokens of its own ({type(error).__name__}: {str(error)[:80]}); take "
@@ -43,13 +44,28 @@ def tekken_backend(folder: Path) -> tokenizers.Tokenizer:
     check_tokens(tokens, path)
     if len(set(special)) < len(special) or NAMED["bos_token"] not in special:
         raise ModelLoadError(f"{path} has two special tokens with one text, or no <s>; copy it again from its source.")
-    backend = byte_level_backend(tokens, str(words), special)
+    backend = byte_level_backend(tokens, _pattern(words, path), special)
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     first = NAMED["bos_token"]
     backend.post_processor = processors.TemplateProcessing(
         single=f"{first} $A", pair=f"{first} $A $B", special_tokens=[(first, special.index(first))]
     )
     return backend
+
+
+def _pattern(words: object, path: Path) -> str:
+    """Return the regular expression that cuts text. Raise ModelLoadError if it is none."""
+    shown = "it is no text"
+    if isinstance(words, str):
+        try:
+            Regex(words)
+            return words
+        except Exception as error:  # the library has no type of its own for what it cannot read
+            shown = str(error).partition("\n")[0][:80]
+    raise ModelLoadError(
+        f"{path} cuts text with {short(words)}, which is no regular expression ({shown}); copy it again from its "
+        "source."
+    )
 
 
 def _count(value: object) -> int:

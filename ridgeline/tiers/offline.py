@@ -58,7 +58,7 @@ class Inspected:
 
     def segments(self) -> Iterator[TierSegment]:
         self.foreign.clear()
-        for name in self._directory.names():
+        for name in self._directory.files():
             if not SEGMENT.fullmatch(name):
                 continue
             try:
@@ -85,7 +85,7 @@ class Inspected:
             found.expired += record.expired(now)
             found.models[record.identity.hex()[:8]] += record.length
             found.tenants[record.tenant.hex()[:8]] += record.length
-        names = self._directory.names()
+        names = self._directory.files()
         for name in filter(SEGMENT.fullmatch, names):
             with suppress(FileNotFoundError):  # its process removed it meanwhile
                 stat = os.stat(name, dir_fd=self._directory.descriptor, follow_symlinks=False)
@@ -118,7 +118,7 @@ class Inspected:
     def remove_files(self) -> int:
         """Remove the files that no running process owns, damaged ones included. Return how many these were."""
         with self._directory.locked():
-            names = self._directory.names()
+            names = self._directory.files()
             live = live_owners(self._directory, names)
             gone = [name for name in names if (found := SEGMENT.fullmatch(name)) and found[1] not in live]
             for name in gone:

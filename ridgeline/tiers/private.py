@@ -6,6 +6,7 @@ that is changed meanwhile leads nowhere else.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -74,7 +75,14 @@ class PrivateDirectory:
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Return a descriptor of a file with mode 0600. Raise NotPrivate for anything else, OSError as `os.open`."""
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self.descriptor)
+        try:
+            descriptor = os.open(
+                name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self.descriptor
+            )
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+                raise NotPrivate(f"{self.path / name} is not a private file (mode 0600) of this user") from error
+            raise
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS:
             os.close(descriptor)

@@ -103,7 +103,8 @@ def ladder(
     cubins: a folder with the rungs' machine code, for a machine without a CUDA compiler.
     only: a part of the names of the rungs that are wanted.
 
-    Raises InvalidConfig for an unknown ladder, or where the package is installed without its ladders.
+    Raises InvalidConfig for an unknown ladder, a part of no rung's name, or where the package is installed without its
+    ladders.
     """
     if name not in LADDERS:
         raise InvalidConfig(f"there is no ladder {name!r}; choose one of: {', '.join(LADDERS)}.")
@@ -112,6 +113,9 @@ def ladder(
             "the ladders are not in the wheel; clone the repository and install it with pip install -e ."
         )
     problems: Sequence[Problem] = import_module(f"ridgeline_bench.ladders.{name}").PROBLEMS
+    names = {rung: None for problem in problems for rung, *_ in problem.least()}
+    if not any(only in rung for rung in names):
+        raise InvalidConfig(f"no rung's name contains {only!r}; the {name} ladder has {', '.join(names)}.")
     if device.type == "cuda":
         return (each for problem in problems for each in _measured(name, problem, bench, cubins, only))
     return (

@@ -35,6 +35,20 @@ def test_an_unknown_ladder_is_refused_by_name() -> None:
     assert "stairs" in ran.output + str(ran.exception)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--ladder", "gemm", "--op", "none such"), "no rung's name contains 'none such'; the gemm ladder has naive"),
+        (("--ladder", "gemm", "--cubins", "/none/such"), "--cubins must be a folder, got '/none/such'"),
+        (("--cubins", "/none/such"), "give --ladder too"),
+    ],
+)
+def test_flags_that_would_mean_nothing_are_refused(flags: tuple[str, ...], words: str) -> None:
+    ran = CliRunner().invoke(app, ["bench", "kernels", *flags, "--device", "cpu"])
+    assert ran.exit_code != 0
+    assert words in ran.output + str(ran.exception)
+
+
 def test_a_rung_that_is_wrong_has_no_speed_and_shares_are_of_the_best_library() -> None:
     def time(name: str, seconds: float, *, error: str = "", peer: bool = False) -> RungTime:
         return RungTime("gemm", name, "4096³", 2 * 4096**3, 0 if peer else 150e-6, "L2", seconds, error, peer)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.settings.host_tier import SessionBounds
 from ridgeline.engine.cache.pool import PINNED, BlockPool
-from ridgeline.engine.cache.sessions import EARLY, Sessions
+from ridgeline.engine.cache.sessions import EARLY, HASHES, Sessions
 from tests.driving import Rig, ask
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import layout_of
@@ -139,6 +139,30 @@ def test_hints_are_bounded_in_number() -> None:
         now[0] += 1e-3
         run(desk, f"turn {n}", range(17), keep=3600.0, session="s")
     assert len(sessions_of(desk).due) < 100
+
+
+def test_no_client_makes_others_sessions_go_by_many_keys_of_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.engine.cache.sessions.MOST_HASHES", 64)
+    desk = Desk(pages=1025)
+    run(desk, "theirs", range(500, 517), keep=60.0, owner="they", session="s")
+    for n in range(30):
+        run(desk, f"mine {n}", range(17), keep=60.0, owner="me", session=f"key {n}")
+        assert sessions_of(desk)._pages[HASHES]["me"] <= 16
+    assert {owner: len(own) for owner, own in sessions_of(desk)._of.items()} == {"they": 1, "me": 4}
+
+
+def test_a_session_with_too_many_blocks_is_remembered_in_part_and_given_up_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ridgeline.engine.cache.sessions.MOST_HASHES", 12)
+    desk = Desk()
+    for n in range(3):
+        run(desk, f"turn {n}", range(40 * n, 40 * n + 17), keep=60.0, session=f"key {n}")
+        assert len(sessions_of(desk)) == 1
+    sessions_of(desk).forget()
+    assert not any(sessions_of(desk)._pages)
+    assert not desk.scheduler.cache.pool._awaits
+    assert not desk.scheduler.cache.pool._awaited
 
 
 # ---- what the disk alone has -----------------------------------------------------------------------------------------

@@ -194,6 +194,7 @@ def test_params_that_are_not_read_are_refused_by_name(changes: dict[str, Any], w
 
 WORDS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+CONFIG: dict[str, Any] = {"pattern": WORDS, "default_vocab_size": 310, "default_num_special_tokens": 10}
 
 
 def write_tekken(folder: Path, tokens: list[bytes], **changes: Any) -> Path:
@@ -202,7 +203,7 @@ def write_tekken(folder: Path, tokens: list[bytes], **changes: Any) -> Path:
         for rank, token in enumerate([*tokens, b"left out"])
     ]
     listed = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(SPECIAL)]
-    config = {"pattern": WORDS, "default_vocab_size": len(tokens) + 10, "default_num_special_tokens": 10}
+    config = {**CONFIG, "default_vocab_size": len(tokens) + 10}
     content = {"config": config, "vocab": vocab, "special_tokens": listed, **changes}
     (folder / "tekken.json").write_text(json.dumps(content))
     return folder
@@ -224,7 +225,12 @@ def test_ids_of_tekken_equal_tiktoken_behind_the_special_ones(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "changes",
-    [{"special_tokens": None}, {"special_tokens": [{"rank": 10, "token_str": "x"}]}, {"vocab": [7]}, {"config": {}}],
+    [
+        *({"special_tokens": None}, {"special_tokens": [{"rank": 10, "token_str": "x"}]}, {"vocab": [7]}),
+        *({"config": {}}, {"config": {**CONFIG, "pattern": "("}}, {"config": {**CONFIG, "pattern": "\ud800"}}),
+        {"config": {**CONFIG, "pattern": None}},
+        {"config": {**CONFIG, "default_vocab_size": 5}},
+    ],
 )
 def test_a_damaged_tekken_file_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"tekken\.json"):

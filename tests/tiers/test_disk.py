@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -80,7 +81,7 @@ def test_a_linked_or_open_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kv" / "key").rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").chmod(0o600)
     (tmp_path / "kv" / "key").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InvalidConfig, match="cannot be used"):
+    with pytest.raises(InvalidConfig, match="is not a private file"):
         opened(tmp_path / "kv")
 
 
@@ -108,6 +109,23 @@ def test_a_folder_with_a_files_name_is_left_alone(tmp_path: Path, name: str) -> 
         assert read(tier, 1)
         tier.close()
     assert (tmp_path / "kv" / name).is_dir()
+
+
+@pytest.mark.parametrize("name", ["0123456789abcdef.own", "0123456789abcdef-00000001.seg"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "socket"])
+def test_what_is_no_file_with_a_files_name_stops_nothing(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / "kv").mkdir(mode=0o700)
+    path = tmp_path / "kv" / name
+    if kind == "link":
+        path.symlink_to(tmp_path / "none")
+    else:
+        os.mknod(path, 0o600 | (stat.S_IFIFO if kind == "pipe" else stat.S_IFSOCK))
+    for _ in range(2):
+        tier = opened(tmp_path / "kv")
+        assert write(tier, 1)
+        tier.tick()
+        assert read(tier, 1)
+        tier.close()
 
 
 def test_nothing_of_names_or_tenants_is_in_the_files(tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ def test_counts_of_a_directory_in_use(tmp_path: Path, tier: DiskTier) -> None:
 def test_a_file_that_a_server_removes_meanwhile_is_not_counted(
     tmp_path: Path, tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = PrivateDirectory.names
+    names = PrivateDirectory.files
     gone = f"{'0' * 16}-{'0' * 8}.seg"
-    monkeypatch.setattr(PrivateDirectory, "names", lambda directory: [*names(directory), gone])
+    monkeypatch.setattr(PrivateDirectory, "files", lambda directory: [*names(directory), gone])
     told = json.loads(run("stats", tmp_path / "kv", "--json"))
     assert (told["blocks"], told["foreign"]) == (5, {})
     assert told["files"] == len(list((tmp_path / "kv").glob("*.seg")))
@@ -133,3 +133,12 @@ def test_a_server_of_another_kind_is_told_apart(answer: bytes, words: str) -> No
         with pytest.raises(InvalidConfig, match=words):
             run("--url", f"http://127.0.0.1:{listening.getsockname()[1]}")
         thread.join()
+
+
+def test_a_folder_with_a_segments_name_stops_no_purge(tmp_path: Path, tier: DiskTier) -> None:
+    folder = tmp_path / "kv" / f"{'0' * 16}-{'0' * 8}.seg"
+    folder.mkdir()
+    run("verify", tmp_path / "kv")
+    run("purge", tmp_path / "kv", "--all")
+    assert json.loads(run("stats", tmp_path / "kv", "--json"))["blocks"] == 0
+    assert folder.is_dir()

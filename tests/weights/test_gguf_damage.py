@@ -16,6 +16,7 @@ from ridgeline.weights.formats.gguf_file import GGUF, read_gguf
 from ridgeline.weights.gguf.config import DIALECTS, gguf_config
 from ridgeline.weights.gguf.names import gguf_weights
 from tests import gguf_files, gguf_near
+from tests.weights.loading import load
 from tests.weights.test_gguf import written
 
 pytest.importorskip("gguf")
@@ -57,6 +58,23 @@ def refusal(gguf: GGUF) -> str:
     except ModelLoadError as error:
         return str(error)
     return ""
+
+
+def test_a_stack_that_counts_more_matrices_than_there_can_be_is_refused_at_once(tmp_path: Path) -> None:
+    path = written("gemma3n", tmp_path)
+    data = bytearray(path.read_bytes())
+    name = text("altup_proj.weight")
+    struct.pack_into("<QQQ", data, data.index(name) + len(name) + 4, 0, 0, MANY)
+    path.write_bytes(data)
+    with pytest.raises(ModelLoadError, match=r"altup_proj"):
+        load(path)
+
+
+def test_a_share_of_zeros_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    gguf = read_gguf(written("gemma3n", tmp_path))
+    count = gguf.values["gemma3n.block_count"]
+    with pytest.raises(ModelLoadError, match="activation_sparsity_scale"):
+        gguf_config(changed(gguf, "gemma3n.activation_sparsity_scale", [float("nan")] * count))
 
 
 def test_an_architecture_that_we_do_not_know_is_named_with_those_we_do(tmp_path: Path) -> None:

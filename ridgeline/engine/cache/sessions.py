@@ -13,8 +13,9 @@ its tokens: the next turn begins with the last full block of this one's prompt.
     the time is over    The pages rank as they would without the session.
 
 *Bounds.* A client's sessions together keep `session_share` of the pages of each memory, and all clients' ALL of them.
-Beyond that the session that ended first goes: of the client that has too much, or of the one that has most. A session
-is kept for `session_ttl` seconds at most.
+Of the MOST_HASHES names of blocks that are remembered a client has a quarter at most. Beyond that the session that
+ended first goes: of the client that has too much, or of the one that has most. A session is kept for `session_ttl`
+seconds at most.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ridgeline.engine.sequence import Sequence
 ALL = 0.5  # of each memory's pages, for the sessions of all clients
 MOST_SESSIONS = 1024  # of a client
 MOST_HASHES = 1 << 18  # of all sessions, some 100 bytes each
+HASHES = 2  # their place beside the two memories
 EARLY = 0.8  # of the time between two turns
 RETRY = 0.1  # seconds after which it is tried again to read ahead
 
@@ -57,8 +59,8 @@ class SessionPlace(NamedTuple):
 class KeptSession:
     """hashes: of its full blocks. tail: the last one of its prompt. ended: when its last turn did; None: the next one
     is here. gap: seconds from the end of a turn to the next one, as it was lately; None: there was no next one.
-    expires: until then it is kept. pages: that it keeps, of each memory. ahead: the sequence that stands for it while
-    it is read."""
+    expires: until then it is kept. pages: that it keeps, of each memory, and the number of `hashes`. ahead: the
+    sequence that stands for it while it is read."""
 
     def __init__(self, place: SessionPlace, seq: Sequence, hashes: list[Hash], tail: Hash) -> None:
         self.place, self.hashes, self.tail = place, hashes, tail
@@ -66,7 +68,7 @@ class KeptSession:
         self.ended: float | None = None
         self.gap: float | None = None
         self.expires = 0.0
-        self.pages = [0, 0]
+        self.pages = [0, 0, len(hashes)]
         self.ahead: Sequence | None = None
 
     def stand_in(self, block_size: int, groups: int) -> Sequence:
@@ -105,8 +107,7 @@ class Sessions:
         self._of: dict[str, dict[KeptSession, None]] = {}  # client → its own, in that order
         self._tails: dict[tuple[str, Hash], KeptSession] = {}
         self._having: dict[Hash, KeptSession] = {}  # block → the newest session that has it
-        self._pages: list[Counter[str]] = [Counter(), Counter()]
-        self._hashes = 0
+        self._pages: list[Counter[str]] = [Counter(), Counter(), Counter()]
         self.due: list[tuple[float, int, KeptSession, float, bool]] = []
         self._count = 0
 
@@ -146,15 +147,20 @@ class Sessions:
         before = self._sessions.get(place)
         if before is None and not request.session:
             before = self._by_tail(request.owner, hashes[:full])
-        session = KeptSession(place, seq, hashes, tail)
         if before is not None:
-            session.gap = before.gap
             self._drop(before)
+        hashes = hashes[: self._make_room(place.owner, HASHES, len(hashes))]
+        if not hashes:
+            return
+        session = KeptSession(place, seq, hashes, tail)
+        session.gap = None if before is None else before.gap
         self._add(session, keep)
         columns = range(max(map(len, seq.blocks)))
         above = [(g, b[n]) for n in columns for g, b in enumerate(seq.blocks) if n < len(b) and b[n]]
         for which, blocks in enumerate((above, self._below(hashes))[: len(self.pools)]):
-            self._make_room(session, which, blocks)
+            pool = self.pools[which]
+            pages = len({pool.layout.page_of(*block) for block in blocks})
+            self._make_room(place.owner, which, pages)
             self._pin(session, which, blocks)
 
     def _below(self, hashes: list[Hash]) -> list[tuple[int, int]]:
@@ -170,15 +176,13 @@ class Sessions:
         own[session] = None
         self._tails[owner, session.tail] = session
         self._having.update(dict.fromkeys(session.hashes, session))
-        self._hashes += len(session.hashes)
+        self._pages[HASHES][owner] += len(session.hashes)
         self._remind(session, session.expires, ahead=False)
         if self.disk is not None and session.gap is not None:
             early = EARLY * session.gap - self.disk.seconds_of(len(session.hashes))
             self._remind(session, now + max(0.0, early), ahead=True)
         while len(own) > MOST_SESSIONS:
             self._drop(next(iter(own)))
-        while self._hashes > MOST_HASHES:
-            self._drop(next(iter(self._sessions.values())))
 
     def _remind(self, session: KeptSession, when: float, *, ahead: bool) -> None:
         self._count += 1
@@ -198,33 +202,41 @@ class Sessions:
         if session is not None and session.place in self._sessions:
             self._pin(session, 1, [(group, below)])  # drops no other: the device's pool may be evicting
 
-    def _make_room(self, session: KeptSession, which: int, blocks: list[tuple[int, int]]) -> None:
-        """End older sessions that take the pages of these blocks beyond the bounds."""
-        owner, counts, pool = session.place.owner, self._pages[which], self.pools[which]
-        pages = len({pool.layout.page_of(*block) for block in blocks})
-        most, everything = int(self._share * pool.num_pages), int(ALL * pool.num_pages)
-        while counts[owner] + pages > most and (other := self._oldest(owner, session, which)) is not None:
+    def _bounds(self, which: int) -> tuple[int, int]:
+        """Return the most pages of a memory, or hashes, of one client and of all."""
+        if which == HASHES:
+            return MOST_HASHES // 4, MOST_HASHES
+        pages = self.pools[which].num_pages
+        return int(self._share * pages), int(ALL * pages)
+
+    def _room(self, owner: str, which: int) -> int:
+        counts, (most, everything) = self._pages[which], self._bounds(which)
+        return max(0, min(most - counts[owner], everything - counts.total()))
+
+    def _make_room(self, owner: str, which: int, wanted: int) -> int:
+        """End older sessions that take so many more pages, or hashes, beyond the bounds. Return the room there is."""
+        counts, (most, everything) = self._pages[which], self._bounds(which)
+        while counts[owner] + wanted > most and (other := self._oldest(owner, which)) is not None:
             self._drop(other)
-        while counts.total() + pages > everything and (other := self._of_the_largest(session, which)) is not None:
+        while counts.total() + wanted > everything and (other := self._of_the_largest(owner, which)) is not None:
             self._drop(other)
+        return self._room(owner, which)
 
     def _pin(self, session: KeptSession, which: int, blocks: Iterable[tuple[int, int]]) -> None:
         """Keep as many of the blocks as the bounds allow."""
-        owner, counts, pool = session.place.owner, self._pages[which], self.pools[which]
-        most, everything = int(self._share * pool.num_pages), int(ALL * pool.num_pages)
-        room = max(0, min(most - counts[owner], everything - counts.total()))
-        count = pool.await_return((session, which), blocks, PINNED, room)
+        owner, pool = session.place.owner, self.pools[which]
+        count = pool.await_return((session, which), blocks, PINNED, self._room(owner, which))
         session.pages[which] += count
-        counts[owner] += count
+        self._pages[which][owner] += count
 
-    def _oldest(self, owner: str, but: KeptSession, which: int) -> KeptSession | None:
-        return next((each for each in self._of.get(owner, ()) if each is not but and each.pages[which]), None)
+    def _oldest(self, owner: str, which: int) -> KeptSession | None:
+        return next((each for each in self._of.get(owner, ()) if each.pages[which]), None)
 
-    def _of_the_largest(self, but: KeptSession, which: int) -> KeptSession | None:
-        """Return the oldest session of the client that keeps most, if that is more than this session's client."""
+    def _of_the_largest(self, client: str, which: int) -> KeptSession | None:
+        """Return the oldest session of the client that keeps most, if that is no less than this client."""
         counts = self._pages[which]
         owner = max(counts, key=lambda name: (counts[name], name), default="")
-        return self._oldest(owner, but, which) if counts[owner] >= counts[but.place.owner] else None
+        return self._oldest(owner, which) if counts[owner] >= counts[client] else None
 
     def _drop(self, session: KeptSession) -> None:
         """Keep a session's pages no longer."""
@@ -240,12 +252,12 @@ class Sessions:
         for node_hash in session.hashes:
             if self._having.get(node_hash) is session:
                 del self._having[node_hash]
-        self._hashes -= len(session.hashes)
         for which, pool in enumerate(self.pools):
             pool.returned((session, which))
-            self._pages[which][owner] -= session.pages[which]
-            if not self._pages[which][owner]:
-                del self._pages[which][owner]
+        for counts, pages in zip(self._pages, session.pages, strict=True):
+            counts[owner] -= pages
+            if not counts[owner]:
+                del counts[owner]
 
     # ---- time -------------------------------------------------------------------------------------------------
 

@@ -98,7 +98,8 @@ def _gemma3n(values: Values) -> dict[str, Any]:
 def _shares(values: Values) -> list[float]:
     """Return each layer's share of zeros."""
     edges = values.raw(name := "activation_sparsity_scale")
-    if not isinstance(edges, list) or len(edges) != values.layers or any(type(each) is not float for each in edges):
+    known = isinstance(edges, list) and len(edges) == values.layers
+    if not known or any(type(each) is not float or math.isnan(each) for each in edges):
         raise values.wrong(name, edges, f"it must be {values.layers} numbers, so download the file again")
     return [round(NormalDist().cdf(each), 6) if each > -math.inf else 0.0 for each in edges]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.models.gemma3n import MOST_STREAMS
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES
 from ridgeline.weights.gguf.values import Values
 from ridgeline.weights.stored import StoredTensor
@@ -53,7 +54,7 @@ def restored(values: Values, tensors: Tensors) -> Tensors:
         elif name.endswith(".attn_k_b.weight") and (beside := name.replace("k_b", "v_b")) in tensors:
             del found[name], found[beside]
             found[name.replace("k_b", "kv_b")] = _latents(tensor, tensors[beside])
-        elif name in ("altup_proj.weight", "altup_unembd_proj.weight") and len(tensor.shape) == 3:
+        elif name in ("altup_proj.weight", "altup_unembd_proj.weight") and _is_stack(tensor):
             del found[name]
             found |= {f"{name[:-6]}{stream}.weight": _slice(tensor, stream) for stream in range(tensor.shape[0])}
         elif values.architecture == "qwen3next" and (beside := name.replace("attn_qkv.", "attn_gate.")) != name:
@@ -84,6 +85,11 @@ def _curves(values: Values) -> Tensors:
 
 def _is_float(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_stack(tensor: StoredTensor) -> bool:
+    """Return True for matrices of streams. A damaged file may count more than there can be."""
+    return len(tensor.shape) == 3 and tensor.shape[0] <= MOST_STREAMS
 
 
 def _slice(stack: StoredTensor, index: int) -> StoredTensor:
