@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 
 from tests import tiny_models
 
@@ -27,14 +27,17 @@ class PeftAdapter:
         return made
 
     def _adapt(self, model: Any, folder: Path, seed: int, options: dict[str, Any]) -> None:
-        options = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", **options}
+        plain = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear"}
+        config = IA3Config(**options) if "feedforward_modules" in options else LoraConfig(**plain | options)
         self.folder = folder
-        self.model: PeftModel = get_peft_model(model, LoraConfig(**options)).eval()
+        self.model: PeftModel = get_peft_model(model, config).eval()
         draw = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 if "lora_" in name:
                     parameter.copy_(0.15 * torch.randn(parameter.shape, generator=draw))
+                elif "ia3_l" in name:
+                    parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=draw))
         self.model.save_pretrained(str(folder))
 
     @property

@@ -86,6 +86,37 @@ def test_logprobs_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path
                 check(output, oracles[which])
 
 
+# Vectors of outputs and of inputs: of fused and unfused projections, of Conv1D, and beside muP's multipliers
+FACTORS: dict[str, Any] = {
+    "llama": {"target_modules": [*ATTENTION, "up_proj", "down_proj"], "feedforward_modules": ["o_proj", "down_proj"]},
+    "phi3": {"target_modules": ["qkv_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+    "gpt2": {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]},
+    "falcon_h1": {"target_modules": ["k_proj", "in_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+}
+
+
+def check_factors(family: str, model: Path, folder: Path, **options: Any) -> None:
+    """Compare IA3, LoRA and the model itself in one batch with PEFT. Another adapter takes the place of the first."""
+    adapters = [
+        PeftAdapter(family, folder / "ia3", **FACTORS[family]),
+        PeftAdapter(family, folder / "lora", **FAMILIES[family]),
+        PeftAdapter(family, folder / "more", seed=1, **FACTORS[family]),
+    ]
+    named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
+    oracles = [PlainModel(family), *adapters]
+    with open_llm(model, enable_ia3=True, **options) as llm:
+        asked = [(prompt, which) for prompt in PROMPTS[1:3] for which in range(4)]
+        prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt, _ in asked]
+        outputs = llm.generate(prompts, PARAMS, lora_request=[named[which] for _, which in asked], use_tqdm=False)
+        for output, (_, which) in zip(outputs, asked, strict=True):
+            check(output, oracles[which])
+
+
+@pytest.mark.parametrize("family", FACTORS)
+def test_factors_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    check_factors(family, tiny_model(family), tmp_path)
+
+
 EXACT = ("coded_linear", "coded_norm_linear", "fp8_linear", "fp8_norm_linear")  # others round less, or otherwise
 
 

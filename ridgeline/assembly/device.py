@@ -106,14 +106,15 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     shares = AdapterShares(decoder, model.weights, places) if ranks.size > 1 else None
 
     def read(folder: Path) -> ReadAdapter:
-        found = read_adapter(folder, places, most_rank=rank, dtype=decoder.dtype)
+        found = read_adapter(folder, places, most_rank=rank, dtype=decoder.dtype, ia3=config.enable_ia3)
         found = found if shares is None else shares.of(found)
         return found.pinned() if choices.device.type == "cuda" else found
 
     most_bytes = config.max_cpu_lora_bytes
     bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // ranks.size)
-    own = places if shares is None else shares.own
-    return HeldAdapters(AdapterStore(read, bounds, ranks), AdapterTables(decoder, maps_of(own), config.max_loras, rank))
+    maps = maps_of(places if shares is None else shares.own)
+    tables = AdapterTables(decoder, maps, config.max_loras, rank, ia3=config.enable_ia3)
+    return HeldAdapters(AdapterStore(read, bounds, ranks), tables)
 
 
 def _decoder(choices: Choices) -> Decoder:

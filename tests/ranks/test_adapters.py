@@ -20,7 +20,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.plan.adapters import HoldsAdapters, UsedAdapter
 from tests.driving import ask, disturbed, rig
 from tests.peft_adapters import PeftAdapter, PlainModel
-from tests.test_lora import FAMILIES, PARAMS, PROMPTS, check, check_quantized, expect, open_llm, words
+from tests.test_lora import FAMILIES, PARAMS, PROMPTS, check, check_factors, check_quantized, expect, open_llm, words
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -56,6 +56,11 @@ def test_logprobs_on_two_ranks_are_those_of_peft(family: str, tiny_model: TinyMo
 @pytest.mark.parametrize("name", ["awq", pytest.param("bnb nf4", marks=pytest.mark.thorough)])
 def test_adapters_of_quantized_models_on_two_ranks(name: str, tmp_path: Path) -> None:
     check_quantized(name, tmp_path, **RANKS)
+
+
+@pytest.mark.parametrize("family", ["phi3", pytest.param("falcon_h1", marks=pytest.mark.thorough)])
+def test_factors_on_two_ranks_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    check_factors(family, tiny_model(family), tmp_path, **RANKS)
 
 
 def test_waits_preemption_and_folders_that_change(tiny_model: TinyModel, tmp_path: Path) -> None:

@@ -105,6 +105,27 @@ def test_what_a_config_asks_for_in_vain_is_refused_by_name(
     assert said in refused(adapted.folder, places)
 
 
+def test_factors_are_read_where_they_are_served(places: dict[str, ModulePlace], tmp_path: Path) -> None:
+    """Those of a fused map's inputs, of other shapes and names, and numbers that are not finite are refused."""
+    both = ["q_proj", "down_proj"]
+    folder = PeftAdapter("llama", tmp_path / "a", target_modules=both, feedforward_modules=["down_proj"]).folder
+    tensors = load_file(folder / TENSORS)
+    assert "set enable_ia3" in refused(folder, places)
+
+    def with_tensors(changes: dict[str, torch.Tensor]) -> str:
+        save_file({**tensors, **changes}, folder / TENSORS)
+        with pytest.raises(ModelLoadError) as error:
+            read_adapter(folder, places, most_rank=16, dtype=torch.float32, ia3=True)
+        return str(error.value)
+
+    [down, *_, query] = sorted(tensors, key=lambda name: "q_proj" in name)
+    assert "of shape [3, 1]" in with_tensors({query: torch.ones(3, 1)})
+    assert "which other projections get too" in with_tensors({query: torch.ones(1, tensors[query].shape[0] or 1)})
+    assert "not finite" in with_tensors({down: torch.full_like(tensors[down], torch.nan)})
+    assert "as I8" in with_tensors({down: tensors[down].to(torch.int8)})
+    assert "only ia3_l" in with_tensors({query.replace("ia3_l", "lora_A.weight"): torch.ones(4, 4)})
+
+
 def test_an_expression_has_a_time_limit(
     places: dict[str, ModulePlace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

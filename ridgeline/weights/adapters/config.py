@@ -23,6 +23,7 @@ _HARMLESS = {
     *("init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core"),
     *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 }
+_OF_IA3 = {"feedforward_modules", "init_ia3_weights"}  # the tensors' shapes say which ones multiply inputs
 _READ = {
     *("alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "peft_type", "r"),
     *("rank_pattern", "target_modules", "use_rslora"),
@@ -37,6 +38,8 @@ class AdapterConfig:
     layers: the only layers that are adapted; None: all. layer_patterns: expressions for what stands in front of a
         layer's number; none: any name.
     ranks, alphas: by an expression for the end of a module's name, where these are not `rank` and `alpha`.
+    ia3: modules have one vector each, which multiplies their inputs or their outputs (Liu et al., arXiv 2205.05638).
+        There are no ranks and scales then.
     rooted: scales are alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732) instead of alpha / rank.
     """
 
@@ -49,23 +52,29 @@ class AdapterConfig:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     rooted: bool = False
+    ia3: bool = False
 
     def scale(self, rank: int, alpha: float) -> float:
         """Return the factor of an adapted module's product."""
         return alpha / (sqrt(rank) if self.rooted else rank)
 
 
-def read_adapter_config(folder: Path, most_rank: int) -> AdapterConfig:
+def read_adapter_config(folder: Path, most_rank: int, *, ia3: bool = False) -> AdapterConfig:
     """Return the config of an adapter's folder. Raise ModelLoadError if it is missing or damaged, asks for something
-    that is not here, or for a larger rank."""
+    that is not here, or for a larger rank. ia3: adapters of that kind are served."""
     path = folder / "adapter_config.json"
     if path.exists() and (not path.is_file() or path.stat().st_size > MOST_BYTES):
         raise ModelLoadError(f"{path} is no file of at most {MOST_BYTES:,} bytes; give the one that PEFT saved.")
     found = read_json(path, required=True)
     kind = found.get("peft_type")
-    if kind != "LORA":
-        raise ModelLoadError(f"{path} has peft_type {_short(kind)}, and only LORA is served; merge it into the model.")
-    wanted = [name for name in sorted(found) if name not in _HARMLESS | _READ and _asks(name, found[name])]
+    if kind != "LORA" and not (kind == "IA3" and ia3):
+        served = "only LORA and IA3 are" if ia3 else "only LORA is"
+        also = "set enable_ia3, or " if kind == "IA3" else ""
+        raise ModelLoadError(
+            f"{path} has peft_type {_short(kind)}, and {served} served here; {also}merge it into the model by PEFT."
+        )
+    known = _HARMLESS | _READ | (_OF_IA3 if kind == "IA3" else set())
+    wanted = [name for name in sorted(found) if name not in known and _asks(name, found[name])]
     if wanted:
         raise ModelLoadError(
             f"{path} sets {_short(wanted[0])[1:-1]} to {_short(found[wanted[0]])}, which adapters have not here; "
@@ -90,6 +99,7 @@ def read_adapter_config(folder: Path, most_rank: int) -> AdapterConfig:
         ranks=ranks,
         alphas=alphas,
         rooted=rooted,
+        ia3=kind == "IA3",
     )
 
 

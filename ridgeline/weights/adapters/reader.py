@@ -12,7 +12,7 @@ Legend:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from os import fstat
@@ -36,6 +36,7 @@ MOST_HEADER = 1 << 24  # bytes: a tensor takes about 150, and a large mixture ha
 WIDEST = 8  # bytes of a number
 LONGEST = 200  # letters of a name in a sentence
 _PREFIX = "base_model.model."
+_MATRICES, _VECTOR = ("lora_A.weight", "lora_B.weight"), "ia3_l"
 _CONVERT = (
     'python -c "import torch, safetensors.torch as s; '
     "s.save_file(torch.load('adapter_model.bin', weights_only=True), 'adapter_model.safetensors')\""
@@ -50,41 +51,74 @@ class ThinPair(NamedTuple):
     up_OR: Tensor
 
 
+class Factors(NamedTuple):
+    """The vector of one module that multiplies what it gets or gives (IA3), float32. One of both is None.
+
+    input_1I: multiplies its inputs. output_O1: multiplies its outputs, in our order.
+    """
+
+    place: ModulePlace
+    input_1I: Tensor | None
+    output_O1: Tensor | None
+
+    @property
+    def vector(self) -> Tensor:
+        found = self.output_O1 if self.input_1I is None else self.input_1I
+        assert found is not None
+        return found
+
+
 @dataclass(frozen=True)
 class ReadAdapter:
     """An adapter of one model.
 
     key: names its content, which prefix hashes depend on.
-    pairs: of every module that it changes.
+    pairs: of every module that it changes by products.
+    factors: of every module that it changes by factors.
     """
 
     key: str
     pairs: tuple[ThinPair, ...]
+    factors: tuple[Factors, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        return sum(pair.down_RI.nbytes + pair.up_OR.nbytes for pair in self.pairs)
+        products = sum(pair.down_RI.nbytes + pair.up_OR.nbytes for pair in self.pairs)
+        return products + sum(each.vector.nbytes for each in self.factors)
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a module's product."""
+        return max((len(pair.down_RI) for pair in self.pairs), default=0)
 
     def pinned(self) -> ReadAdapter:
         """Return the adapter in page-locked memory, from which a GPU copies by itself."""
         pairs = (each._replace(down_RI=each.down_RI.pin_memory(), up_OR=each.up_OR.pin_memory()) for each in self.pairs)
-        return replace(self, pairs=tuple(pairs))
+        factors = (
+            Factors(place, *(None if each is None else each.pin_memory() for each in both))
+            for place, *both in self.factors
+        )
+        return replace(self, pairs=tuple(pairs), factors=tuple(factors))
 
 
-def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype) -> ReadAdapter:
-    """Return the adapter in a folder, in a dtype. places: those of the model's modules. Raise ModelLoadError, in one
-    sentence, for a folder that is damaged, means another model, or asks for what is not here."""
+def read_adapter(
+    folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype, ia3: bool = False
+) -> ReadAdapter:
+    """Return the adapter in a folder, in a dtype. places: those of the model's modules. ia3: it may be of that kind.
+    Raise ModelLoadError, in one sentence, for a folder that is damaged, means another model, or asks for what is not
+    here."""
     bytes_per_rank = sum(each.map.inputs + each.outputs for each in places.values()) * WIDEST
     try:
         if not folder.is_dir():
             raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
-        config = read_adapter_config(folder, most_rank)
+        config = read_adapter_config(folder, most_rank, ia3=ia3)
         path = _tensors_of(folder)
         content = _content(path, MOST_HEADER + most_rank * bytes_per_rank)
     except OSError as error:
         raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
     header = _header(path, content)
-    modules = _modules(header, path)
+    halves = (_VECTOR,) if config.ia3 else _MATRICES
+    modules = _modules(header, path, halves)
     known = {module: place for module in modules if (place := placed(module, places)) is not None}
     if foreign := [module for module in modules if module not in known]:
         raise ModelLoadError(
@@ -98,6 +132,8 @@ def read_adapter(folder: Path, places: Mapping[str, ModulePlace], *, most_rank: 
         raise ModelLoadError(
             f"{path} holds matrices of modules that its adapter_config.json does not mean: {_listed(odd)}."
         )
+    if config.ia3:
+        return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)))
     for module, place in known.items():
         _check_shapes(path, module, header, place, meant[module])
     return ReadAdapter(_key(config, content), tuple(_pairs(path, content, known, meant, dtype)))
@@ -148,23 +184,25 @@ def _header(path: Path, content: bytes) -> dict[str, Any]:
     return header
 
 
-def _modules(header: Mapping[str, Any], path: Path) -> list[str]:
-    """Return the modules of which a file has both matrices. Raise ModelLoadError for tensors of other kinds."""
+def _modules(header: Mapping[str, Any], path: Path, wanted: tuple[str, ...]) -> list[str]:
+    """Return the modules of which a file has all tensors. Raise ModelLoadError for tensors of other kinds."""
     halves: dict[str, set[str]] = {}
     for name in header:
-        module, _, half = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
-        if half not in ("lora_A", "lora_B") or not name.endswith(".weight"):
+        end = next((end for end in wanted if name.endswith(f".{end}")), None)
+        if end is None:
+            kinds = " and ".join(each.removesuffix(".weight") for each in wanted)
             raise ModelLoadError(
-                f"{path} holds {name[:99]}, and only lora_A and lora_B of linear layers are served; merge the adapter "
+                f"{path} holds {name[:99]}, and only {kinds} of linear layers are served; merge the adapter "
                 "into the model's weights, or train it without."
             )
+        module, half = name.removeprefix(_PREFIX).removesuffix(f".{end}"), end
         found = halves.setdefault(module, set())
         if half in found:
             raise ModelLoadError(f"{path} holds {half} of {module[:LONGEST]} under two names; copy it again.")
         found.add(half)
     if not halves:
         raise ModelLoadError(f"{path} holds no tensors; copy it again.")
-    if lone := [module for module, found in halves.items() if len(found) == 1]:
+    if lone := [module for module, found in halves.items() if len(found) < len(wanted)]:
         raise ModelLoadError(f"{path} holds one of two matrices of {_listed(lone)}; copy it again.")
     return list(halves)
 
@@ -189,14 +227,17 @@ def _check_shapes(path: Path, module: str, header: Mapping[str, Any], place: Mod
             )
 
 
+def _loaded(path: Path, content: bytes) -> dict[str, Tensor]:
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise ModelLoadError(f"{path} is damaged or incomplete ({error}); copy it again.") from error
+
+
 def _pairs(
     path: Path, content: bytes, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant], dtype: torch.dtype
 ) -> list[ThinPair]:
-    found = []
-    try:
-        tensors = load(content)
-    except SafetensorError as error:
-        raise ModelLoadError(f"{path} is damaged or incomplete ({error}); copy it again.") from error
+    found, tensors = [], _loaded(path, content)
     for module, place in known.items():
         down_RI, up_OR = (tensors.pop(name) for name in _names(module, tensors))
         up_OR = place.in_our_order(up_OR.float()) * meant[module].scale
@@ -208,6 +249,34 @@ def _pairs(
             )
         found.append(pair)
     return found
+
+
+def _factors(
+    path: Path, content: bytes, header: Mapping[str, Any], known: Mapping[str, ModulePlace]
+) -> Iterator[Factors]:
+    tensors = _loaded(path, content)
+    for module, place in known.items():
+        name = f"{_PREFIX}{module}.{_VECTOR}" if f"{_PREFIX}{module}.{_VECTOR}" in header else f"{module}.{_VECTOR}"
+        of_inputs = header[name]["shape"] == [1, place.map.inputs]
+        if not of_inputs and header[name]["shape"] != [place.outputs, 1]:
+            raise ModelLoadError(
+                f"{path} holds {name[:LONGEST]} of shape {str(header[name]['shape'])[:LONGEST]}, and this model wants "
+                f"[1, {place.map.inputs}] or [{place.outputs}, 1]; it is an adapter of another model."
+            )
+        if header[name]["dtype"] not in PLAIN:
+            raise ModelLoadError(
+                f"{path} holds {name[:LONGEST]} as {header[name]['dtype'][:20]}; save it as plain numbers."
+            )
+        if of_inputs and len(place.map.parts) > 1:
+            raise ModelLoadError(
+                f"{path} multiplies the inputs of {module[:LONGEST]}, which other projections get too; that is not "
+                "here yet, so merge the adapter by PEFT."
+            )
+        vector = tensors[name].float().contiguous()
+        if not vector.isfinite().all():
+            raise ModelLoadError(f"{path} holds numbers of {module[:LONGEST]} that are not finite; train it again.")
+        ours = None if of_inputs else replace(place, factor_O=None).in_our_order(vector)  # what multiplies commutes
+        yield Factors(place, vector if of_inputs else None, ours)
 
 
 def _key(config: AdapterConfig, content: bytes) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ridgeline.core.specs.model import Source, WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.weights.adapters.places import ModulePlace, places_in
-from ridgeline.weights.adapters.reader import ReadAdapter, ThinPair
+from ridgeline.weights.adapters.reader import Factors, ReadAdapter, ThinPair
 from ridgeline.weights.divided import Place, divided, own_sources, whole_decoder
 from ridgeline.weights.loader import stored_view
 from ridgeline.weights.quantized.plan import fused_parts
@@ -49,21 +49,41 @@ class AdapterShares:
 
     def of(self, adapter: ReadAdapter) -> ReadAdapter:
         """Return the rank's share of an adapter of the whole model. Its key stays."""
-        return replace(adapter, pairs=tuple(map(self._share, adapter.pairs)))
+        pairs = (
+            ThinPair(self._own(place), self._columns(place, down_RI), self._rows(place, up_OR))
+            for place, down_RI, up_OR in adapter.pairs
+        )
+        factors = (
+            Factors(
+                self._own(place),
+                None if input_1I is None else self._columns(place, input_1I),
+                None if output_O1 is None else self._rows(place, output_O1),
+            )
+            for place, input_1I, output_O1 in adapter.factors
+        )
+        return replace(adapter, pairs=tuple(pairs), factors=tuple(factors))
 
-    def _share(self, pair: ThinPair) -> ThinPair:
-        place, down_RI, up_OR = pair
-        module = place.source.name.removesuffix(".weight")
-        own, (parts, whole_parts) = self.own[module], self._parts[module]
-        ours_RI = down_RI.new_empty(len(down_RI), own.map.inputs)
-        ours_OR = up_OR.new_empty(own.outputs, up_OR.shape[1])
+    def _own(self, place: ModulePlace) -> ModulePlace:
+        return self.own[_module(place)]
+
+    def _columns(self, place: ModulePlace, down_RI: Tensor) -> Tensor:
+        ours_RI = down_RI.new_empty(len(down_RI), self._own(place).map.inputs)
         self._cut(Place(ours_RI, lambda: ours_RI), Place(down_RI, lambda: down_RI))
+        return ours_RI
+
+    def _rows(self, place: ModulePlace, up_OR: Tensor) -> Tensor:
+        own, (parts, whole_parts) = self._own(place), self._parts[_module(place)]
+        ours_OR = up_OR.new_empty(own.outputs, up_OR.shape[1])
         self._cut(_rows(ours_OR, own.source, parts), _rows(up_OR, place.source, whole_parts))
-        return ThinPair(own, ours_RI, ours_OR)
+        return ours_OR
 
     def _cut(self, own: Place, whole: Place) -> None:
         for tensor, read in divided([own], [whole], self._rank, self._size):
             tensor.copy_(read())
+
+
+def _module(place: ModulePlace) -> str:
+    return place.source.name.removesuffix(".weight")
 
 
 def _rows(up_OR: Tensor, source: Source, parts: Parts) -> Place:

@@ -52,8 +52,7 @@ class AdapterStore:
         with self._lock:
             self._folders[number] = folder, adapter.key
             self._keep(number, adapter)
-        rank = max(len(pair.down_RI) for pair in adapter.pairs)
-        return AdapterFacts(adapter.key, rank, adapter.nbytes)
+        return AdapterFacts(adapter.key, adapter.rank, adapter.nbytes)
 
     def remove(self, number: int) -> None:
         """Forget an adapter, with which no request runs."""

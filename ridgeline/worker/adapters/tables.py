@@ -22,20 +22,21 @@ from torch import Tensor
 from ridgeline.kernels.gemm.lora.op import AdapterFactors, by_adapter, tiles
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
-from ridgeline.quantization.adapted import AdaptedWeight, StepAdapters
+from ridgeline.quantization.adapted import AdaptedWeight, AdapterVectors, StepAdapters
 from ridgeline.weights.adapters.places import AdaptedMap, ModulePlace
-from ridgeline.weights.adapters.reader import ReadAdapter
+from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.worker.inputs import DeviceInputs
 from ridgeline.worker.upload import upload
 
 
 class MapMatrices(NamedTuple):
-    """The matrices of one linear map. row: its row of the ranks."""
+    """The matrices of one linear map, and its vectors if adapters may have such. row: its row of the ranks."""
 
     map: AdaptedMap
     row: int
     down_APRI: Tensor
     up_AOR: Tensor
+    vectors: AdapterVectors | None
 
 
 class AdapterTables:
@@ -44,10 +45,12 @@ class AdapterTables:
     step: the adapters of the step under way.
     """
 
-    def __init__(self, decoder: Decoder, maps: Iterable[AdaptedMap], places: int, most_rank: int) -> None:
+    def __init__(
+        self, decoder: Decoder, maps: Iterable[AdaptedMap], places: int, most_rank: int, *, ia3: bool = False
+    ) -> None:
         device, self.dtype = next(decoder.parameters()).device, decoder.dtype
         listed = list(maps)
-        self.places, self.step = places, StepAdapters()
+        self.places, self.step, self._ia3 = places, StepAdapters(), ia3
         self._ranks_LA = torch.zeros(len(listed), places, dtype=torch.int32, device=device)
         self._maps: dict[str, MapMatrices] = {}
         for index, each in enumerate(listed):
@@ -57,12 +60,17 @@ class AdapterTables:
             up_AOR = torch.zeros(places, sum(each.parts), most_rank, dtype=self.dtype, device=device)
             tile_J3 = torch.tensor(tiles(each.parts), dtype=torch.int32, device=device)
             factors = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3)
-            linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, factors, self.step)
-            self._maps[each.name] = MapMatrices(each, index, down_APRI, up_AOR)
+            vectors = None
+            if ia3:
+                sizes = each.inputs, sum(each.parts)
+                vectors = AdapterVectors(*(torch.ones(places + 1, size, device=device) for size in sizes))
+            linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, factors, self.step, vectors)
+            self._maps[each.name] = MapMatrices(each, index, down_APRI, up_AOR, vectors)
 
     @property
     def nbytes(self) -> int:
-        return sum(each.down_APRI.nbytes + each.up_AOR.nbytes for each in self._maps.values())
+        tensors = ((each.down_APRI, each.up_AOR, *(each.vectors or ())) for each in self._maps.values())
+        return sum(tensor.nbytes for own in tensors for tensor in own)
 
     def fill(self, place: int, adapter: ReadAdapter) -> None:
         """Copy an adapter to a place, from 1."""
@@ -83,14 +91,34 @@ class AdapterTables:
                 rows = slice(where.first, where.first + where.outputs)
                 matrices.up_AOR[at, rows, :thin].copy_(up_OR, non_blocking=True)
         self._ranks_LA[:, at].copy_(upload(ranks.numpy(), self._ranks_LA.device))
+        if self._ia3:
+            self._fill_vectors(at, adapter.factors)
+
+    def _fill_vectors(self, at: int, factors: Iterable[Factors]) -> None:
+        for matrices in self._maps.values():
+            for vector_AN in matrices.vectors or ():
+                vector_AN[at].fill_(1)
+        for where, input_1I, output_O1 in factors:
+            vectors = self._maps[where.map.name].vectors
+            assert vectors is not None
+            if input_1I is not None:
+                vectors.input_AI[at].copy_(input_1I[0], non_blocking=True)
+            if output_O1 is not None:
+                rows = slice(where.first, where.first + where.outputs)
+                vectors.output_AO[at, rows].copy_(output_O1[:, 0], non_blocking=True)
 
     def begin(self, inputs: DeviceInputs, adapter_S: Tensor) -> None:
         """Let the linear maps know which token of a step has which adapter."""
-        self.step.tokens = by_adapter(inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens, self.places)
+        tokens = by_adapter(inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens, self.places)
+        self.step.tokens = tokens
+        if self._ia3:
+            place_T = torch.arange(len(tokens.order_T), dtype=torch.int32, device=tokens.order_T.device)
+            line_T = torch.searchsorted(tokens.start_A1[1:], place_T, right=True)
+            self.step.line_T = torch.empty_like(line_T).index_copy_(0, tokens.order_T.long(), line_T)
 
     def end(self) -> None:
         """Let the linear maps run without adapters."""
-        self.step.tokens = None
+        self.step.tokens = self.step.line_T = None
 
 
 def maps_of(places: Mapping[str, ModulePlace]) -> list[AdaptedMap]:
