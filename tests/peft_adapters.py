@@ -34,8 +34,10 @@ class PeftAdapter:
         draw = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                if "lora_" in name:
+                if "lora_A" in name or "lora_B" in name:
                     parameter.copy_(0.15 * torch.randn(parameter.shape, generator=draw))
+                elif "magnitude" in name:
+                    parameter.mul_(1 + 0.3 * torch.randn(parameter.shape, generator=draw))
                 elif "ia3_l" in name:
                     parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=draw))
         self.model.save_pretrained(str(folder))

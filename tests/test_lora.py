@@ -11,8 +11,10 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from ridgeline import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.text.outputs import RequestOutput
 
@@ -102,14 +104,56 @@ def check_factors(family: str, model: Path, folder: Path, **options: Any) -> Non
         PeftAdapter(family, folder / "lora", **FAMILIES[family]),
         PeftAdapter(family, folder / "more", seed=1, **FACTORS[family]),
     ]
+    compare(family, model, adapters, **options)
+
+
+def compare(family: str, model: Path, adapters: list[PeftAdapter], **options: Any) -> None:
+    """Compare adapters and the model itself in one batch with PEFT."""
     named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
     oracles = [PlainModel(family), *adapters]
-    with open_llm(model, enable_ia3=True, **options) as llm:
+    with open_llm(model, enable_lora_factors=True, **options) as llm:
         asked = [(prompt, which) for prompt in PROMPTS[1:3] for which in range(4)]
         prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt, _ in asked]
         outputs = llm.generate(prompts, PARAMS, lora_request=[named[which] for _, which in asked], use_tqdm=False)
         for output, (_, which) in zip(outputs, asked, strict=True):
             check(output, oracles[which])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3", "gpt2", "falcon_h1"])
+def test_magnitudes_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    """DoRA beside LoRA and the model itself; two of the families have biases."""
+    options = FAMILIES.get(family, {})
+    adapters = [
+        PeftAdapter(family, tmp_path / "dora", use_dora=True, **options),
+        PeftAdapter(family, tmp_path / "lora", seed=1, **options),
+        PeftAdapter(family, tmp_path / "more", seed=2, use_dora=True, use_rslora=True, **options),
+    ]
+    compare(family, tiny_model(family), adapters)
+
+
+def test_norms_are_those_of_weights_in_any_layout(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """In bfloat16 some platforms keep plain weights in layouts of their own. A rounding is 2**-9 of a number there, and
+    of a norm less."""
+    adapted = PeftAdapter("llama", tmp_path / "a", use_dora=True)
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        settings = {"enable_lora": True, "enable_lora_factors": True}
+        with rig(tiny_model("llama"), dtype=dtype, debug_checks=False, **settings) as own:
+            own.worker.add_adapter(1, adapted.folder)
+            found.append(own.worker.runner.adapters.store.take(1).factors)
+    assert len(found[0]) == 14
+    for wide, narrow in zip(*found, strict=True):
+        torch.testing.assert_close(narrow.output_O1, wide.output_O1, rtol=2**-8, atol=0)
+
+
+def test_magnitudes_of_quantized_models_are_refused(tmp_path: Path) -> None:
+    model, numbers = quantize("llama", SCHEMES["awq"], tmp_path / "model")
+    adapted = PeftAdapter.of(numbers, tmp_path / "adapter", use_dora=True)
+    with (
+        open_llm(model, enable_lora_factors=True) as llm,
+        pytest.raises(InvalidRequest, match="needs the plain numbers"),
+    ):
+        llm.generate("", PARAMS, lora_request=LoRARequest("a", 1, adapted.folder))
 
 
 @pytest.mark.parametrize("family", FACTORS)

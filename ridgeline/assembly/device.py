@@ -28,6 +28,7 @@ from ridgeline.weights.adapters.places import adaptable
 from ridgeline.weights.adapters.reader import ReadAdapter, read_adapter
 from ridgeline.weights.adapters.shares import AdapterShares
 from ridgeline.weights.loader import Progress, load_weights
+from ridgeline.worker.adapters.magnitudes import with_factors
 from ridgeline.worker.adapters.store import AdapterStore, HostBounds
 from ridgeline.worker.adapters.tables import AdapterTables, maps_of
 from ridgeline.worker.compilers import Compilers, processes_needed
@@ -106,14 +107,15 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     shares = AdapterShares(decoder, model.weights, places) if ranks.size > 1 else None
 
     def read(folder: Path) -> ReadAdapter:
-        found = read_adapter(folder, places, most_rank=rank, dtype=decoder.dtype, ia3=config.enable_ia3)
+        found = read_adapter(folder, places, most_rank=rank, dtype=decoder.dtype, factors=config.enable_lora_factors)
+        found = with_factors(found, decoder)
         found = found if shares is None else shares.of(found)
         return found.pinned() if choices.device.type == "cuda" else found
 
     most_bytes = config.max_cpu_lora_bytes
     bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // ranks.size)
     maps = maps_of(places if shares is None else shares.own)
-    tables = AdapterTables(decoder, maps, config.max_loras, rank, ia3=config.enable_ia3)
+    tables = AdapterTables(decoder, maps, config.max_loras, rank, factors=config.enable_lora_factors)
     return HeldAdapters(AdapterStore(read, bounds, ranks), tables)
 
 

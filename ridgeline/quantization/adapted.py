@@ -33,13 +33,16 @@ class StepAdapters:
 
 
 class AdapterVectors(NamedTuple):
-    """The factors of all adapters for one linear map, float32. The last line has ones, for tokens without an adapter.
+    """The factors of all adapters for one linear map, float32. The last line changes nothing, for tokens without an
+    adapter.
 
-    input_AI: multiplies inputs. output_AO: multiplies outputs, with the bias.
+    input_AI: multiplies inputs. output_AO: multiplies outputs, with the bias. added_AO: is added to them then; None:
+        the map has no bias, and adapters do not need it.
     """
 
     input_AI: Tensor
     output_AO: Tensor
+    added_AO: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,10 @@ class AdaptedWeight(Weight):
     def _multiplied(self, x_TI: Tensor, bias_O: Tensor | None, line_T: Tensor | None) -> Tensor:
         if self.vectors is None or line_T is None:
             return self.inner.linear(x_TI, bias_O)
-        input_AI, output_AO = self.vectors
+        input_AI, output_AO, added_AO = self.vectors
         y_TO = self.inner.linear((x_TI * input_AI[line_T]).to(x_TI.dtype), bias_O)
-        return (y_TO * output_AO[line_T]).to(y_TO.dtype)
+        wide_TO = y_TO * output_AO[line_T]
+        return (wide_TO if added_AO is None else wide_TO + added_AO[line_T]).to(y_TO.dtype)
 
     def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
         return self.inner.norm_linear(x, epilogue) if self.step.tokens is None else super().norm_linear(x, epilogue)

@@ -67,9 +67,19 @@ def test_waits_preemption_and_folders_that_change(tiny_model: TinyModel, tmp_pat
     """Adapters share two places and a host's memory for two of them, while requests are preempted by chance. Then one
     changes, whose requests end alone, and both ranks go on."""
     adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i, r=1 + 3 * i) for i in range(4)]
-    settings = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 2, "max_num_batched_tokens": 16, **RANKS}
+    settings = {
+        "enable_lora": True,
+        "enable_lora_factors": True,
+        "max_loras": 2,
+        "max_cpu_loras": 2,
+        "max_num_batched_tokens": 16,
+        **RANKS,
+    }
+    magnitudes = PeftAdapter("llama", tmp_path / "magnitudes", use_dora=True)
     with rig(tiny_model("llama"), **settings) as own:
         assert isinstance(own.worker, HoldsAdapters)
+        with pytest.raises(ModelLoadError, match="use_dora, which runs on one device"):
+            own.worker.add_adapter(9, magnitudes.folder)
         for index, broken in enumerate(("adapter_model.safetensors", "adapter_config.json")):
             shutil.copytree(adapters[0].folder, folder := tmp_path / f"broken{index}")
             (folder / broken).unlink()

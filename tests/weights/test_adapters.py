@@ -110,12 +110,12 @@ def test_factors_are_read_where_they_are_served(places: dict[str, ModulePlace], 
     both = ["q_proj", "down_proj"]
     folder = PeftAdapter("llama", tmp_path / "a", target_modules=both, feedforward_modules=["down_proj"]).folder
     tensors = load_file(folder / TENSORS)
-    assert "set enable_ia3" in refused(folder, places)
+    assert "set enable_lora_factors" in refused(folder, places)
 
     def with_tensors(changes: dict[str, torch.Tensor]) -> str:
         save_file({**tensors, **changes}, folder / TENSORS)
         with pytest.raises(ModelLoadError) as error:
-            read_adapter(folder, places, most_rank=16, dtype=torch.float32, ia3=True)
+            read_adapter(folder, places, most_rank=16, dtype=torch.float32, factors=True)
         return str(error.value)
 
     [down, *_, query] = sorted(tensors, key=lambda name: "q_proj" in name)

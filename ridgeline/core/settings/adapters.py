@@ -83,7 +83,8 @@ class AdapterSettings(Settings):
         None: all that were loaded.
     max_cpu_lora_bytes: how many bytes their matrices take there, on all ranks together. The adapter that was used last
         stays even if it is larger. None: any number.
-    enable_ia3: adapters may be of the kind IA3 too. Steps with adapters then multiply what linear maps get and give.
+    enable_lora_factors: adapters may be IA3 or DoRA too. Steps with adapters then multiply what linear maps get and
+        give.
     """
 
     enable_lora: bool = False
@@ -91,7 +92,7 @@ class AdapterSettings(Settings):
     max_lora_rank: Annotated[int, AtLeast(1)] = 16
     max_cpu_loras: Annotated[int | None, AtLeast(1)] = None
     max_cpu_lora_bytes: Annotated[int | None, AtLeast(1)] = None
-    enable_ia3: bool = False
+    enable_lora_factors: bool = False
 
     def check(self) -> None:
         if self.max_lora_rank > MOST_RANK:

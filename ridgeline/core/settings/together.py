@@ -59,7 +59,7 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
     "all2all_backend": (((DP,),), "it is for ranks with tokens of their own"),
     "eplb_config": (((MOVING,),), "it says how experts move"),
     **dict.fromkeys(
-        ("max_loras", "max_lora_rank", "max_cpu_loras", "max_cpu_lora_bytes", "enable_ia3"),
+        ("max_loras", "max_lora_rank", "max_cpu_loras", "max_cpu_lora_bytes", "enable_lora_factors"),
         ((("enable_lora",),), "it is for adapters"),
     ),
     **dict.fromkeys(

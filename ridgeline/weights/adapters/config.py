@@ -40,6 +40,8 @@ class AdapterConfig:
     ranks, alphas: by an expression for the end of a module's name, where these are not `rank` and `alpha`.
     ia3: modules have one vector each, which multiplies their inputs or their outputs (Liu et al., arXiv 2205.05638).
         There are no ranks and scales then.
+    dora: every output has a magnitude, for which the norm of its row of the adapted weight is exchanged (Liu et al.,
+        arXiv 2402.09353).
     rooted: scales are alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732) instead of alpha / rank.
     """
 
@@ -53,27 +55,32 @@ class AdapterConfig:
     alphas: Mapping[str, float]
     rooted: bool = False
     ia3: bool = False
+    dora: bool = False
 
     def scale(self, rank: int, alpha: float) -> float:
         """Return the factor of an adapted module's product."""
         return alpha / (sqrt(rank) if self.rooted else rank)
 
 
-def read_adapter_config(folder: Path, most_rank: int, *, ia3: bool = False) -> AdapterConfig:
+def read_adapter_config(folder: Path, most_rank: int, *, factors: bool = False) -> AdapterConfig:
     """Return the config of an adapter's folder. Raise ModelLoadError if it is missing or damaged, asks for something
-    that is not here, or for a larger rank. ia3: adapters of that kind are served."""
+    that is not here, or for a larger rank. factors: IA3 and DoRA are served."""
     path = folder / "adapter_config.json"
     if path.exists() and (not path.is_file() or path.stat().st_size > MOST_BYTES):
         raise ModelLoadError(f"{path} is no file of at most {MOST_BYTES:,} bytes; give the one that PEFT saved.")
     found = read_json(path, required=True)
     kind = found.get("peft_type")
-    if kind != "LORA" and not (kind == "IA3" and ia3):
-        served = "only LORA and IA3 are" if ia3 else "only LORA is"
-        also = "set enable_ia3, or " if kind == "IA3" else ""
+    if kind != "LORA" and not (kind == "IA3" and factors):
+        served = "only LORA and IA3 are" if factors else "only LORA is"
+        also = "set enable_lora_factors, or " if kind == "IA3" else ""
         raise ModelLoadError(
             f"{path} has peft_type {_short(kind)}, and {served} served here; {also}merge it into the model by PEFT."
         )
     known = _HARMLESS | _READ | (_OF_IA3 if kind == "IA3" else set())
+    if (dora := found.get("use_dora") or False) is True and kind == "LORA":
+        if not factors:
+            raise ModelLoadError(f"{path} sets use_dora; set enable_lora_factors, or merge it into the model by PEFT.")
+        known |= {"use_dora"}
     wanted = [name for name in sorted(found) if name not in known and _asks(name, found[name])]
     if wanted:
         raise ModelLoadError(
@@ -100,6 +107,7 @@ def read_adapter_config(folder: Path, most_rank: int, *, ia3: bool = False) -> A
         alphas=alphas,
         rooted=rooted,
         ia3=kind == "IA3",
+        dora=dora,
     )
 
 

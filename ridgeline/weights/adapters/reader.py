@@ -37,6 +37,7 @@ WIDEST = 8  # bytes of a number
 LONGEST = 200  # letters of a name in a sentence
 _PREFIX = "base_model.model."
 _MATRICES, _VECTOR = ("lora_A.weight", "lora_B.weight"), "ia3_l"
+_MAGNITUDE = "lora_magnitude_vector"
 _CONVERT = (
     'python -c "import torch, safetensors.torch as s; '
     "s.save_file(torch.load('adapter_model.bin', weights_only=True), 'adapter_model.safetensors')\""
@@ -44,28 +45,29 @@ _CONVERT = (
 
 
 class ThinPair(NamedTuple):
-    """The two matrices of one module, with the module's place. up_OR has the scale, and rows in our order."""
+    """The two matrices of one module, with the module's place.
+
+    up_OR: has the scale, and rows in our order.
+    magnitude_O: the norms that the adapted weight's rows have (DoRA), float32, in our order; None: whatever they are.
+    """
 
     place: ModulePlace
     down_RI: Tensor
     up_OR: Tensor
+    magnitude_O: Tensor | None = None
 
 
 class Factors(NamedTuple):
-    """The vector of one module that multiplies what it gets or gives (IA3), float32. One of both is None.
+    """The vector of one module that multiplies what it gets or gives, float32. One of both is None.
 
     input_1I: multiplies its inputs. output_O1: multiplies its outputs, in our order.
+    added_O: is added to its outputs then; None: nothing.
     """
 
     place: ModulePlace
     input_1I: Tensor | None
     output_O1: Tensor | None
-
-    @property
-    def vector(self) -> Tensor:
-        found = self.output_O1 if self.input_1I is None else self.input_1I
-        assert found is not None
-        return found
+    added_O: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class ReadAdapter:
     @property
     def nbytes(self) -> int:
         products = sum(pair.down_RI.nbytes + pair.up_OR.nbytes for pair in self.pairs)
-        return products + sum(each.vector.nbytes for each in self.factors)
+        return products + sum(tensor.nbytes for each in self.factors for tensor in each if isinstance(tensor, Tensor))
 
     @property
     def rank(self) -> int:
@@ -102,22 +104,22 @@ class ReadAdapter:
 
 
 def read_adapter(
-    folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype, ia3: bool = False
+    folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype, factors: bool = False
 ) -> ReadAdapter:
-    """Return the adapter in a folder, in a dtype. places: those of the model's modules. ia3: it may be of that kind.
-    Raise ModelLoadError, in one sentence, for a folder that is damaged, means another model, or asks for what is not
-    here."""
+    """Return the adapter in a folder, in a dtype. places: those of the model's modules. factors: it may be IA3 or
+    DoRA. Raise ModelLoadError, in one sentence, for a folder that is damaged, means another model, or asks for what is
+    not here."""
     bytes_per_rank = sum(each.map.inputs + each.outputs for each in places.values()) * WIDEST
     try:
         if not folder.is_dir():
             raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
-        config = read_adapter_config(folder, most_rank, ia3=ia3)
+        config = read_adapter_config(folder, most_rank, factors=factors)
         path = _tensors_of(folder)
         content = _content(path, MOST_HEADER + most_rank * bytes_per_rank)
     except OSError as error:
         raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
     header = _header(path, content)
-    halves = (_VECTOR,) if config.ia3 else _MATRICES
+    halves = (_VECTOR,) if config.ia3 else (*_MATRICES, _MAGNITUDE) if config.dora else _MATRICES
     modules = _modules(header, path, halves)
     known = {module: place for module in modules if (place := placed(module, places)) is not None}
     if foreign := [module for module in modules if module not in known]:
@@ -136,6 +138,8 @@ def read_adapter(
         return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)))
     for module, place in known.items():
         _check_shapes(path, module, header, place, meant[module])
+        if config.dora:
+            _check_magnitude(path, module, header, place)
     return ReadAdapter(_key(config, content), tuple(_pairs(path, content, known, meant, dtype)))
 
 
@@ -227,6 +231,19 @@ def _check_shapes(path: Path, module: str, header: Mapping[str, Any], place: Mod
             )
 
 
+def _magnitude_name(module: str, header: Mapping[str, Any]) -> str:
+    return next(name for name in (f"{_PREFIX}{module}.{_MAGNITUDE}", f"{module}.{_MAGNITUDE}") if name in header)
+
+
+def _check_magnitude(path: Path, module: str, header: Mapping[str, Any], place: ModulePlace) -> None:
+    name = _magnitude_name(module, header)
+    if header[name]["shape"] != [place.outputs] or header[name]["dtype"] not in PLAIN:
+        raise ModelLoadError(
+            f"{path} holds {name[:LONGEST]} of shape {str(header[name]['shape'])[:LONGEST]} as "
+            f"{header[name]['dtype'][:20]}, and this model wants [{place.outputs}] plain numbers."
+        )
+
+
 def _loaded(path: Path, content: bytes) -> dict[str, Tensor]:
     try:
         return load(content)
@@ -241,8 +258,13 @@ def _pairs(
     for module, place in known.items():
         down_RI, up_OR = (tensors.pop(name) for name in _names(module, tensors))
         up_OR = place.in_our_order(up_OR.float()) * meant[module].scale
-        pair = ThinPair(place, down_RI.to(dtype).contiguous(), up_OR.to(dtype).contiguous())
-        if not (pair.down_RI.isfinite().all() and pair.up_OR.isfinite().all()):
+        magnitude_O = None
+        if f"{_PREFIX}{module}.{_MAGNITUDE}" in tensors or f"{module}.{_MAGNITUDE}" in tensors:
+            stored_O1 = tensors.pop(_magnitude_name(module, tensors)).float()[:, None]
+            magnitude_O = replace(place, factor_O=None).in_our_order(stored_O1)[:, 0]
+            magnitude_O = magnitude_O if place.factor_O is None else magnitude_O * place.factor_O.abs()
+        pair = ThinPair(place, down_RI.to(dtype).contiguous(), up_OR.to(dtype).contiguous(), magnitude_O)
+        if not all(each.isfinite().all() for each in pair[1:] if isinstance(each, Tensor)):
             raise ModelLoadError(
                 f"{path} holds numbers of {module} that are not finite in {str(dtype).removeprefix('torch.')}; train "
                 "it again, or choose a wider dtype."

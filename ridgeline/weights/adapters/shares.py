@@ -51,7 +51,7 @@ class AdapterShares:
         """Return the rank's share of an adapter of the whole model. Its key stays."""
         pairs = (
             ThinPair(self._own(place), self._columns(place, down_RI), self._rows(place, up_OR))
-            for place, down_RI, up_OR in adapter.pairs
+            for place, down_RI, up_OR, _ in adapter.pairs
         )
         factors = (
             Factors(
@@ -59,7 +59,7 @@ class AdapterShares:
                 None if input_1I is None else self._columns(place, input_1I),
                 None if output_O1 is None else self._rows(place, output_O1),
             )
-            for place, input_1I, output_O1 in adapter.factors
+            for place, input_1I, output_O1, _ in adapter.factors
         )
         return replace(adapter, pairs=tuple(pairs), factors=tuple(factors))
 

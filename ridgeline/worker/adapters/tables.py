@@ -46,11 +46,11 @@ class AdapterTables:
     """
 
     def __init__(
-        self, decoder: Decoder, maps: Iterable[AdaptedMap], places: int, most_rank: int, *, ia3: bool = False
+        self, decoder: Decoder, maps: Iterable[AdaptedMap], places: int, most_rank: int, *, factors: bool = False
     ) -> None:
         device, self.dtype = next(decoder.parameters()).device, decoder.dtype
         listed = list(maps)
-        self.places, self.step, self._ia3 = places, StepAdapters(), ia3
+        self.places, self.step, self._factors = places, StepAdapters(), factors
         self._ranks_LA = torch.zeros(len(listed), places, dtype=torch.int32, device=device)
         self._maps: dict[str, MapMatrices] = {}
         for index, each in enumerate(listed):
@@ -59,18 +59,21 @@ class AdapterTables:
             down_APRI = torch.zeros(places, len(each.parts), most_rank, each.inputs, dtype=self.dtype, device=device)
             up_AOR = torch.zeros(places, sum(each.parts), most_rank, dtype=self.dtype, device=device)
             tile_J3 = torch.tensor(tiles(each.parts), dtype=torch.int32, device=device)
-            factors = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3)
+            matrices = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3)
             vectors = None
-            if ia3:
-                sizes = each.inputs, sum(each.parts)
-                vectors = AdapterVectors(*(torch.ones(places + 1, size, device=device) for size in sizes))
-            linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, factors, self.step, vectors)
+            if factors:
+                input_AI, output_AO = (
+                    torch.ones(places + 1, size, device=device) for size in (each.inputs, sum(each.parts))
+                )
+                added_AO = None if linear.bias is None else torch.zeros_like(output_AO)
+                vectors = AdapterVectors(input_AI, output_AO, added_AO)
+            linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, matrices, self.step, vectors)
             self._maps[each.name] = MapMatrices(each, index, down_APRI, up_AOR, vectors)
 
     @property
     def nbytes(self) -> int:
         tensors = ((each.down_APRI, each.up_AOR, *(each.vectors or ())) for each in self._maps.values())
-        return sum(tensor.nbytes for own in tensors for tensor in own)
+        return sum(tensor.nbytes for own in tensors for tensor in own if tensor is not None)
 
     def fill(self, place: int, adapter: ReadAdapter) -> None:
         """Copy an adapter to a place, from 1."""
@@ -85,33 +88,37 @@ class AdapterTables:
             if len(own) < len(matrices.map.parts) or any(len(pair.down_RI) < rank for pair in own):
                 matrices.down_APRI[at, :, :rank].zero_()
                 matrices.up_AOR[at, :, :rank].zero_()
-            for where, down_RI, up_OR in own:
+            for where, down_RI, up_OR, _ in own:
                 thin = len(down_RI)
                 matrices.down_APRI[at, where.part, :thin].copy_(down_RI, non_blocking=True)
                 rows = slice(where.first, where.first + where.outputs)
                 matrices.up_AOR[at, rows, :thin].copy_(up_OR, non_blocking=True)
         self._ranks_LA[:, at].copy_(upload(ranks.numpy(), self._ranks_LA.device))
-        if self._ia3:
+        if self._factors:
             self._fill_vectors(at, adapter.factors)
 
     def _fill_vectors(self, at: int, factors: Iterable[Factors]) -> None:
         for matrices in self._maps.values():
-            for vector_AN in matrices.vectors or ():
-                vector_AN[at].fill_(1)
-        for where, input_1I, output_O1 in factors:
+            for vector_AN, neutral in zip(matrices.vectors or (), (1, 1, 0), strict=False):
+                if vector_AN is not None:
+                    vector_AN[at].fill_(neutral)
+        for where, input_1I, output_O1, added_O in factors:
             vectors = self._maps[where.map.name].vectors
             assert vectors is not None
             if input_1I is not None:
                 vectors.input_AI[at].copy_(input_1I[0], non_blocking=True)
+            rows = slice(where.first, where.first + where.outputs)
+            if added_O is not None:
+                assert vectors.added_AO is not None
+                vectors.added_AO[at, rows].copy_(added_O, non_blocking=True)
             if output_O1 is not None:
-                rows = slice(where.first, where.first + where.outputs)
                 vectors.output_AO[at, rows].copy_(output_O1[:, 0], non_blocking=True)
 
     def begin(self, inputs: DeviceInputs, adapter_S: Tensor) -> None:
         """Let the linear maps know which token of a step has which adapter."""
         tokens = by_adapter(inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens, self.places)
         self.step.tokens = tokens
-        if self._ia3:
+        if self._factors:
             place_T = torch.arange(len(tokens.order_T), dtype=torch.int32, device=tokens.order_T.device)
             line_T = torch.searchsorted(tokens.start_A1[1:], place_T, right=True)
             self.step.line_T = torch.empty_like(line_T).index_copy_(0, tokens.order_T.long(), line_T)

@@ -1,0 +1,79 @@
+"""Magnitudes of adapters (DoRA, Liu et al., arXiv 2402.09353) as factors of outputs.
+
+The adapted weight's rows W + BA have given norms m. With f = m / |W + BA| that is f (W x) + (f B) (A x): a factor for
+the map's outputs, and another B. The map's bias must not be multiplied, so (1 - f) of it is added.
+
+Legend:
+    I  inputs of a module
+    O  outputs of a module
+    R  the adapter's rank there
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.linear import Linear
+from ridgeline.quantization.adapted import AdaptedWeight
+from ridgeline.quantization.weight import FormedWeight
+from ridgeline.weights.adapters.places import ModulePlace
+from ridgeline.weights.adapters.reader import Factors, ReadAdapter, ThinPair
+
+ROWS = 1024  # of a weight that are looked at together
+
+
+def with_factors(adapter: ReadAdapter, decoder: Decoder) -> ReadAdapter:
+    """Return an adapter whose magnitudes have become factors. Raise ModelLoadError if the weights' numbers are not
+    there: quantized, or divided between ranks."""
+    if all(pair.magnitude_O is None for pair in adapter.pairs):
+        return adapter
+    if decoder.tp.size > 1:
+        raise ModelLoadError("the adapter was trained with use_dora, which runs on one device; merge it by PEFT.")
+    pairs, factors = list[ThinPair](), list[Factors]()
+    for pair in adapter.pairs:
+        if pair.magnitude_O is None:
+            pairs.append(pair)
+            continue
+        linear = decoder.get_submodule(pair.place.map.name)
+        assert isinstance(linear, Linear)
+        factor_O = pair.magnitude_O / _norms(_weight(linear, pair.place), pair)
+        bias_O = None if linear.bias is None else _own(linear.bias.detach(), pair.place).float().cpu()
+        added_O = None if bias_O is None else (1 - factor_O) * bias_O
+        up_OR = (pair.up_OR.float() * factor_O[:, None]).to(pair.up_OR.dtype)
+        pairs.append(ThinPair(pair.place, pair.down_RI, up_OR))
+        factors.append(Factors(pair.place, None, factor_O[:, None], added_O))
+    return replace(adapter, pairs=tuple(pairs), factors=(*adapter.factors, *factors))
+
+
+@torch.inference_mode()
+def _weight(linear: Linear, place: ModulePlace) -> Tensor:
+    """Return a module's weight, [O, I]."""
+    if linear.weight is not None:
+        return _own(linear.weight.detach(), place)
+    matrix = linear.matrix.inner if isinstance(linear.matrix, AdaptedWeight) else linear.matrix
+    if isinstance(matrix, FormedWeight) and isinstance(matrix.form, Tensor):  # in a layout that the ops prefer
+        unit_II = torch.eye(linear.inputs, dtype=linear.dtype, device=matrix.form.device)
+        return _own(matrix.linear(unit_II, None).T, place)
+    raise ModelLoadError(
+        f"the adapter was trained with use_dora, which needs the plain numbers of {place.source.name}, and the model "
+        "is quantized; merge it by PEFT."
+    )
+
+
+def _own(of_map: Tensor, place: ModulePlace) -> Tensor:
+    return of_map[place.first : place.first + place.outputs]
+
+
+@torch.inference_mode()
+def _norms(weight_OI: Tensor, pair: ThinPair) -> Tensor:
+    """Return the norms of the adapted weight's rows, float32, on the CPU."""
+    down_RI, found = pair.down_RI.to(weight_OI.device).float(), list[Tensor]()
+    for rows_oI, up_oR in zip(weight_OI.split(ROWS), pair.up_OR.split(ROWS), strict=True):
+        adapted_oI = rows_oI.float().addmm(up_oR.to(weight_OI.device).float(), down_RI)
+        found.append(adapted_oI.norm(dim=1).cpu())
+    return torch.cat(found)
