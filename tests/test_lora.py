@@ -22,7 +22,7 @@ pytest.importorskip("peft")
 
 from tests.driving import ask, disturbed, rig
 from tests.peft_adapters import PeftAdapter, PlainModel
-from tests.weights.quantized_files import ROUNDED, SCHEMES, quantize
+from tests.weights.quantized_files import MATRICES, ROUNDED, SCHEMES, quantize
 
 TinyModel = Callable[[str], Path]
 
@@ -164,16 +164,17 @@ def test_factors_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path:
 EXACT = ("coded_linear", "coded_norm_linear", "fp8_linear", "fp8_norm_linear")  # others round less, or otherwise
 
 
-def check_quantized(name: str, folder: Path, **options: Any) -> None:
+def check_quantized(name: str, folder: Path, how: dict[str, Any] | None = None, **options: Any) -> None:
     """Compare an adapter on a quantized model with PEFT's on the numbers that the model stands for. Where a format
     rounds activations, PEFT's base layers get rounded ones, and the adapter those that they are made of."""
     scheme = SCHEMES[name]
     model, numbers = quantize("llama", scheme, folder / "model")
-    adapted = PeftAdapter.of(numbers, folder / "adapter")
+    adapted = PeftAdapter.of(numbers, folder / "adapter", **(how or {}))
     if scheme.rounds is not None:
         rounded = ROUNDED[scheme.rounds]
         for path, module in adapted.model.named_modules():
-            if path.endswith(".base_layer"):
+            base = MATRICES.search(f"{path.removesuffix('.base_layer')}.weight")
+            if base and isinstance(module, torch.nn.Linear):
                 module.register_forward_pre_hook(lambda _, given: (rounded(given[0]), *given[1:]))
     with open_llm(model, kernels=dict.fromkeys(EXACT, "reference"), **options) as llm:
         prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
@@ -186,6 +187,11 @@ def check_quantized(name: str, folder: Path, **options: Any) -> None:
 def test_adapters_of_quantized_models_are_those_of_their_numbers(name: str, tmp_path: Path) -> None:
     """The last one has plain numbers, codes of four bits and of eight in one fused projection."""
     check_quantized(name, tmp_path)
+
+
+def test_factors_of_quantized_models_are_those_of_their_numbers(tmp_path: Path) -> None:
+    """The format rounds what the factors have multiplied."""
+    check_quantized("fp8 static", tmp_path, FACTORS["llama"], enable_lora_factors=True)
 
 
 def words(seed: int, count: int = 20) -> list[int]:
