@@ -259,6 +259,8 @@ class Engine:
 
     def shutdown(self) -> None:
         self.tell_no_more()
+        if (tier := self.scheduler.cache.tier) is not None:
+            tier.leave()
         self._leave_disk()
         self._worker.shutdown()
 

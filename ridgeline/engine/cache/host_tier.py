@@ -148,14 +148,21 @@ class HostTier:
         self._queued = 0  # bytes
         self._arriving: dict[tuple[int, int], int] = {}  # the device's blocks in the queue → their numbers
         self._under_way: deque[UnderWay] = deque()
+        self._last: dict[str, float] | None = None
 
     def figures(self) -> dict[str, float]:
         """Return the counts, the bytes there are (`size`), and those of them that hold blocks (`used`)."""
+        if self._last is not None:
+            return self._last
         page, pages = self.layout.of.page_bytes, self.pool.num_pages
         found = {**asdict(self.counts), "size": pages * page, "used": (pages - self.pool.fresh_pages) * page}
         if self.memory is not None:
             found["save_seconds"], found["load_seconds"] = self.memory.move_seconds()
         return found if self.disk is None else {**found, **self.disk.figures()}
+
+    def leave(self) -> None:
+        """The memory and the disk are about to go: their last figures stay."""
+        self._last = self.figures()
 
     @property
     def free_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,30 @@ def test_counters_go_on_where_another_engine_takes_the_place(
     time = "ridgeline:step_seconds_total", "0", "m"
     assert twice.pop(time) > once.pop(time)
     assert twice == {key: 2 * value for key, value in once.items()}
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_an_engine_with_tiers_below_tells_of_itself_while_it_is_gone(disk: bool, tmp_path: Path) -> None:
+    below: dict[str, Any] = {"kv_disk": tmp_path / "kv", "kv_disk_size": 1 / 32} if disk else {}
+    config = LLMConfig(
+        model=str(EMBEDDED_MODEL), device="cpu", max_model_len=64, max_num_seqs=2, kv_offloading_size=0.01, **below
+    )  # fmt: skip
+    loaded = Loaded(assemble(config), config, "m", 0, Turn(), lambda request, stats: None, NO_ADAPTERS)
+    try:
+        for number in range(2):
+            loaded.go_on()
+            Rig(loaded.engine).run(ask(f"{number}", prompt(40, 1), max_tokens=4))
+            loaded.engine.pause()
+            before = counters(loaded)
+            assert any(name.startswith("ridgeline:disk_") for name, *_ in before) == disk
+            loaded.fall_asleep(2)
+            asleep = counters(loaded)
+            loaded.wake(KINDS)
+            for after in (asleep, counters(loaded)):
+                assert before.keys() == after.keys()
+                assert all(value <= after[key] for key, value in before.items())
+    finally:
+        loaded.shutdown()
 
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
