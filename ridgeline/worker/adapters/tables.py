@@ -131,9 +131,3 @@ class AdapterTables:
 def maps_of(places: Mapping[str, ModulePlace]) -> list[AdaptedMap]:
     """Return the linear maps of which modules are parts, each once."""
     return list({place.map.name: place.map for place in places.values()}.values())
-
-
-def table_bytes(maps: Iterable[AdaptedMap], places: int, most_rank: int, itemsize: int) -> int:
-    """Return the bytes of an `AdapterTables`."""
-    numbers = sum(each.inputs * len(each.parts) + sum(each.parts) for each in maps)
-    return places * most_rank * itemsize * numbers
