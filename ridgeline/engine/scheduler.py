@@ -488,7 +488,8 @@ class Scheduler:
             return False
         sure, budget = WINDOW_CHUNK - self.running.ahead, builder.budget
         if not seq.request.whole:
-            budget = min(budget, self._longest_chunk or budget, builder.share or budget)
+            most = min(self._longest_chunk or budget, builder.share or budget)
+            budget = min(budget, max(most, len(seq.members)))  # whose last tokens run together
         smaller = [sure] if self.cache.tables.windowed and budget > sure else []
         for most in (budget, *smaller):  # admission made room for no more beside a window
             chunks = self._chunks(seq.members, most)
