@@ -109,6 +109,7 @@ class Engine:
             return False
         if self._paused or self._sleeps or self._lost is not None or self.scheduler.in_flight:
             return False
+        self.scheduler.recovered()  # what plans that failed should have moved is not there, and nobody may plan again
         plan = self.scheduler.newest_plan
         if (sessions := self.scheduler.cache.sessions) is not None:
             sessions.tick()

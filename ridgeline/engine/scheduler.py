@@ -197,7 +197,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result comes in."""
-        if self._recovery.failed and not self._recover():
+        if not self.recovered():
             return None
         if self.in_flight and not self.in_flight[-1].masks_given:
             return None  # what the next plan needs is not sampled before the masks are there
@@ -695,8 +695,11 @@ class Scheduler:
         self._finish(guilty)
         return [TokenEvent(guilty.request.id, -1, "error", error=result.error)]
 
-    def _recover(self) -> bool:
-        """Once nothing is in flight, start over from what retired plans left. False while plans still drain."""
+    def recovered(self) -> bool:
+        """If plans failed, start over from what retired plans left, once nothing is in flight. False while plans still
+        drain."""
+        if not self._recovery.failed:
+            return True
         if self.in_flight:
             return False
         self.cache.published.settle_nothing()

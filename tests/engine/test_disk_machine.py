@@ -84,7 +84,9 @@ class DiskMachine(HostMachine):
             self.ask_again(prompt, 2, "", None)
 
     def _end_writes(self) -> None:
+        """End as an engine does that has nothing to run (`Engine.rest`)."""
         tier = self.scheduler.cache.tier
+        assert self.scheduler.recovered()
         self.octets.ended = self.octets.newest
         tier.retire(self.scheduler.newest_plan)
         while tier.disk._writing or tier.disk._dirty or tier.disk._fetches:

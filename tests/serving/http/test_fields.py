@@ -61,11 +61,16 @@ cache_salt request_id model stream ignore_eos skip_special_tokens include_stop_s
 PLAIN = {name: SAMPLED[name] for name in NAMES.split()}  # what every API has
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CACHED = {
+    "prompt_cache_key": {"prompt_cache_key": "a"},
+    "prompt_cache_retention": {"prompt_cache_retention": "24h"},
+}
 VALUES: dict[str, dict[str, Any]] = {
     "completions": SAMPLED
     | {"prompt": {"prompt": [1, 2]}, "logprobs": {"logprobs": 2}, "suffix": {"suffix": ""}}
     | {"logprob_token_ids": {"logprobs": 0, "logprob_token_ids": [5, 6]}},
     "chat": {name: fields for name, fields in SAMPLED.items() if name != "best_of"}
+    | CACHED
     | {name: {name: False} for name in ("parallel_tool_calls", "include_reasoning", "add_generation_prompt")}
     | {
         "logprobs": {"logprobs": True},
@@ -82,6 +87,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "return_prompt_text": {"return_prompt_text": True},
     },
     "responses": PLAIN
+    | CACHED
     | {name: {name: False} for name in ("background", "parallel_tool_calls", "store")}
     | {
         "stream_options": {"stream": True, "stream_options": {}},
@@ -106,6 +112,7 @@ VALUES: dict[str, dict[str, Any]] = {
     | {
         "max_tokens": {"max_tokens": 2},
         "messages": {"messages": [USER, {"role": "assistant", "content": "a"}, USER]},
+        "cache_control": {"cache_control": {"type": "ephemeral"}},
         "output_config": {"output_config": {"effort": "low"}},
         "output_format": {"output_format": {"type": "json_schema", "schema": {"type": "object"}}},
         "stop_sequences": {"stop_sequences": ["x"]},
