@@ -197,7 +197,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result comes in."""
-        if not self.recovered():
+        if self._recovery.failed and not self.recovered():
             return None
         if self.in_flight and not self.in_flight[-1].masks_given:
             return None  # what the next plan needs is not sampled before the masks are there
