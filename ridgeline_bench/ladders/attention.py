@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ridgeline.kernels.attention.ladder.predict import WholeShape, predict, predict_backward
 from ridgeline.kernels.attention.ladder.rungs import BACKWARD_RUNGS, BY_NAME, RUNGS
-from ridgeline.kernels.cuda.predict import chip_here
+from ridgeline.kernels.cuda.predict import Chip, Prediction, chip_here
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
 WITHIN = 1e-2  # of the norm in float64: weights and outputs are rounded by 2**-9 each
@@ -40,9 +40,11 @@ class Sequences:
 
     def least(self) -> Iterator[tuple[str, float, str]]:
         chip = chip_here(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
-        for rung in RUNGS:
-            found = predict(rung, chip, self.shape)
-            yield rung.name, found.bound, found.limiter
+        for name, found in self._predictions(chip):
+            yield name, found.bound, found.limiter
+
+    def _predictions(self, chip: Chip) -> Iterator[tuple[str, Prediction]]:
+        return ((rung.name, predict(rung, chip, self.shape)) for rung in RUNGS)
 
     def operands(self, cubins: Path | None) -> QueriesKeysValues:
         return QueriesKeysValues(self.shape)
@@ -64,12 +66,7 @@ class QueriesKeysValues:
 
     @property
     def peers(self) -> Mapping[str, Sequence[Call]]:
-        ways: dict[str, Callable[..., Tensor]] = {
-            "SDPA, FlashAttention-2": torchs(SDPBackend.FLASH_ATTENTION),
-            "SDPA, cuDNN": torchs(SDPBackend.CUDNN_ATTENTION),
-        }
-        if find_spec("flash_attn_interface") is not None:
-            ways["FlashAttention-3"] = flash3
+        ways = libraries()
         laid = {name: self.sets if "SDPA" in name else self._by_tokens() for name in ways}
         return {name: [lambda x=x, way=way: way(*x) for x in laid[name]] for name, way in ways.items()}  # type: ignore[misc]
 
@@ -95,6 +92,17 @@ class QueriesKeysValues:
 
     def _by_tokens(self) -> list[list[Tensor]]:
         return [[x.transpose(1, 2).contiguous() for x in each] for each in self.sets]
+
+
+def libraries() -> dict[str, Callable[..., Tensor]]:
+    """Return the attention of the libraries that are installed here."""
+    ways: dict[str, Callable[..., Tensor]] = {
+        "SDPA, FlashAttention-2": torchs(SDPBackend.FLASH_ATTENTION),
+        "SDPA, cuDNN": torchs(SDPBackend.CUDNN_ATTENTION),
+    }
+    if find_spec("flash_attn_interface") is not None:
+        ways["FlashAttention-3"] = flash3
+    return ways
 
 
 def exact_attention(q_1TD: Tensor, k_1TD: Tensor, v_1TD: Tensor) -> Tensor:
@@ -131,11 +139,8 @@ class Gradients(Sequences):
         """Those of five products."""
         return 2.5 * self.shape.flops
 
-    def least(self) -> Iterator[tuple[str, float, str]]:
-        chip = chip_here(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
-        for rung in BACKWARD_RUNGS:
-            found = predict_backward(rung, chip, self.shape)
-            yield rung.name, found.bound, found.limiter
+    def _predictions(self, chip: Chip) -> Iterator[tuple[str, Prediction]]:
+        return ((rung.name, predict_backward(rung, chip, self.shape)) for rung in BACKWARD_RUNGS)
 
     def operands(self, cubins: Path | None) -> GradientOperands:
         return GradientOperands(self.shape)
@@ -150,18 +155,12 @@ class GradientOperands(QueriesKeysValues):
 
     @property
     def peers(self) -> Mapping[str, Sequence[Call]]:
-        ways: dict[str, Callable[..., Tensor]] = {
-            "SDPA, FlashAttention-2": torchs(SDPBackend.FLASH_ATTENTION),
-            "SDPA, cuDNN": torchs(SDPBackend.CUDNN_ATTENTION),
-        }
-        if find_spec("flash_attn_interface") is not None:
-            ways["FlashAttention-3"] = flash3
         return {
             name: [
                 recorded(way, x, grad, name == "FlashAttention-3")
                 for x, grad in zip(self.sets, self.grads, strict=True)
             ]
-            for name, way in ways.items()
+            for name, way in libraries().items()
         }
 
     def rung(self, name: str) -> Sequence[Call]:

@@ -1,4 +1,4 @@
-"""What a ladder's page shows of stored times: the newest of each rung, beside the fastest library of the same run.
+"""The tables and pictures of a ladder's page: the newest stored time of each rung, beside the fastest library's.
 
     python -m ridgeline_bench.ladders.page gemm [FILE.jsonl]
 
@@ -52,15 +52,14 @@ def table(times: Times) -> str:
     best = {problem: max(rate(own[peer]) for peer in peers if peer in own) for problem, own in times.items()}
     lines = ["| | " + " | ".join(times) + " |", "|---|" + "---:|" * len(times)]
     for rung in dict.fromkeys(rung for own in times.values() for rung in own):
-        cells = (
-            ""
-            if rung not in own
-            else f"{rate(own[rung]):.1f}, {rate(own[rung]) / best[problem]:.0%}".replace("%", " %")
-            for problem, own in times.items()
-        )
+        cells = (_cell(own.get(rung), best[problem]) for problem, own in times.items())
         name = rung if rung in peers else f"`{rung}`"
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _cell(record: Record | None, best: float) -> str:
+    return "" if record is None else f"{rate(record):.1f}, {100 * rate(record) / best:.0f} %"
 
 
 def draw(times: Times, title: str, path: Path) -> None:

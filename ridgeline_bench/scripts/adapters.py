@@ -134,7 +134,7 @@ def for_peer(job: Job, extra: Mapping[str, Any]) -> Job:
 
 
 def shares(records: Sequence[Record]) -> dict[str, float]:
-    """Return what a step with adapters takes more than one without, by its name, as a share."""
+    """Return the share by which a step with adapters takes longer than one without, by its name."""
     found = {record.metric: record.value for record in records}
     names = [metric.removesuffix(f": {WITH}") for metric in found if metric.endswith(f": {WITH}")]
     return {name: found[f"{name}: {WITH}"] / found[f"{name}: {WITHOUT}"] - 1 for name in names}

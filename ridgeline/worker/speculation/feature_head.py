@@ -122,11 +122,10 @@ class FeatureHead(CatchesUp):
         """Keep what was read of the slots' last tokens, and draft what follows."""
         assert taken is not None
         assert taken.feature_TM is not None
-        columns, later = out_token_RK.shape[1], self.backlog is not None and taken.catching is Catching.LATER
-        if self.backlog is not None and later and columns == 1:  # each row ran one token
-            kept = KeptFeatures(self.feature_SM, self.known_S)
+        columns, backlog = out_token_RK.shape[1], self.backlog if taken.catching is Catching.LATER else None
+        if backlog is not None and columns == 1:  # each row ran one token
             given = taken.token_ids_T, taken.live_T, self.drafts_SD, taken.feature_TM
-            self.backlog.add_one(slots_R, *given, kept)
+            backlog.add_one(slots_R, *given, KeptFeatures(self.feature_SM, self.known_S))
             if wanted:
                 self.settle(slots_R.numpy(), states)
                 self._draft(out_token_RK, slots_R, states, features, wanted, taken, taken.feature_TM)
@@ -134,8 +133,8 @@ class FeatureHead(CatchesUp):
         rows = slots_R.long()
         kv_len_R, before_RM = self._slots.kv_len_S[rows], self.feature_SM[rows]
         last_RM, ran_R = taken.feature_TM[taken.last_R(kv_len_R)], taken.ran_R
-        if self.backlog is not None and later:
-            self._let_wait(self.backlog, slots_R, taken, before_RM, taken.stayed(kv_len_R, columns))
+        if backlog is not None:
+            self._let_wait(backlog, slots_R, taken, before_RM, taken.stayed(kv_len_R, columns))
             if wanted:
                 self.settle(slots_R.numpy(), states)
         self._draft(out_token_RK, slots_R, states, features, wanted, taken, last_RM)
