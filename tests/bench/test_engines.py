@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ PROMPTS = [[5, 6, 7], [8], [9, 9]]
 
 def installed(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
     module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)  # others ask whether the package is there
     vars(module).update(contents)
     monkeypatch.setitem(sys.modules, name, module)
 
