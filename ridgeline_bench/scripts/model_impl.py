@@ -2,7 +2,7 @@
 
     python -m ridgeline_bench.scripts.model_impl [--model benchmarks/models/random-25m benchmarks/models/qwen3-0.6b]
         [--layers 6] [--requests 8] [--prompt 128] [--tokens 64] [--rounds 5] [--threads 1]
-        [--output benchmarks/results/model-impl-cpu.jsonl]
+        [--device cpu] [--dtype float32] [--output benchmarks/results/model-impl-cpu.jsonl]
 
 Weights are random, and both ways have the same sizes. Each way has a process of its own, and they take turns. "share"
 is the rate through transformers' modules over ours: the median of the rounds' ratios.
@@ -53,7 +53,7 @@ def way(settings: dict[str, Any], threads: int) -> tuple[int, Callable[[Asked], 
 def main() -> None:
     a = asked(
         __doc__, model=["benchmarks/models/random-25m", "benchmarks/models/qwen3-0.6b"], layers=6, requests=8,
-        prompt=128, tokens=64, rounds=5, threads=1, output=Path,
+        prompt=128, tokens=64, rounds=5, threads=1, device="cpu", dtype="float32", output=Path,
     )  # fmt: skip
     table = Table("model", "kind", "ridgeline, tokens/s", "transformers, tokens/s", "share")
     for model in a.model:
@@ -65,8 +65,9 @@ def main() -> None:
 def _measured(a: Namespace, model: str) -> list[tuple[str, ...]]:
     """Return the table's rows of a model."""
     settings = {
-        "model": model, "device": "cpu", "dtype": "float32", "load_format": "dummy", "skip_tokenizer_init": True,
-        "max_model_len": 1024, "enable_prefix_caching": False, "kv_cache_memory": 1 << 28, "max_num_seqs": a.requests,
+        "model": model, "device": a.device, "dtype": a.dtype, "load_format": "dummy", "skip_tokenizer_init": True,
+        "max_model_len": 1024, "enable_prefix_caching": False, "kv_cache_memory": 1 << (28 if a.device == "cpu" else 33),
+        "max_num_seqs": a.requests,
         "hf_overrides": {"num_hidden_layers": a.layers},
     }  # fmt: skip
     ways: dict[str, Apart[Asked, float]]
@@ -89,7 +90,8 @@ def _measured(a: Namespace, model: str) -> list[tuple[str, ...]]:
 
 
 def _line(a: Namespace, model: str, kind: str, rates: dict[str, float], share: float) -> dict[str, object]:
-    sizes = {name: getattr(a, name) for name in ("layers", "requests", "prompt", "tokens", "rounds", "threads")}
+    names = ("layers", "requests", "prompt", "tokens", "rounds", "threads", "device", "dtype")
+    sizes = {name: getattr(a, name) for name in names}
     rates = {f"{impl}_tokens_per_second": rate for impl, rate in rates.items()}
     return {"workload": "model impl", "model": Path(model).name, "kind": kind, **rates, "share": share, **sizes}
 
