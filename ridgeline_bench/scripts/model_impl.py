@@ -66,8 +66,8 @@ def _measured(a: Namespace, model: str) -> list[tuple[str, ...]]:
     """Return the table's rows of a model."""
     settings = {
         "model": model, "device": a.device, "dtype": a.dtype, "load_format": "dummy", "skip_tokenizer_init": True,
-        "max_model_len": 1024, "enable_prefix_caching": False, "kv_cache_memory": 1 << (28 if a.device == "cpu" else 33),
-        "max_num_seqs": a.requests,
+        "max_model_len": 1024, "enable_prefix_caching": False, "max_num_seqs": a.requests,
+        "kv_cache_memory": 1 << (28 if a.device == "cpu" else 33),
         "hf_overrides": {"num_hidden_layers": a.layers},
     }  # fmt: skip
     ways: dict[str, Apart[Asked, float]]
