@@ -193,7 +193,8 @@ class Sweep(ABC):
     def time(self, job: Job, calls: list[Any], least: float) -> float:
         """Return the seconds of one launch, in a captured graph: the best of three."""
         launches = len(calls) * max(1, round(1e-3 / (least * len(calls))))
-        self.launch(job, calls[0])
+        for each in calls:  # peers plan for arguments once, on the host, and no graph can hold that
+            self.launch(job, each)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
