@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,11 +130,11 @@ def _beside(model: str, work: WorkFlags, out: Path, load: LoadFlags, beside: Bes
             raise typer.Exit(1)
         known = outcome.records[0]
         figures = {r.metric: (r.value / 1e3, r.limit / 1e3) for r in outcome.records if r.workload == "decoded"}
-        sides.append(
-            decode_steps(
-                out / folder, figures, engine=known.engine, version=known.version, steps=work.output_tokens - 1
-            )
+        side = decode_steps(
+            out / folder, figures, engine=known.engine, version=known.version, steps=work.output_tokens - 1
         )
+        # The limit is of the model and the device, and some engines hide both from the process that measures.
+        sides.append(side if side.limit or not sides else replace(side, limit=sides[0].limit))
         asked = {"model": known.model, "dtype": known.dtype, "options": {**known.options, **shape}}
         append_lines(out / "profile.jsonl", [{**line(sides[-1]), **asked, "machine": asdict(known.machine)}])
     title = f"{known.model}, {known.dtype}: batch {work.batch}, {work.input_tokens} tokens in, {work.output_tokens} out"
