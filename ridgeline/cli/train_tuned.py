@@ -71,7 +71,8 @@ class MethodFlags:
     """The numbers that learn."""
 
     method: Annotated[
-        Literal["lora", "full"], typer.Option(help="lora: an adapter in PEFT's form. full: all weights.")
+        Literal["lora", "qlora", "full"],
+        typer.Option(help="lora: an adapter in PEFT's form. qlora: one beside weights in NF4. full: all weights."),
     ] = "lora"
     rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
     alpha: Annotated[float, typer.Option(help="Its scale is alpha / rank.")] = 16.0
@@ -94,6 +95,10 @@ class StepFlags:
     clip: Annotated[float, typer.Option(help="Largest norm of a step's gradients.")] = 1.0
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Layers run again in the backward pass, which saves memory.")
+    ] = False
+    paged: Annotated[
+        bool,
+        typer.Option("--paged", help="The optimizer's moments lie in the host's memory between steps (GPU)."),
     ] = False
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: one at the end.", min=0)] = 50
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto"
@@ -155,7 +160,8 @@ def _run(kind: str, data: DataFlags, method: MethodFlags, step: StepFlags, track
         data=data.data,
         held_out=data.held_out,
         out=data.out,
-        lora=lora if method.method == "lora" else None,
+        method=method.method,
+        lora=lora,
         **{**asdict(step), "device": where, "dtype": fast if step.dtype == "auto" else step.dtype},
         **own,
         command=f"ridgeline train {kind} --model {data.model} --data {data.data.name} --method {method.method}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,10 +22,19 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
 from ridgeline.tracking import UNTRACKED, Tracker
+from ridgeline.training.base import Method, opened
 from ridgeline.training.card import PLOT, plot_loss
-from ridgeline.training.conversations import Counted, Example, ExampleReader, digest, fitting, fitting_pairs
+from ridgeline.training.conversations import (
+    AnswerPair,
+    Counted,
+    Example,
+    ExampleReader,
+    digest,
+    fitting,
+    fitting_pairs,
+)
 from ridgeline.training.lora import Lora, LoraConfig
-from ridgeline.training.objective import training_decoder
+from ridgeline.training.objective import needed_flops, training_decoder
 from ridgeline.training.packs import Packs
 from ridgeline.training.preferences import Preferences, with_reference
 from ridgeline.training.pretrain import DTYPES
@@ -32,8 +42,8 @@ from ridgeline.training.tuned import NextTokens, Objective, PackRunner, check_tu
 from ridgeline.training.tuned_card import tuned_card
 from ridgeline.training.tuning import Tuner, TuningConfig
 from ridgeline.weights.formats.gguf_file import is_gguf
-from ridgeline.weights.formats.json_file import read_json
-from ridgeline.weights.loader import checkpoint_views, export_checkpoint, load_weights, read_model_config
+from ridgeline.weights.loader import checkpoint_views, export_checkpoint, read_model_config
+from ridgeline.weights.quantized.config import method_name
 
 Report = dict[str, Any]
 LOSS_CHUNK = 2048  # positions whose logits exist at once
@@ -47,12 +57,14 @@ class FineTuneConfig:
     kind: sft takes conversations or prompts with completions; dpo takes pairs.
     model, base: the folder of the model, and its name for the card and the adapter.
     data, held_out: files of JSON lines; held_out: None: nothing is measured.
-    lora: None trains all weights.
+    method: lora, ia3: an adapter beside plain weights; qlora: beside weights in NF4; full: all weights.
+    lora: the sizes of an adapter.
     counted: the tokens that the loss counts.
     pack_tokens, packs: the tokens of a pack, which memory follows, and the packs of a step.
     epochs, steps: how long; steps win.
     beta: dpo's; larger ones keep the model closer to what it was.
     recompute: layers keep their inputs alone, which saves memory and takes a third more time.
+    paged: the optimizer's moments lie in the host's memory between steps.
     """
 
     kind: Literal["sft", "dpo"]
@@ -62,7 +74,8 @@ class FineTuneConfig:
     out: Path
     held_out: Path | None = None
     device: torch.device
-    lora: LoraConfig | None = field(default_factory=LoraConfig)
+    method: Method = "lora"
+    lora: LoraConfig = field(default_factory=LoraConfig)
     counted: Counted = "assistant"
     pack_tokens: int = 2048
     packs: int = 4
@@ -74,6 +87,7 @@ class FineTuneConfig:
     clip: float = 1.0
     beta: float = 0.1
     recompute: bool = False
+    paged: bool = False
     dtype: str = "float32"
     checkpoint_every: int = 50
     seed: int = 0
@@ -102,20 +116,24 @@ def run(config: FineTuneConfig, console: Console) -> Report:
     most = model.spec.max_position_embeddings
     data = _data(config, reader, config.data, most, say)
     held_out = None if config.held_out is None else _data(config, reader, config.held_out, most, say)
-    decoder = training_decoder(model.spec, torch.float32, config.device)
-    load_weights(decoder, config.model, model.weights)
+    dtype = DTYPES[config.dtype]
+    decoder = opened(config.model, model, config.method, dtype, config.device, quantized=_is_quantized(config.model))
+    if config.paged and config.device.type != "cuda":
+        say("the optimizer's moments are in this machine's memory anyway, so --paged changes nothing on a CPU")
     torch.manual_seed(config.seed)
-    learnt: nn.Module = decoder if config.lora is None else Lora(decoder, model, config.lora, config.seed)
+    learnt: nn.Module = decoder
+    if config.method != "full":
+        learnt = Lora(decoder, model, config.lora, config.seed)
     if config.recompute:
         recompute(decoder)
-    autocast = None if config.dtype == "float32" else DTYPES[config.dtype]
+    autocast = dtype if config.method == "full" and dtype != torch.float32 else None
     runs = PackRunner(decoder, autocast=autocast, chunk=LOSS_CHUNK)
     objective, checked = (None if each is None else _objective(config, runs, each) for each in (data, held_out))
     assert objective is not None
     lengths = [objective.tokens([index]) for index in range(len(data))]
     packs = Packs(lengths, room=config.pack_tokens, per_step=config.packs, seed=config.seed)
     steps = config.steps or packs.steps(config.epochs)
-    names = ("lr", "warmup", "weight_decay", "clip", "checkpoint_every")
+    names = ("lr", "warmup", "weight_decay", "clip", "checkpoint_every", "paged")
     tuning = TuningConfig(steps=steps, **{name: getattr(config, name) for name in names})
     trained = sum(each.numel() for each in learnt.parameters() if each.requires_grad)
     say(
@@ -126,10 +144,11 @@ def run(config: FineTuneConfig, console: Console) -> Report:
     tuner = Tuner(
         learnt, objective, packs, tuning, config.out,
         identity=_identity(config, data), console=console, tracker=config.tracker,
+        flops=_flops(config, model, data, trained),
     )  # fmt: skip
     tuner.run()
     after = None if checked is None or held_out is None else _held_out_loss(runs, checked, held_out)
-    folder = config.out / ("model" if config.lora is None else "adapter")
+    folder = config.out / ("model" if config.method == "full" else "adapter")
     if isinstance(learnt, Lora):
         learnt.export(folder, config.base)
     else:
@@ -142,10 +161,12 @@ def run(config: FineTuneConfig, console: Console) -> Report:
         "examples": len(data),
         "tokens": tuner.tokens,
         "trained": trained,
-        "lora": None if config.lora is None else asdict(config.lora),
+        "method": config.method,
+        "lora": None if config.method == "full" else asdict(config.lora),
         "steps": steps,
         "seconds": tuner.elapsed,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
+        "memory": torch.cuda.max_memory_allocated(config.device) if config.device.type == "cuda" else None,
         "held_out": None if config.held_out is None else {"data": config.held_out.name, "loss": [before, after]},
         "device": str(config.device),
         "dtype": config.dtype,
@@ -162,8 +183,7 @@ def run(config: FineTuneConfig, console: Console) -> Report:
 
 
 def _read_config(config: FineTuneConfig) -> ModelConfig:
-    coded = is_gguf(config.model) or "quantization_config" in read_json(config.model / "config.json")
-    if coded and config.lora is None:
+    if config.method == "full" and _is_quantized(config.model):
         raise InvalidConfig(
             f"{config.model} holds quantized weights, which --method full cannot write; train an adapter with "
             "--method lora, or give the model as it was before."
@@ -173,6 +193,26 @@ def _read_config(config: FineTuneConfig) -> ModelConfig:
         raise InvalidConfig(f"{config.model} runs through transformers' modules, which are not fine-tuned here.")
     check_tunable(model.spec)
     return model
+
+
+def _is_quantized(folder: Path) -> bool:
+    return is_gguf(folder) or method_name(folder) is not None
+
+
+def _flops(config: FineTuneConfig, model: ModelConfig, data: list[Any], trained: int) -> Callable[[list[int]], float]:
+    """Return a function that returns the FLOPs that a pack needs."""
+    thin = None if config.method == "full" else trained
+
+    def needed(pack: list[int]) -> float:
+        each = [one for index in pack for one in _examples_of(data[index])]
+        lengths, scored = [len(one.tokens) - 1 for one in each], sum(sum(one.counted) for one in each)
+        return needed_flops(model.spec, lengths, scored, thin=thin)
+
+    return needed
+
+
+def _examples_of(item: Example | AnswerPair) -> list[Example]:
+    return [item] if isinstance(item, Example) else list(item)
 
 
 def _data(config: FineTuneConfig, reader: ExampleReader, path: Path, most: int, say: Any) -> list[Any]:
@@ -200,12 +240,13 @@ def _held_out_loss(runs: PackRunner, objective: Objective, data: list[Any]) -> f
 
 
 def _identity(config: FineTuneConfig, data: list[Any]) -> dict[str, Any]:
-    examples: list[Example] = [one for pair in data for one in pair] if config.kind == "dpo" else data
+    examples = [one for item in data for one in _examples_of(item)]
     return {
         "kind": config.kind,
         "data": digest(examples),
         "base": config.base,
-        "lora": None if config.lora is None else json.loads(json.dumps(asdict(config.lora))),
+        "method": config.method,
+        "lora": json.loads(json.dumps(asdict(config.lora))),
         "pack_tokens": config.pack_tokens,
         "packs": config.packs,
         "beta": config.beta,

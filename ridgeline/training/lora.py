@@ -17,10 +17,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
@@ -29,6 +31,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
+from ridgeline.quantization.frozen import FrozenWeight, input_gradient
 from ridgeline.quantization.multiplied import MultipliedWeight
 from ridgeline.quantization.weight import Weight
 from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig
@@ -67,10 +70,6 @@ class ThinMap(nn.Module):
         self.down_RI = nn.Parameter(drawn_RI.to(device))
         self.up_OR = nn.Parameter(torch.zeros(place.outputs, rank, device=device))
 
-    def forward(self, x_TI: Tensor) -> Tensor:
-        """Return the product with both matrices, without the scale: [T, O]."""
-        return nn.functional.linear(nn.functional.linear(x_TI, self.down_RI), self.up_OR)
-
 
 @dataclass(frozen=True)
 class LearntWeight(Weight):
@@ -96,12 +95,52 @@ class LearntWeight(Weight):
 
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         assert isinstance(x_TI, Tensor)  # there is no buffer
-        y_TO, done, parts = self.inner.linear(x_TI, bias_O), 0, list[Tensor]()
-        for first, thin in sorted(self.thin.items()):
-            end = first + thin.place.outputs
-            parts += [y_TO[:, done:first], y_TO[:, first:end] + (self.scale * thin(x_TI)).to(y_TO.dtype)]
-            done = end
-        return torch.cat([*parts, y_TO[:, done:]], -1)
+        thin = sorted(self.thin.items())
+        spans = [(first, first + each.place.outputs) for first, each in thin]
+        matrices = [matrix for _, each in thin for matrix in (each.down_RI, each.up_OR)]
+        found: Tensor = _Adapted.apply(x_TI, bias_O, self.inner, spans, self.scale, *matrices)
+        return found
+
+
+class _Adapted(torch.autograd.Function):
+    """The product of a frozen weight and of thin ones, which are added to it in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, bias_O: Tensor | None, inner: Weight, spans: Any, scale: float, *matrices: Tensor
+    ) -> Tensor:
+        kind, ctx.dtype = x_TI.device.type, x_TI.dtype
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_TI.dtype
+        x_TI = x_TI.to(dtype)
+        thin, inputs = [each.to(dtype) for each in matrices], []
+        with torch.autocast(kind, enabled=False):
+            y_TO = inner.linear(x_TI, None if bias_O is None else bias_O.to(dtype))
+            for (first, end), down_RI, up_OR in zip(spans, thin[::2], thin[1::2], strict=True):
+                inputs.append(x_TI @ down_RI.T)
+                y_TO[:, first:end].addmm_(inputs[-1], up_OR.T, alpha=scale)
+        ctx.inner, ctx.spans, ctx.scale = inner, spans, scale
+        ctx.save_for_backward(x_TI, *inputs, *matrices)
+        return y_TO
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Any, ...]:
+        x_TI, *rest = ctx.saved_tensors
+        inputs, matrices = rest[: len(ctx.spans)], rest[len(ctx.spans) :]
+        wants_x, wants_bias = ctx.needs_input_grad[:2]
+        grad_TO = grad_TO.to(x_TI.dtype)
+        grad_TI = input_gradient(ctx.inner, grad_TO) if wants_x else None
+        found: list[Tensor] = []
+        pairs = zip(ctx.spans, inputs, matrices[::2], matrices[1::2], strict=True)
+        for (first, end), h_TR, down_RI, up_OR in pairs:
+            part_TO = grad_TO[:, first:end]
+            grad_TR = part_TO @ up_OR.to(part_TO.dtype) * ctx.scale
+            if grad_TI is not None:
+                grad_TI.addmm_(grad_TR, down_RI.to(grad_TR.dtype))
+            up_grad_OR = part_TO.T @ (h_TR * ctx.scale)
+            found += [(grad_TR.T @ x_TI).to(down_RI.dtype), up_grad_OR.to(up_OR.dtype)]
+        bias_grad_O = grad_TO.sum(0) if wants_bias else None
+        return None if grad_TI is None else grad_TI.to(ctx.dtype), bias_grad_O, None, None, None, *found
 
 
 class Lora(nn.Module):
@@ -127,6 +166,7 @@ class Lora(nn.Module):
             linear = decoder.get_submodule(name)
             assert isinstance(linear, Linear)
             inner = linear.matrix.inner if isinstance(linear.matrix, MultipliedWeight) else linear.matrix
+            inner = inner.inner if isinstance(inner, FrozenWeight) else inner
             linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale))
 
     def export(self, folder: Path, base: str) -> None:

@@ -11,6 +11,9 @@ Legend:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -99,16 +102,37 @@ def training_flops_per_token(spec: ModelSpec, length: int) -> float:
 
     They count matrix products and the causal half of attention. Recomputation, norms and activations do not count.
     """
-    per_token = 2.0 * spec.vocab_size * spec.hidden_size
+    products, mixing = layer_flops(spec, length)
+    return 3 * (2.0 * spec.vocab_size * spec.hidden_size + products + mixing)
+
+
+def layer_flops(spec: ModelSpec, length: int) -> tuple[float, float]:
+    """Return the FLOPs of one token's forward pass through the layers, at context `length`: of products with weights,
+    and of mixing tokens."""
+    products = mixing = 0.0
     for layer in spec.layers:
-        per_token += 2 * sum(p.used * p.inputs * p.outputs for p in layer.products(spec.hidden_size).values())
+        products += 2 * sum(p.used * p.inputs * p.outputs for p in layer.products(spec.hidden_size).values())
         if isinstance(layer.mixer, AttentionSpec):
-            per_token += 4 * layer.mixer.q_size * min(length, layer.mixer.window or length) / 2
+            mixing += 4 * layer.mixer.q_size * min(length, layer.mixer.window or length) / 2
             continue
         shape = StepShape([length], [length], 0)
         ops = MIXERS[layer.mixer.kind](layer.mixer, shape, length, precision("float32"), None)
-        per_token += sum(cost.flops for _, cost in ops) / length
-    return 3 * per_token
+        mixing += sum(cost.flops for _, cost in ops) / length
+    return products, mixing
+
+
+def needed_flops(spec: ModelSpec, lengths: Sequence[int], scored: int, *, thin: int | None = None) -> float:
+    """Return the FLOPs of the forward and backward pass of examples of these lengths, none of which is done again.
+
+    scored: the tokens whose logits are made. thin: the numbers of an adapter, where weights do not learn and so have no
+    gradients of their own. None: all weights learn.
+    """
+    passes = 3 if thin is None else 2
+    total = passes * 2.0 * spec.vocab_size * spec.hidden_size * scored + 6.0 * (thin or 0) * sum(lengths)
+    for length, count in Counter(lengths).items():
+        products, mixing = layer_flops(spec, length)
+        total += count * length * (passes * products + 3 * mixing)
+    return total
 
 
 def active_parameters(spec: ModelSpec) -> int:

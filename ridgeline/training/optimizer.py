@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 INIT_STD = 0.02
 _RESIDUAL_OUTPUTS = ("mixer.out.weight", "feed_forward.down.weight")
@@ -41,16 +43,80 @@ def _of_mamba(name: str, parameter: nn.Parameter, generator: torch.Generator) ->
     return None
 
 
+class PagedAdamW(torch.optim.AdamW):
+    """AdamW whose moments lie in page-locked memory of the host between steps. During a step those of some parameters
+    at a time are on the device: at most `ROOM` bytes, or those of one parameter."""
+
+    ROOM = 1 << 27
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Make a step. There is no closure: gradients are there."""
+        assert closure is None
+        groups = self.param_groups
+        try:
+            for group in groups:
+                for some in _of_bytes(group["params"], self.ROOM // 2):
+                    self._move(some, to_host=False)
+                    self.param_groups = [{**group, "params": some}]
+                    super().step()
+                    self._move(some, to_host=True)
+        finally:
+            self.param_groups = groups
+        torch.cuda.synchronize(groups[0]["params"][0].device)  # what lies in the host's memory is read from there
+
+    def _move(self, parameters: Sequence[nn.Parameter], *, to_host: bool) -> None:
+        for parameter in parameters:
+            for name, tensor in self.state[parameter].items():
+                if name == "step":
+                    continue
+                if to_host:
+                    if (page := self._pages.get((parameter, name))) is None:
+                        page = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                        self._pages[parameter, name] = page
+                    self.state[parameter][name] = page.copy_(tensor, non_blocking=True)
+                elif not tensor.is_cuda:
+                    self.state[parameter][name] = tensor.to(parameter.device, non_blocking=True)
+
+    @property
+    def _pages(self) -> dict[tuple[nn.Parameter, str], Tensor]:
+        """The page-locked memory of each moment, which is used again in the next step."""
+        pages: dict[tuple[nn.Parameter, str], Tensor] = self.__dict__.setdefault("pages", {})
+        return pages
+
+
+def _of_bytes(parameters: Sequence[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
+    """Yield parameters of at most so many bytes together, or one that is larger."""
+    some, size = list[nn.Parameter](), 0
+    for parameter in parameters:
+        if some and size + parameter.nbytes > most:
+            yield some
+            some, size = [], 0
+        some.append(parameter)
+        size += parameter.nbytes
+    if some:
+        yield some
+
+
 def adamw(
-    decoder: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float], device: torch.device
+    decoder: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    device: torch.device,
+    paged: bool = False,
 ) -> torch.optim.AdamW:
     """Return AdamW with weight decay on matrices alone, not on norms, biases and embeddings (Loshchilov and Hutter,
-    arXiv 1711.05101). Experts' stacked matrices count as matrices."""
+    arXiv 1711.05101). Experts' stacked matrices count as matrices.
+
+    paged: its moments lie in the host's memory between steps. On a CPU that is where they are anyway.
+    """
     named = [(name, p) for name, p in decoder.named_parameters() if p.requires_grad]
     decayed = [p for name, p in named if p.ndim >= 2 and "embed" not in name]
     plain = [p for name, p in named if p.ndim < 2 or "embed" in name]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=device.type == "cuda")
+    kind = PagedAdamW if paged and device.type == "cuda" else torch.optim.AdamW
+    return kind(groups, lr=lr, betas=betas, fused=device.type == "cuda")
 
 
 def learning_rate(fraction: float, *, peak: float, warmup: float) -> float:

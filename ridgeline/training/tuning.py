@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ridgeline.training.checkpoint import load_checkpoint, save_checkpoint
 from ridgeline.training.loss_scale import gradient_norm
 from ridgeline.training.optimizer import adamw, learning_rate
 from ridgeline.training.packs import Packs
+from ridgeline.training.pretrain import peak_flops
 from ridgeline.training.progress import TrainingLog
 from ridgeline.training.tuned import Objective
 
@@ -34,6 +35,7 @@ class TuningConfig:
 
     steps: of the optimizer. lr: the peak learning rate. warmup: the share of the run during which it rises.
     clip: the largest gradient norm. checkpoint_every: in steps (0: none but the last).
+    paged: the optimizer's moments lie in the host's memory between steps.
     """
 
     steps: int
@@ -44,14 +46,15 @@ class TuningConfig:
     clip: float = 1.0
     log_every: int = 1
     checkpoint_every: int = 50
+    paged: bool = False
 
 
 class Tuner:
     """A tuner that trains the parameters of `learnt` and continues from `folder`/checkpoint if there is one. It writes
     `folder`/log.jsonl: step, tokens, seconds, loss (mean since the last row), lr, grad_norm, tokens_per_s, mfu.
 
-    identity: what a run must share with the one that it continues. Raise InvalidConfig if the checkpoint there is of
-    another run.
+    identity: what a run must share with the one that it continues. flops: returns those that a pack needs, from which
+    the share of the device's peak follows. Raise InvalidConfig if the checkpoint there is of another run.
     """
 
     def __init__(
@@ -65,17 +68,21 @@ class Tuner:
         identity: Mapping[str, Any],
         console: Console,
         tracker: Tracker = UNTRACKED,
+        flops: Callable[[list[int]], float] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.learnt, self.objective, self.packs, self.config, self.folder = learnt, objective, packs, config, folder
-        self.console, self.tracker = console, tracker
+        self.console, self.tracker, self.flops = console, tracker, flops
         self.parameters = [each for each in learnt.parameters() if each.requires_grad]
         device = self.parameters[0].device
         self.optimizer = adamw(
-            learnt, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=device
-        )
+            learnt, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=device,
+            paged=config.paged,
+        )  # fmt: skip
+        self.peak = peak_flops(device)
         # The learning rate may change where numbers overflowed before, and how often a run is saved changes nothing
-        settings = {k: v for k, v in asdict(config).items() if k not in ("lr", "log_every", "checkpoint_every")}
+        free = ("lr", "log_every", "checkpoint_every", "paged")
+        settings = {k: v for k, v in asdict(config).items() if k not in free}
         self.identity = {**identity, **settings, "betas": list(config.betas)}
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
         self._resume()
@@ -86,8 +93,9 @@ class Tuner:
         log = TrainingLog(self.folder / "log.jsonl", self.console, self.folder.name, self.step, self.tracker)
         with log:
             before, started = self.elapsed, time.monotonic()
-            since, of_rows, losses = started, self.tokens, list[float]()
+            since, of_rows, losses, needed = started, self.tokens, list[float](), 0.0
             while self.step < self.config.steps:
+                needed += sum(map(self.flops, self.packs.of_step(self.step))) if self.flops else 0.0
                 loss, norm = self.update()
                 losses.append(loss)
                 self.elapsed = before + time.monotonic() - started
@@ -101,10 +109,10 @@ class Tuner:
                         "lr": self.optimizer.param_groups[0]["lr"],
                         "grad_norm": norm,
                         "tokens_per_s": (self.tokens - of_rows) / max(now - since, 1e-9),
-                        "mfu": None,
+                        "mfu": needed / (now - since) / self.peak if self.peak and needed else None,
                     }
                     log.write(row, self.step / self.config.steps)
-                    since, of_rows, losses = now, self.tokens, []
+                    since, of_rows, losses, needed = now, self.tokens, [], 0.0
                 if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
                     self.save()
         self.save()

@@ -57,6 +57,7 @@ from ridgeline.weights.quantized.plan import (
     targets,
     widened,
 )
+from ridgeline.weights.quantized.rounded import Rounding
 from ridgeline.weights.rows import in_our_order, in_their_order, reorders
 from ridgeline.weights.stored import StoredTensor
 from ridgeline.weights.transfer import fill
@@ -209,6 +210,7 @@ def load_weights(
     load_format: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
     """Fill every parameter of `decoder` from `folder`, or with random numbers if load_format is "dummy". Quantized
     weights keep the form of the files in modules whose scheme says so; elsewhere they become plain numbers.
@@ -216,8 +218,9 @@ def load_weights(
     Where several ranks divide the model, each fills its part, and reads no more of plain tensors than that. A stage of
     a pipeline reads its own layers.
 
-    `progress` is called with what is being done and the fraction that is done. Raise ModelLoadError, before any
-    parameter is touched, if files are missing or damaged, or hold other tensors than the config promises.
+    `progress` is called with what is being done and the fraction that is done. rounding: which weights of plain files
+    are rounded while they are read. Raise ModelLoadError, before any parameter is touched, if files are missing or
+    damaged, or hold other tensors than the config promises.
     """
     if isinstance(decoder, ForeignDecoder):
         fill_foreign(decoder, folder, load_format=load_format, seed=seed, progress=progress)
@@ -229,8 +232,9 @@ def load_weights(
         weights = as_stored(weight_map, stored, folder, decoder.whole)
         method, divides = folder_method(folder), decoder.mesh.of_experts.size > 1
         whole = not divides and decoder.spec.stage is None
-        plain = decoder if whole and not method else empty_decoder(decoder.whole)
-        views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
+        plain = decoder if whole and not method and rounding is None else empty_decoder(decoder.whole)
+        pieces = pieces_of(plain, weights, method, stored) if rounding is None else rounding(plain, weights)
+        views = checkpoint_views(plain, weights)
         check_checkpoint(plain, views, stored, folder, pieces)
         check_tied(decoder.whole, weights, stored, folder)
         check_kv_scales(plain, weights, stored)
