@@ -25,6 +25,7 @@ from ridgeline.weights.quantized.plan import forms
 from ridgeline.weights.quantized.rounded import rounded_pieces
 
 Method = Literal["lora", "qlora", "ia3", "full"]
+FUSED = ("linear", "norm_linear", "rms_norm", "gated_activation", "rope")  # have kernels with gradients
 
 
 def opened(
@@ -60,7 +61,9 @@ def opened(
         kept = dict(forms(empty, model.weights, rounding(empty, model.weights)))
         if not kept:
             raise InvalidConfig("no layer of this model has inputs in groups of 64, as NF4 needs; use --method lora.")
-    overrides = training_ops(platform) | {"coded_linear": "triton" if on_gpu(platform) else "torch"}
+    overrides = training_ops(platform) | {"coded_linear": "torch"}
+    if on_gpu(platform):
+        overrides |= dict.fromkeys(FUSED, "triton_training") | {"coded_linear": "triton"}
     decoder = Decoder(
         model.spec, Ops(platform, overrides=overrides), dtype=dtype, device=device,
         scheme_of=keeping(kept, scheme(None)),

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 Scores = Callable[[Tensor], Tensor]  # [C, M] → [C, V]
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a break in the graph
 def cross_entropy_sum(
     x_NM: Tensor, targets_N: Tensor, scores: Scores, parameters: Sequence[nn.Parameter], chunk: int
 ) -> Tensor:
@@ -48,6 +49,23 @@ def _nats(scores: Scores, x_CM: Tensor, targets_C: Tensor) -> Tensor:
     return F.cross_entropy(logits_CV, targets_C, reduction="sum")
 
 
+def with_gradient(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of the negative log-likelihoods, float32 or wider, and its gradient by the logits, in their dtype.
+    On a GPU one kernel writes it where the logits were."""
+    if logits_CV.is_cuda and logits_CV.dtype != torch.float64:
+        # Triton, which is imported only where it runs
+        from ridgeline.kernels.small.triton_cross_entropy import nats_with_gradient
+
+        nats_C, grad_CV = nats_with_gradient(logits_CV, targets_C)
+        return nats_C.sum(), grad_CV
+    wide_CV = (logits_CV if logits_CV.itemsize >= 4 else logits_CV.float()).log_softmax(-1)
+    index_C1 = targets_C[:, None]
+    nats = -wide_CV.gather(1, index_C1).sum()
+    grad_CV = wide_CV.exp_()
+    grad_CV.scatter_add_(1, index_C1, grad_CV.new_full(index_C1.shape, -1.0))
+    return nats, grad_CV.to(logits_CV.dtype)
+
+
 class _Parts(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -58,10 +76,11 @@ class _Parts(torch.autograd.Function):
         for x_CM, targets_C in zip(x_NM.split(chunk), targets_N.split(chunk), strict=True):
             with torch.enable_grad():
                 own_CM = x_CM.detach().requires_grad_()
-                nats = _nats(scores, own_CM, targets_C)
-            grad_CM, *others = torch.autograd.grad(nats, [own_CM, *parameters])
+                logits_CV = scores(own_CM)
+            nats, grad_CV = with_gradient(logits_CV.detach(), targets_C)
+            grad_CM, *others = torch.autograd.grad(logits_CV, [own_CM, *parameters], grad_CV)
             of_x.append(grad_CM)
-            sums.append(nats.detach())
+            sums.append(nats)
             for grad, other in zip(grads, others, strict=True):
                 grad += other
         ctx.save_for_backward(torch.cat(of_x), *grads)

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ridgeline.core.specs.model import AttentionSpec, ModelSpec
 from ridgeline.kernels.base.cost import StepShape
@@ -28,6 +26,7 @@ from ridgeline.layers.dense import dense_states
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.parts import MIXERS
 from ridgeline.perf.precision import precision
+from ridgeline.training.cross_entropy import cross_entropy_sum
 
 # Plain torch, because most of our fast kernels are made for inference and have no backward pass.
 _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
@@ -54,7 +53,7 @@ class NextTokenLoss(nn.Module):
     """The mean nats per token. Products run in `autocast`, if it is given; weights, residual stream and loss stay
     float32.
 
-    Logits are made `chunk` tokens at a time and made again in the backward pass, so [N, V] never exists.
+    Logits are made `chunk` tokens at a time, with their gradients, so [N, V] never exists and nothing is made twice.
     """
 
     def __init__(self, decoder: Decoder, *, batch_size: int, chunk: int, autocast: torch.dtype | None) -> None:
@@ -83,18 +82,11 @@ class NextTokenLoss(nn.Module):
 
     def mean(self, hidden: Hidden, tokens_BS1: Tensor) -> Tensor:
         """Return the loss of the layers' output."""
-        targets_N, device = tokens_BS1[:, 1:].flatten(), tokens_BS1.device
-        total = torch.zeros((), device=device)
-        with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
-            for start in range(0, len(targets_N), self.chunk):
-                chunk = slice(start, start + self.chunk)
-                total = total + checkpoint(
-                    self._sum, hidden.at(chunk), targets_N[chunk], use_reentrant=False, preserve_rng_state=False
-                )
+        targets_N, decoder = tokens_BS1[:, 1:].flatten(), self.decoder
+        head = [each for each in decoder.unembed.parameters() if each.requires_grad]
+        with torch.autocast(tokens_BS1.device.type, self.autocast, enabled=self.autocast is not None):
+            total = cross_entropy_sum(decoder.normed(hidden), targets_N, decoder.scored, head, self.chunk)
         return total / len(targets_N)
-
-    def _sum(self, hidden: Hidden, targets_C: Tensor) -> Tensor:
-        return F.cross_entropy(self.decoder.logits(hidden).float(), targets_C, reduction="sum")
 
 
 def training_flops_per_token(spec: ModelSpec, length: int) -> float:

@@ -48,6 +48,11 @@ def anywhere(platform: Platform) -> bool:
     return True
 
 
+def nowhere(platform: Platform) -> bool:
+    """Return False: such an implementation runs where it is asked for by name."""
+    return False
+
+
 def on_cpu(platform: Platform) -> bool:
     """Return True on a CPU. It is for functions that torch has for CPUs alone."""
     return platform.device_type == "cpu"

@@ -123,6 +123,7 @@ LINEAR = Op(
         Implementation("onednn", "ridgeline.kernels.gemm.plain.onednn:linear", has_onednn),
         Implementation("torch", "ridgeline.kernels.gemm.plain.torch_ops:linear"),
         Implementation("batch_invariant", "ridgeline.kernels.gemm.plain.batch_invariant:linear", on_gpu),
+        Implementation("triton_training", "ridgeline.kernels.gemm.plain.triton_training:linear", on_gpu),
     ),
     matrix=True,
 )

@@ -69,5 +69,8 @@ GATED_ACTIVATION = Op(
     (
         Implementation("triton", "ridgeline.kernels.small.activation.triton:gated_activation", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.activation.torch_ops:gated_activation"),
+        Implementation(
+            "triton_training", "ridgeline.kernels.small.activation.triton_training:gated_activation", on_gpu
+        ),
     ),
 )

@@ -43,6 +43,7 @@ RMS_NORM = Op(
     (
         Implementation("triton", "ridgeline.kernels.small.norm.triton:rms_norm", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.norm.torch_ops:rms_norm"),
+        Implementation("triton_training", "ridgeline.kernels.small.norm.triton_training:rms_norm", on_gpu),
     ),
 )
 LAYER_NORM = Op(

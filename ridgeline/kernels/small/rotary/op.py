@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
-from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, nowhere, on_gpu
 from ridgeline.kernels.small.norm.op import rms_norm
 
 
@@ -120,7 +120,11 @@ def without_weight(x: Tensor, eps: float) -> Tensor:
     return rms_norm(x, None, torch.ones_like(x[0, 0]), eps)[0]
 
 
-ROPE = Op("rope", rope)
+ROPE = Op(
+    "rope",
+    rope,
+    (Implementation("triton_training", "ridgeline.kernels.small.rotary.triton_training:rope", nowhere),),
+)
 ROPE_KV = Op(
     "rope_kv",
     rope_kv,

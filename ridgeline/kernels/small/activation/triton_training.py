@@ -1,0 +1,92 @@
+"""Gated activations with gradients: the forward kernel, and one that computes both halves' gradients from the inputs.
+The legend is that of op.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.small.activation import torch_ops
+from ridgeline.kernels.small.activation.triton import KINDS, _launch, activate, config
+
+
+@triton.jit
+def slope(x, KIND: tl.constexpr):
+    """Return the derivative of `activate`."""
+    if KIND == "silu":
+        s = tl.sigmoid(x)
+        d = s * (1 + x * (1 - s))
+    elif KIND == "gelu":
+        d = 0.5 * (1 + tl.erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    elif KIND == "relu":
+        d = tl.where(x > 0, 1.0, 0.0)
+    elif KIND == "relu2":
+        d = 2 * tl.maximum(x, 0.0)
+    else:
+        tl.static_assert(KIND == "gelu_tanh")
+        # x sigmoid(2u), and the derivative of 2u is 1.596 (1 + 3 * 0.044715 x^2)
+        s = tl.sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x))
+        d = s + x * s * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * x * x)
+    return d
+
+
+@triton.jit
+def _backward(x_ptr, dy_ptr, dx_ptr, F: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    blocks: tl.constexpr = (F + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = column < F
+    gate = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0).to(tl.float32)
+    dy = tl.load(dy_ptr + row * F + column, mask=mask, other=0).to(tl.float32)
+    dtype = dx_ptr.dtype.element_ty
+    tl.store(dx_ptr + row * 2 * F + column, (dy * up * slope(gate, KIND)).to(dtype), mask=mask)
+    tl.store(dx_ptr + row * 2 * F + F + column, (dy * activate(gate, KIND)).to(dtype), mask=mask)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_T2F: Tensor, kind: str) -> Tensor:
+        x_T2F = x_T2F.contiguous()
+        ctx.save_for_backward(x_T2F)
+        ctx.kind = kind
+        return _launch(x_T2F, kind, is_gated=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_TF: Tensor) -> tuple[Tensor, None]:
+        (x_T2F,) = ctx.saved_tensors
+        width = x_T2F.shape[-1] // 2
+        rows, dx_T2F = x_T2F.numel() // (2 * width), torch.empty_like(x_T2F)
+        block, warps = config(rows, width)
+        _backward[(rows * triton.cdiv(width, block),)](
+            x_T2F, dy_TF.contiguous(), dx_T2F, F=width, BLOCK=block, KIND=ctx.kind, num_warps=warps
+        )
+        return dx_T2F, None
+
+
+@torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
+def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
+    """Compute `op.gated_activation`, with gradients. Clamped kinds are torch's."""
+    if kind not in KINDS:
+        return torch_ops.gated_activation(x_T2F, kind)
+    found: Tensor = _Gated.apply(x_T2F, kind)
+    return found
+
+
+_BLOCK, _WARPS = config(8192, 8192)
+AOT = (
+    AotKernel(
+        _backward,
+        dict.fromkeys(("x_ptr", "dy_ptr", "dx_ptr"), "*bf16"),
+        {"F": 8192, "BLOCK": _BLOCK, "KIND": "silu"},
+        num_warps=_WARPS,
+        archs=ONE_OF_EACH,
+    ),
+)

@@ -1,0 +1,140 @@
+"""RMSNorm with gradients in two kernels: the residual addition and the norm forward; backward one pass that reads the
+gradients and the sum once, and adds up the weight's gradient for a share of the rows.
+
+Under autocast y has the type of products, so that these need no copy of it; the sum keeps the wider type of x and the
+residual. The legend is that of op.py, and R is the rows of a program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.launch import num_multiprocessors
+from ridgeline.kernels.small.norm.triton import config
+
+SHARES = 4  # programs of the backward pass for each multiprocessor
+
+
+@triton.jit
+def _forward(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rows, eps,
+    M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Compute y and, with a residual, the sum. All rows are dense."""
+    column = tl.arange(0, BLOCK)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    mask = (column < M) & (row < rows)
+    s = tl.load(x_ptr + row * M + column, mask=mask, other=0).to(tl.float32)
+    if RESIDUAL:
+        s += tl.load(residual_ptr + row * M + column, mask=mask, other=0).to(tl.float32)
+        kept = s.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * M + column, kept, mask=mask)
+        s = kept.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(s * s, 1) / M + eps)[:, None]
+    weight = tl.load(weight_ptr + column, mask=column < M, other=0).to(tl.float32)
+    tl.store(y_ptr + row * M + column, (s * scale * weight).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _backward(
+    sum_ptr, weight_ptr, dy_ptr, ds_ptr, dx_ptr, dweight_ptr, rows, each, eps,
+    M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SUMMED: tl.constexpr, LEARNS: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of the sum, and a share of the weight's. each: tiles of rows of a program. SUMMED: the sum
+    has a gradient of its own."""
+    column = tl.arange(0, BLOCK)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < M, other=0).to(tl.float32)
+    dweight = tl.zeros((ROWS, BLOCK), tl.float32)
+    first = tl.program_id(0).to(tl.int64) * each * ROWS
+    for tile in range(each):
+        row = first + tile * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = (column < M) & (row < rows)
+        s = tl.load(sum_ptr + row * M + column, mask=mask, other=0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * M + column, mask=mask, other=0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(s * s, 1) / M + eps)[:, None]
+        n = s * scale
+        dn = dy * weight
+        dx = scale * (dn - n * (tl.sum(dn * n, 1) / M)[:, None])
+        if SUMMED:
+            dx += tl.load(ds_ptr + row * M + column, mask=mask, other=0).to(tl.float32)
+        tl.store(dx_ptr + row * M + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if LEARNS:
+            dweight += dy * n
+    if LEARNS:
+        tl.store(
+            dweight_ptr + tl.program_id(0) * M + tl.arange(0, BLOCK), tl.sum(dweight, 0), mask=tl.arange(0, BLOCK) < M
+        )
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        kind, width = x_TM.device.type, x_TM.shape[-1]
+        x_TM = x_TM.contiguous()
+        residual_TM = None if residual_TM is None else residual_TM.contiguous()
+        wide = x_TM.dtype if residual_TM is None else torch.promote_types(x_TM.dtype, residual_TM.dtype)
+        narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_TM.dtype
+        y_TM = torch.empty(x_TM.shape, dtype=narrow, device=x_TM.device)
+        sum_TM = x_TM if residual_TM is None else torch.empty(x_TM.shape, dtype=wide, device=x_TM.device)
+        rows, (block, together, warps) = x_TM.numel() // width, config(width)
+        _forward[(triton.cdiv(rows, together),)](
+            x_TM, residual_TM, weight_M, y_TM, sum_TM, rows, eps,
+            M=width, BLOCK=block, ROWS=together, RESIDUAL=residual_TM is not None, num_warps=warps,
+        )  # fmt: skip
+        ctx.save_for_backward(sum_TM, weight_M)
+        ctx.eps, ctx.dtypes = eps, (x_TM.dtype, None if residual_TM is None else residual_TM.dtype)
+        return (y_TM,) if residual_TM is None else (y_TM, sum_TM)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_TM: Tensor | None, ds_TM: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        sum_TM, weight_M = ctx.saved_tensors
+        of_x, of_residual = ctx.dtypes
+        if dy_TM is None:
+            return ds_TM, ds_TM, None, None
+        learns, width = ctx.needs_input_grad[2], sum_TM.shape[-1]
+        rows, (block, together, warps) = sum_TM.numel() // width, config(width)
+        tiles = triton.cdiv(rows, together)
+        each = triton.cdiv(tiles, SHARES * num_multiprocessors(sum_TM.device)) if learns else 1
+        programs = triton.cdiv(tiles, each)
+        dx_TM = torch.empty_like(sum_TM)
+        dweight_RM = torch.empty(programs, width, device=sum_TM.device) if learns else None
+        _backward[(programs,)](
+            sum_TM, weight_M, dy_TM.contiguous(), None if ds_TM is None else ds_TM.contiguous(), dx_TM, dweight_RM,
+            rows, each, ctx.eps,
+            M=width, BLOCK=block, ROWS=together, SUMMED=ds_TM is not None, LEARNS=learns, num_warps=warps,
+        )  # fmt: skip
+        dweight_M = None if dweight_RM is None else dweight_RM.sum(0).to(weight_M.dtype)
+        return dx_TM.to(of_x), None if of_residual is None else dx_TM.to(of_residual), dweight_M, None
+
+
+@torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
+def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Compute `op.rms_norm`, with gradients."""
+    found: tuple[Tensor, ...] = _Norm.apply(x_TM, residual_TM, weight_M, eps)
+    return found[0], x_TM if residual_TM is None else found[1]
+
+
+def _aot(*, backward: bool) -> AotKernel:
+    block, together, warps = config(2048)
+    constants: dict[str, Any] = {"M": 2048, "BLOCK": block, "ROWS": together}
+    if backward:
+        signature = {"sum_ptr": "*fp32", "weight_ptr": "*fp32", "dy_ptr": "*bf16", "ds_ptr": "*fp32", "dx_ptr": "*fp32"}
+        signature |= {"dweight_ptr": "*fp32", "rows": "i32", "each": "i32", "eps": "fp32"}
+        return AotKernel(
+            _backward, signature, constants | {"SUMMED": True, "LEARNS": True}, num_warps=warps, archs=ONE_OF_EACH
+        )
+    signature = {"x_ptr": "*bf16", "residual_ptr": "*fp32", "weight_ptr": "*fp32", "y_ptr": "*bf16", "sum_ptr": "*fp32"}
+    signature |= {"rows": "i32", "eps": "fp32"}
+    return AotKernel(_forward, signature, constants | {"RESIDUAL": True}, num_warps=warps, archs=ONE_OF_EACH)
+
+
+AOT = (_aot(backward=False), _aot(backward=True))

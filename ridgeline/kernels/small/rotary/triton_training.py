@@ -1,0 +1,92 @@
+"""Rotation of heads with gradients, in one kernel each for queries and keys. A gradient rotates back. The legend is
+that of op.py, and N is the heads of a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+
+TILE = 2048  # numbers of a program
+
+
+@triton.jit
+def _rotate(
+    x_ptr, cos_sin_ptr, positions_ptr, y_ptr, tokens, x_token, x_head,
+    N: tl.constexpr, D: tl.constexpr, Y: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    BACK: tl.constexpr,
+):  # fmt: skip
+    """Rotate the heads of HEADS rows [token, head]; y is dense. BACK: by the angles' negatives."""
+    half: tl.constexpr = Y // 2
+    row = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)[:, None]
+    token, head = row // N, row % N
+    here = token < tokens
+    column = tl.arange(0, HALF)[None, :]
+    mask = here & (column < half)
+    position = tl.load(positions_ptr + token, mask=here, other=0)
+    cos = tl.load(cos_sin_ptr + position * Y + column, mask=mask, other=0)
+    sin = tl.load(cos_sin_ptr + position * Y + half + column, mask=mask, other=0)
+    if BACK:
+        sin = -sin
+    at, to = x_ptr + token * x_token + head * x_head, y_ptr + row * D
+    a = tl.load(at + column, mask=mask, other=0)
+    b = tl.load(at + half + column, mask=mask, other=0).to(tl.float32)
+    dtype, a = a.dtype, a.to(tl.float32)
+    tl.store(to + column, (a * cos - b * sin).to(dtype), mask=mask)
+    tl.store(to + half + column, (b * cos + a * sin).to(dtype), mask=mask)
+    if REST > 0:
+        rest = Y + tl.arange(0, REST)[None, :]
+        mask = here & (rest < D)
+        tl.store(to + rest, tl.load(at + rest, mask=mask, other=0), mask=mask)
+
+
+def _launch(x_TND: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor, *, back: bool) -> Tensor:
+    x_TND = x_TND if x_TND.stride(-1) == 1 else x_TND.contiguous()
+    (tokens, heads, width), rotated = x_TND.shape, cos_sin_ZY.shape[-1]
+    y_TND = torch.empty(x_TND.shape, dtype=x_TND.dtype, device=x_TND.device)
+    half = triton.next_power_of_2(rotated // 2)
+    together = max(1, TILE // (2 * half))
+    _rotate[(triton.cdiv(tokens * heads, together),)](
+        x_TND, cos_sin_ZY, positions_T, y_TND, tokens, *x_TND.stride()[:2],
+        N=heads, D=width, Y=rotated, HEADS=together, HALF=half,
+        REST=triton.next_power_of_2(width - rotated) if rotated < width else 0, BACK=back, num_warps=4,
+    )  # fmt: skip
+    return y_TND
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TND: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_sin_ZY, positions_T)
+        return _launch(x_TND, cos_sin_ZY, positions_T, back=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_TND: Tensor) -> tuple[Tensor, None, None]:
+        return _launch(dy_TND, *ctx.saved_tensors, back=True), None, None
+
+
+@torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
+def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `op.rope`, with gradients of queries and keys."""
+    q_THD = _Rotated.apply(q_THD, cos_sin_ZY, positions_T)
+    k_TGD = _Rotated.apply(k_TGD, cos_sin_ZY, positions_T)
+    return q_THD, k_TGD
+
+
+AOT = (
+    AotKernel(
+        _rotate,
+        {"x_ptr": "*bf16", "cos_sin_ptr": "*fp32", "positions_ptr": "*i64", "y_ptr": "*bf16", "tokens": "i32"}
+        | dict.fromkeys(("x_token", "x_head"), "i32:16"),
+        {"N": 32, "D": 64, "Y": 64, "HEADS": 32, "HALF": 32, "REST": 0, "BACK": True},
+        num_warps=4,
+        archs=ONE_OF_EACH,
+    ),
+)
