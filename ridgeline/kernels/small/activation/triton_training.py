@@ -37,7 +37,7 @@ def slope(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def _backward(x_ptr, dy_ptr, dx_ptr, F: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+def _training_gate_gradient(x_ptr, dy_ptr, dx_ptr, F: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
     blocks: tl.constexpr = (F + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -65,7 +65,7 @@ class _Gated(torch.autograd.Function):
         width = x_T2F.shape[-1] // 2
         rows, dx_T2F = x_T2F.numel() // (2 * width), torch.empty_like(x_T2F)
         block, warps = config(rows, width)
-        _backward[(rows * triton.cdiv(width, block),)](
+        _training_gate_gradient[(rows * triton.cdiv(width, block),)](
             x_T2F, dy_TF.contiguous(), dx_T2F, F=width, BLOCK=block, KIND=ctx.kind, num_warps=warps
         )
         return dx_T2F, None
@@ -83,7 +83,7 @@ def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
 _BLOCK, _WARPS = config(8192, 8192)
 AOT = (
     AotKernel(
-        _backward,
+        _training_gate_gradient,
         dict.fromkeys(("x_ptr", "dy_ptr", "dx_ptr"), "*bf16"),
         {"F": 8192, "BLOCK": _BLOCK, "KIND": "silu"},
         num_warps=_WARPS,

@@ -23,7 +23,7 @@ SHARES = 4  # programs of the backward pass for each multiprocessor
 
 
 @triton.jit
-def _forward(
+def _training_norm(
     x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rows, eps,
     M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _training_norm_gradient(
     sum_ptr, weight_ptr, dy_ptr, ds_ptr, dx_ptr, dweight_ptr, rows, each, eps,
     M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SUMMED: tl.constexpr, LEARNS: tl.constexpr,
 ):  # fmt: skip
@@ -85,7 +85,7 @@ class _Norm(torch.autograd.Function):
         y_TM = torch.empty(x_TM.shape, dtype=narrow, device=x_TM.device)
         sum_TM = x_TM if residual_TM is None else torch.empty(x_TM.shape, dtype=wide, device=x_TM.device)
         rows, (block, together, warps) = x_TM.numel() // width, config(width)
-        _forward[(triton.cdiv(rows, together),)](
+        _training_norm[(triton.cdiv(rows, together),)](
             x_TM, residual_TM, weight_M, y_TM, sum_TM, rows, eps,
             M=width, BLOCK=block, ROWS=together, RESIDUAL=residual_TM is not None, num_warps=warps,
         )  # fmt: skip
@@ -107,7 +107,7 @@ class _Norm(torch.autograd.Function):
         programs = triton.cdiv(tiles, each)
         dx_TM = torch.empty_like(sum_TM)
         dweight_RM = torch.empty(programs, width, device=sum_TM.device) if learns else None
-        _backward[(programs,)](
+        _training_norm_gradient[(programs,)](
             sum_TM, weight_M, dy_TM.contiguous(), None if ds_TM is None else ds_TM.contiguous(), dx_TM, dweight_RM,
             rows, each, ctx.eps,
             M=width, BLOCK=block, ROWS=together, SUMMED=ds_TM is not None, LEARNS=learns, num_warps=warps,
@@ -130,11 +130,15 @@ def _aot(*, backward: bool) -> AotKernel:
         signature = {"sum_ptr": "*fp32", "weight_ptr": "*fp32", "dy_ptr": "*bf16", "ds_ptr": "*fp32", "dx_ptr": "*fp32"}
         signature |= {"dweight_ptr": "*fp32", "rows": "i32", "each": "i32", "eps": "fp32"}
         return AotKernel(
-            _backward, signature, constants | {"SUMMED": True, "LEARNS": True}, num_warps=warps, archs=ONE_OF_EACH
+            _training_norm_gradient,
+            signature,
+            constants | {"SUMMED": True, "LEARNS": True},
+            num_warps=warps,
+            archs=ONE_OF_EACH,
         )
     signature = {"x_ptr": "*bf16", "residual_ptr": "*fp32", "weight_ptr": "*fp32", "y_ptr": "*bf16", "sum_ptr": "*fp32"}
     signature |= {"rows": "i32", "eps": "fp32"}
-    return AotKernel(_forward, signature, constants | {"RESIDUAL": True}, num_warps=warps, archs=ONE_OF_EACH)
+    return AotKernel(_training_norm, signature, constants | {"RESIDUAL": True}, num_warps=warps, archs=ONE_OF_EACH)
 
 
 AOT = (_aot(backward=False), _aot(backward=True))

@@ -17,7 +17,7 @@ TILE = 2048  # numbers of a program
 
 
 @triton.jit
-def _rotate(
+def _training_rotation(
     x_ptr, cos_sin_ptr, positions_ptr, y_ptr, tokens, x_token, x_head,
     N: tl.constexpr, D: tl.constexpr, Y: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     BACK: tl.constexpr,
@@ -35,9 +35,9 @@ def _rotate(
     if BACK:
         sin = -sin
     at, to = x_ptr + token * x_token + head * x_head, y_ptr + row * D
-    a = tl.load(at + column, mask=mask, other=0)
+    dtype = y_ptr.dtype.element_ty
+    a = tl.load(at + column, mask=mask, other=0).to(tl.float32)
     b = tl.load(at + half + column, mask=mask, other=0).to(tl.float32)
-    dtype, a = a.dtype, a.to(tl.float32)
     tl.store(to + column, (a * cos - b * sin).to(dtype), mask=mask)
     tl.store(to + half + column, (b * cos + a * sin).to(dtype), mask=mask)
     if REST > 0:
@@ -52,7 +52,7 @@ def _launch(x_TND: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor, *, back: boo
     y_TND = torch.empty(x_TND.shape, dtype=x_TND.dtype, device=x_TND.device)
     half = triton.next_power_of_2(rotated // 2)
     together = max(1, TILE // (2 * half))
-    _rotate[(triton.cdiv(tokens * heads, together),)](
+    _training_rotation[(triton.cdiv(tokens * heads, together),)](
         x_TND, cos_sin_ZY, positions_T, y_TND, tokens, *x_TND.stride()[:2],
         N=heads, D=width, Y=rotated, HEADS=together, HALF=half,
         REST=triton.next_power_of_2(width - rotated) if rotated < width else 0, BACK=back, num_warps=4,
@@ -82,7 +82,7 @@ def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) 
 
 AOT = (
     AotKernel(
-        _rotate,
+        _training_rotation,
         {"x_ptr": "*bf16", "cos_sin_ptr": "*fp32", "positions_ptr": "*i64", "y_ptr": "*bf16", "tokens": "i32"}
         | dict.fromkeys(("x_token", "x_head"), "i32:16"),
         {"N": 32, "D": 64, "Y": 64, "HEADS": 32, "HALF": 32, "REST": 0, "BACK": True},
