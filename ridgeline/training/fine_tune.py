@@ -38,7 +38,7 @@ from ridgeline.training.objective import needed_flops, training_decoder
 from ridgeline.training.packs import Packs
 from ridgeline.training.preferences import Preferences, with_reference
 from ridgeline.training.pretrain import DTYPES
-from ridgeline.training.tuned import NextTokens, Objective, PackRunner, check_tunable, mean_nats, recompute
+from ridgeline.training.tuned import LOSS_CHUNK, NextTokens, Objective, PackRunner, check_tunable, mean_nats, recompute
 from ridgeline.training.tuned_card import tuned_card
 from ridgeline.training.tuning import Tuner, TuningConfig
 from ridgeline.weights.formats.gguf_file import is_gguf
@@ -46,7 +46,6 @@ from ridgeline.weights.loader import checkpoint_views, export_checkpoint, read_m
 from ridgeline.weights.quantized.config import method_name
 
 Report = dict[str, Any]
-LOSS_CHUNK = 2048  # positions whose logits exist at once
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")  # files not copied
 
 

@@ -24,6 +24,8 @@ from ridgeline.layers.dense import packed_states, recurs
 from ridgeline.training.conversations import Example
 from ridgeline.training.cross_entropy import cross_entropy_sum
 
+LOSS_CHUNK = 2048  # positions whose logits exist at once
+
 
 class Objective(Protocol):
     """A loss that is a sum over the examples of a pack, divided by the weight of a whole step."""

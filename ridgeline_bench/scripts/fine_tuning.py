@@ -24,11 +24,10 @@ from rich.table import Table
 
 from ridgeline.training.base import held_bytes, opened
 from ridgeline.training.conversations import Example
-from ridgeline.training.fine_tune import LOSS_CHUNK
 from ridgeline.training.lora import Lora, LoraConfig
 from ridgeline.training.objective import needed_flops
 from ridgeline.training.packs import Packs
-from ridgeline.training.tuned import NextTokens, PackRunner, recompute
+from ridgeline.training.tuned import LOSS_CHUNK, NextTokens, PackRunner, recompute
 from ridgeline.training.tuning import Tuner, TuningConfig
 from ridgeline.weights.loader import read_model_config
 from ridgeline_bench.results import host_with
