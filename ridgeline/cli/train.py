@@ -24,6 +24,7 @@ app.command()(train_heads.draft)
 app.command()(train_sizes.sizes)
 app.command()(train_tuned.sft)
 app.command()(train_tuned.dpo)
+app.command()(train_tuned.reward)
 
 
 @app.callback()

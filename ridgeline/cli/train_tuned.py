@@ -1,4 +1,4 @@
-"""`ridgeline train sft` and `dpo`: a model goes on learning from examples, or from preferences."""
+"""`ridgeline train sft`, `dpo` and `reward`: a model goes on learning from examples, or from preferences."""
 
 from __future__ import annotations
 
@@ -71,8 +71,10 @@ class MethodFlags:
     """The numbers that learn."""
 
     method: Annotated[
-        Literal["lora", "qlora", "full"],
-        typer.Option(help="lora: an adapter in PEFT's form. qlora: one beside weights in NF4. full: all weights."),
+        Literal["lora", "qlora", "ia3", "full"],
+        typer.Option(
+            help="lora, ia3: an adapter in PEFT's form. qlora: one of LoRA beside weights in NF4. full: all weights."
+        ),
     ] = "lora"
     rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
     alpha: Annotated[float, typer.Option(help="Its scale is alpha / rank.")] = 16.0
@@ -134,11 +136,40 @@ def dpo(
     method: MethodFlags,
     step: StepFlags,
     lr: Annotated[float, typer.Option(help="Peak learning rate; some 1e-6 suits --method full.", min=0)] = 5e-5,
-    beta: Annotated[float, typer.Option(help="Larger ones keep the model closer to what it was.")] = 0.1,
+    loss: Annotated[
+        Literal["dpo", "orpo", "kto"],
+        typer.Option(help="dpo, orpo: of pairs. kto: of answers that are good or bad, each by itself."),
+    ] = "dpo",
+    beta: Annotated[
+        float, typer.Option(help="Larger ones keep the model closer to what it was; for orpo, the weight of odds.")
+    ] = 0.1,
+    good_weight: Annotated[float, typer.Option(help="Weight of good answers (kto).", min=0)] = 1.0,
+    bad_weight: Annotated[float, typer.Option(help="Weight of bad answers (kto).", min=0)] = 1.0,
     track: TrackFlags,
 ) -> None:
-    """Train a model on pairs of better and worse answers (DPO)."""
-    _run("dpo", data, method, step, track, lr=lr, beta=beta)
+    """Train a model on preferences: better and worse answers (DPO, ORPO), or good and bad ones (KTO)."""
+    _run("dpo", data, method, step, track, lr=lr, loss=loss, beta=beta, weights=(good_weight, bad_weight))
+
+
+@with_records
+def reward(
+    *,
+    recipe: Recipe = None,
+    data: DataFlags,
+    method: MethodFlags,
+    step: StepFlags,
+    lr: Annotated[float, typer.Option(help="Peak learning rate; some 1e-5 suits --method full.", min=0)] = 1e-4,
+    process: Annotated[
+        bool, typer.Option("--process", help="Score every step of a solution (lines: prompt, completions, labels).")
+    ] = False,
+    separator: Annotated[str, typer.Option(help="Text behind each step of a solution.")] = "\n",
+    center: Annotated[
+        float, typer.Option(help="Weight of the square of both scores' sum, which keeps their mean near 0.", min=0)
+    ] = 0.0,
+    track: TrackFlags,
+) -> None:
+    """Train a reward model, on pairs of better and worse answers or on solutions in steps."""
+    _run("reward", data, method, step, track, lr=lr, process=process, separator=separator, center=center)
 
 
 def _run(kind: str, data: DataFlags, method: MethodFlags, step: StepFlags, track: TrackFlags, **own: Any) -> None:

@@ -3,6 +3,8 @@
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"prompt": "…", "completion": "…"}                        texts, or lists of messages
     {"prompt": "…", "chosen": "…", "rejected": "…"}           likewise; for preferences
+    {"prompt": "…", "completion": "…", "label": true}         likewise; good and bad answers
+    {"prompt": "…", "completions": ["…"], "labels": [true]}   a solution's steps, right and wrong ones
 
 Conversations go through the chat template that the model brings. The whole text is tokenized at once, and a token
 counts in the loss if it begins within what the model is to write.
@@ -15,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.text.chat_template import ChatTemplate
@@ -24,6 +26,7 @@ from ridgeline.text.tokenizer import Tokenizer
 Counted = Literal["assistant", "all"]
 Record = Mapping[str, Any]
 SHOWN = 10  # lines in a sentence
+MOST_MARGIN = 1e6
 
 
 class Example(NamedTuple):
@@ -35,10 +38,43 @@ class Example(NamedTuple):
 
 
 class AnswerPair(NamedTuple):
-    """A better and a worse answer to one prompt."""
+    """A better and a worse answer to one prompt. margin: by how much better, for reward models."""
 
     chosen: Example
     rejected: Example
+    margin: float = 0.0
+
+
+class JudgedAnswer(NamedTuple):
+    """An answer that is good or bad, and the answer of another line to the same prompt."""
+
+    answer: Example
+    other: Example
+    good: bool
+
+
+class Steps(NamedTuple):
+    """A solution in steps. ends: the place of each step's last token. right: whether the step is."""
+
+    solution: Example
+    ends: tuple[int, ...]
+    right: tuple[bool, ...]
+
+
+Item = Example | AnswerPair | JudgedAnswer | Steps
+T = TypeVar("T", bound=Item)
+
+
+def examples_of(item: Item) -> list[Example]:
+    """Return the examples that an item consists of."""
+    match item:
+        case Example():
+            return [item]
+        case AnswerPair():
+            return [item.chosen, item.rejected]
+        case JudgedAnswer():
+            return [item.answer, item.other]
+    return [item.solution]
 
 
 @dataclass(frozen=True)
@@ -64,7 +100,26 @@ class ExampleReader:
         """Return the pairs of a file. Raise InvalidConfig, with the line's number, for a bad line."""
         return [self._read(path, line, record, self._pair) for line, record in records(path)]
 
-    def _read(self, path: Path, line: int, record: Record, how: Any) -> Any:
+    def judged(self, path: Path) -> list[JudgedAnswer]:
+        """Return the good and bad answers of a file, at least two. Raise InvalidConfig, with the line's number, for a
+        bad line."""
+        lines = [(line, record) for line, record in records(path)]
+        if len(lines) < 2:
+            raise InvalidConfig(
+                f"{path} must hold at least two answers, since each is compared with another's; add some."
+            )
+        following = [record for _, record in (*lines[1:], lines[0])]
+        return [
+            self._read(path, line, (record, after), self._judgement)
+            for (line, record), after in zip(lines, following, strict=True)
+        ]
+
+    def steps(self, path: Path, separator: str) -> list[Steps]:
+        """Return the solutions of a file, whose steps `separator` ends. Raise InvalidConfig, with the line's number,
+        for a bad line."""
+        return [self._read(path, line, (record, separator), self._steps) for line, record in records(path)]
+
+    def _read(self, path: Path, line: int, record: Any, how: Any) -> Any:
         try:
             return how(record, line)
         except (InvalidConfig, InvalidRequest) as error:
@@ -91,7 +146,43 @@ class ExampleReader:
             raise InvalidConfig("a pair of texts needs a prompt.")
         if chosen == rejected:
             raise InvalidConfig("chosen and rejected are the same.")
-        return AnswerPair(*(self._answer(prompt, answer, tools, line) for answer in (chosen, rejected)))
+        margin = record.get("margin", 0.0)
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not abs(margin) < MOST_MARGIN:
+            raise InvalidConfig(f"margin must be a number, got {str(margin)[:80]}.")
+        better, worse = (self._answer(prompt, answer, tools, line) for answer in (chosen, rejected))
+        return AnswerPair(better, worse, float(margin))
+
+    def _judgement(self, both: tuple[Record, Record], line: int) -> JudgedAnswer:
+        (prompt, answer), (_, other) = (_prompt_and_answer(record) for record in both)
+        good, tools = both[0].get("label"), both[0].get("tools")
+        if not isinstance(good, bool):
+            raise InvalidConfig(f"label must be true or false, got {str(good)[:80]}.")
+        if type(answer) is not type(other):
+            raise InvalidConfig("all answers must be texts, or all of them lists of messages.")
+        return JudgedAnswer(self._answer(prompt, answer, tools, line), self._answer(prompt, other, tools, line), good)
+
+    def _steps(self, both: tuple[Record, str], line: int) -> Steps:
+        record, separator = both
+        prompt: Any
+        steps: Any
+        labels: Any
+        prompt, steps, labels = (record.get(name) for name in ("prompt", "completions", "labels"))
+        lists = isinstance(prompt, str) and isinstance(steps, list) and isinstance(labels, list)
+        if not lists or not _all(steps, str) or not _all(labels, bool) or not 0 < len(steps) == len(labels):
+            raise InvalidConfig(
+                "a solution has a prompt, completions (its steps, texts) and labels (true or false for each step)."
+            )
+        ends, text = [], prompt
+        for step in steps:
+            text += step + separator
+            ends.append(len(text))
+        encoding = self.tokenizer.backend.encode(text, add_special_tokens=True)
+        starts = [start if stop > start else -1 for start, stop in encoding.offsets]
+        places = tuple(max(at for at, start in enumerate(starts) if start < end) for end in ends)
+        if len(set(places)) < len(places):
+            raise InvalidConfig("a step has no token of its own; give steps of at least one word.")
+        solution = Example(tuple(encoding.ids[: places[-1] + 1]), (True,) * (places[-1] + 1), line)
+        return Steps(solution, places, tuple(labels))
 
     def _answer(self, prompt: Any, answer: Any, tools: Any, line: int) -> Example:
         if isinstance(prompt, list) and isinstance(answer, list):
@@ -143,6 +234,22 @@ class ExampleReader:
         return Example(tuple(ids), tuple(counted), line)
 
 
+def _all(values: Any, kind: type) -> bool:
+    return all(isinstance(each, kind) for each in values)
+
+
+def _prompt_and_answer(record: Record) -> tuple[Any, Any]:
+    """Return what a judged answer answers, and the answer."""
+    if "prompt" in record and "completion" in record:
+        return record["prompt"], record["completion"]
+    messages = record.get("messages")
+    if isinstance(messages, list) and messages:
+        return messages[:-1], messages[-1:]
+    raise InvalidConfig(
+        f"an answer has prompt, completion and label, or messages and label; this has {_names(record)}."
+    )
+
+
 def records(path: Path) -> Iterator[tuple[int, Record]]:
     """Yield the objects of a file with their lines' numbers, from 1. Raise InvalidConfig for a line that holds none."""
     try:
@@ -168,24 +275,14 @@ def _names(record: Record) -> str:
     return ", ".join(sorted(record)[:SHOWN])[:200] or "nothing"
 
 
-def fitting(examples: Sequence[Example], room: int, path: Path) -> tuple[list[Example], str]:
-    """Return the examples of at most `room` tokens, and a sentence about the others ("": none). Raise InvalidConfig if
-    none is left."""
-    kept = [each for each in examples if len(each.tokens) <= room]
-    return kept, _left_out([each.line for each in examples if len(each.tokens) > room], len(kept), room, path)
-
-
-def fitting_pairs(pairs: Sequence[AnswerPair], room: int, most: int, path: Path) -> tuple[list[AnswerPair], str]:
-    """Return the pairs of at most `room` tokens together and `most` tokens an answer, as `fitting` does."""
-    long = [pair_tokens(each) > room or max(len(one.tokens) for one in each) > most for each in pairs]
-    kept = [each for each, out in zip(pairs, long, strict=True) if not out]
-    lines = [each.chosen.line for each, out in zip(pairs, long, strict=True) if out]
-    return kept, _left_out(lines, len(kept), min(room, 2 * most), path)
-
-
-def pair_tokens(pair: AnswerPair) -> int:
-    """Return the tokens of both answers, each behind its prompt."""
-    return len(pair.chosen.tokens) + len(pair.rejected.tokens)
+def fitting_items(items: Sequence[T], room: int, most: int, path: Path) -> tuple[list[T], str]:
+    """Return the items of at most `room` tokens together and `most` tokens an example, and a sentence about the others
+    ("": none). Raise InvalidConfig if none is left."""
+    sizes = [[len(one.tokens) for one in examples_of(item)] for item in items]
+    long = [sum(each) > room or max(each) > most for each in sizes]
+    kept = [each for each, out in zip(items, long, strict=True) if not out]
+    lines = [examples_of(each)[0].line for each, out in zip(items, long, strict=True) if out]
+    return kept, _left_out(lines, len(kept), min(room, most), path)
 
 
 def _left_out(lines: Sequence[int], kept: int, room: int, path: Path) -> str:
@@ -197,9 +294,9 @@ def _left_out(lines: Sequence[int], kept: int, room: int, path: Path) -> str:
     return f"{path}: {len(lines)} of {kept + len(lines)} lines are longer than {room:,} tokens and left out: {shown}"
 
 
-def digest(examples: Iterable[Example]) -> str:
-    """Return a name of the content, for checkpoints."""
-    found = sha256()
+def digest(examples: Iterable[Example], beside: object = None) -> str:
+    """Return a name of the content, for checkpoints. beside: what else it is."""
+    found = sha256(b"" if beside is None else repr(beside).encode())
     for each in examples:
         found.update(repr((each.tokens, each.counted)).encode())
     return found.hexdigest()

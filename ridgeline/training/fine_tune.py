@@ -1,4 +1,4 @@
-"""`ridgeline train sft` and `dpo`: from a model's folder and a file of examples to an adapter, or a model's folder.
+"""`ridgeline train sft`, `dpo` and `reward`: from a model's folder and a file of examples to an adapter, or a folder.
 
 What is written lies in `out`: adapter/ (PEFT's form) or model/, each with its card and the plot of its loss, log.jsonl,
 and the checkpoint from which a run goes on.
@@ -7,53 +7,47 @@ and the checkpoint from which a run goes on.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from safetensors.torch import save_file
-from torch import nn
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.layers.decoder import Decoder
-from ridgeline.models.config import ModelConfig
 from ridgeline.tracking import UNTRACKED, Tracker
-from ridgeline.training.base import Method, opened
+from ridgeline.training.base import Method
 from ridgeline.training.card import PLOT, plot_loss
-from ridgeline.training.conversations import (
-    AnswerPair,
-    Counted,
-    Example,
-    ExampleReader,
-    digest,
-    fitting,
-    fitting_pairs,
-)
-from ridgeline.training.lora import Lora, LoraConfig
-from ridgeline.training.objective import needed_flops, training_decoder
+from ridgeline.training.conversations import Counted, ExampleReader, digest, examples_of
+from ridgeline.training.learner import Base, Learner, check_method
+from ridgeline.training.learner import write_tuned as write_tuned
+from ridgeline.training.lora import LoraConfig
 from ridgeline.training.packs import Packs
-from ridgeline.training.preferences import Preferences, with_reference
+from ridgeline.training.preferences import Loss
 from ridgeline.training.pretrain import DTYPES
-from ridgeline.training.tuned import LOSS_CHUNK, NextTokens, Objective, PackRunner, check_tunable, mean_nats, recompute
+from ridgeline.training.reward_models import classifier_entries, reward_model
+from ridgeline.training.tuned import LOSS_CHUNK, Objective, PackRunner, check_tunable, recompute
 from ridgeline.training.tuned_card import tuned_card
+from ridgeline.training.tuned_items import (
+    flops_of,
+    judgements,
+    mean_loss,
+    objective_of,
+    read_items,
+    share_right,
+)
 from ridgeline.training.tuning import Tuner, TuningConfig
 from ridgeline.weights.formats.gguf_file import is_gguf
-from ridgeline.weights.loader import checkpoint_views, export_checkpoint, read_model_config
-from ridgeline.weights.quantized.config import method_name
+from ridgeline.weights.loader import read_model_config
 
 Report = dict[str, Any]
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")  # files not copied
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuneConfig:
     """The settings of a run.
 
-    kind: sft takes conversations or prompts with completions; dpo takes pairs.
+    kind: sft takes conversations or prompts with completions; dpo takes preferences; reward trains a model of them.
     model, base: the folder of the model, and its name for the card and the adapter.
     data, held_out: files of JSON lines; held_out: None: nothing is measured.
     method: lora, ia3: an adapter beside plain weights; qlora: beside weights in NF4; full: all weights.
@@ -61,12 +55,16 @@ class FineTuneConfig:
     counted: the tokens that the loss counts.
     pack_tokens, packs: the tokens of a pack, which memory follows, and the packs of a step.
     epochs, steps: how long; steps win.
-    beta: dpo's; larger ones keep the model closer to what it was.
+    loss: of dpo: dpo or orpo takes pairs, kto answers that are good or bad.
+    beta: dpo's; larger ones keep the model closer to what it was, or weigh orpo's odds.
+    weights: of good and of bad answers, for kto.
+    process, separator: of reward: every step of a solution is scored; what ends a step.
+    center: of reward: the weight of what keeps scores' mean near 0.
     recompute: layers keep their inputs alone, which saves memory and takes a third more time.
     paged: the optimizer's moments lie in the host's memory between steps.
     """
 
-    kind: Literal["sft", "dpo"]
+    kind: Literal["sft", "dpo", "reward"]
     model: Path
     base: str
     data: Path
@@ -84,7 +82,12 @@ class FineTuneConfig:
     warmup: float = 0.05
     weight_decay: float = 0.0
     clip: float = 1.0
+    loss: Loss = "dpo"
     beta: float = 0.1
+    weights: tuple[float, float] = (1.0, 1.0)
+    process: bool = False
+    separator: str = "\n"
+    center: float = 0.0
     recompute: bool = False
     paged: bool = False
     dtype: str = "float32"
@@ -109,49 +112,45 @@ def run(config: FineTuneConfig, console: Console) -> Report:
         if what:
             console.print(what, markup=False, highlight=False, soft_wrap=True)
 
-    model = _read_config(config)
+    base = _base(config)
     config.out.mkdir(parents=True, exist_ok=True)
     reader = ExampleReader.of_folder(config.model, config.counted)
-    most = model.spec.max_position_embeddings
-    data = _data(config, reader, config.data, most, say)
-    held_out = None if config.held_out is None else _data(config, reader, config.held_out, most, say)
-    dtype = DTYPES[config.dtype]
-    decoder = opened(config.model, model, config.method, dtype, config.device, quantized=_is_quantized(config.model))
+    most = base.model.spec.max_position_embeddings
+
+    def items(path: Path) -> list[Any]:
+        found, left_out = read_items(config, reader, path, most)
+        say(left_out)
+        return found
+
+    data, held_out = items(config.data), None if config.held_out is None else items(config.held_out)
+    learner = Learner(base, config.method, config.lora, DTYPES[config.dtype], config.device, config.seed)
     if config.paged and config.device.type != "cuda":
         say("the optimizer's moments are in this machine's memory anyway, so --paged changes nothing on a CPU")
-    torch.manual_seed(config.seed)
-    learnt: nn.Module = decoder
-    if config.method != "full":
-        learnt = Lora(decoder, model, config.lora, config.seed)
     if config.recompute:
-        recompute(decoder)
-    autocast = dtype if config.method == "full" and dtype != torch.float32 else None
-    runs = PackRunner(decoder, autocast=autocast, chunk=LOSS_CHUNK)
-    objective, checked = (None if each is None else _objective(config, runs, each) for each in (data, held_out))
-    assert objective is not None
+        recompute(learner.decoder)
+    runs = PackRunner(learner.decoder, autocast=learner.autocast, chunk=LOSS_CHUNK)
+    objective = objective_of(config, runs, data)
+    checked = None if held_out is None else objective_of(config, runs, held_out)
     lengths = [objective.tokens([index]) for index in range(len(data))]
     packs = Packs(lengths, room=config.pack_tokens, per_step=config.packs, seed=config.seed)
     steps = config.steps or packs.steps(config.epochs)
     names = ("lr", "warmup", "weight_decay", "clip", "checkpoint_every", "paged")
     tuning = TuningConfig(steps=steps, **{name: getattr(config, name) for name in names})
-    trained = sum(each.numel() for each in learnt.parameters() if each.requires_grad)
     say(
         f"{len(data):,} examples in {len(packs.packs):,} packs of up to {config.pack_tokens:,} tokens, "
-        f"{sum(lengths) / len(packs.packs) / config.pack_tokens:.0%} full; {steps:,} steps, {trained:,} numbers learn"
+        f"{sum(lengths) / len(packs.packs) / config.pack_tokens:.0%} full; {steps:,} steps, "
+        f"{learner.trained:,} numbers learn"
     )
-    before = None if checked is None or held_out is None else _held_out_loss(runs, checked, held_out)
+    before = None if checked is None else _measured(checked, held_out)
+    thin = None if config.method == "full" else learner.trained
     tuner = Tuner(
-        learnt, objective, packs, tuning, config.out,
+        learner.learnt, objective, packs, tuning, config.out,
         identity=_identity(config, data), console=console, tracker=config.tracker,
-        flops=_flops(config, model, data, trained),
+        flops=flops_of(base.model.spec, data, thin),
     )  # fmt: skip
     tuner.run()
-    after = None if checked is None or held_out is None else _held_out_loss(runs, checked, held_out)
-    folder = config.out / ("model" if config.method == "full" else "adapter")
-    if isinstance(learnt, Lora):
-        learnt.export(folder, config.base)
-    else:
-        write_tuned(folder, decoder, model, config.model)
+    after = None if checked is None else _measured(checked, held_out)
+    folder = learner.write(config.out, config.base)
     rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
     report = {
         "kind": config.kind,
@@ -159,14 +158,15 @@ def run(config: FineTuneConfig, console: Console) -> Report:
         "data": config.data.name,
         "examples": len(data),
         "tokens": tuner.tokens,
-        "trained": trained,
+        "trained": learner.trained,
         "method": config.method,
-        "lora": None if config.method == "full" else asdict(config.lora),
+        "loss_kind": config.loss if config.kind == "dpo" else None,
+        "lora": asdict(config.lora) if config.method in ("lora", "qlora") else None,
         "steps": steps,
         "seconds": tuner.elapsed,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "memory": torch.cuda.max_memory_allocated(config.device) if config.device.type == "cuda" else None,
-        "held_out": None if config.held_out is None else {"data": config.held_out.name, "loss": [before, after]},
+        "held_out": _beside(config.held_out, before, after),
         "device": str(config.device),
         "dtype": config.dtype,
         "command": config.command,
@@ -177,92 +177,54 @@ def run(config: FineTuneConfig, console: Console) -> Report:
     (config.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     for file in (config.out / "log.jsonl", folder / PLOT, folder / "README.md"):
         config.tracker.artifact(file)
-    say(f"wrote {folder}" + ("" if before is None else f"; held-out loss {before:.4f} before, {after:.4f} after"))
+    told = "" if before is None or after is None else f"; held-out loss {before[0]:.4f} before, {after[0]:.4f} after"
+    say(f"wrote {folder}{told}")
     return report
 
 
-def _read_config(config: FineTuneConfig) -> ModelConfig:
-    if config.method == "full" and _is_quantized(config.model):
-        raise InvalidConfig(
-            f"{config.model} holds quantized weights, which --method full cannot write; train an adapter with "
-            "--method lora, or give the model as it was before."
-        )
-    model = read_model_config(config.model)
-    if model.foreign is not None:
-        raise InvalidConfig(f"{config.model} runs through transformers' modules, which are not fine-tuned here.")
-    check_tunable(model.spec)
-    return model
-
-
-def _is_quantized(folder: Path) -> bool:
-    return is_gguf(folder) or method_name(folder) is not None
-
-
-def _flops(config: FineTuneConfig, model: ModelConfig, data: list[Any], trained: int) -> Callable[[list[int]], float]:
-    """Return a function that returns the FLOPs that a pack needs."""
-    thin = None if config.method == "full" else trained
-
-    def needed(pack: list[int]) -> float:
-        each = [one for index in pack for one in _examples_of(data[index])]
-        lengths, scored = [len(one.tokens) - 1 for one in each], sum(sum(one.counted) for one in each)
-        return needed_flops(model.spec, lengths, scored, thin=thin)
-
-    return needed
-
-
-def _examples_of(item: Example | AnswerPair) -> list[Example]:
-    return [item] if isinstance(item, Example) else list(item)
-
-
-def _data(config: FineTuneConfig, reader: ExampleReader, path: Path, most: int, say: Any) -> list[Any]:
-    """Return the examples or pairs of a file that fit into a pack, with at most `most` tokens each."""
-    kept: list[Any]
-    if config.kind == "dpo":
-        kept, left_out = fitting_pairs(reader.pairs(path), config.pack_tokens, most, path)
+def _base(config: FineTuneConfig) -> Base:
+    """Return the model that training begins with. Raise InvalidConfig for one that is not trained here."""
+    if config.kind == "reward":
+        if is_gguf(config.model):
+            raise InvalidConfig(f"{config.model} is a GGUF file, of which no reward model is made; give a folder.")
+        entries = classifier_entries(config.model, process=config.process)
+        base = Base(config.model, *reward_model(config.model, entries), entries)
     else:
-        kept, left_out = fitting(reader.examples(path), min(config.pack_tokens, most), path)
-    say(left_out)
-    return kept
+        model = read_model_config(config.model)
+        base = Base(config.model, model, model)
+    if base.model.foreign is not None:
+        raise InvalidConfig(f"{config.model} runs through transformers' modules, which are not fine-tuned here.")
+    check_tunable(base.model.spec, scores=config.kind != "reward")
+    check_method(base, config.method)
+    return base
 
 
-def _objective(config: FineTuneConfig, runs: PackRunner, data: list[Any]) -> Objective:
-    if config.kind == "dpo":
-        return Preferences(runs, with_reference(runs, data), config.beta)
-    return NextTokens(runs, data)
+def _measured(objective: Objective, items: list[Any] | None) -> tuple[float, float | None]:
+    """Return the mean loss of held-out items, and the share that a reward model judges rightly."""
+    count = len(items or ())
+    return mean_loss(objective, count), share_right(objective, count)
 
 
-def _held_out_loss(runs: PackRunner, objective: Objective, data: list[Any]) -> float:
-    if isinstance(objective, NextTokens):
-        return mean_nats(runs, data)
-    with torch.no_grad():
-        return sum(float(objective.sum([index])) for index in range(len(data))) / len(data)
+def _beside(path: Path | None, *found: tuple[float, float | None] | None) -> Report | None:
+    """Return what the report says of held-out items, before and after."""
+    if path is None:
+        return None
+    losses, shares = zip(*(each for each in found if each is not None), strict=True)
+    return {"data": path.name, "loss": list(losses), "right": None if None in shares else list(shares)}
 
 
 def _identity(config: FineTuneConfig, data: list[Any]) -> dict[str, Any]:
-    examples = [one for item in data for one in _examples_of(item)]
+    examples = [one for item in data for one in examples_of(item)]
+    own = ("loss", "beta", "weights") if config.kind == "dpo" else ("process", "separator", "center")
     return {
         "kind": config.kind,
-        "data": digest(examples),
+        "data": digest(examples, judgements(data)),
+        **({} if config.kind == "sft" else json.loads(json.dumps({name: getattr(config, name) for name in own}))),
         "base": config.base,
         "method": config.method,
         "lora": json.loads(json.dumps(asdict(config.lora))),
         "pack_tokens": config.pack_tokens,
         "packs": config.packs,
-        "beta": config.beta,
         "dtype": config.dtype,
         "seed": config.seed,
     }
-
-
-def write_tuned(folder: Path, decoder: Decoder, model: ModelConfig, source: Path) -> None:
-    """Write all weights, in the dtypes of the model that they began as, and copy that model's other files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    meta = training_decoder(model.spec, getattr(torch, model.dtype), torch.device("meta"))
-    views = checkpoint_views(meta, model.weights)
-    tensors = export_checkpoint(decoder, model.weights)
-    rounded = {name: each.to("cpu", views[name].tensor.dtype).contiguous() for name, each in tensors.items()}
-    save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes the file private
-    for file in sorted(source.iterdir()):
-        if file.is_file() and not file.name.endswith(_WEIGHTS) and file.suffix not in (".md", ".png"):
-            shutil.copyfile(file, folder / file.name)

@@ -151,7 +151,7 @@ class Lora(nn.Module):
         super().__init__()
         self.config = config
         self.places = adaptable(model.spec, model.weights)
-        modules = _meant(config, self.places)
+        modules = meant(config.targets, self.places)
         device, generator = next(decoder.parameters()).device, torch.Generator().manual_seed(seed)
         decoder.requires_grad_(False)
         self.maps = nn.ModuleDict()
@@ -168,6 +168,16 @@ class Lora(nn.Module):
             inner = linear.matrix.inner if isinstance(linear.matrix, MultipliedWeight) else linear.matrix
             inner = inner.inner if isinstance(inner, FrozenWeight) else inner
             linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale))
+
+    @torch.no_grad()
+    def add_to(self, plain: Decoder) -> None:
+        """Add the products of the matrices to the weights of a decoder that has plain ones."""
+        scale = _peft(self.config).scale(self.config.rank, self.config.alpha)
+        for thin in self.maps.values():
+            assert isinstance(thin, ThinMap)
+            weight, first = plain.get_parameter(f"{thin.place.map.name}.weight"), thin.place.first
+            delta_OI = scale * (thin.up_OR.float() @ thin.down_RI.float())
+            weight[first : first + thin.place.outputs] += delta_OI.to(weight.device, weight.dtype)
 
     def export(self, folder: Path, base: str) -> None:
         """Write PEFT's two files, in float32, and read them as a server does. base: the model's name or folder."""
@@ -210,13 +220,14 @@ def _peft(config: LoraConfig) -> AdapterConfig:
     )
 
 
-def _meant(config: LoraConfig, places: Mapping[str, ModulePlace]) -> Sequence[str]:
-    """Return the modules that are to be adapted, in the order of the model."""
-    modules = list(meant_modules(_peft(config), list(places), Path()))
-    targets = (config.targets,) if isinstance(config.targets, str) else config.targets
+def meant(targets: tuple[str, ...] | str, places: Mapping[str, ModulePlace]) -> Sequence[str]:
+    """Return the modules that are to be adapted, in the order of the model. Raise InvalidConfig if there are none."""
+    config = AdapterConfig(rank=1, alpha=1.0, targets=targets, ranks={}, alphas={})
+    modules = list(meant_modules(config, list(places), Path()))
+    wanted = (targets,) if isinstance(targets, str) else targets
     lost = [
         each
-        for each in targets
+        for each in wanted
         if each != ALL_LINEAR and not any(f".{module}".endswith(f".{each}") for module in modules)
     ]
     if lost or not modules:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import ABSENT, ModelSpec, lender_of
-from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import packed_states, recurs
 from ridgeline.training.conversations import Example
 from ridgeline.training.cross_entropy import cross_entropy_sum
@@ -40,12 +40,13 @@ class Objective(Protocol):
         """Return the sum of the losses of a pack, differentiable."""
 
 
-def check_tunable(spec: ModelSpec) -> None:
-    """Raise InvalidConfig for a model that is not fine-tuned here."""
+def check_tunable(spec: ModelSpec, *, scores: bool = True) -> None:
+    """Raise InvalidConfig for a model that is not fine-tuned here. scores: it is to score tokens."""
     odd = next((layer for layer in spec.layers if layer.mixer is ABSENT and layer.feed_forward is ABSENT), None)
     borrows = any(lender_of(layer.mixer) is not None for layer in spec.layers)
     indexed = any(getattr(layer.mixer, "indexer", None) is not None for layer in spec.layers)
-    if not spec.scores or spec.encoder is not None or odd or borrows or indexed:
+    pools = spec.pooling is not None and (scores or spec.sees_behind)
+    if pools or (scores and not spec.scores) or spec.encoder is not None or odd or borrows or indexed:
         raise InvalidConfig(
             "models that pool, have an encoder, an indexer or layers with the keys of others are not fine-tuned here."
         )
@@ -73,17 +74,21 @@ class PackRunner:
     def normed(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, list[int]]:
         """Return the output of the final norm in front of every counted token [N, M], these tokens [N], and how many of
         them each example has."""
-        lengths = [len(each.tokens) - 1 for each in examples]  # the last token is a target alone
-        inputs = [token for each in examples for token in each.tokens[:-1]]
         targets = [token for each in examples for token in each.tokens[1:]]
         counted_T = torch.tensor([flag for each in examples for flag in each.counted[1:]])
         at_N = counted_T.nonzero().flatten().to(self.device)
-        positions_T = torch.cat([torch.arange(length) for length in lengths]).to(self.device)
-        tokens_T = torch.tensor(inputs, device=self.device)
-        states: Any = packed_states(self.decoder.spec, lengths, self.decoder.dtype, self.device)
-        hidden = self.decoder(tokens_T, positions_T, states)
+        hidden = self.hidden([each.tokens[:-1] for each in examples])  # the last token is a target alone
         targets_N = torch.tensor(targets, device=self.device)[at_N]
         return self.decoder.normed(hidden.at(at_N)), targets_N, [sum(each.counted) for each in examples]
+
+    def hidden(self, texts: Sequence[Sequence[int]]) -> Hidden:
+        """Return the layers' output for texts one behind the other."""
+        lengths = [len(each) for each in texts]
+        positions_T = torch.cat([torch.arange(length) for length in lengths]).to(self.device)
+        tokens_T = torch.tensor([token for each in texts for token in each], device=self.device)
+        states: Any = packed_states(self.decoder.spec, lengths, self.decoder.dtype, self.device)
+        found: Hidden = self.decoder(tokens_T, positions_T, states)
+        return found
 
     def context(self) -> torch.autocast:
         """Return the context in which products run."""
@@ -128,10 +133,3 @@ class NextTokens:
 
     def sum(self, pack: Sequence[int]) -> Tensor:
         return self.runs.nats([self.examples[index] for index in pack])
-
-
-@torch.no_grad()
-def mean_nats(runs: PackRunner, examples: Sequence[Example]) -> float:
-    """Return the mean loss of examples, in nats per counted token."""
-    total = sum(float(runs.nats([each])) for each in examples)
-    return total / sum(sum(each.counted) for each in examples)

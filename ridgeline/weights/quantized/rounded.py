@@ -66,7 +66,7 @@ def _rounded(weight_OI: Tensor) -> dict[str, Tensor]:
     values, codes = torch.tensor(TABLES["nf4"], device=weight_OI.device).sort()
     middles = (values[1:] + values[:-1]) / 2
     scaled = groups / torch.where(largest_OG > 0, largest_OG, 1.0)[..., None]
-    code_OI = codes.to(torch.uint8)[torch.bucketize(scaled.flatten(1), middles, out_int32=True)]
+    code_OI = codes.to(torch.uint8)[torch.bucketize(scaled.flatten(1).contiguous(), middles, out_int32=True)]
     return {"code_OB": packed(code_OI, 4), **found}
 
 
