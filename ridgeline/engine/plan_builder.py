@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
 from itertools import chain
-from operator import or_
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +21,7 @@ TOKEN, VERIFY, CHUNK = int(RowKind.TOKEN), int(RowKind.VERIFY), int(RowKind.CHUN
 
 def build_rows(
     seqs: list[Sequence],
+    slots: SlotTable,
     kinds_R: np.ndarray,
     num_tokens_R: np.ndarray,
     num_logits_R: np.ndarray,
@@ -32,7 +31,8 @@ def build_rows(
 ) -> Rows:
     """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all. Only
     chunks can have a prompt to score."""
-    features = reduce(or_, {seq.features for seq in seqs}, 0)
+    columns_R = np.array([seq.slot for seq in seqs], np.intp)
+    features = int(np.bitwise_or.reduce(slots.features[columns_R], initial=0))
     if features & SCORED:
         chunks = (kinds_R == CHUNK).nonzero()[0].tolist()
         if not any(seqs[row].features & SCORED for row in chunks):
@@ -42,14 +42,14 @@ def build_rows(
         if any(seqs[row].features & MASK for row in verify):
             features |= GIVEN
     return Rows(
-        slots_R=np.array([seq.slot for seq in seqs], np.int32),
-        generations_R=np.array([seq.generation for seq in seqs], np.int32),
+        slots_R=columns_R.astype(np.int32),
+        generations_R=slots.generation[columns_R],
         kinds_R=kinds_R,
         num_tokens_R=num_tokens_R,
         num_logits_R=num_logits_R,
         tokens_each=tokens_each,
         features=features,
-        num_logprobs=max([seq.num_logprobs for seq in seqs], default=0),
+        num_logprobs=int(slots.num_logprobs[columns_R].max(initial=0)),
         guided=_guided(seqs, num_logits_R) if features & GUIDANCE else (),
         marks_R=marks_R,
         encoded_R=encoded_R,
@@ -81,14 +81,14 @@ class Standing(NamedTuple):
         each may emit, if that is less than it runs."""
         if not drafts:
             ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), TOKEN, np.int8)
-            return Standing._of(seqs, slots, build_rows(seqs, kinds_R, ones_R, ones_R, 1))
+            return Standing._of(seqs, slots, build_rows(seqs, slots, kinds_R, ones_R, ones_R, 1))
         counts_R = np.array([1 + min(seq.drafts, drafts) for seq in seqs], np.int32)
         kinds_R = np.where(counts_R == 1, TOKEN, VERIFY).astype(np.int8)
         each = int(counts_R[0]) if len(seqs) else 1
         if (counts_R != each).any():
             each = 0
         logits_R = counts_R if emits is None else np.minimum(counts_R, emits)
-        return Standing._of(seqs, slots, build_rows(seqs, kinds_R, counts_R, logits_R, each))
+        return Standing._of(seqs, slots, build_rows(seqs, slots, kinds_R, counts_R, logits_R, each))
 
     @staticmethod
     def _of(seqs: list[Sequence], slots: SlotTable, rows: Rows) -> Standing:
@@ -102,8 +102,8 @@ NOBODY = Standing.of([], SlotTable(0), drafts=0)
 class PlanBuilder:
     """The standing decode rows (shared, not copied, when nothing else runs) and the rows besides them."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, budget: int, slots: SlotTable) -> None:
+        self.budget, self._slots = budget, slots
         self.share = 0  # tokens of one prompt at most; 0: as many as fit
         self.standing = NOBODY
         self.published: list[bytes] = []  # hashes of the prompt blocks this plan will write
@@ -163,6 +163,7 @@ class PlanBuilder:
         """Return the rows besides the standing ones."""
         return build_rows(
             self.others,
+            self._slots,
             np.array([TOKEN if ids is None else CHUNK for ids in self._spans], np.int8),
             np.array(self._num_tokens, np.int32),
             np.array(self._num_logits, np.int32),

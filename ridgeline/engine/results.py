@@ -46,11 +46,11 @@ class Results:
         """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row.
 
         later: the plans in flight behind it; newest: the id of the newest one that was made."""
-        tokens_KR, finish_R = result.tokens_RK.T.tolist(), result.finish_R
-        if self._is_quiet(record, result):
-            events = self._hand_out(record, tokens_KR[0])
+        tokens_KR, finish_R, rows = result.tokens_RK.T.tolist(), result.finish_R, record.plan.rows
+        if not rows.guided and not rows.features & (LOGPROBS | SCORED) and len(tokens_KR) == 1:
+            events = self._hand_out(record, tokens_KR[0], result)
         else:
-            if record.plan.rows.guided:
+            if rows.guided:
                 finish_R = _hand_over(record, tokens_KR, finish_R)
             events = self._take(record, result, tokens_KR, finish_R)
         if result.pooled:
@@ -82,28 +82,31 @@ class Results:
                 seq.has_emitted, seq.first_token = True, self._running.clock()
                 yield TokenEvent(seq.id, -1, "stop", vector=vector)
 
-    def _is_quiet(self, record: InFlight, result: StepResult) -> bool:
-        """Return True if every row emitted a token and nothing else, and no request has left since the plan was
-        made."""
-        rows, everyone = record.plan.rows, len(record.seqs)
-        plain = not (rows.guided or rows.features & (LOGPROBS | SCORED))
+    def _hand_out(self, record: InFlight, tokens_R: list[int], result: StepResult) -> StepEvents:
+        """Append one token to each row that has one, where no row reports anything else. Where they go is looked up
+        once for a set of rows that stays."""
+        seqs, rows, ended, events = record.seqs, record.plan.rows, result.finish_R.nonzero()[0].tolist(), StepEvents()
         stayed = record.departures == self._running.departures
-        emitted = result.tokens_RK.shape[1] == 1 and np.count_nonzero(result.emitted_R) == everyone
-        return plain and stayed and emitted and not np.count_nonzero(result.finish_R)
-
-    def _hand_out(self, record: InFlight, tokens_R: list[int]) -> StepEvents:
-        """Append every row's token. Where they go is looked up once for a set of rows that stays."""
-        seqs = record.seqs
-        if record.plan.spans:  # these rows do not come again
-            for seq, token in zip(seqs, tokens_R, strict=True):
+        if stayed and not ended and np.count_nonzero(result.emitted_R) == len(seqs):
+            if self._takers is None or self._takers[0] is not rows:
+                self._takers = rows, [seq.id for seq in seqs], [seq.tokens.append for seq in seqs]
+            for append, token in zip(self._takers[2], tokens_R, strict=True):
+                append(token)
+            return StepEvents(ids=self._takers[1].copy(), token_ids=tokens_R)
+        finished, tokens_R = Status.FINISHED, tokens_R.copy()
+        for row in ended:
+            seq, token, tokens_R[row] = seqs[row], tokens_R[row], -1
+            if token >= 0 and seq.status is not finished:
                 seq.tokens.append(token)
-            return StepEvents(ids=[seq.id for seq in seqs], token_ids=tokens_R)
-        if self._takers is None or self._takers[0] is not record.plan.rows:
-            self._takers = record.plan.rows, [seq.id for seq in seqs], [seq.tokens.append for seq in seqs]
-        _, ids, appends = self._takers
-        for append, token in zip(appends, tokens_R, strict=True):
-            append(token)
-        return StepEvents(ids=ids.copy(), token_ids=tokens_R)
+                events.events.append(TokenEvent(seq.id, token, REASONS[result.finish_R[row]]))
+        here = [seq for seq, token in zip(seqs, tokens_R, strict=True) if token >= 0 and seq.status is not finished]
+        if len(here) < len(seqs):
+            given = zip(seqs, tokens_R, strict=True)
+            tokens_R = [token for seq, token in given if token >= 0 and seq.status is not finished]
+        for seq, token in zip(here, tokens_R, strict=True):
+            seq.tokens.append(token)
+        events.ids, events.token_ids = [seq.id for seq in here], tokens_R
+        return events
 
     def _take(
         self, record: InFlight, result: StepResult, tokens_KR: list[list[int]], finish_R: np.ndarray

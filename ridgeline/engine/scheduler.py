@@ -206,7 +206,7 @@ class Scheduler:
                 self._wait(seq)
         if self.cache.sessions is not None and self.cache.sessions.due:
             self.cache.sessions.tick()
-        builder = PlanBuilder(self._pace.tokens)
+        builder = PlanBuilder(self._pace.tokens, self.slots)
         if self._recovery.suspects:
             self._run_a_suspect(builder)
         else:
@@ -251,12 +251,11 @@ class Scheduler:
         self._looked = seq, self.running.num_seqs, self._plan_id
 
     def _take_places(self, seq: Sequence) -> None:
-        running = self.running.leaders()
-        entitled = self._policy.entitled(self._waiting.heads(), running)
+        entitled = self._policy.entitled(self._waiting.heads(), self._waiting.lanes)
         if entitled is not None and not self._could_start(seq, ()):
             self._waiting.promote(entitled, self._policy.promote(entitled))  # also before those preempted for it
             seq = entitled
-        lower = self._policy.lower(seq, running)
+        lower = self._policy.lower(seq, self.running.leaders)
         if not lower or not self._could_start(seq, lower):
             return
         while not self._could_start(seq, ()):
@@ -264,7 +263,7 @@ class Scheduler:
 
     def _outranks(self, seq: Sequence) -> bool:
         """Return True if some running request would be preempted for this one."""
-        return bool(self._policy.lower(seq, self.running.leaders()))
+        return bool(self._policy.lower(seq, self.running.leaders))
 
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
         """Return True if there would be slots and blocks for `seq` if the running requests `without` had none."""

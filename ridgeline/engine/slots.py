@@ -15,11 +15,13 @@ class SlotTable:
     """kv_len: tokens in the cache once every submitted plan has run, if its rows emit all they may. capacity: kv_len
     from which on its blocks have no room for a decoding row. last_kv_len: kv_len after which the request has sampled
     its last token. used: a sequence has the slot. known, prompt, shared: its tokens when it got it, those of its
-    prompt, and those in blocks that others had as well."""
+    prompt, and those in blocks that others had as well. generation, features, num_logprobs: the sequence's own."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
-        self._generation = [0] * num_slots
+        self.generation = np.zeros(num_slots, np.int32)
+        self.features = np.zeros(num_slots, np.int64)
+        self.num_logprobs = np.zeros(num_slots, np.int32)
         self.kv_len = np.zeros(num_slots, np.int32)
         self.capacity = np.zeros(num_slots, np.int32)
         self.last_kv_len = np.zeros(num_slots, np.int32)
@@ -35,8 +37,9 @@ class SlotTable:
     def acquire(self, seq: Sequence, kv_len: int) -> None:
         """Give `seq` a free slot under a new generation."""
         slot = self._free.pop()
-        self._generation[slot] += 1
-        seq.slot, seq.generation = slot, self._generation[slot]
+        self.generation[slot] += 1
+        seq.slot, seq.generation = slot, self.generation.item(slot)
+        self.features[slot], self.num_logprobs[slot] = seq.features, seq.num_logprobs
         self.kv_len[slot] = self.capacity[slot] = kv_len
         self.last_kv_len[slot] = seq.request.max_total_tokens - 1
         self.used[slot] = True

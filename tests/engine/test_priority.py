@@ -298,5 +298,6 @@ def test_owners_that_have_nothing_ahead_are_forgotten() -> None:
     policy = FCFS()
     for number in range(5000):
         order = policy.order(owned(f"owner {number}", 0), number)
-        policy.begin(SimpleNamespace(order=(*order[:2], 1000 * number, number)))  # type: ignore[arg-type]
+        place = (*order[:2], 1000 * number, number)
+        policy.begin(SimpleNamespace(order=place, request=SimpleNamespace(owner="")))  # type: ignore[arg-type]
     assert len(policy._next) <= MOST_OWNERS

@@ -76,14 +76,14 @@ class Policy(Protocol):
     def held(self, seq: Sequence) -> bool:
         """Return True if a waiting request must not start in this plan."""
 
-    def entitled(self, waiting: Iterable[Sequence], running: Collection[Sequence]) -> Sequence | None:
+    def entitled(self, waiting: Iterable[Sequence], lanes: Collection[Hashable]) -> Sequence | None:
         """Return the waiting request that should come before the first, if that cannot start. waiting: the first of
-        each lane, in their order."""
+        each lane, in their order. lanes: the names of all lanes, some of which may be empty."""
 
     def promote(self, seq: Sequence) -> tuple:
         """Return the order with which an entitled request comes first."""
 
-    def lower(self, waiting: Sequence, running: Collection[Sequence]) -> list[Sequence]:
+    def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         """Return the running requests that may be preempted for a waiting one, in their order."""
 
     def outranked(self, seq: Sequence) -> bool:

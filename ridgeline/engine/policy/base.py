@@ -90,17 +90,17 @@ class Ordered:
     def held(self, seq: Sequence) -> bool:
         return False
 
-    def entitled(self, waiting: Iterable[Sequence], running: Collection[Sequence]) -> Sequence | None:
+    def entitled(self, waiting: Iterable[Sequence], lanes: Collection[Hashable]) -> Sequence | None:
         return None
 
     def promote(self, seq: Sequence) -> tuple:
         return seq.order
 
-    def lower(self, waiting: Sequence, running: Collection[Sequence]) -> list[Sequence]:
+    def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         """Return those that run in the background, for a request that does not."""
         if waiting.request.background or not self.preempts:
             return []
-        return sorted((seq for seq in running if seq.request.background), key=self.place)
+        return sorted((seq for seq in running() if seq.request.background), key=self.place)
 
     def outranked(self, seq: Sequence) -> bool:
         return False

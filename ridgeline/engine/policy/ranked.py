@@ -11,7 +11,7 @@ one of an owner below its share comes first, and takes the place of one whose ow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from math import inf
 from operator import attrgetter
 from typing import ClassVar
@@ -37,6 +37,7 @@ class Ranked(Ordered):
         self._now = 0
         self._most = MOST_OWNERS
         self._next: dict[tuple[int, str], int] = {}  # by rank and owner the place of a request that comes
+        self._running: dict[int, Counter[str]] = {}  # by rank, the requests in slots of each owner
 
     def order(self, request: Request, arrival_index: int) -> tuple:
         kind = self.rank(request), request.owner
@@ -56,19 +57,31 @@ class Ranked(Ordered):
 
     def begin(self, seq: Sequence) -> None:
         self._now = max(self._now, seq.order[2])
+        self._running.setdefault(seq.order[0], Counter())[seq.request.owner] += 1
+
+    def left(self, seq: Sequence) -> None:
+        rank, owner = seq.order[0], seq.request.owner
+        counts = self._running[rank]
+        counts[owner] -= 1
+        if not counts[owner]:
+            del counts[owner]
+        if not counts:
+            del self._running[rank]
 
     def promote(self, seq: Sequence) -> tuple:
         rank, _, *place = seq.order
         return (rank, False, *place)
 
-    def entitled(self, waiting: Iterable[Sequence], running: Collection[Sequence]) -> Sequence | None:
+    def entitled(self, waiting: Iterable[Sequence], lanes: Collection[Hashable]) -> Sequence | None:
         asking = list[Sequence]()
         counts = Counter[str]()
         for seq in waiting:
             if not asking:
-                counts = self._counts(running, seq.order[0])
+                counts = self._running.get(seq.order[0], counts)
                 if max(counts.values(), default=0) < 2:
                     return None  # no share is smaller than one
+                if len(lanes) <= counts.total() and not self._is_short(counts, seq.order[0], lanes):
+                    return None
             elif seq.order[0] != asking[0].order[0]:
                 break
             asking.append(seq)
@@ -79,12 +92,20 @@ class Ranked(Ordered):
             return None
         return next((seq for seq in asking if counts[seq.request.owner] < share), None)
 
-    def lower(self, waiting: Sequence, running: Collection[Sequence]) -> list[Sequence]:
+    def _is_short(self, counts: Counter[str], rank: int, lanes: Collection[Hashable]) -> bool:
+        """Return False if no owner that waits in a lane of this rank can run less than its share. The share is largest
+        if none of those that run nothing asks for one."""
+        most = _share(counts, ())
+        return any(counts.get(lane[1], 0) < most for lane in lanes if isinstance(lane, tuple) and lane[0] == rank)
+
+    def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         rank, owner = waiting.order[0], waiting.request.owner
-        counts = self._counts(running, rank)
+        counts = self._running.get(rank, Counter[str]())
         share = _share(counts, {owner})
         more = {each for each, count in counts.items() if count > share} if counts[owner] < share else set()
-        found = [seq for seq in running if seq.order[0] > rank or (seq.order[0] == rank and seq.request.owner in more)]
+        if not more and max(self._running, default=rank) <= rank:
+            return []
+        found = [seq for seq in running() if seq.order[0] > rank or (seq.order[0] == rank and seq.request.owner in more)]
         return sorted(found, key=lambda seq: seq.order)
 
     def outranked(self, seq: Sequence) -> bool:
@@ -101,10 +122,6 @@ class Ranked(Ordered):
             return seq is not first, rank, counts[rank, seq.request.owner] > totals[rank] // owners[rank], seq.order
 
         return sorted(running, key=place)
-
-    def _counts(self, running: Collection[Sequence], rank: int) -> Counter[str]:
-        """Return the number of requests of a rank that each owner runs."""
-        return Counter(seq.request.owner for seq in running if seq.order[0] == rank)
 
 
 def _share(counts: Counter[str], others: Iterable[str]) -> int:

@@ -257,7 +257,7 @@ class Tenants(Ordered):
     def held(self, seq: Sequence) -> bool:
         return not seq.order[0] and self.spent_T.item(seq.tenant) > self._limit
 
-    def lower(self, waiting: Sequence, running: Collection[Sequence]) -> list[Sequence]:
+    def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         background, tenant = waiting.order[0], waiting.tenant
         spent = self.spent_T.item(tenant)
         ahead, far = spent + self.dearest / 2, spent + (self.dearest + self.longest) / 2
@@ -270,8 +270,9 @@ class Tenants(Ordered):
             theirs, behind, has = self.spent_T.item(t), self._names[t][0], self._running.get(t, {})
             gives = theirs > far or (theirs > ahead and len(has) / self._weight_T.item(t) > share)
             if gives or behind > background:
-                found += [(behind, theirs, seq.order[1], seq) for seq in has if seq in running]
-        return [seq for *_, seq in sorted(found, key=itemgetter(0, 1, 2))]
+                found += [(behind, theirs, seq.order[1], seq) for seq in has]
+        there = running() if found else ()
+        return [seq for *_, seq in sorted(found, key=itemgetter(0, 1, 2)) if seq in there]
 
     def claim(self, seq: Sequence) -> tuple:
         return (seq.order[0], self.turn(seq.tenant))
