@@ -21,6 +21,7 @@ TOKEN, VERIFY, CHUNK = int(RowKind.TOKEN), int(RowKind.VERIFY), int(RowKind.CHUN
 
 def build_rows(
     seqs: list[Sequence],
+    columns_R: np.ndarray,
     slots: SlotTable,
     kinds_R: np.ndarray,
     num_tokens_R: np.ndarray,
@@ -29,9 +30,8 @@ def build_rows(
     marks_R: np.ndarray | None = None,
     encoded_R: np.ndarray | None = None,
 ) -> Rows:
-    """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all. Only
+    """Rows of running sequences, as a struct of arrays. columns_R: their slots. A guided request's two sample together or not at all. Only
     chunks can have a prompt to score."""
-    columns_R = np.array([seq.slot for seq in seqs], np.intp)
     features = int(np.bitwise_or.reduce(slots.features[columns_R], initial=0))
     if features & SCORED:
         chunks = (kinds_R == CHUNK).nonzero()[0].tolist()
@@ -76,27 +76,27 @@ class Standing(NamedTuple):
     last_kv_len_R: np.ndarray
 
     @staticmethod
-    def of(seqs: list[Sequence], slots: SlotTable, *, drafts: int, emits: int | None = None) -> Standing:
-        """Each runs its last token, and behind it the drafts that it verifies, so many at most. emits: the tokens that
-        each may emit, if that is less than it runs."""
+    def of(
+        seqs: list[Sequence], columns_R: np.ndarray, slots: SlotTable, *, drafts: int, emits: int | None = None
+    ) -> Standing:
+        """Each runs its last token, and behind it the drafts that it verifies, so many at most. columns_R: their slots.
+        emits: the tokens that each may emit, if that is less than it runs."""
+        last_kv_len_R = slots.last_kv_len[columns_R]
         if not drafts:
             ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), TOKEN, np.int8)
-            return Standing._of(seqs, slots, build_rows(seqs, slots, kinds_R, ones_R, ones_R, 1))
+            rows = build_rows(seqs, columns_R, slots, kinds_R, ones_R, ones_R, 1)
+            return Standing(seqs, rows, columns_R, last_kv_len_R)
         counts_R = np.array([1 + min(seq.drafts, drafts) for seq in seqs], np.int32)
         kinds_R = np.where(counts_R == 1, TOKEN, VERIFY).astype(np.int8)
         each = int(counts_R[0]) if len(seqs) else 1
         if (counts_R != each).any():
             each = 0
         logits_R = counts_R if emits is None else np.minimum(counts_R, emits)
-        return Standing._of(seqs, slots, build_rows(seqs, slots, kinds_R, counts_R, logits_R, each))
-
-    @staticmethod
-    def _of(seqs: list[Sequence], slots: SlotTable, rows: Rows) -> Standing:
-        columns_R = rows.slots_R.astype(np.intp)
-        return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
+        rows = build_rows(seqs, columns_R, slots, kinds_R, counts_R, logits_R, each)
+        return Standing(seqs, rows, columns_R, last_kv_len_R)
 
 
-NOBODY = Standing.of([], SlotTable(0), drafts=0)
+NOBODY = Standing.of([], np.zeros(0, np.intp), SlotTable(0), drafts=0)
 
 
 class PlanBuilder:
@@ -163,6 +163,7 @@ class PlanBuilder:
         """Return the rows besides the standing ones."""
         return build_rows(
             self.others,
+            np.array([seq.slot for seq in self.others], np.intp),
             self._slots,
             np.array([TOKEN if ids is None else CHUNK for ids in self._spans], np.int8),
             np.array(self._num_tokens, np.int32),

@@ -7,7 +7,7 @@ just sampled. Decoding requests form one standing set of rows. Successive plans 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -69,7 +69,7 @@ class Running:
         self.forecast = Forecast(layout, self.slots, self.each - 1 + self.ahead)
         self.pressure = Pressure(self.cache, self.forecast)
         self.prefilling: dict[Sequence, None] = {}
-        self.decoding: dict[Sequence, None] = {}
+        self.decoding: dict[Sequence, int] = {}  # with their slots
         self.paced: dict[Sequence, None] = {}
         self.deltas: list[Delta] = []
         self.begun: list[Request] = []
@@ -102,17 +102,26 @@ class Running:
 
     # ---- coming and going -------------------------------------------------------------------------------------
 
-    def start(self, seq: Sequence, *, reserve_blocks: int, foresees: bool = False, outranked: bool = False) -> bool:
-        """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit.
-        foresees: nor if all would come to need more than there is. outranked: as `Pressure.admits` takes it."""
+    def start(
+        self,
+        seq: Sequence,
+        *,
+        reserve_blocks: int,
+        outranks: Callable[[Sequence], bool] = lambda seq: True,
+        outranked: bool = False,
+    ) -> bool:
+        """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit, nor if
+        all would come to need more than there is, unless it outranks others. outranked: as `Pressure.admits` takes
+        it."""
         members = seq.members
         if seq.request.adapter and not self.adapters.has_room(seq.request.adapter):
             return False
-        foresees = foresees and self.num_requests > 0
         admitted = self.cache.admit(
             *members,
             reserve_blocks=reserve_blocks,
-            fits=lambda seqs: not foresees or self.pressure.admits(seqs, self.num_seqs, outranked=outranked),
+            fits=lambda seqs: self.num_requests == 0
+            or self.pressure.admits(seqs, self.num_seqs, outranked=outranked)
+            or outranks(seq),
         )
         if not admitted and self.num_requests == 0 and not seq.private:
             seq.make_private()  # its hit lies scattered over too many pages
@@ -138,7 +147,7 @@ class Running:
             seq.last_plan = plan_id + 1
         else:
             seq.drafts = self.drafting.wanted(seq) if self.drafting is not None else 0
-            self.decoding[seq] = None
+            self.decoding[seq] = seq.slot
             self._standing = None
             if self.prefixes is not None:
                 self.prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
@@ -202,7 +211,10 @@ class Running:
             self._standing = NOBODY
             if self.decoding:
                 drafts = self._most_drafts()
-                self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts, emits=self.emits)
+                columns_R = np.fromiter(self.decoding.values(), np.intp, len(self.decoding))
+                self._standing = Standing.of(
+                    list(self.decoding), columns_R, self.slots, drafts=drafts, emits=self.emits
+                )
             if self.prefixes is not None and self._some_share(self._standing.columns_R):
                 rows = replace(self._standing.rows, prefixes=self.prefixes.find(self._standing.columns_R))
                 self._standing = self._standing._replace(rows=rows)
@@ -237,7 +249,7 @@ class Running:
         if not uneven and not (chunks and self._depth is not None):
             return standing
         if self._plain is None or self._plain[0] is not standing:
-            self._plain = standing, Standing.of(standing.seqs, self.slots, drafts=0)
+            self._plain = standing, Standing.of(standing.seqs, standing.columns_R, self.slots, drafts=0)
         return self._plain[1]
 
     def full_form(self, seq: Sequence) -> Assign:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as PySequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,6 +55,18 @@ LOOK_AGAIN = 16  # plans after which it is looked again if the first waiting req
 LONG = 0.04  # of the context: longer prompts are long, if no threshold says otherwise
 
 
+class Looked(NamedTuple):
+    """The waiting request for which it was looked who would make way, with the number that ran and the newest plan
+    then."""
+
+    seq: Sequence | None = None
+    running: int = 0
+    plan_id: int = 0
+
+
+NOTHING = Looked()
+
+
 class Scheduler:
     """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order.
 
@@ -82,7 +95,7 @@ class Scheduler:
         self._policy: Policy = POLICIES[config.scheduling_policy](terms)
         self._by_id: dict[str, Sequence] = {}
         self._waiting = WaitingQueue(self._policy)
-        self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # the sequence, running then, newest plan then
+        self._looked = NOTHING
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model, encodes=bool(config.encodes))
         self._longest_chunk = config.long_prefill_token_threshold
@@ -128,9 +141,8 @@ class Scheduler:
         self._arrivals += 1
         seq.order = self._policy.order(request, self._arrivals)
         self._policy.come(seq)
-        looked_for = self._looked[0]
-        if looked_for is not None and looked_for.request.owner != request.owner:
-            self._looked = None, 0, 0  # it may be entitled to what another owner has
+        if self._looked.seq is not None and self._looked.seq.request.owner != request.owner:
+            self._looked = NOTHING  # it may be entitled to what another owner has
         self._by_id[request.id] = seq
         self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else 1)
         sessions = self.cache.sessions
@@ -217,7 +229,7 @@ class Scheduler:
             builder.budget -= int(np.add.reduce(builder.standing.rows.num_tokens_R))
             if self.running.paced:
                 self._advance_paced(builder)
-            if self.running.prefilling or self._waiting.lanes:
+            if self.running.prefilling or (self._waiting.lanes and self.running.num_seqs < self._pace.rows):
                 self._advance_prompts(builder)
             if self._waiting.aside:
                 self._waiting.back()
@@ -229,7 +241,7 @@ class Scheduler:
     def _follow_policy(self) -> None:
         """Give waiting requests the places that they have by now, and preempt those that may not run any more."""
         for seq, order in self._policy.due():
-            self._waiting.promote(seq, order)
+            self._promote(seq, order)
         for seq in self._policy.overdrawn(self.running.leaders):
             self._preempt(seq, Preemption.PRIORITY)
         if self._policy.preempts:
@@ -239,21 +251,23 @@ class Scheduler:
         """Preempt requests that the first waiting one outranks, the last in order first, until it can start.
 
         Done before any row is drafted, as `_grow_running` is: a preempted request must not be in the plan. Not in every
-        plan for the same request: its prefix is searched each time, which takes milliseconds where it is long.
+        plan, unless another comes first by its own doing: its prefix is searched each time, which takes milliseconds
+        where it is long.
         """
+        looked = self._looked
+        waits = looked.seq is not None and looked.seq.status is Status.WAITING
+        if waits and looked.running <= self.running.num_seqs and self._plan_id < looked.plan_id + LOOK_AGAIN:
+            return
         seq = self._waiting.head()
         if seq is None or seq.last_plan > self._retired:
             return
-        looked_for, running, plan_id = self._looked
-        if seq is looked_for and running <= self.running.num_seqs and self._plan_id < plan_id + LOOK_AGAIN:
-            return
         self._take_places(seq)
-        self._looked = seq, self.running.num_seqs, self._plan_id
+        self._looked = Looked(seq, self.running.num_seqs, self._plan_id)
 
     def _take_places(self, seq: Sequence) -> None:
         entitled = self._policy.entitled(self._waiting.heads(), self._waiting.lanes)
         if entitled is not None and not self._could_start(seq, ()):
-            self._waiting.promote(entitled, self._policy.promote(entitled))  # also before those preempted for it
+            self._promote(entitled, self._policy.promote(entitled))  # also before those preempted for it
             seq = entitled
         lower = self._policy.lower(seq, self.running.leaders)
         if not lower or not self._could_start(seq, lower):
@@ -263,7 +277,7 @@ class Scheduler:
 
     def _outranks(self, seq: Sequence) -> bool:
         """Return True if some running request would be preempted for this one."""
-        return bool(self._policy.lower(seq, self.running.leaders))
+        return self._policy.preempts and bool(self._policy.lower(seq, self.running.leaders))
 
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
         """Return True if there would be slots and blocks for `seq` if the running requests `without` had none."""
@@ -417,9 +431,8 @@ class Scheduler:
             return False
         if num_seqs + len(seq.members) > self._pace.rows or (self._policy.counts and self._policy.held(seq)):
             return False
-        ranked = self._policy.preempts
-        foresees, outranked = not (ranked and self._outranks(seq)), ranked and self._policy.outranked(seq)
-        if not self.running.start(seq, reserve_blocks=num_seqs, foresees=foresees, outranked=outranked):
+        outranked = self._policy.preempts and self._policy.outranked(seq)
+        if not self.running.start(seq, reserve_blocks=num_seqs, outranks=self._outranks, outranked=outranked):
             self._waiting.refuse(seq, *room, self._plan_id)
             return False
         self._policy.begin(seq)
@@ -636,7 +649,13 @@ class Scheduler:
     def _wait(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
         self._policy.wait(seq)
-        self._waiting.push(seq)
+        self._promote(seq, seq.order)
+
+    def _promote(self, seq: Sequence, order: tuple) -> None:
+        """Give a request that waits its place."""
+        self._waiting.promote(seq, order)
+        if self._looked.seq is not None and self._policy.place(seq) < self._policy.place(self._looked.seq):
+            self._looked = NOTHING
 
     def _preempt_all(self, reason: Preemption) -> None:
         for seq in [seq for seq in self._by_id.values() if seq.slot != NO_SLOT]:

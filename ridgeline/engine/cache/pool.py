@@ -211,11 +211,15 @@ class BlockPool:
         state.refs -= 1
         if last_plan > self._last_plan[page]:
             self._last_plan[page] = last_plan
-        if state.refs == 0:
-            (self._spare if state.cached else self._open)[group][block] = None
-            self._busy[page] -= 1
-            if self._busy[page] == 0:
-                self._lay_down(group, page)
+        if state.refs:
+            return
+        if self._per_page[group] == 1:
+            self._busy[page], self._idle[page] = 0, group
+            return self._settle_idle(group, page, [block] if state.cached else [])
+        (self._spare if state.cached else self._open)[group][block] = None
+        self._busy[page] -= 1
+        if self._busy[page] == 0:
+            self._lay_down(group, page)
 
     # ---- content ----------------------------------------------------------------------------------------------
 
@@ -302,6 +306,9 @@ class BlockPool:
 
     def _cut(self, group: int, page: int) -> int:
         """Hand a fresh page to the group: its first block is held, the others are open."""
+        if self._per_page[group] == 1:
+            self._busy[page], self._blocks[group][page] = 1, _Block(1)
+            return page
         first, *others = self._blocks_of(group, page)
         self._busy[page] = 1
         self._blocks[group][first] = _Block(refs=1)
@@ -335,6 +342,10 @@ class BlockPool:
             self._lacking[group] -= self._filled.pop(page, 0)
         if 0 < len(cached) < self._per_page[group]:
             self._partial[group][page] = self._per_page[group] - len(cached)
+        self._settle_idle(group, page, cached)
+
+    def _settle_idle(self, group: int, page: int, cached: Sequence[int]) -> None:
+        """Give a page that became idle its place among those that may be given up, if it has any cached blocks."""
         if not cached:
             return self._dissolve(group, page)
         self._rank(group, page, cached)

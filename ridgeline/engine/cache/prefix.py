@@ -16,6 +16,8 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from struct import error as struct_error
+from struct import pack
 
 Hash = bytes
 HASH_BYTES = 16
@@ -40,8 +42,8 @@ def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
     """Hash of a block of tokens after `parent`. 128 bits of BLAKE2b: no tenant can construct a collision. Numbers that
     stand for inserted vectors have more bits than tokens."""
     try:
-        return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
-    except OverflowError:
+        return blake2b(parent + pack(f"{len(tokens)}i", *tokens), digest_size=16).digest()
+    except struct_error:
         wide = b"".join(token.to_bytes(32, "little", signed=True) for token in tokens)
         return blake2b(parent + wide, digest_size=16, person=b"inserted").digest()
 

@@ -40,17 +40,17 @@ class Published:
 
         kv_len: tokens that the blocks hold the state of, once what is submitted has run.
         """
-        end = kv_len // self._names.block_size
+        end, first = kv_len // self._names.block_size, seq.published
         if not self._names.shares(seq):
             return []
         fresh = list[Hash]()
-        if end > seq.published:
-            hashes, first = self._names.hashes(seq, end), seq.published
+        if end > first:
+            hashes = self._names.hashes(seq, end)
             parent = hashes[first - 1] if first else self._names.root(seq)
-            for n in range(first, end):
-                if self._publish_block(seq, n, hashes[n], parent, [(g, seq.blocks[g][n]) for g in self._growing]):
-                    fresh.append(hashes[n])
-                parent = hashes[n]
+            for n, node_hash in enumerate(hashes[first:end], first):
+                if self._publish_block(seq, n, node_hash, parent, [(g, seq.blocks[g][n]) for g in self._growing]):
+                    fresh.append(node_hash)
+                parent = node_hash
             seq.published = end
         if seq.keeps_at and seq.reached < seq.keeps_at <= kv_len:
             fresh += self.publish_state(seq, seq.keeps_at)

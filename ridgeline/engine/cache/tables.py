@@ -122,6 +122,24 @@ class Tables:
     def add_block(self, seqs: PySequence[Sequence]) -> list[SetBlocks] | None:
         """Add a block per group to each of `seqs`, which have filled theirs, and return the changes. Return None, with
         nothing done, if there are too few blocks for all. Some leave their state at that point in the old block."""
+        if self._exact:
+            return self._add_states(seqs)
+        taken = self._pool.take([len(seqs) * (not spec.encoded) for spec in self._specs], fill=self._all_share(seqs))
+        if taken is None:
+            return None
+        changes: list[SetBlocks] = []
+        for g, new in enumerate(taken):
+            for seq, block in zip(seqs, new, strict=False):  # none for an encoder's group
+                blocks = seq.blocks[g]
+                changes.append(SetBlocks(seq.slot, g, len(blocks), (block,)))
+                blocks.append(block)
+        return changes
+
+    def _all_share(self, seqs: PySequence[Sequence]) -> bool:
+        return all(self._names.shares(seq) for seq in seqs)
+
+    def _add_states(self, seqs: PySequence[Sequence]) -> list[SetBlocks] | None:
+        """Do as `add_block`, where some groups' blocks are exact."""
         filled = [len(seq.blocks[0]) * self._block_size for seq in seqs]
         keeps = [self._leaves(seq, tokens) for seq, tokens in zip(seqs, filled, strict=True)]
         growing = [g for g, spec in enumerate(self._specs) if not spec.encoded]
@@ -132,11 +150,10 @@ class Tables:
             ]
             for g in growing
         ]
-        shares = all(self._names.shares(seq) for seq in seqs)
         counts = [0] * len(self._specs)
         for g, states_of in zip(growing, states, strict=True):
             counts[g] = states_of.count(NULL_BLOCK)
-        taken = self._pool.take(counts, fill=shares)
+        taken = self._pool.take(counts, fill=self._all_share(seqs))
         if taken is None:
             return None
         changes: list[SetBlocks] = []

@@ -63,13 +63,15 @@ class Tenants(Ordered):
         self.spent_T, self._weight_T = np.zeros(64), np.ones(64)
         self._waiting = Counter[int]()
         self._running: dict[int, dict[Sequence, None]] = {}
-        self._least: dict[bool, list[tuple[float, int]]] = {False: [], True: []}  # tenants that wait, by `spent`
+        # Tenants that wait and do not run, by `spent`. Those that run too are compared by their places
+        self._least: dict[bool, list[tuple[float, int]]] = {False: [], True: []}
         self._prompts: dict[Sequence, None] = {}  # that run and have no token yet
         self._limit = inf  # of `spent` in this plan, beyond which no prompt runs
         self._places: dict[int, int] = {}  # of tenants that run
         self._free_places: list[int] = []
         self._tenant_P: np.ndarray = np.zeros(0, np.intp)  # 0 where no tenant has the place
         self._foreground_P: np.ndarray = np.zeros(0, np.bool_)
+        self._waits_P: np.ndarray = np.zeros(0, np.bool_)
         self._newest_P: np.ndarray = np.zeros(0)  # milliseconds of the newest plan
         self._shown_P = np.zeros(0)  # of all plans since `_show`
         self._place_S = np.zeros(0, np.intp)
@@ -133,6 +135,8 @@ class Tenants(Ordered):
         if not self._waiting[tenant]:
             self._join(tenant, seq.order[0])
         self._waiting[tenant] += 1
+        if (place := self._places.get(tenant)) is not None:
+            self._waits_P[place] = True
 
     def _join(self, tenant: int, background: bool) -> None:
         """Let a tenant wait that did not before."""
@@ -141,30 +145,39 @@ class Tenants(Ordered):
             kind = (number for number in self._running if self._names[number][0] == background)
             least = max(map(self.spent_T.item, kind), default=self.spent_T.item(tenant))
         spent = self.spent_T[tenant] = min(max(self.spent_T.item(tenant), least), least + self.dearest)
+        if tenant in self._places:
+            return
         heapq.heappush(self._least[background], (spent, tenant))
         if len(self._least[background]) > 64 + 4 * len(self._numbers):
             newest = {t: (self.spent_T.item(t), t) for _, t in self._least[background]}
             self._least[background] = sorted(newest.values())
 
+    def _note_least(self, tenant: int) -> None:
+        """Note the count of a tenant that waits and does not run."""
+        heapq.heappush(self._least[self._names[tenant][0]], (self.spent_T.item(tenant), tenant))
+
     def _floor(self, background: bool) -> float | None:
         """Return the least count of the tenants that wait, or None if none does."""
+        asking_P = self._waits_P & (self._foreground_P != background)
+        least = float(np.minimum.reduce(self.spent_T[self._tenant_P], where=asking_P, initial=inf))
         heap = self._least[background]
         while heap:
             spent, tenant = heap[0]
-            if not self._waiting[tenant]:
+            if not self._waiting[tenant] or tenant in self._places:
                 heapq.heappop(heap)
             elif (now := self.spent_T.item(tenant)) != spent:
                 heapq.heapreplace(heap, (now, tenant))
             else:
-                return spent
-        return None
+                least = min(least, spent)
+                break
+        return None if least == inf else least
 
     def begin(self, seq: Sequence) -> None:
         tenant = seq.tenant
-        self._waiting[tenant] -= 1
         place = self._places.get(tenant)
         if place is None:
             place = self._take_place(tenant)
+        self.dropped(seq)
         self._running[tenant][seq] = self._prompts[seq] = None
         for member in seq.members:
             if member.slot >= len(self._place_S):
@@ -176,7 +189,7 @@ class Tenants(Ordered):
         if not self._free_places:
             size = len(self._tenant_P)
             self._free_places = [*range(size, 2 * size + 1)]
-            for name in ("_tenant_P", "_foreground_P", "_newest_P", "_shown_P"):
+            for name in ("_tenant_P", "_foreground_P", "_waits_P", "_newest_P", "_shown_P"):
                 old = getattr(self, name)
                 setattr(self, name, np.append(old, np.zeros(size + 1, old.dtype)))
         place = self._places[tenant] = self._free_places.pop()
@@ -192,12 +205,16 @@ class Tenants(Ordered):
         if not running:
             place = self._places.pop(seq.tenant)
             self._show(seq.tenant, self._shown_P.item(place))
-            self._tenant_P[place] = self._shown_P[place] = self._foreground_P[place] = 0
+            self._tenant_P[place] = self._shown_P[place] = self._foreground_P[place] = self._waits_P[place] = 0
             self._free_places.append(place)
             del self._running[seq.tenant]
+            if self._waiting[seq.tenant]:
+                self._note_least(seq.tenant)
 
     def dropped(self, seq: Sequence) -> None:
         self._waiting[seq.tenant] -= 1
+        if (place := self._places.get(seq.tenant)) is not None:
+            self._waits_P[place] = self._waiting[seq.tenant] > 0
 
     # ---- service ----------------------------------------------------------------------------------------------
 
@@ -215,8 +232,8 @@ class Tenants(Ordered):
             costs[seq.tenant] += cost
         for tenant, cost in costs.items():
             self.spent_T[tenant] -= cost / self._weight_T[tenant]
-            if self._waiting[tenant]:
-                heapq.heappush(self._least[self._names[tenant][0]], (self.spent_T.item(tenant), tenant))
+            if self._waiting[tenant] and tenant not in self._places:
+                self._note_least(tenant)
             self._show(tenant, -cost)
 
     def _show(self, tenant: int, cost: float) -> None:
