@@ -30,8 +30,8 @@ def build_rows(
     marks_R: np.ndarray | None = None,
     encoded_R: np.ndarray | None = None,
 ) -> Rows:
-    """Rows of running sequences, as a struct of arrays. columns_R: their slots. A guided request's two sample together or not at all. Only
-    chunks can have a prompt to score."""
+    """Rows of running sequences, as a struct of arrays. columns_R: their slots. A guided request's two sample together
+    or not at all. Only chunks can have a prompt to score."""
     features = int(np.bitwise_or.reduce(slots.features[columns_R], initial=0))
     if features & SCORED:
         chunks = (kinds_R == CHUNK).nonzero()[0].tolist()

@@ -119,9 +119,11 @@ class Running:
         admitted = self.cache.admit(
             *members,
             reserve_blocks=reserve_blocks,
-            fits=lambda seqs: self.num_requests == 0
-            or self.pressure.admits(seqs, self.num_seqs, outranked=outranked)
-            or outranks(seq),
+            fits=lambda seqs: (
+                self.num_requests == 0
+                or self.pressure.admits(seqs, self.num_seqs, outranked=outranked)
+                or outranks(seq)
+            ),
         )
         if not admitted and self.num_requests == 0 and not seq.private:
             seq.make_private()  # its hit lies scattered over too many pages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.latent import LatentSpec
 from ridgeline.core.specs.state import KVSpec
-from ridgeline.engine.cache.prefix import Hash, chain_hash, chain_hashes, root_hash
+from ridgeline.engine.cache.prefix import Hash, chain_hashes, root_hash
 from ridgeline.engine.sequence import Sequence
 
 
@@ -38,11 +38,7 @@ class Names:
         """Hashes of the sequence's blocks, at least the first `end`; each computed once."""
         hashes, size = seq.hashes, self.block_size
         if (known := len(hashes)) < end:
-            span = known * size, end * size
-            tokens = seq.identity(*span) if seq.inserted else seq.tokens[span[0] : span[1]]
-            parent = hashes[-1] if known else self.root(seq)
-            if end == known + 1:
-                hashes.append(chain_hash(parent, tokens))
-            else:
-                hashes += chain_hashes(parent, tokens, size)
+            first, last = known * size, end * size
+            tokens = seq.identity(first, last) if seq.inserted else seq.tokens[first:last]
+            hashes += chain_hashes(hashes[-1] if known else self.root(seq), tokens, size)
         return hashes

@@ -12,15 +12,16 @@ of node whose block need not be full.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import accumulate
+from struct import calcsize, pack
 from struct import error as struct_error
-from struct import pack
 
 Hash = bytes
 HASH_BYTES = 16
+TOKEN_BYTES = calcsize("i")
 Tokens = tuple[int, ...]
 
 
@@ -48,16 +49,18 @@ def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
         return blake2b(parent + wide, digest_size=16, person=b"inserted").digest()
 
 
-def chain_hashes(parent: Hash, tokens: Sequence[int], size: int) -> Iterator[Hash]:
-    """Yield the hash of each block of `size` tokens after `parent`, as `chain_hash` has it."""
+def chain_hashes(parent: Hash, tokens: Sequence[int], size: int) -> list[Hash]:
+    """Return the hash of each block of `size` tokens after `parent`, as `chain_hash` has it."""
     try:
-        data, width = array("i", tokens).tobytes(), size * array("i").itemsize
-    except OverflowError:
-        for start in range(0, len(tokens), size):
-            yield (parent := chain_hash(parent, tokens[start : start + size]))
-        return
+        data, width = pack(f"{len(tokens)}i", *tokens), size * TOKEN_BYTES
+    except struct_error:
+        blocks = (tokens[n : n + size] for n in range(0, len(tokens), size))
+        return [*accumulate(blocks, chain_hash, initial=parent)][1:]
+    found = list[Hash]()
     for start in range(0, len(data), width):
-        yield (parent := blake2b(parent + data[start : start + width], digest_size=16).digest())
+        parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
+        found.append(parent)
+    return found
 
 
 class Node:
@@ -142,9 +145,9 @@ class PrefixIndex:
         node = self._nodes.get(node_hash)
         if node is None:
             node = self._nodes[node_hash] = Node(parent, self._nothing)
-        if node.blocks[group] is not None:
+        elif node.blocks[group] is not None:
             return False
-        if node.end is not None:
+        elif node.end is not None:
             self._no_end(node_hash, node, node.end)
         node.blocks[group] = block
         self._hash_of[group][block] = node_hash

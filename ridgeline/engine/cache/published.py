@@ -47,10 +47,10 @@ class Published:
         if end > first:
             hashes = self._names.hashes(seq, end)
             parent = hashes[first - 1] if first else self._names.root(seq)
-            for n, node_hash in enumerate(hashes[first:end], first):
-                if self._publish_block(seq, n, node_hash, parent, [(g, seq.blocks[g][n]) for g in self._growing]):
-                    fresh.append(node_hash)
-                parent = node_hash
+            for n in range(first, end):
+                if self._publish_block(seq, n, hashes[n], parent, [(g, seq.blocks[g][n]) for g in self._growing]):
+                    fresh.append(hashes[n])
+                parent = hashes[n]
             seq.published = end
         if seq.keeps_at and seq.reached < seq.keeps_at <= kv_len:
             fresh += self.publish_state(seq, seq.keeps_at)
@@ -66,11 +66,13 @@ class Published:
             if block and self.index.publish(node_hash, parent, g, block):
                 self.pool.mark_cached(g, block)
                 fresh.append(g)
-        if fresh and self.tier is not None and self.tier.disk is not None and length in (0, self._names.block_size):
+        if not fresh:
+            return False
+        if self.tier is not None and self.tier.disk is not None and length in (0, self._names.block_size):
             self.tier.disk.note(node_hash, fresh, seq.request.cache_salt)
-        if fresh and self.changes is not None:
+        if self.changes is not None:
             self.changes.stored(seq, fresh, n, (node_hash, parent), length or self._names.block_size)
-        return bool(fresh)
+        return True
 
     def publish_loaded(self, seq: Sequence, n: int, group: int, block: int) -> bool:
         """Make the sequence's full block n matchable, which is loaded for it. False where others hold the same."""

@@ -105,7 +105,9 @@ class Ranked(Ordered):
         more = {each for each, count in counts.items() if count > share} if counts[owner] < share else set()
         if not more and max(self._running, default=rank) <= rank:
             return []
-        found = [seq for seq in running() if seq.order[0] > rank or (seq.order[0] == rank and seq.request.owner in more)]
+        found = [
+            seq for seq in running() if seq.order[0] > rank or (seq.order[0] == rank and seq.request.owner in more)
+        ]
         return sorted(found, key=lambda seq: seq.order)
 
     def outranked(self, seq: Sequence) -> bool:
