@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import DeviceLost, InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.engine.cache.disk import DiskBelow
 from tests.driving import Rig, ask, rig
@@ -151,13 +151,71 @@ def test_damaged_blocks_are_computed_again(
     assert sum("is damaged; it is computed again" in record.message for record in caplog.records) <= 1
 
 
+def divided(folder: Path) -> dict[str, Any]:
+    """Return the settings of two ranks, each with half of the memory."""
+    return {"tensor_parallel_size": 2, "kv_cache_memory": room(folder) // 2}
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_5", marks=pytest.mark.thorough)])
+def test_ranks_that_start_again_find_their_parts(
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tiny_model(family)
+    with rig(folder, max_model_len=60) as own:
+        expected = asked(own)
+    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+        assert asked(own) == expected
+        written(own)
+    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+        assert asked(own) == expected
+        assert disk_of(own).counts.hit >= len(PROMPTS) * 30
+        assert not own.errors
+    with served(folder, tmp_path / "kv") as own:
+        assert asked(own) == expected
+        assert disk_of(own).counts.hit == 0, "a block of two parts is none of one device"
+
+
+def test_a_damaged_part_is_computed_again_by_all_ranks(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tiny_model("llama")
+    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+        before = asked(own)
+        written(own)
+        size = sum(own.engine.scheduler.cache.tier.layout.block_bytes)  # type: ignore[union-attr]  # of one rank
+    for file in (tmp_path / "kv").glob("*.seg"):
+        content = bytearray(file.read_bytes())
+        used = len(content.rstrip(b"\0"))
+        for place in range(used - size // 2, used - 40 * size, -2 * size):  # the second rank's parts alone
+            content[place] ^= 1
+        file.write_bytes(content)
+    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+        assert asked(own) == before
+        assert disk_of(own).store.figures().corrupt
+        assert not own.errors
+
+
+def test_ranks_of_which_one_was_killed_leave_nothing_wrong(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tiny_model("llama")
+    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+        before = asked(own)
+    shutil.rmtree(tmp_path / "kv")
+    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+        own.add(*(ask(f"killed {n}", prompt) for n, prompt in enumerate(PROMPTS)))
+        for _ in range(6):
+            own.step()
+        own.worker._members[1]._process.kill()  # type: ignore[attr-defined]  # writes are under way
+        with pytest.raises(DeviceLost):
+            own.run()
+    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+        assert asked(own) == before
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"kv_disk": "x"}, "kv_disk='x': blocks come to the disk by way of the host's memory; set kv_offloading_size"),
         ({"kv_disk_ttl": 5.0}, "kv_disk_ttl=5.0: it is about that directory; set kv_disk"),
         ({"kv_disk": "x", **SIZE, "kv_disk_eviction": "fifo"}, "kv_disk_eviction must be lru, lfu or cost, got 'fifo'"),
-        ({"kv_disk": "x", **SIZE, "tensor_parallel_size": 2}, "ranks have their blocks in processes of their own"),
+        ({"kv_disk": "x", **SIZE, "pipeline_parallel_size": 2}, "ranks of tensor_parallel_size alone"),
         ({"kv_disk": "x", **SIZE, "kv_disk_size": -1}, "kv_disk_size must not be negative"),
     ],
 )

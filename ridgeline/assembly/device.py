@@ -190,7 +190,9 @@ def _run_on(
             runner.adapt(*beside.adapters)
         if host_bytes := choices.config.host_bytes:
             below = HostLayout.within(memory.layout, host_bytes // choices.config.ranks)
-            runner.keep_below(below, staging_bytes(memory.layout.groups, memory.layout.dtype, choices.max_tokens))
+            staged = staging_bytes(memory.layout.groups, memory.layout.dtype, choices.max_tokens)
+            shared = choices.config.kv_disk is not None and choices.config.ranks > 1
+            runner.keep_below(below, staged, shared=shared)
         if choices.captured:
             runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)
     except torch.OutOfMemoryError as error:

@@ -44,6 +44,7 @@ def identity_of(config: LLMConfig, layout: CacheLayout, folder: Path, device_typ
     devices or versions."""
     facts: list[object] = [ridgeline.version.__version__, device_type, fingerprint(folder)]
     facts += [(name, str(getattr(config, name))) for name in NUMBERS]
+    facts.append(config.tensor_parallel_size)
     facts.append(config.seed if config.load_format == "dummy" else None)
     facts += [layout.block_size, layout.dtype, layout.tokens_held, layout.ranks, *layout.groups]
     return blake2b(repr(facts).encode(), digest_size=32).digest()

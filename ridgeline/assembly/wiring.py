@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PATHS = ("tokenizer", "download_dir", "kv_disk")  # settings that ranks get as text
 RANK_BYTES = 128 << 20  # of a process that has imported torch and loaded nothing
 # B/s from the host's memory to ranks that are not asked: PCIe 4 with 16 lanes, the share of a stated rate that copies
 # attain, and a copy inside of a CPU's memory
@@ -168,6 +169,7 @@ def _assemble_group(
     if find_spec("msgspec") is None:
         raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
     from ridgeline.ranks.apart import Apart  # here, because these need that package
+    from ridgeline.ranks.below import GroupAbove
     from ridgeline.ranks.leader import Group
 
     size, stages, kinds = config.ranks, config.pipeline_parallel_size, config.stage_kinds
@@ -203,7 +205,8 @@ def _assemble_group(
         group: Group = Apart(sent, size, config.distributed_timeout_seconds, progress, recruits=recruits)
     else:
         limit = config.distributed_timeout_seconds
-        group = Group(sent, size, limit, progress, stages=stages, recruits=recruits)
+        kind = Group if config.kv_disk is None else GroupAbove
+        group = kind(sent, size, limit, progress, stages=stages, recruits=recruits)
     try:
         read = folders_read(LLMConfig(**sent))
         if any(seen != fingerprint(*read) for seen in group.fingerprints):
@@ -234,7 +237,8 @@ class Divided(NamedTuple):
 
 def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool) -> Assembly:
     """Wire an engine to ranks that have loaded."""
-    from ridgeline.ranks.apart import Apart  # here, because it needs the package msgspec
+    from ridgeline.ranks.apart import Apart  # here, because these need the package msgspec
+    from ridgeline.ranks.below import GroupAbove
 
     model, folder, device, lead, _, stage, draft = divided
     every = group.all_facts
@@ -282,6 +286,9 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
     else:
         each = [_engine(config, group, wiring)]
         engine = each[0]
+        if isinstance(group, GroupAbove) and (tier := each[0].scheduler.cache.tier) is not None:
+            group.share(tier.layout)
+            keep_on_disk(config, each[0], folder, device.type)
     if any(each.captured for each in every):
         engine.rehearse()
         group.forget_expert_load()
@@ -345,9 +352,7 @@ def _sent(config: LLMConfig, folder: Path, draft: DraftChoice | HeadChoice | Non
     changed["eplb_config"] = None  # the leader decides when experts move
     if config.speculation is not None and config.speculation.method in NAMED and draft is not None:
         changed["speculative_config"] = {**(config.speculative_config or {}), "model": str(draft.folder)}
-    paths = {
-        name: None if (path := getattr(config, name)) is None else str(path) for name in ("tokenizer", "download_dir")
-    }
+    paths = {name: None if (path := getattr(config, name)) is None else str(path) for name in PATHS}
     return {**asdict(config), **changed, **paths, "kernels": dict(config.kernels)}
 
 

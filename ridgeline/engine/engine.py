@@ -97,7 +97,7 @@ class Engine:
 
     def keep_on_disk(self, store: BlockStore) -> None:
         """Let blocks go from the host's memory to a store, and come back. The store is closed with the engine. There
-        is a tier in the host's memory, and the worker is in this process."""
+        is a tier in the host's memory, whose blocks the worker lets others read and write."""
         assert isinstance(self._worker, KeepsBelow)
         self.scheduler.keep_on_disk(store, self._worker)
 

@@ -7,6 +7,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import BinaryIO
 
 from ridgeline.core.plan.step import StepResult
 from ridgeline.core.silence import Silence
@@ -36,6 +37,7 @@ class Member:
     speaks: it has given a sign of life.
     results: the outcomes of plans that were not compared yet.
     adapters: the outcomes of orders to read one.
+    settled: as in `Done`.
     """
 
     def __init__(self, recruit: Recruit) -> None:
@@ -46,6 +48,7 @@ class Member:
         self.results: deque[StepResult] = deque()
         self.answers: deque[Answer] = deque()
         self.adapters: deque[AdapterRead] = deque()
+        self.settled = 0
         self._recruit, self._process = recruit, recruit.process
         self.channel = Channel(recruit.socket, SEND_LIMIT)
         self._clock = Silence(self._process.pid, LOOK)
@@ -63,8 +66,9 @@ class Member:
 
     def _take(self, message: FromRank, progress: Progress | None) -> None:
         match message:
-            case Done(result):
+            case Done(result, settled):
                 self.results.append(result)
+                self.settled = settled
             case Answer():
                 self.answers.append(message)
             case AdapterRead():
@@ -77,6 +81,10 @@ class Member:
                 progress(what, fraction)
             case Loading() | Alive():
                 pass
+
+    def opened(self, number: int) -> BinaryIO:
+        """Return a file that the rank has open under this number, to read and write."""
+        return open(f"/proc/{self._process.pid}/fd/{number}", "r+b", buffering=0)
 
     def has_done(self, plan_id: int) -> bool:
         """Return True if the outcome of this plan has come."""

@@ -143,6 +143,13 @@ class Move(Message, frozen=True, tag="move"):
     takes: tuple[tuple[int, int], ...]
 
 
+class MoveBelow(Message, frozen=True, tag="below"):
+    """Move blocks to the host's memory and from it, behind plans up to this one, which are done."""
+
+    plan: int
+    moves: Moves
+
+
 class Settle(Message, frozen=True, tag="settle"):
     """All plans up to this one are done, and none follows for now: stages of a pipeline take in their tokens."""
 
@@ -213,9 +220,11 @@ class Alive(Message, frozen=True, tag="alive"):
 
 
 class Done(Message, frozen=True, tag="done"):
-    """A plan's outcome: from the rank that speaks for all the whole of it, from others whether it failed."""
+    """A plan's outcome: from the rank that speaks for all the whole of it, from others whether it failed. settled: the
+    newest plan up to which the rank's copies to and from shared memory have ended."""
 
     result: StepResult
+    settled: int = 0
 
 
 class Answer(Message, frozen=True, tag="answer"):
@@ -233,7 +242,19 @@ class AdapterRead(Message, frozen=True, tag="adapter"):
 
 
 FromLeader = (
-    Begin | SentPlan | Round | SentMasks | Ask | Watch | Look | Move | Settle | AddAdapter | RemoveAdapter | Stop
+    Begin
+    | SentPlan
+    | Round
+    | SentMasks
+    | Ask
+    | Watch
+    | Look
+    | Move
+    | MoveBelow
+    | Settle
+    | AddAdapter
+    | RemoveAdapter
+    | Stop
 )
 FromRank = Loading | Ready | Mistake | Alive | Done | Answer | AdapterRead
 

@@ -38,6 +38,7 @@ from ridgeline.ranks.messages import (
     Look,
     Mistake,
     Move,
+    MoveBelow,
     PlanReceiver,
     Ready,
     RemoveAdapter,
@@ -152,6 +153,8 @@ class Rank:
                 self._reader.submit(self._read_adapter, number, Path(folder))
             case RemoveAdapter(number):
                 self._reader.submit(self._worker.remove_adapter, number)
+            case MoveBelow(plan, moves):
+                self._worker.move(plan, moves)
             case Settle(plan_id):
                 self._worker.settle(plan_id)
             case Ask():
@@ -177,7 +180,8 @@ class Rank:
             while (launched := self._submitted.get()) is not None:
                 launched.wait()
                 result = self._worker.collect()
-                self._leader.send(Done(result if self._speaks else _outline(result)))
+                told = result if self._speaks else _outline(result)
+                self._leader.send(Done(told, self._worker.settled() if self._worker.shares else 0))
         except BaseException:  # without this thread the leader would wait for ever
             logger.exception("a rank cannot go on")
             os._exit(BROKEN)

@@ -89,8 +89,8 @@ class DeviceAboveDisk(Device):
         self._collected = found.plan_id
         return found
 
-    def octets(self, group: int, block: int) -> memoryview:
-        return self._nothing[group]
+    def octets(self, group: int, block: int) -> list[memoryview]:
+        return [self._nothing[group]]
 
     def settled(self) -> int:
         return self._collected

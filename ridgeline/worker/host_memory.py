@@ -19,10 +19,13 @@ Legend:
 
 from __future__ import annotations
 
+import mmap
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -75,10 +78,11 @@ class HostMemory(StepPart):
     """The blocks in the host's memory.
 
     staged: bytes of the ring, and of the memory for loads.
+    shared: another process may look into it too. descriptor: of the file without a name that it lies in then.
     seconds: that copies took, to the host and from it.
     """
 
-    def __init__(self, memory: StateMemory, layout: HostLayout, staged: int) -> None:
+    def __init__(self, memory: StateMemory, layout: HostLayout, staged: int, *, shared: bool = False) -> None:
         self._memory, self.layout, self._device = memory, layout, memory.device
         self._streams = self._device.type == "cuda"
         groups = memory.layout.groups
@@ -87,7 +91,12 @@ class HostMemory(StepPart):
         self._begun = 0  # the newest plan
         self._copies: deque[HostCopies] = deque()  # that may be under way
         self.seconds = [0.0, 0.0]
-        self.bytes = _allocated(self.layout.num_bytes, pinned=self._streams)
+        self._looking = Lock()  # held by the thread that looks which copies have ended
+        self.descriptor: int | None = os.memfd_create("ridgeline-kv") if shared else None
+        if self.descriptor is None:
+            self.bytes = _allocated(self.layout.num_bytes, pinned=self._streams)
+        else:
+            self.bytes = _mapped(self.descriptor, self.layout.num_bytes, pinned=self._streams)
         if self._streams:
             self.use_streams(staged)
 
@@ -126,14 +135,16 @@ class HostMemory(StepPart):
 
     def settled(self) -> int:
         """Return the newest plan up to which all copies have ended."""
-        while self._copies and self._copies[0].done.query():
-            _, to_host, ahead, done = self._copies.popleft()
-            self.seconds[not to_host] += ahead.elapsed_time(done) / 1e3
-        return self._copies[0].plan - 1 if self._copies else self._begun
+        with self._looking:
+            begun = self._begun  # before the copies are looked at, since another thread may begin a plan meanwhile
+            while self._copies and self._copies[0].done.query():
+                _, to_host, ahead, done = self._copies.popleft()
+                self.seconds[not to_host] += ahead.elapsed_time(done) / 1e3
+            return self._copies[0].plan - 1 if self._copies else begun
 
     def settle(self) -> None:
         """Wait until all copies have ended."""
-        for copies in self._copies:
+        for copies in list(self._copies):
             copies.done.synchronize()
 
     def octets(self, group: int, block: int) -> memoryview:
@@ -274,7 +285,23 @@ def _allocated(size: int, *, pinned: bool) -> Tensor:
     try:
         return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
     except RuntimeError as error:
-        raise InvalidConfig(
-            f"the host did not give {size / (1 << 30):.2f} GiB of {'page-locked ' if pinned else ''}memory for "
-            "kv_offloading_size; lower it."
-        ) from error
+        raise _not_given(size, pinned=pinned) from error
+
+
+def _mapped(descriptor: int, size: int, *, pinned: bool) -> Tensor:
+    """Return memory that lies in a file."""
+    try:
+        os.ftruncate(descriptor, size)
+        found = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+    except OSError as error:
+        raise _not_given(size, pinned=pinned) from error
+    if pinned and int(torch.cuda.cudart().cudaHostRegister(found.data_ptr(), size, 0)):
+        raise _not_given(size, pinned=pinned)
+    return found
+
+
+def _not_given(size: int, *, pinned: bool) -> InvalidConfig:
+    return InvalidConfig(
+        f"the host did not give {size / (1 << 30):.2f} GiB of {'page-locked ' if pinned else ''}memory for "
+        "kv_offloading_size; lower it."
+    )

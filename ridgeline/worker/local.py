@@ -160,9 +160,19 @@ class LocalWorker:
             raise InvalidConfig("this engine runs without adapters; start it with enable_lora.")
         return self._runner.adapters.store
 
-    def octets(self, group: int, block: int) -> memoryview:
-        """Return the bytes of a block in the host's memory."""
-        return self._below.octets(group, block)
+    def octets(self, group: int, block: int) -> list[memoryview]:
+        """Return the bytes of a block in the host's memory, in one piece."""
+        return [self._below.octets(group, block)]
+
+    @property
+    def shares(self) -> bool:
+        """Return True if other processes may look into the host's memory."""
+        return self._runner.host is not None and self._runner.host.descriptor is not None
+
+    def shared_memory(self) -> int:
+        """Return the descriptor of that memory."""
+        assert self._below.descriptor is not None
+        return self._below.descriptor
 
     def settled(self) -> int:
         """Return the newest plan up to which all copies from and to the host's memory have ended."""

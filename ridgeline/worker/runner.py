@@ -118,10 +118,10 @@ class Runner:
             parts += [TokenLogprobs(self.slots, vocabulary), segments.masking]
         return parts
 
-    def keep_below(self, layout: HostLayout, staged: int) -> None:
+    def keep_below(self, layout: HostLayout, staged: int, *, shared: bool = False) -> None:
         """Take memory of the host for blocks that the cache has no room for, and `staged` bytes of the device's for
-        those on their way. Raise InvalidConfig if there is none."""
-        self.host = HostMemory(self.segments.states.memory, layout, staged)
+        those on their way. shared: with the leader of several ranks. Raise InvalidConfig if there is none."""
+        self.host = HostMemory(self.segments.states.memory, layout, staged, shared=shared)
         self._prepare = moment([self.host], "prepare") + self._prepare
 
     def adapt(self, store: AdapterStore, tables: AdapterTables) -> None:

@@ -34,9 +34,9 @@ class HostOctets:
             group = next(g for g, _, places in (*plan.moves.saves, *plan.moves.loads) if places is below)
             self._moved.update(((group, place), plan.id) for place in below)
 
-    def octets(self, group: int, block: int) -> Place:
+    def octets(self, group: int, block: int) -> list[Place]:
         assert self._moved.get((group, block), 0) <= self.ended, "a block whose copy has not ended"
-        return group, block
+        return [(group, block)]
 
     def settled(self) -> int:
         return self.ended

@@ -3,6 +3,7 @@ and whatever else is on the way."""
 
 from __future__ import annotations
 
+import mmap
 import random
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -39,11 +40,11 @@ class NoEvent:
 class Moved:
     """A cache, the host's memory behind it, and what each of their blocks should hold."""
 
-    def __init__(self, groups: Groups, device: str, staging_bytes: int) -> None:
+    def __init__(self, groups: Groups, device: str, staging_bytes: int, *, shared: bool = False) -> None:
         self.layout = layout_of(groups, 2, 12)
         self.memory = StateMemory(self.layout, torch.device(device))
         self.below = HostLayout(self.layout, 9)
-        self.own = HostMemory(self.memory, self.below, staging_bytes)
+        self.own = HostMemory(self.memory, self.below, staging_bytes, shared=shared)
         self.draw = random.Random(3)
         self.pages = list(range(1, 12))
         self.held: dict[tuple[int, int], bytes] = {}
@@ -130,6 +131,28 @@ def test_blocks_come_back_over_a_stream_of_their_own(groups: Groups, staging_byt
     assert moved.own.bytes.is_pinned()
     assert moved.own.bytes_per_second() > 0
     many_plans(moved)
+
+
+def seen_from_outside(moved: Moved) -> None:
+    """Another process sees the memory's bytes through its descriptor, and its changes come back."""
+    assert moved.own.descriptor is not None
+    seen = mmap.mmap(moved.own.descriptor, moved.below.num_bytes)
+    many_plans(moved)
+    moved.own.settle()
+    assert seen[:] == moved.own.bytes.numpy().tobytes()
+    seen[3:5] = b"ab"
+    assert bytes(moved.own.bytes[3:5].numpy()) == b"ab"
+
+
+def test_shared_memory_is_seen_from_outside() -> None:
+    seen_from_outside(Moved(GROUPS[2], "cpu", 1 << 20, shared=True))
+
+
+@pytest.mark.gpu
+def test_shared_memory_is_page_locked_too() -> None:
+    moved = Moved(GROUPS[2], "cuda", 1 << 20, shared=True)
+    assert moved.own.bytes.is_pinned()
+    seen_from_outside(moved)
 
 
 def test_a_copy_is_timed() -> None:

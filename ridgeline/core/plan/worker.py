@@ -61,8 +61,8 @@ class Sleeps(Protocol):
 class KeepsBelow(Protocol):
     """A worker whose blocks in the host's memory others may read and write. It is asked if there is a tier."""
 
-    def octets(self, group: int, block: int) -> memoryview:
-        """Return a block's bytes, which may be written to."""
+    def octets(self, group: int, block: int) -> Sequence[memoryview]:
+        """Return a block's bytes, which may be written to: each rank's part of it."""
 
     def settled(self) -> int:
         """Return the newest plan up to which all copies from and to the host's memory have ended: at least those of

@@ -249,7 +249,7 @@ class DiskBelow:
             done = self.store.submit_write(
                 self._name(node_hash, group),
                 node.salt,
-                [self._memory.octets(group, below)],
+                self._memory.octets(group, below),
                 cost=self._tier.price.prompt(self._hits.block_size),
             )
             self._writing.append(Write(done, group, below))
@@ -347,7 +347,7 @@ class DiskBelow:
                 fetch.whole = False
                 return
             octets = self._memory.octets(lacking.group, taken)
-            done = self.store.submit_read(self._name(lacking.node_hash, lacking.group), salt, [octets])
+            done = self.store.submit_read(self._name(lacking.node_hash, lacking.group), salt, octets)
             fetch.reads.append(Read(done, lacking, taken))
             self._reading += self._sizes[lacking.group]
 
