@@ -241,7 +241,8 @@ class Scheduler:
     def _follow_policy(self) -> None:
         """Give waiting requests the places that they have by now, and preempt those that may not run any more."""
         for seq, order in self._policy.due():
-            self._promote(seq, order)
+            seq.order = order
+            self._push(seq)
         for seq in self._policy.overdrawn(self.running.leaders):
             self._preempt(seq, Preemption.PRIORITY)
         if self._policy.preempts:
@@ -267,7 +268,8 @@ class Scheduler:
     def _take_places(self, seq: Sequence) -> None:
         entitled = self._policy.entitled(self._waiting.heads(), self._waiting.lanes)
         if entitled is not None and not self._could_start(seq, ()):
-            self._promote(entitled, self._policy.promote(entitled))  # also before those preempted for it
+            entitled.order = self._policy.promote(entitled)  # also before those preempted for it
+            self._push(entitled)
             seq = entitled
         lower = self._policy.lower(seq, self.running.leaders)
         if not lower or not self._could_start(seq, lower):
@@ -649,11 +651,11 @@ class Scheduler:
     def _wait(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
         self._policy.wait(seq)
-        self._promote(seq, seq.order)
+        self._push(seq)
 
-    def _promote(self, seq: Sequence, order: tuple) -> None:
-        """Give a request that waits its place."""
-        self._waiting.promote(seq, order)
+    def _push(self, seq: Sequence) -> None:
+        """Let a request wait in its place."""
+        self._waiting.push(seq)
         if self._looked.seq is not None and self._policy.place(seq) < self._policy.place(self._looked.seq):
             self._looked = NOTHING
 

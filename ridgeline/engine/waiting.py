@@ -136,11 +136,6 @@ class WaitingQueue:
             self.lanes[name].back()
             self._note(self.lanes[name])
 
-    def promote(self, seq: Sequence, order: tuple) -> None:
-        """Let a request that waits have another place."""
-        seq.order = order
-        self.push(seq)
-
     def heads(self) -> Iterator[Sequence]:
         """Yield the first request of each lane, in their order."""
         taken: list[tuple[tuple, int, Lane]] = []
