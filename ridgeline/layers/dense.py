@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.core.specs.model import AttentionSpec, ModelSpec
 from ridgeline.core.specs.state import RecurrentSpec, StateSpec
@@ -32,6 +33,12 @@ from ridgeline.layers.indexer import Index
 from ridgeline.layers.latent_attention import Latents
 
 WIDEST = 256  # channels of a head, in the kernel for whole sequences
+FASTEST = [  # torch's kernels for sequences of one length, in this order on Hopper (docs/benchmarks.md)
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class DenseCausal:
@@ -122,6 +129,7 @@ class PackedCausal(DenseCausal):
     def __init__(self, lengths: Sequence[int]) -> None:
         super().__init__(1)
         self.lengths = list(lengths)
+        self._intervals: dict[int | None, tuple[Tensor, Tensor]] = {}
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
         """Attend as `layers.attention.Attends` does, without rounding. On a GPU one kernel has all sequences, whose
@@ -135,16 +143,37 @@ class PackedCausal(DenseCausal):
         return torch.cat([whole(qkv, positions, heads) for qkv, positions in alone])
 
     def masked(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
-        """Attend to all sequences at once, by a kernel in Triton with a mask of documents."""
+        """Attend to all sequences at once: as a batch where they have one length and no window, else by a kernel in
+        Triton with a mask of documents."""
+        spec = heads.spec
+        q_THD, k_TGD, v_TGD = (x.to(qkv_TX.dtype) for x in _split(qkv_TX, positions_T, heads))
+        longest = max(self.lengths)
+        wide = spec.window is None or spec.window >= longest
+        if wide and len(set(self.lengths)) == 1 and qkv_TX.is_cuda and qkv_TX.itemsize == 2:
+            parts = (x.unflatten(0, (-1, longest)).transpose(1, 2) for x in (q_THD, k_TGD, v_TGD))
+            with sdpa_kernel(FASTEST, set_priority=True):
+                out_BHSD = _attended(*parts, spec, None)
+            return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
         # Triton, which is imported only where it runs
-        from ridgeline.kernels.attention.triton_sdpa import KeyMasks, sdpa
+        from ridgeline.kernels.attention.triton_sdpa import WholeAttention
 
-        spec, count_B = heads.spec, torch.tensor(self.lengths, device=qkv_TX.device)
-        documents_T = torch.repeat_interleave(torch.arange(len(count_B), device=qkv_TX.device), count_B)
-        window = None if spec.window is None else spec.window - 1  # there the token itself does not count
-        q_1HTD, k_1GTD, v_1GTD = (x.to(qkv_TX.dtype).transpose(0, 1)[None] for x in heads.split(qkv_TX, positions_T))
-        out_1HTD = sdpa(q_1HTD, k_1GTD, v_1GTD, KeyMasks(True, window, documents_T), scale=spec.scale)
+        q_1HTD, k_1GTD, v_1GTD = (x.transpose(0, 1)[None] for x in (q_THD, k_TGD, v_TGD))
+        seen = self._seen_by(spec.window, qkv_TX.device)
+        out_1HTD, _ = WholeAttention.apply(q_1HTD, k_1GTD, v_1GTD, None, seen, None, spec.scale)
         return out_1HTD[0].transpose(0, 1).flatten(1)
+
+    def _seen_by(self, window: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the keys that each query sees, as an interval, which is found once for all layers."""
+        if window not in self._intervals:
+            from ridgeline.kernels.attention.triton_sdpa import KeyMasks  # likewise
+
+            documents_T = torch.repeat_interleave(torch.arange(len(self.lengths)), torch.tensor(self.lengths))
+            # there the token itself does not count
+            masks = KeyMasks(True, None if window is None else window - 1, documents_T)
+            count = len(documents_T)
+            first_T, behind_T = masks.intervals(count, count, documents_T.device)  # on the host, which waits for none
+            self._intervals[window] = first_T.to(device), behind_T.to(device)
+        return self._intervals[window]
 
     def attend_to_latents(
         self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None
@@ -155,6 +184,18 @@ class PackedCausal(DenseCausal):
         alone = zip(*(x.split(self.lengths) for x in (q_THX, latent_TW, positions_T)), strict=True)
         whole = super().attend_to_latents
         return torch.cat([whole(q, latent, positions, latents, None) for q, latent, positions in alone])
+
+
+def _split(qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, normalised and rotated, as `Heads.split` does."""
+    spec, angles_ZY = heads.spec, heads.cos_sin_ZY
+    every = spec.num_heads + 2 * spec.num_kv_heads
+    plain = heads.q_norm_D is None and not spec.v_norm and qkv_TX.shape[-1] == every * spec.head_dim
+    if angles_ZY is None or not plain or heads.ops.chosen["rope"] != "triton_training":
+        return heads.split(qkv_TX, positions_T)
+    from ridgeline.kernels.small.rotary.triton_training import rotated_heads  # Triton, likewise
+
+    return rotated_heads(qkv_TX, angles_ZY, positions_T, spec.num_heads, spec.num_kv_heads, spec.head_dim)
 
 
 def _attended(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:

@@ -239,7 +239,7 @@ def _all(values: Any, kind: type) -> bool:
 
 
 def _prompt_and_answer(record: Record) -> tuple[Any, Any]:
-    """Return what a judged answer answers, and the answer."""
+    """Return the prompt of a judged answer, and the answer."""
     if "prompt" in record and "completion" in record:
         return record["prompt"], record["completion"]
     messages = record.get("messages")

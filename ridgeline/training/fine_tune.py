@@ -206,7 +206,7 @@ def _measured(objective: Objective, items: list[Any] | None) -> tuple[float, flo
 
 
 def _beside(path: Path | None, *found: tuple[float, float | None] | None) -> Report | None:
-    """Return what the report says of held-out items, before and after."""
+    """Return the report's lines about held-out items, before and after."""
     if path is None:
         return None
     losses, shares = zip(*(each for each in found if each is not None), strict=True)

@@ -1,4 +1,4 @@
-"""What learns in a run of fine-tuning, and what is written of it in the end."""
+"""The part of a model that a run of fine-tuning trains, and its files in the end."""
 
 from __future__ import annotations
 

@@ -112,12 +112,13 @@ class _Adapted(torch.autograd.Function):
         kind, ctx.dtype = x_TI.device.type, x_TI.dtype
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_TI.dtype
         x_TI = x_TI.to(dtype)
-        thin, inputs = [each.to(dtype) for each in matrices], []
+        downs, ups = ([each.to(dtype) for each in matrices[side::2]] for side in (0, 1))
         with torch.autocast(kind, enabled=False):
             y_TO = inner.linear(x_TI, None if bias_O is None else bias_O.to(dtype))
-            for (first, end), down_RI, up_OR in zip(spans, thin[::2], thin[1::2], strict=True):
-                inputs.append(x_TI @ down_RI.T)
-                y_TO[:, first:end].addmm_(inputs[-1], up_OR.T, alpha=scale)
+            # the parts of a map have one input, which is read once for all of them
+            inputs = (x_TI @ torch.cat(downs).T).split([len(each) for each in downs], 1)
+            for (first, end), h_TR, up_OR in zip(spans, inputs, ups, strict=True):
+                y_TO[:, first:end].addmm_(h_TR, up_OR.T, alpha=scale)
         ctx.inner, ctx.spans, ctx.scale = inner, spans, scale
         ctx.save_for_backward(x_TI, *inputs, *matrices)
         return y_TO
@@ -130,15 +131,16 @@ class _Adapted(torch.autograd.Function):
         wants_x, wants_bias = ctx.needs_input_grad[:2]
         grad_TO = grad_TO.to(x_TI.dtype)
         grad_TI = input_gradient(ctx.inner, grad_TO) if wants_x else None
-        found: list[Tensor] = []
-        pairs = zip(ctx.spans, inputs, matrices[::2], matrices[1::2], strict=True)
-        for (first, end), h_TR, down_RI, up_OR in pairs:
+        grads, of_ups = [], []
+        for (first, end), h_TR, up_OR in zip(ctx.spans, inputs, matrices[1::2], strict=True):
             part_TO = grad_TO[:, first:end]
-            grad_TR = part_TO @ up_OR.to(part_TO.dtype) * ctx.scale
-            if grad_TI is not None:
-                grad_TI.addmm_(grad_TR, down_RI.to(grad_TR.dtype))
-            up_grad_OR = part_TO.T @ (h_TR * ctx.scale)
-            found += [(grad_TR.T @ x_TI).to(down_RI.dtype), up_grad_OR.to(up_OR.dtype)]
+            grads.append(part_TO @ (ctx.scale * up_OR).to(part_TO.dtype))
+            of_ups.append((part_TO.T @ h_TR).to(up_OR.dtype).mul_(ctx.scale))
+        downs, grad_TR = matrices[::2], torch.cat(grads, 1)
+        if grad_TI is not None:
+            grad_TI.addmm_(grad_TR, torch.cat(downs).to(grad_TR.dtype))
+        of_downs = (grad_TR.T @ x_TI).to(downs[0].dtype).split([len(each) for each in downs])
+        found = [each for both in zip(of_downs, of_ups, strict=True) for each in both]
         bias_grad_O = grad_TO.sum(0) if wants_bias else None
         return None if grad_TI is None else grad_TI.to(ctx.dtype), bias_grad_O, None, None, None, *found
 

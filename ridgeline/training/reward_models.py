@@ -124,7 +124,7 @@ class RewardPairs:
 
     @torch.no_grad()
     def right(self, pack: Sequence[int]) -> int:
-        """Return how many pairs have the better answer scored higher."""
+        """Return the number of pairs whose better answer scores higher."""
         chosen_D, rejected_D = self.of(pack)
         return int((chosen_D > rejected_D).sum())
 
@@ -153,6 +153,6 @@ class RewardSteps:
 
     @torch.no_grad()
     def right(self, pack: Sequence[int]) -> int:
-        """Return how many steps are judged as their labels say."""
+        """Return the number of steps that are judged as their labels say."""
         found_NK, labels_N = self.of(pack)
         return int((found_NK.argmax(1) == labels_N).sum())

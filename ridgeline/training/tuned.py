@@ -9,10 +9,12 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -74,18 +76,18 @@ class PackRunner:
     def normed(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, list[int]]:
         """Return the output of the final norm in front of every counted token [N, M], these tokens [N], and how many of
         them each example has."""
-        targets = [token for each in examples for token in each.tokens[1:]]
-        counted_T = torch.tensor([flag for each in examples for flag in each.counted[1:]])
-        at_N = counted_T.nonzero().flatten().to(self.device)
+        targets_T = _joined(each.tokens[1:] for each in examples)
+        at_N = _joined(each.counted[1:] for each in examples).nonzero().flatten()
+        targets_N = targets_T[at_N].to(self.device)
+        at_N = at_N.to(self.device)
         hidden = self.hidden([each.tokens[:-1] for each in examples])  # the last token is a target alone
-        targets_N = torch.tensor(targets, device=self.device)[at_N]
         return self.decoder.normed(hidden.at(at_N)), targets_N, [sum(each.counted) for each in examples]
 
     def hidden(self, texts: Sequence[Sequence[int]]) -> Hidden:
         """Return the layers' output for texts one behind the other."""
         lengths = [len(each) for each in texts]
         positions_T = torch.cat([torch.arange(length) for length in lengths]).to(self.device)
-        tokens_T = torch.tensor([token for each in texts for token in each], device=self.device)
+        tokens_T = _joined(texts).to(self.device)
         states: Any = packed_states(self.decoder.spec, lengths, self.decoder.dtype, self.device)
         found: Hidden = self.decoder(tokens_T, positions_T, states)
         return found
@@ -116,6 +118,11 @@ class PackRunner:
 
     def _head(self) -> list[nn.Parameter]:
         return [each for each in self.decoder.unembed.parameters() if each.requires_grad]
+
+
+def _joined(parts: Iterable[Sequence[int]]) -> Tensor:
+    """Return numbers one behind the other: int64, on the host."""
+    return torch.from_numpy(np.fromiter(chain.from_iterable(parts), np.int64))
 
 
 class NextTokens:

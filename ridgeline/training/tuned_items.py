@@ -96,7 +96,7 @@ def flops_of(spec: ModelSpec, items: list[Any], thin: int | None) -> Callable[[l
 
 
 def judgements(items: list[Item]) -> list[Any]:
-    """Return what items say besides their tokens, for the name of a run."""
+    """Return the judgements of items besides their tokens, for the name of a run."""
     found: list[Any] = []
     for item in items:
         match item:

@@ -141,14 +141,14 @@ class Tuner:
 
     def backward(self, packs: list[list[int]]) -> float:
         """Add the gradients of the mean loss of some packs to the parameters', and return that loss."""
-        weight, total = sum(self.objective.weight(pack) for pack in packs), 0.0
+        weight, parts = sum(self.objective.weight(pack) for pack in packs), []
         for pack in packs:
             part = self.objective.sum(pack) / weight
             part.backward()
-            total += float(part.detach())
+            parts.append(part.detach())
         if self.step == 0 and (still := [name for name, p in self.learnt.named_parameters() if _unmoved(p)]):
             raise InvalidConfig(f"{still[0].replace('/', '.')} has no gradient in this model; leave it out.")
-        return total
+        return sum(map(float, parts))  # here the host waits for the device, once a step
 
     def save(self) -> None:
         """Write a checkpoint from which training continues exactly. Raise InvalidConfig if there is no room."""

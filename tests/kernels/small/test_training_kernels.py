@@ -131,6 +131,19 @@ def test_rotations_have_the_gradients_of_their_definition(rotated: int, device: 
     close(results(of(rotary_training.rope, table.float()), given, [WIDE], device), wanted, 2e-5)
     close(results(of(rotary.rope, table.float()), given, [WIDE], device), wanted, 2e-5)
 
+    def at_once(qkv: Tensor) -> Any:
+        return rotary_training.rotated_heads(qkv.flatten(1), table.float(), positions, 4, 2, 32)
+
+    def exactly(qkv: Tensor) -> Any:
+        q, k, v = qkv.split((4, 2, 2), 1)
+        return *exact(q, k, table, positions), v
+
+    close(
+        results(at_once, given, [WIDE], device),
+        results(exactly, given, [torch.float64], device),
+        2e-5,
+    )
+
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("rows", "vocabulary", "dtype"), [(5, 300, WIDE), (3, 5000, WIDE), (4, 700, NARROW)])

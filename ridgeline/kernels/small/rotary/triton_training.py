@@ -18,11 +18,11 @@ TILE = 2048  # numbers of a program
 
 @triton.jit
 def _training_rotation(
-    x_ptr, cos_sin_ptr, positions_ptr, y_ptr, tokens, x_token, x_head,
+    x_ptr, cos_sin_ptr, positions_ptr, y_ptr, tokens, x_token, x_head, y_token, y_head,
     N: tl.constexpr, D: tl.constexpr, Y: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     BACK: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the heads of HEADS rows [token, head]; y is dense. BACK: by the angles' negatives."""
+    """Rotate the heads of HEADS rows [token, head]. BACK: by the angles' negatives."""
     half: tl.constexpr = Y // 2
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)[:, None]
     token, head = row // N, row % N
@@ -34,7 +34,7 @@ def _training_rotation(
     sin = tl.load(cos_sin_ptr + position * Y + half + column, mask=mask, other=0)
     if BACK:
         sin = -sin
-    at, to = x_ptr + token * x_token + head * x_head, y_ptr + row * D
+    at, to = x_ptr + token * x_token + head * x_head, y_ptr + token * y_token + head * y_head
     dtype = y_ptr.dtype.element_ty
     a = tl.load(at + column, mask=mask, other=0).to(tl.float32)
     b = tl.load(at + half + column, mask=mask, other=0).to(tl.float32)
@@ -46,14 +46,18 @@ def _training_rotation(
         tl.store(to + rest, tl.load(at + rest, mask=mask, other=0), mask=mask)
 
 
-def _launch(x_TND: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor, *, back: bool) -> Tensor:
+def _launch(
+    x_TND: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor, *, back: bool, into_TND: Tensor | None = None
+) -> Tensor:
     x_TND = x_TND if x_TND.stride(-1) == 1 else x_TND.contiguous()
     (tokens, heads, width), rotated = x_TND.shape, cos_sin_ZY.shape[-1]
-    y_TND = torch.empty(x_TND.shape, dtype=x_TND.dtype, device=x_TND.device)
+    y_TND = into_TND
+    if y_TND is None:
+        y_TND = torch.empty(x_TND.shape, dtype=x_TND.dtype, device=x_TND.device)
     half = triton.next_power_of_2(rotated // 2)
     together = max(1, TILE // (2 * half))
     _training_rotation[(triton.cdiv(tokens * heads, together),)](
-        x_TND, cos_sin_ZY, positions_T, y_TND, tokens, *x_TND.stride()[:2],
+        x_TND, cos_sin_ZY, positions_T, y_TND, tokens, *x_TND.stride()[:2], *y_TND.stride()[:2],
         N=heads, D=width, Y=rotated, HEADS=together, HALF=half,
         REST=triton.next_power_of_2(width - rotated) if rotated < width else 0, BACK=back, num_warps=4,
     )  # fmt: skip
@@ -72,6 +76,39 @@ class _Rotated(torch.autograd.Function):
         return _launch(dy_TND, *ctx.saved_tensors, back=True), None, None
 
 
+class _Heads(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv_TX: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor, heads: int, kv_heads: int, width: int
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos_sin_ZY, positions_T)
+        ctx.shape = qkv_TX.shape
+        q_THD, k_TGD, v_TGD = qkv_TX.unflatten(-1, (-1, width)).split((heads, kv_heads, kv_heads), 1)
+        q_THD, k_TGD = (_launch(x, cos_sin_ZY, positions_T, back=False) for x in (q_THD, k_TGD))
+        return q_THD, k_TGD, v_TGD.contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq_THD: Tensor, dk_TGD: Tensor, dv_TGD: Tensor) -> tuple[Tensor | None, ...]:
+        heads, kv_heads, width = dq_THD.shape[1], dk_TGD.shape[1], dq_THD.shape[2]
+        dqkv_TX = torch.empty(ctx.shape, dtype=dq_THD.dtype, device=dq_THD.device)
+        q_THD, k_TGD, v_TGD = dqkv_TX.unflatten(-1, (-1, width)).split((heads, kv_heads, kv_heads), 1)
+        _launch(dq_THD, *ctx.saved_tensors, back=True, into_TND=q_THD)
+        _launch(dk_TGD, *ctx.saved_tensors, back=True, into_TND=k_TGD)
+        v_TGD.copy_(dv_TGD)
+        return dqkv_TX, None, None, None, None, None
+
+
+@torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
+def rotated_heads(
+    qkv_TX: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor, heads: int, kv_heads: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries [T, H, D] and keys [T, G, D] of a fused projection, rotated, and values [T, G, D], dense; with a
+    gradient that is written in one piece."""
+    q_THD, k_TGD, v_TGD = _Heads.apply(qkv_TX, cos_sin_ZY, positions_T, heads, kv_heads, width)
+    return q_THD, k_TGD, v_TGD
+
+
 @torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
 def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `op.rope`, with gradients of queries and keys."""
@@ -84,7 +121,7 @@ AOT = (
     AotKernel(
         _training_rotation,
         {"x_ptr": "*bf16", "cos_sin_ptr": "*fp32", "positions_ptr": "*i64", "y_ptr": "*bf16", "tokens": "i32"}
-        | dict.fromkeys(("x_token", "x_head"), "i32:16"),
+        | dict.fromkeys(("x_token", "x_head", "y_token", "y_head"), "i32:16"),
         {"N": 32, "D": 64, "Y": 64, "HEADS": 32, "HALF": 32, "REST": 0, "BACK": True},
         num_warps=4,
         archs=ONE_OF_EACH,
