@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from ridgeline.cli import train_heads, train_sizes, train_tuned
+from ridgeline.cli import train_heads, train_memory, train_sizes, train_tuned
 from ridgeline.cli.options import with_records
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.cli.training_options import bytes_of, device_of, imported
@@ -22,6 +22,7 @@ app.command()(train_heads.dflash)
 app.command()(train_heads.medusa)
 app.command()(train_heads.draft)
 app.command()(train_sizes.sizes)
+app.command()(train_memory.memory)
 app.command()(train_tuned.sft)
 app.command()(train_tuned.dpo)
 app.command()(train_tuned.reward)

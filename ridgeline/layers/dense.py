@@ -150,9 +150,9 @@ class PackedCausal(DenseCausal):
         longest = max(self.lengths)
         wide = spec.window is None or spec.window >= longest
         if wide and len(set(self.lengths)) == 1 and qkv_TX.is_cuda and qkv_TX.itemsize == 2:
-            parts = (x.unflatten(0, (-1, longest)).transpose(1, 2) for x in (q_THD, k_TGD, v_TGD))
+            q, k, v = (x.unflatten(0, (-1, longest)).transpose(1, 2) for x in (q_THD, k_TGD, v_TGD))
             with sdpa_kernel(FASTEST, set_priority=True):
-                out_BHSD = _attended(*parts, spec, None)
+                out_BHSD = _attended(q, k, v, spec, None)
             return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
         # Triton, which is imported only where it runs
         from ridgeline.kernels.attention.triton_sdpa import WholeAttention
