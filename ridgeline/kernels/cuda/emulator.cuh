@@ -129,6 +129,8 @@ struct TensorRead { float *to; unsigned from; };  // tcgen05.ld that was not wai
 struct Accumulator { void *d; int n; std::vector<float> saved; };  // registers that wgmma owns now
 
 struct Block;
+struct TileStore;
+
 struct Thread {
   ucontext_t context;
   char *stack = nullptr;
@@ -143,6 +145,8 @@ struct Thread {
   std::vector<TensorRead> reads;
   int group = 0;
   bool fenced = false;
+  std::vector<std::vector<TileStore>> stores{1};  // of groups, by TMA; the last one is open
+  bool unfenced = false;                          // it wrote shared memory that TMA may not read yet
 };
 
 struct Warp {
@@ -173,6 +177,8 @@ struct Map {  // TensorMap on the host: a matrix of rows, read in boxes
 };
 
 struct Load { Map map; int x, y; unsigned to, barrier, mask; bool pair = false; };  // pair: tells the even block
+
+struct TileStore { Map map; int x, y; unsigned from; };
 
 struct Launch { unsigned grid[3], block[3], cluster, shared, order; };
 
@@ -379,6 +385,52 @@ inline void run_mma(Warp &warp) {
       for (int k = 0; k < 16; ++k) sum += a[p.row][k] * b[k][p.column];
       static_cast<Mma *>(warp.slots[lane])->d[at] += sum;
     }
+}
+
+// Boxes from shared memory to a matrix: read and written when their group is waited for, which is as late as may be.
+inline void store_box(const TileStore &store) {
+  const Map &map = store.map;
+  unsigned width = map.box_columns * map.item;
+  for (unsigned row = 0; row < map.box_rows; ++row)
+    for (unsigned column = 0; column < map.box_columns; ++column) {
+      unsigned from = store.from + row * width + column * map.item;
+      if (map.swizzle == 128) from ^= (from >> 7 & 7) << 4;
+      int64_t y = int64_t(store.y) + row, x = int64_t(store.x) + column;
+      if (y < 0 || x < 0 || uint64_t(y) >= map.rows || uint64_t(x) >= map.columns) continue;
+      memcpy(const_cast<unsigned char *>(map.base) + y * map.pitch + x * map.item, pointer_to(from, map.item), map.item);
+    }
+}
+
+inline void start_store(const Map &map, const void *from, int x, int y) {
+  for (Thread &each : current->block->threads)
+    require(each.warp != current->warp || !each.unfenced, "TMA reads what was written before fence.proxy.async");
+  require(address_of(from) % 128 == 0, "TMA reads from addresses that are multiples of 128 bytes");
+  current->stores.back().push_back({map, x, y, address_of(from)});
+}
+
+inline void wait_stores(unsigned left) {
+  auto &groups = current->stores;
+  while (groups.size() > left + 1) {
+    for (const TileStore &store : groups[0]) store_box(store);
+    groups.erase(groups.begin());
+  }
+}
+
+struct Stmatrix { const uint32_t *r; void *row; };
+
+inline void run_stmatrix(Warp &warp) {  // .x4: lane 8i + j has the address of row j of matrix i
+  for (int i = 0; i < 4; ++i) {
+    unsigned used[8] = {}, most = 0;
+    for (int j = 0; j < 8; ++j) {
+      unsigned address = address_of(static_cast<Stmatrix *>(warp.slots[8 * i + j])->row);
+      require(address % 16 == 0, "stmatrix writes rows that begin at multiples of 16 bytes");
+      most = max(most, ++used[address / 16 % 8]);
+      for (int lane = 0; lane < 4; ++lane)
+        memcpy(pointer_to(address + 4 * lane, 4), &static_cast<Stmatrix *>(warp.slots[4 * j + lane])->r[i], 4);
+    }
+    wavefront_count += most;
+  }
+  access_count += 4;
 }
 
 struct Ldmatrix { uint32_t *r; const void *row; };

@@ -130,7 +130,7 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier *barrier, unsigned rank
 #ifdef __CUDACC__
   asm volatile("{\n.reg .b32 there;\n"
                "mapa.shared::cluster.u32 there, %0, %1;\n"
-               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+               "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
                "r"(rank)
                : "memory");
 #else
@@ -187,6 +187,44 @@ __device__ __forceinline__ void tma_load_multicast(void *to, const TensorMap &ma
                : "memory");
 #else
   emulator::start({map, column, row, shared_address(to), shared_address(barrier), mask});
+#endif
+}
+
+// The way back: a box in shared memory, whose pieces were exchanged, into the matrix. What lies outside is left out. The
+// stores of a thread up to tma_commit are a group. Those who wrote the box call fence_for_tma, and meet, before that.
+__device__ __forceinline__ void fence_for_tma() {
+  PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), emulator::current->unfenced = false);
+}
+
+__device__ __forceinline__ void tma_store(const TensorMap &map, const void *from, int column, int row) {
+#ifdef __CUDACC__
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(column), "r"(row)
+               : "memory");
+#else
+  emulator::start_store(map, from, column, row);
+#endif
+}
+
+__device__ __forceinline__ void tma_commit() {
+  PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), emulator::current->stores.push_back({}));
+}
+
+// Wait until all but the N last groups of this thread have read their boxes.
+template <int N> __device__ __forceinline__ void tma_wait_read() {
+  PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"), emulator::wait_stores(N));
+}
+
+// Store four matrices of 8 x 8 numbers of 16 bits, as ldmatrix_x4 loads them.
+__device__ __forceinline__ void stmatrix_x4(void *row, const unsigned (&r)[4]) {
+#ifdef __CUDACC__
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+#else
+  emulator::current->unfenced = true;
+  emulator::Stmatrix own{r, row};
+  emulator::together("stmatrix", &own, emulator::run_stmatrix);
 #endif
 }
 

@@ -5,6 +5,46 @@
 
 #ifdef __CUDACC__
 #include <mma.h>
+
+// A fragment from shared memory, of A (row-major) or B (column-major) in the shape SHAPE_M x SHAPE_N x SHAPE_K. CUDA's
+// load_matrix_sync forgets in which memory an address lies, and ptxas then makes loads of 4 bytes a lane from any memory
+// (LD) in place of ldmatrix (LDSM). The PTX says it.
+#ifdef SHAPE_M
+#define WORDS_OF(x) #x
+#define WORDS(x) WORDS_OF(x)
+#define LOAD_FRAGMENT(OPERAND, ORDER, TYPE, NAMES, AT, PITCH, ...)                                               \
+  asm volatile("wmma.load." OPERAND ".sync.aligned." ORDER ".m" WORDS(SHAPE_M) "n" WORDS(SHAPE_N) "k" WORDS(SHAPE_K) \
+               ".shared." TYPE " {" NAMES "}, [" AT "], " PITCH ";"                                               \
+               : __VA_ARGS__                                                                                      \
+               : "r"((unsigned)__cvta_generic_to_shared(from)), "r"(pitch))
+#define LOAD_FRAGMENTS(USE, LAYOUT, OPERAND, ORDER, KIND, TYPE)                                                    \
+  template <class T>                                                                                               \
+  __device__ __forceinline__ void load_fragment(                                                                   \
+      nvcuda::wmma::fragment<nvcuda::wmma::USE, SHAPE_M, SHAPE_N, SHAPE_K, KIND, nvcuda::wmma::LAYOUT> &f,          \
+      const T *from, unsigned pitch) {                                                                             \
+    unsigned *r = reinterpret_cast<unsigned *>(f.x);                                                               \
+    if constexpr (sizeof(f.x) == 4)                                                                                \
+      LOAD_FRAGMENT(OPERAND, ORDER, TYPE, "%0", "%1", "%2", "=r"(r[0]));                                            \
+    else if constexpr (sizeof(f.x) == 8)                                                                           \
+      LOAD_FRAGMENT(OPERAND, ORDER, TYPE, "%0, %1", "%2", "%3", "=r"(r[0]), "=r"(r[1]));                            \
+    else if constexpr (sizeof(f.x) == 16)                                                                          \
+      LOAD_FRAGMENT(OPERAND, ORDER, TYPE, "%0, %1, %2, %3", "%4", "%5", "=r"(r[0]), "=r"(r[1]), "=r"(r[2]),         \
+                    "=r"(r[3]));                                                                                   \
+    else                                                                                                           \
+      LOAD_FRAGMENT(OPERAND, ORDER, TYPE, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "=r"(r[0]), "=r"(r[1]),     \
+                    "=r"(r[2]), "=r"(r[3]), "=r"(r[4]), "=r"(r[5]), "=r"(r[6]), "=r"(r[7]));                        \
+  }
+#define LOAD_BOTH(KIND, TYPE)                                     \
+  LOAD_FRAGMENTS(matrix_a, row_major, "a", "row", KIND, TYPE)     \
+  LOAD_FRAGMENTS(matrix_b, col_major, "b", "col", KIND, TYPE)
+#ifdef TF32
+LOAD_BOTH(nvcuda::wmma::precision::tf32, "tf32")
+#else
+LOAD_BOTH(bf16, "bf16")
+LOAD_BOTH(fp16, "f16")
+LOAD_BOTH(signed char, "s8")
+#endif
+#endif
 #else
 namespace nvcuda {
 namespace wmma {
@@ -94,4 +134,8 @@ void mma_sync(fragment<accumulator, M, N, K, T> &d, const fragment<matrix_a, M, 
 
 }  // namespace wmma
 }  // namespace nvcuda
+
+template <class Fragment, class T> void load_fragment(Fragment &f, const T *from, unsigned pitch) {
+  nvcuda::wmma::load_matrix_sync(f, from, pitch);
+}
 #endif

@@ -115,7 +115,7 @@ def test_an_ending_is_torchs_in_float64(ending: LadderEnding, tmp_path: Path) ->
     c_ = Matrix(*exact.shape, result)
     held = {name: Matrix(*x.shape, x.dtype, x) for name, x in given.vectors.items()}
     pointers = given.pointers(ending, lambda name: held[name].pointer.value)
-    maps = [x.map(rows) for x, rows in zip((a_, b_), rung.boxes or (), strict=True)]
+    maps = [x.map(rows) for x, rows in zip((a_, b_), rung.boxes, strict=True)]
     shape = LaunchShape(rung.grid(m, n, 2), (*rung.block, 1), cluster=rung.cluster, shared=rung.shared, order=2)
     kernel.launch(shape, [*maps, c_.pointer, *map(ctypes.c_int, (m, n, k)), Extras(**pointers)])
     assert c_.guarded(), "it wrote outside its output"

@@ -47,14 +47,13 @@ class LoadedRung:
         (m, k), n = a_MK.shape, len(b_NK)
         grid = self.rung.grid(m, n, self._multiprocessors)
         sizes = map(ctypes.c_int, (m, n, k))
-        operands = (self._operand(x, at) for at, x in enumerate((a_MK, b_NK)))
-        arguments: list[Any] = [*operands, ctypes.c_void_p(c_MN.data_ptr()), *sizes]
+        arguments: list[Any] = [*(self._operand(x, at) for at, x in enumerate((a_MK, b_NK, c_MN))), *sizes]
         if self.rung.extras:
             arguments.append(extras or Extras())
         self._kernel.launch(grid, (*self.rung.block, 1), torch.cuda.current_stream().cuda_stream, arguments)
 
     def _operand(self, x: Tensor, at: int) -> ctypes.Array[ctypes.c_ubyte] | ctypes.c_void_p:
-        if self.rung.boxes is None:
+        if at >= len(self.rung.boxes):
             return ctypes.c_void_p(x.data_ptr())
         rows, columns = x.shape
         item = x.element_size()

@@ -42,7 +42,8 @@ class Rung:
     block: threads of a block, as (x, y).
     shared: bytes of dynamic shared memory.
     multiple: what N and K must be multiples of.
-    boxes: rows of the boxes in which TMA reads A and B, for rungs that use it; boxes are 64 numbers wide.
+    boxes: rows of the boxes in which TMA reads A and B, and writes C if there are three, for rungs that use it; boxes
+    are 64 numbers wide.
     cluster: blocks of a cluster. These lie below each other, so rows of tiles are the first dimension of the grid.
     persistent: blocks stay and walk over tiles; there are as many as multiprocessors.
     extras: the kernel takes pointers for an epilogue behind K.
@@ -63,7 +64,7 @@ class Rung:
     arch: str = "sm_80"
     needs: tuple[str, ...] = ()
     registers: int = 255
-    boxes: tuple[int, int] | None = None
+    boxes: tuple[int, ...] = ()
     cluster: int = 1
     persistent: bool = False
     extras: bool = False
@@ -110,8 +111,8 @@ RUNGS = (
         needs=("FFMA", "LDGSTS.E.BYPASS.128", "LDS.128"),
     ),
     Rung(
-        number=8, name="wmma", tile=(128, 128), depth=32, stages=2, block=(256, 1), multiple=8,
-        needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128"),
+        number=8, name="wmma", tile=(128, 128), depth=32, stages=4, block=(128, 1), multiple=8,
+        shared=4 * 2 * 128 * 80, needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM.16.M88.4"),
     ),
     Rung(
         number=9, name="mma_sync", tile=(128, 128), depth=64, stages=3, block=(256, 1), multiple=8,
@@ -142,6 +143,12 @@ RUNGS = (
         number=14, name="ping_pong", tile=(64, 256), depth=64, stages=5, block=(384, 1), multiple=8, arch="sm_90a",
         shared=5 * (64 + 256) * 128 + 12 * 8, boxes=(64, 128), cluster=2, registers=168, persistent=True, extras=True,
         needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV"),
+    ),
+    Rung(
+        number=15, name="async_stores", tile=(128, 256), depth=64, stages=4, block=(384, 1), multiple=8, arch="sm_90a",
+        shared=stages_of(128 + 256) + 8 * 2 * 2048 + 8 * 8, boxes=(128, 128, 16), cluster=2, registers=168,
+        persistent=True,
+        needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV", "STSM.16.M88.4", "UTMASTG.2D"),
     ),
 )  # fmt: skip
 
@@ -209,12 +216,12 @@ VARIANTS = (
 )
 
 
-# The formats and epilogues of the last rung, as that rung's file with other definitions.
+# The formats and epilogues of rung 14, as that rung's file with other definitions.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderEnding:
-    """The last rung in another format, or with an epilogue: steps of `epilogue.cuh`, from left to right."""
+    """Rung 14 in another format, or with an epilogue: steps of `epilogue.cuh`, from left to right."""
 
     name: str
     steps: tuple[str, ...] = ()
@@ -224,10 +231,10 @@ class LadderEnding:
 
     @property
     def rung(self) -> Rung:
-        """The last rung, so defined."""
+        """Rung 14, so defined."""
         words = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "e4m3", "int8": "int8", "float32": "float"}
         small = self.dtype in ("float8_e4m3fn", "int8")
-        last = RUNGS[-1]
+        last = next(rung for rung in RUNGS if rung.extras)
         defines = {"ELEMENT": words[self.dtype], "OUTPUT": words[self.result]}
         return replace(
             last, name=f"{last.name}-{self.name}", depth=128 if small else 64, multiple=16 if small else 8,
