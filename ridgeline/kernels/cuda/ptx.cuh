@@ -125,7 +125,8 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier *barrier) {
       emulator::arrive(shared_address(barrier), 0));
 }
 
-// Arrive at the barrier that lies at this place in another block of the cluster.
+// Arrive at the barrier that lies at this place in another block of the cluster. It is for stages that were read: with
+// .release.cluster it would wait until the whole GPU sees all that the thread wrote (MEMBAR.ALL.GPU), once a step.
 __device__ __forceinline__ void mbarrier_arrive(Mbarrier *barrier, unsigned rank) {
 #ifdef __CUDACC__
   asm volatile("{\n.reg .b32 there;\n"

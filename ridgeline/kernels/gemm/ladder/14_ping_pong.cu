@@ -9,7 +9,7 @@
 // Bytes     From L2: M N K (1 / 256 + 1 / 128) numbers of 2 bytes, since a cluster's two tiles have 128 rows: as rung 11.
 //           From shared memory 320 numbers for 16,384 FMAs.
 // Limit     L2, if 10 TB/s are all it gives; else the tensor cores, from the first tile to the last.
-// Next      Tiles that do not divide evenly among multiprocessors: stream-K.
+// Next      Stores that no warp waits for, so that the large tiles of rung 13 can stay.
 #include "epilogue.cuh"
 
 constexpr int ROWS = 64, COLUMNS = 256, DEPTH = 128 / sizeof(Element), STEP = 32 / sizeof(Element), STAGES = 5;
