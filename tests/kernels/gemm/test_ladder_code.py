@@ -19,8 +19,8 @@ needs_compiler = pytest.mark.skipif(not HERE, reason='no NVRTC and no nvcc; pip 
 
 @needs_compiler
 @pytest.mark.parametrize("rung", [
-    each if each.name in ("vector_loads", "mma_sync", "async_stores") else pytest.param(each, marks=pytest.mark.thorough)
-    for each in RUNGS
+    each if each.name in ("vector_loads", "mma_sync", "async_stores") else
+    pytest.param(each, marks=pytest.mark.thorough) for each in RUNGS
 ], ids=lambda rung: rung.name)  # fmt: skip
 def test_a_rung_uses_the_machine_as_it_says(rung: Rung) -> None:
     code = machine_code(cubin(rung.source, rung.arch, rung.defines))
