@@ -10,10 +10,11 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.steps import DEFAULT_LIMITS, LARGE_GPU, LARGE_STEP
-from ridgeline.core.specs.model import ModelSpec
+from ridgeline.core.specs.model import AttentionSpec, MLPSpec, ModelSpec
 from ridgeline.core.specs.pooling import PoolingSpec
 from ridgeline.core.specs.state import ChunkedKVSpec, KVSpec, RecurrentSpec
-from ridgeline.kernels.ops import DETERMINISTIC
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.ops import deterministic_ops
 
 
 class DtypeChoice(NamedTuple):
@@ -26,9 +27,27 @@ class DtypeChoice(NamedTuple):
 def choose_kernels(config: LLMConfig, device: torch.device) -> dict[str, str]:
     """Return the implementation of each op where it is not the platform's first. Raise InvalidConfig for an unknown
     one."""
-    if config.deterministic and device.type != "cuda":
-        raise InvalidConfig(f"deterministic needs a GPU's kernels, and the device is {device}; leave it out.")
-    return {**(DETERMINISTIC if config.deterministic else {}), **config.kernels}
+    return {**(deterministic_ops(Platform.of(device)) if config.deterministic else {}), **config.kernels}
+
+
+def check_deterministic(config: LLMConfig, model: ModelSpec, device: torch.device, *, coded: bool) -> None:
+    """Raise InvalidConfig if results of a CPU would depend on what runs beside a request though they must not.
+
+    coded: weights are no plain numbers.
+    """
+    if not config.deterministic or device.type == "cuda":
+        return
+    plain = all(
+        isinstance(layer.mixer, AttentionSpec)
+        and isinstance(layer.feed_forward, MLPSpec)
+        and all(type(state) is KVSpec for state in layer.mixer.states)
+        for layer in model.layers
+    )
+    if not plain or coded or config.enable_lora or model.pooling is not None or config.ranks > 1:
+        raise InvalidConfig(
+            f"deterministic on {device} is for one device, plain weights, and layers of attention with feed-forwards "
+            "of one expert; leave it out, or use a GPU."
+        )
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -25,6 +25,7 @@ from ridgeline.core.specs.model import ModelSpec, lender_of, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES, ChunkedKVSpec
 from ridgeline.defaults import (
     check_chunks,
+    check_deterministic,
     check_divided,
     check_max_model_len,
     choose_block_size,
@@ -184,6 +185,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     if files:
         check_files(folder, model)
     forms = of_stage(kept_forms(stored_forms(folder, model, files=files), config, folder, ops), own)
+    check_deterministic(config, model.spec, device, coded=bool(forms) or weights.name != "plain")
     check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
     draft = None
     if config.speculation is not None:

@@ -71,6 +71,7 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
     decoder, draft, adapters, memory = _load(choices, progress, sleep)
     runner = _run_on(decoder, DeviceExtras(draft, adapters), memory, choices, progress, sleep)
     alone = choices.device.type == "cpu" and choices.mesh.size == 1  # ranks must find the same bits
+    alone = alone and not choices.config.deterministic
     return LocalWorker(runner, choices.mesh.stamps, Threads.where_they_may_change(load) if alone else None), memory
 
 

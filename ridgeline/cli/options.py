@@ -101,7 +101,7 @@ ENGINE_HELP = {
     "max_cpu_loras": "Adapters in the host's memory; others are read from their folders again (default: all).",
     "enable_lora_factors": "Let adapters be IA3 or DoRA too, which makes all steps with adapters slower.",
     "max_cpu_lora_bytes": "Bytes that their matrices may have there, on all ranks together (default: any number).",
-    "deterministic": "Give a request the same bits whatever runs beside it (GPU only; slower).",
+    "deterministic": "Give a request the same bits whatever runs beside it (slower; on a CPU not all models).",
     "cascade": "Let requests with a common beginning read its cached keys together (default: on a GPU).",
     "debug_checks": "Compare engine and device state at every step (slow).",
 }

@@ -13,6 +13,7 @@ from ridgeline.kernels.attention.paged.op import ATTENTION_SCHEDULE, PAGED_ATTEN
 from ridgeline.kernels.attention.paged.partial import MERGE_ATTENTION, PARTIAL_ATTENTION
 from ridgeline.kernels.attention.sparse.op import CHOICE_BITS, INDEX_KEYS, INDEX_TOPK, SPARSE_ATTENTION
 from ridgeline.kernels.base.errors import InvalidConfig
+from ridgeline.kernels.base.fixed_tiles import FIXED_TILES
 from ridgeline.kernels.base.launch import settle_cache_keys
 from ridgeline.kernels.base.op import Op, Overrides, Platform, on_gpu
 from ridgeline.kernels.gemm.codes.op import CODED_LINEAR, CODED_NORM_LINEAR
@@ -123,7 +124,7 @@ class Ops:
         if unknown := sorted(set(wanted) - OPS.keys()):
             raise InvalidConfig(f"there is no op {unknown[0]!r}; known: {', '.join(OPS)}.")
         self.platform = platform
-        self.deterministic = DETERMINISTIC.items() <= wanted.items()
+        self.deterministic = any(each.items() <= wanted.items() for each in (DETERMINISTIC, DETERMINISTIC_ON_CPU))
         if on_gpu(platform):
             settle_cache_keys()
         asked = {name: wanted.get(name, wanted.get(op.of)) for name, op in OPS.items()}
@@ -136,6 +137,16 @@ OPS: Mapping[str, Op[Any]] = {name: op for name, op in vars(Ops).items() if isin
 
 # The name of implementations whose results for a token do not depend on the tokens beside it
 BATCH_INVARIANT = "batch_invariant"
-DETERMINISTIC: Overrides = {
-    name: BATCH_INVARIANT for name, op in OPS.items() if any(i.name == BATCH_INVARIANT for i in op.implementations)
-}
+
+
+def _those_with(implementation: str) -> Overrides:
+    return {name: implementation for name, op in OPS.items() if any(i.name == implementation for i in op.implementations)}
+
+
+DETERMINISTIC = _those_with(BATCH_INVARIANT)
+DETERMINISTIC_ON_CPU = _those_with(FIXED_TILES)  # models of plain attention and feed-forwards need no others
+
+
+def deterministic_ops(platform: Platform) -> Overrides:
+    """Return the implementations whose results for a token do not depend on the tokens beside it."""
+    return DETERMINISTIC if on_gpu(platform) else DETERMINISTIC_ON_CPU

@@ -37,7 +37,7 @@ class StepSettings(Settings):
     max_long_partial_prefills: how many of these may be long: above long_prefill_token_threshold, or else 4 % of the
         context. Shorter ones then overtake those that wait (engine/waiting.py). 0: all of them.
     enforce_eager: launch ops one by one instead of replaying CUDA graphs; this is slower and starts sooner.
-    deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
+    deterministic: a request gets the same bits whatever runs beside it (slower; on a CPU not all models).
     cascade: decoding requests with the same first cache blocks read their keys together. The default is yes on a GPU,
         but not with deterministic.
     tenant_weights: shares of service where these are not equal, as "a=2,b=1" (policies vtc, drr and dlpm).

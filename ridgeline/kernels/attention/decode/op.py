@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax, paged_attention_reference
-from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
 from ridgeline.kernels.gemm.fp8.op import in_buffer
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.rotary.op import Projected, rope_kv
@@ -70,6 +70,7 @@ DECODE_ATTENTION = Op(
         Implementation("triton", "ridgeline.kernels.attention.decode.triton:decode_attention", on_gpu),
         Implementation("torch", "ridgeline.kernels.attention.decode.torch_ops:decode_attention"),
         Implementation("batch_invariant", "ridgeline.kernels.attention.decode.triton:batch_invariant", on_gpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.attention.decode.fixed_tiles:decode_attention", on_cpu),
     ),
     matrix=True,
 )

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
-from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
 from ridgeline.kernels.base.tree import Tree, sight
 
 
@@ -293,6 +293,7 @@ PAGED_ATTENTION = Op(
     (
         Implementation("triton", "ridgeline.kernels.attention.paged.triton:paged_attention", on_gpu),
         Implementation("sdpa", "ridgeline.kernels.attention.paged.torch_ops:paged_attention"),
+        Implementation("fixed_tiles", "ridgeline.kernels.attention.paged.fixed_tiles:paged_attention", on_cpu),
     ),
     matrix=True,
 )

@@ -126,7 +126,7 @@ def paged_attention(
             if softcap is None and sinks_H is None:
                 out_BGMD = scaled_dot_product_attention(q_BGMD, *keys_values, attn_mask=mask_BGMK, scale=scale)
             else:
-                out_BGMD = _by_hand(q_BGMD, *keys_values, mask_BGMK, scale, softcap, sinks_H)
+                out_BGMD = by_hand(q_BGMD, *keys_values, mask_BGMK, scale, softcap, sinks_H)
             out_BQGED = out_BGMD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
             out_THD[tile.tokens] = out_BQGED.reshape(-1, *q_THD.shape[1:])
     return out_THD
@@ -300,7 +300,7 @@ def _nearness(tile: Tile, softmax: Softmax, per_kv: int) -> Tensor:
     return gained_BGMK if tile.seen_BGMK is None else torch.where(tile.seen_BGMK, gained_BGMK, -torch.inf)
 
 
-def _by_hand(
+def by_hand(
     q_BGMD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGMK: Tensor | None, scale: float, softcap: float | None,
     sinks_H: Tensor | None,
 ) -> Tensor:  # fmt: skip

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.op import Implementation, Op, Platform, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, Platform, on_cpu, on_gpu
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.norm.op import rms_norm
@@ -124,6 +124,7 @@ LINEAR = Op(
         Implementation("torch", "ridgeline.kernels.gemm.plain.torch_ops:linear"),
         Implementation("batch_invariant", "ridgeline.kernels.gemm.plain.batch_invariant:linear", on_gpu),
         Implementation("triton_training", "ridgeline.kernels.gemm.plain.triton_training:linear", on_gpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.gemm.plain.fixed_tiles:linear", on_cpu),
     ),
     matrix=True,
 )

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
 
 LIMIT, SHARPNESS = 7.0, 1.702  # of swiglu_clamped
 SILU_LIMITS = {"silu_clamped_7": 7.0, "silu_clamped_16": 16.0}
@@ -61,6 +61,7 @@ ACTIVATION = Op(
     (
         Implementation("triton", "ridgeline.kernels.small.activation.triton:activation", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.activation.torch_ops:activation"),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:activation", on_cpu),
     ),
 )
 GATED_ACTIVATION = Op(
@@ -72,5 +73,6 @@ GATED_ACTIVATION = Op(
         Implementation(
             "triton_training", "ridgeline.kernels.small.activation.triton_training:gated_activation", on_gpu
         ),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:gated_activation", on_cpu),
     ),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
 
 
 def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -44,6 +44,7 @@ RMS_NORM = Op(
         Implementation("triton", "ridgeline.kernels.small.norm.triton:rms_norm", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.norm.torch_ops:rms_norm"),
         Implementation("triton_training", "ridgeline.kernels.small.norm.triton_training:rms_norm", on_gpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:rms_norm", on_cpu),
     ),
 )
 LAYER_NORM = Op(
@@ -52,5 +53,6 @@ LAYER_NORM = Op(
     (
         Implementation("triton", "ridgeline.kernels.small.norm.triton:layer_norm", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.norm.torch_ops:layer_norm"),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:layer_norm", on_cpu),
     ),
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
-from ridgeline.kernels.base.op import Implementation, Op, nowhere, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, nowhere, on_cpu, on_gpu
 from ridgeline.kernels.small.norm.op import rms_norm
 
 
@@ -132,5 +132,6 @@ ROPE_KV = Op(
         Implementation("triton", "ridgeline.kernels.small.rotary.triton:rope_kv", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.rotary.torch_ops:rope_kv"),
         Implementation("batch_invariant", "ridgeline.kernels.small.rotary.triton:rope_kv_batch_invariant", on_gpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:rope_kv", on_cpu),
     ),
 )

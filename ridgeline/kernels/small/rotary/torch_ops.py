@@ -6,14 +6,23 @@ Legend, beside that of op.py:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.small.norm.torch_ops import rms_norm
 from ridgeline.kernels.small.rotary.op import Projected, rotate, split_heads, without_weight, write_kv
 
+RmsNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+
 
 def rope_kv(projected: Projected) -> Tensor:
+    return rope_kv_with(rms_norm, projected)
+
+
+def rope_kv_with(rms_norm: RmsNorm, projected: Projected) -> Tensor:
+    """Compute `op.rope_kv` with this norm."""
     (
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
         num_kv_heads, v_norm, scales,
