@@ -1,10 +1,11 @@
 """Paged attention on a CPU that gives a query the same bits, whatever runs beside it, and however its row was cut.
 
-A query attends to the keys that it sees and to no others, by a call whose shape follows from their number alone. Queries
-that see as many keys run together, each as a batch entry of its own, which torch's kernel computes one by one.
+A query attends to the keys that it sees, by a call whose shape follows from their number alone: it is rounded up to a
+multiple of `KEYS`, and the last key is repeated there behind a mask. Queries with as many keys run together, each as a
+batch entry of its own, which torch's kernel computes one by one.
 
 Legend, beside that of op.py:
-    B  queries that see as many keys
+    B  queries that run together
     E  heads that share a key head
 """
 
@@ -25,18 +26,20 @@ from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.tree import sight
 
 CELLS = 1 << 16  # keys that are gathered at once
+KEYS = 16  # with other numbers the memory of torch's threads is not aligned, and their sums depend on that
 
 
 class Alike(NamedTuple):
-    """Queries that see as many keys, and where these lie.
+    """Queries that run together, and where the keys lie that they see.
 
-    distance_BK: the positions of the queries minus those of the keys.
+    distance_BK: the positions of the queries minus those of the keys. seen_BK: False for keys that are repeated.
     """
 
     token_B: Tensor
     block_BK: Tensor
     offset_BK: Tensor
     distance_BK: Tensor
+    seen_BK: Tensor
 
 
 def paged_attention(
@@ -83,16 +86,20 @@ def _alike(batch: RaggedBatch, block_size: int, window: int | None) -> Iterator[
                 seen_K = seen_K & (position_K > position_T[token] - window)
             keys[token] = np.flatnonzero(seen_K), position_T[token] - position_K[seen_K]
             count_T[token] = len(keys[token][0])
-    for count in np.unique(count_T).tolist():
-        every = np.flatnonzero(count_T == count)
-        for token_B in np.array_split(every, -(-len(every) * count // CELLS) or 1):
+    room_T = -(-count_T // KEYS) * KEYS
+    for room in np.unique(room_T).tolist():
+        every = np.flatnonzero(room_T == room)
+        for token_B in np.array_split(every, -(-len(every) * room // CELLS)):
+            rank_BK = np.minimum(np.arange(room), count_T[token_B][:, None] - 1)
             if batch.tree is None:
-                key_BK = first_T[token_B][:, None] + np.arange(count)
+                key_BK = first_T[token_B][:, None] + rank_BK
                 distance_BK = place_T[token_B][:, None] - key_BK
             else:
-                key_BK, distance_BK = (np.stack(each) for each in zip(*(keys[token] for token in token_B), strict=True))
+                chosen = [(keys[token], rank_K) for token, rank_K in zip(token_B, rank_BK, strict=True)]
+                key_BK, distance_BK = (np.stack([own[part][rank] for own, rank in chosen]) for part in (0, 1))
             block_BK = table_SC[slot_R[row_T[token_B]][:, None], key_BK // block_size].astype(np.int64)
-            places = token_B, block_BK, key_BK % block_size, distance_BK
+            seen_BK = np.arange(room) < count_T[token_B][:, None]
+            places = token_B, block_BK, key_BK % block_size, distance_BK, seen_BK
             yield Alike(*(torch.from_numpy(each).to(device) for each in places))
 
 
@@ -106,12 +113,12 @@ def _gathered(cache_NGPD: Tensor, scale_NGP: Tensor | None, alike: Alike, dtype:
     return numbers.transpose(1, 2).contiguous()
 
 
-def _gained(alike: Alike, softmax: Softmax, q_BGED: Tensor) -> Tensor | None:
-    """Return what logits gain or lose by distance, or None: [B, G, E, K]."""
+def _gained(alike: Alike, softmax: Softmax, q_BGED: Tensor) -> Tensor:
+    """Return what logits gain or lose by distance, and -inf for keys that are not seen: [B, G, E, K]."""
+    gained_BHK = torch.zeros_like(alike.distance_BK, dtype=torch.float32)[:, None].expand(-1, q_BGED[0, ..., 0].numel(), -1)
     if softmax.bias_HL is not None:
         gained_BHK = softmax.bias_HL[:, alike.distance_BK.clamp(max=softmax.bias_HL.shape[1] - 1)].transpose(0, 1)
     elif softmax.slopes_H is not None:
         gained_BHK = -softmax.slopes_H[:, None] * alike.distance_BK.float()[:, None]
-    else:
-        return None
-    return gained_BHK.unflatten(1, q_BGED.shape[1:3]).to(q_BGED.dtype)
+    seen_BHK = gained_BHK.masked_fill(~alike.seen_BK[:, None], -torch.inf)
+    return seen_BHK.unflatten(1, q_BGED.shape[1:3]).to(q_BGED.dtype)
