@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from ridgeline.cli import train_heads, train_memory, train_sizes, train_tuned
+from ridgeline.cli import train_heads, train_memory, train_rewarded, train_sizes, train_tuned
 from ridgeline.cli.options import with_records
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.cli.training_options import bytes_of, device_of, imported
@@ -26,6 +26,9 @@ app.command()(train_memory.memory)
 app.command()(train_tuned.sft)
 app.command()(train_tuned.dpo)
 app.command()(train_tuned.reward)
+app.command()(train_rewarded.grpo)
+app.command()(train_rewarded.rloo)
+app.command()(train_rewarded.ppo)
 
 
 @app.callback()

@@ -140,7 +140,9 @@ BATCH_INVARIANT = "batch_invariant"
 
 
 def _those_with(implementation: str) -> Overrides:
-    return {name: implementation for name, op in OPS.items() if any(i.name == implementation for i in op.implementations)}
+    return {
+        name: implementation for name, op in OPS.items() if any(i.name == implementation for i in op.implementations)
+    }
 
 
 DETERMINISTIC = _those_with(BATCH_INVARIANT)

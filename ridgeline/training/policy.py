@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -115,8 +115,8 @@ def policy_ops(platform: Platform) -> Ops:
         product: Tensor = _Product.apply(served, x_TI, weight_OI, bias_O)
         return product
 
-    ops.linear = linear  # type: ignore[method-assign, assignment]
-    ops.norm_linear = in_three(ops.rms_norm, linear, ops.gated_activation)  # type: ignore[method-assign]
+    ops.linear = linear
+    ops.norm_linear = in_three(ops.rms_norm, linear, ops.gated_activation)
     return ops
 
 
@@ -190,7 +190,8 @@ class PolicyStates(PackedCausal):
         )  # fmt: skip
         batch = RaggedBatch(
             slots_R=slots, block_table_SC=table, start_R1=starts, kv_len_R=ends, tokens_each=0,
-            num_tokens_R=lengths_R, kv_bound_R=lengths_R, schedule=self._ops.attention_schedule(starts, ends, slots, shape),
+            num_tokens_R=lengths_R, kv_bound_R=lengths_R,
+            schedule=self._ops.attention_schedule(starts, ends, slots, shape),
         )  # fmt: skip
         self._served[key] = Served(batch, torch.from_numpy(place_T).to(self._device))
         return self._served[key]

@@ -47,7 +47,8 @@ class TrainingLog:
         self._file.flush()
         self._tracker.metrics(int(row["step"] or 0), {f"{self._title}/{k}": v for k, v in row.items() if k != "step"})
         mfu = "" if row["mfu"] is None else f"  MFU {row['mfu']:.1%}"
-        text = f"step {row['step']}  loss {row['loss']:.4f}  {row['tokens_per_s']:,.0f} tokens/s{mfu}"
+        drawn = f"reward {row['reward']:.4f}  KL {row['kl']:.3g}  " if "reward" in row else ""
+        text = f"step {row['step']}  {drawn}loss {row['loss']:.4f}  {row['tokens_per_s']:,.0f} tokens/s{mfu}"
         self._progress.update(self._task, completed=min(fraction, 1.0), text=text)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line >= _SECONDS_BETWEEN_LINES:

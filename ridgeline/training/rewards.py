@@ -6,7 +6,7 @@ A line of the prompts' file brings what its reward compares with:
     length       "target": tokens
     regex        "pattern": an expression
     arithmetic   "answer": a number, or a calculation
-    code         "entry": a function's name, and "tests": [[arguments, expected], …]; "prefix": text in front of the code
+    code         "entry": a function's name, "tests": [[arguments, expected], …], maybe "prefix": text before the code
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Rewards:
         self.config = config
         if "code" in config.names and not config.unsafe and (why := refusal()) is not None:
             raise InvalidConfig(
-                f"code cannot be isolated here: {why}. Run on another machine, or give --unsafe-local-rewards: the code "
-                "that the model writes may then do all that you may."
+                f"code cannot be isolated here: {why}. Run on another machine, or give --unsafe-local-rewards: the "
+                "code that the model writes may then do all that you may."
             )
         self._weights = config.weights or (1.0,) * len(config.names)
         self._rewards = [REWARDS[name] for name in config.names]

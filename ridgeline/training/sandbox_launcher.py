@@ -10,7 +10,8 @@ import ctypes, json, os, resource, signal, struct, sys
 
 given = json.loads(sys.argv[1])
 libc = ctypes.CDLL(None, use_errno=True)
-NAMESPACES = 0x10000000 | 0x20000 | 0x40000000 | 0x20000000 | 0x8000000 | 0x4000000  # user, mounts, network, pid, ipc, uts
+# User, mounts, network, processes, System V memory, host name
+NAMESPACES = 0x10000000 | 0x20000 | 0x40000000 | 0x20000000 | 0x8000000 | 0x4000000
 RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 LOCKED = NOSUID | NODEV | 8 | 1024 | 2048 | (1 << 21)  # flags that a remount may not drop
 

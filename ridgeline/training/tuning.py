@@ -25,7 +25,7 @@ from ridgeline.training.loss_scale import gradient_norm
 from ridgeline.training.optimizer import adamw, learning_rate
 from ridgeline.training.packs import Packs
 from ridgeline.training.pretrain import peak_flops
-from ridgeline.training.progress import TrainingLog
+from ridgeline.training.progress import Row, TrainingLog
 from ridgeline.training.tuned import Objective
 
 
@@ -111,7 +111,7 @@ class Tuner:
                         "tokens_per_s": (self.tokens - of_rows) / max(now - since, 1e-9),
                         "mfu": needed / (now - since) / self.peak if self.peak and needed else None,
                     }
-                    log.write(row, self.step / self.config.steps)
+                    log.write({**row, **self.figures()}, self.step / self.config.steps)
                     since, of_rows, losses, needed = now, self.tokens, [], 0.0
                 if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
                     self.save()
@@ -154,9 +154,8 @@ class Tuner:
         """Write a checkpoint from which training continues exactly. Raise InvalidConfig if there is no room."""
         if self.step == 0:
             return  # there is nothing to lose
-        state = {"step": self.step, "tokens": self.tokens, "elapsed": self.elapsed, "run": self.identity}
         try:
-            save_checkpoint(self.folder / "checkpoint", self.learnt, self.optimizer, state)
+            save_checkpoint(self.folder / "checkpoint", self.learnt, self.optimizer, self.state())
         except (OSError, SafetensorError) as error:
             raise InvalidConfig(
                 f"the checkpoint of step {self.step} cannot be written to {self.folder} ({error}); the one before it "
@@ -173,6 +172,18 @@ class Tuner:
                 "settings, or another --out."
             )
         self.step, self.tokens, self.elapsed = state["step"], state["tokens"], state["elapsed"]
+        self.restore(state)
+
+    def figures(self) -> Row:
+        """Return what a row of the log says beside the loss."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside tensors."""
+        return {"step": self.step, "tokens": self.tokens, "elapsed": self.elapsed, "run": self.identity}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
 
 
 def _unmoved(parameter: nn.Parameter) -> bool:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from ridgeline.kernels.attention.decode.op import composed, rounding_after
 from ridgeline.kernels.attention.paged.fixed_tiles import paged_attention
-from ridgeline.kernels.small.fixed_tiles import rope_kv
+from ridgeline.kernels.small.rotary.fixed_tiles import rope_kv
 
 decode_attention = composed(rope_kv, rounding_after(paged_attention))

@@ -72,7 +72,9 @@ def paged_attention(
 def _alike(batch: RaggedBatch, block_size: int, window: int | None) -> Iterator[Alike]:
     """Yield the queries of a step by the number of keys that they see."""
     table_SC, device = batch.block_table_SC.cpu().numpy(), batch.block_table_SC.device
-    start_R1, end_R, slot_R = (x.cpu().numpy().astype(np.int64) for x in (batch.start_R1, batch.kv_len_R, batch.slots_R))
+    start_R1, end_R, slot_R = (
+        x.cpu().numpy().astype(np.int64) for x in (batch.start_R1, batch.kv_len_R, batch.slots_R)
+    )
     row_T = np.repeat(np.arange(len(end_R)), np.diff(start_R1))
     place_T = end_R[row_T] - start_R1[1:][row_T] + np.arange(len(row_T))
     first_T = np.zeros_like(place_T) if window is None else np.maximum(place_T - window + 1, 0)
@@ -115,7 +117,9 @@ def _gathered(cache_NGPD: Tensor, scale_NGP: Tensor | None, alike: Alike, dtype:
 
 def _gained(alike: Alike, softmax: Softmax, q_BGED: Tensor) -> Tensor:
     """Return what logits gain or lose by distance, and -inf for keys that are not seen: [B, G, E, K]."""
-    gained_BHK = torch.zeros_like(alike.distance_BK, dtype=torch.float32)[:, None].expand(-1, q_BGED[0, ..., 0].numel(), -1)
+    gained_BHK = torch.zeros_like(alike.distance_BK, dtype=torch.float32)[:, None].expand(
+        -1, q_BGED[0, ..., 0].numel(), -1
+    )
     if softmax.bias_HL is not None:
         gained_BHK = softmax.bias_HL[:, alike.distance_BK.clamp(max=softmax.bias_HL.shape[1] - 1)].transpose(0, 1)
     elif softmax.slopes_H is not None:

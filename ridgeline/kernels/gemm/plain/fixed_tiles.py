@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from ridgeline.kernels.base.fixed_tiles import in_tiles
 from ridgeline.kernels.gemm.plain.op import in_three
-from ridgeline.kernels.small.fixed_tiles import gated_activation, rms_norm
+from ridgeline.kernels.small.activation.fixed_tiles import gated_activation
+from ridgeline.kernels.small.norm.fixed_tiles import rms_norm
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:

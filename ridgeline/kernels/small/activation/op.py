@@ -61,7 +61,7 @@ ACTIVATION = Op(
     (
         Implementation("triton", "ridgeline.kernels.small.activation.triton:activation", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.activation.torch_ops:activation"),
-        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:activation", on_cpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.activation.fixed_tiles:activation", on_cpu),
     ),
 )
 GATED_ACTIVATION = Op(
@@ -73,6 +73,6 @@ GATED_ACTIVATION = Op(
         Implementation(
             "triton_training", "ridgeline.kernels.small.activation.triton_training:gated_activation", on_gpu
         ),
-        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:gated_activation", on_cpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.activation.fixed_tiles:gated_activation", on_cpu),
     ),
 )

@@ -44,7 +44,7 @@ RMS_NORM = Op(
         Implementation("triton", "ridgeline.kernels.small.norm.triton:rms_norm", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.norm.torch_ops:rms_norm"),
         Implementation("triton_training", "ridgeline.kernels.small.norm.triton_training:rms_norm", on_gpu),
-        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:rms_norm", on_cpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.norm.fixed_tiles:rms_norm", on_cpu),
     ),
 )
 LAYER_NORM = Op(
@@ -53,6 +53,6 @@ LAYER_NORM = Op(
     (
         Implementation("triton", "ridgeline.kernels.small.norm.triton:layer_norm", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.norm.torch_ops:layer_norm"),
-        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:layer_norm", on_cpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.norm.fixed_tiles:layer_norm", on_cpu),
     ),
 )

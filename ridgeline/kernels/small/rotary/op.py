@@ -132,6 +132,6 @@ ROPE_KV = Op(
         Implementation("triton", "ridgeline.kernels.small.rotary.triton:rope_kv", on_gpu),
         Implementation("torch", "ridgeline.kernels.small.rotary.torch_ops:rope_kv"),
         Implementation("batch_invariant", "ridgeline.kernels.small.rotary.triton:rope_kv_batch_invariant", on_gpu),
-        Implementation("fixed_tiles", "ridgeline.kernels.small.fixed_tiles:rope_kv", on_cpu),
+        Implementation("fixed_tiles", "ridgeline.kernels.small.rotary.fixed_tiles:rope_kv", on_cpu),
     ),
 )

@@ -1,0 +1,13 @@
+"""Rotations on a CPU that give a token the same bits, however many stand beside it. The legend is that of op.py."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ridgeline.kernels.small.norm.fixed_tiles import rms_norm
+from ridgeline.kernels.small.rotary.op import Projected
+from ridgeline.kernels.small.rotary.torch_ops import rope_kv_with
+
+
+def rope_kv(projected: Projected) -> Tensor:
+    return rope_kv_with(rms_norm, projected)

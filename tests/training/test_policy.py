@@ -1,0 +1,137 @@
+"""The policy's numbers are those of an engine that is deterministic, bit for bit, and its gradients those of training.
+
+Gradients: float32 on sums of some hundred products: 1e-4 of the largest is some hundred roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.training.conversations import Example
+from ridgeline.training.learnt import FullWeights, MergedLora
+from ridgeline.training.lora import Lora, LoraConfig
+from ridgeline.training.objective import training_decoder
+from ridgeline.training.policy import Policy
+from ridgeline.training.tuned import PackRunner
+from ridgeline.weights.loader import load_weights, read_model_config
+
+TinyModel = Callable[[str], Path]
+CPU = torch.device("cpu")
+# Norms of heads, windows with caps and other norms, biases with slopes, learned positions and LayerNorm
+FAMILIES = ("qwen3", "gemma2", "bloom", "mixed")
+PROMPTS = [[5, 6, 7], [9] * 20, list(range(3, 40)), [11, 4]]
+
+
+def policy_of(folder: Path) -> Policy:
+    model = read_model_config(folder)
+    policy = Policy(model.spec, torch.float32, CPU)
+    policy.check_loaded()
+    load_weights(policy.decoder, folder, model.weights)
+    return policy
+
+
+def drawn(folder: Path, **options: object) -> list[tuple[list[int], list[int], list[float]]]:
+    """Prompts, answers and log-probabilities."""
+    with LLM(folder, dtype="float32", device="cpu", deterministic=True, skip_tokenizer_init=True, **options) as llm:
+        params = [SamplingParams(n=3, max_tokens=24, logprobs=0, seed=i, detokenize=False) for i in range(len(PROMPTS))]
+        outputs = llm.generate([{"prompt_token_ids": each} for each in PROMPTS], params, use_tqdm=False)
+    found = []
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for one in output.outputs:
+            assert one.logprobs is not None
+            logprobs = [one.logprobs.logprob(i) or 0.0 for i in range(len(one.token_ids))]  # type: ignore[attr-defined]
+            found.append((prompt, list(one.token_ids), logprobs))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_have_the_rollout_s_bits(tiny_model: TinyModel, family: str) -> None:
+    """However requests were cut into steps."""
+    folder = tiny_model(family)
+    answers = drawn(folder)
+    assert answers == drawn(folder, max_num_batched_tokens=13, max_num_seqs=5)
+    policy = policy_of(folder)
+    with torch.no_grad():
+        scored = policy.score([(prompt, answer) for prompt, answer, _ in answers])
+    assert torch.equal(scored.logprob_N, torch.tensor([each for *_, own in answers for each in own]))
+    for prompt, answer, own in answers[:2]:  # alone
+        assert policy.score([(prompt, answer)]).logprob_N.tolist() == own
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_are_those_of_plain_training(tiny_model: TinyModel, family: str) -> None:
+    folder = tiny_model(family)
+    sequences = [(prompt, answer) for prompt, answer, _ in drawn(folder)]
+    policy, model = policy_of(folder), read_model_config(folder)
+    policy.score(sequences).logprob_N.sum().backward()
+    plain = training_decoder(model.spec, torch.float32, CPU)
+    load_weights(plain, folder, model.weights)
+    examples = [Example((*p, *a), (*(False for _ in p), *(True for _ in a)), 0) for p, a in sequences]
+    PackRunner(plain, autocast=None, chunk=512).logprobs(examples).sum().backward()
+    pairs = list(zip(policy.decoder.named_parameters(), plain.parameters(), strict=True))
+    assert pairs
+    for (name, own), other in pairs:
+        if other.grad is None:
+            continue
+        assert own.grad is not None, name
+        assert (own.grad - other.grad).abs().max() <= 1e-4 * other.grad.abs().max(), name
+
+
+def test_a_merged_adapter_has_the_gradients_of_one_beside_the_weights(tiny_model: TinyModel) -> None:
+    folder = tiny_model("qwen3")
+    model, config = read_model_config(folder), LoraConfig(rank=3)
+    policy, plain = policy_of(folder), training_decoder(model.spec, torch.float32, CPU)
+    load_weights(plain, folder, model.weights)
+    merged, beside = MergedLora(policy.decoder, model, config, 0), Lora(plain, model, config, 0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for one, other in zip(merged.parameters(), beside.parameters(), strict=True):
+            one.copy_(0.1 * torch.randn(one.shape, generator=generator))
+            other.copy_(one)
+    merged.write()
+    sequences = [(PROMPTS[2], [8, 9, 10]), (PROMPTS[0], [4] * 7)]
+    scored = policy.score(sequences).logprob_N
+    scored.sum().backward()
+    examples = [Example((*p, *a), (*(False for _ in p), *(True for _ in a)), 0) for p, a in sequences]
+    found = PackRunner(plain, autocast=None, chunk=512).logprobs(examples)
+    assert torch.allclose(found, torch.stack([each.sum() for each in scored.split([3, 7])]), rtol=1e-4)
+    found.sum().backward()
+    for one, other in zip(merged.parameters(), beside.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).abs().max() <= 1e-4 * other.grad.abs().max()
+    before = policy.score(sequences).logprob_N.detach()
+    with merged.reference():
+        assert torch.equal(policy.score(sequences).logprob_N, policy_of(folder).score(sequences).logprob_N)
+    assert torch.equal(policy.score(sequences).logprob_N, before)
+
+
+def test_weights_in_16_bits_learn_through_copies(tiny_model: TinyModel) -> None:
+    folder = tiny_model("qwen3")
+    model = read_model_config(folder)
+    policy = Policy(model.spec, torch.bfloat16, CPU)
+    load_weights(policy.decoder, folder, model.weights)
+    learnt = FullWeights(policy.decoder)
+    policy.score([(PROMPTS[0], [4, 5])]).logprob_N.sum().backward()
+    masters = dict(learnt.masters.items())
+    assert all(each.dtype == torch.float32 and each.grad is not None for each in masters.values())
+    weight, master = policy.decoder.layers[0].mixer.out.weight, masters["layers/0/mixer/out/weight"]
+    with torch.no_grad():
+        master.add_(1.0)
+    learnt.write()
+    assert torch.equal(weight, master.bfloat16())
+
+
+@pytest.mark.parametrize("family", ["mixtral", "mamba2"])
+def test_other_models_are_refused(tiny_model: TinyModel, family: str) -> None:
+    folder = tiny_model(family)
+    with pytest.raises(InvalidConfig, match="layers are attention and feed-forwards of one expert"):
+        policy_of(folder)
+    with pytest.raises(InvalidConfig, match="deterministic on cpu is for"):
+        LLM(folder, device="cpu", deterministic=True, skip_tokenizer_init=True)

@@ -1,0 +1,186 @@
+"""Rewards say what they should, and model-written code neither does harm nor writes its own verdict."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.training import rewards, sandbox
+from ridgeline.training.rewards import Answer, RewardConfig, Rewards, calculated
+from ridgeline.training.sandbox import Call, Limits, passed
+
+HERE = sandbox.refusal()
+isolated = pytest.mark.skipif(HERE is not None, reason=f"{HERE}")
+CALLS = [Call([3], 13), Call([-1], 9)]
+RIGHT = "def f(x):\n    return x + 10\n"
+
+
+def of(text: str, tokens: int = 1, **record: Any) -> Answer:
+    return Answer(text, tokens, True, record)
+
+
+def reward(name: str, *answers: Answer, **options: Any) -> list[float]:
+    return Rewards(RewardConfig(names=(name,), **options)).of(answers)
+
+
+def test_lengths() -> None:
+    answers = [of("", length) for length in (20, 15, 25, 45)]
+    assert reward("length", *answers, target=20) == [1.0, 0.75, 0.75, 0.0]
+    assert reward("length", of("", 5, target=10), target=20) == [0.5]
+
+
+def test_expressions_are_searched_and_hopeless_ones_find_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewards, "REGEX_SECONDS", 0.5)
+    answers = [of("a = 12"), of("b"), of("a" * 40, pattern=r"(a+)+$"), of("a" * 60 + "b", pattern=r"(a+)+$")]
+    assert reward("regex", *answers, pattern=r"\d+") == [1.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2 + 3 * 4", 14), ("(2 + 3) * 4", 20), ("-2 ** 2", -4), ("2 ** 3 ** 2", 512), ("7 // 2 - 7 % 4", 0),
+        ("1 / 3 + .5", Fraction(5, 6)), ("2^10", 1024), ("1e3", 1000), ("- - 5", 5),
+        ("9 ** 9 ** 9", None), ("10 ** 401", None), ("(" * 1000 + "1" + ")" * 1000, None), ("1 +", None), ("1 2", None),
+        ("1 / 0", None), ("__import__('os')", None), ("", None), ("-" * 5000 + "1", None),
+    ],
+)  # fmt: skip
+def test_calculations_are_parsed(text: str, value: Any) -> None:
+    assert calculated(text) == value
+
+
+def test_numbers_in_answers() -> None:
+    answers = [
+        of("so it is\n3 * 4 = 12", answer="12"), of("It is 12.", answer=12), of("12 or 13", answer=12),
+        of("= 24 / 2", answer="6 * 2"), of("about $1,200.50", answer="1200.5"), of("it is -12", answer=-12),
+        of("", answer=1),
+    ]  # fmt: skip
+    assert reward("arithmetic", *answers) == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0]
+
+
+@isolated
+def test_code_gets_the_share_of_tests_that_it_passes() -> None:
+    record = {"entry": "f", "tests": [[[3], 13], [[-1], 9]]}
+    answers = [of(f"Here:\n```python\n{RIGHT}```", **record), of("def f(x): return 13", **record), of("no", **record)]
+    assert reward("code", *answers) == [1.0, 0.5, 0.0]
+
+
+ATTACKS = {
+    "ends at once": "import os\nos._exit(0)",
+    "ends in the call": "def f(x):\n    import os\n    os._exit(0)",
+    "prints a verdict": "print('2 passed')\nprint('{\"value\": 13}')\ndef f(x): print('OK')",
+    "writes a verdict into every descriptor": (
+        "import os\nfor fd in range(3, 16):\n    try: os.write(fd, b'{\"value\": true}\\n{\"value\": 13}\\n')\n"
+        "    except OSError: pass\ndef f(x): return 13"
+    ),
+    "equals everything": "class Any(int):\n    def __eq__(self, other): return True\ndef f(x): return Any(1)",
+    "patches what compares": (
+        "import builtins, json, operator\nbuiltins.all = lambda x: True\noperator.eq = lambda a, b: True\n"
+        "json.dumps = lambda *a, **k: '{\"value\": true, \"passed\": 2}'\ndef f(x): return 1"
+    ),
+    "reads the tests": (
+        "import gc, os, sys\ndef f(x):\n    frame = sys._getframe()\n    seen = []\n    while frame:\n"
+        "        seen += list(frame.f_locals.values()) + list(frame.f_globals.values())\n        frame = frame.f_back\n"
+        "    seen += gc.get_objects()\n"
+        "    for each in seen:\n        if isinstance(each, dict) and each.get('expected') is not None:\n"
+        "            return each['expected']\n    for root, _, files in os.walk('/'):\n"
+        "        if any(name == 'secret-tests.json' for name in files): return 13\n    return None"
+    ),
+    "forks": "import os\nif os.fork() == 0:\n    pass\n" + RIGHT,
+    "forks and goes on": "import os\ndef f(x):\n    try: os.fork()\n    except Exception: pass\n    return x + 10",
+    "starts a program": "import subprocess\nsubprocess.run(['/bin/true'])\n" + RIGHT,
+    "runs for ever": "def f(x):\n    while True: pass",
+    "sleeps": "import time\ndef f(x):\n    time.sleep(60)\n    return x + 10",
+    "takes all memory": "kept = bytearray(1 << 40)\n" + RIGHT,
+    "answers without end": "def f(x): return 'a' * 10 ** 7",
+    "connects": "import socket\ns = socket.socket()\ns.connect(('127.0.0.1', 22))\n" + RIGHT,
+    "opens many files": "import os\nkept = [os.dup(1) for _ in range(100)]\n" + RIGHT,
+    "writes to a folder": "open('/tmp/written', 'w').write('x')\n" + RIGHT,
+    "writes beside Python": "import os\nopen(os.__file__ + '.written', 'w')\n" + RIGHT,
+    "writes where it stands": "open('written', 'w').write('x')\n" + RIGHT,
+    "mounts": "import ctypes\nif ctypes.CDLL(None).mount(b'none', b'/', b'tmpfs', 0, None): raise OSError\n" + RIGHT,
+    "makes namespaces": "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000): raise OSError\n" + RIGHT,
+    "ends others": "import os, signal\nos.kill(1, signal.SIGKILL)\nos.kill(-1, signal.SIGKILL)\nos._exit(0)",
+    "nests too deeply": "def f(x):\n    a = []\n    for _ in range(10 ** 5): a = [a]\n    return a",
+    "is not Python": "def f(x) return x",
+}
+
+
+@isolated
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_code_that_attacks_gets_nothing(attack: str, tmp_path: Path) -> None:
+    (tmp_path / "secret-tests.json").write_text("13")
+    calls = [Call([3], 13), Call([4], 14)] if "descriptor" not in attack else [Call([4], 14)]
+    assert passed(ATTACKS[attack], "f", calls, Limits(seconds=2.0, cpu_seconds=1)) == 0
+    assert not Path("/tmp/written").exists()
+
+
+@isolated
+def test_code_stands_in_an_empty_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_PARENT", "1")
+    source = """
+import os
+
+def f(x):
+    return [
+        [name for name in os.environ if name != "LC_CTYPE"],
+        [name for name in ("proc", "dev", "home", "tmp", "etc") if os.path.exists("/" + name)],
+        os.getuid() == 0,
+        len(os.listdir("/root")) > 1 if os.path.exists("/root") else False,
+    ]
+"""
+    assert passed(source, "f", [Call([0], [[], [], False, False])]) == 1
+
+
+@isolated
+def test_right_code_passes_with_threads_and_modules() -> None:
+    source = "import collections, math, threading\n" + RIGHT + "t = threading.Thread(target=print)\nt.start()\nt.join()"
+    assert passed(source, "f", CALLS) == 2
+
+
+def test_types_are_compared() -> None:
+    assert sandbox.same([1, {"a": 0.1 + 0.2}], [1, {"a": 0.3}])
+    for found, expected in ((True, 1), (1.0, 1), ("1", 1), ([1], [1, 2]), ({"a": 1}, {"b": 1}), (None, 0)):
+        assert not sandbox.same(found, expected)
+
+
+def test_code_is_refused_where_it_cannot_be_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewards, "refusal", lambda: "there are no namespaces")
+    with pytest.raises(InvalidConfig, match=r"cannot be isolated here: there are no.*--unsafe-local-rewards"):
+        Rewards(RewardConfig(names=("code",)))
+    record = {"entry": "f", "tests": [[[3], 13]]}
+    assert Rewards(RewardConfig(names=("code",), unsafe=True)).of([of(RIGHT, **record)]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "words"),
+    [
+        ("length", {}, "target must be a number of tokens above 0"),
+        ("regex", {"pattern": "("}, "is no expression"),
+        ("regex", {}, "needs a pattern"),
+        ("arithmetic", {"answer": "twelve"}, "needs a number as answer, got 'twelve'"),
+        ("code", {"entry": "f", "tests": [[3, 13]]}, "needs tests: a list of"),
+        ("code", {"entry": "a b", "tests": [[[3], 13]]}, "the name of a function as entry"),
+    ],
+)
+def test_lines_that_cannot_be_rewarded_are_refused(name: str, record: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        Rewards(RewardConfig(names=(name,), unsafe=True)).check(record)
+
+
+def test_no_process_is_left_behind() -> None:
+    before = set(os.listdir("/proc")) if os.path.exists("/proc") else set()
+    passed("def f(x):\n    while True: pass", "f", CALLS, Limits(seconds=0.5), isolated=HERE is None)
+    after = [name for name in os.listdir("/proc") if name.isdigit() and name not in before] if before else []
+    assert not [name for name in after if b"sandbox" in _command(name) or b"solution" in _command(name)]
+
+
+def _command(name: str) -> bytes:
+    try:
+        return Path(f"/proc/{name}/cmdline").read_bytes()
+    except OSError:
+        return b""
