@@ -306,7 +306,7 @@ class RolloutObjective:
 
 
 class _Seen:
-    """What the first update of a batch saw of it."""
+    """The figures that the first update of a batch finds."""
 
     def __init__(self) -> None:
         self.tokens, self.differing, self.kl, self.entropy = 0, 0, 0.0, 0.0

@@ -134,7 +134,7 @@ class _Process:
 def passed(
     source: str, entry: str, calls: Sequence[Call], limits: Limits | None = None, *, isolated: bool = True
 ) -> int:
-    """Return how many of the calls return what is expected, from the first on; the first that does not ends the run.
+    """Return the number of calls, from the first on, that return the expected value; the first other one ends the run.
 
     source: text that defines the function `entry`. isolated: False runs it without namespaces, with all that this user
     may do.

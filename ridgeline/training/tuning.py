@@ -175,11 +175,11 @@ class Tuner:
         self.restore(state)
 
     def figures(self) -> Row:
-        """Return what a row of the log says beside the loss."""
+        """Return further figures of a row of the log."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside tensors."""
+        """Return the part of a checkpoint that is no tensor."""
         return {"step": self.step, "tokens": self.tokens, "elapsed": self.elapsed, "run": self.identity}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -45,9 +45,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def begun(
-    kind: str, folder: Path | str, prompts: Path, out: Path, *more: str
-) -> subprocess.CompletedProcess[str]:
+def begun(kind: str, folder: Path | str, prompts: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     reward = () if "--reward" in more else ("--reward", "regex", "--pattern", PATTERN)
     return run_here("train", kind, "--model", folder, "--data", prompts, "--out", out, *reward, *SIZES, *more)
 

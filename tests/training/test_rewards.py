@@ -74,13 +74,13 @@ ATTACKS = {
     "ends in the call": "def f(x):\n    import os\n    os._exit(0)",
     "prints a verdict": "print('2 passed')\nprint('{\"value\": 13}')\ndef f(x): print('OK')",
     "writes a verdict into every descriptor": (
-        "import os\nfor fd in range(3, 16):\n    try: os.write(fd, b'{\"value\": true}\\n{\"value\": 13}\\n')\n"
+        'import os\nfor fd in range(3, 16):\n    try: os.write(fd, b\'{"value": true}\\n{"value": 13}\\n\')\n'
         "    except OSError: pass\ndef f(x): return 13"
     ),
     "equals everything": "class Any(int):\n    def __eq__(self, other): return True\ndef f(x): return Any(1)",
     "patches what compares": (
         "import builtins, json, operator\nbuiltins.all = lambda x: True\noperator.eq = lambda a, b: True\n"
-        "json.dumps = lambda *a, **k: '{\"value\": true, \"passed\": 2}'\ndef f(x): return 1"
+        'json.dumps = lambda *a, **k: \'{"value": true, "passed": 2}\'\ndef f(x): return 1'
     ),
     "reads the tests": (
         "import gc, os, sys\ndef f(x):\n    frame = sys._getframe()\n    seen = []\n    while frame:\n"

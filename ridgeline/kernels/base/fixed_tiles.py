@@ -17,7 +17,7 @@ ROWS = 32  # a product of so many rows reads a weight as fast as it comes from m
 
 
 def in_tiles(function: Callable[..., Sequence[Tensor]], *given: Tensor | None) -> list[Tensor]:
-    """Return what the function returns for all rows, called with `ROWS` rows of each tensor at a time."""
+    """Return the results of the function for all rows, called with `ROWS` rows of each tensor at a time."""
     count = next(len(each) for each in given if each is not None)
     missing = -count % ROWS
     if missing or count == 0:

@@ -116,7 +116,7 @@ def _gathered(cache_NGPD: Tensor, scale_NGP: Tensor | None, alike: Alike, dtype:
 
 
 def _gained(alike: Alike, softmax: Softmax, q_BGED: Tensor) -> Tensor:
-    """Return what logits gain or lose by distance, and -inf for keys that are not seen: [B, G, E, K]."""
+    """Return the gains of logits by distance, and -inf for keys that are not seen: [B, G, E, K]."""
     gained_BHK = torch.zeros_like(alike.distance_BK, dtype=torch.float32)[:, None].expand(
         -1, q_BGED[0, ..., 0].numel(), -1
     )

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ridgeline.kernels.small.norm.fixed_tiles import rms_norm
-from ridgeline.kernels.small.rotary.op import Projected
 from ridgeline.kernels.small.rotary.torch_ops import rope_kv_with
 
-
-def rope_kv(projected: Projected) -> Tensor:
-    return rope_kv_with(rms_norm, projected)
+rope_kv = rope_kv_with(rms_norm)
