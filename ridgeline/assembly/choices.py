@@ -42,6 +42,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.held import held_alike, held_precision
 from ridgeline.perf.precision import Precision, precision
+from ridgeline.perf.streamed import LayersBelow, layers_below
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
@@ -53,6 +54,7 @@ from ridgeline.worker.memory import (
     MemoryReport,
     check_fits,
     check_weights_fit,
+    host_memory,
     parts_of,
     plan_memory,
     weight_bytes,
@@ -70,6 +72,7 @@ class Choices:
     draft: the model or head that drafts, if one does.
     longest: the context that memory has room for, if that is known before the weights are loaded.
     captured: decode steps run as CUDA graphs.
+    below: the layers that wait in the host's memory, if some do.
     """
 
     config: LLMConfig
@@ -91,6 +94,7 @@ class Choices:
     cascade: bool
     captured: bool
     draft: DraftChoice | HeadChoice | None = None
+    below: LayersBelow | None = None
 
     def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
         """Size the KV cache for weights of so many bytes."""
@@ -172,6 +176,19 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         weighed = with_cached_experts(own, config.moe_expert_cache_size) if on_gpu(platform) else own
     shared = shared_device(config, device)
     dtype, why = choose_dtype(config.dtype, model.dtype, shared)
+    below = None
+    if config.cpu_offload_gb:
+        below = layers_below(model.spec, config.cpu_offload_gb, DTYPE_BYTES[dtype])
+        if method_name(folder) is not None or is_gguf(folder):
+            raise InvalidConfig("cpu_offload_gb copies plain weights, and this checkpoint is quantized; leave it out.")
+        if model.spec.pooling is not None or model.spec.encoder is not None:
+            raise InvalidConfig("cpu_offload_gb is for models that write; leave it out.")
+        weighed = below.on_device(own) if on_gpu(platform) else own
+        if below.num_bytes > (free := host_memory()):
+            raise InvalidConfig(
+                f"cpu_offload_gb is {config.cpu_offload_gb:g}, and {free / (1 << 30):.1f} GiB of the host's memory "
+                "are free; lower it."
+            )
     wanted_len = check_max_model_len(config.max_model_len, model.spec)
     check_chunks(model.spec, choose_block_size(config, device), wanted_len)
     overrides = choose_kernels(config, device)
@@ -219,7 +236,10 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         wanted_len=wanted_len,
         longest=wanted_len,
         cascade=cascade,
-        captured=on_gpu(platform) and not config.enforce_eager and model.spec.pooling is None and not model.foreign,
+        captured=on_gpu(platform)
+        and not config.enforce_eager
+        and not (model.spec.pooling or model.foreign or below),  # graphs cannot wait for copies of the step before
+        below=below,
         draft=draft,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]

@@ -87,6 +87,7 @@ def _load(
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
             decoder.prepare()
+            decoder.stream()
             if isinstance(decoder, ForeignDecoder):
                 check_agrees(decoder)
             draft = _draft_of(choices, decoder, progress)
@@ -135,6 +136,7 @@ def _decoder(choices: Choices) -> Decoder:
         scheme_of=keeping(choices.forms, choices.scheme),
         mesh=choices.mesh,
         expert_cache=choices.config.moe_expert_cache_size,
+        below=() if choices.below is None else choices.below.layers,
     )
 
 

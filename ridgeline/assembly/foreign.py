@@ -50,6 +50,7 @@ def check_foreign(config: LLMConfig, model: ModelConfig, folder: Path) -> None:
         **dict.fromkeys(config.divided_by, "one device computes it"),
         "quantization": "its weights stay as they are" if config.quantization else "",
         "moe_expert_cache_size": "its experts are on the device" if config.moe_expert_cache_size else "",
+        "cpu_offload_gb": "its layers are on the device" if config.cpu_offload_gb else "",
         "runner": "it writes and does not pool" if config.runner == "pooling" else "",
         "speculative_config": _undrafted(config),
     }

@@ -45,6 +45,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.perf.bus import bus_rate
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
+from ridgeline.perf.streamed import StreamedCost
 from ridgeline.quantization.scheme import scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
@@ -126,7 +127,14 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         logger.info("enable_expert_parallel divides nothing: one device computes all experts")
     worker, memory = device_worker(choices, progress)
     hardware, spec = hardware_of(device), choices.model.spec
-    cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
+    cost_model: CostModel | None = Roofline(spec, hardware, choices.precision) if hardware is not None else None
+    if (streamed := worker.runner.decoder.streamed) is not None:
+        rate = streamed.bytes_per_second()
+        cost_model = None if cost_model is None else StreamedCost(cost_model, streamed.num_bytes / rate)
+        logger.info(
+            "%.2f GiB of layers wait in the host's memory and come at %.1f GB/s: a step takes %.3g ms or longer",
+            *(streamed.num_bytes / (1 << 30), rate / 1e9, 1e3 * streamed.num_bytes / rate),
+        )
     pools, on_gpu = spec.pooling is not None, device.type == "cuda"
     wiring = Wiring(
         memory,

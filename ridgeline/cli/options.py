@@ -79,6 +79,7 @@ ENGINE_HELP = {
     "enable_expert_parallel": "Let these devices divide the experts between them, and no expert's matrices.",
     "data_parallel_size": "With enable_expert_parallel: ranks with requests of their own that share the experts.",
     "all2all_backend": "distributed (NCCL, gloo), peer (GPUs' memory) or auto: how tokens reach their experts.",
+    "cpu_offload_gb": "GiB of layers that wait in the host's memory and come to the device in every step.",
     "moe_expert_cache_size": "Experts of a layer on the device; the others wait in the host's memory (0: all on it).",
     "num_redundant_experts": "Further copies of busy experts, on all ranks together.",
     "init_expert_location": "JSON file with the tokens that experts got, by which they are placed on ranks.",

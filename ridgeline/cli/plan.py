@@ -70,6 +70,9 @@ class DemandFlags:
     kv_offloading_size: Annotated[
         float, typer.Option(help="GiB of the host's memory for cache blocks that the devices have no room for.")
     ] = 0.0
+    cpu_offload_gb: Annotated[
+        float, typer.Option(help="GiB of layers that wait in the host's memory and come to the device in every step.")
+    ] = 0.0
     kv_kept: Annotated[float, typer.Option(help="Share of a request's tokens in the cache, if others are evicted.")] = (
         1.0
     )
@@ -111,6 +114,7 @@ def plan(
             utilization=demand.utilization,
             kv_kept=demand.kv_kept,
             kv_offloading_size=demand.kv_offloading_size,
+            cpu_offload_gb=demand.cpu_offload_gb,
             slo_ttft=None if demand.slo_ttft is None else demand.slo_ttft / 1e3,
             slo_itl=None if demand.slo_itl is None else demand.slo_itl / 1e3,
             price_per_hour=demand.price_per_hour,
@@ -173,6 +177,8 @@ def record(one: Plan) -> dict[str, Any]:
         "blocks": one.blocks,
         "max_requests": one.max_requests,
         "host_tier": one.tier._asdict() if one.tier else None,
+        "streamed_bytes": 0 if one.below is None else one.below.num_bytes,
+        "streaming_seconds": one.copying,
         "crossover_tokens": one.crossover,
         "chunk": one.chunk,
         "largest_chunk_within_slo": one.largest_chunk,
@@ -187,6 +193,11 @@ def _print(one: Plan) -> None:
     if (total := parameters(d.model).total) != (active := active_parameters(d.model)):
         print(f"{total / 1e9:.3g} billion parameters, of which a token uses {active / 1e9:.3g} billion")
     print(f"per device: weights {short(one.weights, 'B')}, {_kept(one)}")
+    if one.below is not None:
+        print(
+            f"{len(one.below.layers)} of {len(d.model.layers)} layers wait in the host's memory: "
+            f"{short(one.below.num_bytes, 'B')} come to the device in every step, in {1e3 * one.copying:.3g} ms"
+        )
     if one.tier is not None:
         print(_below(one.tier, d.block_size))
     if one.crossover is None:

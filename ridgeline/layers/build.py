@@ -29,6 +29,7 @@ class Build:
     name: the name, within the decoder, of the module that is being built.
     mesh: the ranks between which the model is divided. The specs that layers are built from are those of one rank.
     expert_cache: of how many experts of a layer the device holds the matrices; 0: of all.
+    below: the matrices of linear maps wait in the host's memory, and pass through buffers of the device.
     sums: the ranks over which a part of a layer adds up its results.
     pending: the ranks over which a part's input is still to be added up, before its norm.
     """
@@ -42,6 +43,7 @@ class Build:
     name: str = ""
     mesh: Mesh = field(default_factory=Mesh)
     expert_cache: int = 0
+    below: bool = False
     sums: Axis = ALONE
     pending: Axis = ALONE
     _rotaries: dict[RopeSpec, Rotary] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from ridgeline.layers.lent_keys import Lent, state_of
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.layers.recurrent import DecayRate
+from ridgeline.layers.streamed import StreamedLayers
 from ridgeline.layers.streams import Streams, StreamsLayer
 from ridgeline.parallel.axis import ALONE, Axis, Deferred
 from ridgeline.parallel.mesh import Mesh
@@ -200,6 +201,7 @@ class Decoder(nn.Module):
     mesh: the ranks between which the model is divided (default: this one has all of it).
     expert_cache: of how many experts of a layer the device holds the matrices (default: of all).
     embed: the table of another decoder whose tokens have its rows; it has that parameter too.
+    below: layers whose matrices wait in the host's memory, until `stream` is called (default: none).
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
     ranks together score. `dtype` is that of activations, which some parameters have not. A stage of a pipeline lacks
@@ -208,6 +210,9 @@ class Decoder(nn.Module):
 
     To change the dtype, build with another `dtype`. `.to(dtype)` would round the float32 rotary table.
     """
+
+    streamed: StreamedLayers | None = None
+    _below: Sequence[int] = ()
 
     def __init__(
         self,
@@ -222,6 +227,7 @@ class Decoder(nn.Module):
         mesh: Mesh | None = None,
         expert_cache: int = 0,
         embed: Embedding | None = None,
+        below: Sequence[int] = (),
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh()
@@ -265,9 +271,10 @@ class Decoder(nn.Module):
         self._wanted = [*wanted, self._pending[-1]]
         self._borrows = [lender_of(layer.mixer) for layer in spec.layers]
         self._lends = any(each is not None for each in self._borrows)
+        self._below, self._device = below, device
         self.layers = nn.ModuleList()
         for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):
-            inside = replace(build.within(f"layers.{index}"), pending=pending, sums=sums)
+            inside = replace(build.within(f"layers.{index}"), pending=pending, sums=sums, below=index in below)
             kind = Layer if layer.streams is None else StreamsLayer
             self.layers.append(kind(layer, width, inside) if layer.same_as is None else self.layers[layer.same_as])
         mixtures: list[tuple[nn.Module, Norm | None]]
@@ -303,6 +310,12 @@ class Decoder(nn.Module):
             if isinstance(module, (Linear, ExpertStack, Experts, DecayRate, Norm)):
                 module.prepare()
 
+    def stream(self) -> None:
+        """Let the layers that wait in the host's memory come to the device when they are needed. Call it once, behind
+        `prepare`."""
+        if self._below:
+            self.streamed = StreamedLayers([*self.layers], self._below, self._device)
+
     @property
     def expert_caches(self) -> list[ExpertCache]:
         """The caches of layers whose experts lie in the host's memory."""
@@ -314,6 +327,7 @@ class Decoder(nn.Module):
         """Bytes of the parameters, including those in another form."""
         modules = [module for module in self.modules() if isinstance(module, (Linear, ExpertStack))]
         held = sum(module.prepared_bytes for module in modules) + sum(cache.nbytes for cache in self.expert_caches)
+        held += 0 if self.streamed is None else self.streamed.buffer_bytes
         # Experts' matrices may lie in the host's memory, and layers may have no parameters left: OLMo's norms have none
         devices = [p.device for p in (*self.layers.parameters(), *self.parameters())]
         return sum(p.nbytes for p in self.parameters() if p.device == devices[0]) + held
@@ -351,7 +365,11 @@ class Decoder(nn.Module):
             input_TP = None if inputs_TLP is None else inputs_TLP[:, index]
             sums = {"sums": taps.found} if taps is not None and awaited else {}
             args = x_TM, residual_TM, positions_T, state, states.live_T, embedded_TM, input_TP
+            if self.streamed is not None:
+                self.streamed.before(index)
             x_TM, residual_TM = layer(*args, **sums)
+            if self.streamed is not None:
+                self.streamed.after(index)
             if self.spec.layers[index].late_addend:
                 before = self.layers[index - 1].feed_forward
                 assert isinstance(before, Experts)

@@ -39,6 +39,7 @@ class Linear(nn.Module):
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrix: the form that multiplies.
+    below: the weight stays in the host's memory, and other code places it on the device (`streamed.py`).
     """
 
     weight: nn.Parameter | None
@@ -62,13 +63,14 @@ class Linear(nn.Module):
         self.parts, self.over, self.pending, self.multipliers = parts, over, pending, multipliers
         self.columns = columns or parts
         self.ops = build.ops
-        self.scheme, self.dtype = build.scheme, build.dtype
+        self.scheme, self.dtype, self.below = build.scheme, build.dtype, build.below
         held, self.inputs = self.scheme.held, inputs
         rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
         self.fillings = empty(held, rows, inputs, build.dtype, build.device)
         self.weight = weight = None
         if not held:
-            self.weight = weight = tied if tied is not None else build.parameter(sum(parts), inputs)
+            own = tied is None
+            self.weight = weight = build.parameter(sum(parts), inputs, on_host=build.below) if own else tied
         self.bias = build.parameter(sum(parts)) if bias else None
         self._factor_O = factors(multipliers, build.device)
         self.multiply_with(joined(build.ops, self.fillings) if weight is None else weight_of(build.ops, weight))
@@ -96,6 +98,8 @@ class Linear(nn.Module):
                 if self.bias is not None:
                     self.bias.mul_(self._factor_O)
             self._factor_O = None
+        if self.below:  # others place it on the device
+            return
         self.matrix = self.scheme.prepare(self.ops, self.weight)
         if self.matrix.stored is not self.weight:
             self.weight = None

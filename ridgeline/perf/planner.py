@@ -25,13 +25,15 @@ from ridgeline.perf.activations import Activations
 from ridgeline.perf.bus import TierRoom, bus_rate
 from ridgeline.perf.division import Divided, Division, Times
 from ridgeline.perf.experts import exchanged_bytes
-from ridgeline.perf.footprint import check_shape, expert_parameters
+from ridgeline.perf.footprint import check_shape, expert_parameters, weight_bytes
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.links import Links, assumed
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
 from ridgeline.perf.speculation import Verifying, verifying
+from ridgeline.perf.streamed import LayersBelow, layers_below
 
+SHARED_STEP = 8192  # tokens of prompts that one copy of layers in the host's memory serves
 LARGEST_STEP = 1 << 16  # tokens; a device whose products stay memory-bound beyond that is reported as such
 
 
@@ -52,6 +54,7 @@ class Deployment:
     links: how long collectives take (default: what is assumed of the hardware's).
     kv_kept: the share of a request's tokens that stays in the cache, if keys and values are evicted (as H2O does).
     kv_offloading_size: GiB of the host's memory for blocks of the cache, for all devices together.
+    cpu_offload_gb: GiB of layers that wait in the host's memory and come to the one device in every step.
     utilization: the share of the memory to use.
     slo_ttft, slo_itl: bounds on the time to the first token and between tokens, in seconds.
     """
@@ -70,6 +73,7 @@ class Deployment:
     block_size: int = 16
     kv_kept: float = 1.0
     kv_offloading_size: float = 0.0
+    cpu_offload_gb: float = 0.0
     utilization: float = 0.9
     slo_ttft: float | None = None
     slo_itl: float | None = None
@@ -85,6 +89,10 @@ class Deployment:
             raise InvalidConfig(
                 f"kv_offloading_size must be from 0 to {MOST_GIB:g} GiB, got {self.kv_offloading_size!r}."
             )
+        if not 0 <= self.cpu_offload_gb <= MOST_GIB:
+            raise InvalidConfig(f"cpu_offload_gb must be from 0 to {MOST_GIB:g} GiB, got {self.cpu_offload_gb!r}.")
+        if self.cpu_offload_gb and self.devices > 1:
+            raise InvalidConfig("cpu_offload_gb is for one device yet; leave it out, or the division.")
         for name in ("slo_ttft", "slo_itl", "price_per_hour"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -167,9 +175,12 @@ class Plan:
         self.links = d.links or assumed(d.hardware)
         self.divided = Divided(d.model, d.division, d.hardware, self.links, self.precision, self.kv_dtype)
         self.part = self.divided.part
+        self.below: LayersBelow | None = None
+        if d.cpu_offload_gb:
+            self.below = layers_below(d.model, d.cpu_offload_gb, self.precision.item)
         self.activations = self._activations()
         self.stage = min(range(d.pp), key=self._room)  # the one with room for the fewest requests
-        self.weights = self.divided.weights[self.stage]
+        self.weights = self._weights(self.stage)
         self.kv_per_token = self.divided.kv_per_token(self.stage)
         self.state_per_request = self.divided.state_per_request(self.stage)
         self.kv_per_request = self._kv_per_request(self.stage)
@@ -189,7 +200,18 @@ class Plan:
 
     def _kv_budget(self, stage: int) -> float:
         d = self.deployment
-        return d.hardware.memory * d.utilization - self.divided.weights[stage] - self.activations
+        return d.hardware.memory * d.utilization - self._weights(stage) - self.activations
+
+    def _weights(self, stage: int) -> float:
+        """Return the bytes of weights on the device."""
+        if self.below is None:
+            return self.divided.weights[stage]
+        return weight_bytes(self.below.on_device(self.deployment.model), self.precision)
+
+    @property
+    def copying(self) -> float:
+        """The seconds in which the layers in the host's memory come to the device, as they do in every step."""
+        return 0.0 if self.below is None else self.below.num_bytes / bus_rate(self.deployment.hardware)
 
     def _kv_per_request(self, stage: int) -> float:
         d, chunk = self.deployment, self.crossover or self.deployment.input
@@ -283,7 +305,8 @@ class Plan:
         runs alone."""
         d, divided = self.deployment, self.divided
         decode = divided.decode(batch, d.decoding_context, d.encoded)
-        step, prefill, busy = decode.total, self.prompt.total, divided.busy(d.input)
+        step, shared = max(decode.total, self.copying), self.copying * d.input / SHARED_STEP
+        prefill, busy = max(self.prompt.total, self.copying), max(divided.busy(d.input), shared)
         cycle = batch * busy + (d.output - 1) * step
         rate = d.division.groups * batch * d.output / cycle
         cost = None if d.price_per_hour is None else d.price_per_hour * d.devices / 3600 / rate * 1e6
@@ -305,7 +328,7 @@ class Plan:
         chunk = max(chunk, d.encoded)  # none is cut
         ends = [min(start + chunk, d.input) for start in range(0, d.input, chunk)]
         times = [self._mixed(batch, end - start, end) for start, end in pairwise([0, *ends])]
-        alone = self.divided.decode(batch, d.decoding_context, d.encoded).total
+        alone = max(self.copying, self.divided.decode(batch, d.decoding_context, d.encoded).total)
         return Chunked(chunk, len(times), sum(times), max(times), alone)
 
     def _mixed(self, batch: int, chunk: int, end: int | None = None) -> float:
@@ -315,7 +338,8 @@ class Plan:
             crossed = [*[d.encoded] * batch, chunk]
             shape = StepShape([1] * (batch + 1), [*context, 1], batch, encoded=[chunk], crossed_R=crossed)
             return self.divided.step(shape).total
-        return self.divided.step(StepShape([1] * batch + [chunk], [*context, end or max(chunk, d.input)], batch)).total
+        shape = StepShape([1] * batch + [chunk], [*context, end or max(chunk, d.input)], batch)
+        return max(self.copying, self.divided.step(shape).total)
 
     def _products_compute_bound(self, tokens: int) -> bool:
         d = self.deployment

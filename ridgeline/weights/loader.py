@@ -381,11 +381,15 @@ def fill_randomly(network: nn.Module, generator_of: Callable[[str, torch.device]
     for name, module in network.named_modules():
         for filling in module.fillings if isinstance(module, (Linear, ExpertStack)) else ():
             fill_random(filling, DUMMY_STD, generator_of(name, next(iter(filling.tensors.values())).device))
+    here = next((parameter.device for parameter in network.parameters()), None)
     for name, parameter in network.named_parameters():
         if name.endswith(("bias", ".correction")):
             nn.init.zeros_(parameter)
         elif name.endswith(("norm.weight", ".expert_scale", ".scalar", ".kv_scales")):
             nn.init.ones_(parameter)
+        elif here is not None and parameter.device != here and parameter.dim() == 2:  # a layer in the host's memory
+            drawn, generator = torch.empty_like(parameter, device=here), generator_of(name.rpartition(".")[0], here)
+            parameter.data.copy_(nn.init.normal_(drawn, std=DUMMY_STD, generator=generator))
         else:
             generator = generator_of(name.rpartition(".")[0], parameter.device)
             nn.init.normal_(parameter, std=DUMMY_STD, generator=generator)

@@ -89,7 +89,7 @@ def test_own_flags_are_those_of_the_verb() -> None:
          """m --hf-overrides '{"rope_theta": 1000000.0, "a": {"b": "x"}}'"""),
         ("m --enable-chunked-prefill --swap-space 4 --disable-log-requests -O3 --no-enable-log-requests",
          "m --kv-offloading-size 4"),
-        ("m --cpu-offload-gb 0 --no-enable-lora-bias --response-role assistant", "m"),
+        ("m --offload-group-size 0 --no-enable-lora-bias --response-role assistant", "m"),
         ("""m --structured-outputs-config '{"backend": "xgrammar"}'""", "m"),
         ("""m --reasoning-config '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'""", "m"),
         ("m -O.mode=3 --compilation-config.cudagraph_mode FULL", "m"),

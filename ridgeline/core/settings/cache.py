@@ -25,6 +25,8 @@ class CacheSettings(Settings):
     kv_offloading_size: GiB of the host's memory, for all ranks of an engine together, for blocks that the device's
         cache has no room for. They come back where that is faster than running their tokens again. None or 0: there is
         none.
+    cpu_offload_gb: GiB of the weights of each device's layers that wait in the host's memory and are copied to the
+        device in every step, for a model that is larger than it.
     kv_offloading_backend: "native", which is the only one.
     kv_disk: the directory on a local disk below the host's memory, which servers of one host may share; a server that
         starts again finds its cache there. None: there is none.
@@ -58,6 +60,7 @@ class CacheSettings(Settings):
     enable_prefix_caching: bool = True
     state_cache_share: float = 0.5
     state_checkpoint_interval: Annotated[int | None, AtLeast(1)] = None
+    cpu_offload_gb: Annotated[float, AtLeast(0)] = 0.0
     kv_offloading_size: Annotated[float | None, AtLeast(0)] = None
     kv_offloading_backend: str = "native"
     kv_disk: Annotated[str | Path | None, Named("a path")] = None

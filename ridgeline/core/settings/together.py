@@ -10,7 +10,7 @@ TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "prefill_context_
 DP = "data_parallel_size"
 SIZES = (TP, PP, CP, DP)  # each makes so many ranks of one, so an engine has as many as their product
 OFFLOAD, COPIES, LOCATION = "moe_expert_cache_size", "num_redundant_experts", "init_expert_location"
-MOVING = "enable_eplb"
+MOVING, BELOW = "enable_eplb", "cpu_offload_gb"
 
 APART: Mapping[tuple[str, str], str] = {
     ("cascade", "deterministic"): "cascade makes a request's bits depend on what runs beside it",
@@ -33,6 +33,12 @@ APART: Mapping[tuple[str, str], str] = {
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
     (MOVING, "deterministic"): "the order of a token's sums follows from the ranks of its experts",
     (OFFLOAD, "quantization"): "it copies plain weights",
+    **{(BELOW, axis): "layers in the host's memory are for one device yet" for axis in SIZES},
+    (BELOW, OFFLOAD): "one of them says what waits in the host's memory",
+    (BELOW, "quantization"): "it copies plain weights",
+    (BELOW, "speculative_config"): "each pass of drafts would copy all layers",
+    (BELOW, "enable_lora"): "adapters change products of weights that stay where they are",
+    (BELOW, "enable_sleep_mode"): "sleep moves the weights of a device",
     **{
         ("enable_lora", axis): "adapters run on one device, or on ranks of tensor_parallel_size, yet"
         for axis in (PP, CP, DP)

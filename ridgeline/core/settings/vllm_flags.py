@@ -285,7 +285,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
 _SPECULATION = "drafts are asked for by --speculative-config (docs/speculation.md)"
 _LORA = "adapters have no such setting here (docs/adapters.md); leave it out"
 _NODES = "one server runs on one machine; start one on each and put a balancer before them"
-_OFFLOAD = "weights stay on the device; use --moe-expert-cache-size, --quantization or more devices"
+_OFFLOAD = "say with --cpu-offload-gb how many GiB of layers wait in the host's memory; they are spread evenly"
 _PARSERS = (
     "install a package with an entry point of ridgeline.{}_parser (docs/plugins.md), and name it with --{}-parser"
 )
@@ -318,7 +318,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("all engines of a server run on this machine; use --data-parallel-size", VALUE, "data-parallel-size-local", ()),
     ("set CUDA_VISIBLE_DEVICES before the command", LIST, "device-ids", ()),
     ("cached tokens are divided by --prefill-context-parallel-size", VALUE, "decode-context-parallel-size", ("1",)),
-    (_OFFLOAD, VALUE, "cpu-offload-gb offload-group-size", ("0", "0.0")),
+    (_OFFLOAD, VALUE, "offload-group-size", ("0",)),
     (_OFFLOAD, VALUE, "offload-num-in-group offload-prefetch-step", ("1",)),
     (_OFFLOAD, VALUE, "offload-backend", ("auto",)),
     (_OFFLOAD, LIST, "cpu-offload-params offload-params", ()),
