@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -31,7 +32,8 @@ from ridgeline.weights.loader import export_checkpoint, load_weights, read_model
 
 pytest.importorskip("peft")
 
-from peft import PeftModel
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
 
 from tests import tiny_models
 
@@ -215,6 +217,30 @@ def test_an_adapter_has_the_logits_of_peft_and_is_served(tiny_model: TinyModel, 
     for place, (target, reported) in enumerate(zip(targets_N.tolist(), output.prompt_logprobs[1:], strict=True)):
         assert reported is not None
         assert reported[target].logprob == pytest.approx(float(wanted[place, target]), abs=2e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_new_adapter_is_that_of_get_peft_model(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    """The same modules and sizes, the same spread of first numbers, and products of zero; merged back, the model."""
+    decoder, model = opened(tiny_model(family))
+    lora = Lora(decoder, model, LoraConfig(rank=3, alpha=5), seed=0)
+    lora.export(tmp_path, "base")
+    ours = {
+        name.removesuffix(".weight"): each for name, each in load_file(tmp_path / "adapter_model.safetensors").items()
+    }
+    base = tiny_models.build(family)
+    with torch.no_grad():
+        wanted = base(torch.tensor([examples(1)[0].tokens])).logits
+    theirs = get_peft_model(base, PeftLoraConfig(r=3, lora_alpha=5, target_modules="all-linear"))
+    parameters = {name.removesuffix(".default.weight"): p for name, p in theirs.named_parameters() if p.requires_grad}
+    assert {name: each.shape for name, each in ours.items()} == {name: p.shape for name, p in parameters.items()}
+    for name, each in ours.items():
+        bound = each.shape[1] ** -0.5 if name.endswith("lora_A") else 0.0
+        assert each.abs().max() <= bound
+        assert parameters[name].detach().abs().max() <= bound
+    loaded = PeftModel.from_pretrained(tiny_models.build(family), tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded.merge_and_unload()(torch.tensor([examples(1)[0].tokens])).logits, wanted)
 
 
 def test_an_unknown_target_is_refused_with_those_there_are(tiny_model: TinyModel) -> None:

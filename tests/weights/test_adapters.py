@@ -22,6 +22,7 @@ from ridgeline.weights.loader import read_model_config
 
 pytest.importorskip("peft")
 
+from tests import tiny_models
 from tests.peft_adapters import PeftAdapter
 
 TinyModel = Callable[[str], Path]
@@ -241,6 +242,50 @@ def test_merged_weights_are_those_of_peft(family: str, tiny_model: TinyModel, tm
     assert changed == {f"{pair.place.source.name}" for pair in adapter_of(source, adapted.folder).pairs}
     for name in changed:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {"use_dora": True}),
+        ("gpt2", {"use_dora": True, "target_modules": ["c_attn", "c_proj"]}),
+        ("gpt2", {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}),
+        ("llama", {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}),
+        ("llama", {"modules_to_save": ["lm_head", "embed_tokens"]}),
+        ("qwen2", {"bias": "lora_only"}),
+        ("qwen2", {"bias": "all"}),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "-".join(each),
+)
+def test_other_kinds_are_merged_as_peft_merges_them(
+    family: str, options: dict[str, Any], tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    source, target = tiny_model(family), tmp_path / "merged"
+    network = tiny_models.build(family)
+    adapted = PeftAdapter.of(network, tmp_path / "a", **options)
+    draw = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in adapted.model.named_parameters():
+            if "modules_to_save.default" in name or (name.endswith("bias") and parameter.requires_grad):
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+    adapted.model.save_pretrained(str(adapted.folder))
+    how: dict[str, Any] = {"dtype": None, "shard_size": 10**9, "write_texts": lambda *_: None}
+    convert(source, target, **how, progress=lambda *_: None, adapter=adapted.folder)
+    wanted = adapted.model.merge_and_unload().state_dict()
+    found, before = load_file(target / "model.safetensors"), load_file(source / "model.safetensors")
+    changed = {name for name, each in found.items() if not torch.equal(each, before[name])}
+    assert changed == {name for name, each in wanted.items() if name in before and not torch.equal(each, before[name])}
+    for name in changed:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_grown_vocabulary_is_not_merged(tiny_model: TinyModel, tmp_path: Path) -> None:
+    network = tiny_models.build("llama")
+    network.resize_token_embeddings(network.config.vocab_size + 8)
+    adapted = PeftAdapter.of(network, tmp_path / "a", modules_to_save=["embed_tokens", "lm_head"])
+    how: dict[str, Any] = {"dtype": None, "shard_size": 10**9, "write_texts": lambda *_: None}
+    with pytest.raises(ModelLoadError, match="another vocabulary; merge it by PEFT"):
+        convert(tiny_model("llama"), tmp_path / "m", **how, progress=lambda *_: None, adapter=adapted.folder)
 
 
 def adapter_of(model: Path, folder: Path) -> ReadAdapter:

@@ -24,6 +24,7 @@ _HARMLESS = {
     *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 }
 _OF_IA3 = {"feedforward_modules", "init_ia3_weights"}  # the tensors' shapes say which ones multiply inputs
+_REPLACED = {"bias", "modules_to_save"}  # they say which tensors the file has whole
 _READ = {
     *("alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "peft_type", "r"),
     *("rank_pattern", "target_modules", "use_rslora"),
@@ -62,9 +63,12 @@ class AdapterConfig:
         return alpha / (sqrt(rank) if self.rooted else rank)
 
 
-def read_adapter_config(folder: Path, most_rank: int, *, factors: bool = False) -> AdapterConfig:
+def read_adapter_config(
+    folder: Path, most_rank: int, *, factors: bool = False, replaces: bool = False
+) -> AdapterConfig:
     """Return the config of an adapter's folder. Raise ModelLoadError if it is missing or damaged, asks for something
-    that is not here, or for a larger rank. factors: IA3 and DoRA are served."""
+    that is not here, or for a larger rank. factors: IA3 and DoRA are served. replaces: tensors of the model may be
+    replaced, which adapters that are served cannot do."""
     path = folder / "adapter_config.json"
     if path.exists() and (not path.is_file() or path.stat().st_size > MOST_BYTES):
         raise ModelLoadError(f"{path} is no file of at most {MOST_BYTES:,} bytes; give the one that PEFT saved.")
@@ -76,7 +80,7 @@ def read_adapter_config(folder: Path, most_rank: int, *, factors: bool = False) 
         raise ModelLoadError(
             f"{path} has peft_type {_short(kind)}, and {served} served here; {also}merge it into the model by PEFT."
         )
-    known = _HARMLESS | _READ | (_OF_IA3 if kind == "IA3" else set())
+    known = _HARMLESS | _READ | (_OF_IA3 if kind == "IA3" else set()) | (_REPLACED if replaces else set())
     if (dora := found.get("use_dora") or False) is True and kind == "LORA":
         if not factors:
             raise ModelLoadError(f"{path} sets use_dora; set enable_lora_factors, or merge it into the model by PEFT.")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from os import fstat
 from pathlib import Path
@@ -77,11 +77,13 @@ class ReadAdapter:
     key: names its content, which prefix hashes depend on.
     pairs: of every module that it changes by products.
     factors: of every module that it changes by factors.
+    replaced: the tensors that take the place of the model's own, by the checkpoint's names; float32.
     """
 
     key: str
     pairs: tuple[ThinPair, ...]
     factors: tuple[Factors, ...] = ()
+    replaced: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -104,23 +106,30 @@ class ReadAdapter:
 
 
 def read_adapter(
-    folder: Path, places: Mapping[str, ModulePlace], *, most_rank: int, dtype: torch.dtype, factors: bool = False
+    folder: Path,
+    places: Mapping[str, ModulePlace],
+    *,
+    most_rank: int,
+    dtype: torch.dtype,
+    factors: bool = False,
+    most_replaced: int = 0,
 ) -> ReadAdapter:
     """Return the adapter in a folder, in a dtype. places: those of the model's modules. factors: it may be IA3 or
-    DoRA. Raise ModelLoadError, in one sentence, for a folder that is damaged, means another model, or asks for what is
-    not here."""
+    DoRA. most_replaced: the bytes of whole tensors (biases, modules that were saved) that it may have. Raise
+    ModelLoadError, in one sentence, for a folder that is damaged, means another model, or asks for what is not here."""
     bytes_per_rank = sum(each.map.inputs + each.outputs for each in places.values()) * WIDEST
     try:
         if not folder.is_dir():
             raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
-        config = read_adapter_config(folder, most_rank, factors=factors)
+        config = read_adapter_config(folder, most_rank, factors=factors, replaces=most_replaced > 0)
         path = _tensors_of(folder)
-        content = _content(path, MOST_HEADER + most_rank * bytes_per_rank)
+        content = _content(path, MOST_HEADER + most_rank * bytes_per_rank + most_replaced)
     except OSError as error:
         raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
     header = _header(path, content)
     halves = (_VECTOR,) if config.ia3 else (*_MATRICES, _MAGNITUDE) if config.dora else _MATRICES
-    modules = _modules(header, path, halves)
+    whole = [name for name in header if most_replaced and not name.endswith(tuple(f".{each}" for each in halves))]
+    modules = _modules({name: each for name, each in header.items() if name not in whole}, path, halves)
     known = {module: place for module in modules if (place := placed(module, places)) is not None}
     if foreign := [module for module in modules if module not in known]:
         raise ModelLoadError(
@@ -134,13 +143,27 @@ def read_adapter(
         raise ModelLoadError(
             f"{path} holds matrices of modules that its adapter_config.json does not mean: {_listed(odd)}."
         )
+    replaced = _replaced(path, content, whole)
     if config.ia3:
-        return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)))
+        return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)), replaced)
     for module, place in known.items():
         _check_shapes(path, module, header, place, meant[module])
         if config.dora:
             _check_magnitude(path, module, header, place)
-    return ReadAdapter(_key(config, content), tuple(_pairs(path, content, known, meant, dtype)))
+    return ReadAdapter(_key(config, content), tuple(_pairs(path, content, known, meant, dtype)), replaced=replaced)
+
+
+def _replaced(path: Path, content: bytes, names: list[str]) -> dict[str, Tensor]:
+    """Return whole tensors by the names that the checkpoint has for them."""
+    if not names:
+        return {}
+    tensors, found = _loaded(path, content), dict[str, Tensor]()
+    for name in names:
+        numbers = tensors[name].float()
+        if not numbers.isfinite().all():
+            raise ModelLoadError(f"{path} holds numbers of {name[:LONGEST]} that are not finite; train it again.")
+        found[name.removeprefix(_PREFIX).replace(".base_layer.", ".")] = numbers
+    return found
 
 
 def _listed(modules: list[str]) -> str:

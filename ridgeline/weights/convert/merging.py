@@ -8,6 +8,8 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,25 +18,40 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.settings.adapters import MOST_RANK
 from ridgeline.models.config import ModelConfig
-from ridgeline.weights.adapters.places import adaptable
-from ridgeline.weights.adapters.reader import ThinPair, read_adapter
+from ridgeline.perf.footprint import parameters
+from ridgeline.weights.adapters.places import ModulePlace, adaptable
+from ridgeline.weights.adapters.reader import Factors, ThinPair, read_adapter
 from ridgeline.weights.loader import shortened
+
+Make = Callable[[], Tensor]
 
 
 class MergedAdapter:
-    """The products of an adapter, by the names of a checkpoint's tensors. Raise ModelLoadError as `read_adapter`."""
+    """The changes that an adapter makes to weights, by the names of a checkpoint's tensors: products (LoRA), magnitudes
+    (DoRA), factors (IA3), and whole tensors in place of the model's. Raise ModelLoadError as `read_adapter`."""
 
     def __init__(self, folder: Path, model: ModelConfig) -> None:
-        found = read_adapter(folder, adaptable(model.spec, model.weights), most_rank=MOST_RANK, dtype=torch.float32)
-        self._pairs = {pair.place.source.name: pair for pair in found.pairs}
-        self._missing = set(self._pairs)
+        count = parameters(model.spec)
+        found = read_adapter(
+            folder, adaptable(model.spec, model.weights), most_rank=MOST_RANK, dtype=torch.float32, factors=True,
+            most_replaced=4 * (count.embed + count.unembed + count.vectors) + 1,
+        )  # fmt: skip
+        self._changes: dict[str, Callable[[Make], Tensor]] = {
+            pair.place.source.name: partial(_with_product, pair) for pair in found.pairs
+        }
+        self._changes |= {each.place.source.name: partial(_scaled, each) for each in found.factors}
+        self._changes |= {name: partial(_instead, name, each) for name, each in found.replaced.items()}
+        self._missing = set(self._changes)
+        for each in found.factors:
+            if each.output_O1 is not None:  # what a module adds is multiplied too
+                self._changes[each.place.source.name.removesuffix("weight") + "bias"] = partial(_scaled_bias, each)
 
-    def added(self, name: str, make: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
-        """Return a function that makes a tensor with the adapter's product, float32, or None for a tensor that the
+    def added(self, name: str, make: Make) -> Make | None:
+        """Return a function that makes a tensor as the adapter changes it, float32, or None for a tensor that the
         adapter does not change."""
-        pair = self._pairs.get(name)
+        change = self._changes.get(name)
         self._missing.discard(name)
-        return None if pair is None else lambda: make().float() + _product(pair)
+        return None if change is None else lambda: change(make)
 
     def check(self) -> None:
         """Raise ModelLoadError unless all of the adapter's tensors were asked for."""
@@ -44,7 +61,44 @@ class MergedAdapter:
             )
 
 
-def _product(pair: ThinPair) -> Tensor:
-    """Return up · down as the checkpoint has the weight: [O, I], or [I, O] where it is stored so."""
-    delta_OI = pair.place.in_their_order(pair.up_OR) @ pair.down_RI
-    return delta_OI.T if pair.place.source.transpose else delta_OI
+def _with_product(pair: ThinPair, make: Make) -> Tensor:
+    """Return the weight with up · down, as the checkpoint has it: [O, I], or [I, O] where it is stored so. With
+    magnitudes its rows get these as their norms."""
+    place, flip = pair.place, pair.place.source.transpose
+    delta_OI = place.in_their_order(pair.up_OR) @ pair.down_RI
+    weight = make().float() + (delta_OI.T if flip else delta_OI)
+    if pair.magnitude_O is None:
+        return weight
+    own_O = pair.magnitude_O if place.factor_O is None else pair.magnitude_O / place.factor_O.abs()
+    norm_O1 = _theirs(place, own_O[:, None])
+    along = 0 if flip else 1
+    return weight * (norm_O1.T if flip else norm_O1) / weight.norm(dim=along, keepdim=True)
+
+
+def _scaled(factors: Factors, make: Make) -> Tensor:
+    place, flip = factors.place, factors.place.source.transpose
+    if factors.input_1I is not None:
+        return make().float() * (factors.input_1I.T if flip else factors.input_1I)
+    assert factors.output_O1 is not None
+    factor_O1 = _theirs(place, factors.output_O1)
+    return make().float() * (factor_O1.T if flip else factor_O1)
+
+
+def _scaled_bias(factors: Factors, make: Make) -> Tensor:
+    assert factors.output_O1 is not None
+    return make().float() * _theirs(factors.place, factors.output_O1)[:, 0]
+
+
+def _theirs(place: ModulePlace, ours_O1: Tensor) -> Tensor:
+    """Return one number for each output in the checkpoint's order."""
+    return replace(place, factor_O=None).in_their_order(ours_O1)
+
+
+def _instead(name: str, tensor: Tensor, make: Make) -> Tensor:
+    before = tuple(make().shape)
+    if before != tuple(tensor.shape):
+        raise ModelLoadError(
+            f"the adapter holds {name} of shape {tuple(tensor.shape)}, and the model has {before}: it was trained with "
+            "another vocabulary; merge it by PEFT."
+        )
+    return tensor
