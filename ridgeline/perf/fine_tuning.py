@@ -20,7 +20,7 @@ from ridgeline.perf.footprint import parameters
 NARROW, WIDE = 2, 4  # bytes of bfloat16 and float32
 GROUP, RUN = 64, 256  # of NF4: inputs that share a scale of 8 bits, and such that share one of 16 bits
 PAGE = 1 << 27  # bytes of moments that are on the device at once
-CHUNK = 2048  # tokens whose logits exist at once
+CHUNK, WIDE_CHUNK = 2048, 8192  # tokens whose logits exist at once; where the output layer learns
 
 
 def nf4_bytes(inputs: int, outputs: int) -> float:
@@ -62,7 +62,7 @@ def tuning_memory(
     activations = len(layers) * entry + max(kept) if recompute else sum(kept)
     widest = max((p.inputs * p.outputs for products in layers for p in products), default=0)
     inner = max(tokens * NARROW * (sum(p.outputs for p in products) + products[-1].inputs) for products in layers)
-    logits = min(tokens, CHUNK) * model.vocab_size * NARROW
+    logits = min(tokens, WIDE_CHUNK if full else CHUNK) * model.vocab_size * NARROW
     return {
         "weights": held + others,
         "adapter": 0.0 if full else float(WIDE * learns),

@@ -26,7 +26,7 @@ from ridgeline.training.packs import Packs
 from ridgeline.training.preferences import Loss
 from ridgeline.training.pretrain import DTYPES
 from ridgeline.training.reward_models import classifier_entries, reward_model
-from ridgeline.training.tuned import LOSS_CHUNK, Objective, PackRunner, check_tunable, recompute
+from ridgeline.training.tuned import Objective, PackRunner, check_tunable, loss_chunk, recompute
 from ridgeline.training.tuned_card import tuned_card
 from ridgeline.training.tuned_items import (
     flops_of,
@@ -128,7 +128,8 @@ def run(config: FineTuneConfig, console: Console) -> Report:
         say("the optimizer's moments are in this machine's memory anyway, so --paged changes nothing on a CPU")
     if config.recompute:
         recompute(learner.decoder)
-    runs = PackRunner(learner.decoder, autocast=learner.autocast, chunk=LOSS_CHUNK)
+    chunk = loss_chunk(config.device, full=config.method == "full")
+    runs = PackRunner(learner.decoder, autocast=learner.autocast, chunk=chunk)
     objective = objective_of(config, runs, data)
     checked = None if held_out is None else objective_of(config, runs, held_out)
     lengths = [objective.tokens([index]) for index in range(len(data))]

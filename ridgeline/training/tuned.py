@@ -27,6 +27,7 @@ from ridgeline.training.conversations import Example
 from ridgeline.training.cross_entropy import cross_entropy_sum
 
 LOSS_CHUNK = 2048  # positions whose logits exist at once
+WIDE_CHUNK = 8192  # … where the output layer learns on a GPU: for each part its gradient is added up once
 
 
 class Objective(Protocol):
@@ -64,6 +65,11 @@ def recompute(decoder: Decoder) -> None:
     for layer in dict.fromkeys(decoder.layers):  # some models run one layer at several places
         again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         layer.forward = again
+
+
+def loss_chunk(device: torch.device, *, full: bool) -> int:
+    """Return the positions whose logits exist at once. full: all weights learn."""
+    return WIDE_CHUNK if full and device.type == "cuda" else LOSS_CHUNK
 
 
 class PackRunner:

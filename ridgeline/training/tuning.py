@@ -132,7 +132,8 @@ class Tuner:
                 f"step {self.step + 1} has loss {loss:g} and a gradient of norm {float(norm):g}; run the same command "
                 f"with a smaller --lr: it goes on behind step {self.step}."
             )
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
+        if self.config.clip / (float(norm) + 1e-6) < 1:  # else torch multiplies by 1
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1

@@ -27,7 +27,7 @@ from ridgeline.training.conversations import Example
 from ridgeline.training.lora import Lora, LoraConfig
 from ridgeline.training.objective import needed_flops
 from ridgeline.training.packs import Packs
-from ridgeline.training.tuned import LOSS_CHUNK, NextTokens, PackRunner, recompute
+from ridgeline.training.tuned import NextTokens, PackRunner, loss_chunk, recompute
 from ridgeline.training.tuning import Tuner, TuningConfig
 from ridgeline.weights.loader import read_model_config
 from ridgeline_bench.results import host_with
@@ -45,7 +45,9 @@ def tuner_of(folder: Path, method: Any, given: Any, device: torch.device, out: P
     learnt = decoder if method == "full" else Lora(decoder, model, LoraConfig(rank=given.rank), 0)
     if given.recompute:
         recompute(decoder)
-    runs = PackRunner(decoder, autocast=dtype if method == "full" and device.type == "cuda" else None, chunk=LOSS_CHUNK)
+    full = method == "full"
+    autocast = dtype if full and device.type == "cuda" else None
+    runs = PackRunner(decoder, autocast=autocast, chunk=loss_chunk(device, full=full))
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.spec.vocab_size, (given.sequences * given.packs, given.length + 1), generator=draw)
     counted = (False, *(True,) * given.length)
