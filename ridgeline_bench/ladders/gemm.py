@@ -18,7 +18,7 @@ from ridgeline.kernels.gemm.ladder.cute_rung import LoadedCute
 from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS, LoadedCutlass
 from ridgeline.kernels.gemm.ladder.predict import predict
 from ridgeline.kernels.gemm.ladder.run import LoadedCeiling, LoadedRung, runs_here
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS, Variant
 from ridgeline.kernels.gemm.ladder.triton_rungs import TRITON_RUNGS, call, predict_triton
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
@@ -43,6 +43,7 @@ class SquareProduct:
             yield rung.name, found.bound, found.limiter
         for variant in VARIANTS:
             rate = chip_here(_gpu()).matrix * MMA_SHARE * variant.speed
+            yield variant.product.name, self.flops / rate, "tensor cores"
             yield variant.ceiling.name, self.flops / rate, "tensor cores"
         for template in TEMPLATES:
             like = next(rung for rung in RUNGS if rung.name == template.like)
@@ -81,6 +82,10 @@ class Matrices:
             return [partial(rung_call, x, y) for x, y in self._pairs()]
         if variants := [each for each in VARIANTS if each.ceiling.name == name]:
             return [LoadedCeiling(variants[0], 2.0 * len(self.c) ** 3, self.cubins)]
+        if variants := [each for each in VARIANTS if each.product.name == name]:
+            product = LoadedRung(variants[0].product, self.cubins)
+            c = torch.empty_like(self.c, dtype=getattr(torch, variants[0].result))
+            return [VariantCall(product, *(numbers(z, variants[0]) for z in (x, y)), c) for x, y in self._pairs()]
         if templates := [each for each in TEMPLATES if each.name == name]:
             return self._template(templates[0])
         rung = next(each for each in RUNGS if each.name == name)
@@ -90,7 +95,7 @@ class Matrices:
         return [lambda x=x, y=y: product(x, y, self.c) for x, y in self._pairs()]  # type: ignore[misc]
 
     def fault(self, call: Call, rung: str = "") -> str:
-        if isinstance(call, LoadedCeiling):
+        if isinstance(call, LoadedCeiling | VariantCall):
             return call.fault()
         self.c.fill_(torch.nan)
         call()
@@ -106,6 +111,22 @@ class Matrices:
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.a, self.b, strict=True)
+
+
+class VariantCall(partial[object]):
+    """A product in another format, with its own operands and output."""
+
+    def fault(self) -> str:
+        """Run it, and return what is wrong with it, or ""."""
+        a, b, c = self.args
+        c.zero_()
+        self()
+        return difference(c, a.float() @ b.float().T)
+
+
+def numbers(x: Tensor, variant: Variant) -> Tensor:
+    """Return operands in a variant's format. Integers are small, so that float32 holds their sums."""
+    return (3 * x).clamp(-9, 9).to(torch.int8) if variant.dtype == "int8" else x.to(getattr(torch, variant.dtype))
 
 
 class BiasedCall(partial[object]):

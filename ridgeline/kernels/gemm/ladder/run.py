@@ -130,7 +130,8 @@ def main(folder: Path, archs: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in archs:
         digits = name.removeprefix("sm_")
-        for rung in (*RUNGS, PAIRS, *(each.rung for each in ENDINGS), *(each.ceiling for each in VARIANTS)):
+        variants = (rung for each in VARIANTS for rung in (each.product, each.ceiling))
+        for rung in (*RUNGS, PAIRS, *(each.rung for each in ENDINGS), *variants):
             if arch := arch_on(rung, (int(digits[:-1]), int(digits[-1]))):
                 (folder / file_of(rung, arch)).write_bytes(code_of(rung, arch))
     for write in _of_extras(folder) if "sm_90" in archs else ():

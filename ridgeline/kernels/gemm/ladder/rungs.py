@@ -184,6 +184,13 @@ class Variant:
         }  # fmt: skip
 
     @property
+    def product(self) -> Rung:
+        """Rung 8, so defined."""
+        rung = next(rung for rung in RUNGS if rung.number == 8)
+        named = f"{rung.name}-{self.name}"
+        return replace(rung, name=named, multiple=self.multiple, defines=self.defines, file=rung.source.name)
+
+    @property
     def ceiling(self) -> Rung:
         """The kernel that multiplies so in registers alone."""
         return Rung(
