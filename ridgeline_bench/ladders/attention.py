@@ -1,10 +1,12 @@
 """The problems of the attention ladder: causal, bfloat16, whole sequences, forward and backward, beside the kernels
-that torch has and FlashAttention-3 where it is installed."""
+that torch has and FlashAttention-3 where it is installed: as its own package, or as vLLM's wheel has it (forward alone,
+in bfloat16 and in fp8)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ridgeline.kernels.attention.ladder.predict import WholeShape, predict, predict_backward
 from ridgeline.kernels.attention.ladder.rungs import BACKWARD_RUNGS, BY_NAME, RUNGS
 from ridgeline.kernels.cuda.predict import Chip, Prediction, chip_here
-from ridgeline_bench.ladders.runs import OPERANDS, Call
+from ridgeline_bench.ladders.runs import OPERANDS, Call, in_fewer_bits
 
 WITHIN = 1e-2  # of the norm in float64: weights and outputs are rounded by 2**-9 each
 WITHIN_FP8 = 8e-2  # operands and weights are rounded by 2**-4 each; see test_ladder_ideas.py
@@ -66,8 +68,10 @@ class QueriesKeysValues:
 
     @property
     def peers(self) -> Mapping[str, Sequence[Call]]:
-        ways = libraries()
+        ways = libraries() | ({"FlashAttention-3, fp8": flash3_fp8} if forward_flash3() else {})
         laid = {name: self.sets if "SDPA" in name else self._by_tokens() for name in ways}
+        if "FlashAttention-3, fp8" in ways:
+            laid["FlashAttention-3, fp8"] = [in_fp8(*x) for x in laid["FlashAttention-3, fp8"]]
         return {name: [lambda x=x, way=way: way(*x) for x in laid[name]] for name, way in ways.items()}  # type: ignore[misc]
 
     def rung(self, name: str) -> Sequence[Call] | None:
@@ -81,7 +85,7 @@ class QueriesKeysValues:
         found = call()
         assert isinstance(found, Tensor)
         q, k, v = self.sets[0]
-        per_group, worst, within = q.shape[1] // k.shape[1], 0.0, WITHIN_FP8 if rung == "fp8" else WITHIN
+        per_group, worst, within = q.shape[1] // k.shape[1], 0.0, WITHIN_FP8 if _in_8_bits(rung) else WITHIN
         for batch, head in (0, 0), (len(q) - 1, q.shape[1] - 1):  # two of all: float64 has 8 bytes for each pair
             one = (x[batch, at][None].double() for x, at in ((q, head), (k, head // per_group), (v, head // per_group)))
             exact = exact_attention(*one)[0]
@@ -94,6 +98,10 @@ class QueriesKeysValues:
         return [[x.transpose(1, 2).contiguous() for x in each] for each in self.sets]
 
 
+def _in_8_bits(name: str) -> bool:
+    return in_fewer_bits(name) or (name in BY_NAME and BY_NAME[name].bits == 8)
+
+
 def libraries() -> dict[str, Callable[..., Tensor]]:
     """Return the attention of the libraries that are installed here."""
     ways: dict[str, Callable[..., Tensor]] = {
@@ -102,7 +110,18 @@ def libraries() -> dict[str, Callable[..., Tensor]]:
     }
     if find_spec("flash_attn_interface") is not None:
         ways["FlashAttention-3"] = flash3
+    elif forward_flash3():
+        ways["FlashAttention-3"] = flash3_forward
     return ways
+
+
+@cache
+def forward_flash3() -> bool:
+    """Return True if vLLM's build of FlashAttention-3 is here, which has no gradients."""
+    try:
+        return bool(import_module("vllm.vllm_flash_attn.flash_attn_interface").FA3_AVAILABLE)
+    except (ImportError, OSError):  # not installed, or built for another torch
+        return False
 
 
 def exact_attention(q_1TD: Tensor, k_1TD: Tensor, v_1TD: Tensor) -> Tensor:
@@ -124,6 +143,32 @@ def flash3(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
     found = import_module("flash_attn_interface").flash_attn_func(q_BTHD, k_BTGD, v_BTGD, causal=True)
     out: Tensor = found[0] if isinstance(found, tuple) else found  # its versions differ
     return out.transpose(1, 2)
+
+
+def flash3_forward(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, **scales: Tensor) -> Tensor:
+    """Return the attention by vLLM's build of FlashAttention-3. scales: of operands in E4M3, [B, G] each."""
+    batch, length = q_BTHD.shape[:2]
+    starts = torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=q_BTHD.device)
+    attend = import_module("vllm.vllm_flash_attn.flash_attn_interface").flash_attn_varlen_func
+    out: Tensor = attend(
+        *(x.flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD)), length, starts, length, starts, causal=True, fa_version=3,
+        **scales,
+    )  # fmt: skip
+    return out.unflatten(0, (batch, length)).transpose(1, 2)
+
+
+def in_fp8(*operands: Tensor) -> list[Tensor]:
+    """Return [B, T, H, D] operands in E4M3 and their scales, one a sequence, each [B, G]."""
+    groups = operands[1].shape[2]
+    scales = [x.float().abs().amax((1, 2, 3)) / 448 for x in operands]
+    rounded = [(x / s[:, None, None, None]).to(torch.float8_e4m3fn) for x, s in zip(operands, scales, strict=True)]
+    return [*rounded, *(s[:, None].repeat(1, groups) for s in scales)]
+
+
+def flash3_fp8(*operands: Tensor) -> Tensor:
+    """Return the attention of what `in_fp8` gives."""
+    q_descale, k_descale, v_descale = operands[3:]
+    return flash3_forward(*operands[:3], q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
 
 
 @dataclass(frozen=True)
@@ -161,12 +206,15 @@ class GradientOperands(QueriesKeysValues):
                 for x, grad in zip(self.sets, self.grads, strict=True)
             ]
             for name, way in libraries().items()
+            if way is not flash3_forward
         }
 
-    def rung(self, name: str) -> Sequence[Call]:
-        from ridgeline.kernels.attention.ladder.run import loaded_backward  # Triton, which predictions need not
+    def rung(self, name: str) -> Sequence[Call] | None:
+        from ridgeline.kernels.attention.ladder.run import loaded_backward, runs_here  # Triton: predictions need none
 
         found = next(rung for rung in BACKWARD_RUNGS if rung.name == name)
+        if not runs_here(found, self.grads[0].device):
+            return None
         return [loaded_backward(found, (x[0], x[1], x[2]), grad) for x, grad in zip(self.sets, self.grads, strict=True)]
 
     def fault(self, call: Call, rung: str = "") -> str:

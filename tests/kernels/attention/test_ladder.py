@@ -109,5 +109,5 @@ def test_rungs_on_a_gpu(rung: AttentionRung, size: int) -> None:
         pytest.skip("it is for Hopper")
     for length in (16, 304, 1024, 1520):
         for heads, groups in ((4, 4), (6, 2)):
-            within = 8e-2 if rung.name == "fp8" else 1e-2
+            within = 8e-2 if rung.bits == 8 else 1e-2
             assert error(rung, drawn(heads, groups, length, size, torch.bfloat16, "cuda")) <= within

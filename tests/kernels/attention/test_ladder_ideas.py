@@ -64,8 +64,8 @@ def run_ptx(text: str, inputs: list[np.float32]) -> list[np.float32]:
 
 @pytest.mark.parametrize("polynomials", [1, 2])
 def test_the_instructions_of_the_kernel_are_that_polynomial(polynomials: int) -> None:
-    pingpong = pytest.importorskip("ridgeline.kernels.attention.ladder.pingpong")
-    text = pingpong._assembly(polynomials)
+    tile = pytest.importorskip("ridgeline.kernels.attention.ladder.tile")
+    text = tile._assembly(polynomials)
     assert text.count("ex2.approx") == 4 - polynomials
     for x in (-124.9, -30.25, -1.5, -0.4999, 0.0, 0.3, 7.7):
         found = run_ptx(text, [np.float32(x - i * 0.01) for i in range(4)])
@@ -151,7 +151,14 @@ def test_blocks_and_a_rotation_are_no_worse_than_plain_fp8(outliers: float) -> N
 
 # ---- machine code ---------------------------------------------------------------------------------------------------
 
-SWITCHES = [{}, {"polynomials": 1}, {"threshold": True}, {"longest": True}, {"fp8": True}]
+SWITCHES = [
+    {},
+    {"polynomials": 1},
+    {"threshold": True},
+    {"longest": True},
+    {"fp8": True},
+    {"fp8": True, "ahead": True, "threshold": True},
+]
 
 
 @pytest.mark.thorough
@@ -163,7 +170,7 @@ def test_machine_code_of_each_switch() -> None:
     command = [sys.executable, "-W", "ignore", __file__, json.dumps(SWITCHES)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    plain, polynomial, threshold, _, fp8 = found = [json.loads(line) for line in run.stdout.splitlines()]
+    plain, polynomial, threshold, _, fp8, _ = found = [json.loads(line) for line in run.stdout.splitlines()]
     for each in found:
         assert each["stack"] == 0, "registers are spilled"
         assert each["registers"] <= 168  # of 384 threads that share 65,536; setmaxnreg moves them to the consumers

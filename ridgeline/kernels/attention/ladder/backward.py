@@ -103,7 +103,7 @@ def backward_kernel(
 
 
 @triton.jit
-def _rounded_kernel(sums_ptr, out_ptr, count, natural, SIZE: tl.constexpr):
+def rounded_kernel(sums_ptr, out_ptr, count, natural, SIZE: tl.constexpr):
     """Round the sums of gradients of q, times the scale."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     sums = tl.load(sums_ptr + at, mask=at < count, other=0.0)
@@ -147,7 +147,7 @@ class FusedBackward:
             num_stages=tiles.stages,
         )  # fmt: skip
         count = self.sums_BHTD.numel()
-        _rounded_kernel[(triton.cdiv(count, 4096),)](self.sums_BHTD, self.grads[0], count, self.scale, SIZE=4096)
+        rounded_kernel[(triton.cdiv(count, 4096),)](self.sums_BHTD, self.grads[0], count, self.scale, SIZE=4096)
         return self.grads
 
 

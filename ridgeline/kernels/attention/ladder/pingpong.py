@@ -11,6 +11,7 @@ Next      `POLYNOMIAL`  rung 7: one or two of four exponentials by FMA instructi
           `THRESHOLD`   rung 8: outputs are rescaled only where a maximum has grown by more than 2**8 (the same)
           `at_once`     rung 9: the tiles with the most keys of several heads begin first (the same)
           `FP8`         rung 10: products in E4M3, scales for 64 queries and 128 keys, rotated (FlashAttention-3)
+          `AHEAD`       rungs 11 and 12, in `ahead.py`: scores are computed a tile ahead
 
 What they compute is in `ideas.py` in NumPy. Here is the device's part, in Gluon, for sm_90a; no CPU runs it.
 
@@ -20,7 +21,6 @@ Legend:
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,77 +31,28 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ridgeline.kernels.attention.ladder.ideas import COEFFICIENTS, LEAST, MAGIC, THRESHOLD, rounded_blocks
+from ridgeline.kernels.attention.ladder.ahead import _consumer_ahead
+from ridgeline.kernels.attention.ladder.ideas import rounded_blocks
+from ridgeline.kernels.attention.ladder.tile import (
+    GROWN,
+    HALF,
+    _as_column,
+    _operand,
+    _place,
+    _rounded,
+    _scores,
+    _softmax,
+    _weighted,
+)
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.hopper.gluon_names import barriers, load_tile
 
 LOG2E = 1.4426950408889634
 KEYS, ROWS = 128, 64  # keys of a tile, queries of a warpgroup
-RAISED = gl.constexpr(8.0)  # weights in fp8 are 2**8 times as large: E4M3 ends at 448, and begins at 2**-9
-
-
-def _assembly(polynomials: int) -> str:
-    """Return the instructions for four powers of 2, so many of them by `ideas.exp2_polynomial`."""
-
-    def number(x: float) -> str:
-        return f"0f{struct.unpack('<I', struct.pack('<f', x))[0]:08X}"
-
-    c0, c1, c2, c3 = map(number, COEFFICIENTS)
-    lines = ["{ .reg .f32 x, n, f, p; .reg .b32 e, b;"]
-    for i in range(4):
-        if i < 4 - polynomials:
-            lines.append(f"ex2.approx.ftz.f32 ${i}, ${i + 4};")
-            continue
-        lines += [
-            f"max.ftz.f32 x, ${i + 4}, {number(LEAST)};",
-            f"add.rn.ftz.f32 n, x, {number(MAGIC)};",
-            f"sub.rn.ftz.f32 f, n, {number(MAGIC)};",
-            "sub.rn.ftz.f32 f, x, f;",
-            f"mov.f32 p, {c3};",
-            f"fma.rn.ftz.f32 p, p, f, {c2};",
-            f"fma.rn.ftz.f32 p, p, f, {c1};",
-            f"fma.rn.ftz.f32 p, p, f, {c0};",
-            f"mov.b32 e, n; shl.b32 e, e, 23; mov.b32 b, p; add.s32 b, b, e; mov.b32 ${i}, b;",
-        ]
-    return "\n".join([*lines, "}"])
-
-
-ONE_OF_FOUR, TWO_OF_FOUR = gl.constexpr(_assembly(1)), gl.constexpr(_assembly(2))
-_GROWN = gl.constexpr(THRESHOLD)
-
-
-@gluon.jit
-def _exp2(x, POLYNOMIAL: gl.constexpr):
-    """Return 2**x, POLYNOMIAL of each four by a polynomial."""
-    if POLYNOMIAL == 0:
-        return gl.exp2(x)
-    assembly: gl.constexpr = ONE_OF_FOUR if POLYNOMIAL == 1 else TWO_OF_FOUR
-    return gl.inline_asm_elementwise(assembly, "=f,=f,=f,=f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=4)
-
-
-@gluon.jit
-def _as_column(x, like):
-    """Return one value per row in a form that broadcasts over the columns of `like`."""
-    return gl.expand_dims(gl.convert_layout(x, gl.SliceLayout(1, like.type.layout)), 1)
-
-
-@gluon.jit
-def _place(T, heads, at_once, LONGEST: gl.constexpr):
-    """Return the program's tile of queries and its head, in the order of `ideas.tile_order`."""
-    tiles = (T + 127) // 128
-    n = gl.program_id(0)
-    if LONGEST:
-        section = n // (tiles * at_once)
-        rest = n - section * tiles * at_once
-        here = gl.minimum(at_once, heads - section * at_once)
-        return tiles - 1 - rest // here, section * at_once + rest % here
-    else:
-        return n % tiles, n // tiles
 
 
 @gluon.jit
@@ -132,37 +83,6 @@ def _producer(descs, q_tiles, k, v, bars, T, heads, per_group, at_once, D: gl.co
 
 
 @gluon.jit
-def _scores(q, keys, KEYS: gl.constexpr, FP8: gl.constexpr):
-    """Start the product of 64 queries with a tile of keys."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 32 if FP8 else 16])
-    nothing = gl.zeros([64, KEYS], gl.float32, layout)
-    return warpgroup_mma(q, keys.permute((1, 0)), nothing, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _weighted(p, values, o, FP8: gl.constexpr):
-    """Start the product of weights with a tile of values, which in fp8 lies by channels."""
-    if FP8:
-        return warpgroup_mma(p, values.permute((1, 0)), o, is_async=True)
-    else:
-        return warpgroup_mma(p, values, o, is_async=True)
-
-
-@gluon.jit
-def _softmax(s, m, total, factor, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr, FP8: gl.constexpr):
-    """Return (maxima, weights, sums, what is kept of the output, the largest growth). factor: of scores, so that they
-    are exponents of 2. With THRESHOLD maxima stay as they are unless one has grown by more than it."""
-    raised: gl.constexpr = RAISED if FP8 else 0.0
-    new = gl.maximum(m, gl.max(s, 1) * factor)
-    grown = new - m
-    if THRESHOLD:
-        new = gl.where(grown > _GROWN, new, m)
-    weights = _exp2(s * factor - gl.expand_dims(new - raised, 1), POLYNOMIAL)
-    shrink = gl.exp2(m - new)
-    return new, weights, total * shrink + gl.sum(weights, 1), shrink, grown
-
-
-@gluon.jit
 def _consumer(
     q, k, v, bars, out_ptr, scale_ptrs, T, heads, per_group, at_once, scale_log2, PART: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr,
@@ -179,12 +99,14 @@ def _consumer(
     steps = (gl.minimum(tile * 128 + 128, T) + KEYS - 1) // KEYS
     blocks = (T + KEYS - 1) // KEYS
     group = head // per_group * blocks
-    factor, value_scale = scale_log2, 1.0
+    factor, less, value_scale = scale_log2, 0.0, 1.0
+    grows: gl.constexpr = HALF if FP8 else GROWN
     if FP8:
         q_scale = gl.load(q_scale_ptr + head * ((T + 63) // 64) + gl.minimum(tile * 2 + PART, (T + 63) // 64 - 1))
         q_scale *= scale_log2
         factor = q_scale * gl.load(k_scale_ptr + group + steps - 1)
-        value_scale = gl.load(v_scale_ptr + group + steps - 1)
+        less = gl.load(v_scale_ptr + group + steps - 1)
+        value_scale = gl.load(v_scale_ptr + heads // per_group * blocks + head // per_group)
     mbarrier.wait(q_full.index(0), 0)
     mbarrier.wait(k_full.index(0), 0)
     mbarrier.wait(turns.index(PART), PART ^ 1)
@@ -197,39 +119,39 @@ def _consumer(
     s = gl.where((gl.expand_dims(key, 0) <= gl.expand_dims(query, 1)) & (gl.expand_dims(key, 0) < T), s, float("-inf"))
     m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, s_layout))
     total = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
-    m, weights, total, shrink, grown = _softmax(s, m, total, factor, 0, False, FP8)
-    p = gl.convert_layout(weights.to(dtype), p_layout)
+    m, weights, total, shrink, grown = _softmax(s, m, total, factor, less, 0, THRESHOLD, FP8)
+    p = _rounded(weights, dtype, p_layout)
     o = gl.zeros([64, D], gl.float32, o_layout)
     for i in range(1, steps):
         here = i % STAGES
         before = (i - 1) % STAGES
-        kept = 1.0
         if FP8:
-            next_scale = gl.load(v_scale_ptr + group + steps - 1 - i)
+            less = gl.load(v_scale_ptr + group + steps - 1 - i)
             factor = q_scale * gl.load(k_scale_ptr + group + steps - 1 - i)
-            kept = value_scale / next_scale
-            value_scale = next_scale
         mbarrier.wait(k_full.index(here), (i // STAGES) & 1)
         mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
         mbarrier.wait(turns.index(PART), (i & 1) ^ PART ^ 1)
+        operand = _operand(p, dtype, p_layout)  # before any product: between two, ptxas would serialize them
         s = _scores(q, k.index(here), KEYS, FP8)
-        o = _weighted(p, v.index(before), o, FP8)
+        o = _weighted(operand, v.index(before), o, FP8)
         mbarrier.arrive(turns.index(1 - PART), count=1)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(k_empty.index(here), count=1)
-        m, weights, total, shrink, grown = _softmax(s, m, total, factor, POLYNOMIAL, THRESHOLD, FP8)
-        next_p = gl.convert_layout(weights.to(dtype), p_layout)
+        m, weights, total, shrink, grown = _softmax(s, m, total, factor, less, POLYNOMIAL, THRESHOLD, FP8)
+        if not FP8:
+            p = gl.convert_layout(weights.to(dtype), p_layout)
         o = warpgroup_mma_wait(0, deps=(o,))
+        if FP8:  # words that a product reads may not be written while one is under way
+            p = _rounded(weights, dtype, p_layout)
         mbarrier.arrive(v_empty.index(before), count=1)
         if THRESHOLD:
-            if gl.max(grown, 0) > _GROWN:
+            if gl.max(grown, 0) > grows:
                 o = o * _as_column(shrink, o)
         else:
-            o = o * _as_column(shrink * kept, o)
-        p = next_p
+            o = o * _as_column(shrink, o)
     last = (steps - 1) % STAGES
     mbarrier.wait(v_full.index(last), ((steps - 1) // STAGES) & 1)
-    o = _weighted(p, v.index(last), o, FP8)
+    o = _weighted(_operand(p, dtype, p_layout), v.index(last), o, FP8)
     o = warpgroup_mma_wait(0, deps=(o,))
     o = o * _as_column(value_scale / total, o)
     row = tile * 128 + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, o_layout))
@@ -242,7 +164,7 @@ def _consumer(
 def pingpong_kernel(
     q_desc, k_desc, v_desc, out_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, T, heads, per_group, at_once, scale_log2,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr,
-    FP8: gl.constexpr, LONGEST: gl.constexpr,
+    FP8: gl.constexpr, LONGEST: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """A tile of 128 queries of one head. heads: of all sequences together."""
     dtype: gl.constexpr = q_desc.dtype
@@ -260,33 +182,51 @@ def pingpong_kernel(
     fence_async_shared()
     bars = (q_full, k_full, v_full, k_empty, v_empty, turns)
     scales = (q_scale_ptr, k_scale_ptr, v_scale_ptr)
-    gl.warp_specialize(
-        [
-            (_consumer, (q0, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 0, D, KEYS,
-                         STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST)),
-            (_consumer, (q1, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 1, D, KEYS,
-                         STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST)),
-            (_producer, ((q_desc, k_desc, v_desc), (q0, q1), k, v, bars, T, heads, per_group, at_once, D, KEYS,
-                         STAGES, FP8, LONGEST)),
-        ],
-        [4, 1],
-        [232, 40],
-    )  # fmt: skip
+    if AHEAD:
+        gl.warp_specialize(
+            [
+                (_consumer_ahead, (q0, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 0, D,
+                                   KEYS, STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST, TURNS)),
+                (_consumer_ahead, (q1, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 1, D,
+                                   KEYS, STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST, TURNS)),
+                (_producer, ((q_desc, k_desc, v_desc), (q0, q1), k, v, bars, T, heads, per_group, at_once, D, KEYS,
+                             STAGES, FP8, LONGEST)),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consumer, (q0, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 0, D, KEYS,
+                             STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST)),
+                (_consumer, (q1, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 1, D, KEYS,
+                             STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST)),
+                (_producer, ((q_desc, k_desc, v_desc), (q0, q1), k, v, bars, T, heads, per_group, at_once, D, KEYS,
+                             STAGES, FP8, LONGEST)),
+            ],
+            [4, 1],
+            [232, 40],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PingpongSwitches:
-    """The ideas of rungs 7 to 10. polynomials: exponentials of each four that are polynomials, 0 to 2."""
+    """The ideas of rungs 7 to 12. polynomials: exponentials of each four that are polynomials, 0 to 2. ahead: scores
+    are computed a tile ahead, in turns or not; in 16 bits that has registers for heads of 64 alone."""
 
     polynomials: int = 0
     threshold: bool = False
     longest: bool = False
     fp8: bool = False
+    ahead: bool = False
+    turns: bool = False
 
     @property
     def constants(self) -> dict[str, Any]:
         return {
             "POLYNOMIAL": self.polynomials, "THRESHOLD": self.threshold, "FP8": self.fp8, "LONGEST": self.longest,
+            "AHEAD": self.ahead, "TURNS": self.turns,
         }  # fmt: skip
 
 
@@ -316,8 +256,8 @@ class Pingpong:
             (q_BHTD, q_scale), (k_BGTD, k_scale), (v_BGTD, v_scale) = (
                 rounded_blocks(x, rows) for x, rows in ((q_BHTD, ROWS), (k_BGTD, KEYS), (v_BGTD, KEYS))
             )
-            self.scales = [x.contiguous() for x in (q_scale, k_scale, v_scale)]
-            v_BGTD = v_BGTD.mT.contiguous()
+            self.scales = [q_scale.contiguous(), k_scale.contiguous(), _relative(v_scale)]
+            v_BGTD = keys_in_registers(v_BGTD.mT)
         v_box = [size, KEYS] if switches.fp8 else [KEYS, size]
         self.descriptors = [
             _descriptor(q_BHTD.flatten(0, 2), [ROWS, size]), _descriptor(k_BGTD.flatten(0, 2), [KEYS, size]),
@@ -333,6 +273,18 @@ class Pingpong:
             **self.switches.constants, num_warps=4,
         )  # fmt: skip
         return self.out_BHTD
+
+
+def keys_in_registers(v_BGDT: Tensor) -> Tensor:
+    """Return values by channels, whose keys lie in the order of weights in a thread's registers; see `_operand`."""
+    turned = v_BGDT.unflatten(-1, (-1, 2, 4, 2)).transpose(-2, -3)
+    return turned.flatten(-4).contiguous()
+
+
+def _relative(scales_BGN: Tensor) -> Tensor:
+    """Return how many powers of 2 each scale is below the largest of its head, and these largest ones behind them."""
+    largest = scales_BGN.amax(-1)
+    return torch.cat([torch.log2(largest[..., None] / scales_BGN).flatten(), largest.flatten()])
 
 
 def shared_layout(box: list[int], bits: int) -> Any:
@@ -366,4 +318,5 @@ AOT = (
     ahead_of_time(64, PingpongSwitches(polynomials=2)),
     ahead_of_time(128, PingpongSwitches(threshold=True)),
     ahead_of_time(128, PingpongSwitches(fp8=True)),
+    ahead_of_time(128, PingpongSwitches(fp8=True, threshold=True, polynomials=1, longest=True, ahead=True)),
 )

@@ -22,7 +22,7 @@ Call = Callable[[], Tensor]
 Writes = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
-def runs_here(rung: AttentionRung, device: torch.device) -> bool:
+def runs_here(rung: AttentionRung | BackwardRung, device: torch.device) -> bool:
     """Return True if the device runs the rung; a CPU does so by Triton's interpreter."""
     return not rung.hopper or (device.type == "cuda" and Platform.of(device).arch == "sm_90")
 
@@ -103,6 +103,7 @@ def _pingpong(**switches: Any) -> Callable[[Tensor, Tensor, Tensor], Call]:
     return load
 
 
+FP8: dict[str, Any] = {"fp8": True, "polynomials": 1, "threshold": True, "longest": True}
 LOADERS: dict[str, Callable[[Tensor, Tensor, Tensor], Call]] = {
     "naive": _plain(naive),
     "online": _plain(online),
@@ -113,7 +114,9 @@ LOADERS: dict[str, Callable[[Tensor, Tensor, Tensor], Call]] = {
     "polynomial": _pingpong(polynomials=1),
     "threshold": _pingpong(threshold=True),
     "longest": _pingpong(longest=True),
-    "fp8": _pingpong(fp8=True),
+    "fp8": _pingpong(**FP8),
+    "ahead": _pingpong(**FP8, ahead=True),
+    "ahead-turns": _pingpong(**FP8, ahead=True, turns=True),
 }
 
 
@@ -125,6 +128,11 @@ def loaded_backward(
     length, size = grad_BHTD.shape[2:]
     intervals, scale = KeyMasks().intervals(length, length, grad_BHTD.device), size**-0.5
     out_BHTD, log_BHT = attend_intervals(*qkv, intervals, scale)
+    if rung.hopper:
+        from ridgeline.kernels.attention.ladder.backward_hopper import RolesBackward  # Gluon: no CPU runs it
+
+        roles = RolesBackward(*qkv, out_BHTD, log_BHT)
+        return lambda: roles(grad_BHTD)
     if rung.products == 5:
         fused = FusedBackward(*qkv, out_BHTD, log_BHT)
         return lambda: fused(grad_BHTD)

@@ -55,6 +55,7 @@ class BackwardRung:
     """A way to compute gradients, from the output and its logarithms.
 
     products: of matrices, 2 D FLOPs for each pair. exponentials: for each pair. softmax: other instructions of a lane.
+    hopper: it runs on sm_90 alone.
     """
 
     name: str
@@ -63,6 +64,7 @@ class BackwardRung:
     products: int
     exponentials: int
     softmax: float
+    hopper: bool = False
 
     @property
     def file(self) -> Path:
@@ -100,12 +102,29 @@ RUNGS = (
         number=9, name="longest", source="ladder/pingpong.py", idea="6, the longest tiles begin first", hopper=True,
     ),
     AttentionRung(
-        number=10, name="fp8", source="ladder/pingpong.py", idea="6 in E4M3, scales of blocks, rotated",
-        bits=8, softmax=5.0, hopper=True,
+        number=10, name="fp8", source="ladder/pingpong.py", idea="7 to 9 in E4M3, scales of blocks, rotated",
+        exponentials=0.75, rescaled=False, bits=8, softmax=4.0, hopper=True,
+    ),
+    AttentionRung(
+        number=11, name="ahead", source="ladder/ahead.py", idea="10, scores a tile ahead, no turns",
+        exponentials=0.75, rescaled=False, bits=8, softmax=4.0, hopper=True,
+    ),
+    AttentionRung(
+        number=12, name="ahead-turns", source="ladder/ahead.py", idea="11, and turns",
+        exponentials=0.75, rescaled=False, bits=8, softmax=4.0, hopper=True,
     ),
 )  # fmt: skip
 BACKWARD_RUNGS = (
     BackwardRung("gradients-7", "triton_sdpa.py", "two kernels, no atomic sums", 7, 2, 9.0),
     BackwardRung("gradients-5", "ladder/backward.py", "one kernel, atomic sums by the copy engine", 5, 1, 5.0),
+    BackwardRung(
+        "gradients-roles",
+        "ladder/backward_hopper.py",
+        "the same, a warp that copies, products always under way",
+        5,
+        1,
+        5.0,
+        hopper=True,
+    ),
 )
 BY_NAME = {rung.name: rung for rung in RUNGS}
