@@ -88,7 +88,7 @@ def _numbers(pointer, ROWS: gl.constexpr):
 
 @gluon.jit
 def _begun(numbers, KEYS: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
-    """Return what a product begins with: the number of each query, for all keys."""
+    """Return the sums that a product begins with: the number of each query, for all keys."""
     return gl.expand_dims(numbers.load(gl.SliceLayout(0, layout)), 0).broadcast_to([KEYS, ROWS])
 
 

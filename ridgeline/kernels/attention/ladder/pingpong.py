@@ -282,7 +282,7 @@ def keys_in_registers(v_BGDT: Tensor) -> Tensor:
 
 
 def _relative(scales_BGN: Tensor) -> Tensor:
-    """Return how many powers of 2 each scale is below the largest of its head, and these largest ones behind them."""
+    """Return the powers of 2 by which each scale is below the largest of its head, and then these largest ones."""
     largest = scales_BGN.amax(-1)
     return torch.cat([torch.log2(largest[..., None] / scales_BGN).flatten(), largest.flatten()])
 

@@ -114,7 +114,7 @@ def _rounded(weights, dtype: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _operand(p, dtype: gl.constexpr, layout: gl.constexpr):
-    """Return what `_rounded` gave as an operand."""
+    """Return the operand in what `_rounded` gave."""
     if dtype == gl.float8e4nv:
         twice = gl.join(p, p)
         words = gl.join(twice, twice).reshape([64, p.shape[1] * 4])
