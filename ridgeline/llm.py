@@ -49,7 +49,9 @@ from ridgeline.text.requests import RequestLimits, sampling_overrides
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.live import LiveWeights
 from ridgeline.weights.modules import read_prompts, read_sides
+from ridgeline.worker.local import LocalWorker
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TextPrompt", "TokensPrompt"]
 
@@ -72,6 +74,7 @@ class LLM:
             logger.warning("%s", line)
         self.config = LLMConfig(model=model, **kept)
         self._asleep = 0  # the level
+        self.weight_version = 0  # times that the weights were replaced
         self._load()
 
     def _load(self) -> None:
@@ -351,6 +354,32 @@ class LLM:
         self.engine.forget_prefixes()
         return True
 
+    def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """Replace weights in place by tensors with the checkpoint's names and shapes, and return the new version, which
+        later outputs name. Those that are not given stay. Nothing is found in the prefix cache afterwards.
+
+        Raise InvalidRequest while outputs are under way, and InvalidConfig, before any number changes, for tensors that
+        are not this model's and for models whose weights are held in another form.
+        """
+        self._check_running()
+        worker = self.assembly.worker
+        if self._running.any:
+            raise InvalidRequest("outputs are under way, and their weights cannot change; finish them first.")
+        if not isinstance(worker, LocalWorker) or self.config.kv_disk is not None:
+            raise InvalidConfig(
+                "weights are replaced on one device and without kv_disk, whose blocks outlive them; build a new LLM."
+            )
+        live = LiveWeights(worker.runner.decoder, self.assembly.model.weights)
+        live.check(tensors)
+        try:
+            live.replace(tensors)
+        except Exception:  # there may be a mixture of both
+            self.shutdown()
+            raise
+        self.engine.forget_prefixes()
+        self.weight_version += 1
+        return self.weight_version
+
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raise InvalidRequest if there is none."""
         return self._jobs.tokenizer
@@ -418,6 +447,7 @@ class LLM:
         if self._asleep == 2:
             self._load()
             self._asleep = 0
+            self.weight_version += self.weight_version > 0  # those of the files are there again
         elif self._asleep:
             self.engine.wake(wanted)
             if not self.engine.asleep:
@@ -498,7 +528,9 @@ class LLM:
         adapter: UsedAdapter | None = None,
     ) -> Job:
         self._check_running()
-        return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter)
+        job = self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter)
+        job.result.weight_version = self.weight_version
+        return job
 
     def _check_running(self) -> None:
         if self._asleep:
