@@ -22,6 +22,7 @@ from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.vllm_arguments import BEAMS, CHATS, METHODS, POOLED, PROMPTS, SCORES, takes_vllms
 from ridgeline.core.settings.vllm_flags import of_keywords
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Task
+from ridgeline.core.timeline import Timeline, now
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.adapters import LoRARequest, OfflineAdapters, listed_adapters
@@ -57,6 +58,7 @@ __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TextPrompt", "TokensPromp
 
 logger = logging.getLogger(__name__)
 
+IMPORTED = now()
 SHUT_DOWN = "this LLM has been shut down; build a new one."
 
 
@@ -69,6 +71,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "", **options: Any) -> None:
+        self.timeline = Timeline.of_process(IMPORTED)
         kept, lines = of_keywords(options, frozenset(field.name for field in dataclasses.fields(LLMConfig)))
         for line in lines:
             logger.warning("%s", line)
@@ -81,11 +84,12 @@ class LLM:
         """Load the model and make what stands around it."""
         overrides = sampling_overrides(self.config.override_generation_config or {})
         with LoadingBar() as bar:
-            self.assembly: Assembly = assemble(self.config, bar)
+            self.assembly: Assembly = assemble(self.config, bar, timeline=self.timeline)
         logger.info("%s", self.assembly.memory)
         self.engine = self.assembly.engine
         texts = None if self.config.skip_tokenizer_init else resolve_tokenizer(self.assembly.folder, self.config)
-        tokenizer = None if texts is None else Tokenizer.from_folder(texts)
+        with self.timeline.stage("tokenizer"):
+            tokenizer = None if texts is None else Tokenizer.from_folder(texts)
         self._chat_template = ChatTemplate.from_folder(texts, tokenizer.special_tokens) if texts and tokenizer else None
         model_config = self.assembly.model
         self._default_params = _default_params(model_config, self.config.generation_config, overrides)
@@ -104,6 +108,7 @@ class LLM:
         self._adapters = OfflineAdapters(self.assembly.worker)
         self._pooling = self._pooling_runs(model_config.spec.pooling)
         self._is_shut_down = False
+        logger.info("ready after %s", self.timeline)
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
@@ -445,6 +450,7 @@ class LLM:
         if unknown := [tag for tag in wanted if tag not in KINDS]:
             raise InvalidConfig(f"there is no tag {unknown[0]!r}; known: {', '.join(KINDS)}.")
         if self._asleep == 2:
+            self.timeline = Timeline()
             self._load()
             self._asleep = 0
             self.weight_version += self.weight_version > 0  # those of the files are there again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec, lender_of, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES, ChunkedKVSpec
+from ridgeline.core.timeline import Timeline
 from ridgeline.defaults import (
     check_chunks,
     check_deterministic,
@@ -73,6 +74,7 @@ class Choices:
     longest: the context that memory has room for, if that is known before the weights are loaded.
     captured: decode steps run as CUDA graphs.
     below: the layers that wait in the host's memory, if some do.
+    timeline: the stages of the start.
     """
 
     config: LLMConfig
@@ -95,6 +97,7 @@ class Choices:
     captured: bool
     draft: DraftChoice | HeadChoice | None = None
     below: LayersBelow | None = None
+    timeline: Timeline = field(default_factory=Timeline)
 
     def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
         """Size the KV cache for weights of so many bytes."""
@@ -121,6 +124,12 @@ class Choices:
         budget = Budget(device=self.device, config=config, weights=weights, loaded=loaded, ranks=sharing)
         reads = 1 if self.draft is None else self.draft.reads
         return plan_memory(cache, sizes, parts_of(self.part, config, draft, reads), budget)
+
+    @property
+    def captures_later(self) -> bool:
+        """True if some graphs are captured once the engine is ready. Ranks capture the same ones at the same time, and
+        what drafts has a state that captures would change."""
+        return self.mesh.size == 1 and self.draft is None and self.config.speculation is None
 
     @property
     def precision(self) -> Precision:

@@ -80,9 +80,9 @@ def _load(
 ) -> tuple[Decoder, Network | None, HeldAdapters | None, MemoryReport]:
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
     make room for adapters, and size the cache by what is left."""
-    kernels, config = choices.kernels, choices.config
+    kernels, config, timeline = choices.kernels, choices.config, choices.timeline
     with Compilers(kernels, processes_needed(kernels) if choices.captured else 0) as compilers:
-        with nullcontext() if sleep is None else sleep.holding("weights"):
+        with timeline.stage("weights"), nullcontext() if sleep is None else sleep.holding("weights"):
             decoder = _decoder(choices)
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
@@ -95,7 +95,8 @@ def _load(
         weights = decoder.weight_bytes + (0 if draft is None else draft.weight_bytes)
         weights += 0 if adapters is None else adapters.tables.nbytes
         memory = choices.memory(weights=weights, loaded=True, longest=choices.longest)
-        compilers.try_to_finish(progress)
+        with timeline.stage("compile"):
+            compilers.try_to_finish(progress)
     return decoder, draft, adapters, _agreed(memory, choices.mesh)
 
 
@@ -179,16 +180,17 @@ def _run_on(
     """Make the cache and the graphs. Raise InvalidConfig if the device has too little memory for them."""
     speculation = choices.config.speculation
     try:
-        runner = Runner(
-            decoder,
-            memory.layout,
-            num_slots=choices.max_seqs,
-            max_model_len=memory.max_model_len,
-            cascade=choices.cascade,
-            divide_from=_divide_from(choices),
-            sleep=sleep,
-            drafts=None if speculation is None else DraftSource(speculation, beside.draft),
-        )
+        with choices.timeline.stage("cache"):
+            runner = Runner(
+                decoder,
+                memory.layout,
+                num_slots=choices.max_seqs,
+                max_model_len=memory.max_model_len,
+                cascade=choices.cascade,
+                divide_from=_divide_from(choices),
+                sleep=sleep,
+                drafts=None if speculation is None else DraftSource(speculation, beside.draft),
+            )
         if beside.adapters is not None:
             runner.adapt(*beside.adapters)
         if host_bytes := choices.config.host_bytes:
@@ -197,7 +199,13 @@ def _run_on(
             shared = choices.config.kv_disk is not None and choices.config.ranks > 1
             runner.keep_below(below, staged, shared=shared)
         if choices.captured:
-            runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)
+            with choices.timeline.stage("capture"):
+                runner.capture(
+                    max_rows=choices.max_seqs,
+                    max_tokens=choices.max_tokens,
+                    progress=progress,
+                    first=choices.captures_later,
+                )
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
             f"{choices.device} ran out of memory while the cache and the graphs were made ({memory}); "

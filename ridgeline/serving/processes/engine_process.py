@@ -15,6 +15,7 @@ import os
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.timeline import Timeline
 from ridgeline.ranks.recruits import Recruits
 from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.serving.processes.lifeline import begin, tell_mistake
@@ -29,6 +30,7 @@ KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "
 
 def main() -> None:
     settings, pulse, _ = begin(EngineSettings)
+    timeline = Timeline.of_child(settings.began if settings.life == 1 else None)
     set_up_logging(as_json=settings.log_json, level=settings.log_level, process=settings.name)
     os.environ.update(KEPT_SHAPES | os.environ)
     try:
@@ -36,9 +38,9 @@ def main() -> None:
         recruits = Recruits(ranks) if 1 < ranks <= EARLY and settings.turn is None else None
     except RidgelineError as error:
         tell_mistake(error)
-    with pulse.deaf(Patience.start):  # maybe from a slow disk
+    with timeline.stage("imports"), pulse.deaf(Patience.start):  # maybe from a slow disk
         from ridgeline.serving.processes.engine_host import run  # here, because it imports torch
-    run(settings, pulse, recruits)
+    run(settings, pulse, recruits, timeline)
 
 
 if __name__ == "__main__":
