@@ -129,7 +129,7 @@ class Choices:
     def captures_later(self) -> bool:
         """True if some graphs are captured once the engine is ready. Ranks capture the same ones at the same time, and
         what drafts has a state that captures would change."""
-        return self.mesh.size == 1 and self.draft is None and self.config.speculation is None
+        return self.mesh.size == 1 and self.config.speculation is None and not self.config.capture_at_start
 
     @property
     def precision(self) -> Precision:

@@ -66,7 +66,8 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
     if choices.device.type != "cpu":
         from ridgeline.worker.kernel_cache import keep_without_room  # here, because it needs Triton
 
-        keep_without_room()
+        ahead = choices.config.kernel_cache
+        keep_without_room(None if ahead is None else Path(ahead))
     load = Load()  # while weights are read, it is seen how busy the cores are
     decoder, draft, adapters, memory = _load(choices, progress, sleep)
     runner = _run_on(decoder, DeviceExtras(draft, adapters), memory, choices, progress, sleep)
@@ -81,7 +82,8 @@ def _load(
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
     make room for adapters, and size the cache by what is left."""
     kernels, config, timeline = choices.kernels, choices.config, choices.timeline
-    with Compilers(kernels, processes_needed(kernels) if choices.captured else 0) as compilers:
+    processes = processes_needed(kernels, config.kernel_cache) if choices.captured else 0
+    with Compilers(kernels, processes) as compilers:
         with timeline.stage("weights"), nullcontext() if sleep is None else sleep.holding("weights"):
             decoder = _decoder(choices)
             names, form = choices.model.weights, config.load_format

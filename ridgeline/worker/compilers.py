@@ -25,34 +25,39 @@ from ridgeline.worker.precompile import KernelSet
 
 logger = logging.getLogger(__name__)
 
-MOST_PROCESSES = 8  # with more, each would spend longer importing torch than compiling
+MOST_PROCESSES = 16  # with more, each would spend longer importing torch than compiling
+SPARED = 2  # cores for the process that loads the weights meanwhile, which also has the higher priority
 PATIENCE = 300  # seconds; a process that takes longer is taken to hang, since any model's kernels compile faster
 # -P: no file in the user's folder may stand in for a module
 CHILD = (sys.executable, "-P", "-c", "from ridgeline.worker.precompile import child; child()")
 
 
-def processes_needed(kernels: KernelSet) -> int:
+def processes_needed(kernels: KernelSet, ahead: str | Path | None = None) -> int:
     """Return the number of processes worth starting: none if all kernels are compiled, if Triton would not use
-    the result, or if there are few cores."""
+    the result, or if there are few cores. ahead: a folder of kernels that were compiled ahead."""
     import triton
 
     knobs = triton.knobs
-    if knobs.runtime.interpret or knobs.compilation.always_compile or kernels.marker.exists():
+    places = [place for place in (knobs.cache.dir, ahead) if place is not None]
+    if knobs.runtime.interpret or knobs.compilation.always_compile:
         return 0
-    processes = min(MOST_PROCESSES, available() // 2)
+    if any((Path(place) / kernels.marker).exists() for place in places):
+        return 0
+    processes = min(MOST_PROCESSES, available() - SPARED)
     return processes if processes > 1 else 0
 
 
 class Compilers:
-    """The processes that compile, as a context manager. Leaving it ends those that still run.
+    """The processes that compile, as a context manager. Leaving it ends those that still run. cache: the folder that
+    they fill (default: Triton's own).
 
     with Compilers(kernels, processes) as compilers:
         ...  # other work
         compilers.finish()
     """
 
-    def __init__(self, kernels: KernelSet, processes: int) -> None:
-        self._kernels, self._processes = kernels, processes
+    def __init__(self, kernels: KernelSet, processes: int, cache: Path | None = None) -> None:
+        self._kernels, self._processes, self._own_cache = kernels, processes, cache
         self._children: dict[Path, subprocess.Popen[bytes]] = {}  # the file of a process's output → the process
         self._cleanup = ExitStack()
 
@@ -100,7 +105,7 @@ class Compilers:
         if failure:
             raise RuntimeError(failure)
         if self._children:
-            self._kernels.marker.touch()
+            (self._cache / self._kernels.marker).touch()
         return done
 
     def try_to_finish(self, progress: Progress | None = None) -> None:
@@ -116,12 +121,16 @@ class Compilers:
             waited, number = time.perf_counter() - started, len(self._children)
             logger.info("%d kernels compiled by %d processes, waited %.1f s for", len(done.fresh), number, waited)
 
-    def _start(self, folder: Path, output: Path) -> None:
-        import triton
+    @property
+    def _cache(self) -> Path:
+        import triton  # here, because CPUs do without it
 
+        return self._own_cache or Path(triton.knobs.cache.dir)
+
+    def _start(self, folder: Path, output: Path) -> None:
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
-            "TRITON_CACHE_DIR": triton.knobs.cache.dir,
+            "TRITON_CACHE_DIR": str(self._cache),
             "CUDA_VISIBLE_DEVICES": "",  # the GPU is the engine's alone
             "HIP_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",

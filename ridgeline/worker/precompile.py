@@ -70,15 +70,15 @@ class KernelSet:
     draft_forms: tuple[tuple[str, HeldMatrix], ...] = ()
 
     @cached_property
-    def marker(self) -> Path:
-        """The path of an empty file that lies in Triton's cache once all of these kernels do. It is deleted together
-        with the cache."""
+    def marker(self) -> str:
+        """The name of an empty file that lies in a cache once all of these kernels do. It is deleted together with the
+        cache."""
         import triton
 
         digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
         for path in sorted(path for package in SOURCES for path in (ROOT / package).rglob("*.py")):
             digest.update(path.read_bytes())
-        return Path(triton.knobs.cache.dir) / f"ridgeline-{digest.hexdigest()[:32]}"
+        return f"ridgeline-{digest.hexdigest()[:32]}"
 
 
 def _debugging() -> list[tuple[str, str]]:

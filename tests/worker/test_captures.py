@@ -92,7 +92,9 @@ def test_no_token_depends_on_when_graphs_are_captured(
             assert outcomes[name].tokens == outcome.tokens, name
 
 
-def test_a_step_captures_no_bucket_but_its_own(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_captures_no_bucket_but_its_own(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with late(tiny_model("llama"), monkeypatch) as (own, found):
         counts = list[int]()
         submit = own.engine._worker.submit
