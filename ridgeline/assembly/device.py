@@ -202,11 +202,13 @@ def _run_on(
             runner.keep_below(below, staged, shared=shared)
         if choices.captured:
             with choices.timeline.stage("capture"):
+                if choices.captures_later:  # the memory that steps and graphs will take must be there, and stays ours
+                    torch.empty(memory.activations, dtype=torch.uint8, device=choices.device)
                 runner.capture(
                     max_rows=choices.max_seqs,
                     max_tokens=choices.max_tokens,
                     progress=progress,
-                    first=choices.captures_later,
+                    later=choices.captures_later,
                 )
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(

@@ -1,8 +1,8 @@
 """Segments captured as CUDA graphs, one pair per bucket of rows and tokens: a step then costs the host two launches.
 
-A start captures the largest buckets, whose memory all others fit into, and those that a first request needs. A step in
-another one runs op by op what its graph will hold, on the same inputs with the same padding, so no bit depends on that.
-Behind the step the bucket is captured; the buckets that no step has needed are captured while there is no request.
+Buckets may be captured once the engine is ready. A step in one that is not captured yet runs op by op what its graph
+will hold, on the same inputs with the same padding, so no bit depends on that. Behind the step the bucket is captured.
+Buckets that no step has needed are captured while there is no request, the largest first.
 
 A decode bucket has one token for each of its rows. Where drafts are verified, further buckets have the last token and
 the same number of drafts for each row. There are some for every width (`core.settings.speculation.verified_widths`). A
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FIRST_TOKENS = 128  # mixed buckets of few rows with up to so many tokens are captured before an engine is ready
 FEW_ROWS = 8  # each mixed bucket is captured for this many rows and for the most rows
 CAPTURED_FEATURES = (Feature.NONE, Feature.RANDOM, Feature.RANDOM | Feature.FILTER)
 SHARING_ROWS = 16  # decode buckets of multiples of it are captured a second time, for rows that share first blocks
@@ -191,6 +190,7 @@ class Graphs:
         kinds = [(shape, False) for shape in self._buckets.shapes]
         kinds += [(shape, True) for shape in self._buckets.sharing] if cascade else []
         self._left: list[Graph] = []
+        self._cold: list[int] = []  # rows of the largest steps that have not run yet
         self._pool: Any = None
         self._graphs: dict[Key, Graph] = {
             (shape, shares, adapted): Graph(segments, shape, cascade=shares, adapted=adapted)
@@ -199,51 +199,45 @@ class Graphs:
         }
 
     @torch.inference_mode()
-    def capture(self, progress: Progress | None = None, *, first: bool = False) -> None:
-        """Capture every bucket, the largest first: smaller ones then fit into the memory that it used. first: capture
-        only those that a start needs, and leave the others to `capture_one`."""
-        self._warm_up()
+    def capture(self, progress: Progress | None = None) -> None:
+        """Capture every bucket, the largest first: smaller ones then fit into the memory that it used."""
+        for rows in self._largest:
+            self._warm_up(rows)
         self._pool = torch.cuda.graph_pool_handle()
-        wanted = self.first if first else self._ordered
         with _side_stream(self._device), _no_garbage_collection():
-            for done, key in enumerate(wanted):
+            for done, graph in enumerate(ordered := self._ordered):
                 if progress is not None:
-                    progress("capturing graphs", done / len(wanted))
-                self._graphs[key].capture(self._pool)
-        # The smallest are wanted soonest
-        every = [self._graphs[key] for key in reversed(self._ordered)]
-        self._left = [graph for graph in every if not graph.is_captured]
+                    progress("capturing graphs", done / len(ordered))
+                graph.capture(self._pool)
+
+    def capture_later(self) -> None:
+        """Leave all buckets to `capture_one`, and the largest steps, which no graph holds, to `rest`."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self._left, self._cold = self._ordered, [*self._largest]
 
     @property
-    def _ordered(self) -> list[Key]:
+    def _ordered(self) -> list[Graph]:
         """All buckets, the largest first."""
-        return sorted(self._graphs, key=lambda key: (key[0].tokens, key), reverse=True)
+        keys = sorted(self._graphs, key=lambda key: (key[0].tokens, key), reverse=True)
+        return [self._graphs[key] for key in keys]
 
-    @property
-    def first(self) -> list[Key]:
-        """The buckets that are captured before an engine is ready: the largest of each kind, whose memory the others
-        fit into, and those of few rows, with which serving begins."""
-        largest = dict[tuple[bool, ...], Key]()
-        for key in self._ordered:
-            shape, shares, adapted = key
-            largest.setdefault((shape.each == 0, shape.rows <= FEW_ROWS, shape.each > 1, shares, adapted), key)
-        few = [
-            key
-            for key in self._ordered
-            if key[0].rows <= FEW_ROWS and (key[0].each or key[0].tokens <= FIRST_TOKENS) and not key[1]
-        ]
-        return list(dict.fromkeys([*sorted(largest.values(), key=self._ordered.index), *few]))
+    @torch.inference_mode()
+    def rest(self) -> None:
+        """Do a piece of what is left: run one of the largest steps, or capture a bucket. No step may be between its
+        segments."""
+        if self._cold:
+            self._warm_up(self._cold.pop())
+        elif self._left:
+            self.capture_one(self._left[0])
 
     @property
     def left(self) -> int:
-        """The number of buckets that are not captured yet, and can be."""
-        return len(self._left)
+        """The number of pieces that are left."""
+        return len(self._left) + len(self._cold)
 
     @torch.inference_mode()
-    def capture_one(self, graph: Graph | None = None) -> None:
-        """Capture this bucket, or the next one of those that are left, behind all that was launched. No step may be
-        between its segments."""
-        graph = self._left[0] if graph is None else graph
+    def capture_one(self, graph: Graph) -> None:
+        """Capture this bucket, if it is left, behind all that was launched. No step may be between its segments."""
         if graph not in self._left:
             return
         self._left.remove(graph)
@@ -255,23 +249,25 @@ class Graphs:
             logger.warning("%d sizes of steps run without graphs: %s", len(self._left) + 1, error)
             self._left.clear()
 
-    def _warm_up(self) -> None:
-        """Run the largest steps, which are not captured, so that their kernels are compiled and their memory is
+    @property
+    def _largest(self) -> list[int]:
+        """The numbers of rows of the largest steps."""
+        return sorted({1, self._max_rows})
+
+    def _warm_up(self, rows: int) -> None:
+        """Run a step of most tokens, which is not captured, so that its kernels are compiled and its memory is
         allocated early."""
         _exchange(self._segments, self._max_tokens)
         segments = self._segments
-        for rows in sorted({1, self._max_rows}):
-            step = DeviceStep(
-                segments.inputs(self._buckets.uncaptured(rows, self._max_tokens)), adapted=segments.adapts
-            )
-            segments.forward(step)
-            if not segments.ending.draws:
-                continue
+        step = DeviceStep(segments.inputs(self._buckets.uncaptured(rows, self._max_tokens)), adapted=segments.adapts)
+        segments.forward(step)
+        if segments.ending.draws:
             for features in CAPTURED_FEATURES:
                 step.features = features
                 segments.sample(step)
             segments.masking.rehearse(step)
-        segments.network.rehearse()
+        if rows == self._max_rows:
+            segments.network.rehearse()
 
     def uncaptured(self, plan: StepPlan) -> Shape:
         """Return the shape of a step that runs op by op."""

@@ -129,11 +129,11 @@ class LocalWorker:
 
     def rest(self) -> bool:
         """See `core.plan.worker.Rests`."""
-        if self._pending or not self._runner.captures_left:
+        if self._pending or not self._runner.pieces_left:
             return False
-        if (done := self._run(self._runner.capture_next)) is not None:
+        if (done := self._run(self._runner.prepare_later_steps)) is not None:
             done.result()
-        return self._runner.captures_left > 0
+        return self._runner.pieces_left > 0
 
     def settle(self, plan_id: int) -> None:
         """Let a stage of a pipeline take the tokens of all plans up to this one, which is done, into its slots."""

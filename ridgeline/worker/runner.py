@@ -130,22 +130,25 @@ class Runner:
         self._prepare = moment([self.adapters], "prepare") + self._prepare
         self.segments.begin_with(self.adapters)
 
-    def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None, first: bool = False) -> None:
+    def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None, later: bool = False) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not
-        captured). CUDA only. first: as in `Graphs.capture`."""
+        captured). CUDA only. later: capture them behind steps that need them, and in `prepare_later_steps`."""
         self.launch.graphs = Graphs(self.segments, max_rows, max_tokens, cascade=self.launch.cascade)
-        self.launch.graphs.capture(progress, first=first)
-        self.segments.mailbox.restart()
+        if later:
+            self.launch.graphs.capture_later()
+        else:
+            self.launch.graphs.capture(progress)
+            self.segments.mailbox.restart()
 
     @property
-    def captures_left(self) -> int:
-        """The number of buckets that are to be captured while there is no request."""
+    def pieces_left(self) -> int:
+        """The number of pieces of work that are left for moments without a request."""
         return 0 if self.launch.graphs is None else self.launch.graphs.left
 
-    def capture_next(self) -> None:
-        """Capture one of the buckets that are left. No step may be between its segments."""
+    def prepare_later_steps(self) -> None:
+        """Do one of these pieces. No step may be between its segments."""
         assert self.launch.graphs is not None
-        self.launch.graphs.capture_one()
+        self.launch.graphs.rest()
         self.segments.mailbox.go_on()
 
     def capture_behind(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def late(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Itera
     monkeypatch.setattr(graphs, "_behind_the_current_stream", lambda device: nullcontext())
     with rig(folder, **LIMITS, **options) as own:
         found = Graphs(own.runner.segments, 6, 32)
-        found._left = [found._graphs[key] for key in reversed(found._ordered)]
+        monkeypatch.setattr(graphs.torch.cuda, "graph_pool_handle", lambda: None)
+        found.capture_later()
         own.runner.launch.graphs = found
         yield own, found
 
@@ -78,7 +80,7 @@ def test_no_token_depends_on_when_graphs_are_captured(
         before = found.left
         got = own.run(*requests())
         ran = {graph for graph in found._graphs.values() if graph.is_captured}
-        assert 3 < len(ran) < before
+        assert 3 < len(ran) < len(found._graphs)
         assert found.left == before - len(ran)
         assert sum(graph.replays for graph in ran) > 0  # type: ignore[attr-defined]
         while own.engine.rest():
@@ -105,7 +107,7 @@ def test_a_step_captures_no_bucket_but_its_own(
 
         monkeypatch.setattr(own.engine._worker, "submit", counted)
         own.run(*requests())
-    assert all(0 <= before - after <= 1 for before, after in zip(counts, counts[1:], strict=False))
+    assert all(0 <= before - after <= 1 for before, after in pairwise(counts))
 
 
 def test_a_capture_that_fails_ends_captures_and_no_request(
@@ -117,16 +119,9 @@ def test_a_capture_that_fails_ends_captures_and_no_request(
     monkeypatch.setattr(Late, "breaks", True)
     with late(folder, monkeypatch) as (own, found):
         got = own.run(*requests())
-        assert found.left == 0
-        assert not own.engine.rest()
+        assert found.left == 2, "the largest steps, which no graph holds"
+        while own.engine.rest():
+            pass
+        assert not any(graph.is_captured for graph in found._graphs.values())
     assert not own.errors
     assert {name: got[name].tokens for name in want} == {name: each.tokens for name, each in want.items()}
-
-
-def test_the_first_buckets_are_the_largest_and_those_of_few_rows(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with late(tiny_model("llama"), monkeypatch) as (_, found):
-        first = found.first
-    assert first[0][0].tokens == max(key[0].tokens for key in found._graphs)
-    assert {key[0].rows for key in first if key[0].each} >= {1, 2, 4, 6}

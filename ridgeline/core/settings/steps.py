@@ -40,6 +40,8 @@ class StepSettings(Settings):
     deterministic: a request gets the same bits whatever runs beside it (slower; on a CPU not all models).
     capture_at_start: capture all CUDA graphs before the engine is ready. By default those of the first requests' sizes
         are, and others behind the first step of their size, or while there is no request.
+    capture_at_start: capture all CUDA graphs before the engine is ready. By default each is captured behind the first
+        step of its size, or while there is no request.
     deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
     cascade: decoding requests with the same first cache blocks read their keys together. The default is yes on a GPU,
         but not with deterministic.
