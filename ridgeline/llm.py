@@ -53,6 +53,7 @@ from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.live import LiveWeights
 from ridgeline.weights.modules import read_prompts, read_sides
 from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.early import Early
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TextPrompt", "TokensPrompt"]
 
@@ -83,8 +84,12 @@ class LLM:
     def _load(self) -> None:
         """Load the model and make what stands around it."""
         overrides = sampling_overrides(self.config.override_generation_config or {})
-        with LoadingBar() as bar:
-            self.assembly: Assembly = assemble(self.config, bar, timeline=self.timeline)
+        early = Early(self.config)
+        try:
+            with LoadingBar() as bar:
+                self.assembly: Assembly = assemble(self.config, bar, timeline=self.timeline, early=early)
+        finally:
+            early.end()
         logger.info("%s", self.assembly.memory)
         self.engine = self.assembly.engine
         texts = None if self.config.skip_tokenizer_init else resolve_tokenizer(self.assembly.folder, self.config)

@@ -50,6 +50,7 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms, with_cache
 from ridgeline.weights.quantized.config import method_name
 from ridgeline.weights.quantized.plan import Forms
+from ridgeline.worker.early import Early
 from ridgeline.worker.memory import (
     Budget,
     MemoryReport,
@@ -75,6 +76,7 @@ class Choices:
     captured: decode steps run as CUDA graphs.
     below: the layers that wait in the host's memory, if some do.
     timeline: the stages of the start.
+    early: what was begun before.
     """
 
     config: LLMConfig
@@ -98,6 +100,7 @@ class Choices:
     draft: DraftChoice | HeadChoice | None = None
     below: LayersBelow | None = None
     timeline: Timeline = field(default_factory=Timeline)
+    early: Early | None = None
 
     def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
         """Size the KV cache for weights of so many bytes."""

@@ -83,7 +83,7 @@ def _load(
     make room for adapters, and size the cache by what is left."""
     kernels, config, timeline = choices.kernels, choices.config, choices.timeline
     processes = processes_needed(kernels, config.kernel_cache) if choices.captured else 0
-    with Compilers(kernels, processes) as compilers:
+    with Compilers(kernels, processes, early=choices.early) as compilers:
         with timeline.stage("weights"), nullcontext() if sleep is None else sleep.holding("weights"):
             decoder = _decoder(choices)
             names, form = choices.model.weights, config.load_format

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,6 +51,7 @@ from ridgeline.perf.streamed import StreamedCost
 from ridgeline.quantization.scheme import scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
+from ridgeline.worker.early import Early
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
 from ridgeline.worker.memory import MemoryReport, host_memory
@@ -101,12 +103,13 @@ def assemble(
     interactive: bool = False,
     recruits: Recruits | None = None,
     timeline: Timeline | None = None,
+    early: Early | None = None,
 ) -> Assembly:
     """Load the model, size the cache, start the worker. Raises InvalidConfig or ModelLoadError.
 
     interactive: clients read along, so a prompt must not hold up the requests that decode (`LLMConfig.itl_target`).
     recruits: processes for the model's ranks that were started already.
-    timeline: of the start so far.
+    timeline: of the start so far. early: what was begun beside it.
 
     For a CPU a thread does it that then ends. The threads with which OpenMP shares its loops end with it, and only the
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
@@ -124,21 +127,28 @@ def assemble(
             assembly = _assemble_group(config, progress, interactive, recruits)
         return replace(assembly, timeline=timeline)
     with timeline.stage("context"):
+        if early is not None and early.on_gpu:  # meanwhile the context is made
+            find_spec("triton") and import_module("triton")
         device = choose_device(config.device)
         if device.type != "cpu" and ":" not in str(device):  # a number, so that every thread means the same one
             device = torch.device(device.type, torch.cuda.current_device())
     if device.type != "cpu":
         with on_device(device):  # Triton launches on the thread's current device, which may be another
-            return _assemble(config, device, progress, interactive, timeline)
+            return _assemble(config, device, progress, interactive, timeline, early)
     with ThreadPoolExecutor(1, "ridgeline-load") as thread:
         return thread.submit(_assemble, config, device, progress, interactive, timeline).result()
 
 
 def _assemble(
-    config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool, timeline: Timeline
+    config: LLMConfig,
+    device: torch.device,
+    progress: Progress | None,
+    interactive: bool,
+    timeline: Timeline,
+    early: Early | None = None,
 ) -> Assembly:
     with timeline.stage("settings"):
-        choices = replace(choose(config, device), timeline=timeline)
+        choices = replace(choose(config, device), timeline=timeline, early=early)
     if config.enable_expert_parallel:
         logger.info("enable_expert_parallel divides nothing: one device computes all experts")
     worker, memory = device_worker(choices, progress)

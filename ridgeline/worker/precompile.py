@@ -38,6 +38,7 @@ from ridgeline.worker.step import DeviceStep, HostLengths
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
 SOURCES = ("core", "kernels", "layers", "models", "parallel", "perf", "quantization", "worker")
+ALIKE = 2  # layers that are run of many alike: the first, and one behind another
 PRIORITY = 5  # a lower priority than the process that loads the weights meanwhile
 
 
@@ -88,6 +89,15 @@ def _debugging() -> list[tuple[str, str]]:
     return sorted(item for item in os.environ.items() if item[0].startswith("TRITON_") and item[0] not in places)
 
 
+def few_layers(kernels: KernelSet) -> KernelSet:
+    """Return the kernels' engine with two of its layers, where all are alike: they run the same kernels, and running
+    all shapes through fewer takes less time."""
+    layers = kernels.spec.layers
+    if len(layers) > ALIKE and all(layer == layers[0] for layer in layers) and kernels.draft is None:
+        return replace(kernels, spec=replace(kernels.spec, layers=layers[:ALIKE]))
+    return kernels
+
+
 def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
     """Run every step shape once, and compile each kernel that no other process has claimed. A claim is a file in
     `claims`.
@@ -105,6 +115,7 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             return False
         return True
 
+    kernels = few_layers(kernels)
     with compiling_for(kernels.arch, kernels.multiprocessors, claim) as done, torch.inference_mode():
         ops = Ops(Platform(device_type="cuda", arch=kernels.arch), dict(kernels.overrides))
         dtype, longest = getattr(torch, kernels.dtype), kernels.max_model_len

@@ -27,7 +27,7 @@ from ridgeline.kernels.base.weight_format import Fp8Format, Held, HeldMatrix
 from ridgeline.models import model_config
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
-from ridgeline.worker import compilers, precompile
+from ridgeline.worker import early, precompile
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.precompile import KernelSet
 
@@ -320,7 +320,7 @@ def test_a_process_that_fails_is_only_logged(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(compilers, "CHILD", child)
+    monkeypatch.setattr(early, "CHILD", child)
     with caplog.at_level(logging.WARNING), Compilers(kernels, 2) as children:
         children.try_to_finish()
     assert "broken" in caplog.text or "/nowhere/python" in caplog.text
@@ -328,11 +328,11 @@ def test_a_process_that_fails_is_only_logged(
 
 
 def test_an_interrupt_ends_the_processes(kernels: KernelSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilers, "CHILD", (sys.executable, "-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(early, "CHILD", (sys.executable, "-c", "import time; time.sleep(600)"))
     children = Compilers(kernels, 2)
     with suppress(KeyboardInterrupt), children:
         raise KeyboardInterrupt
-    started = [process.pid for process in children._children.values()]
+    started = [each.process.pid for each in children._children]
     assert len(started) == 2
     assert not any(is_running(process) for process in started)
 
@@ -341,7 +341,7 @@ ENGINE = """
 import sys, pickle, time
 from ridgeline.worker.compilers import Compilers
 with Compilers(pickle.load(sys.stdin.buffer), 2) as children:
-    print(*(process.pid for process in children._children.values()), flush=True)
+    print(*(each.process.pid for each in children._children), flush=True)
     time.sleep(600)
 """
 

@@ -66,6 +66,7 @@ from ridgeline.transport.messages import (
 )
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import resolve_tokenizer
+from ridgeline.worker.early import Early
 
 logger = logging.getLogger(__name__)
 
@@ -563,10 +564,13 @@ def announce_compiling(pulse: Pulse) -> None:
     triton.knobs.runtime.jit_cache_hook = announce
 
 
-def run(settings: EngineSettings, pulse: Pulse, recruits: Recruits | None, timeline: Timeline) -> None:
+def run(
+    settings: EngineSettings, pulse: Pulse, recruits: Recruits | None, timeline: Timeline, early: Early | None
+) -> None:
     """Load the model and serve it until SIGTERM.
 
-    recruits: processes for its ranks that were started already. timeline: of the start so far.
+    recruits: processes for its ranks that were started already. timeline: of the start so far. early: what was begun
+    beside it.
     """
     turn = Turn(settings.turn)
     try:
@@ -575,7 +579,7 @@ def run(settings: EngineSettings, pulse: Pulse, recruits: Recruits | None, timel
         turn.wait(Turn(waits(settings.socket) if settings.turn else None))
         pulse.turn(LOADING, "loading its model")
         progress = partial(_note_progress, pulse)
-        assembly = assemble(config, progress, interactive=True, recruits=recruits, timeline=timeline)
+        assembly = assemble(config, progress, interactive=True, recruits=recruits, timeline=timeline, early=early)
         with timeline.stage("tokenizer"):
             host = EngineHost(assembly, config, EngineSocket(settings.socket), settings, turn, pulse)
     except RidgelineError as error:
