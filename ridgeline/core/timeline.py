@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,13 +34,11 @@ def process_start() -> float:
 
 
 class Stage(NamedTuple):
-    """One stage. begin, end: seconds since the timeline's beginning. beside: it runs beside the others, in threads or
-    processes of its own."""
+    """One stage. begin, end: seconds since the timeline's beginning."""
 
     name: str
     begin: float
     end: float
-    beside: bool = False
 
 
 @dataclass
@@ -78,17 +76,17 @@ class Timeline:
         return timeline
 
     @contextmanager
-    def stage(self, name: str, *, beside: bool = False) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         """Note the body as a stage, even if it fails."""
         begin = now()
         try:
             yield
         finally:
-            self.note(name, begin, beside=beside)
+            self.note(name, begin)
 
-    def note(self, name: str, begin: float, *, beside: bool = False) -> None:
+    def note(self, name: str, begin: float) -> None:
         """Note a stage that began at `begin`, by `now`, and ends at this moment."""
-        self.stages.append(Stage(name, begin - self.began, now() - self.began, beside))
+        self.stages.append(Stage(name, begin - self.began, now() - self.began))
 
     @property
     def seconds(self) -> float:
@@ -96,21 +94,10 @@ class Timeline:
         return max((stage.end for stage in self.stages), default=0.0)
 
     def __str__(self) -> str:
-        """Return one line: the seconds of all, and of each stage, those that ran beside others in brackets."""
+        """Return one line: the seconds of all, and of each stage."""
         told = [
-            f"({text})" if stage.beside else text
+            f"{stage.name} {stage.end - stage.begin:.2f}"
             for stage in sorted(self.stages, key=lambda stage: stage.begin)
             if stage.end - stage.begin >= STAGE_SHOWN
-            for text in [f"{stage.name} {stage.end - stage.begin:.2f}"]
         ]
         return f"{self.seconds:.2f} s: {', '.join(told)}"
-
-
-def unnoted(stages: Sequence[Stage]) -> list[Stage]:
-    """Return the gaps between the stages that do not run beside others, as stages without a name."""
-    gaps, at = list[Stage](), 0.0
-    for stage in sorted((each for each in stages if not each.beside), key=lambda each: each.begin):
-        if stage.begin - at > STAGE_SHOWN:
-            gaps.append(Stage("", at, stage.begin))
-        at = max(at, stage.end)
-    return gaps

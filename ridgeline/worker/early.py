@@ -14,7 +14,7 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from tempfile import TemporaryFile as file
+from tempfile import TemporaryFile
 
 from ridgeline.core.cores import available
 from ridgeline.core.settings.config import LLMConfig
@@ -41,7 +41,7 @@ class CompilerProcess:
             "OMP_NUM_THREADS": "1",
         }
         self._streams = ExitStack()  # files, because pipes that nobody reads could be full
-        self._printed, self._complained = (self._streams.enter_context(file()) for _ in range(2))
+        self._printed, self._complained = (self._streams.enter_context(TemporaryFile()) for _ in range(2))  # noqa: SIM115
         try:
             # In a session of its own Ctrl-C does not reach the process: it ends with this one, without a traceback
             self.process = subprocess.Popen(
