@@ -76,7 +76,7 @@ class Choices:
     captured: decode steps run as CUDA graphs.
     below: the layers that wait in the host's memory, if some do.
     timeline: the stages of the start.
-    early: what was begun before.
+    early: the work that was begun before.
     """
 
     config: LLMConfig

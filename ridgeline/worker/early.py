@@ -1,4 +1,4 @@
-"""What a start on a GPU does beside its imports: CUDA's context, and processes that will compile kernels.
+"""The part of a start on a GPU that runs beside imports: CUDA's context, and processes that will compile kernels.
 
 Importing torch takes seconds, in which nothing else can be done in this process that needs Python for long. This module
 imports nothing that takes time.
@@ -57,13 +57,13 @@ class CompilerProcess:
             raise
 
     def send(self, order: object) -> None:
-        """Say what is to be compiled, and where claims lie. The process ends when standard input closes."""
+        """Tell what is to be compiled, and where claims lie. The process ends when standard input closes."""
         assert self.process.stdin is not None
         pickle.dump(order, self.process.stdin)
         self.process.stdin.flush()
 
     def printed(self, *, errors: bool = False) -> str:
-        """Return what the process has written."""
+        """Return the text that the process has written."""
         file = self._complained if errors else self._printed
         file.seek(0)
         return file.read().decode(errors="replace").strip()
@@ -78,8 +78,8 @@ class CompilerProcess:
 
 
 class Early:
-    """What was begun before torch is imported, for an engine with these settings on one GPU. Nothing is begun for
-    another one.
+    """The work that is begun before torch is imported, for an engine with these settings on one GPU. For another one
+    nothing is begun.
 
     on_gpu: the engine may run on a GPU.
     """

@@ -109,7 +109,8 @@ class LocalWorker:
             self._waiting_for_masks[plan.id] = ticket
         if not given:
             ticket.launched = self._run(self._start, ticket)
-        self._capture_behind()
+        if self._runner.launch.missed is not None:
+            self._capture_behind()
 
     def provide_masks(
         self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
@@ -120,11 +121,12 @@ class LocalWorker:
         if ticket.given:
             self._run(self._start, ticket, drafts or {})
         ticket.launched = self._run(self._guard, ticket, self._sample, ticket, masks, drafts or {})
-        self._capture_behind()
+        if self._runner.launch.missed is not None:
+            self._capture_behind()
 
     def _capture_behind(self) -> None:
         """Capture what the step that was just launched ran op by op. Meanwhile the device is at work."""
-        if self._runner.launch.missed is not None and not self._waiting_for_masks and self._failed_plan is None:
+        if not self._waiting_for_masks and self._failed_plan is None:
             self._run(self._runner.capture_behind)
 
     def rest(self) -> bool:

@@ -93,7 +93,7 @@ def engine(shape: DenseShape, all_rows: Sequence[int], context: int) -> dict[int
         (Path(folder) / "config.json").write_text(json.dumps(config))
         asked_for = LLMConfig(
             model=folder, load_format="dummy", skip_tokenizer_init=True, max_num_seqs=max(all_rows),
-            enable_prefix_caching=False, gpu_memory_utilization=0.5,
+            enable_prefix_caching=False, gpu_memory_utilization=0.5, capture_at_start=True,
         )  # fmt: skip
         assembly = assemble(asked_for)
         try:
