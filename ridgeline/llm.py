@@ -52,8 +52,8 @@ from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_token
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.live import LiveWeights
 from ridgeline.weights.modules import read_prompts, read_sides
-from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.early import Early
+from ridgeline.worker.local import LocalWorker
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TextPrompt", "TokensPrompt"]
 
