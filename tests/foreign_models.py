@@ -71,7 +71,9 @@ def saved(model: Any, folder: Path) -> Path:
 
 def decoder_of(folder: Path, dtype: torch.dtype = torch.float32) -> ForeignDecoder:
     config = read_model_config(folder, impl="transformers")
-    decoder = ForeignDecoder(config, Ops(Platform(device_type="cpu")), dtype=dtype, device=torch.device("cpu"))
+    decoder = ForeignDecoder(
+        config.foreign, config.spec, Ops(Platform(device_type="cpu")), dtype=dtype, device=torch.device("cpu")
+    )
     load_weights(decoder, folder, config.weights)
     return decoder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 
 from ridgeline.assembly.choices import Choices
 from ridgeline.assembly.draft import load_draft
-from ridgeline.assembly.foreign import check_agrees
+from ridgeline.assembly.foreign import capture, check_agrees
 from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.numa import bind
@@ -66,8 +67,7 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
     if choices.device.type != "cpu":
         from ridgeline.worker.kernel_cache import keep_without_room  # here, because it needs Triton
 
-        ahead = choices.config.kernel_cache
-        keep_without_room(None if ahead is None else Path(ahead))
+        keep_without_room()
     load = Load()  # while weights are read, it is seen how busy the cores are
     decoder, draft, adapters, memory = _load(choices, progress, sleep)
     runner = _run_on(decoder, DeviceExtras(draft, adapters), memory, choices, progress, sleep)
@@ -81,25 +81,33 @@ def _load(
 ) -> tuple[Decoder, Network | None, HeldAdapters | None, MemoryReport]:
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
     make room for adapters, and size the cache by what is left."""
-    kernels, config, timeline = choices.kernels, choices.config, choices.timeline
-    processes = processes_needed(kernels, config.kernel_cache) if choices.captured else 0
-    with Compilers(kernels, processes, early=choices.early) as compilers:
-        with timeline.stage("weights"), nullcontext() if sleep is None else sleep.holding("weights"):
+    kernels, config = choices.kernels, choices.config
+    early = choices.captured and choices.model.foreign is None  # others' kernels are known once they are loaded
+    with Compilers(kernels, processes_needed(kernels) if early else 0) as compilers:
+        with nullcontext() if sleep is None else sleep.holding("weights"):
             decoder = _decoder(choices)
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
             decoder.prepare()
             decoder.stream()
             if isinstance(decoder, ForeignDecoder):
+                _compile(decoder, choices, progress)
                 check_agrees(decoder)
             draft = _draft_of(choices, decoder, progress)
             adapters = _adapters_of(choices, decoder)
         weights = decoder.weight_bytes + (0 if draft is None else draft.weight_bytes)
         weights += 0 if adapters is None else adapters.tables.nbytes
         memory = choices.memory(weights=weights, loaded=True, longest=choices.longest)
-        with timeline.stage("compile"):
-            compilers.try_to_finish(progress)
+        compilers.try_to_finish(progress)
     return decoder, draft, adapters, _agreed(memory, choices.mesh)
+
+
+def _compile(decoder: ForeignDecoder, choices: Choices, progress: Progress | None) -> None:
+    """Compile the kernels of a class's modules and of the ops in their place."""
+    if choices.captured:
+        kernels = replace(choices.kernels, recipe=decoder.recipe)
+        with Compilers(kernels, processes_needed(kernels)) as compilers:
+            compilers.try_to_finish(progress)
 
 
 def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
@@ -128,7 +136,9 @@ def _decoder(choices: Choices) -> Decoder:
     """Return the model's network, without weights."""
     dtype = getattr(torch, choices.dtype)
     if choices.model.foreign is not None:
-        return ForeignDecoder(choices.model, choices.ops, dtype=dtype, device=choices.device)
+        return ForeignDecoder(
+            choices.model.foreign, choices.model.spec, choices.ops, dtype=dtype, device=choices.device
+        )
     return Decoder(
         choices.model.spec,
         choices.ops,
@@ -182,17 +192,16 @@ def _run_on(
     """Make the cache and the graphs. Raise InvalidConfig if the device has too little memory for them."""
     speculation = choices.config.speculation
     try:
-        with choices.timeline.stage("cache"):
-            runner = Runner(
-                decoder,
-                memory.layout,
-                num_slots=choices.max_seqs,
-                max_model_len=memory.max_model_len,
-                cascade=choices.cascade,
-                divide_from=_divide_from(choices),
-                sleep=sleep,
-                drafts=None if speculation is None else DraftSource(speculation, beside.draft),
-            )
+        runner = Runner(
+            decoder,
+            memory.layout,
+            num_slots=choices.max_seqs,
+            max_model_len=memory.max_model_len,
+            cascade=choices.cascade,
+            divide_from=_divide_from(choices),
+            sleep=sleep,
+            drafts=None if speculation is None else DraftSource(speculation, beside.draft),
+        )
         if beside.adapters is not None:
             runner.adapt(*beside.adapters)
         if host_bytes := choices.config.host_bytes:
@@ -201,15 +210,12 @@ def _run_on(
             shared = choices.config.kv_disk is not None and choices.config.ranks > 1
             runner.keep_below(below, staged, shared=shared)
         if choices.captured:
-            with choices.timeline.stage("capture"):
-                if choices.captures_later:  # the memory that steps and graphs will take must be there, and stays ours
-                    torch.empty(memory.activations, dtype=torch.uint8, device=choices.device)
-                runner.capture(
-                    max_rows=choices.max_seqs,
-                    max_tokens=choices.max_tokens,
-                    progress=progress,
-                    later=choices.captures_later,
-                )
+            sizes = {"max_rows": choices.max_seqs, "max_tokens": choices.max_tokens}
+            capture_all = partial(runner.capture, **sizes, progress=progress)
+            if isinstance(decoder, ForeignDecoder):
+                capture(decoder, capture_all)
+            else:
+                capture_all()
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
             f"{choices.device} ran out of memory while the cache and the graphs were made ({memory}); "

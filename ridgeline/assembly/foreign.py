@@ -11,7 +11,7 @@ Legend:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from ridgeline.foreign.trace import TOKENS, unchanged_globals
 from ridgeline.kernels.base.kv_format import KVFormat
 from ridgeline.models.config import ModelConfig
 from ridgeline.weights.quantized.config import method_name
+from ridgeline.worker.graphs import record, side_stream
 from ridgeline.worker.state.states import DeviceRows, States
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,23 @@ def _undrafted(config: LLMConfig) -> str:
     return "" if method in (None, NGRAM) else f"the method {method} looks into layers of ours (ngram works)"
 
 
-@torch.inference_mode()
 def check_agrees(decoder: ForeignDecoder) -> None:
+    """Raise ModelLoadError if a class does not score as by itself. If it only does not with ops of ours in the place
+    of some modules, let it run without them."""
+    try:
+        _check_agrees(decoder)
+    except ModelLoadError as error:
+        if not len(decoder.swaps):
+            raise
+        logger.info(
+            "%s runs its own modules alone, since with ops of ours in their place: %s", decoder.found.name, error
+        )
+        decoder.run_as_written()
+        _check_agrees(decoder)
+
+
+@torch.inference_mode()
+def _check_agrees(decoder: ForeignDecoder) -> None:
     """Raise ModelLoadError unless eight tokens have the scores that the class gives them by itself: whole, in chunks,
     after a prefix hit, and beside another request.
 
@@ -92,7 +108,7 @@ def check_agrees(decoder: ForeignDecoder) -> None:
         raise
     except Exception as error:  # whatever a class does with a step of ours
         raise ModelLoadError(f"{name} does not run with our attention and cache ({said(error)}).") from error
-    logger.info("%s runs through transformers' modules: eight tokens have its own scores; no graphs are captured", name)
+    logger.info("%s runs through transformers' modules: eight tokens have its own scores", name)
 
 
 def _difference(decoder: ForeignDecoder, draw: int) -> str:
@@ -167,6 +183,11 @@ class Trial(NamedTuple):
 
     def scores(self, rows: Sequence[Row], moved: int = 0) -> Tensor:
         """Return the scores of all tokens of a step: [T, V]. moved: the network is given positions so much higher."""
+        ids_T, positions_T = self.begin(rows)
+        return self.decoder.logits(self.decoder(ids_T, positions_T + moved, self.states))
+
+    def begin(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        """Let the states begin a step. Return its tokens and their positions."""
         device, counts = self.states.memory.device, [len(row.ids_T) for row in rows]
         ends = [row.start + count for row, count in zip(rows, counts, strict=True)]
         positions = [torch.arange(row.start, end, device=device) for row, end in zip(rows, ends, strict=True)]
@@ -188,8 +209,61 @@ class Trial(NamedTuple):
             kv_bound_R=np.array(ends),
         )
         self.states.begin(device_rows, list(tables), places)
-        ids_T = torch.cat([row.ids_T for row in rows])
-        return self.decoder.logits(self.decoder(ids_T, torch.cat(positions) + moved, self.states))
+        return torch.cat([row.ids_T for row in rows]), torch.cat(positions)
+
+
+def capture(decoder: ForeignDecoder, capture_all: Callable[[], None]) -> None:
+    """Capture a model's steps as graphs, after a trial: of eight tokens, and of one. Where one fails, say so in the
+    log and leave steps to run op by op. Raise OutOfMemoryError as the capture does."""
+    name = decoder.found.name
+    try:
+        with offline():
+            why = _uncapturable(decoder)
+            if not why:
+                capture_all()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a class does that no graph can hold
+        why = said(error)
+    if why:
+        logger.warning("%s runs op by op, since its steps cannot be captured as graphs (%s)", name, why)
+
+
+@torch.inference_mode()
+def _uncapturable(decoder: ForeignDecoder) -> str:
+    """Return the reason why the modules cannot be captured, "" if they can."""
+    device = next(decoder.parameters()).device
+    trial, tolerance = Trial.of(decoder), TOLERANCE[decoder.dtype]
+    one_T, other_T = torch.randint(0, decoder.spec.vocab_size, (2, TOKENS), device=device)
+    for start, count in ((0, TOKENS), (TOKENS - 1, 1)):
+        ids_T, positions_T = trial.begin([Row(0, start, one_T[start : start + count].clone())])
+
+        def run(ids_T: Tensor = ids_T, positions_T: Tensor = positions_T) -> Tensor:
+            return decoder.logits(decoder(ids_T, positions_T, trial.states))
+
+        run()  # compiles kernels
+        with unwaiting():
+            run()
+        graph = torch.cuda.CUDAGraph()
+        with side_stream(device):
+            found_TV = record(graph, torch.cuda.graph_pool_handle(), run)
+        ids_T.copy_(other_T[:count])
+        expected_TV = run().float()
+        graph.replay()
+        if not (apart := _apart(found_TV.float(), expected_TV)) <= tolerance:
+            return f"other tokens have other scores in a graph, by {apart:.2g} of their spread"
+    return ""
+
+
+@contextmanager
+def unwaiting() -> Iterator[None]:
+    """Raise RuntimeError if the host waits for the device meanwhile, which no graph can hold."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _with_plain_cache(spec: ModelSpec) -> ModelSpec:

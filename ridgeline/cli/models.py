@@ -15,7 +15,7 @@ from ridgeline.models.config import ModelConfig
 
 WAYS = {
     False: "Ridgeline",
-    True: "transformers, with our attention and cache, on one device and without graphs; a check at start decides",
+    True: "transformers, with our attention and cache, on one device; checks at start decide, of graphs too",
 }
 
 

@@ -40,6 +40,7 @@ UNLIKELY = 12.0  # times the variance of a batch's right drafts: from there on t
 HOPEFUL = 2.0  # standard deviations by which shares may be higher than they seem
 SLACK = 0.02  # the gain from which on another width is taken or tried
 STEEP = 0.5  # of the slope between two widths that wider ones are taken to have at least
+BEGINS = 3  # trials whose beginnings are compared
 LOSS = 0.01  # of the time until the next trials, at most, may be lost by these
 
 
@@ -110,6 +111,9 @@ class StepWay:
         self._left, self._rest, self._long = self._length(first), 0, LONG // 2
         self._former: int | None = first  # the best one before the trials under way; None: there are no trials
         self._tried: list[int] = []  # widths of steps since trials began
+        # Seconds of the first step with drafts of the last trials: before it a network runs over what waited. The least
+        # counts, since other work on a machine makes steps longer
+        self._begins = deque[float](maxlen=BEGINS)
         self._plain_rate = 0.0
 
     def saved(self, emitted: int, seconds: float) -> float:
@@ -123,6 +127,8 @@ class StepWay:
         if not width:
             self._plain_rate = emitted / median(self._seconds[0])
         if self._former is not None:
+            if width and not self._former and not any(self._tried):
+                self._begins.append(seconds)
             self._tried.append(width)
         if width != self.fitting(rows):
             return  # planned before the last choice, or beside rows that cannot verify
@@ -172,9 +178,17 @@ class StepWay:
         if self._former is not None:
             self._long = min(2 * self._long, LONGEST) if best == self._former else LONG
             lost = sum(self._least(width) - self._shares.tokens(width) / known[best] for width in self._tried)
+            lost += self._beginning(best)
             self._rest = max(self._long, int(lost / (LOSS * self._least(best))))
             self._former, self._tried = None, []
         self.best = self.width = best
+
+    def _beginning(self, best: int) -> float:
+        """Return the seconds that trials lose before their first step, no more than those of a trial's plain steps."""
+        if best or not self._begins or not any(self._tried):
+            return 0.0  # with drafts on no tokens wait
+        first = next(width for width in self._tried if width)
+        return min(max(0.0, min(self._begins) - self._least(first)), SHORT * self._least(best))
 
     def _least(self, width: int) -> float:
         """Return the seconds of a step of this width, or the most that they are known to exceed."""

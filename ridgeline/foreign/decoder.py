@@ -25,16 +25,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.foreign.classes import offline, quiet, said
+from ridgeline.foreign.fused import SwappedModules
 from ridgeline.foreign.interface import CARRIED, RUN, register
+from ridgeline.foreign.recipe import FusionRecipe, RecipeFinder, apply
 from ridgeline.foreign.spec import ForeignAttention, traced_class
-from ridgeline.foreign.trace import Call
+from ridgeline.foreign.trace import TOKENS, Call, empty_model
 from ridgeline.kernels.attention.paged.op import Softmax
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, GivenRows, Hidden, LayerStates, Taps
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.heads import Heads
-from ridgeline.models.config import ModelConfig
 from ridgeline.parallel.mesh import Mesh
 
 
@@ -45,7 +48,8 @@ class ForeignLayer:
         spec = decoder.spec.layers[index].mixer
         assert isinstance(spec, ForeignAttention)
         softmax = Softmax(call.scale, call.softcap, sinks_H, None, call.window)
-        self._heads = Heads(spec, decoder.ops, None, None, 0.0, None, softmax)
+        self.heads = self.plain_heads = Heads(spec, decoder.ops, None, None, 0.0, None, softmax)
+        self.alike = call.width == call.value_width
         self._decoder, self._index, self._call = decoder, index, call
 
     def __call__(
@@ -54,12 +58,30 @@ class ForeignLayer:
         call, decoder = self._call, self._decoder
         if mask is not None or options.get("scaling", call.scale) not in (call.scale, None):
             raise RuntimeError(f"{call.module} attends in another way than at start; report this model.")
-        width = self._heads.spec.head_dim
-        parts = (_rows(x[0], width) for x in (query, key, value))
-        attended_TX = decoder.states[self._index].attend(
-            torch.cat(tuple(parts), dim=1), decoder.positions_T, self._heads
-        )
+        width = self.heads.spec.head_dim
+        qkv_TX = _beside(*(x[0].transpose(0, 1) for x in (query, key, value)))
+        if qkv_TX is None:
+            qkv_TX = torch.cat(tuple(_rows(x[0], width) for x in (query, key, value)), dim=1)
+        attended_TX = decoder.states[self._index].attend(qkv_TX, decoder.positions_T, self.heads)
         return attended_TX.view(1, -1, call.heads, width)[..., : call.value_width]
+
+
+def _beside(q_THD: Tensor, k_TGD: Tensor, v_TGE: Tensor) -> Tensor | None:
+    """Return heads as rows of the memory in which they lie beside each other, as parts of one product do; None if they
+    do not."""
+    tokens, end = len(q_THD), q_THD.storage_offset()
+    row = q_THD.stride(0)
+    for each in (q_THD, k_TGD, v_TGE):
+        heads, width = each.shape[1:]
+        dense = each.stride(2) == 1 and (each.stride(1) == width or heads == 1) and width == q_THD.shape[2]
+        same = each.untyped_storage().data_ptr() == q_THD.untyped_storage().data_ptr() and each.storage_offset() == end
+        if not dense or not same or (each.stride(0) != row and tokens > 1):
+            return None
+        end += heads * width
+    columns = end - q_THD.storage_offset()
+    if tokens > 1 and row < columns:
+        return None
+    return q_THD.as_strided((tokens, columns), (max(row, columns), 1))
 
 
 def _rows(x_HTD: Tensor, width: int) -> Tensor:
@@ -70,22 +92,29 @@ def _rows(x_HTD: Tensor, width: int) -> Tensor:
 
 
 class ForeignDecoder(Decoder):
-    """The network of a class of transformers. It has no weights until `fill`."""
+    """The network of a class of transformers. It has no weights until `fill`.
+
+    config: the text of the config.json that names the class.
+
+    swaps, recipe: the modules that run otherwise than by themselves, as `prepare` finds them.
+    """
 
     states: LayerStates
     positions_T: Tensor
     _output: Any
 
-    def __init__(self, model: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: str, spec: ModelSpec, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
         nn.Module.__init__(self)  # none of the modules of our own decoder
-        assert model.foreign is not None
-        self.found, self.seen = traced_class(model.foreign)
-        self.whole = self.spec = model.spec
+        self.found, self.seen = traced_class(config)
+        self.whole = self.spec = spec
         self.dtype, self.ops, self.mesh = dtype, ops, Mesh()
         self.tp = self.mesh.tp
         self.layers, self.final_norm, self.encoder = nn.ModuleList(), None, None
         self._device = device
+        self._below, self.streamed = (), None
         self._given: Tensor | None = None
+        self.attends: list[ForeignLayer] = []
+        self.swaps, self.recipe = SwappedModules(), FusionRecipe()
 
     def fill(self, tensors: Mapping[str, Tensor] | None, seed: int = 0) -> None:
         """Build the modules with the weights of a checkpoint, by its names, or with random numbers. Raise
@@ -129,7 +158,8 @@ class ForeignDecoder(Decoder):
         self._body, body.forward = body.forward, self._handed
         for index, call in enumerate(self.seen.calls):
             sinks = None if call.sinks is None else model.get_parameter(call.sinks)
-            setattr(model.get_submodule(call.module), CARRIED, ForeignLayer(self, index, call, sinks))
+            self.attends.append(ForeignLayer(self, index, call, sinks))
+            setattr(model.get_submodule(call.module), CARRIED, self.attends[index])
 
     def _handed(self, *args: Any, **given: Any) -> Any:
         """Be the body of the model: run it, or return the hidden states that are to be scored."""
@@ -139,8 +169,42 @@ class ForeignDecoder(Decoder):
         self._output = type(output)
         return output
 
+    @torch.no_grad()
     def prepare(self) -> None:
-        """Do nothing: the modules multiply with weights as they are."""
+        """Let ops of ours compute what modules do in more launches, where both give the same."""
+        ids_T = torch.arange(TOKENS, device=self._device)
+        finder = RecipeFinder(self.model, [call.module for call in self.seen.calls], ids_T)
+        try:
+            with offline():
+                self.plain_logits(ids_T, 0)
+        finally:
+            finder.end()
+        plain = Ops(Platform(device_type="cpu"))  # what is computed is compared, and needs no compiled kernels
+        heads = [each.heads._replace(ops=plain) if each.alike else None for each in self.attends]
+        self._fuse(finder.recipe(plain, heads, self.spec.max_position_embeddings), finder.tables_ZY)
+
+    def prepare_empty(self, recipe: FusionRecipe) -> None:
+        """Build the modules without numbers, and fuse them as those of another decoder of the class are."""
+        register()
+        with offline():
+            self._settle(empty_model(self.found, RUN, self.dtype).requires_grad_(False))
+        sizes = {each.table: (each.rows, each.columns) for each in recipe.attentions}
+        tables_ZY = [torch.empty(sizes[number], device=self._device) for number in sorted(sizes)]
+        self._fuse(recipe, tables_ZY)
+
+    def _fuse(self, recipe: FusionRecipe, tables_ZY: Sequence[Tensor]) -> None:
+        names = [call.module for call in self.seen.calls]
+        heads = {name: each.heads for name, each in zip(names, self.attends, strict=True)}
+        self.recipe, self.swaps = recipe, apply(recipe, self.model, heads, tables_ZY, self.ops)
+        for name, each in zip(names, self.attends, strict=True):
+            each.heads = heads[name]
+
+    def run_as_written(self) -> None:
+        """Let all modules compute what they do by themselves, apart from attention."""
+        self.swaps.drop()
+        self.recipe = FusionRecipe()
+        for layer in self.attends:
+            layer.heads = layer.plain_heads
 
     @property
     def expert_caches(self) -> list[ExpertCache]:
@@ -148,7 +212,8 @@ class ForeignDecoder(Decoder):
 
     @property
     def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers()))
+        tables = {id(table): table for each in self.attends if (table := each.heads.cos_sin_ZY) is not None}
+        return sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers(), *tables.values()))
 
     def forward(
         self,
@@ -167,6 +232,8 @@ class ForeignDecoder(Decoder):
         if given is not None:
             tokens = {"inputs_embeds": self.embedded(token_ids_T, positions_T, given)[None]}
         output = self._handed(**tokens, position_ids=positions_T.long()[None], use_cache=False)
+        for products in self.swaps.joined:
+            products.forget()
         return Hidden(output[0][0], None)
 
     def table_rows(self, token_ids_T: Tensor) -> Tensor:
@@ -201,11 +268,12 @@ class ForeignDecoder(Decoder):
         ids_1T = ids_T.long()[None]
         self.model.set_attn_implementation("eager")
         try:
-            if first is None:
-                logits_TV: Tensor = self.model(input_ids=ids_1T, use_cache=False).logits[0]
-                return logits_TV
-            positions_1T = torch.arange(first, first + len(ids_T), device=ids_T.device)[None]
-            x_TM = self._handed(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)[0][0]
-            return self.scored(x_TM)
+            with self.swaps.left_out():
+                if first is None:
+                    logits_TV: Tensor = self.model(input_ids=ids_1T, use_cache=False).logits[0]
+                    return logits_TV
+                positions_1T = torch.arange(first, first + len(ids_T), device=ids_T.device)[None]
+                x_TM = self._handed(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)[0][0]
+                return self.scored(x_TM)
         finally:
             self.model.set_attn_implementation(RUN)

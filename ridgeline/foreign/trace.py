@@ -134,12 +134,12 @@ class _Bodies:
         return name, width
 
 
-def empty_model(found: ForeignClass, implementation: str = TRACE) -> Any:
-    """Return the class with its modules on a device that holds no numbers, in the dtype in which all products run."""
+def empty_model(found: ForeignClass, implementation: str = TRACE, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Return the class with its modules on a device that holds no numbers. In bfloat16 all products run."""
     try:
         with torch.device("meta"):
             config = copy.deepcopy(found.config)
-            return found.model._from_config(config, dtype=torch.bfloat16, attn_implementation=implementation).eval()
+            return found.model._from_config(config, dtype=dtype, attn_implementation=implementation).eval()
     except KeyError as error:
         raise ModelLoadError(
             f"{found.name} cannot be built from config.json: {OWN if TRACE in error.args else said(error)}."

@@ -22,6 +22,8 @@ from ridgeline.core.settings.speculation import Speculation
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.draft_head import HeadSpec
 from ridgeline.core.specs.model import ModelSpec
+from ridgeline.foreign.decoder import ForeignDecoder
+from ridgeline.foreign.recipe import FusionRecipe
 from ridgeline.kernels.base.aot import Compiled, compiling_for
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.weight_format import HeldMatrix
@@ -37,8 +39,7 @@ from ridgeline.worker.step import DeviceStep, HostLengths
 
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
-SOURCES = ("core", "kernels", "layers", "models", "parallel", "perf", "quantization", "worker")
-ALIKE = 2  # layers that are run of many alike: the first, and one behind another
+SOURCES = ("core", "foreign", "kernels", "layers", "models", "parallel", "perf", "quantization", "worker")
 PRIORITY = 5  # a lower priority than the process that loads the weights meanwhile
 
 
@@ -51,6 +52,7 @@ class KernelSet:
     forms: the matrices that keep the form of the files, by the modules' names, sorted.
     speculation: the drafts that rows verify, if they do.
     draft: the network that makes them, if one does. draft_quantization, draft_forms: as those of the model.
+    foreign: the config.json of a class of transformers whose modules run. recipe: what ops replace of it.
     """
 
     spec: ModelSpec
@@ -69,17 +71,19 @@ class KernelSet:
     draft: ModelSpec | HeadSpec | None = None
     draft_quantization: str | None = None
     draft_forms: tuple[tuple[str, HeldMatrix], ...] = ()
+    foreign: str | None = None
+    recipe: FusionRecipe | None = None
 
     @cached_property
-    def marker(self) -> str:
-        """The name of an empty file that lies in a cache once all of these kernels do. It is deleted together with the
-        cache."""
+    def marker(self) -> Path:
+        """The path of an empty file that lies in Triton's cache once all of these kernels do. It is deleted together
+        with the cache."""
         import triton
 
         digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
         for path in sorted(path for package in SOURCES for path in (ROOT / package).rglob("*.py")):
             digest.update(path.read_bytes())
-        return f"ridgeline-{digest.hexdigest()[:32]}"
+        return Path(triton.knobs.cache.dir) / f"ridgeline-{digest.hexdigest()[:32]}"
 
 
 def _debugging() -> list[tuple[str, str]]:
@@ -87,15 +91,6 @@ def _debugging() -> list[tuple[str, str]]:
     place its cache."""
     places = ("TRITON_CACHE_DIR", "TRITON_HOME")
     return sorted(item for item in os.environ.items() if item[0].startswith("TRITON_") and item[0] not in places)
-
-
-def few_layers(kernels: KernelSet) -> KernelSet:
-    """Return the kernels' engine with two of its layers, where all are alike: they run the same kernels, and running
-    all shapes through fewer takes less time."""
-    layers = kernels.spec.layers
-    if len(layers) > ALIKE and all(layer == layers[0] for layer in layers) and kernels.draft is None:
-        return replace(kernels, spec=replace(kernels.spec, layers=layers[:ALIKE]))
-    return kernels
 
 
 def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
@@ -115,13 +110,10 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             return False
         return True
 
-    kernels = few_layers(kernels)
     with compiling_for(kernels.arch, kernels.multiprocessors, claim) as done, torch.inference_mode():
         ops = Ops(Platform(device_type="cuda", arch=kernels.arch), dict(kernels.overrides))
         dtype, longest = getattr(torch, kernels.dtype), kernels.max_model_len
-        scheme_of = keeping(dict(kernels.forms), scheme(kernels.quantization))
-        decoder = Decoder(kernels.spec, ops, dtype=dtype, device=meta, max_positions=longest, scheme_of=scheme_of)
-        decoder.prepare()
+        decoder = _empty_decoder(kernels, ops)
         draft = None
         if kernels.draft is not None:
             kept = keeping(dict(kernels.draft_forms), scheme(kernels.draft_quantization))
@@ -173,6 +165,20 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
         segments.forward(DeviceStep(segments.inputs(shape), HostLengths(tokens_R, tokens_R)))
         segments.network.rehearse()
     return done
+
+
+def _empty_decoder(kernels: KernelSet, ops: Ops) -> Decoder:
+    """Return the network, on a device that holds no numbers."""
+    dtype, meta = getattr(torch, kernels.dtype), torch.device("meta")
+    if kernels.foreign is not None:
+        foreign = ForeignDecoder(kernels.foreign, kernels.spec, ops, dtype=dtype, device=meta)
+        foreign.prepare_empty(kernels.recipe or FusionRecipe())
+        return foreign
+    scheme_of = keeping(dict(kernels.forms), scheme(kernels.quantization))
+    positions = kernels.max_model_len
+    decoder = Decoder(kernels.spec, ops, dtype=dtype, device=meta, max_positions=positions, scheme_of=scheme_of)
+    decoder.prepare()
+    return decoder
 
 
 def child() -> None:

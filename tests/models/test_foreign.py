@@ -328,7 +328,7 @@ def test_another_window_than_the_traced_one_is_found(folders: Folders) -> None:
         assert torch.allclose(found, expected, atol=1e-4)
         for layer in decoder.model.model.layers:
             carried = layer.self_attn._ridgeline_attends
-            spec = carried._heads.spec
+            spec = carried.heads.spec
             object.__setattr__(spec, "window", 4 if spec.window else None)
         assert not torch.allclose(decoder.logits(decoder(ids, torch.arange(24), DenseCausal(1))), expected, atol=0.1)
 

@@ -36,13 +36,18 @@ def sampled(names: object, sample: tuple[str, ...]) -> list[object]:
 def test_a_kind_of_model_scores_as_its_class_does_by_itself(model_type: str, tmp_path: Path) -> None:
     cut(model_type, **RUNNING[model_type]).built().save_pretrained(tmp_path)
     decoder = decoder_of(tmp_path)
-    check_agrees(decoder)
     ids = torch.randint(3, VOCAB, (24,), generator=torch.Generator().manual_seed(4))  # longer than its window
-    with torch.inference_mode():
-        found = decoder.logits(decoder(ids, torch.arange(len(ids)), DenseCausal(1)))
-        expected = decoder.plain_logits(ids)
-    apart_T = (found - expected).abs().amax(1) / expected.abs().max()
-    assert (apart_T < 2e-4).sum() >= 23, apart_T  # a rounding may choose between two experts for one of the tokens
+    expected = decoder.plain_logits(ids)
+    for fused in (False, True):
+        if fused:
+            decoder.prepare()
+        check_agrees(decoder)
+        with torch.inference_mode():
+            found = decoder.logits(decoder(ids, torch.arange(len(ids)), DenseCausal(1)))
+        apart_T = (found - expected).abs().amax(1) / expected.abs().max()
+        assert (apart_T < 2e-4).sum() >= 23, apart_T  # a rounding may choose between two experts for one of the tokens
+        assert bool(len(decoder.swaps)) == fused  # the check has not taken the ops out again
+        assert torch.equal(decoder.plain_logits(ids), expected) or fused
     shutil.rmtree(tmp_path)
 
 

@@ -151,7 +151,7 @@ def test_what_fails_inside_a_capture_is_what_is_told() -> None:
 
     graph = Broken()
     with pytest.raises(ValueError, match="the cause"):
-        graphs._record(graph, None, work)  # type: ignore[arg-type]
+        graphs.record(graph, None, work)  # type: ignore[arg-type]
     assert graph.ended, "else the stream would go on recording"
 
 

@@ -29,6 +29,7 @@ def _step_wait(
     tl.store(drafts_ptr + slot * D + draft, tl.full([DRAFTS], -1, tl.int32), mask=draft < D)
     if tl.load(live_ptr + row) != 0:
         count = tl.load(count_ptr + slot)
+        place = count % (stride_waiting - 1)
         waits = count >= 0
         if KEPT:
             waits = tl.load(known_ptr + slot) != 0
@@ -41,11 +42,11 @@ def _step_wait(
                 before = tl.load(kept_ptr + slot * M + column, mask=there)
                 tl.store(kept_ptr + slot * M + column, feature, mask=there)
             if waits:
-                tl.store(before_ptr + slot * stride_before + count * M + column, before, mask=there)
+                tl.store(before_ptr + slot * stride_before + place * M + column, before, mask=there)
         if KEPT:
             tl.store(known_ptr + slot, True)
         if waits:
-            tl.store(waiting_ptr + slot * stride_waiting + count, tl.load(token_ptr + row).to(tl.int32))
+            tl.store(waiting_ptr + slot * stride_waiting + place, tl.load(token_ptr + row).to(tl.int32))
             tl.store(count_ptr + slot, count + 1)
 
 

@@ -22,7 +22,8 @@ from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 
 
 class WaitingTokens(NamedTuple):
-    """The tokens of all slots that wait. count_S: int64, how many do.
+    """The tokens of all slots that wait. count_S: int64, how many came: number n of a slot has
+    the place n modulo all places but the last.
 
     token_SB: int32. before_SBM: a feature for each; None if none are kept.
     drafts_SD: int32, the drafts of slots: those that have tokens here have none.
@@ -56,7 +57,6 @@ def step_wait(
     not known; its own takes the place of that one.
 
     slots_R: int32. token_R: int64. feature_RM: of the step's tokens; None if none are kept.
-    The slots have room for one token more.
     """
     token_SB, before_SBM, count_S, drafts_SD = waiting
     rows = slots_R.long()
@@ -67,7 +67,8 @@ def step_wait(
         waits_R, before_RM = live_R & kept.known_S[rows], kept.feature_SM[rows]
         kept.feature_SM[rows] = torch.where(live_R[:, None], feature_RM, before_RM)
         kept.known_S[rows] |= live_R
-    place_R = torch.where(waits_R, count_S[rows], token_SB.shape[1] - 1)
+    last = token_SB.shape[1] - 1
+    place_R = torch.where(waits_R, count_S[rows] % last, last)
     token_SB[rows, place_R] = token_R.int()
     if before_SBM is not None and before_RM is not None:
         before_SBM[rows, place_R] = before_RM

@@ -4,8 +4,8 @@ While no drafts are wanted, running the draft network over every token would onl
 plain steps wait here, with the features that a head needs. Before drafts are wanted again the network processes all
 waiting tokens in one pass. Many tokens cost little more than one, since the weights are read once.
 
-A slot whose buffer is full drops the older half of its tokens while no drafts are wanted. So a network whose drafts do
-not pay costs only what the trials of them cost, which are bounded, however long drafts stay off.
+The buffer of a slot is a ring: where it is full, a token takes the place of the oldest one. So a network whose drafts
+do not pay costs only what the trials of them cost, which are bounded, however long drafts stay off.
 
 The draft network's keys of waiting and dropped tokens are missing. Later drafts of the request may be worse for this
 gap, and so may those of another request that finds its cached blocks. Tokens are the same.
@@ -80,7 +80,7 @@ class Backlog:
         count = slots.dummy + 1
         self._token_SB = torch.zeros(count, longest + 1, dtype=torch.int32, device=device)
         self._before_SBM = None if feature is None else feature.new_zeros(count, longest + 1, feature.shape[1])
-        self._count_S = torch.zeros(count, dtype=torch.int64, device=device)
+        self._count_S = torch.zeros(count, dtype=torch.int64, device=device)  # that came; the last of them wait
         self._most_S = np.zeros(count, np.int64)  # the same on the host, which does not know which rows have stopped
         self.padded = device.type != "cpu"
 
@@ -105,24 +105,9 @@ class Backlog:
         most_R = self._most_S[slots_R]
         return bool(most_R.any() if more_R is None else (most_R + more_R > self.longest).any())
 
-    def make_room(self, slots_R: np.ndarray, more_R: np.ndarray) -> None:
-        """Drop the oldest tokens of slots that have no room for so many more, until half of the room is free."""
-        full_R = slots_R[self._most_S[slots_R] + more_R > self.longest]
-        if not len(full_R):
-            return
-        kept = self.longest // 2
-        self._most_S[full_R] = np.minimum(self._most_S[full_R], kept)
-        rows = upload(full_R.astype(np.int64), self._slots.device)
-        dropped_R = (self._count_S[rows] - kept).clamp(min=0)
-        place_RB = dropped_R[:, None] + torch.arange(kept, device=rows.device)
-        self._count_S[rows] -= dropped_R
-        for each in (self._token_SB, self._before_SBM):
-            if each is not None:
-                each[rows, :kept] = each[rows[:, None], place_RB]
-
     def expect(self, slots_R: np.ndarray, more_R: np.ndarray) -> None:
-        """Count the tokens that a step adds, at most."""
-        self._most_S[slots_R] += more_R
+        """Count the tokens that a step adds, at most. The oldest ones of a full slot go."""
+        self._most_S[slots_R] = np.minimum(self._most_S[slots_R] + more_R, self.longest)
 
     def pretend(self, tokens: int) -> np.ndarray:
         """Return an unused slot, in which so many tokens seem to wait, so that kernels are compiled early."""
@@ -134,7 +119,7 @@ class Backlog:
         rows = slots_R.long()
         count_R = self._count_S[rows]
         place_RK = count_R[:, None] + there_RK.cumsum(1)
-        place_RK = torch.where(there_RK, place_RK - 1, self.longest)
+        place_RK = torch.where(there_RK, (place_RK - 1) % self.longest, self.longest)
         self._token_SB[rows[:, None], place_RK] = token_RK.int()
         if self._before_SBM is not None and before_RKM is not None:
             self._before_SBM[rows[:, None], place_RK] = before_RKM
@@ -155,7 +140,7 @@ class Backlog:
             there_R, count_S = live_R.numpy(), self._count_S.numpy()
             own = slots_R.numpy()[there_R]
             drafts_SD.numpy()[slots_R.numpy()] = -1
-            self._token_SB.numpy()[own, count_S[own]] = token_R.numpy()[there_R]
+            self._token_SB.numpy()[own, count_S[own] % self.longest] = token_R.numpy()[there_R]
             count_S[own] += 1
             return
         tables = WaitingTokens(self._token_SB, self._before_SBM, self._count_S, drafts_SD)
@@ -167,19 +152,20 @@ class Backlog:
         self._most_S[slots_R] = 0
         if not self.padded:
             own_R = torch.from_numpy(slots_R)
-            return self._taken(own_R, int(self._count_S[own_R.long()].sum()))
+            return self._taken(own_R, int(self._count_S[own_R.long()].clamp(max=self.longest).sum()))
         padded_R = np.full(self._slots.dummy, self._slots.dummy, np.int32)
         padded_R[: len(slots_R)] = slots_R
         return self._taken(upload(padded_R, self._slots.device), next(size for size in self.sizes if size >= most))
 
     def _taken(self, slots_R: Tensor, tokens: int) -> Waiting:
         rows = slots_R.long()
-        count_R = self._count_S[rows]
+        came_R = self._count_S[rows]
+        count_R = came_R.clamp(max=self.longest)
         end_R = count_R.cumsum(0)
         start_R1 = torch.cat((end_R.new_zeros(1), end_R))
         token_T = torch.arange(tokens, device=rows.device)
         row_T = torch.searchsorted(end_R, token_T, right=True).clamp(max=len(rows) - 1)
-        place_T = (token_T - start_R1[row_T]).clamp(max=self.longest)
+        place_T = (token_T - start_R1[row_T] + (came_R - count_R)[row_T]) % self.longest
         places = rows[row_T], place_T
         before_TM = None if self._before_SBM is None else self._before_SBM[places]
         self._count_S.index_fill_(0, rows, 0)

@@ -82,9 +82,8 @@ class DraftedNetwork(ModelNetwork):
         device.catching = catching = self._catching(step)
         if (backlog := self._proposer.backlog) is not None:
             more_R = rows.num_tokens_R if catching in backlog.takes else None
-            if catching is Catching.LATER and more_R is not None:
-                backlog.make_room(rows.slots_R, more_R)
-            elif backlog.due(rows.slots_R, more_R):
+            drops = catching is Catching.LATER and more_R is not None
+            if not drops and backlog.due(rows.slots_R, more_R):
                 self._proposer.settle(rows.slots_R, self.states)
             if more_R is not None:
                 backlog.expect(rows.slots_R, more_R)
