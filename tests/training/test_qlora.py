@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.gemm.codes.op import TABLES, Coded
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
@@ -26,6 +27,7 @@ from peft import PeftModel
 
 from tests import tiny_models
 from tests.training.test_tuned import close, examples, gradients, their_nats
+from tests.weights.quantized_files import SCHEMES, quantize
 
 CPU = torch.device("cpu")
 SIZES: dict[str, dict[str, Any]] = {
@@ -63,9 +65,9 @@ def test_numbers_become_the_nearest_of_nf4(inputs: int) -> None:
     torch.testing.assert_close((found - groups).abs(), nearest, rtol=1e-5, atol=1e-6)
 
 
-def adapted(folder: Path) -> tuple[Lora, PackRunner, ModelConfig]:
+def adapted(folder: Path, *, quantized: bool = False) -> tuple[Lora, PackRunner, ModelConfig]:
     model = read_model_config(folder)
-    decoder = opened(folder, model, "qlora", torch.float32, CPU)
+    decoder = opened(folder, model, "qlora", torch.float32, CPU, quantized=quantized)
     lora = Lora(decoder, model, LoraConfig(rank=3, alpha=5), seed=0)
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -73,6 +75,39 @@ def adapted(folder: Path) -> tuple[Lora, PackRunner, ModelConfig]:
             if "up_OR" in name:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
     return lora, PackRunner(decoder, autocast=None, chunk=7), model
+
+
+def check_gradients(lora: Lora, runs: PackRunner, base: Any, folder: Path) -> None:
+    """Compare the loss and its gradients with PEFT's of the adapter in a folder, on a base of transformers."""
+    theirs = PeftModel.from_pretrained(base.double(), folder, is_trainable=True).double()
+    their_loss = their_nats(theirs, examples())
+    their_loss.backward()
+    loss = runs.nats(examples())
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(their_loss.detach()), rel=1e-5)
+    wanted = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.requires_grad}
+    for name, thin in lora.maps.items():
+        assert isinstance(thin, ThinMap)
+        assert thin.down_RI.grad is not None
+        assert thin.up_OR.grad is not None
+        module = f"base_model.model.{name.replace('/', '.')}"
+        close(thin.down_RI.grad, wanted[f"{module}.lora_A.weight"], name)
+        close(thin.up_OR.grad, thin.place.in_our_order(wanted[f"{module}.lora_B.weight"]), name)
+
+
+@pytest.mark.parametrize("name", ["bnb nf4 nested", "awq", "auto-round"])
+def test_a_quantized_folder_keeps_its_form_and_has_the_gradients_of_its_numbers(name: str, tmp_path: Path) -> None:
+    folder, numbers = quantize("llama", SCHEMES[name], tmp_path / "model")
+    lora, runs, _ = adapted(folder, quantized=True)
+    assert held_bytes(runs.decoder)["codes"] > 0
+    lora.export(tmp_path / "adapter", "base")
+    check_gradients(lora, runs, numbers, tmp_path / "adapter")
+
+
+def test_a_folder_without_codes_is_refused(tmp_path: Path) -> None:
+    folder, _ = quantize("llama", SCHEMES["fp8 static"], tmp_path / "model")
+    with pytest.raises(InvalidConfig, match=r"holds no weights in codes .*--method lora"):
+        adapted(folder, quantized=True)
 
 
 @pytest.mark.parametrize("family", SIZES)
@@ -90,20 +125,7 @@ def test_gradients_beside_nf4_are_those_of_peft_on_its_numbers(family: str, tmp_
             weight.copy_(found.T if flip else found)
             changed += 1
     assert changed == len(lora.maps)
-    theirs = PeftModel.from_pretrained(base.double(), tmp_path / "adapter", is_trainable=True).double()
-    their_loss = their_nats(theirs, examples())
-    their_loss.backward()
-    loss = runs.nats(examples())
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(float(their_loss.detach()), rel=1e-5)
-    wanted = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.requires_grad}
-    for name, thin in lora.maps.items():
-        assert isinstance(thin, ThinMap)
-        assert thin.down_RI.grad is not None
-        assert thin.up_OR.grad is not None
-        module = f"base_model.model.{name.replace('/', '.')}"
-        close(thin.down_RI.grad, wanted[f"{module}.lora_A.weight"], name)
-        close(thin.up_OR.grad, thin.place.in_our_order(wanted[f"{module}.lora_B.weight"]), name)
+    check_gradients(lora, runs, base, tmp_path / "adapter")
     at_once = gradients(lora)
     recompute(runs.decoder)
     runs.nats(examples()).backward()
