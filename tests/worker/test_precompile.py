@@ -19,11 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from ridgeline.core.settings.speculation import Speculation, speculation_of
 from ridgeline.core.specs.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
 from ridgeline.core.specs.model import ABSENT, ModelSpec
+from ridgeline.foreign.decoder import ForeignDecoder
+from ridgeline.foreign.spec import foreign_config
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.weight_format import Fp8Format, Held, HeldMatrix
+from ridgeline.kernels.ops import Ops
 from ridgeline.models import model_config
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
@@ -32,6 +38,7 @@ from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.precompile import KernelSet
 
 pytest.importorskip("triton")
+from tests.foreign_models import cut
 from tests.models.latent_configs import DEEPSEEK_V2_LITE
 
 FALCON_MAMBA = Path(__file__).parents[1] / "perf/configs/falcon-mamba-7b.json"
@@ -113,6 +120,7 @@ def cases() -> dict[str, KernelSet]:
         ),
         **{name: replace(KERNELS, **changes) for name, (changes, _) in QUANTIZED.items()},
     }
+    found |= {f"modules of transformers, {how}": kernels for how, kernels in of_transformers().items()}
     for method, network in NETWORKS.items():
         chain = Speculation(method=method, num_speculative_tokens=3)
         found[f"{method} chain"] = replace(KERNELS, speculation=chain, draft=network)
@@ -120,6 +128,20 @@ def cases() -> dict[str, KernelSet]:
         tree = speculation_of({"method": method, "model": "head", **trees})
         found[f"{method} tree"] = replace(KERNELS, speculation=tree, draft=NETWORKS[method])
     return found
+
+
+def of_transformers() -> dict[str, KernelSet]:
+    """Return the kernels of a class of transformers whose modules ops replace, and of one that runs as it is."""
+    kind = cut("qwen3", head_dim=32)
+    values = getattr(transformers, kind.config)(**kind.values).to_dict()
+    config = foreign_config({**values, "architectures": [kind.model]}, None)
+    assert config.foreign is not None
+    cpu = Ops(Platform(device_type="cpu"))
+    decoder = ForeignDecoder(config.foreign, config.spec, cpu, dtype=torch.bfloat16, device=torch.device("cpu"))
+    decoder.fill(None)
+    decoder.prepare()
+    written = replace(KERNELS, spec=config.spec, foreign=config.foreign, speculation=None)
+    return {"fused": replace(written, recipe=decoder.recipe), "as written": written}
 
 
 def is_running(process: int) -> bool:
@@ -189,6 +211,16 @@ def test_kernels_that_steps_with_prompts_choose_by_their_lengths_are_known_befor
     assert "attention.expanded.triton._expanded_attention" in names
 
 
+def test_kernels_of_modules_of_transformers_are_known_beforehand(names_of: NamesOf) -> None:
+    fused, written = (names_of(f"modules of transformers, {how}") for how in ("fused", "as written"))
+    for kernel in ("gemm.plain.", "small.norm."):
+        assert kernel in fused
+        assert kernel not in written
+    for names in (fused, written):
+        assert "attention.decode" in names
+        assert "step" in names
+
+
 def test_every_package_that_a_step_runs_through_is_looked_at() -> None:
     root, seen, ahead = precompile.ROOT, set[Path](), [precompile.ROOT / "worker" / "runner.py"]
     while ahead:
@@ -202,7 +234,7 @@ def test_every_package_that_a_step_runs_through_is_looked_at() -> None:
     packages = {path.relative_to(root).parts[0] for path in seen}
     assert {"kernels", "layers", "quantization"} <= packages
     # A docstring of the registry's names the engine; the files of adapters, which are read, decide no kernel
-    assert packages - {"engine", "weights", "foreign"} <= {*precompile.SOURCES}
+    assert packages - {"engine", "weights"} <= {*precompile.SOURCES}
 
 
 def test_the_marker_stands_for_everything_that_decides_what_is_compiled(
