@@ -76,11 +76,10 @@ class Standing(NamedTuple):
     last_kv_len_R: np.ndarray
 
     @staticmethod
-    def of(
-        seqs: list[Sequence], columns_R: np.ndarray, slots: SlotTable, *, drafts: int, emits: int | None = None
-    ) -> Standing:
-        """Each runs its last token, and behind it the drafts that it verifies, so many at most. columns_R: their slots.
-        emits: the tokens that each may emit, if that is less than it runs."""
+    def of(seqs: list[Sequence], slots: SlotTable, *, drafts: int, emits: int | None = None) -> Standing:
+        """Each runs its last token, and behind it the drafts that it verifies, so many at most. emits: the tokens that
+        each may emit, if that is less than it runs."""
+        columns_R = np.array([seq.slot for seq in seqs], np.intp)
         last_kv_len_R = slots.last_kv_len[columns_R]
         if not drafts:
             ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), TOKEN, np.int8)
@@ -96,7 +95,7 @@ class Standing(NamedTuple):
         return Standing(seqs, rows, columns_R, last_kv_len_R)
 
 
-NOBODY = Standing.of([], np.zeros(0, np.intp), SlotTable(0), drafts=0)
+NOBODY = Standing.of([], SlotTable(0), drafts=0)
 
 
 class PlanBuilder:

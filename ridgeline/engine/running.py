@@ -69,7 +69,7 @@ class Running:
         self.forecast = Forecast(layout, self.slots, self.each - 1 + self.ahead)
         self.pressure = Pressure(self.cache, self.forecast)
         self.prefilling: dict[Sequence, None] = {}
-        self.decoding: dict[Sequence, int] = {}  # with their slots
+        self.decoding: dict[Sequence, None] = {}
         self.paced: dict[Sequence, None] = {}
         self.deltas: list[Delta] = []
         self.begun: list[Request] = []
@@ -149,7 +149,7 @@ class Running:
             seq.last_plan = plan_id + 1
         else:
             seq.drafts = self.drafting.wanted(seq) if self.drafting is not None else 0
-            self.decoding[seq] = seq.slot
+            self.decoding[seq] = None
             self._standing = None
             if self.prefixes is not None:
                 self.prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
@@ -213,10 +213,7 @@ class Running:
             self._standing = NOBODY
             if self.decoding:
                 drafts = self._most_drafts()
-                columns_R = np.fromiter(self.decoding.values(), np.intp, len(self.decoding))
-                self._standing = Standing.of(
-                    list(self.decoding), columns_R, self.slots, drafts=drafts, emits=self.emits
-                )
+                self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts, emits=self.emits)
             if self.prefixes is not None and self._some_share(self._standing.columns_R):
                 rows = replace(self._standing.rows, prefixes=self.prefixes.find(self._standing.columns_R))
                 self._standing = self._standing._replace(rows=rows)
@@ -251,7 +248,7 @@ class Running:
         if not uneven and not (chunks and self._depth is not None):
             return standing
         if self._plain is None or self._plain[0] is not standing:
-            self._plain = standing, Standing.of(standing.seqs, standing.columns_R, self.slots, drafts=0)
+            self._plain = standing, Standing.of(standing.seqs, self.slots, drafts=0)
         return self._plain[1]
 
     def full_form(self, seq: Sequence) -> Assign:

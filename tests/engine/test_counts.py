@@ -225,7 +225,7 @@ def test_rows_say_how_many_tokens_each_of_them_brings(standing: tuple[int, int],
     desk = Desk(slots=8)
     desk.add(*(make_request(str(n), PROMPT[n:]) for n in range(standing[0] + len(chunks))))
     desk.submit()
-    seqs, builder = desk.scheduler.in_flight[0].seqs, PlanBuilder(64)
+    seqs, builder = desk.scheduler.in_flight[0].seqs, PlanBuilder(64, desk.scheduler.slots)
     for seq in seqs[: standing[0]]:
         seq.drafts = standing[1] - 1
     builder.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots, drafts=standing[1] - 1)
