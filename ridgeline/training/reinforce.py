@@ -151,7 +151,7 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
         seed=config.seed, exact=config.exact,
     )  # fmt: skip
     engine = RolloutEngine(build, config.model, dtype, config.device, drawing)
-    course = Course(engine, prompts, policy, config.loss.staleness)
+    course = Course(engine, prompts, policy, staleness=config.loss.staleness, steps=config.steps)
     try:
         objective = RolloutObjective(
             config.loss, course, rewards, learnt, value=value, pack_tokens=config.pack_tokens,

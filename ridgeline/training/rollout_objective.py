@@ -91,10 +91,15 @@ class Drawn:
 
 class Course:
     """The order of drawing and training. With a staleness of s the answers of step k are drawn by the weights behind
-    step k - s, while the policy trains on those of earlier steps. So they are the same however long either takes."""
+    step k - s, while the policy trains on those of earlier steps. So they are the same however long either takes.
 
-    def __init__(self, engine: RolloutEngine, prompts: Sequence[PromptLine], policy: Policy, staleness: int) -> None:
-        self.engine, self.prompts, self.policy, self.staleness = engine, prompts, policy, staleness
+    steps: those of the whole run, for which answers are drawn.
+    """
+
+    def __init__(
+        self, engine: RolloutEngine, prompts: Sequence[PromptLine], policy: Policy, *, staleness: int, steps: int
+    ) -> None:
+        self.engine, self.prompts, self.policy, self.staleness, self.steps = engine, prompts, policy, staleness, steps
         self.pending: deque[Batch] = deque()
         self._thread = ThreadPoolExecutor(1, "rollouts")
         self._under_way: Future[Batch] | None = None
@@ -104,10 +109,10 @@ class Course:
         """Return the answers of a step, and begin those of a later one."""
         self.settle(step)
         started = time.monotonic()
-        while len(self.pending) < max(1, self.staleness):
+        while len(self.pending) < min(max(1, self.staleness), self.steps - step):
             self.pending.append(self._draw(step + len(self.pending)))
         self.wait_seconds += time.monotonic() - started
-        if self.staleness:
+        if self.staleness and step + self.staleness < self.steps:
             self._under_way = self._thread.submit(self._draw, step + self.staleness)
         return self.pending.popleft()
 

@@ -18,6 +18,7 @@ from ridgeline import LLM, LoRARequest, SamplingParams
 from ridgeline.layers.decoder import Decoder
 from ridgeline.training.export import write_model
 from ridgeline.training.rollouts import RolloutEngine, prompts_of
+from ridgeline.training.sandbox import refusal
 from ridgeline.training.tuning import Tuner
 from tests.command import run_here
 
@@ -112,6 +113,20 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(
         assert [row["staleness"] for row in whole] == [min(step, stale) for step in range(6)]
         assert whole[0]["kl"] == 0
         assert whole[-1]["kl"] > 0
+
+
+def test_a_recipe_and_code_that_is_tested(folder: Path, tmp_path: Path) -> None:
+    path, recipe, out = tmp_path / "prompts.jsonl", tmp_path / "recipe.yaml", tmp_path / "out"
+    prefix = "def twice(x):\n    return 2 * x\n\n\n# "  # answers stand behind it, most of them on its line
+    line = {"prompt": "# ", "prefix": prefix, "entry": "twice", "tests": [[[3], 6], [["a"], "aa"]]}
+    path.write_text(json.dumps(line) + "\n")
+    lines = [f"model: {folder}", f"data: {path}", "reward: [code, length]", "reward-weights: [2, 0.5]"]
+    recipe.write_text("\n".join([*lines, "length-target: 1", "samples: 4", "prompts: 1", "max-tokens: 1", "steps: 2"]))
+    unsafe = () if refusal() is None else ("--unsafe-local-rewards",)
+    run = run_here("train", "grpo", "--recipe", recipe, "--out", out, "--device", "cpu", "--steps", "1", *unsafe)
+    assert run.returncode == 0, run.stderr
+    [row] = rows(out)
+    assert row["reward"] in (1.0, 1.5, 2.0, 2.5)  # one to all of four
 
 
 def test_rewards_rise_and_the_adapter_is_served(folder: Path, prompts: Path, tmp_path: Path) -> None:
