@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.core import cores
+from ridgeline.core import cores, timeline  # noqa: F401 (it notes when it is imported)
 from ridgeline.version import __version__
 
 cores.wait_passively()  # here, because every process of ours imports this before torch

@@ -22,6 +22,7 @@ from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.vllm_arguments import BEAMS, CHATS, METHODS, POOLED, PROMPTS, SCORES, takes_vllms
 from ridgeline.core.settings.vllm_flags import of_keywords
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Task
+from ridgeline.core.timeline import Timeline, now
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.adapters import LoRARequest, OfflineAdapters, listed_adapters
@@ -49,12 +50,16 @@ from ridgeline.text.requests import RequestLimits, sampling_overrides
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.live import LiveWeights
 from ridgeline.weights.modules import read_prompts, read_sides
+from ridgeline.worker.early import Early
+from ridgeline.worker.local import LocalWorker
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TextPrompt", "TokensPrompt"]
 
 logger = logging.getLogger(__name__)
 
+IMPORTED = now()
 SHUT_DOWN = "this LLM has been shut down; build a new one."
 
 
@@ -67,22 +72,29 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "", **options: Any) -> None:
+        self.timeline = Timeline.of_process(IMPORTED)
         kept, lines = of_keywords(options, frozenset(field.name for field in dataclasses.fields(LLMConfig)))
         for line in lines:
             logger.warning("%s", line)
         self.config = LLMConfig(model=model, **kept)
         self._asleep = 0  # the level
+        self.weight_version = 0  # times that the weights were replaced
         self._load()
 
     def _load(self) -> None:
         """Load the model and make what stands around it."""
         overrides = sampling_overrides(self.config.override_generation_config or {})
-        with LoadingBar() as bar:
-            self.assembly: Assembly = assemble(self.config, bar)
+        early = Early(self.config)
+        try:
+            with LoadingBar() as bar:
+                self.assembly: Assembly = assemble(self.config, bar, timeline=self.timeline, early=early)
+        finally:
+            early.end()
         logger.info("%s", self.assembly.memory)
         self.engine = self.assembly.engine
         texts = None if self.config.skip_tokenizer_init else resolve_tokenizer(self.assembly.folder, self.config)
-        tokenizer = None if texts is None else Tokenizer.from_folder(texts)
+        with self.timeline.stage("tokenizer"):
+            tokenizer = None if texts is None else Tokenizer.from_folder(texts)
         self._chat_template = ChatTemplate.from_folder(texts, tokenizer.special_tokens) if texts and tokenizer else None
         model_config = self.assembly.model
         self._default_params = _default_params(model_config, self.config.generation_config, overrides)
@@ -101,6 +113,7 @@ class LLM:
         self._adapters = OfflineAdapters(self.assembly.worker)
         self._pooling = self._pooling_runs(model_config.spec.pooling)
         self._is_shut_down = False
+        logger.info("ready after %s", self.timeline)
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
@@ -351,6 +364,32 @@ class LLM:
         self.engine.forget_prefixes()
         return True
 
+    def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """Replace weights in place by tensors with the checkpoint's names and shapes, and return the new version, which
+        later outputs name. Those that are not given stay. Nothing is found in the prefix cache afterwards.
+
+        Raise InvalidRequest while outputs are under way, and InvalidConfig, before any number changes, for tensors that
+        are not this model's and for models whose weights are held in another form.
+        """
+        self._check_running()
+        worker = self.assembly.worker
+        if self._running.any:
+            raise InvalidRequest("outputs are under way, and their weights cannot change; finish them first.")
+        if not isinstance(worker, LocalWorker) or self.config.kv_disk is not None:
+            raise InvalidConfig(
+                "weights are replaced on one device and without kv_disk, whose blocks outlive them; build a new LLM."
+            )
+        live = LiveWeights(worker.runner.decoder, self.assembly.model.weights)
+        live.check(tensors)
+        try:
+            live.replace(tensors)
+        except Exception:  # there may be a mixture of both
+            self.shutdown()
+            raise
+        self.engine.forget_prefixes()
+        self.weight_version += 1
+        return self.weight_version
+
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raise InvalidRequest if there is none."""
         return self._jobs.tokenizer
@@ -416,8 +455,10 @@ class LLM:
         if unknown := [tag for tag in wanted if tag not in KINDS]:
             raise InvalidConfig(f"there is no tag {unknown[0]!r}; known: {', '.join(KINDS)}.")
         if self._asleep == 2:
+            self.timeline = Timeline()
             self._load()
             self._asleep = 0
+            self.weight_version += self.weight_version > 0  # those of the files are there again
         elif self._asleep:
             self.engine.wake(wanted)
             if not self.engine.asleep:
@@ -498,7 +539,9 @@ class LLM:
         adapter: UsedAdapter | None = None,
     ) -> Job:
         self._check_running()
-        return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter)
+        job = self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter)
+        job.result.weight_version = self.weight_version
+        return job
 
     def _check_running(self) -> None:
         if self._asleep:

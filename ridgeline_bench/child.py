@@ -57,6 +57,8 @@ def run(job: dict[str, Any], say: Say) -> None:
     say("ready", seconds=time.monotonic() - job["spawned"], **_versions(engine))
     timed(engine, warm_up(size))
     say("first", seconds=time.monotonic() - job["spawned"])
+    if (settle := getattr(engine, "settle", None)) is not None:
+        settle()
     for workload in _tasks(job, size):
         longest = job["options"].get("max_model_len") or workload.longest
         if workload.longest > longest:

@@ -49,15 +49,17 @@ def test_any_order_of_blocks_gives_the_networks_scores(family: str, changes: dic
     shape, weights = shape_of(decoder.spec), weights_of(decoder)
     pages = -(-LENGTH // PAGE)
     units = torch.full((shape.layers, 1 + ROWS * pages, 2, shape.kv_heads, PAGE, shape.head_dim), torch.nan)
-    table_RC = 1 + torch.randperm(ROWS * pages).view(ROWS, pages)
+    table_SC = 1 + torch.randperm(ROWS * pages).view(ROWS, pages)
     for position in range(LENGTH):
         splits = 1 + position % 3
         schedule = build(shape, ROWS, 1 + 2 * position, splits, joins=position > LENGTH // 2)
         validate(schedule, 132)
         inputs = RowInputs(
-            tokens_R=ids_RS[:, position].int(),
-            positions_R=torch.full((ROWS,), position, dtype=torch.int32),
-            table_RC=table_RC.int(),
+            tokens_R=ids_RS[:, position],
+            positions_R=torch.full((ROWS,), position),
+            live_R=torch.ones(ROWS, dtype=torch.bool),
+            slots_R=torch.arange(ROWS, dtype=torch.int32),
+            table_SC=table_SC.int(),
             caches=[(each[:, 0], each[:, 1]) for each in units],
         )
         buffers = StepBuffers.poisoned(shape, ROWS, splits, weights.norm_M)

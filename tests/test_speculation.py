@@ -307,6 +307,8 @@ def test_small_steps_leave_room_for_drafts(tiny_model: TinyModel) -> None:
 class Replayed(Graph):
     """A bucket whose segments run op by op on a CPU each time they would be replayed."""
 
+    is_captured = True
+
     def __init__(self, segments: Any, shape: Shape, *, cascade: bool = False, adapted: bool = False) -> None:
         assert not adapted
         cpu = torch.device("cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec, lender_of, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES, ChunkedKVSpec
+from ridgeline.core.timeline import Timeline
 from ridgeline.defaults import (
     check_chunks,
     check_deterministic,
@@ -49,6 +50,7 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms, with_cache
 from ridgeline.weights.quantized.config import method_name
 from ridgeline.weights.quantized.plan import Forms
+from ridgeline.worker.early import Early
 from ridgeline.worker.memory import (
     Budget,
     MemoryReport,
@@ -73,6 +75,8 @@ class Choices:
     longest: the context that memory has room for, if that is known before the weights are loaded.
     captured: decode steps run as CUDA graphs.
     below: the layers that wait in the host's memory, if some do.
+    timeline: the stages of the start.
+    early: the work that was begun before.
     """
 
     config: LLMConfig
@@ -95,6 +99,8 @@ class Choices:
     captured: bool
     draft: DraftChoice | HeadChoice | None = None
     below: LayersBelow | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+    early: Early | None = None
 
     def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
         """Size the KV cache for weights of so many bytes."""
@@ -121,6 +127,14 @@ class Choices:
         budget = Budget(device=self.device, config=config, weights=weights, loaded=loaded, ranks=sharing)
         reads = 1 if self.draft is None else self.draft.reads
         return plan_memory(cache, sizes, parts_of(self.part, config, draft, reads), budget)
+
+    @property
+    def captures_later(self) -> bool:
+        """True if some graphs are captured once the engine is ready. Ranks capture the same ones at the same time, and
+        what drafts has a state that captures would change. Of others'
+        modules it is only known by capturing them whether they can be."""
+        plain = self.mesh.size == 1 and self.config.speculation is None and self.model.foreign is None
+        return plain and not self.config.capture_at_start
 
     @property
     def precision(self) -> Precision:

@@ -67,7 +67,8 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
     if choices.device.type != "cpu":
         from ridgeline.worker.kernel_cache import keep_without_room  # here, because it needs Triton
 
-        keep_without_room()
+        ahead = choices.config.kernel_cache
+        keep_without_room(None if ahead is None else Path(ahead))
     load = Load()  # while weights are read, it is seen how busy the cores are
     decoder, draft, adapters, memory = _load(choices, progress, sleep)
     runner = _run_on(decoder, DeviceExtras(draft, adapters), memory, choices, progress, sleep)
@@ -81,10 +82,11 @@ def _load(
 ) -> tuple[Decoder, Network | None, HeldAdapters | None, MemoryReport]:
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
     make room for adapters, and size the cache by what is left."""
-    kernels, config = choices.kernels, choices.config
-    early = choices.captured and choices.model.foreign is None  # others' kernels are known once they are loaded
-    with Compilers(kernels, processes_needed(kernels) if early else 0) as compilers:
-        with nullcontext() if sleep is None else sleep.holding("weights"):
+    kernels, config, timeline = choices.kernels, choices.config, choices.timeline
+    known = choices.captured and choices.model.foreign is None  # others' kernels are known once they are loaded
+    processes = processes_needed(kernels, config.kernel_cache) if known else 0
+    with Compilers(kernels, processes, early=choices.early) as compilers:
+        with timeline.stage("weights"), nullcontext() if sleep is None else sleep.holding("weights"):
             decoder = _decoder(choices)
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
@@ -98,7 +100,8 @@ def _load(
         weights = decoder.weight_bytes + (0 if draft is None else draft.weight_bytes)
         weights += 0 if adapters is None else adapters.tables.nbytes
         memory = choices.memory(weights=weights, loaded=True, longest=choices.longest)
-        compilers.try_to_finish(progress)
+        with timeline.stage("compile"):
+            compilers.try_to_finish(progress)
     return decoder, draft, adapters, _agreed(memory, choices.mesh)
 
 
@@ -192,16 +195,17 @@ def _run_on(
     """Make the cache and the graphs. Raise InvalidConfig if the device has too little memory for them."""
     speculation = choices.config.speculation
     try:
-        runner = Runner(
-            decoder,
-            memory.layout,
-            num_slots=choices.max_seqs,
-            max_model_len=memory.max_model_len,
-            cascade=choices.cascade,
-            divide_from=_divide_from(choices),
-            sleep=sleep,
-            drafts=None if speculation is None else DraftSource(speculation, beside.draft),
-        )
+        with choices.timeline.stage("cache"):
+            runner = Runner(
+                decoder,
+                memory.layout,
+                num_slots=choices.max_seqs,
+                max_model_len=memory.max_model_len,
+                cascade=choices.cascade,
+                divide_from=_divide_from(choices),
+                sleep=sleep,
+                drafts=None if speculation is None else DraftSource(speculation, beside.draft),
+            )
         if beside.adapters is not None:
             runner.adapt(*beside.adapters)
         if host_bytes := choices.config.host_bytes:
@@ -211,11 +215,14 @@ def _run_on(
             runner.keep_below(below, staged, shared=shared)
         if choices.captured:
             sizes = {"max_rows": choices.max_seqs, "max_tokens": choices.max_tokens}
-            capture_all = partial(runner.capture, **sizes, progress=progress)
-            if isinstance(decoder, ForeignDecoder):
-                capture(decoder, capture_all)
-            else:
-                capture_all()
+            capture_all = partial(runner.capture, **sizes, progress=progress, later=choices.captures_later)
+            with choices.timeline.stage("capture"):
+                if choices.captures_later:  # the memory that steps and graphs will take must be there, and stays ours
+                    torch.empty(memory.activations, dtype=torch.uint8, device=choices.device)
+                if isinstance(decoder, ForeignDecoder):
+                    capture(decoder, capture_all)
+                else:
+                    capture_all()
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
             f"{choices.device} ran out of memory while the cache and the graphs were made ({memory}); "

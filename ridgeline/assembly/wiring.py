@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,7 @@ from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.model import NO_RULES, ModelSpec, OutputRules, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
+from ridgeline.core.timeline import Timeline
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, device_of_rank
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.itl import choose_itl_target
@@ -49,6 +51,7 @@ from ridgeline.perf.streamed import StreamedCost
 from ridgeline.quantization.scheme import scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
+from ridgeline.worker.early import Early
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
 from ridgeline.worker.memory import MemoryReport, host_memory
@@ -71,6 +74,7 @@ class Assembly:
     """A running engine and what there is to know about it. Of several ranks, memory and device are the first one's.
 
     precision: with the forms in which weights are held.
+    timeline: the stages of the start.
     """
 
     engine: RunsRequests
@@ -82,6 +86,7 @@ class Assembly:
     dtype: str
     precision: Precision
     memory: MemoryReport
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def local(self) -> LocalWorker:
@@ -92,37 +97,58 @@ class Assembly:
 
 
 def assemble(
-    config: LLMConfig, progress: Progress | None = None, *, interactive: bool = False, recruits: Recruits | None = None
+    config: LLMConfig,
+    progress: Progress | None = None,
+    *,
+    interactive: bool = False,
+    recruits: Recruits | None = None,
+    timeline: Timeline | None = None,
+    early: Early | None = None,
 ) -> Assembly:
     """Load the model, size the cache, start the worker. Raises InvalidConfig or ModelLoadError.
 
     interactive: clients read along, so a prompt must not hold up the requests that decode (`LLMConfig.itl_target`).
     recruits: processes for the model's ranks that were started already.
+    timeline: of the start so far. early: what was begun beside it.
 
     For a CPU a thread does it that then ends. The threads with which OpenMP shares its loops end with it, and only the
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
     check_events(config)
+    timeline = timeline or Timeline()
     if config.host_bytes > (free := host_memory()):
         raise InvalidConfig(
             f"kv_offloading_size is {config.kv_offloading_size:g} GiB, and {free / (1 << 30):.1f} GiB of the host's "
             "memory are free; lower it."
         )
     if config.ranks > 1:
-        return _assemble_group(config, progress, interactive, recruits)
-    device = choose_device(config.device)
-    if device.type != "cpu":
-        if ":" not in str(device):  # a number, so that every thread means the same one
+        with timeline.stage("ranks"):
+            assembly = _assemble_group(config, progress, interactive, recruits)
+        return replace(assembly, timeline=timeline)
+    with timeline.stage("context"):
+        if early is not None and early.on_gpu:  # meanwhile the context is made
+            find_spec("triton") and import_module("triton")
+        device = choose_device(config.device)
+        if device.type != "cpu" and ":" not in str(device):  # a number, so that every thread means the same one
             device = torch.device(device.type, torch.cuda.current_device())
+    if device.type != "cpu":
         with on_device(device):  # Triton launches on the thread's current device, which may be another
-            return _assemble(config, device, progress, interactive)
+            return _assemble(config, device, progress, interactive, timeline, early)
     with ThreadPoolExecutor(1, "ridgeline-load") as thread:
-        return thread.submit(_assemble, config, device, progress, interactive).result()
+        return thread.submit(_assemble, config, device, progress, interactive, timeline).result()
 
 
-def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
-    choices = choose(config, device)
+def _assemble(
+    config: LLMConfig,
+    device: torch.device,
+    progress: Progress | None,
+    interactive: bool,
+    timeline: Timeline,
+    early: Early | None = None,
+) -> Assembly:
+    with timeline.stage("settings"):
+        choices = replace(choose(config, device), timeline=timeline, early=early)
     if config.enable_expert_parallel:
         logger.info("enable_expert_parallel divides nothing: one device computes all experts")
     worker, memory = device_worker(choices, progress)
@@ -152,8 +178,9 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         wiring = wiring._replace(host_tier=_host_tier(config, memory, host.bytes_per_second()))
     engine = _engine(config, worker, wiring)
     if choices.captured or (pools and device.type == "cuda"):
-        engine.rehearse()
-        worker.forget_expert_load()
+        with timeline.stage("rehearsal"):
+            engine.rehearse()
+            worker.forget_expert_load()
     tell_events(config, [engine])
     keep_on_disk(config, engine, choices.folder, device.type)
     logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)
@@ -167,6 +194,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         dtype=choices.dtype,
         precision=choices.precision,
         memory=memory,
+        timeline=timeline,
     )
 
 

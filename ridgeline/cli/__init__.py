@@ -1,69 +1,77 @@
-"""The command line, one verb per file. A user's mistake gives one sentence and exit code 2, never a traceback."""
+"""The command line, one verb per file. A user's mistake gives one sentence and exit code 2, never a traceback.
+
+Only the module of the verb that is asked for is imported: all of them take a second.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import typer
 
-from ridgeline.cli import (
-    bench,
-    calibrate,
-    chat,
-    comm,
-    compile,
-    convert,
-    crossover,
-    eval,
-    explain,
-    generate,
-    kv,
-    migrate,
-    models,
-    plan,
-    profile,
-    quantize,
-    route,
-    run_batch,
-    serve,
-    simulate,
-    train,
-)
 from ridgeline.cli.lists import ListCommand
 from ridgeline.core.errors import ContractViolation, RidgelineError
 from ridgeline.version import __version__
 
-app = typer.Typer(
-    name="ridgeline",
-    help="An LLM inference engine that runs near the hardware's limit.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command("generate", cls=ListCommand)(generate.generate)
-app.command("chat", cls=ListCommand)(chat.chat)
-app.command("models")(models.models)
-app.command("profile")(profile.profile)
-app.command("calibrate")(calibrate.calibrate)
-app.command("explain")(explain.explain)
-app.command("plan", cls=ListCommand)(plan.plan)
-app.command("simulate", cls=ListCommand)(simulate.simulate)
-app.command("crossover")(crossover.crossover)
-app.command("compile")(compile.compile)
-app.command("convert")(convert.convert)
-app.command("quantize", cls=ListCommand)(quantize.quantize)
-app.command("serve", cls=serve.ServeCommand)(serve.serve)
-app.command("route", cls=ListCommand)(route.route)
-app.command("run-batch", cls=run_batch.RunBatchCommand)(run_batch.run_batch)
-app.command("migrate")(migrate.migrate)
-app.add_typer(bench.app, name="bench")
-app.add_typer(comm.app, name="comm")
-app.add_typer(eval.app, name="eval")
-app.add_typer(kv.app, name="kv")
-app.add_typer(train.app, name="train")
+# The verbs, in the order of the help. Each is the function of its name in the module of its name, with the class that
+# reads its words, by name if that module has it; groups of verbs (None) are an `app` there.
+VERBS: dict[str, type[ListCommand] | str | None] = {
+    "generate": ListCommand,
+    "chat": ListCommand,
+    "models": "",
+    "profile": "",
+    "calibrate": "",
+    "explain": "",
+    "plan": ListCommand,
+    "simulate": ListCommand,
+    "crossover": "",
+    "compile": "",
+    "convert": "",
+    "quantize": ListCommand,
+    "serve": "ServeCommand",
+    "route": ListCommand,
+    "run-batch": "RunBatchCommand",
+    "migrate": "",
+    "bench": None,
+    "comm": None,
+    "eval": None,
+    "kv": None,
+    "train": None,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return command_line("")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def command_line(verb: str) -> typer.Typer:
+    """Return the command line with this verb alone, or with all of them if there is none of that name."""
+    app = typer.Typer(
+        name="ridgeline",
+        help="An LLM inference engine that runs near the hardware's limit.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.callback()(_options)
+    for name in (verb,) if verb in VERBS else VERBS:
+        kind, function = VERBS[name], name.replace("-", "_")
+        module = import_module(f"ridgeline.cli.{function}")
+        if kind is None:
+            app.add_typer(module.app, name=name)
+        elif isinstance(kind, str):
+            app.command(name, cls=getattr(module, kind) if kind else None)(getattr(module, function))
+        else:
+            app.command(name, cls=kind)(getattr(module, function))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -72,7 +80,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
@@ -87,7 +94,7 @@ def main() -> None:
     """Run the `ridgeline` command."""
     _prepare_streams()
     try:
-        code = app(standalone_mode=False)
+        code = command_line("".join(sys.argv[1:2]))(standalone_mode=False)
     except ContractViolation as error:
         code = _complain(f"internal error, please report it: {error}", 1)
     except RidgelineError as error:

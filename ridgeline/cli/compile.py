@@ -8,6 +8,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,12 +57,15 @@ def compile(
     processes: Annotated[int, typer.Option(min=1, help="Processes that compile at the same time.")] = min(
         8, available()
     ),
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder to fill, for --kernel-cache (default: Triton's own cache).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
-    """Compile a model's kernels into Triton's cache, without a GPU, so that the engine starts faster.
+    """Compile a model's kernels, without a GPU, so that the engine starts faster.
 
-    The same versions of Ridgeline and Triton find them on any machine whose cache (TRITON_CACHE_DIR, else
-    ~/.triton/cache) has the same path, as in a container's image, because Triton notes its files' full paths.
+    An engine of the same versions of Ridgeline and Triton finds them in its own cache (TRITON_CACHE_DIR, else
+    ~/.triton/cache), or in the folder that --kernel-cache names, wherever that was filled.
     """
     config, drafts = read_config(model), json_object(engine.speculative_config, "--speculative-config")
     dtype, deterministic = engine.dtype, engine.deterministic
@@ -110,7 +114,7 @@ def compile(
         draft=None if draft is None else draft.network,
         draft_forms=() if draft is None else tuple(sorted(draft.forms.items())),
     )
-    with Compilers(kernels, processes) as compilers:
+    with Compilers(kernels, processes, None if cache is None else cache.resolve()) as compilers:
         done = compilers.finish()
     seconds, fresh, found = time.perf_counter() - started, len(done.fresh), len(done.found)
     if as_json:

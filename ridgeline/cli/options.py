@@ -92,10 +92,12 @@ ENGINE_HELP = {
     "speculative_config": "JSON object that says how drafts are made, for example "
     '{"method": "ngram", "num_speculative_tokens": 4}.',
     "seed": "Seed for requests that have none of their own.",
+    "kernel_cache": "Folder of kernels compiled ahead (ridgeline compile --cache).",
     "load_format": "auto, safetensors, or dummy (random weights).",
     "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "
     "(a CPU).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
+    "capture_at_start": "Capture all CUDA graphs before the server is ready, and none while it serves.",
     "enable_lora": "Let requests run with adapters (LoRA).",
     "max_loras": "Adapters that requests run with at once; requests with others wait.",
     "max_lora_rank": "Largest rank of an adapter.",

@@ -14,7 +14,7 @@ from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.step import StepPlan, StepResult
-from ridgeline.core.plan.worker import KeepsBelow, Sleeps, Worker
+from ridgeline.core.plan.worker import KeepsBelow, Rests, Sleeps, Worker
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.model import NO_RULES, OutputRules
@@ -102,12 +102,18 @@ class Engine:
         self.scheduler.keep_on_disk(store, self._worker)
 
     def rest(self) -> bool:
-        """Move some of the blocks that are on their way to the host's memory, or from there to the disk, while there is
-        no request. Return True if there is more to move."""
+        """Do a piece of what is left to do while there is no request: let the worker prepare steps, and move some of
+        the blocks that are on their way to the host's memory, or from there to the disk. Return True if there is more
+        to do."""
+        if self._paused or self._sleeps or self._lost is not None or self.scheduler.in_flight:
+            return False
+        more = isinstance(self._worker, Rests) and self._worker.rest()
+        return self._move_below() or more
+
+    def _move_below(self) -> bool:
+        """Move some blocks, and return True if there are more to move."""
         tier = self.scheduler.cache.tier
         if tier is None or tier.disk is None or not isinstance(self._worker, KeepsBelow):
-            return False
-        if self._paused or self._sleeps or self._lost is not None or self.scheduler.in_flight:
             return False
         self.scheduler.recovered()  # what plans that failed should have moved is not there, and nobody may plan again
         plan = self.scheduler.newest_plan

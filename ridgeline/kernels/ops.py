@@ -129,8 +129,12 @@ class Ops:
             settle_cache_keys()
         asked = {name: wanted.get(name, wanted.get(op.of)) for name, op in OPS.items()}
         self.chosen = {name: op.chosen(platform, asked[name]) for name, op in OPS.items()}
-        for name, op in OPS.items():
-            setattr(self, name, op.choose(platform, asked[name]))
+
+    def load(self, op: Op[Any]) -> Any:
+        """Import the function that was chosen for an op, and keep it. A model needs some of all ops, and reading the
+        kernels of the others takes longer than everything else that is decided before it is loaded."""
+        setattr(self, op.name, found := op.choose(self.platform, self.chosen[op.name]))
+        return found
 
 
 OPS: Mapping[str, Op[Any]] = {name: op for name, op in vars(Ops).items() if isinstance(op, Op)}

@@ -38,31 +38,40 @@ def numbers_of(weight: FormedWeight, dtype: torch.dtype) -> Tensor:
     return form.dequantized().to(dtype)
 
 
-def input_gradient(weight: Weight, grad_TO: Tensor) -> Tensor:
-    """Return the gradient of a product's input, [T, I], from that of its output."""
+def adds(weight: Weight, x_TI: Tensor) -> bool:
+    """Return True if `add_product` takes this weight. In codes it is dequantized whole, which suits GPUs alone."""
+    return isinstance(weight, FormedWeight) and (x_TI.is_cuda or isinstance(weight.form, Tensor))
+
+
+def add_product(weight: Weight, x_TI: Tensor, to_TO: Tensor) -> None:
+    """Add x · weightᵀ to a tensor of x's dtype."""
+    assert isinstance(weight, FormedWeight)
+    to_TO.addmm_(x_TI, numbers_of(weight, x_TI.dtype).T)
+
+
+def add_input_gradient(weight: Weight, grad_TO: Tensor, to_TI: Tensor) -> None:
+    """Add the gradient of a product's input to a tensor of the dtype of its output's gradient."""
     if not isinstance(weight, JoinedWeight):
         assert isinstance(weight, FormedWeight)
-        return grad_TO @ numbers_of(weight, grad_TO.dtype)
+        to_TI.addmm_(grad_TO, numbers_of(weight, grad_TO.dtype))
+        return
     sizes = [each.stored.shape[0] for each in weight.weights]
-    grad_TI = None
     for each, part_TO in zip(weight.weights, grad_TO.split(sizes, 1), strict=True):
-        assert isinstance(each, FormedWeight)
-        found = part_TO @ numbers_of(each, grad_TO.dtype)
-        grad_TI = found if grad_TI is None else grad_TI.add_(found)
-    assert grad_TI is not None
-    return grad_TI
+        add_input_gradient(each, part_TO, to_TI)
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, weight: Weight, bias_O: Tensor | None) -> Tensor:
-        ctx.weight, ctx.dtype = weight, x_TI.dtype
+        ctx.weight, ctx.dtype, ctx.shape = weight, x_TI.dtype, x_TI.shape
         return weight.linear(x_TI, bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
-        return input_gradient(ctx.weight, grad_TO).to(ctx.dtype), None, None
+        grad_TI = grad_TO.new_zeros(ctx.shape)
+        add_input_gradient(ctx.weight, grad_TO, grad_TI)
+        return grad_TI.to(ctx.dtype), None, None
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class RequestOutput:
     """A prompt and its completions, filled as tokens arrive.
 
     `prompt_logprobs[0]` is None because nothing precedes the first token. The entries before `prompt_logprobs_start`
-    are None too.
+    are None too. `weight_version` is that of the weights, which `LLM.update_weights` counts.
     """
 
     request_id: str
@@ -154,6 +154,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: ScoredTokens | None = None
+    weight_version: int = 0
 
     @property
     def finished(self) -> bool:

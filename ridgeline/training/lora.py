@@ -31,7 +31,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
-from ridgeline.quantization.frozen import FrozenWeight, input_gradient
+from ridgeline.quantization.frozen import FrozenWeight, add_input_gradient, add_product, adds
 from ridgeline.quantization.multiplied import MultipliedWeight
 from ridgeline.quantization.weight import Weight
 from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig
@@ -103,7 +103,8 @@ class LearntWeight(Weight):
 
 
 class _Adapted(torch.autograd.Function):
-    """The product of a frozen weight and of thin ones, which are added to it in place."""
+    """The product of a frozen weight and of thin ones. The wide product is added to the thin ones where it can be,
+    since a kernel that is bound by arithmetic reads them in passing; else they are added to it."""
 
     @staticmethod
     def forward(
@@ -114,11 +115,20 @@ class _Adapted(torch.autograd.Function):
         x_TI = x_TI.to(dtype)
         downs, ups = ([each.to(dtype) for each in matrices[side::2]] for side in (0, 1))
         with torch.autocast(kind, enabled=False):
-            y_TO = inner.linear(x_TI, None if bias_O is None else bias_O.to(dtype))
             # the parts of a map have one input, which is read once for all of them
             inputs = (x_TI @ torch.cat(downs).T).split([len(each) for each in downs], 1)
-            for (first, end), h_TR, up_OR in zip(spans, inputs, ups, strict=True):
-                y_TO[:, first:end].addmm_(h_TR, up_OR.T, alpha=scale)
+            if bias_O is None and adds(inner, x_TI):
+                y_TO, done = x_TI.new_empty(len(x_TI), inner.stored.shape[0]), 0
+                for (first, end), h_TR, up_OR in zip(spans, inputs, ups, strict=True):
+                    y_TO[:, done:first].zero_()
+                    torch.mm(h_TR, (scale * up_OR).T, out=y_TO[:, first:end])
+                    done = end
+                y_TO[:, done:].zero_()
+                add_product(inner, x_TI, y_TO)
+            else:
+                y_TO = inner.linear(x_TI, None if bias_O is None else bias_O.to(dtype))
+                for (first, end), h_TR, up_OR in zip(spans, inputs, ups, strict=True):
+                    y_TO[:, first:end].addmm_(h_TR, up_OR.T, alpha=scale)
         ctx.inner, ctx.spans, ctx.scale = inner, spans, scale
         ctx.save_for_backward(x_TI, *inputs, *matrices)
         return y_TO
@@ -130,15 +140,16 @@ class _Adapted(torch.autograd.Function):
         inputs, matrices = rest[: len(ctx.spans)], rest[len(ctx.spans) :]
         wants_x, wants_bias = ctx.needs_input_grad[:2]
         grad_TO = grad_TO.to(x_TI.dtype)
-        grad_TI = input_gradient(ctx.inner, grad_TO) if wants_x else None
+        grad_TI = None
         grads, of_ups = [], []
         for (first, end), h_TR, up_OR in zip(ctx.spans, inputs, matrices[1::2], strict=True):
             part_TO = grad_TO[:, first:end]
             grads.append(part_TO @ (ctx.scale * up_OR).to(part_TO.dtype))
             of_ups.append((part_TO.T @ h_TR).to(up_OR.dtype).mul_(ctx.scale))
         downs, grad_TR = matrices[::2], torch.cat(grads, 1)
-        if grad_TI is not None:
-            grad_TI.addmm_(grad_TR, torch.cat(downs).to(grad_TR.dtype))
+        if wants_x:
+            grad_TI = grad_TR @ torch.cat(downs).to(grad_TR.dtype)
+            add_input_gradient(ctx.inner, grad_TO, grad_TI)
         of_downs = (grad_TR.T @ x_TI).to(downs[0].dtype).split([len(each) for each in downs])
         found = [each for both in zip(of_downs, of_ups, strict=True) for each in both]
         bias_grad_O = grad_TO.sum(0) if wants_bias else None

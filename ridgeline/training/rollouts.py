@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.layers.decoder import Decoder
+from ridgeline.weights.live import LiveWeights
 from ridgeline.worker.local import LocalWorker
 
 MOST_AT_ONCE = {"cpu": 64, "cuda": 256}
@@ -99,20 +99,14 @@ class RolloutEngine:
         )  # fmt: skip
         worker = self._llm.assembly.worker
         assert isinstance(worker, LocalWorker)
-        self._live: Decoder = worker.runner.decoder
+        self._weights = LiveWeights(worker.runner.decoder, self._llm.assembly.model.weights)
         self._device = device
 
-    @torch.no_grad()
     def push(self, policy: Decoder, version: int) -> float:
         """Copy the policy's weights into the engine's, in place, so that graphs stay. Nothing may be under way. Return
         the seconds that it took. Raise InvalidConfig if the engine's have another form."""
         started = time.monotonic()
-        given = dict(policy.named_parameters())
-        live = dict(self._live.named_parameters())
-        pairs = [(each, given.get(name)) for name, each in live.items()]
-        if any(new is None or new.shape != old.shape or new.dtype != old.dtype for old, new in pairs):
-            raise InvalidConfig("the engine holds this model's weights in another form than training has them.")
-        torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs if new is not None])
+        self._weights.take(policy)
         self._llm.reset_prefix_cache()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import fields
+from math import inf
 from typing import TYPE_CHECKING, Literal, get_type_hints
 
 import msgspec
@@ -227,6 +228,7 @@ class EngineFacts(Message, frozen=True):
 
     `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
     number of tokens that one request may have in the KV cache, and `kv_cache_tokens` that of all requests together.
+    `session_ttl` is the most seconds for which a session is kept.
     `pooling` is there for a model that pools. `encodes` is the most tokens of an encoder input (0: the model has no
     encoder), and `decoder_start` the tokens that outputs then follow. `architecture`, `parameters`, `layers`, `width`
     and `precision` describe the network, and `weight_bytes` is what its weights take on the first rank's device.
@@ -246,6 +248,7 @@ class EngineFacts(Message, frozen=True):
     dtype: str
     device: str
     enable_prefix_caching: bool
+    session_ttl: float = inf
     life: int = 1
     cache_dtype: str = ""  # of keys and values, where that is another than dtype
     max_logprobs: int = MAX_LOGPROBS

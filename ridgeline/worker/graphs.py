@@ -1,5 +1,9 @@
 """Segments captured as CUDA graphs, one pair per bucket of rows and tokens: a step then costs the host two launches.
 
+Buckets may be captured once the engine is ready. A step in one that is not captured yet runs op by op what its graph
+will hold, on the same inputs with the same padding, so no bit depends on that. Behind the step the bucket is captured.
+Buckets that no step has needed are captured while there is no request, the largest first.
+
 A decode bucket has one token for each of its rows. Where drafts are verified, further buckets have the last token and
 the same number of drafts for each row. There are some for every width (`core.settings.speculation.verified_widths`). A
 mixed bucket bounds the numbers of tokens and of rows, prompts and decodes together, and serves every step within these
@@ -13,6 +17,7 @@ starts.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -32,6 +37,8 @@ from ridgeline.worker.segments import Segments
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.step import DeviceStep, Outcome
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 FEW_ROWS = 8  # each mixed bucket is captured for this many rows and for the most rows
@@ -42,11 +49,14 @@ Progress = Callable[[str, float], None]
 
 
 class Graph:
-    """One captured bucket. cascade: it serves steps of which some rows share their first blocks. adapted: it serves
-    steps of which some rows have adapters.
+    """One bucket. cascade: it serves steps of which some rows share their first blocks. adapted: it serves steps of
+    which some rows have adapters.
 
     drafts: the positions that it scores, if its rows verify drafts.
+    is_captured: the segments are replayed; otherwise they run op by op.
     """
+
+    is_captured = False
 
     def __init__(self, segments: Segments, shape: Shape, *, cascade: bool = False, adapted: bool = False) -> None:
         self.inputs, self.drafts, self._adapted = segments.inputs(shape, cascade=cascade), None, adapted
@@ -57,20 +67,20 @@ class Graph:
         self._step: DeviceStep | None = None
 
     def capture(self, pool: Any) -> None:
-        """Capture the segments. They first run once, so that kernels are compiled and loaded. After the capture the
-        graphs are replayed once: a graph's first launch takes longer than later ones, and now the host captures the
-        next graph meanwhile."""
+        """Capture the segments on the current stream. The rows are padding.
+
+        The segments first run once, so that kernels are compiled and loaded. After the capture the graphs are replayed
+        once: a graph's first launch takes longer than later ones, and now the host captures the next graph meanwhile.
+        """
         segments = self._segments
         _exchange(segments, self.inputs.num_tokens)
         captured = CAPTURED_FEATURES if segments.ending.draws else ()
-        step = DeviceStep(self.inputs, drafts=self.drafts, adapted=self._adapted)
+        step = self._own_step()
         segments.forward(step)
         for features in captured:
             step.features = features
             segments.sample(step)
-        step = DeviceStep(
-            self.inputs, drafts=self.drafts, adapted=self._adapted
-        )  # nothing of the first one is held any more
+        step = self._own_step()  # nothing of the first one is held any more
         record(self._forward, pool, partial(segments.forward, step))
         for features in captured:
             graph, step.features = torch.cuda.CUDAGraph(), features
@@ -78,24 +88,40 @@ class Graph:
             outcome, path_RK = step.outcome, step.outcome.path_RK
             path_RK = None if path_RK is None else borrowed(path_RK)
             self._samples[features] = graph, replace(outcome, packed=borrowed(outcome.packed), path_RK=path_RK)
-        self._step = _borrowed_step(step)
+        self._step, self.is_captured = _borrowed_step(step), True
         self._forward.replay()
         for graph, _ in self._samples.values():
             graph.replay()
 
+    def _own_step(self) -> DeviceStep:
+        """Return a step of the bucket's own inputs alone: of what a plan brings nothing else comes into a graph."""
+        return DeviceStep(self.inputs, drafts=self.drafts, adapted=self._adapted)
+
     def forward(self, step: DeviceStep) -> None:
-        assert self._step is not None
+        if self._step is None:
+            own = self._own_step()
+            self._segments.forward(own)
+            step.take(own)
+            return
         self._forward.replay()
         step.take(self._step)
 
     def sample(self, step: DeviceStep) -> bool:
-        """Replay the sample segment. Return False if it was not captured with the step's features."""
-        graph, outcome = self._samples.get(step.features & SAMPLING, (None, None))
-        if graph is None or outcome is None:
+        """Replay the sample segment, or run it as it will be captured. Return False if it is not captured with the
+        step's features."""
+        if step.features & SAMPLING not in CAPTURED_FEATURES or not self._segments.ending.draws:
             return False
+        if self._step is None:
+            wanted, step.wanted = step.wanted, None
+            self._segments.sample(step)
+            step.wanted = wanted
+            return True
+        graph, step.outcome = self._samples[step.features & SAMPLING]
         graph.replay()
-        step.outcome = outcome
         return True
+
+
+Key = tuple[Shape, bool, bool]  # of a graph: its shape, if rows share their first blocks, and if some have adapters
 
 
 class Buckets:
@@ -163,7 +189,10 @@ class Graphs:
         self._buckets = Buckets(max_rows, max_tokens, segments.widths)
         kinds = [(shape, False) for shape in self._buckets.shapes]
         kinds += [(shape, True) for shape in self._buckets.sharing] if cascade else []
-        self._graphs = {
+        self._left: list[Graph] = []
+        self._cold: list[int] = []  # rows of the largest steps that have not run yet
+        self._pool: Any = None
+        self._graphs: dict[Key, Graph] = {
             (shape, shares, adapted): Graph(segments, shape, cascade=shares, adapted=adapted)
             for shape, shares in kinds
             for adapted in ((False, True) if segments.adapts else (False,))
@@ -172,32 +201,73 @@ class Graphs:
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
         """Capture every bucket, the largest first: smaller ones then fit into the memory that it used."""
-        self._warm_up()
-        pool = torch.cuda.graph_pool_handle()
-        ordered = sorted(self._graphs.items(), key=lambda item: (item[0][0].tokens, item[0]), reverse=True)
+        for rows in self._largest:
+            self._warm_up(rows)
+        self._pool = torch.cuda.graph_pool_handle()
         with side_stream(self._device), _no_garbage_collection():
-            for done, (_, graph) in enumerate(ordered):
+            for done, graph in enumerate(ordered := self._ordered):
                 if progress is not None:
                     progress("capturing graphs", done / len(ordered))
-                graph.capture(pool)
+                graph.capture(self._pool)
 
-    def _warm_up(self) -> None:
-        """Run the largest steps, which are not captured, so that their kernels are compiled and their memory is
+    def capture_later(self) -> None:
+        """Leave all buckets to `capture_one`, and the largest steps, which no graph holds, to `rest`."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self._left, self._cold = self._ordered, [*self._largest]
+
+    @property
+    def _ordered(self) -> list[Graph]:
+        """All buckets, the largest first."""
+        keys = sorted(self._graphs, key=lambda key: (key[0].tokens, key), reverse=True)
+        return [self._graphs[key] for key in keys]
+
+    @torch.inference_mode()
+    def rest(self) -> None:
+        """Do a piece of what is left: run one of the largest steps, or capture a bucket. No step may be between its
+        segments."""
+        if self._cold:
+            self._warm_up(self._cold.pop())
+        elif self._left:
+            self.capture_one(self._left[0])
+
+    @property
+    def left(self) -> int:
+        """The number of pieces that are left."""
+        return len(self._left) + len(self._cold)
+
+    @torch.inference_mode()
+    def capture_one(self, graph: Graph) -> None:
+        """Capture this bucket, if it is left, behind all that was launched. No step may be between its segments."""
+        if graph not in self._left:
+            return
+        self._left.remove(graph)
+        graph.inputs.load_padding()
+        try:
+            with _behind_the_current_stream(self._device), _no_garbage_collection():
+                graph.capture(self._pool)
+        except RuntimeError as error:  # such as too little memory: the steps go on op by op
+            logger.warning("%d sizes of steps run without graphs: %s", len(self._left) + 1, error)
+            self._left.clear()
+
+    @property
+    def _largest(self) -> list[int]:
+        """The numbers of rows of the largest steps."""
+        return sorted({1, self._max_rows})
+
+    def _warm_up(self, rows: int) -> None:
+        """Run a step of most tokens, which is not captured, so that its kernels are compiled and its memory is
         allocated early."""
         _exchange(self._segments, self._max_tokens)
         segments = self._segments
-        for rows in sorted({1, self._max_rows}):
-            step = DeviceStep(
-                segments.inputs(self._buckets.uncaptured(rows, self._max_tokens)), adapted=segments.adapts
-            )
-            segments.forward(step)
-            if not segments.ending.draws:
-                continue
+        step = DeviceStep(segments.inputs(self._buckets.uncaptured(rows, self._max_tokens)), adapted=segments.adapts)
+        segments.forward(step)
+        if segments.ending.draws:
             for features in CAPTURED_FEATURES:
                 step.features = features
                 segments.sample(step)
             segments.masking.rehearse(step)
-        segments.network.rehearse()
+        if rows == self._max_rows:
+            segments.network.rehearse()
 
     def uncaptured(self, plan: StepPlan) -> Shape:
         """Return the shape of a step that runs op by op."""
@@ -249,6 +319,19 @@ def side_stream(device: torch.device) -> Iterator[None]:
     with torch.cuda.stream(torch.cuda.Stream(device)):
         yield
     torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _behind_the_current_stream(device: torch.device) -> Iterator[None]:
+    """Run the body on another stream, behind all that was launched, and let what is launched later wait for it. The
+    host waits for nothing."""
+    own, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(own)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        own.wait_stream(side)
 
 
 @contextmanager

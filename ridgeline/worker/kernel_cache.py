@@ -1,9 +1,13 @@
-"""A cache of compiled kernels for disks that may be full. What cannot be kept there is kept for this process alone."""
+"""A cache of compiled kernels for disks that may be full, and for folders that were filled elsewhere. What cannot be
+kept is kept for this process alone."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import triton
@@ -16,12 +20,15 @@ logger = logging.getLogger(__name__)
 MEMORY = "/dev/shm"
 
 
-def keep_without_room() -> None:
-    """Let Triton compile although its cache has no room. Otherwise the step that needs the kernel would fail."""
-    triton.knobs.cache.manager_class = _with_spare()
+def keep_without_room(ahead: Path | None = None) -> None:
+    """Let Triton compile although its cache has no room. Otherwise the step that needs the kernel would fail.
+
+    ahead: a folder in which kernels are found too. It may have been filled at another place, and is not written to.
+    """
+    triton.knobs.cache.manager_class = _with_spare(ahead)
 
 
-def _with_spare() -> type[FileCacheManager]:
+def _with_spare(ahead: Path | None) -> type[FileCacheManager]:
     """Return Triton's cache, with a spare folder that is made when it is first needed."""
     spare: list[TemporaryDirectory[str]] = []
 
@@ -31,6 +38,19 @@ def _with_spare() -> type[FileCacheManager]:
                 super().__init__(key, override, dump)
             except OSError as error:
                 self._move(error)
+
+        def get_file(self, filename: str) -> str | None:
+            places = (self.cache_dir, *(() if ahead is None else (str(ahead / self.key),)))
+            return next((path for place in places if os.path.exists(path := os.path.join(place, filename))), None)
+
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            """Return the files of a group beside its index. The index has full paths, of where it was written."""
+            with suppress(OSError, ValueError, KeyError):
+                if (index := self.get_file(f"__grp__{filename}")) is not None:
+                    named, folder = json.loads(Path(index).read_text())["child_paths"], os.path.dirname(index)
+                    paths = {name: os.path.join(folder, name) for name in named}
+                    return {name: path for name, path in paths.items() if os.path.exists(path)}
+            return None
 
         def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
             try:

@@ -17,10 +17,12 @@ class Launch(StepPart):
     """cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
 
     graphs: None until they have been captured.
+    missed: the graph of the last step, if that was not captured yet.
     """
 
     def __init__(self, segments: Segments, *, cascade: bool) -> None:
         self.graphs: Graphs | None = None
+        self.missed: Graph | None = None
         self.cascade, self._segments = cascade, segments
         self._inputs: DeviceInputs | None = None
 
@@ -29,6 +31,8 @@ class Launch(StepPart):
         graph = self._graph_of(plan, self.graphs) if self.graphs is not None and step.given is None else None
         if graph is not None:
             graph.inputs.load(plan)
+            if not graph.is_captured:
+                self.missed = graph
             step.graph, step.device = graph, DeviceStep(graph.inputs, drafts=graph.drafts, wanted=step.wanted)
             return
         rows = plan.rows

@@ -109,6 +109,8 @@ class LocalWorker:
             self._waiting_for_masks[plan.id] = ticket
         if not given:
             ticket.launched = self._run(self._start, ticket)
+        if self._runner.launch.missed is not None:
+            self._capture_behind()
 
     def provide_masks(
         self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
@@ -119,6 +121,21 @@ class LocalWorker:
         if ticket.given:
             self._run(self._start, ticket, drafts or {})
         ticket.launched = self._run(self._guard, ticket, self._sample, ticket, masks, drafts or {})
+        if self._runner.launch.missed is not None:
+            self._capture_behind()
+
+    def _capture_behind(self) -> None:
+        """Capture what the step that was just launched ran op by op. Meanwhile the device is at work."""
+        if not self._waiting_for_masks and self._failed_plan is None:
+            self._run(self._runner.capture_behind)
+
+    def rest(self) -> bool:
+        """See `core.plan.worker.Rests`."""
+        if self._pending or not self._runner.pieces_left:
+            return False
+        if (done := self._run(self._runner.prepare_later_steps)) is not None:
+            done.result()
+        return self._runner.pieces_left > 0
 
     def settle(self, plan_id: int) -> None:
         """Let a stage of a pipeline take the tokens of all plans up to this one, which is done, into its slots."""

@@ -48,6 +48,10 @@ class Mailbox(StepPart):
         self._turn_1.zero_()
         self._turn = 0
 
+    def go_on(self) -> None:
+        """Forget the posts that were not expected, behind all that was launched."""
+        self._turn_1.fill_(self._turn)
+
     def open(self, letter: Letter) -> np.ndarray:
         """Return a copy of the outcome's bytes. The device must have passed the post."""
         row_O = self._ring_QO[letter.turn % KEPT].numpy()

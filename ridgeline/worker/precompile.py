@@ -40,6 +40,7 @@ from ridgeline.worker.step import DeviceStep, HostLengths
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
 SOURCES = ("core", "foreign", "kernels", "layers", "models", "parallel", "perf", "quantization", "worker")
+ALIKE = 2  # layers that are run of many alike: the first, and one behind another
 PRIORITY = 5  # a lower priority than the process that loads the weights meanwhile
 
 
@@ -75,15 +76,15 @@ class KernelSet:
     recipe: FusionRecipe | None = None
 
     @cached_property
-    def marker(self) -> Path:
-        """The path of an empty file that lies in Triton's cache once all of these kernels do. It is deleted together
-        with the cache."""
+    def marker(self) -> str:
+        """The name of an empty file that lies in a cache once all of these kernels do. It is deleted together with the
+        cache."""
         import triton
 
         digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
         for path in sorted(path for package in SOURCES for path in (ROOT / package).rglob("*.py")):
             digest.update(path.read_bytes())
-        return Path(triton.knobs.cache.dir) / f"ridgeline-{digest.hexdigest()[:32]}"
+        return f"ridgeline-{digest.hexdigest()[:32]}"
 
 
 def _debugging() -> list[tuple[str, str]]:
@@ -91,6 +92,15 @@ def _debugging() -> list[tuple[str, str]]:
     place its cache."""
     places = ("TRITON_CACHE_DIR", "TRITON_HOME")
     return sorted(item for item in os.environ.items() if item[0].startswith("TRITON_") and item[0] not in places)
+
+
+def few_layers(kernels: KernelSet) -> KernelSet:
+    """Return the kernels' engine with two of its layers, where all are alike: they run the same kernels, and running
+    all shapes through fewer takes less time."""
+    layers = kernels.spec.layers
+    if len(layers) > ALIKE and all(layer == layers[0] for layer in layers) and kernels.draft is None:
+        return replace(kernels, spec=replace(kernels.spec, layers=layers[:ALIKE]))
+    return kernels
 
 
 def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
@@ -110,6 +120,7 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             return False
         return True
 
+    kernels = few_layers(kernels)
     with compiling_for(kernels.arch, kernels.multiprocessors, claim) as done, torch.inference_mode():
         ops = Ops(Platform(device_type="cuda", arch=kernels.arch), dict(kernels.overrides))
         dtype, longest = getattr(torch, kernels.dtype), kernels.max_model_len

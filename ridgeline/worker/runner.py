@@ -130,10 +130,13 @@ class Runner:
         self._prepare = moment([self.adapters], "prepare") + self._prepare
         self.segments.begin_with(self.adapters)
 
-    def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
+    def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None, later: bool = False) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not
-        captured). CUDA only."""
+        captured). CUDA only. later: capture them behind steps that need them, and in `prepare_later_steps`."""
         self.launch.graphs = Graphs(self.segments, max_rows, max_tokens, cascade=self.launch.cascade)
+        if later:
+            self.launch.graphs.capture_later()
+            return
         try:
             self.launch.graphs.capture(progress)
         except BaseException:
@@ -141,6 +144,24 @@ class Runner:
             raise
         finally:
             self.segments.mailbox.restart()
+
+    @property
+    def pieces_left(self) -> int:
+        """The number of pieces of work that are left for moments without a request."""
+        return 0 if self.launch.graphs is None else self.launch.graphs.left
+
+    def prepare_later_steps(self) -> None:
+        """Do one of these pieces. No step may be between its segments."""
+        assert self.launch.graphs is not None
+        self.launch.graphs.rest()
+        self.segments.mailbox.go_on()
+
+    def capture_behind(self) -> None:
+        """Capture the bucket in which the last step ran op by op, if it did. No step may be between its segments."""
+        graph, self.launch.missed = self.launch.missed, None
+        if graph is not None and self.launch.graphs is not None:
+            self.launch.graphs.capture_one(graph)
+            self.segments.mailbox.go_on()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan, given_drafts: Mapping[int, MaskedDrafts] | None = None) -> PlannedStep:

@@ -49,6 +49,11 @@ class Ridgeline:
         for piece in self.llm.stream({"prompt_token_ids": prompt}, _params(max_tokens, 0.0)):
             yield len(piece.completion.token_ids)
 
+    def settle(self) -> None:
+        """Do what the engine would do at moments without a request, such as capturing graphs."""
+        while self.llm.engine.rest():
+            pass
+
     trace = staticmethod(trace_here)
 
     def close(self) -> None:

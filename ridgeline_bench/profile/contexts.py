@@ -44,6 +44,7 @@ def measure_contexts(
         enable_prefix_caching=False,
         gpu_memory_utilization=curve.utilization,
         skip_tokenizer_init=True,
+        capture_at_start=True,
     )
     assembly = assemble(config)
     try:

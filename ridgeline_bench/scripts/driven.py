@@ -68,7 +68,7 @@ class Driven:
     """A loaded model. Prompts are random tokens, and no output ends early."""
 
     def __init__(self, model: str, **options: Any) -> None:
-        self.llm = ridgeline.LLM(model, **{"skip_tokenizer_init": True, "seed": 0, **options})
+        self.llm = ridgeline.LLM(model, **{"skip_tokenizer_init": True, "seed": 0, "capture_at_start": True, **options})
         self.engine = self.llm.assembly.engine
         self.slots = self.llm.engine.config.max_num_seqs
         self._vocabulary = self.llm.assembly.model.spec.vocab_size

@@ -1,13 +1,13 @@
 """A decoding step in one cooperative launch beside the least time of its bytes, and beside the engine's captured step.
 
     python -m ridgeline_bench.scripts.persistent_step [--models llama-1b qwen3-0.6b] [--rows 1 2 4 8] [--splits 1 4]
-        [--context 512] [--depth 1024] [--joins] [--trace] [--engine] [--quick] [--output FILE.jsonl]
+        [--context 512] [--depth 1024] [--warps 8] [--joins] [--trace] [--engine] [--quick] [--output FILE.jsonl]
 
 Weights are random, and so is a cache of --context tokens a row. A step is first compared with its reference in plain
 torch, and timed only if they agree. `limit` is all weights and all cached keys and values, each read once, at the
 measured bandwidth. The persistent step ends with the scores of all tokens; the engine's samples, too. --depth is the
-inputs of a stage of the ring. With --joins every block of `out` combines the splits for itself. --trace
-says where a block's time goes. --quick plans and validates the schedules, on the CPU.
+inputs of a stage of the ring, and --warps how many compute. With --joins every block of `out` combines the splits for
+itself. --trace says where a block's time goes. --quick plans and validates the schedules, on the CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.cuda.compile import cubin
 from ridgeline.kernels.step.persistent.build import build
 from ridgeline.kernels.step.persistent.cuda.cases import LLAMA_1B, QWEN3_06B, PersistentCase, distance, step_case
-from ridgeline.kernels.step.persistent.cuda.run import ARCH, SOURCE, LaunchPlan, PersistentStep, spent
+from ridgeline.kernels.step.persistent.cuda.run import ARCH, SOURCE, WARPS, LaunchPlan, PersistentStep, spent
 from ridgeline.kernels.step.persistent.shape import DenseShape
 from ridgeline.kernels.step.persistent.validate import validate
 from ridgeline.perf.hardware import find
@@ -61,9 +61,9 @@ def limit(shape: DenseShape, rows: int, context: int) -> float:
     return 2 * (shape.weight_numbers + cached) / find(gpu() or H200).attained().bandwidth
 
 
-def compiled(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool) -> bytes:
+def compiled(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool, warps: int) -> bytes:
     """Return the machine code of a step."""
-    plan = LaunchPlan.of(shape, rows, PAGE, build(shape, rows, BLOCKS, splits, joins=joins), splits, depth)
+    plan = LaunchPlan.of(shape, rows, PAGE, build(shape, rows, BLOCKS, splits, joins=joins), splits, depth, warps)
     return cubin(SOURCE, ARCH, plan.defines)
 
 
@@ -93,7 +93,7 @@ def engine(shape: DenseShape, all_rows: Sequence[int], context: int) -> dict[int
         (Path(folder) / "config.json").write_text(json.dumps(config))
         asked_for = LLMConfig(
             model=folder, load_format="dummy", skip_tokenizer_init=True, max_num_seqs=max(all_rows),
-            enable_prefix_caching=False, gpu_memory_utilization=0.5,
+            enable_prefix_caching=False, gpu_memory_utilization=0.5, capture_at_start=True,
         )  # fmt: skip
         assembly = assemble(asked_for)
         try:
@@ -115,7 +115,7 @@ def planned(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool) 
 
 def main() -> None:
     a = asked(
-        __doc__, models=[OneOf(MODELS)], rows=[1, 2, 4, 8], splits=[1, 4], context=512, depth=1024,
+        __doc__, models=[OneOf(MODELS)], rows=[1, 2, 4, 8], splits=[1, 4], context=512, depth=1024, warps=WARPS,
         joins=(False, "the blocks of `out` combine the splits"), engine=(False, "the engine's captured step, too"),
         trace=(False, "where the time goes, by kind of task"), quick=(False, "schedules alone"), output=Path,
     )  # fmt: skip
@@ -135,11 +135,16 @@ def main() -> None:
         engines = engine(shape, a.rows, a.context) if a.engine else {}
         pairs = [(rows, splits) for rows in a.rows for splits in a.splits]
         with ThreadPoolExecutor() as pool:
-            codes = list(pool.map(partial(compiled, shape, depth=a.depth, joins=a.joins), *zip(*pairs, strict=True)))
+            codes = list(
+                pool.map(
+                    partial(compiled, shape, depth=a.depth, joins=a.joins, warps=a.warps), *zip(*pairs, strict=True)
+                )
+            )
         for (rows, splits), code in zip(pairs, codes, strict=True):
             least = 1e3 * limit(shape, rows, a.context)
             positions = [a.context - 1] * rows
-            case = step_case(shape, positions, BLOCKS, splits, page=PAGE, depth=a.depth, joins=a.joins, device="cuda")
+            case = step_case(shape, positions, BLOCKS, splits, page=PAGE, joins=a.joins, device="cuda")
+            case = case.cut(depth=a.depth, warps=a.warps)
             error, bf16, seconds, kinds = persistent(case, code, a.trace)
             own, ms = 1e3 * engines.get(rows, 0.0), 1e3 * seconds
             cells = f"{error:.1e}", f"{bf16:.1e}", f"{ms:.4f}", f"{least:.4f}", f"{ms / least:.2f}", f"{own:.4f}"
@@ -148,7 +153,14 @@ def main() -> None:
             for kind, parts in kinds.items():
                 told = "waits {:.1f} µs, works {:.1f} µs, of which for weights {:.1f} µs".format(*parts)
                 console.print(f"    {kind}: {told}", highlight=False)
-            line = {"kind": "persistent_step", "model": name, "rows": rows, "splits": splits, "joins": a.joins}
+            line = {
+                "kind": "persistent_step",
+                "model": name,
+                "rows": rows,
+                "splits": splits,
+                "joins": a.joins,
+                "warps": a.warps,
+            }
             times = {"ms": ms, "limit_ms": least, "engine_ms": own, "kinds": kinds}
             keep(a.output, line | times | {"context": a.context, "error": error, "bfloat16": bf16})
     console.print(table)

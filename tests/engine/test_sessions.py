@@ -86,6 +86,23 @@ def test_a_clients_sessions_keep_no_more_than_its_share() -> None:
     assert run(desk, "the oldest", range(20), owner="me") == 0
 
 
+def test_pages_that_a_clients_sessions_share_count_once() -> None:
+    """Six sessions begin with the same four blocks and go on with two of their own."""
+    desk, common = Desk(sessions=SessionBounds(share=0.5)), list(range(16))
+    for n in range(6):
+        prompt = [*common, *range(100 + 10 * n, 105 + 10 * n)]
+        desk.add(replace(make_request(f"fork {n}", prompt, max_tokens=2), keep=60.0, session=f"{n}", owner="me"))
+        desk.finish()
+        pages = {page for session in sessions_of(desk)._of["me"] for page in session.pages[0]}
+        assert sessions_of(desk)._pages[0]["me"] == len(pages) <= PAGES // 2
+    assert len(sessions_of(desk)) == 6
+    assert sum(len(session.pages[0]) for session in sessions_of(desk)._of["me"]) > PAGES
+    for session in list(sessions_of(desk)._of["me"]):
+        sessions_of(desk)._drop(session)
+        left = {page for other in sessions_of(desk)._of.get("me", ()) for page in other.pages[0]}
+        assert sessions_of(desk)._pages[0]["me"] == len(left)
+
+
 def test_sessions_of_many_clients_keep_half_of_the_cache() -> None:
     desk = Desk()
     for n in range(12):

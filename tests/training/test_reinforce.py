@@ -156,7 +156,7 @@ def test_a_push_is_what_loading_gives(folder: Path, prompts: Path, tmp_path: Pat
         close = RolloutEngine.close
 
         def kept(self: RolloutEngine) -> None:
-            pushed.append([each.clone() for each in self._live.parameters()])
+            pushed.append([each.clone() for each in self._weights._decoder.parameters()])
             close(self)
 
         patched.setattr(RolloutEngine, "close", kept)

@@ -33,7 +33,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.models import model_config
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
-from ridgeline.worker import compilers, precompile
+from ridgeline.worker import early, precompile
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.precompile import KernelSet
 
@@ -158,18 +158,30 @@ def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
         time.sleep(0.05)
 
 
+AGAIN = """
+import json, pickle, sys, tempfile
+from pathlib import Path
+from ridgeline.worker.kernel_cache import keep_without_room
+from ridgeline.worker.precompile import compile_claimed
+keep_without_room(Path(sys.argv[1]))
+with tempfile.TemporaryDirectory() as claims:
+    done = compile_claimed(pickle.load(sys.stdin.buffer), Path(claims))
+print(json.dumps([len(done.fresh), len(done.found)]))
+"""
+
+
 @pytest.mark.parametrize(
     ("rows", "tokens", "drafts"),
     [(1, 16, False), pytest.param(16, 256, True, marks=pytest.mark.thorough)],
     ids=["few kernels", "many kernels"],
 )
 def test_processes_fill_the_cache_and_the_next_start_needs_none(
-    kernels: KernelSet, rows: int, tokens: int, drafts: bool
+    kernels: KernelSet, rows: int, tokens: int, drafts: bool, tmp_path: Path
 ) -> None:
     """Also with what only a Hopper GPU runs: kernels in Gluon, and if there are many, for rows that share blocks."""
     speculation = KERNELS.speculation if drafts else None
     kernels, labels = replace(kernels, max_seqs=rows, max_tokens=tokens, speculation=speculation), list[str]()
-    assert processes_needed(kernels) == 8
+    assert processes_needed(kernels) == 14
     with Compilers(kernels, 2) as children:
         first = children.finish(lambda label, fraction: labels.append(label))
     assert len(first.fresh) > 10
@@ -186,7 +198,16 @@ def test_processes_fill_the_cache_and_the_next_start_needs_none(
     assert (second["compiled"], second["found"]) == (0, len(first.fresh))
     assert {"stream_kernel", "fused_kernel"} <= set(second["kernels"])
     assert not drafts or {"_items_kernel", "shared_kernel"} <= set(second["kernels"])
-    assert list(kernels.marker.parent.glob("ridgeline-*")) == [kernels.marker]
+    cache, moved = tmp_path / "cache", tmp_path / "elsewhere"
+    assert [path.name for path in cache.glob("ridgeline-*")] == [kernels.marker]
+    cache.rename(moved)
+    assert processes_needed(kernels) == 14
+    assert processes_needed(kernels, moved) == 0
+    run = subprocess.run(
+        [sys.executable, "-c", AGAIN, moved], input=pickle.dumps(kernels), capture_output=True, check=True
+    )
+    assert json.loads(run.stdout) == [0, len(first.fresh)]
+    assert not list(cache.rglob("*.cubin"))
 
 
 def test_kernels_that_only_a_hopper_gpu_runs_are_known_beforehand(names_of: NamesOf) -> None:
@@ -325,21 +346,25 @@ def test_nothing_is_started_on_few_cores(kernels: KernelSet, monkeypatch: pytest
 
 @pytest.mark.parametrize("child", [(sys.executable, "-c", "raise SystemExit('broken')"), ("/nowhere/python",)])
 def test_a_process_that_fails_is_only_logged(
-    kernels: KernelSet, child: tuple[str, ...], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kernels: KernelSet,
+    child: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(compilers, "CHILD", child)
+    monkeypatch.setattr(early, "CHILD", child)
     with caplog.at_level(logging.WARNING), Compilers(kernels, 2) as children:
         children.try_to_finish()
     assert "broken" in caplog.text or "/nowhere/python" in caplog.text
-    assert not kernels.marker.exists()
+    assert not list(tmp_path.rglob(kernels.marker))
 
 
 def test_an_interrupt_ends_the_processes(kernels: KernelSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilers, "CHILD", (sys.executable, "-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(early, "CHILD", (sys.executable, "-c", "import time; time.sleep(600)"))
     children = Compilers(kernels, 2)
     with suppress(KeyboardInterrupt), children:
         raise KeyboardInterrupt
-    started = [process.pid for process in children._children.values()]
+    started = [each.process.pid for each in children._children]
     assert len(started) == 2
     assert not any(is_running(process) for process in started)
 
@@ -348,7 +373,7 @@ ENGINE = """
 import sys, pickle, time
 from ridgeline.worker.compilers import Compilers
 with Compilers(pickle.load(sys.stdin.buffer), 2) as children:
-    print(*(process.pid for process in children._children.values()), flush=True)
+    print(*(each.process.pid for each in children._children), flush=True)
     time.sleep(600)
 """
 

@@ -116,7 +116,7 @@ def run_all(own: Rig) -> tuple[dict[str, list[int]], dict[str, list[float]]]:
     return tokens, scores
 
 
-SETTINGS: dict[str, Any] = {"max_num_seqs": 20, "max_num_batched_tokens": 64}
+SETTINGS: dict[str, Any] = {"max_num_seqs": 20, "max_num_batched_tokens": 64, "capture_at_start": True}
 
 
 def test_all_features_run_beside_each_other(tiny_model: Callable[[str], Path]) -> None:

@@ -78,6 +78,14 @@ class KeepsBelow(Protocol):
         """Return the seconds that copies to the host's memory took, and those from it."""
 
 
+@runtime_checkable
+class Rests(Protocol):
+    """A worker that prepares later steps while there is no request."""
+
+    def rest(self) -> bool:
+        """Do a piece of it, of some milliseconds. Return True if there is more to do. No plan may be under way."""
+
+
 class Reports(Protocol):
     """A worker that tells of itself."""
 

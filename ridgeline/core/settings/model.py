@@ -34,6 +34,8 @@ class ModelSettings(Settings):
     dtype: one of DTYPES (half is float16 and float is float32), or "auto": the checkpoint's own, but float32 on a CPU
         without bfloat16 instructions, where float32 is far faster.
     device: "auto", "cpu", "cuda" or "cuda:1".
+    kernel_cache: a folder of kernels that `ridgeline compile --cache` has made for GPUs of this kind. What is not there
+        is looked for in Triton's own cache, and compiled.
     load_format: "dummy" fills the weights with random numbers.
     quantization: how plain weights of linear maps are rounded when they are loaded. "w8a8": to int8, with a scale for
         each output, and activations too, with a scale for each token (a GPU, or a CPU with VNNI, or with AVX2 and a C++
@@ -56,6 +58,7 @@ class ModelSettings(Settings):
     override_generation_config: Mapping[str, object] | None = None
     dtype: str = "auto"
     device: str = "auto"
+    kernel_cache: Annotated[str | Path | None, Named("a path")] = None
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     quantization: str | None = None
 

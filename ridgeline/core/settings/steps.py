@@ -38,6 +38,11 @@ class StepSettings(Settings):
         context. Shorter ones then overtake those that wait (engine/waiting.py). 0: all of them.
     enforce_eager: launch ops one by one instead of replaying CUDA graphs; this is slower and starts sooner.
     deterministic: a request gets the same bits whatever runs beside it (slower; on a CPU not all models).
+    capture_at_start: capture all CUDA graphs before the engine is ready. By default those of the first requests' sizes
+        are, and others behind the first step of their size, or while there is no request.
+    capture_at_start: capture all CUDA graphs before the engine is ready. By default each is captured behind the first
+        step of its size, or while there is no request.
+    deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
     cascade: decoding requests with the same first cache blocks read their keys together. The default is yes on a GPU,
         but not with deterministic.
     tenant_weights: shares of service where these are not equal, as "a=2,b=1" (policies vtc, drr and dlpm).
@@ -69,6 +74,7 @@ class StepSettings(Settings):
     itl_target: Annotated[float | None, Named("a number of milliseconds from 0")] = None
     seed: int = 0
     enforce_eager: bool = False
+    capture_at_start: bool = False
     deterministic: bool = False
     cascade: bool | None = None
     speculative_config: Mapping[str, object] | None = None

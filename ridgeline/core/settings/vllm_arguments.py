@@ -100,14 +100,13 @@ METHODS: dict[str, str] = {
     "from_engine_args": "use LLM(…) with the same arguments",
     "get_metrics": "each output has its own metrics, and `ridgeline serve` has /metrics",
     "get_world_size": "LLM().config tells how the model is divided",
-    "init_weight_transfer_engine": "weights are not sent to a loaded model; build a new LLM",
+    "init_weight_transfer_engine": "weights are not sent between processes; use update_weights in this one",
     "llm_engine": "use LLM().engine",
     "release_kv_cache_memory": "use sleep, which gives back weights too",
     "reset_mm_cache": "only text is read, so nothing of images or sound is kept",
     "reward": "use encode or classify",
     "start_profile": "`ridgeline profile` measures kernels",
     "stop_profile": "`ridgeline profile` measures kernels",
-    "update_weights": "weights are not sent to a loaded model; build a new LLM",
     "wait_for_completion": "use generate, or stream",
 }
 

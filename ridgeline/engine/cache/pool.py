@@ -250,9 +250,9 @@ class BlockPool:
 
     def await_return(
         self, owner: Hashable, blocks: Iterable[tuple[int, int]], rank: float = inf, most: int | None = None
-    ) -> int:
+    ) -> list[int]:
         """Keep the pages of these blocks, each with its group, as long as others can be given up: `owner` comes back
-        for them. Return how many pages are new to it.
+        for them. Return the pages that are new to it.
 
         rank: inf, or PINNED. most: so many pages at most, the first ones.
         """
@@ -263,7 +263,7 @@ class BlockPool:
             awaits[page] = None
             self._awaited.setdefault(page, {})[owner] = rank
             self._rank_again(page)
-        return len(new)
+        return new
 
     def returned(self, owner: Hashable) -> None:
         """The owner is back, or never comes: what it did not take is worth what it would be without it."""

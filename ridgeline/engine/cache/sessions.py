@@ -59,8 +59,8 @@ class SessionPlace(NamedTuple):
 class KeptSession:
     """hashes: of its full blocks. tail: the last one of its prompt. ended: when its last turn did; None: the next one
     is here. gap: seconds from the end of a turn to the next one, as it was lately; None: there was no next one.
-    expires: until then it is kept. pages: that it keeps, of each memory, and the number of `hashes`. ahead: the
-    sequence that stands for it while it is read."""
+    expires: until then it is kept. pages: that it keeps, of each memory. ahead: the sequence that stands for it while
+    it is read."""
 
     def __init__(self, place: SessionPlace, seq: Sequence, hashes: list[Hash], tail: Hash) -> None:
         self.place, self.hashes, self.tail = place, hashes, tail
@@ -68,7 +68,7 @@ class KeptSession:
         self.ended: float | None = None
         self.gap: float | None = None
         self.expires = 0.0
-        self.pages = [0, 0, len(hashes)]
+        self.pages: list[list[int]] = [[], []]
         self.ahead: Sequence | None = None
 
     def stand_in(self, block_size: int, groups: int) -> Sequence:
@@ -107,7 +107,8 @@ class Sessions:
         self._of: dict[str, dict[KeptSession, None]] = {}  # client → its own, in that order
         self._tails: dict[tuple[str, Hash], KeptSession] = {}
         self._having: dict[Hash, KeptSession] = {}  # block → the newest session that has it
-        self._pages: list[Counter[str]] = [Counter(), Counter(), Counter()]
+        self._pages: list[Counter[str]] = [Counter(), Counter(), Counter()]  # of each client, and hashes
+        self._keeping: list[Counter[tuple[str, int]]] = [Counter(), Counter()]  # sessions of a client that keep a page
         self.due: list[tuple[float, int, KeptSession, float, bool]] = []
         self._count = 0
 
@@ -158,9 +159,9 @@ class Sessions:
         columns = range(max(map(len, seq.blocks)))
         above = [(g, b[n]) for n in columns for g, b in enumerate(seq.blocks) if n < len(b) and b[n]]
         for which, blocks in enumerate((above, self._below(hashes))[: len(self.pools)]):
-            pool = self.pools[which]
-            pages = len({pool.layout.page_of(*block) for block in blocks})
-            self._make_room(place.owner, which, pages)
+            pages = {self.pools[which].layout.page_of(*block) for block in blocks}
+            fresh = sum(not self._keeping[which][place.owner, page] for page in pages)
+            self._make_room(place.owner, which, fresh)
             self._pin(session, which, blocks)
 
     def _below(self, hashes: list[Hash]) -> list[tuple[int, int]]:
@@ -223,14 +224,20 @@ class Sessions:
         return self._room(owner, which)
 
     def _pin(self, session: KeptSession, which: int, blocks: Iterable[tuple[int, int]]) -> None:
-        """Keep as many of the blocks as the bounds allow."""
-        owner, pool = session.place.owner, self.pools[which]
-        count = pool.await_return((session, which), blocks, PINNED, self._room(owner, which))
-        session.pages[which] += count
-        self._pages[which][owner] += count
+        """Keep as many of the blocks as the bounds allow. Pages that another session of the client keeps are not
+        counted again."""
+        owner, pool, keeping = session.place.owner, self.pools[which], self._keeping[which]
+        parts: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []
+        for block in blocks:
+            parts[not keeping[owner, pool.layout.page_of(*block)]].append(block)
+        shared = pool.await_return((session, which), parts[0], PINNED)
+        fresh = pool.await_return((session, which), parts[1], PINNED, self._room(owner, which))
+        keeping.update((owner, page) for page in (*shared, *fresh))
+        session.pages[which] += (*shared, *fresh)
+        self._pages[which][owner] += len(fresh)
 
     def _oldest(self, owner: str, which: int) -> KeptSession | None:
-        return next((each for each in self._of.get(owner, ()) if each.pages[which]), None)
+        return next((each for each in self._of.get(owner, ()) if which == HASHES or each.pages[which]), None)
 
     def _of_the_largest(self, client: str, which: int) -> KeptSession | None:
         """Return the oldest session of the client that keeps most, if that is no less than this client."""
@@ -254,10 +261,19 @@ class Sessions:
                 del self._having[node_hash]
         for which, pool in enumerate(self.pools):
             pool.returned((session, which))
-        for counts, pages in zip(self._pages, session.pages, strict=True):
-            counts[owner] -= pages
-            if not counts[owner]:
-                del counts[owner]
+            keeping = self._keeping[which]
+            keeping.subtract((owner, page) for page in session.pages[which])
+            last = [page for page in session.pages[which] if not keeping[owner, page]]
+            for page in last:
+                del keeping[owner, page]
+            self._uncount(which, owner, len(last))
+        self._uncount(HASHES, owner, len(session.hashes))
+
+    def _uncount(self, which: int, owner: str, number: int) -> None:
+        counts = self._pages[which]
+        counts[owner] -= number
+        if not counts[owner]:
+            del counts[owner]
 
     # ---- time -------------------------------------------------------------------------------------------------
 

@@ -223,13 +223,19 @@ def compiling_for(
 
     wanted: is called once for every kernel, with a text that names the kernel in any process. Kernels for which it
         returns False are not compiled.
+
+    With a kernel comes the module that launches it (launchers.py).
     """
     import triton
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
     from ridgeline.kernels.base import launch
+    from ridgeline.kernels.base.launchers import Launchers
 
+    launchers = Launchers() if arch.startswith("sm_") else None
+    if launchers is not None and wanted("launchers"):
+        launchers.prepare_calls()
     done, run = Compiled(), JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -246,6 +252,8 @@ def compiling_for(
     def note(*, src: Any, metadata: Mapping[str, Any], cache_hit: bool, **_: Any) -> None:
         (done.found if cache_hit else done.fresh).add(metadata["hash"])
         done.names.add(src.name)
+        if launchers is not None:
+            launchers.prepare(src, metadata)
 
     capability = divmod(int(arch[3:]), 10) if arch.startswith("sm_") else (0, 0)
     told = {

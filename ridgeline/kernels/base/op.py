@@ -154,5 +154,8 @@ class Op(Generic[F]):
     @overload
     def __get__(self, instance: object, owner: type) -> F: ...
     def __get__(self, instance: object, owner: type) -> Op[F] | F:
-        """Return the op itself. Instances of `Ops` hold the chosen function instead, so they never come here."""
-        return self if instance is None else self.reference
+        """Return the op itself, or the function that an instance of `Ops` has chosen, which is imported now. The
+        instance then holds it, and does not come here again."""
+        if instance is None:
+            return self
+        return cast("F", getattr(instance, "load")(self))  # noqa: B009 (of `Ops`, which is above this module)

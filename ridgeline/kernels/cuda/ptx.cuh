@@ -99,6 +99,38 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[
 #endif
 }
 
+// ---- Approximations, to 2 units in the last place or so, without the cases that are not normal numbers ----------------
+
+__device__ __forceinline__ float power_of_2(float x) {
+#ifdef __CUDACC__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+
+__device__ __forceinline__ float inverse(float x) {
+#ifdef __CUDACC__
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.f / x;
+#endif
+}
+
+__device__ __forceinline__ float inverse_root(float x) {
+#ifdef __CUDACC__
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.f / sqrtf(x);
+#endif
+}
+
 // ---- mbarrier (sm_90): threads arrive, copies bring bytes; a phase ends when all have come ---------------------------
 
 typedef unsigned long long Mbarrier;  // 8 bytes of shared memory

@@ -19,6 +19,7 @@ from ridgeline.core.plan.request import Request, RequestStats, StepEvents, Token
 from ridgeline.core.plan.sleep import Kind
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.together import SIZES
+from ridgeline.core.timeline import Timeline
 from ridgeline.engine.protocol import RunsRequests
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.ranks.recruits import Recruits
@@ -65,6 +66,7 @@ from ridgeline.transport.messages import (
 )
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import resolve_tokenizer
+from ridgeline.worker.early import Early
 
 logger = logging.getLogger(__name__)
 
@@ -562,8 +564,14 @@ def announce_compiling(pulse: Pulse) -> None:
     triton.knobs.runtime.jit_cache_hook = announce
 
 
-def run(settings: EngineSettings, pulse: Pulse, recruits: Recruits | None) -> None:
-    """Load the model and serve it until SIGTERM. recruits: processes for its ranks that were started already."""
+def run(
+    settings: EngineSettings, pulse: Pulse, recruits: Recruits | None, timeline: Timeline, early: Early | None
+) -> None:
+    """Load the model and serve it until SIGTERM.
+
+    recruits: processes for its ranks that were started already. timeline: of the start so far. early: what was begun
+    beside it.
+    """
     turn = Turn(settings.turn)
     try:
         config = LLMConfig(**(_that_sleep(settings.options) if settings.turn else settings.options))
@@ -571,8 +579,9 @@ def run(settings: EngineSettings, pulse: Pulse, recruits: Recruits | None) -> No
         turn.wait(Turn(waits(settings.socket) if settings.turn else None))
         pulse.turn(LOADING, "loading its model")
         progress = partial(_note_progress, pulse)
-        assembly = assemble(config, progress, interactive=True, recruits=recruits)
-        host = EngineHost(assembly, config, EngineSocket(settings.socket), settings, turn, pulse)
+        assembly = assemble(config, progress, interactive=True, recruits=recruits, timeline=timeline, early=early)
+        with timeline.stage("tokenizer"):
+            host = EngineHost(assembly, config, EngineSocket(settings.socket), settings, turn, pulse)
     except RidgelineError as error:
         tell_mistake(error)
     if (target := assembly.engine.config.itl_target) is not None:
@@ -583,6 +592,7 @@ def run(settings: EngineSettings, pulse: Pulse, recruits: Recruits | None) -> No
         announce_compiling(pulse)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     tell_ready()
+    logger.info("the engine was ready after %s", timeline)
     try:
         host.run()
     except DeviceLost as error:

@@ -22,7 +22,8 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     `grammar_timeout` is in seconds. `name` is this engine's in the log, where there are several. Where the engines of
     several models share devices, `turn` is the path of the file that they lock, and one that begins `asleep` leaves the
     devices to the next one as soon as it is there. `adapters` are loaded with the model. There may be
-    `most_adapters` of `most_adapter_bytes` in all once others are loaded.
+    `most_adapters` of `most_adapter_bytes` in all once others are loaded. The server's start `began` at that time of
+    `core.timeline`, and its first engines count from there.
     """
 
     socket: str
@@ -38,6 +39,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     most_adapter_bytes: int = 0
     log_json: bool = False
     log_level: str = "info"
+    began: float | None = None
 
     @classmethod
     def of(cls, config: ServeConfig, model: NamedModel, place: int = 0) -> EngineSettings:

@@ -209,6 +209,7 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         dtype=assembly.dtype,
         device=str(assembly.device),
         enable_prefix_caching=config.enable_prefix_caching,
+        session_ttl=options.session_ttl,
         cache_dtype=",".join(layout.kv_dtypes),
         max_logprobs=options.max_logprobs,
         embeds_width=embeds_width(options.enable_prompt_embeds, model.spec),

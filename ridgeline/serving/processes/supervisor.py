@@ -28,6 +28,7 @@ from ridgeline.core.cores import of_helper
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.registry import listed
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.core.timeline import process_start
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.keys import tell_of_orders
@@ -186,7 +187,7 @@ class Supervisor:
         def settings_of(index: int) -> Callable[[int], bytes]:
             own = EngineSettings.of(config, model, index)
             own.name = names[index] if replicas > 1 or turns else ""
-            own.turn = turns[index] if turns else None
+            own.turn, own.began = turns[index] if turns else None, process_start()
             return lambda life: encode(structs.replace(own, life=life, asleep=asleep and life == 1))
 
         def needless(index: int) -> Callable[[], bool]:

@@ -9,6 +9,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.kept import cut_short
 from ridgeline.serving.requests.tools import forces_calls, schemas_of
 from ridgeline.text.parsers.thinking import thinking_of
 
@@ -50,10 +51,10 @@ def readable(api: ApiServer, body: ChatBody, asked: GenerationRequest) -> Genera
 
 def unread(api: ApiServer, body: ChatBody) -> list[str]:
     """Return the entries of the answer's header for what is not looked for: calls, if the model takes tools in a form
-    that is not known, and none are forced."""
+    that is not known, and none are forced. A time that is cut short is among them."""
     unknown = api.forms.tools is None and api.chat_template.mentions("tools")
     left_as_text = unknown and reads_calls(body) and not forces_calls(body)
-    return ["tool_calls"] if left_as_text else []
+    return [*(["tool_calls"] if left_as_text else []), *cut_short(api, body)]
 
 
 def reads_calls(body: ChatBody) -> bool:

@@ -33,6 +33,7 @@ from ridgeline.serving.requests.context import (
 )
 from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
+from ridgeline.serving.requests.kept import kept_for
 from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
@@ -47,7 +48,6 @@ __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", 
 INLINE_CHARS = 4096  # longer texts are tokenized in a thread, because the event loop has other clients
 DEFAULT_MAX_TOKENS = 16  # a completion's default, as with OpenAI; a chat may fill the context
 
-KEPT, DAY = 300.0, 86400.0  # seconds for which a session is expected back: by its key alone, and with retention 24h
 MOST_EMBEDDED = 1 << 28  # characters of prompts as vectors in all completions of a request
 MOST_SPELLED = 8192  # token ids in all bad words together
 MOST_SENT = 1 << 24  # token ids of rules in all completions of a request, each of which takes its own to the engine
@@ -500,21 +500,12 @@ def _fitted(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         session=body.prompt_cache_key or "",
-        keep=_kept(body),
+        keep=kept_for(body),
         slo_ttft=(body.slo_ttft_ms or 0.0) / 1e3,
         slo_itl=(body.slo_itl_ms or 0.0) / 1e3,
         timeout=api.config.request_timeout,
         queue_timeout=api.config.queue_timeout,
     )
-
-
-def _kept(body: GenerationBody) -> float:
-    """Return for how many seconds the cache should keep what the request leaves; 0: as long as there is room."""
-    if body.prompt_cache_ttl is not None:
-        return body.prompt_cache_ttl
-    if body.prompt_cache_retention is not None:
-        return DAY if body.prompt_cache_retention == "24h" else KEPT
-    return KEPT if body.prompt_cache_key else 0.0
 
 
 def _plain_call(call: dict[str, Any], index: int, size: Size) -> dict[str, Any]:

@@ -181,10 +181,12 @@ def test_implementation_matches_the_reference(subject: Subject, implementation: 
 
 @pytest.mark.parametrize(("subject", "implementation"), IMPLEMENTED)
 def test_implementation_has_the_reference_gradient(subject: Subject, implementation: Any) -> None:
+    fixed = {2} if subject.op.name == "rope" else set[int]()  # the table of angles
+
     def gradients(run: Callable[..., Any]) -> list[Tensor]:
         inputs = [
-            x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-            for x in subject.inputs(torch.float32, CPU)
+            x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() and at not in fixed else x
+            for at, x in enumerate(subject.inputs(torch.float32, CPU))
         ]
         outputs = tensors(run(*inputs))
         weights = [torch.linspace(-1, 1, y.numel()).view_as(y) for y in outputs]

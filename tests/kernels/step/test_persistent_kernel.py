@@ -22,12 +22,13 @@ from ridgeline.kernels.step.persistent.cuda.cases import (
     distance,
     step_case,
 )
-from ridgeline.kernels.step.persistent.cuda.run import ARCH, NAME, SOURCE, THREADS, LaunchPlan, spent, step_of
+from ridgeline.kernels.step.persistent.cuda.run import ARCH, NAME, SOURCE, LaunchPlan, spent, step_of
 from ridgeline.kernels.step.persistent.records import TaskRecord, records_of, starts_of
 from ridgeline.kernels.step.persistent.shape import DenseShape
 
 MORE = 1.5  # times the twin's own distance from float32: sums are made in another order
 ONE = replace(TINY, layers=1)
+WIDE = replace(ONE, width=320, inner=544)  # several stages, the last of which are short
 
 emulated = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
 compiled = pytest.mark.skipif(not compilers(), reason="there is no CUDA compiler")
@@ -42,7 +43,7 @@ def problem(case: PersistentCase, folder: Path, order: int, source: Path = SOURC
     trace_T4 = torch.full((len(own.schedule.tasks), 4), -1)
     step.trace = trace_T4.data_ptr()
     blocks = len(case.schedule.blocks)
-    shape = LaunchShape((blocks, 1, 1), (THREADS, 1, 1), cluster=blocks, shared=case.plan.shared, order=order)
+    shape = LaunchShape((blocks, 1, 1), (case.plan.threads, 1, 1), cluster=blocks, shared=case.plan.shared, order=order)
     for _ in range(launches):
         for buffer in vars(own.buffers).values():
             buffer.fill_(torch.nan)
@@ -68,7 +69,7 @@ def problem(case: PersistentCase, folder: Path, order: int, source: Path = SOURC
 
 @emulated
 def test_the_kernel_equals_its_twin(tmp_path: Path) -> None:
-    case = step_case(replace(TINY_QWEN, layers=1), [9, -1, 0], 2, splits=2, depth=32, joins=True)
+    case = step_case(replace(TINY_QWEN, layers=1), [9, -1, 0], 2, splits=2, joins=True)
     assert problem(case, tmp_path, order=5) == ""
 
 
@@ -79,29 +80,29 @@ def test_the_kernel_equals_its_twin(tmp_path: Path) -> None:
     ("shape", "positions", "blocks", "splits", "depth"),
     [
         (TINY, [5], 3, 1, 1024),
-        (TINY, [5, 0, -1, 9], 3, 2, 32),
-        (TINY_QWEN, [37, 20, 3], 4, 3, 64),
-        (replace(ONE, head_dim=64, rotated=64), [11] * 8, 2, 1, 64),
-        (replace(ONE, head_dim=128, heads=2, kv_heads=2, rotated=128), [70], 2, 2, 128),
+        (WIDE, [5, 0, -1, 9], 3, 2, 256),
+        (TINY_QWEN, [37, 20, 3], 4, 3, 256),
+        (replace(ONE, head_dim=64, rotated=64), [11] * 8, 2, 1, 256),
+        (replace(ONE, head_dim=128, heads=2, kv_heads=2, rotated=128), [70], 2, 2, 256),
     ],
 )
 def test_the_kernel_equals_its_twin_again_and_again(
     shape: DenseShape, positions: list[int], blocks: int, splits: int, depth: int, order: int, tmp_path: Path
 ) -> None:
-    case = step_case(shape, positions, blocks, splits, depth=depth)
+    case = step_case(shape, positions, blocks, splits).cut(depth=depth)
     assert problem(case, tmp_path, order, launches=2) == ""
 
 
-RUNS = "    const long long ready = now(step);"
+RUNS = "    if (task.kind == ATTEND) {\n      attend"
 SIGNALS = "    if (task.signal >= 0 && threadIdx.x == 0) signal_counter(step.counters + task.signal);\n"
 FAULTS = {
-    "no wait for weights": ("mbarrier_wait(&shared.full[ring.stage], ring.parity);", ""),
-    "no wait for a free stage": ("mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);", ""),
+    "no wait for weights": ("  mbarrier_wait(&shared.full[ring.stage], ring.parity);\n", ""),
+    "no wait for a free stage": ("          mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);", ""),
     "no wait for other blocks": ("if (task.wait >= 0 && threadIdx.x == 0) wait_for_counter", "if (0) wait_for_counter"),
     "no signal": ("if (task.signal >= 0 && threadIdx.x == 0)", "if (0)"),
-    "signal before the work": (f"    workers_meet();\n{RUNS}", f"    workers_meet();\n{SIGNALS}{RUNS}"),
+    "signal before the work": (RUNS, f"{SIGNALS}{RUNS}"),
     "counters stay": ("step.counters[i] = 0;", ";"),
-    "no sum over warps": ("workers_meet();\n    finish_tile", "finish_tile"),
+    "no sum over warps": ("workers_meet();\n    finish<", "finish<"),
 }
 FEW = ("no wait for other blocks", "no wait for a free stage")
 
@@ -116,7 +117,7 @@ def test_a_fault_in_the_kernel_shows(name: str, tmp_path: Path) -> None:
     assert text.count(old) == 1
     broken = tmp_path / "broken.cu"
     broken.write_text(text.replace(old, new))
-    case = step_case(ONE, [5], 2, depth=32)
+    case = step_case(WIDE, [5], 2).cut(depth=256)
     case = replace(case, plan=replace(case.plan, stages=3))
     assert any(problem(case, tmp_path, order, broken) for order in (1, 0, 2))
 
@@ -137,7 +138,7 @@ def test_machine_code_copies_by_bulk_and_multiplies_by_matrix_instructions(shape
     code = machine_code(cubin(SOURCE, ARCH, plan.defines))
     assert code.registers <= 224, "288 threads of a block have so many"
     assert code.stack == 0, "nothing is spilled"
-    for mnemonic in ("UBLKCP", "LDSM.16.M88.4", "HMMA.16816.F32.BF16", "LDG.E.128.STRONG.GPU", "SYNCS"):
+    for mnemonic in ("UBLKCP", "HMMA.16816.F32.BF16", "LDG.E.128.STRONG.GPU", "SYNCS"):
         assert code.has(mnemonic), mnemonic
 
 
@@ -169,9 +170,10 @@ def test_time_is_counted_by_kind() -> None:
     ("shape", "told"),
     [
         (replace(TINY, head_dim=48), "heads are 48 wide"),
+        (replace(TINY, width=8192), "width 8192 is above 4096"),
         (replace(TINY, inner=100), "inner 100 is no multiple of 32"),
         (replace(TINY, heads=18), "9 query heads share"),
-        (replace(TINY, inner=32768), "are the least; use fewer rows"),
+        (replace(TINY, layers=400), "are the least; use less depth"),
     ],
 )
 def test_networks_that_the_kernel_cannot_take_are_refused(shape: DenseShape, told: str) -> None:

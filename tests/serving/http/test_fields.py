@@ -63,7 +63,7 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CACHED = {
     "prompt_cache_key": {"prompt_cache_key": "a"},
-    "prompt_cache_retention": {"prompt_cache_retention": "24h"},
+    "prompt_cache_retention": {"prompt_cache_retention": "in_memory"},
 }
 VALUES: dict[str, dict[str, Any]] = {
     "completions": SAMPLED
@@ -192,6 +192,17 @@ def test_every_refused_field_is_refused_by_name_and_every_harmless_one_is_named(
     stream = post(server, route, stream=True, user="x")
     assert stream.headers["ridgeline-ignored"] == "user"
     assert "data: " in stream.text
+
+
+@pytest.mark.parametrize("route", ["chat", "completions"])
+def test_a_session_that_is_kept_shorter_than_it_asks_is_told(server: Server, route: str) -> None:
+    """The server keeps sessions for an hour at most."""
+    for fields, said in (
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        ({"prompt_cache_ttl": 3600, "prompt_cache_retention": "24h"}, None),
+        ({"prompt_cache_key": "a"}, None),
+    ):
+        assert post(server, route, **fields).headers.get("ridgeline-ignored") == said
 
 
 def test_a_field_without_effect_is_told_once_in_the_log(

@@ -94,7 +94,7 @@ def _begun(numbers, KEYS: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr
 
 @gluon.jit
 def _steps(
-    first, last, end, n, s, dk, dv, log, delta, dq_desc, shared, sums, bars, numbers, row, scale,
+    first, last, end, n, s, dk, dv, log, delta, dq_desc, lefts, shared, sums, bars, numbers, row, scale,
     MASKED: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """Let the keys meet steps first … last - 1 of one head, of which step 0 begins at the tile's first key.
@@ -104,7 +104,8 @@ def _steps(
     keys of the step before is under way.
     n: steps so far, of all heads. end: steps of this head. row: of step 0, in tensors of queries.
     """
-    q, k, v, grad = shared
+    q, k, _v, grad = shared
+    k_left, v_left = lefts
     slopes, dq_tile, log_tile, delta_tile = sums
     _k_full, _v_full, q_full, grad_full, q_empty, grad_empty = bars
     less_log_ptr, less_delta_ptr = numbers
@@ -119,7 +120,7 @@ def _steps(
         here, after, by = n % AHEAD, (n + 1) % AHEAD, n % GRADS
         begun = _begun(delta_tile, KEYS, ROWS, s_layout)
         mbarrier.wait(grad_full.index(by), n // GRADS & 1)
-        dp = warpgroup_mma(v, grad.index(by).permute((1, 0)), begun, is_async=True)
+        dp = warpgroup_mma(v_left, grad.index(by).permute((1, 0)), begun, is_async=True)
         weights = gl.exp2(s * scale)
         if MASKED:
             key = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, s_layout)), 1)
@@ -140,7 +141,7 @@ def _steps(
         dq = warpgroup_mma(slopes.permute((1, 0)), k, nothing, use_acc=False, is_async=True)
         begun = _begun(log_tile, KEYS, ROWS, s_layout)
         mbarrier.wait(q_full.index(after), (n + 1) // AHEAD & 1, pred=i + 1 < end)
-        s_after = warpgroup_mma(k, q.index(after).permute((1, 0)), begun, is_async=True)  # behind the last: not used
+        s_after = warpgroup_mma(k_left, q.index(after).permute((1, 0)), begun, is_async=True)  # the last: not used
         dk = warpgroup_mma(slopes, q.index(here), dk, is_async=True)
         dv, dq = warpgroup_mma_wait(2, deps=(dv, dq))
         dq_tile.store(dq)
@@ -159,10 +160,10 @@ def _steps(
 @gluon.jit
 def _consumer(
     dq_desc, outs, shared, sums, bars, numbers, T, groups, at_once, scale, natural,
-    PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
+    PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and its values, and add to those of queries."""
-    q, k, _v, _grad = shared
+    q, k, v, _grad = shared
     k_full, v_full, q_full, _grad_full, _q_empty, _grad_empty = bars
     less_log_ptr, less_delta_ptr = numbers
     dk_ptr, dv_ptr = outs
@@ -178,6 +179,10 @@ def _consumer(
     n = 0
     mbarrier.wait(k_full.index(0), 0)
     mbarrier.wait(v_full.index(0), 0)
+    k_left, v_left = k, v
+    if HELD:
+        left: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+        k_left, v_left = k.load(left), v.load(left)
     for within in range(PER_GROUP):
         head = group * PER_GROUP + within
         own = less_log_ptr + (head * padded + begin), less_delta_ptr + (head * padded + begin)
@@ -187,16 +192,16 @@ def _consumer(
         begun = _begun(sums[2], KEYS, ROWS, s_layout)
         log, delta = _numbers(own[0] + ROWS, ROWS), _numbers(own[1] + ROWS, ROWS)
         mbarrier.wait(q_full.index(n % AHEAD), n // AHEAD & 1)
-        s = warpgroup_mma(k, q.index(n % AHEAD).permute((1, 0)), begun, is_async=True)
+        s = warpgroup_mma(k_left, q.index(n % AHEAD).permute((1, 0)), begun, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         under_way = warpgroup_mma_init(dk)
         n, s, under_way, dv, log, delta = _steps(
-            0, masked, end, n, s, under_way, dv, log, delta, dq_desc, shared, sums, bars, own,
+            0, masked, end, n, s, under_way, dv, log, delta, dq_desc, (k_left, v_left), shared, sums, bars, own,
             head * T + begin, scale,
             True, D, ROWS, KEYS,
         )  # fmt: skip
         n, s, under_way, dv, log, delta = _steps(
-            masked, end, end, n, s, under_way, dv, log, delta, dq_desc, shared, sums, bars, own,
+            masked, end, end, n, s, under_way, dv, log, delta, dq_desc, (k_left, v_left), shared, sums, bars, own,
             head * T + begin, scale,
             False, D, ROWS, KEYS,
         )  # fmt: skip
@@ -213,9 +218,10 @@ def _consumer(
 @gluon.jit
 def roles_kernel(
     q_desc, k_desc, v_desc, grad_desc, dq_desc, dk_ptr, dv_ptr, less_log_ptr, less_delta_ptr, T, groups, at_once, scale,
-    natural, PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
+    natural, PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
-    """A tile of keys of one group of heads. dq_desc: the sums of gradients of q, float32."""
+    """A tile of keys of one group of heads. dq_desc: the sums of gradients of q, float32. HELD: keys and values are in
+    registers for their own products with queries and gradients."""
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = q_desc.layout
     dq_layout: gl.constexpr = dq_desc.layout
@@ -237,7 +243,7 @@ def roles_kernel(
     gl.warp_specialize(
         [
             (_consumer, (dq_desc, outs, shared, (slopes, dq_tile, log_tile, delta_tile), bars, numbers, T, groups,
-                         at_once, scale, natural, PER_GROUP, D, ROWS, KEYS)),
+                         at_once, scale, natural, PER_GROUP, D, ROWS, KEYS, HELD)),
             (_producer, (descs, shared, bars, T, groups, at_once, PER_GROUP, D, ROWS, KEYS)),
         ],
         [1],
@@ -259,7 +265,7 @@ class RolesBackward:
         self.groups, self.per_group, self.scale = batch * groups, heads // groups, size**-0.5
         self.at_once = max(1, CACHED_BYTES // (8 * self.length * size * self.per_group))
         self.sums_BHTD = torch.zeros_like(q_BHTD, dtype=torch.float32)
-        self.rows = ROWS[size]
+        self.rows, self.held = ROWS[size], size == 64
         padded = triton.cdiv(self.length, self.rows) * self.rows
         numbers = log_BHT.new_zeros(2, batch * heads * padded + 2 * self.rows)  # two steps more are read, not used
         self.less_log_BHU, self.less_delta_BHU = (x[: -2 * self.rows].view(batch, heads, padded) for x in numbers)
@@ -276,7 +282,7 @@ class RolesBackward:
         roles_kernel[(self.groups * triton.cdiv(self.length, KEYS),)](
             *self.descriptors, _descriptor(grad_BHTD, self.rows), self.dq, *self.grads[1:], self.less_log_BHU,
             self.less_delta_BHU, self.length, self.groups, self.at_once, self.scale * LOG2E, self.scale,
-            PER_GROUP=self.per_group, D=grad_BHTD.shape[-1], ROWS=self.rows, KEYS=KEYS, num_warps=8,
+            PER_GROUP=self.per_group, D=grad_BHTD.shape[-1], ROWS=self.rows, KEYS=KEYS, HELD=self.held, num_warps=8,
         )  # fmt: skip
         count = self.sums_BHTD.numel()
         rounded_kernel[(triton.cdiv(count, 4096),)](self.sums_BHTD, self.grads[0], count, self.scale, SIZE=4096)
@@ -300,7 +306,7 @@ def ahead_of_time(size: int) -> AotKernel:
     types["dq_desc"] = f"tensordesc<fp32{[rows, size]},{shared_layout([rows, size], 32)!r}>"
     types |= {"dk_ptr": "*bf16", "dv_ptr": "*bf16", "less_log_ptr": "*fp32", "less_delta_ptr": "*fp32"}
     types |= {"T": "i32", "groups": "i32", "at_once": "i32", "scale": "fp32", "natural": "fp32"}
-    constants = {"PER_GROUP": 1, "D": size, "ROWS": rows, "KEYS": KEYS}
+    constants = {"PER_GROUP": 1, "D": size, "ROWS": rows, "KEYS": KEYS, "HELD": size == 64}
     return AotKernel(
         roles_kernel, types, constants, hot=size == 64, tensor_cores="HGMMA", archs=("sm_90",), num_warps=8,
     )  # fmt: skip

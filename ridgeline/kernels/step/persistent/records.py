@@ -30,6 +30,7 @@ class StepArgument(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("records", "starts", "counters", "tokens", "positions", "table")),
+        *((name, ctypes.c_void_p) for name in ("slots", "live")),
         *((name, ctypes.c_void_p) for name in ("cos_sin", "partial", "embedding", "trace")),
         ("block_step", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("counter_count", "blocks", "columns", "heads", "kv_heads", "width")),

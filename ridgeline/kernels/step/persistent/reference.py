@@ -92,7 +92,7 @@ class SlowStep:
 
     def _attended(self, task: StepTask) -> Write:
         shape, (row, head, split) = self.shape, task.part
-        position = int(self.inputs.positions_R[row])
+        position = int(self.inputs.positions_R[row]) if self.inputs.live_R[row] else -1
         k_cache, v_cache = self.inputs.caches[task.layer]
         size, heads = k_cache.shape[2], slice(head * shape.group, (head + 1) * shape.group)
         pages = -(-(position + 1) // size)
@@ -101,11 +101,11 @@ class SlowStep:
         partial_hD = self.buffers.partial_RHSD[row, heads, split]
         if start >= stop:
             nothing = torch.zeros_like(partial_hD)
-            nothing[:, -2] = -1e30
+            nothing[:, -4] = -1e30
             return self._written(task, nothing)
         q_HD, k_GD, v_GD = self._heads(self.weights.layers[task.layer], row, position)
         place = torch.arange(start, stop, device=k_cache.device)
-        block, offset = self.inputs.table_RC[row][place // size].long(), place % size
+        block, offset = self.inputs.table_SC[self.inputs.slots_R[row]][place // size].long(), place % size
         k_LD, v_LD = k_cache[block, head, offset], v_cache[block, head, offset]
         last = stop == position + 1
         if last:
@@ -114,7 +114,8 @@ class SlowStep:
         score_hL = q_HD[heads].float() @ k_LD.float().T * shape.scale
         top_h1 = score_hL.amax(-1, keepdim=True)
         weight_hL = (score_hL - top_h1).exp()
-        found = torch.cat((weight_hL @ v_LD.float(), top_h1, weight_hL.sum(-1, keepdim=True)), dim=-1)
+        none_h2 = torch.zeros_like(top_h1).expand(-1, 2)
+        found = torch.cat((weight_hL @ v_LD.float(), top_h1, weight_hL.sum(-1, keepdim=True), none_h2), dim=-1)
         write = self._written(task, found)
 
         def both() -> None:
@@ -157,8 +158,8 @@ class SlowStep:
 
 def _joined(parts_SD: Tensor) -> Tensor:
     """Return attention's result from the parts of splits, the dimension before the last: without that, and with D
-    numbers in place of D + 2."""
-    sums_SD, top_S1, weight_S1 = parts_SD.split((parts_SD.shape[-1] - 2, 1, 1), dim=-1)
+    numbers in place of D + 4."""
+    sums_SD, top_S1, weight_S1, _ = parts_SD.split((parts_SD.shape[-1] - 4, 1, 1, 2), dim=-1)
     share_S1 = (top_S1 - top_S1.amax(-2, keepdim=True)).exp()
     total_1 = (weight_S1 * share_S1).sum(-2)
     return torch.where(total_1 > 0, (sums_SD * share_S1).sum(-2) / total_1, 0.0)

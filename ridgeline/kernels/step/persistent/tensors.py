@@ -15,7 +15,7 @@ Legend:
     N  blocks of the cache
     P  tokens per block
     C  columns of a block table
-    S  splits of a row's keys
+    S  splits of a row's keys; of the block table, slots
 """
 
 from __future__ import annotations
@@ -59,21 +59,24 @@ class StepWeights:
 class RowInputs:
     """The inputs of a step.
 
-    tokens_R: int32. positions_R: int32, of these tokens; -1 for a row without a request.
-    table_RC: int32, the blocks of each row.
+    tokens_R: int64. positions_R: int64, of these tokens.
+    live_R: bool, False for a row without a request.
+    slots_R: int32, the row of table_SC with a row's blocks, which are int32.
     caches: by layer keys and values [N, G, P, D]. Heads of a block lie behind each other, as do tokens of a head.
     """
 
     tokens_R: Tensor
     positions_R: Tensor
-    table_RC: Tensor
+    live_R: Tensor
+    slots_R: Tensor
+    table_SC: Tensor
     caches: Sequence[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBuffers:
     """The buffers between tasks. partial_RHSD: float32, of each split of a head's keys sums, the largest score and the
-    sum of weights: D + 2 numbers."""
+    sum of weights, and two numbers that are not used: D + 4."""
 
     residual_RM: Tensor
     qkv_RX: Tensor
@@ -91,6 +94,6 @@ class StepBuffers:
 
         return StepBuffers(
             residual_RM=empty(shape.width), qkv_RX=empty(shape.projected), attended_RI=empty(shape.attended),
-            partial_RHSD=empty(shape.heads, splits, shape.head_dim + 2, dtype=torch.float32),
+            partial_RHSD=empty(shape.heads, splits, shape.head_dim + 4, dtype=torch.float32),
             gated_RF=empty(shape.inner), logits_RV=empty(shape.vocabulary),
         )  # fmt: skip

@@ -28,6 +28,7 @@ from ridgeline.serving.requests.bodies import (
     text_or_objects,
 )
 from ridgeline.serving.requests.fields import Refusal
+from ridgeline.serving.requests.kept import KEPT
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import (
     BETWEEN,
@@ -40,7 +41,7 @@ from ridgeline.serving.requests.translation import (
     text_of,
     unused,
 )
-from ridgeline.serving.requests.validation import KEPT, parse
+from ridgeline.serving.requests.validation import parse
 from ridgeline.text.parsers.choose import Forms
 
 BILLING = "x-anthropic-billing-header"

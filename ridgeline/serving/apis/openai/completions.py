@@ -18,10 +18,11 @@ from ridgeline.serving.generation.pieces import Piece, Usage
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, together, while_connected
 from ridgeline.serving.http.pieces import encoded, json_response
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import CompletionBody
+from ridgeline.serving.requests.kept import cut_short
 from ridgeline.serving.requests.validation import check_model, completion_requests
 from ridgeline.text.outputs import CompletionOutput
 
@@ -43,6 +44,7 @@ async def answer_completion(api: ApiServer, request: Request, body: CompletionBo
     """Return the answer to a body with prompts, whole or as a stream. Raise RequestFailed."""
     name = request_id(request, body.request_id)
     answer = Completions(api, body, name, await completion_requests(api, body, name))
+    tell_ignored(request, cut_short(api, body))
     if body.stream:
         return EventStream(answer.stream)
     return await while_connected(request.receive, answer.whole())

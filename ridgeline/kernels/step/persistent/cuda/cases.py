@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.step.persistent.build import build
-from ridgeline.kernels.step.persistent.cuda.run import LaunchPlan
+from ridgeline.kernels.step.persistent.cuda.run import WARPS, LaunchPlan
 from ridgeline.kernels.step.persistent.reference import SlowStep
 from ridgeline.kernels.step.persistent.shape import DenseShape
 from ridgeline.kernels.step.persistent.tasks import StepSchedule
@@ -51,6 +51,11 @@ class PersistentCase:
     inputs: RowInputs
     buffers: StepBuffers
 
+    def cut(self, *, depth: int = 1024, warps: int = WARPS) -> PersistentCase:
+        """Return the same case with stages of another depth, or with another number of warps."""
+        plan = LaunchPlan.of(self.shape, self.rows, self.plan.page, self.schedule, self.splits, depth, warps)
+        return replace(self, plan=plan)
+
     def fresh(self, dtype: torch.dtype | None = None, device: str | None = None) -> PersistentCase:
         """Return the same case with poisoned buffers and a cache of its own, in another dtype or on another device."""
 
@@ -68,8 +73,8 @@ class PersistentCase:
         others = ("embedding_VM", "norm_M", "head_VM", "cos_sin_ZY")
         weights = StepWeights(layers=layers, **{name: own(getattr(self.weights, name)) for name in others})
         inputs = RowInputs(
-            tokens_R=own(self.inputs.tokens_R), positions_R=own(self.inputs.positions_R),
-            table_RC=own(self.inputs.table_RC), caches=list(map(cache, self.inputs.caches)),
+            **{name: own(x) for name, x in vars(self.inputs).items() if name != "caches"},
+            caches=list(map(cache, self.inputs.caches)),
         )  # fmt: skip
         buffers = StepBuffers.poisoned(self.shape, self.rows, self.splits, weights.norm_M)
         return replace(self, weights=weights, inputs=inputs, buffers=buffers)
@@ -83,8 +88,8 @@ class PersistentCase:
 
 
 def step_case(
-    shape: DenseShape, positions: list[int], blocks: int, splits: int = 1, *, page: int = 4, depth: int = 1024,
-    joins: bool = False, device: str = "cpu",
+    shape: DenseShape, positions: list[int], blocks: int, splits: int = 1, *, page: int = 4, joins: bool = False,
+    device: str = "cpu",
 ) -> PersistentCase:  # fmt: skip
     """Return a case in bfloat16. positions: of each row's token; all tokens before it are in the cache, -1: none."""
     generator = torch.Generator(device).manual_seed(len(positions))
@@ -106,13 +111,14 @@ def step_case(
         caches.append((units[:, 0], units[:, 1]))
     tokens = torch.randint(shape.vocabulary, (rows,), generator=torch.Generator().manual_seed(0))
     inputs = RowInputs(
-        tokens_R=tokens.int().to(device), positions_R=torch.tensor(positions).int().to(device),
-        table_RC=table.int().to(device), caches=caches,
+        tokens_R=tokens.to(device), positions_R=torch.tensor(positions).clamp(min=0).to(device),
+        live_R=torch.tensor([position >= 0 for position in positions], device=device),
+        slots_R=torch.arange(rows).flip(0).int().to(device), table_SC=table.flip(0).int().to(device), caches=caches,
     )  # fmt: skip
     schedule = build(shape, rows, blocks, splits, joins=joins)
     return PersistentCase(
         shape=shape, rows=rows, splits=splits, schedule=schedule, weights=weights, inputs=inputs,
-        plan=LaunchPlan.of(shape, rows, page, schedule, splits, depth),
+        plan=LaunchPlan.of(shape, rows, page, schedule, splits),
         buffers=StepBuffers.poisoned(shape, rows, splits, weights.norm_M),
     )  # fmt: skip
 

@@ -1,19 +1,28 @@
 // A decoding step in one launch. Every block stays on its multiprocessor and runs its list of tasks; blocks tell each
-// other by counters in memory what has ended. Eight warps compute. A ninth one streams the weights of all products of
-// the list through a ring in shared memory: weights never change, so it waits for no counter and is as far ahead as the
-// ring is long, also while the others wait.
+// other by counters in memory what has ended. Some warps compute. One more streams the weights of all products of the
+// list, and the keys and values of earlier steps, through a ring in shared memory: no task writes them, so it waits for
+// no counter and is as far ahead as the ring is long, also while the others wait.
 //
 // Matrix instructions multiply 8 outputs' weights with the activations of up to 8 rows: mma.m16n8k16, whose 16 rows are
 // the activations (the last 8 are zero) and whose 8 columns are outputs, so a block may own any number of outputs.
 //
 // Definitions: ROWS rows of the step, GROUP query heads of a key head, DIM width of a head, ROTATED numbers of it that
-// rotate, PAGE tokens of a block of the cache, SPLITS parts of a row's keys, DEPTH inputs of a stage, STAGES of the ring.
+// rotate, WIDTH, ATTENDED and INNER inputs of the products, PAGE tokens of a block of the cache, SPLITS parts of a row's
+// keys, JOINS 1 if products join them, WARPS that compute, DEPTH inputs of a stage, STAGES of the ring, PAGES of the
+// cache in a stage, SUM_TILES tiles between two sums over warps, MOST inputs in registers.
 #include "ptx.cuh"
 
-constexpr int WARPS = 8, WORKERS = 32 * WARPS, TILE = 8;
-constexpr int PITCH = DEPTH + 8;  // numbers from row to row of a stage: rows begin in other banks
+constexpr int WORKERS = 32 * WARPS, TILE = 8;
+constexpr int PITCH = DEPTH + 32;  // numbers from row to row of a stage: two rows' 64 bytes lie in other banks
 constexpr int STAGE_BYTES = TILE * PITCH * 2;
-constexpr float LOWEST = -1e30f;
+constexpr int TOKENS = PAGES * PAGE;  // of a stage with keys and values
+constexpr float LOWEST = -1e30f, LOG2E = 1.4426950408889634f;
+
+// Inputs whose activations are in registers together. More than MOST are taken one such slab after the other.
+__device__ constexpr int slab_of(int inputs) {
+  const int slabs = (inputs + MOST - 1) / MOST, stages = (inputs + DEPTH - 1) / DEPTH;
+  return (stages + slabs - 1) / slabs * DEPTH;
+}
 
 enum Kind { EMBED, QKV, ATTEND, COMBINE, OUT, GATE_UP, DOWN, HEAD };
 
@@ -32,7 +41,9 @@ struct Step {
   const Record *records;
   const int *starts;  // by block, its first record; and one more
   unsigned *counters;  // and behind the last one that of blocks that have ended
-  const int *tokens, *positions, *table;  // position -1: a row without a request
+  const long long *tokens, *positions;
+  const int *table, *slots;   // a row's blocks are in its slot's part of the table
+  const unsigned char *live;  // 0: a row without a request
   const float *cos_sin;
   float *partial;
   const bf16 *embedding;
@@ -46,8 +57,9 @@ struct Step {
 struct Shared {  // offsets into dynamic shared memory
   Mbarrier *full, *empty;
   Record *records;
-  float *sums;   // [2][WARPS][8][TILE]
-  bf16 *panel;   // activations, or what attention needs
+  float *squares;  // [WARPS][8]: of a warp's inputs, by row
+  float *sums;     // [2][SUM_TILES][WARPS][ROWS][TILE]
+  bf16 *panel;     // what attention needs, or activations that are made of its parts
   unsigned char *ring;
 };
 
@@ -58,7 +70,7 @@ struct Ring {
   }
 };
 
-struct Eight { bf16 at[8]; };
+struct __align__(16) Eight { bf16 at[8]; };
 
 __device__ __forceinline__ Eight eight_of(uint4 words) {
   Eight e;
@@ -87,281 +99,520 @@ __device__ __forceinline__ void workers_meet() { named_barrier(1, WORKERS); }
 
 __device__ __forceinline__ bool is_product(int kind) { return kind == QKV || kind >= OUT; }
 
-// ---- The ninth warp -------------------------------------------------------------------------------------------------
+// ---- The streaming warp ---------------------------------------------------------------------------------------------
 
-__device__ void stream(const Shared &shared, int count) {
-  const int lane = threadIdx.x % 32;
+struct Tokens { int start, stop, old; };
+
+__device__ __forceinline__ int position_of(const Step &step, int row) {
+  return step.live[row] ? int(step.positions[row]) : -1;
+}
+__device__ __forceinline__ const int *table_of(const Step &step, int row) {
+  return step.table + (long long)step.slots[row] * step.columns;
+}
+
+// The tokens of a row that a task attends to: none of a row without a request. Those before `old` are in the cache.
+__device__ __forceinline__ Tokens tokens_of(const Record &task, int position) {
+  const int pages = (position + PAGE) / PAGE, own = (pages + SPLITS - 1) / SPLITS;
+  const int stop = min(position + 1, (task.split + 1) * own * PAGE);
+  return {task.split * own * PAGE, stop, min(stop, position)};
+}
+
+__device__ void stream_keys(const Step &step, const Shared &shared, const Record &task, Ring &ring) {
+  const int lane = threadIdx.x % 32, page = lane % PAGES;
+  const auto [start, stop, old] = tokens_of(task, position_of(step, task.first));
+  const int *table = table_of(step, task.first);
+  const bf16 *from = (lane < PAGES ? task.keys : task.values) + (long long)task.last * PAGE * DIM;
+  constexpr int BYTES = PAGE * DIM * 2;
+#pragma unroll 1
+  for (int base = start; base < old; base += TOKENS) {
+    const int pages = min(PAGES, (old - base + PAGE - 1) / PAGE);
+    const bool loads = lane < 2 * PAGES && page < pages;
+    const long long place = loads ? table[base / PAGE + page] * step.block_step : 0;
+    mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+    if (lane == 0) mbarrier_expect(&shared.full[ring.stage], 2 * pages * BYTES);
+    __syncwarp();
+    if (loads) bulk_load(shared.ring + ring.stage * STAGE_BYTES + lane * BYTES, from + place, BYTES, &shared.full[ring.stage]);
+    ring.next();
+  }
+}
+
+__device__ void stream_weights(const Shared &shared, const Record &task, Ring &ring) {
+  const int lane = threadIdx.x % 32, inputs = task.inputs;
+  const bool pair = task.kind == GATE_UP;
+  const int each = pair ? TILE / 2 : TILE, slot = pair ? lane % 4 : lane;
+  const int slab = slab_of(inputs);
+#pragma unroll 1
+  for (int chunk = task.first; chunk < task.last; chunk += each * SUM_TILES)
+#pragma unroll 1
+    for (int begin = 0; begin < inputs; begin += slab)
+#pragma unroll 1
+      for (int first = chunk; first < min(task.last, chunk + each * SUM_TILES); first += each) {
+        const int outputs = min(each, task.last - first), rows = pair ? 2 * outputs : outputs;
+        const bool loads = lane < TILE && slot < outputs;
+        const bf16 *row = (pair && lane >= 4 ? task.second : task.weight) + (long long)(first + slot) * inputs;
+#pragma unroll 1
+        for (int k = begin; k < min(inputs, begin + slab); k += DEPTH) {
+          const int bytes = min(DEPTH, inputs - k) * 2;
+          mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+          if (lane == 0) mbarrier_expect(&shared.full[ring.stage], rows * bytes);
+          __syncwarp();
+          if (loads)
+            bulk_load(shared.ring + ring.stage * STAGE_BYTES + lane * PITCH * 2, row + k, bytes,
+                      &shared.full[ring.stage]);
+          ring.next();
+        }
+      }
+}
+
+__device__ void stream(const Step &step, const Shared &shared, int count) {
   Ring ring;
+#pragma unroll 1
   for (int i = 0; i < count; ++i) {
     const Record &task = shared.records[i];
-    if (!is_product(task.kind)) continue;
-    const bool pair = task.kind == GATE_UP;
-    const int each = pair ? TILE / 2 : TILE, slot = pair ? lane % 4 : lane;
-    for (int first = task.first; first < task.last; first += each) {
-      const int outputs = min(each, task.last - first), rows = pair ? 2 * outputs : outputs;
-      const bool loads = lane < TILE && slot < outputs;
-      const bf16 *row = (pair && lane >= 4 ? task.second : task.weight) + (long long)(first + slot) * task.inputs;
-      for (int k = 0; k < task.inputs; k += DEPTH) {
-        const int bytes = min(DEPTH, task.inputs - k) * 2;
-        mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
-        if (lane == 0) mbarrier_expect(&shared.full[ring.stage], rows * bytes);
-        __syncwarp();
-        if (loads)
-          bulk_load(shared.ring + ring.stage * STAGE_BYTES + lane * PITCH * 2, row + k, bytes, &shared.full[ring.stage]);
-        ring.next();
-      }
-    }
+    if (is_product(task.kind)) stream_weights(shared, task, ring);
+    else if (task.kind == ATTEND) stream_keys(step, shared, task, ring);
   }
+}
+
+// ---- Joining the parts of attention ---------------------------------------------------------------------------------
+
+constexpr int PART = DIM + 4;  // of a partial result: sums, the largest score, the sum of weights, and two unused
+
+struct __align__(16) Parts { float at[8]; };
+
+__device__ __forceinline__ Parts fresh_parts(const float *from) {
+  const uint4 low = load_fresh(from), high = load_fresh(from + 4);
+  Parts parts;
+  memcpy(parts.at, &low, 16), memcpy(parts.at + 4, &high, 16);
+  return parts;
+}
+
+// Eight numbers of a head's result, made of those of its splits. Scores are powers of 2.
+__device__ __forceinline__ Eight joined(const float *partial, long long head, int d) {
+  const float *parts = partial + head * SPLITS * PART;
+  float tops[SPLITS], totals[SPLITS], top = LOWEST, weights = 0;
+  Parts sums[SPLITS];
+#pragma unroll
+  for (int s = 0; s < SPLITS; ++s) {
+    const uint4 both = load_fresh(parts + s * PART + DIM);
+    memcpy(&tops[s], &both.x, 4), memcpy(&totals[s], &both.y, 4);
+    sums[s] = fresh_parts(parts + s * PART + d);
+  }
+#pragma unroll
+  for (int s = 0; s < SPLITS; ++s) top = max(top, tops[s]);
+  float all[8] = {};
+#pragma unroll
+  for (int s = 0; s < SPLITS; ++s) {
+    const float weight = power_of_2(tops[s] - top);
+    weights += totals[s] * weight;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) all[j] += sums[s].at[j] * weight;
+  }
+  const float share = weights > 0 ? inverse(weights) : 0.f;
+  Eight result;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) result.at[j] = __float2bfloat16(all[j] * share);
+  return result;
+}
+
+// ---- The wait of a task ---------------------------------------------------------------------------------------------
+
+struct Clock { long long ready, waited; };  // cycles of the end of a task's wait, and of waits for the ring
+
+// Wait until the task may begin. What no task writes is asked for before.
+__device__ __forceinline__ void begin(const Step &step, const Record &task, Clock &clock) {
+  if (task.wait >= 0 && threadIdx.x == 0) wait_for_counter(step.counters + task.wait, task.least);
+  workers_meet();
+  clock.ready = now(step);
+}
+
+__device__ __forceinline__ void wait_for_stage(const Step &step, const Shared &shared, const Ring &ring, Clock &clock) {
+  clock.waited -= now(step);
+  mbarrier_wait(&shared.full[ring.stage], ring.parity);
+  clock.waited += now(step);
+}
+
+// Give back a stage that this warp has read.
+__device__ __forceinline__ void free_stage(const Shared &shared, Ring &ring) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty[ring.stage]);
+  ring.next();
 }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
+// A warp has 32 of every STEP inputs of a product. A lane has 8 of these 32: lane % 4 says which, and lane / 4 of which
+// row. Both operands of a matrix instruction are taken in this order, so a lane reads 16 bytes of either, and the
+// activations stay in its registers. The warps' sums meet once, behind up to SUM_TILES tiles.
+//
+// Where a norm comes first, the activations are only multiplied by its weights. Its scale is that of a whole row, so it
+// is applied to the sums.
 
-constexpr int PART = DIM + 2;  // of a partial result of attention: sums, the largest score, the sum of weights
+constexpr int STEP = 32 * WARPS;
 
-// A number of a head's result, made of those of its splits.
-__device__ __forceinline__ bf16 joined(const float *partial, long long head, int d) {
-  const float *parts = partial + head * SPLITS * PART;
-  float top = LOWEST, sum = 0, weights = 0;
-#pragma unroll
-  for (int s = 0; s < SPLITS; ++s) top = max(top, fresh_float(parts + s * PART + DIM));
-#pragma unroll
-  for (int s = 0; s < SPLITS; ++s) {
-    const float weight = expf(fresh_float(parts + s * PART + DIM) - top);
-    sum += fresh_float(parts + s * PART + d) * weight;
-    weights += fresh_float(parts + s * PART + DIM + 1) * weight;
+// True if an input is there, which need not be asked where no step is short.
+template <int INPUTS> __device__ __forceinline__ bool is_inside(int k) { return INPUTS % STEP == 0 || k < INPUTS; }
+
+template <int INPUTS, bool JOINED, int COUNT>
+__device__ __forceinline__ void load_inputs(const Step &step, const Shared &shared, const Record &task, int begin,
+                                            uint4 (&x)[COUNT]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+  const int own = begin + warp * 32 + lane % 4 * 8;  // and every STEP behind it
+  if (JOINED) {
+#pragma unroll 1
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll 1
+      for (int k = begin + (lane / 4 * WARPS + warp) * 32 + lane % 4 * 8; k < min(INPUTS, begin + COUNT * STEP);
+           k += 8 * STEP)
+        *reinterpret_cast<Eight *>(shared.panel + r * INPUTS + k) =
+            joined(step.partial, (long long)r * step.heads + k / DIM, k % DIM);
+    __syncwarp();
   }
-  return __float2bfloat16(weights > 0 ? sum / weights : 0.f);
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) x[j] = {0, 0, 0, 0};
+  if (row >= ROWS) return;
+  const bf16 *from = (JOINED ? shared.panel : task.x) + (long long)row * INPUTS + own;
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j)
+    if (is_inside<INPUTS>(own + j * STEP))
+      x[j] = JOINED ? *reinterpret_cast<const uint4 *>(from + j * STEP) : load_fresh(from + j * STEP);
 }
 
-// Copy the rows of x to the panel, normalised if there is a norm. A warp has a row.
-__device__ void fill_panel(const Step &step, const Shared &shared, const Record &task) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, inputs = task.inputs, pitch = inputs + 8;
-  if (!task.x) {
-    for (int i = threadIdx.x; i < ROWS * inputs; i += WORKERS) {
-      const int row = i / inputs, k = i % inputs;
-      shared.panel[row * pitch + k] = joined(step.partial, (long long)row * step.heads + k / DIM, k % DIM);
+// Multiply by a norm's weights, and return the sum of the squares.
+template <int COUNT>
+__device__ __forceinline__ float weighted(uint4 (&x)[COUNT], const uint4 (&weights)[COUNT]) {
+  float squares = 0;
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) {
+    Eight numbers = eight_of(x[j]);
+    const Eight weight = eight_of(weights[j]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float number = to_float(numbers.at[i]);
+      squares += number * number;
+      numbers.at[i] = __float2bfloat16(number * to_float(weight.at[i]));
     }
-    return;
+    memcpy(&x[j], &numbers, 16);
   }
-  if (!task.norm) {
-    const int vectors = inputs / 8;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < ROWS * vectors; i += WORKERS) {
-      const int row = i / vectors, k = i % vectors * 8;
-      *reinterpret_cast<uint4 *>(shared.panel + row * pitch + k) = load_fresh(task.x + (long long)row * inputs + k);
+  return squares;
+}
+
+// Add up the warps' sums of tiles, and write their outputs. residual: of this thread's first one.
+template <int INPUTS, bool NORMED>
+__device__ __forceinline__ void finish(const Step &step, const Shared &shared, const Record &task, const float *sums,
+                                       int first, int tiles, float residual) {
+  const bool pair = NORMED && task.kind == GATE_UP;
+  const int wide = pair ? 4 : 8;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tiles * ROWS * wide; i += WORKERS) {
+    const int n = i % wide, row = i / wide % ROWS, tile = i / wide / ROWS, output = first + tile * wide + n;
+    if (output >= task.last) continue;
+    const float *from = sums + (tile * WARPS * ROWS + row) * TILE + n;
+    float sum = 0, up = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+      sum += from[warp * ROWS * TILE];
+      if (pair) up += from[warp * ROWS * TILE + 4];
     }
-    return;
-  }
-  for (int row = warp; row < ROWS; row += WARPS) {
-    bf16 *to = shared.panel + row * pitch;
+    if (!NORMED) {
+      bf16 *to = task.y + (long long)row * step.width + output;
+      const bool first_one = i == int(threadIdx.x) && first == task.first;
+      *to = __float2bfloat16((first_one ? residual : fresh_one(to)) + rounded(sum));
+      continue;
+    }
     float squares = 0;
-#pragma unroll 8
-    for (int k = lane * 8; k < inputs; k += 256) {
-      const Eight x = fresh(task.x + (long long)row * inputs + k);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) squares += to_float(x.at[j]) * to_float(x.at[j]);
-      *reinterpret_cast<Eight *>(to + k) = x;
-    }
-    for (int mask = 16; mask; mask /= 2) squares += __shfl_xor_sync(~0u, squares, mask);
-    const float scale = 1.f / sqrtf(squares / inputs + step.eps);
-    for (int k = lane * 8; k < inputs; k += 256) {
-      Eight x = *reinterpret_cast<Eight *>(to + k);
-      const Eight weight = *reinterpret_cast<const Eight *>(task.norm + k);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) x.at[j] = __float2bfloat16(to_float(x.at[j]) * scale * to_float(weight.at[j]));
-      *reinterpret_cast<Eight *>(to + k) = x;
-    }
+    for (int warp = 0; warp < WARPS; ++warp) squares += shared.squares[warp * 8 + row];
+    const float scale = inverse_root(squares / INPUTS + step.eps);
+    sum *= scale;
+    if (pair) sum *= inverse(1.f + power_of_2(-LOG2E * sum)) * (up * scale);
+    else if (task.bias) sum += to_float(task.bias[output]);
+    task.y[(long long)row * task.split + output] = __float2bfloat16(sum);  // split: here the width of y
   }
 }
 
-// Add up the warps' sums of a tile, and write its outputs.
-__device__ __forceinline__ void finish_tile(const Step &step, const Record &task, const float *sums, int first) {
-  const int row = threadIdx.x / TILE, n = threadIdx.x % TILE;
-  const bool pair = task.kind == GATE_UP;
-  const int output = first + n;
-  if (threadIdx.x >= 8 * TILE || row >= ROWS || output >= task.last || (pair && n >= TILE / 2)) return;
-  float sum = 0, up = 0;
+template <int INPUTS, bool NORMED, bool JOINED = false>
+__device__ __forceinline__ void multiply(const Step &step, const Shared &shared, const Record &task, Ring &ring,
+                                         Clock &clock) {
+  constexpr int SLAB = slab_of(INPUTS), WIDE = SLAB < INPUTS ? SLAB : INPUTS, COUNT = (WIDE + STEP - 1) / STEP;
+  static_assert(!NORMED || SLAB >= INPUTS, "a norm's scale is known once all inputs are loaded");
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+  const int each = NORMED && task.kind == GATE_UP ? TILE / 2 : TILE;
+  const int at = row * PITCH + warp * 32 + lane % 4 * 8;
+  float residual = 0;
+  uint4 x[COUNT];
+  if (NORMED) {
+    uint4 weights[COUNT];
 #pragma unroll
-  for (int warp = 0; warp < WARPS; ++warp) {
-    sum += sums[(warp * 8 + row) * TILE + n];
-    if (pair) up += sums[(warp * 8 + row) * TILE + n + TILE / 2];
+    for (int j = 0; j < COUNT; ++j) {
+      const int k = warp * 32 + lane % 4 * 8 + j * STEP;
+      weights[j] = is_inside<INPUTS>(k) ? load_fresh(task.norm + k) : uint4{0, 0, 0, 0};
+    }
+    begin(step, task, clock);
+    load_inputs<INPUTS, JOINED>(step, shared, task, 0, x);
+    float squares = weighted(x, weights);
+    squares += __shfl_xor_sync(~0u, squares, 1);
+    squares += __shfl_xor_sync(~0u, squares, 2);
+    if (lane % 4 == 0) shared.squares[warp * 8 + row] = squares;
+  } else {
+    begin(step, task, clock);
+    const int n = threadIdx.x % TILE, own = threadIdx.x / TILE % ROWS, tile = threadIdx.x / TILE / ROWS;
+    const int output = task.first + tile * TILE + n;
+    if (output < task.last && tile < SUM_TILES) residual = fresh_one(task.y + (long long)own * step.width + output);
+    if (SLAB >= INPUTS) load_inputs<INPUTS, JOINED>(step, shared, task, 0, x);
   }
-  if (pair) {
-    const int inner = int((task.second - task.weight) / task.inputs);
-    task.y[(long long)row * inner + output] = __float2bfloat16(sum / (1.f + expf(-sum)) * up);
-    return;
-  }
-  if (task.kind == OUT || task.kind == DOWN) {
-    bf16 *to = task.y + (long long)row * step.width + output;
-    *to = __float2bfloat16(fresh_one(to) + rounded(sum));
-    return;
-  }
-  if (task.bias) sum += to_float(task.bias[output]);
-  task.y[(long long)row * task.split + output] = __float2bfloat16(sum);  // split: here the width of y
-}
-
-__device__ long long multiply(const Step &step, const Shared &shared, const Record &task, Ring &ring) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, inputs = task.inputs;
-  const int each = task.kind == GATE_UP ? TILE / 2 : TILE;
-  fill_panel(step, shared, task);
-  workers_meet();
-  const bool live = lane / 4 < ROWS;
-  const bf16 *x = shared.panel + (live ? lane / 4 : 0) * (inputs + 8) + lane % 4 * 2;
-  const int at = lane % 8 * PITCH + lane / 8 * 8;  // of the row and the eight numbers that ldmatrix reads for this lane
-  long long waited = 0;
   int odd = 0;
-  for (int first = task.first; first < task.last; first += each, odd ^= 1) {
-    float even_sums[4] = {}, odd_sums[4] = {};
-    for (int start = 0; start < inputs; start += DEPTH) {
-      const int depth = min(DEPTH, inputs - start);
-      waited -= now(step);
-      mbarrier_wait(&shared.full[ring.stage], ring.parity);
-      waited += now(step);
-      const bf16 *weights = reinterpret_cast<const bf16 *>(shared.ring + ring.stage * STAGE_BYTES) + at;
-#pragma unroll 4
-      for (int k = warp * 32; k < depth; k += WARPS * 32) {
-        unsigned w[4], a[4] = {}, b[4] = {};
-        ldmatrix_x4(w, weights + k);
-        if (live) {
-          const unsigned *from = reinterpret_cast<const unsigned *>(x + start + k);
-          a[0] = from[0], a[2] = from[4], b[0] = from[8], b[2] = from[12];
+#pragma unroll 1
+  for (int first = task.first; first < task.last; first += each * SUM_TILES, odd ^= 1) {
+    const int tiles = min(SUM_TILES, (task.last - first + each - 1) / each);
+    float *sums = shared.sums + odd * SUM_TILES * WARPS * ROWS * TILE;
+#pragma unroll 1
+    for (int begin = 0; begin < INPUTS; begin += SLAB) {
+      if (SLAB < INPUTS) load_inputs<INPUTS, JOINED>(step, shared, task, begin, x);
+#pragma unroll 1
+      for (int tile = 0; tile < tiles; ++tile) {
+        float found[4][4] = {};  // of every fourth 16 inputs, so that instructions need not wait for each other
+#pragma unroll
+        for (int start = 0; start < WIDE; start += DEPTH) {
+          if (SLAB < INPUTS && begin + start >= INPUTS) break;
+          wait_for_stage(step, shared, ring, clock);
+          const bf16 *weights = reinterpret_cast<const bf16 *>(shared.ring + ring.stage * STAGE_BYTES) + at;
+          uint4 w[DEPTH / STEP];
+#pragma unroll
+          for (int j = 0; j < DEPTH / STEP; ++j)
+            w[j] = is_inside<INPUTS>(begin + start + j * STEP + warp * 32)
+                       ? *reinterpret_cast<const uint4 *>(weights + j * STEP)
+                       : uint4{0, 0, 0, 0};
+          free_stage(shared, ring);
+#pragma unroll
+          for (int j = 0; j < DEPTH / STEP; ++j) {
+            if (start / STEP + j >= COUNT) continue;
+            const uint4 &own = x[start / STEP + j];
+            const unsigned a[4] = {own.x, 0, own.y, 0}, c[4] = {own.z, 0, own.w, 0};
+            const unsigned b[4] = {w[j].x, w[j].y, w[j].z, w[j].w};
+            mma_m16n8k16(found[j % 2 * 2], a, b);
+            mma_m16n8k16(found[j % 2 * 2 + 1], c, b + 2);
+          }
         }
-        mma_m16n8k16(even_sums, a, w);
-        mma_m16n8k16(odd_sums, b, w + 2);
+        if (row < ROWS) {
+          float *own = sums + ((tile * WARPS + warp) * ROWS + row) * TILE + lane % 4 * 2;
+          float a = found[0][0] + found[1][0] + (found[2][0] + found[3][0]);
+          float b = found[0][1] + found[1][1] + (found[2][1] + found[3][1]);
+          if (SLAB < INPUTS && begin) a += own[0], b += own[1];
+          own[0] = a, own[1] = b;
+        }
       }
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(&shared.empty[ring.stage]);
-      ring.next();
     }
-    float *sums = shared.sums + odd * WARPS * 8 * TILE;
-    float *own = sums + (warp * 8 + lane / 4) * TILE + lane % 4 * 2;
-    own[0] = even_sums[0] + odd_sums[0], own[1] = even_sums[1] + odd_sums[1];
     workers_meet();
-    finish_tile(step, task, sums, first);
+    finish<INPUTS, NORMED>(step, shared, task, sums, first, tiles, residual);
   }
-  return waited;
 }
 
 // ---- Attention ------------------------------------------------------------------------------------------------------
+// Keys and values of earlier steps come through the ring as well, pages as they lie in the cache. Only the row's newest
+// token is made here.
 
-constexpr int LANES = DIM / 8;          // that share a token
-constexpr int AT_ONCE = 32 / LANES;     // tokens of a warp at once
+constexpr int LANES = DIM / 8;           // that share a token
+constexpr int AT_ONCE = 32 / LANES;      // tokens of a warp at once
 constexpr int GROUPS = WARPS * AT_ONCE;  // tokens of a block at once
-constexpr int AHEAD = 4;                // tokens of a lane group that are on their way together
+constexpr int EACH = (TOKENS + GROUPS - 1) / GROUPS;  // tokens of a stage that a group of lanes has
+
+constexpr int OWN = DIM / 32, TURNS = (ROTATED / 2 + 31) / 32;
+
+// What a lane needs to normalise and rotate a head, and no task writes.
+struct HeadWeights { float norm[OWN], cosine[TURNS + 1], sine[TURNS + 1]; };
+
+__device__ __forceinline__ HeadWeights head_weights(const Step &step, const bf16 *norm, int position) {
+  const int lane = threadIdx.x % 32;
+  const float *angles = step.cos_sin + (long long)max(position, 0) * ROTATED;
+  HeadWeights found;
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) found.norm[i] = norm ? fresh_one(norm + lane + 32 * i) : 1.f;
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i) {
+    const bool turns = lane + 32 * i < ROTATED / 2;
+    found.cosine[i] = turns ? angles[lane + 32 * i] : 1.f;
+    found.sine[i] = turns ? angles[lane + 32 * i + ROTATED / 2] : 0.f;
+  }
+  return found;
+}
 
 // Normalise and rotate a head into `to`, rounded as the engine rounds it. A warp does it.
-__device__ void prepare_head(const Step &step, const bf16 *from, const bf16 *norm, int position, float *to) {
+__device__ __forceinline__ void prepare_head(const Step &step, const bf16 *from, const HeadWeights &head, bool normed,
+                                             float *to) {
   const int lane = threadIdx.x % 32;
-  float squares = 0;
-  for (int i = lane; i < DIM; i += 32) {
-    const float x = fresh_one(from + i);
-    squares += x * x;
-    to[i] = x;
-  }
-  if (norm) {
+  float x[OWN], squares = 0;
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) x[i] = fresh_one(from + lane + 32 * i);
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) squares += x[i] * x[i];
+  if (normed) {
+#pragma unroll
     for (int mask = 16; mask; mask /= 2) squares += __shfl_xor_sync(~0u, squares, mask);
-    const float scale = 1.f / sqrtf(squares / DIM + step.head_eps);
-    for (int i = lane; i < DIM; i += 32) to[i] = rounded(to[i] * scale * to_float(norm[i]));
+    const float scale = inverse_root(squares / DIM + step.head_eps);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) x[i] = rounded(x[i] * scale * head.norm[i]);
   }
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) to[lane + 32 * i] = x[i];
   __syncwarp();
-  const float *angles = step.cos_sin + (long long)position * ROTATED;
-  for (int i = lane; i < ROTATED / 2; i += 32) {
-    const float a = to[i], b = to[i + ROTATED / 2], cosine = angles[i], sine = angles[i + ROTATED / 2];
-    to[i] = rounded(a * cosine - b * sine);
-    to[i + ROTATED / 2] = rounded(b * cosine + a * sine);
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i) {
+    const int at = lane + 32 * i;
+    if (at >= ROTATED / 2) continue;
+    const float a = to[at], b = to[at + ROTATED / 2];
+    to[at] = rounded(a * head.cosine[i] - b * head.sine[i]);
+    to[at + ROTATED / 2] = rounded(b * head.cosine[i] + a * head.sine[i]);
   }
 }
 
-struct Tokens { int start, stop; };
+// What a group of lanes knows of a query head: sums of 8 columns, the largest score, and the sum of weights.
+struct Attended { float sums[8], top, total; };
 
-// The tokens of a row that a task attends to: none of a row without a request.
-__device__ __forceinline__ Tokens tokens_of(const Record &task, int position) {
-  const int pages = (position + PAGE) / PAGE, own = (pages + SPLITS - 1) / SPLITS;
-  return {task.split * own * PAGE, min(position + 1, (task.split + 1) * own * PAGE)};
+// Attend to tokens together.
+template <int COUNT>
+__device__ __forceinline__ void absorb(Attended (&heads)[GROUP], const float (&queries)[GROUP][8],
+                                       const Eight (&keys)[COUNT], const Eight (&values)[COUNT],
+                                       const bool (&seen)[COUNT]) {
+  float scores[COUNT][GROUP];
+#pragma unroll
+  for (int u = 0; u < COUNT; ++u)
+#pragma unroll
+    for (int i = 0; i < GROUP; ++i) {
+      float even = 0, odd = 0;
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        even += queries[i][j] * to_float(keys[u].at[j]);
+        odd += queries[i][j + 1] * to_float(keys[u].at[j + 1]);
+      }
+      scores[u][i] = even + odd;
+    }
+#pragma unroll
+  for (int mask = LANES / 2; mask; mask /= 2)
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u)
+#pragma unroll
+      for (int i = 0; i < GROUP; ++i) scores[u][i] += __shfl_xor_sync(~0u, scores[u][i], mask);
+#pragma unroll
+  for (int i = 0; i < GROUP; ++i) {
+    float top = heads[i].top;
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u) top = seen[u] ? max(top, scores[u][i]) : top;
+    const float kept = power_of_2(heads[i].top - top);
+    heads[i].top = top, heads[i].total *= kept;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) heads[i].sums[j] *= kept;
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u) {
+      const float weight = seen[u] ? power_of_2(scores[u][i] - top) : 0.f;
+      heads[i].total += weight;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) heads[i].sums[j] += weight * to_float(values[u].at[j]);
+    }
+  }
 }
 
-__device__ void attend(const Step &step, const Shared &shared, const Record &task) {
+__device__ __forceinline__ void attend(const Step &step, const Shared &shared, const Record &task, Ring &ring,
+                                       Clock &clock) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = task.first, head = task.last;
-  const int position = step.positions[row];
+  const int position = position_of(step, row);
   float *q = reinterpret_cast<float *>(shared.panel), *key = q + GROUP * DIM, *parts = key + DIM;
-  const auto [start, stop] = tokens_of(task, position);
-  const int *table = step.table + (long long)row * step.columns;
+  bf16 *fresh_key = reinterpret_cast<bf16 *>(parts + WARPS * GROUP * PART), *fresh_value = fresh_key + DIM;
+  const auto [start, stop, old] = tokens_of(task, position);
+  const bool newest = start < stop && stop == position + 1;
+  const long long place = newest ? table_of(step, row)[position / PAGE] * step.block_step +
+                                       (long long)(head * PAGE + position % PAGE) * DIM
+                                 : 0;
   const bf16 *projected = task.x + (long long)row * (step.heads + 2 * step.kv_heads) * DIM;
-  const long long heads_step = PAGE * DIM;
-  if (start < stop) {
-    for (int i = warp; i < GROUP; i += WARPS)
-      prepare_head(step, projected + (head * GROUP + i) * DIM, task.q_norm, position, q + i * DIM);
-    if (stop == position + 1 && warp == WARPS - 1) {  // the new key and value
-      const long long place = table[position / PAGE] * step.block_step + head * heads_step + position % PAGE * DIM;
-      prepare_head(step, projected + (step.heads + head) * DIM, task.k_norm, position, key);
-      __syncwarp();
-      for (int i = lane; i < DIM; i += 32) {
-        task.keys[place + i] = __float2bfloat16(key[i]);
-        round_to(task.values[place + i], fresh_one(projected + (step.heads + step.kv_heads + head) * DIM + i));
-      }
+  HeadWeights own_weights = head_weights(step, warp == GROUP ? task.k_norm : task.q_norm, position);
+  begin(step, task, clock);
+#pragma unroll 1
+  for (int i = warp; i < (start < stop ? GROUP + newest : 0); i += WARPS) {  // behind the queries the new key
+    if (i == GROUP && warp != GROUP) own_weights = head_weights(step, task.k_norm, position);
+    const bf16 *from = projected + (i < GROUP ? head * GROUP + i : step.heads + head) * DIM;
+    float value[OWN];
+#pragma unroll
+    for (int j = 0; j < OWN; ++j)
+      value[j] = i == GROUP ? fresh_one(projected + (step.heads + step.kv_heads + head) * DIM + lane + 32 * j) : 0.f;
+    prepare_head(step, from, own_weights, task.q_norm, q + i * DIM);
+    if (i < GROUP) continue;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < OWN; ++j) {
+      const int at = lane + 32 * j;
+      fresh_key[at] = __float2bfloat16(key[at]), fresh_value[at] = __float2bfloat16(value[j]);
+      task.keys[place + at] = fresh_key[at], task.values[place + at] = fresh_value[at];
     }
   }
   workers_meet();
-  float sums[GROUP][8] = {}, largest[GROUP], total[GROUP] = {}, queries[GROUP][8];
-  const int column = lane % LANES * 8;
-  for (int i = 0; i < GROUP; ++i) {
-    largest[i] = LOWEST;
-    for (int j = 0; j < 8; ++j) queries[i][j] = start < stop ? q[i * DIM + column + j] * step.scale : 0.f;
-  }
-  for (int base = start; base < stop; base += GROUPS * AHEAD) {
-    Eight keys[AHEAD], values[AHEAD];
-#pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-      const int token = min(base + u * GROUPS + warp * AT_ONCE + lane / LANES, stop - 1);
-      const long long place = table[token / PAGE] * step.block_step + head * heads_step + token % PAGE * DIM + column;
-      keys[u] = fresh(task.keys + place);
-      values[u] = fresh(task.values + place);
-    }
-#pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-      const bool seen = base + u * GROUPS + warp * AT_ONCE + lane / LANES < stop;
-#pragma unroll
-      for (int i = 0; i < GROUP; ++i) {
-        float score = 0;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) score += queries[i][j] * to_float(keys[u].at[j]);
-        for (int mask = LANES / 2; mask; mask /= 2) score += __shfl_xor_sync(~0u, score, mask);
-        const float top = seen ? max(largest[i], score) : largest[i];
-        const float kept = expf(largest[i] - top), weight = seen ? expf(score - top) : 0.f;
-        largest[i] = top;
-        total[i] = total[i] * kept + weight;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sums[i][j] = sums[i][j] * kept + weight * to_float(values[u].at[j]);
-      }
-    }
-  }
+  Attended heads[GROUP];
+  float queries[GROUP][8];
+  const int column = lane % LANES * 8, own = warp * AT_ONCE + lane / LANES;
 #pragma unroll
   for (int i = 0; i < GROUP; ++i) {
+    heads[i] = {{}, LOWEST, 0};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) queries[i][j] = start < stop ? q[i * DIM + column + j] * (step.scale * LOG2E) : 0.f;
+  }
+#pragma unroll 1
+  for (int base = start; base < old; base += TOKENS) {
+    Eight keys[EACH], values[EACH];
+    bool seen[EACH];
+    const int last = min(TOKENS, old - base) - 1;
+    wait_for_stage(step, shared, ring, clock);
+    const bf16 *stage = reinterpret_cast<const bf16 *>(shared.ring + ring.stage * STAGE_BYTES) + column;
+#pragma unroll
+    for (int u = 0; u < EACH; ++u) {
+      const int token = u * GROUPS + own;
+      seen[u] = token <= last;
+      const bf16 *from = stage + min(token, last) * DIM;
+      keys[u] = *reinterpret_cast<const Eight *>(from);
+      values[u] = *reinterpret_cast<const Eight *>(from + TOKENS * DIM);
+    }
+    free_stage(shared, ring);
+    absorb(heads, queries, keys, values, seen);
+  }
+  if (newest && warp == 0) {
+    const Eight keys[1] = {*reinterpret_cast<const Eight *>(fresh_key + column)};
+    const Eight values[1] = {*reinterpret_cast<const Eight *>(fresh_value + column)};
+    const bool seen[1] = {own == 0};
+    absorb(heads, queries, keys, values, seen);
+  }
+#pragma unroll
+  for (int i = 0; i < GROUP; ++i) {
+    float top = heads[i].top;
+#pragma unroll
+    for (int mask = LANES; mask < 32; mask *= 2) top = max(top, __shfl_xor_sync(~0u, top, mask));
+    const float kept = power_of_2(heads[i].top - top);
+    heads[i].total *= kept;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) heads[i].sums[j] *= kept;
+#pragma unroll
     for (int mask = LANES; mask < 32; mask *= 2) {
-      const float other = __shfl_xor_sync(~0u, largest[i], mask), top = max(largest[i], other);
-      const float mine = expf(largest[i] - top), theirs = expf(other - top);
-      total[i] = total[i] * mine + __shfl_xor_sync(~0u, total[i], mask) * theirs;
+      heads[i].total += __shfl_xor_sync(~0u, heads[i].total, mask);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) sums[i][j] = sums[i][j] * mine + __shfl_xor_sync(~0u, sums[i][j], mask) * theirs;
-      largest[i] = top;
+      for (int j = 0; j < 8; ++j) heads[i].sums[j] += __shfl_xor_sync(~0u, heads[i].sums[j], mask);
     }
     float *part = parts + (warp * GROUP + i) * PART;
     if (lane < LANES)
-      for (int j = 0; j < 8; ++j) part[column + j] = sums[i][j];
-    if (lane == 0) part[DIM] = largest[i], part[DIM + 1] = total[i];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) part[column + j] = heads[i].sums[j];
+    if (lane == 0) part[DIM] = top, part[DIM + 1] = heads[i].total;
   }
   workers_meet();
+#pragma unroll 1
   for (int at = threadIdx.x; at < GROUP * DIM; at += WORKERS) {
     const int i = at / DIM, d = at % DIM;
     float top = LOWEST, sum = 0, weights = 0;
+#pragma unroll
     for (int w = 0; w < WARPS; ++w) top = max(top, parts[(w * GROUP + i) * PART + DIM]);
+#pragma unroll
     for (int w = 0; w < WARPS; ++w) {
-      const float *part = parts + (w * GROUP + i) * PART, weight = expf(part[DIM] - top);
+      const float *part = parts + (w * GROUP + i) * PART, weight = power_of_2(part[DIM] - top);
       sum += part[d] * weight, weights += part[DIM + 1] * weight;
     }
     const long long place = (long long)row * step.heads + head * GROUP + i;
     if (SPLITS == 1) {
-      task.y[place * DIM + d] = __float2bfloat16(weights > 0 ? sum / weights : 0.f);
+      task.y[place * DIM + d] = __float2bfloat16(weights > 0 ? sum * inverse(weights) : 0.f);
     } else {
       float *to = step.partial + (place * SPLITS + task.split) * PART;
       to[d] = sum;
@@ -371,14 +622,15 @@ __device__ void attend(const Step &step, const Shared &shared, const Record &tas
 }
 
 __device__ void combine(const Step &step, const Record &task) {
-  for (int at = threadIdx.x; at < GROUP * DIM; at += WORKERS) {
+#pragma unroll 1
+  for (int at = threadIdx.x * 8; at < GROUP * DIM; at += WORKERS * 8) {
     const long long head = (long long)task.first * step.heads + task.last * GROUP + at / DIM;
-    task.y[head * DIM + at % DIM] = joined(step.partial, head, at % DIM);
+    *reinterpret_cast<Eight *>(task.y + head * DIM + at % DIM) = joined(step.partial, head, at % DIM);
   }
 }
 
 __device__ void embed(const Step &step, const Record &task) {
-  const bf16 *from = step.embedding + (long long)step.tokens[task.first] * step.width;
+  const bf16 *from = step.embedding + step.tokens[task.first] * step.width;
   for (int i = threadIdx.x * 8; i < step.width; i += WORKERS * 8)
     *reinterpret_cast<uint4 *>(task.y + (long long)task.first * step.width + i) =
         *reinterpret_cast<const uint4 *>(from + i);
@@ -386,40 +638,31 @@ __device__ void embed(const Step &step, const Record &task) {
 
 // ---- The list -------------------------------------------------------------------------------------------------------
 
-// Ask for what a task reads that no task writes, while it waits: weights of norms, and keys and values of earlier steps.
-__device__ void expect_reads(const Step &step, const Record &task) {
-  if (is_product(task.kind) && task.norm)
-    for (int i = threadIdx.x * 64; i < task.inputs; i += WORKERS * 64) prefetch_line(task.norm + i);
-  if (task.kind != ATTEND) return;
-  const int position = step.positions[task.first];
-  const auto [start, stop] = tokens_of(task, position);
-  if (threadIdx.x == 0 && ROTATED && position >= 0) prefetch_line(step.cos_sin + (long long)position * ROTATED);
-  for (int token = start + int(threadIdx.x); token < stop; token += WORKERS) {
-    const long long place = step.table[(long long)task.first * step.columns + token / PAGE] * step.block_step +
-                            (long long)(task.last * PAGE + token % PAGE) * DIM;
-    for (int i = 0; i < DIM; i += 64) prefetch_line(task.keys + place + i), prefetch_line(task.values + place + i);
-  }
-}
-
 __device__ void work(const Step &step, const Shared &shared, int count) {
   Ring ring;
+#pragma unroll 1
   for (int i = 0; i < count; ++i) {
     const Record &task = shared.records[i];
     const long long began = now(step);
-    long long waited = 0;
-    expect_reads(step, task);
-    if (task.wait >= 0 && threadIdx.x == 0) wait_for_counter(step.counters + task.wait, task.least);
-    workers_meet();
-    const long long ready = now(step);
-    if (is_product(task.kind)) waited = multiply(step, shared, task, ring);
-    else if (task.kind == ATTEND) attend(step, shared, task);
-    else if (task.kind == COMBINE) combine(step, task);
-    else embed(step, task);
+    Clock clock = {};
+    if (task.kind == ATTEND) {
+      attend(step, shared, task, ring, clock);
+    } else if (task.kind == OUT) {
+      multiply<ATTENDED, false, JOINS>(step, shared, task, ring, clock);
+    } else if (task.kind == DOWN) {
+      multiply<INNER, false>(step, shared, task, ring, clock);
+    } else if (is_product(task.kind)) {
+      multiply<WIDTH, true>(step, shared, task, ring, clock);
+    } else {
+      begin(step, task, clock);
+      if (task.kind == COMBINE) combine(step, task);
+      else embed(step, task);
+    }
     workers_meet();
     if (task.signal >= 0 && threadIdx.x == 0) signal_counter(step.counters + task.signal);
     if (step.trace && threadIdx.x == 0) {
       long long *to = step.trace + 4ll * (step.starts[blockIdx.x] + i);
-      to[0] = began, to[1] = ready, to[2] = now(step), to[3] = waited;
+      to[0] = began, to[1] = clock.ready, to[2] = now(step), to[3] = clock.waited;
     }
   }
   if (threadIdx.x == 0) {  // the last block to end makes the counters ready for the next launch
@@ -435,8 +678,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, 1) persistent(const _
   shared.ring = memory;
   shared.full = reinterpret_cast<Mbarrier *>(memory + STAGES * STAGE_BYTES);
   shared.empty = shared.full + STAGES;
-  shared.sums = reinterpret_cast<float *>(shared.empty + STAGES);
-  shared.panel = reinterpret_cast<bf16 *>(shared.sums + 2 * WARPS * 8 * TILE);
+  shared.squares = reinterpret_cast<float *>(shared.empty + STAGES);
+  shared.sums = shared.squares + WARPS * 8;
+  shared.panel = reinterpret_cast<bf16 *>(shared.sums + 2 * SUM_TILES * WARPS * ROWS * TILE);
   shared.records = reinterpret_cast<Record *>(reinterpret_cast<unsigned char *>(shared.panel) + step.panel);
   const int first = step.starts[blockIdx.x], count = step.starts[blockIdx.x + 1] - first;
   const uint4 *from = reinterpret_cast<const uint4 *>(step.records + first);
@@ -448,5 +692,5 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, 1) persistent(const _
   }
   __syncthreads();
   if (threadIdx.x < WORKERS) work(step, shared, count);
-  else stream(shared, count);
+  else stream(step, shared, count);
 }
