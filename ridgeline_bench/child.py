@@ -54,7 +54,9 @@ def run(job: dict[str, Any], say: Say) -> None:
     size = Size(**job["size"])
     engine: Engine = kind(job["model"], LoadOptions(**job["options"]))  # type: ignore[call-arg]
     synchronize()
-    say("ready", seconds=time.monotonic() - job["spawned"], **_versions(engine))
+    alone = not any(job.get(task) for task in ("workloads", "throughput", "latency", "adapters", "trace"))
+    stages = getattr(engine, "stages", {}) if alone else {}
+    say("ready", seconds=time.monotonic() - job["spawned"], stages=stages, **_versions(engine))
     timed(engine, warm_up(size))
     say("first", seconds=time.monotonic() - job["spawned"])
     if (settle := getattr(engine, "settle", None)) is not None:

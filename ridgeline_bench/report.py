@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline_bench.results import Record
-from ridgeline_bench.svg import Point, history, roofline
+from ridgeline_bench.results import STAGE, Record
+from ridgeline_bench.svg import Point, Span, history, roofline, spans
 from ridgeline_bench.tables import number, share
 
 PAGE = Path(__file__).with_name("report.html")
@@ -34,7 +34,7 @@ def render(records: Sequence[Record]) -> str:
     ordered = sorted(records, key=lambda r: r.date)
     kernels = [r for r in ordered if r.workload.startswith(KERNEL)]
     work = [r for r in ordered if not r.workload.startswith(KERNEL)]
-    return "\n".join([*_workloads(work), *_kernels(kernels), *_history(ordered), _everything(ordered)])
+    return "\n".join([*_workloads(work), *_starts(work), *_kernels(kernels), *_history(ordered), _everything(ordered)])
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -58,6 +58,25 @@ def _workloads(records: Sequence[Record]) -> Iterable[str]:
                 rows.append(_row(*cells, f"{r.engine} {r.version}", *numbers) + f"<td>{bar}</td></tr>")
         head = _head("workload", "metric", "engine", "value", "limit", "of limit", "")
         yield f"<h3>{escape(' · '.join(filter(None, title)))}</h3><table>{head}{''.join(rows)}</table>"
+
+
+def _starts(records: Sequence[Record]) -> Iterable[str]:
+    """Yield a timeline for each engine whose stages of a start are known. What lies between them has no name."""
+    starts = [r for r in latest(records) if r.workload == "startup"]
+    title = "<h2>Starts</h2><p>Stages follow one another from the start of the process until the engine is ready.</p>"
+    for names, group in _grouped(starts, lambda r: (*_setting(r), r.engine)).items():
+        ready = next((r.value for r in group if r.metric == "ready"), 0.0)
+        stages = [(r.metric.removeprefix(STAGE), r.value) for r in group if r.metric.startswith(STAGE)]
+        if not stages:
+            continue
+        drawn, at = list[Span](), 0.0
+        for name, seconds in stages:
+            drawn.append(Span(name, at, at + seconds))
+            at += seconds
+        if ready > at:
+            drawn.append(Span("other", at, ready))
+        yield f"{title}<h3>{escape(' · '.join(filter(None, names)))}</h3>{spans(drawn, 's')}"
+        title = ""
 
 
 def _fullness(record: Record, rivals: Sequence[Record]) -> float:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 RESULTS = Path("benchmarks/results")
 
 
+STAGE = "stage: "  # begins the metric of a stage of a start
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """The machine and code of a measurement. `commit` is "" if git does not say, and `dirty` means that the tree

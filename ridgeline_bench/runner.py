@@ -22,7 +22,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline_bench.engines import LoadOptions
-from ridgeline_bench.results import Machine, Record, host
+from ridgeline_bench.results import STAGE, Machine, Record, host
 from ridgeline_bench.workloads import Size
 
 ROOT = Path(__file__).parents[1]
@@ -115,6 +115,8 @@ def _take(event: Mapping[str, Any], outcome: Outcome, job: Job, *, model_name: s
     kind = event["event"]
     if kind == "ready":
         outcome.records.append(_ready(event, job, model_name or job.model, commit))
+        for name, seconds in event.get("stages", {}).items():
+            outcome.records.append(_startup(outcome.records[0], STAGE + name, seconds))
     elif kind == "first":
         outcome.records.append(_startup(outcome.records[0], "first token", event["seconds"]))
     elif kind == "metric":

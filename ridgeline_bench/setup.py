@@ -85,7 +85,7 @@ class Setup:
         outcomes = [self._run(self._job(engine)) for _ in range(repeats)]
         notes = [note for outcome in outcomes for note in outcome.notes]
         merged = Outcome(notes=notes, failed=any(outcome.failed for outcome in outcomes))
-        for metric in ("ready", "first token"):
+        for metric in dict.fromkeys(r.metric for outcome in outcomes for r in outcome.records):
             found = [r for outcome in outcomes for r in outcome.records if r.metric == metric]
             samples = tuple(sorted(r.value for r in found))
             if found:

@@ -75,6 +75,28 @@ def history(points: Sequence[Point], unit: str, ends: tuple[str, str]) -> str:
     return _svg(parts, width, height, "history")
 
 
+class Span(NamedTuple):
+    """A stretch of an axis, from `begin` to `end`."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def spans(stretches: Sequence[Span], unit: str) -> str:
+    """Draw stretches of one axis below one another, each with its name and length."""
+    width, high, left = WIDTH, 20, 110
+    most = max(each.end for each in stretches) or 1.0
+    scale, parts = (width - left - 90) / most, []
+    for number, (name, begin, end) in enumerate(stretches):
+        y, length = number * high, max(1.0, (end - begin) * scale)
+        x = left + begin * scale
+        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
+        parts.append(f'<rect class="g{number % 8}" x="{x:.1f}" y="{y + 3}" width="{length:.1f}" height="{high - 6}"/>')
+        parts.append(f'<text x="{x + length + 6:.1f}" y="{y + 14}">{end - begin:.2f} {escape(unit)}</text>')
+    return _svg(parts, width, high * len(stretches), "timeline")
+
+
 class Panel(NamedTuple):
     """A panel of curves: by name, their places (x, y) in data units. The x axis is logarithmic."""
 

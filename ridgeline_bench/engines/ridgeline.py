@@ -54,6 +54,12 @@ class Ridgeline:
         while self.llm.engine.rest():
             pass
 
+    @property
+    def stages(self) -> dict[str, float]:
+        """The seconds of each stage of the start, in their order."""
+        ordered = sorted(self.llm.timeline.stages, key=lambda stage: stage.begin)
+        return {stage.name: stage.end - stage.begin for stage in ordered}
+
     trace = staticmethod(trace_here)
 
     def close(self) -> None:

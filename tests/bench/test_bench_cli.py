@@ -80,6 +80,8 @@ def test_throughput_and_startup_append(tiny_model: Callable[[str], Path], tmp_pa
     records = {(r.workload, r.metric): r for r in read([out])}
     assert records["throughput", "total"].value == pytest.approx(9 / 4 * records["throughput", "output"].value)
     assert len(records["startup", "ready"].samples) == 2
+    assert {"stage: imports", "stage: weights"} <= {metric for _, metric in records}
+    assert records["startup", "stage: weights"].value <= records["startup", "ready"].value
     events = [json.loads(line) for file in tmp_path.glob("runs/*/run.jsonl") for line in file.read_text().splitlines()]
     kept = {figure for event in events for figure in event.get("values", {}).items()}
     assert kept == {(f"ridgeline/{r.workload}/{r.metric}", r.value) for r in read([out])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,18 @@ def test_workloads_stand_in_their_order_whatever_ran_first() -> None:
     body = render([record("ridgeline", 1.0, 1, workload=name) for name in names])
     rows = re.findall(r"<tr><td>([\w-]+)</td>", body[: body.index("All results")])
     assert rows == ["W1", "W3-b8", "W3-b64", "W4-1x8192", "W4-1x30000", "startup"]
+
+
+def test_a_start_is_drawn_in_its_stages() -> None:
+    stages = {"ready": 5.0, "stage: imports": 3.0, "stage: weights": 1.5}
+    body = render([record("ridgeline", value, 1, workload="startup", metric=name) for name, value in stages.items()])
+    drawn = body[body.index("<h2>Starts") : body.index("All results")]
+    bars = [tuple(map(float, found)) for found in re.findall(r'x="([\d.]+)" y="\d+" width="([\d.]+)"', drawn)]
+    assert re.findall(r">([\d.]+) s</text>", drawn) == ["3.00", "1.50", "0.50"]
+    assert ">other</text>" in drawn
+    for (begin, length), (later, _) in pairwise(bars):
+        assert later == pytest.approx(begin + length, abs=0.2)
+    assert "Starts" not in render([record("ridgeline", 5.0, 1, workload="startup", metric="ready")])
 
 
 def test_no_results_is_one_sentence(tmp_path: Path) -> None:
