@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.gemm.codes.op import TABLES, Coded
+from ridgeline.layers.dense import PackedCausal
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.frozen import FrozenWeight
+from ridgeline.training import base
 from ridgeline.training.base import held_bytes, opened
 from ridgeline.training.lora import LearntWeight, Lora, LoraConfig, ThinMap
 from ridgeline.training.tuned import PackRunner, recompute
@@ -77,9 +79,9 @@ def adapted(folder: Path, *, quantized: bool = False) -> tuple[Lora, PackRunner,
     return lora, PackRunner(decoder, autocast=None, chunk=7), model
 
 
-def check_gradients(lora: Lora, runs: PackRunner, base: Any, folder: Path) -> None:
-    """Compare the loss and its gradients with PEFT's of the adapter in a folder, on a base of transformers."""
-    theirs = PeftModel.from_pretrained(base.double(), folder, is_trainable=True).double()
+def check_gradients(lora: Lora, runs: PackRunner, network: Any, folder: Path) -> None:
+    """Compare the loss and its gradients with PEFT's of the adapter in a folder, on a network of transformers."""
+    theirs = PeftModel.from_pretrained(network.double(), folder, is_trainable=True).double()
     their_loss = their_nats(theirs, examples())
     their_loss.backward()
     loss = runs.nats(examples())
@@ -115,21 +117,49 @@ def test_gradients_beside_nf4_are_those_of_peft_on_its_numbers(family: str, tmp_
     folder = tiny_models.save(family, tmp_path / "base", **SIZES[family])
     lora, runs, _ = adapted(folder)
     lora.export(tmp_path / "adapter", "base")
-    base = tiny_models.build(family, **SIZES[family])
+    network = tiny_models.build(family, **SIZES[family])
     changed = 0
     with torch.no_grad():
         for module in lora.places:
-            weight, flip = base.get_parameter(f"{module}.weight"), lora.places[module].source.transpose
+            weight, flip = network.get_parameter(f"{module}.weight"), lora.places[module].source.transpose
             plain = weight.T if flip else weight
             found = numbers(nf4_rounded(plain), plain.shape[1])
             weight.copy_(found.T if flip else found)
             changed += 1
     assert changed == len(lora.maps)
-    check_gradients(lora, runs, base, tmp_path / "adapter")
+    check_gradients(lora, runs, network, tmp_path / "adapter")
     at_once = gradients(lora)
     recompute(runs.decoder)
     runs.nats(examples()).backward()
     assert all(torch.equal(one, other) for one, other in zip(gradients(lora), at_once, strict=True))
+
+
+@pytest.mark.parametrize("method", ["qlora", "full"])
+def test_kernels_of_a_gpu_have_the_gradients_of_plain_ops_where_layers_run_again(
+    method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them together, by Triton's interpreter."""
+    pytest.importorskip("triton")
+    folder = tiny_models.save("llama", tmp_path / "base", hidden_size=64, intermediate_size=128)
+    model, found = read_model_config(folder), []
+    for fused in (False, True):
+        with monkeypatch.context() as patched:
+            if fused:
+                patched.setattr(base, "on_gpu", lambda _: True)
+                patched.setattr(PackedCausal, "attend", lambda self, *given: self.masked(*given[:3]))
+            decoder = opened(folder, model, method, torch.float32, CPU)
+            assert (decoder.ops.chosen["rope"] == "triton_training") == fused
+            learnt = decoder if method == "full" else Lora(decoder, model, LoraConfig(rank=3), seed=0)
+            if method == "qlora":
+                with torch.no_grad():
+                    for name, parameter in learnt.named_parameters():
+                        parameter.add_(0.05 if "up_OR" in name else 0.0)
+            recompute(decoder)
+            PackRunner(decoder, autocast=None, chunk=7).nats(examples(3)).backward()
+            found.append([p.grad for p in learnt.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1]) > 0
+    for one, other in zip(*found, strict=True):
+        close(other, one, method)
 
 
 def test_no_plain_weight_of_a_layer_is_held(tmp_path: Path) -> None:

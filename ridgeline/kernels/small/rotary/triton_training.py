@@ -93,8 +93,9 @@ class _Heads(torch.autograd.Function):
         heads, kv_heads, width = dq_THD.shape[1], dk_TGD.shape[1], dq_THD.shape[2]
         dqkv_TX = torch.empty(ctx.shape, dtype=dq_THD.dtype, device=dq_THD.device)
         q_THD, k_TGD, v_TGD = dqkv_TX.unflatten(-1, (-1, width)).split((heads, kv_heads, kv_heads), 1)
-        _launch(dq_THD, *ctx.saved_tensors, back=True, into_TND=q_THD)
-        _launch(dk_TGD, *ctx.saved_tensors, back=True, into_TND=k_TGD)
+        angles = ctx.saved_tensors  # once: where layers run again, it may not be asked for twice
+        _launch(dq_THD, *angles, back=True, into_TND=q_THD)
+        _launch(dk_TGD, *angles, back=True, into_TND=k_TGD)
         v_TGD.copy_(dv_TGD)
         return dqkv_TX, None, None, None, None, None
 
