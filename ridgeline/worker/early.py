@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -86,7 +87,7 @@ class Early:
 
     def __init__(self, config: LLMConfig) -> None:
         self.processes: list[CompilerProcess] = []
-        self.on_gpu = config.ranks == 1 and config.device != "cpu" and _gpus()
+        self.on_gpu = config.ranks == 1 and config.device != "cpu" and _gpus() and find_spec("triton") is not None
         if not self.on_gpu:
             return
         threading.Thread(target=_make_context, args=(_index(config.device),), daemon=True).start()

@@ -125,3 +125,22 @@ def test_a_capture_that_fails_ends_captures_and_no_request(
         assert not any(graph.is_captured for graph in found._graphs.values())
     assert not own.errors
     assert {name: got[name].tokens for name in want} == {name: each.tokens for name, each in want.items()}
+
+
+@pytest.mark.gpu
+def test_graphs_on_a_gpu_change_no_token_whenever_they_are_captured(tiny_model: Callable[[str], Path]) -> None:
+    options = {**LIMITS, "device": "cuda", "kv_cache_memory": 1 << 26, "debug_checks": False}
+    with rig(tiny_model("qwen3"), capture_at_start=True, **options) as own:
+        want = own.run(*requests())
+        assert own.runner.pieces_left == 0
+    with rig(tiny_model("qwen3"), **options) as own:
+        assert own.runner.pieces_left > 0
+        got = own.run(*requests())
+        while own.engine.rest():
+            pass
+        assert own.runner.pieces_left == 0
+        own.engine.forget_prefixes()
+        again = own.run(*requests())
+        assert not own.errors
+    for outcomes in (got, again):
+        assert {name: outcomes[name].tokens for name in want} == {name: each.tokens for name, each in want.items()}
