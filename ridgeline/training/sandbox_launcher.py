@@ -86,7 +86,7 @@ def filter_calls():
 def limit():
     for name, value in (
         ("AS", given["memory"]), ("CPU", given["cpu_seconds"]), ("CORE", 0), ("FSIZE", 0), ("NOFILE", given["files"]),
-        ("NPROC", 1 if given["isolated"] else None), ("STACK", 8 << 20), ("MSGQUEUE", 0), ("MEMLOCK", 0),
+        ("NPROC", 64 if given["isolated"] else None), ("STACK", 8 << 20), ("MSGQUEUE", 0), ("MEMLOCK", 0),
     ):
         if value is not None:
             resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))

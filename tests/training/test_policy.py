@@ -13,6 +13,8 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.ops import DETERMINISTIC
+from ridgeline.training import policy as policy_module
 from ridgeline.training.conversations import Example
 from ridgeline.training.learnt import FullWeights, MergedLora
 from ridgeline.training.lora import Lora, LoraConfig
@@ -62,6 +64,27 @@ def test_log_probabilities_have_the_rollout_s_bits(tiny_model: TinyModel, family
     assert torch.equal(scored.logprob_N, torch.tensor([each for *_, own in answers for each in own]))
     for prompt, answer, own in answers[:2]:  # alone
         assert policy.score([(prompt, answer)]).logprob_N.tolist() == own
+
+
+@pytest.mark.thorough
+def test_the_kernels_of_a_gpu_give_both_the_same_bits(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the interpreter of Triton, where there is no GPU."""
+    pytest.importorskip("triton")
+    names = ("rms_norm", "gated_activation", "paged_attention", "embedding")
+    kernels = {**DETERMINISTIC, **dict.fromkeys(names, "triton")}
+    folder = tiny_model("qwen3")
+    params = [SamplingParams(n=2, max_tokens=5, logprobs=0, seed=i, detokenize=False) for i in range(2)]
+    prompts = PROMPTS[:2]
+    with LLM(folder, dtype="float32", device="cpu", skip_tokenizer_init=True, kernels=kernels) as llm:
+        outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
+    answers = [(p, one) for p, each in zip(prompts, outputs, strict=True) for one in each.outputs]
+    monkeypatch.setattr(policy_module, "deterministic_ops", lambda platform: kernels)
+    policy = policy_of(folder)
+    assert policy.decoder.ops.chosen["paged_attention"] == "triton"
+    found = policy.score([(prompt, one.token_ids) for prompt, one in answers]).logprob_N
+    drawn = [one.logprobs.logprob(i) for _, one in answers for i in range(len(one.token_ids))]  # type: ignore[union-attr]
+    assert found.tolist() == drawn
+    found.sum().backward()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import time
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -172,15 +174,31 @@ def test_lines_that_cannot_be_rewarded_are_refused(name: str, record: dict[str, 
         Rewards(RewardConfig(names=(name,), unsafe=True)).check(record)
 
 
-def test_no_process_is_left_behind() -> None:
-    before = set(os.listdir("/proc")) if os.path.exists("/proc") else set()
-    passed("def f(x):\n    while True: pass", "f", CALLS, Limits(seconds=0.5), isolated=HERE is None)
-    after = [name for name in os.listdir("/proc") if name.isdigit() and name not in before] if before else []
-    assert not [name for name in after if b"sandbox" in _command(name) or b"solution" in _command(name)]
+def test_no_process_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, popen = list[int](), subprocess.Popen
+
+    def noting(*given: Any, **options: Any) -> Any:
+        process = popen(*given, **options)
+        started.append(process.pid)
+        return process
+
+    monkeypatch.setattr(sandbox.subprocess, "Popen", noting)
+    source = "import time\ndef f(x):\n    while True: time.sleep(0.01)"
+    assert passed(source, "f", CALLS, Limits(seconds=0.5), isolated=HERE is None) == 0
+    [group] = started
+    deadline = time.monotonic() + 10
+    while living(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert living(group) == []
 
 
-def _command(name: str) -> bytes:
-    try:
-        return Path(f"/proc/{name}/cmdline").read_bytes()
-    except OSError:
-        return b""
+def living(group: int) -> list[str]:
+    """The processes of a group that run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = stat.read_text().rpartition(")")
+            state, _, own = rest.split()[:3]
+            if int(own) == group and state not in "ZX":
+                found.append(name)
+    return found
