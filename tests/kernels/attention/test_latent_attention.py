@@ -165,6 +165,33 @@ def test_every_cut_computes_the_same(case: LatentCase, cut: Cut, device: str) ->
     check(case, torch.float32 if device == "cpu" else torch.float16, device, cut)
 
 
+LATENTS = {"rank": 512, "rope_dim": 64, "key_dim": 128}
+OF_HOPPER = (  # rows of items and of tiles, several parts, blocks shorter and longer than a tile of keys
+    LatentCase(rows=((1, 1), (1, 63), (1, 700), (1, 5000)), num_heads=128, block_size=64, **LATENTS),
+    LatentCase(rows=((1, 3000),), num_heads=64, block_size=16, **LATENTS),
+    LatentCase(rows=((4, 900), (4, 70), (4, 4)), num_heads=16, block_size=128, **LATENTS),
+    LatentCase(rows=((70, 130), (1, 33), (200, 777)), num_heads=20, block_size=8, **LATENTS),
+    LatentCase(rows=((300, 300), (0, 9), (2, 2)), num_heads=40, block_size=32, **LATENTS),
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", OF_HOPPER, ids=str)
+def test_hoppers_kernel_equals_the_reference_and_reads_nothing_unseen(
+    case: LatentCase, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("a kernel for Hopper")
+    from ridgeline.kernels.attention.latent import hopper
+
+    used, attend = [], hopper.attend
+    monkeypatch.setattr(hopper, "TILES", True)
+    monkeypatch.setattr(hopper, "attend", lambda *given: (used.append(given[0]), attend(*given)))
+    check(case, dtype, "cuda")
+    assert used
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_deepseeks_heads_are_attended_to(device: str) -> None:
     """A decode step and a chunk of a prompt, at the true width, with an item of few heads."""
@@ -384,6 +411,22 @@ def test_mistakes_are_named() -> None:
         latent_attention(q_THL, q_THY, cache_NPW, plain, scale=1.0)
     with pytest.raises(ValueError, match="contiguous"):
         latent_attention(q_THL[..., ::2], q_THY, cache_NPW, batch, scale=1.0)
+
+
+def test_hoppers_kernel_takes_items_of_many_queries_in_deepseeks_widths() -> None:
+    from ridgeline.kernels.attention.latent.hopper import supports
+
+    def asked(queries: int = 64, rank: int = 512, dtype: torch.dtype = torch.bfloat16, size: int = 64, apart: int = 1,
+              items: bool = True) -> bool:  # fmt: skip
+        q_THL, q_THY = torch.empty(1, 64, rank, dtype=dtype), torch.empty(1, 64, 64, dtype=dtype)
+        cache_NPW = torch.empty(4, apart, size, rank + 64, dtype=dtype)[:, 0]
+        return supports(queries, q_THL, q_THY, cache_NPW, items=items)
+
+    assert asked()
+    assert asked(128, size=8, apart=3)
+    assert asked(33, dtype=torch.float16, size=256)
+    assert not any((asked(32), asked(rank=256), asked(dtype=torch.float32), asked(size=4), asked(size=48)))
+    assert not asked(items=False)
 
 
 def test_a_cut_depends_on_shapes_alone_and_fits() -> None:

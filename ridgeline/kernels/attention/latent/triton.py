@@ -17,7 +17,7 @@ from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Sc
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.attention.paged.triton_common import LOG2E, Cut
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.base.launch import compute_capability, launch_options
 
 COMBINED = 2048  # numbers of parts that a program of the second launch reads at once
 COMBINERS = 4096  # its programs; more, of which many have nothing to do, take longer to start than they save
@@ -106,6 +106,12 @@ def _launch(
     to)."""
     q_THL, q_THY, cache_NPW, _ = tensors
     (_, heads, rank), rope = q_THL.shape, q_THY.shape[2]
+    if cut is None and batch.tree is None and compute_capability(cache_NPW.device) == (9, 0):
+        from ridgeline.kernels.attention.latent import hopper as of_hopper  # Gluon, which other devices do without
+
+        if of_hopper.supports(tokens * heads, q_THL, q_THY, cache_NPW, items=work[0].shape[1] == 8):
+            of_hopper.attend(tokens, work, tensors, batch, scale)
+            return
     cut = cut or choose(tokens * heads, rank, rank + rope, q_THL.element_size(), q_THL.device)
     latent_kernel[(len(work[0]) * triton.cdiv(tokens * heads, cut.queries),)](
         *tensors,
