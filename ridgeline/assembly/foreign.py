@@ -11,6 +11,7 @@ Legend:
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -259,7 +260,9 @@ def _uncapturable(decoder: ForeignDecoder) -> str:
 def unwaiting() -> Iterator[None]:
     """Raise RuntimeError if the host waits for the device meanwhile, which no graph can hold."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that this is a prototype: a capture follows in any case
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

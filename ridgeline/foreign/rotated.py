@@ -32,7 +32,7 @@ from ridgeline.foreign.interface import CARRIED
 from ridgeline.layers.heads import Heads
 
 ROTATE = "apply_rotary_pos_emb"  # the name of the function in transformers' files
-MOST_ANGLES = 1 << 26  # numbers of a table: longer contexts rotate as their class does
+MOST_ANGLES, FEWEST = 1 << 26, 32  # numbers of a table and of a row: longer contexts rotate as their class does
 
 Forward = Callable[..., Any]
 
@@ -76,6 +76,8 @@ class AngleRecorder:
 
     @torch.no_grad()
     def _table(self, module: Any, given: tuple[Any, ...], named: dict[str, Any], rows: int) -> Tensor | None:
+        if rows > MOST_ANGLES // FEWEST:
+            return None
         positions_1Z = torch.arange(rows, device=self._positions_1T.device)[None]
 
         def at(value: Any) -> Any:
