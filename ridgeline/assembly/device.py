@@ -83,9 +83,9 @@ def _load(
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
     make room for adapters, and size the cache by what is left."""
     kernels, config, timeline = choices.kernels, choices.config, choices.timeline
-    known = choices.captured and choices.model.foreign is None  # others' kernels are known once they are loaded
-    processes = processes_needed(kernels, config.kernel_cache) if known else 0
-    with Compilers(kernels, processes, early=choices.early) as compilers:
+    known = not choices.captured or choices.model.foreign is None  # others' kernels are known once they are loaded
+    processes = processes_needed(kernels, config.kernel_cache) if choices.captured and known else 0
+    with Compilers(kernels, processes, early=choices.early if known else None) as compilers:
         with timeline.stage("weights"), nullcontext() if sleep is None else sleep.holding("weights"):
             decoder = _decoder(choices)
             names, form = choices.model.weights, config.load_format
@@ -109,7 +109,8 @@ def _compile(decoder: ForeignDecoder, choices: Choices, progress: Progress | Non
     """Compile the kernels of a class's modules and of the ops in their place."""
     if choices.captured:
         kernels = replace(choices.kernels, recipe=decoder.recipe)
-        with Compilers(kernels, processes_needed(kernels)) as compilers:
+        processes = processes_needed(kernels, choices.config.kernel_cache)
+        with Compilers(kernels, processes, early=choices.early) as compilers:
             compilers.try_to_finish(progress)
 
 
