@@ -97,6 +97,8 @@ def _debugging() -> list[tuple[str, str]]:
 def few_layers(kernels: KernelSet) -> KernelSet:
     """Return the kernels' engine with two of its layers, where all are alike: they run the same kernels, and running
     all shapes through fewer takes less time."""
+    if kernels.foreign is not None:
+        return kernels  # the class builds all of its modules
     layers = kernels.spec.layers
     if len(layers) > ALIKE and all(layer == layers[0] for layer in layers) and kernels.draft is None:
         return replace(kernels, spec=replace(kernels.spec, layers=layers[:ALIKE]))
