@@ -43,7 +43,8 @@ class SquareProduct:
             yield rung.name, found.bound, found.limiter
         for variant in VARIANTS:
             rate = chip_here(_gpu()).matrix * MMA_SHARE * variant.speed
-            yield variant.product.name, self.flops / rate, "tensor cores"
+            if variant is not VARIANTS[0]:  # which is rung 8 itself
+                yield variant.product.name, self.flops / rate, "tensor cores"
             yield variant.ceiling.name, self.flops / rate, "tensor cores"
         for template in TEMPLATES:
             like = next(rung for rung in RUNGS if rung.name == template.like)

@@ -115,7 +115,7 @@ RUNGS = (
         shared=4 * 2 * 128 * 80, needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM.16.M88.4"),
     ),
     Rung(
-        number=9, name="mma_sync", tile=(128, 128), depth=64, stages=3, block=(128, 1), multiple=8,
+        number=9, name="mma_sync", tile=(128, 128), depth=64, stages=3, block=(256, 1), multiple=8,
         shared=3 * 2 * 128 * 64 * 2,
         needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM.16.M88.4"),
     ),
