@@ -100,7 +100,8 @@ def few_layers(kernels: KernelSet) -> KernelSet:
     if kernels.foreign is not None:
         return kernels  # the class builds all of its modules
     layers = kernels.spec.layers
-    if len(layers) > ALIKE and all(layer == layers[0] for layer in layers) and kernels.draft is None:
+    own = kernels.draft is None and kernels.foreign is None
+    if own and len(layers) > ALIKE and all(layer == layers[0] for layer in layers):
         return replace(kernels, spec=replace(kernels.spec, layers=layers[:ALIKE]))
     return kernels
 

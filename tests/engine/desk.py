@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ridgeline.core.plan.request import Request, SamplingParams, TokenEvent, TokenMask
 from ridgeline.core.plan.step import StepPlan
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.sequence import Sequence as Running
 from tests.engine.ideal_worker import EOS, IdealWorker, alone
 from tests.engine.layouts import Groups, layout_of
-
-
-def places(seqs: list[Running]) -> np.ndarray:
-    """Return the slots of requests."""
-    return np.array([seq.slot for seq in seqs], np.intp)
 
 
 def make_request(

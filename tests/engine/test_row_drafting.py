@@ -12,7 +12,7 @@ from ridgeline.engine.plan_builder import InFlight, Standing
 from ridgeline.engine.row_drafting import RowDrafting
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
-from tests.engine.desk import make_request, places
+from tests.engine.desk import make_request
 
 MOST = 5
 
@@ -44,7 +44,7 @@ class Device:
 
     def _step(self, number: int) -> None:
         seqs = list(self.shares)
-        rows = Standing.of(seqs, places(seqs), self.slots, drafts=self.drafting.width(len(seqs), masked=False)).rows
+        rows = Standing.of(seqs, self.slots, drafts=self.drafting.width(len(seqs), masked=False)).rows
         verifies = bool((rows.num_tokens_R > 1).any())
         drafted_R = (rows.num_tokens_R - 1) * (self.found == 1 or self._draw.random() < self.found)
         emitted_R = np.array([1 + self._right(seq, int(k)) for seq, k in zip(seqs, drafted_R, strict=True)], np.int32)

@@ -18,7 +18,7 @@ from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 from ridgeline.engine.step_drafting import PRIOR, WINDOW, Shares, StepDrafting
 from tests.covering import by_pairs
-from tests.engine.desk import make_request, places
+from tests.engine.desk import make_request
 
 Seconds = Callable[[int, int], float]  # of a step, by rows and drafts of a row
 
@@ -90,9 +90,7 @@ class Device:
     def _rows_of(self, seqs: list[Sequence], width: int) -> Rows:
         if (len(seqs), width) not in self._rows:
             emits = None if self._depth is None else 1 + self._depth
-            rows = self._rows[len(seqs), width] = Standing.of(
-                seqs, places(seqs), self.slots, drafts=width, emits=emits
-            ).rows
+            rows = self._rows[len(seqs), width] = Standing.of(seqs, self.slots, drafts=width, emits=emits).rows
             assert (rows.num_tokens_R == 1 + width).all()
         return self._rows[len(seqs), width]
 
@@ -258,7 +256,7 @@ def test_steps_beside_prompts_teach_nothing() -> None:
     device = Device(3, 2, 0.9, DEVICES["bound by memory"])
     device.rate(100)
     width = device.drafting.width(2, masked=False)
-    rows = Standing.of(device.seqs, places(device.seqs), device.slots, drafts=0).rows
+    rows = Standing.of(device.seqs, device.slots, drafts=0).rows
     rows.kinds_R[1] = RowKind.CHUNK
     plan = StepPlan(id=1, rows=rows, kv_bound_R=np.ones(2, np.int32))
     for _ in range(200):

@@ -21,7 +21,7 @@ from ridgeline.engine.slots import SlotTable
 from ridgeline.engine.step_drafting import StepDrafting
 from ridgeline.worker.speculation.backlog import LONGEST
 from tests.covering import by_pairs
-from tests.engine.desk import make_request, places
+from tests.engine.desk import make_request
 
 MOST, STEPS, BOUND = 5, 2048, 1.03
 Seconds = Callable[[int, bool], float]  # of a step of the target, by its tokens, and whether it verifies
@@ -62,7 +62,7 @@ def cost(kind: type[RowDrafting | StepDrafting], rows: int, seconds: Seconds, ne
         seq.drafts = drafting.wanted(seq)
     flying, total, waiting = deque[tuple[InFlight, StepResult]](), 0.0, 0
     for number in range(STEPS):
-        step = Standing.of(seqs, places(seqs), slots, drafts=drafting.width(rows, masked=False)).rows
+        step = Standing.of(seqs, slots, drafts=drafting.width(rows, masked=False)).rows
         drafted_R = (step.num_tokens_R - 1).astype(np.int32)
         most = int(drafted_R.max())
         elapsed, waiting = seconds(int(step.num_tokens_R.sum()), most > 0), min(LONGEST, waiting + network.waits)
