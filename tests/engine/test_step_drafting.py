@@ -38,7 +38,6 @@ class Device:
     passes: drafts come of passes behind a step, which makes as many as it verifies; otherwise they are always there.
     stalls: the numbers of steps that seem to take very long. longer: how many times as long others seem to take.
     prompts: a chunk of a prompt runs beside one of so many steps, which are plain; 0: none does.
-    catching: the time by which a step with drafts is longer behind plain ones, of which a network runs over tokens.
     expected: the tokens that the steps so far bring on average, whatever was drawn.
     """
 
@@ -48,7 +47,6 @@ class Device:
         self.drafting, self.share, self._seconds = StepDrafting(most, depth=depth), share, seconds
         self._most, self._depth, self._passes = most, depth, passes
         self.stalls, self.prompts, self._ran = set[int](), 0, 0
-        self.catching = 0.0
         self.longer: Callable[[], float] = lambda: 1 + 0.05 * self._draw.random()
         self._draw, self._made, self._flying = random.Random(rows), 0, deque[tuple[InFlight, StepResult]]()
         self.slots, self.seqs, self._rows = SlotTable(rows), list[Sequence](), dict[tuple[int, int], Rows]()
@@ -75,7 +73,7 @@ class Device:
         there = min(width, self._made) if self._passes else width
         right = there if self._depth is None else min(there, self._depth)
         emitted_R = np.array([1 + self._right(right) for _ in seqs], np.int32)
-        elapsed = self._seconds(len(seqs), width) + self.catching * (width > 0 and not self._made and self._ran > 1)
+        elapsed = self._seconds(len(seqs), width)
         self.taken[width] += 1
         self.expected += len(seqs) * tokens(self.share, right)
         self.emitted, self.seconds, self._made = self.emitted + int(emitted_R.sum()), self.seconds + elapsed, width
@@ -136,18 +134,6 @@ def test_a_liar_costs_little_from_the_beginning(rows: int, name: str) -> None:
     device = Device(5, rows, 0.0, DEVICES[name])
     assert device.rate(1000) > 0.97 * best(5, rows, 0.0, DEVICES[name])
     assert device.taken[5] == 0, "what cannot pay is not tried"
-
-
-@pytest.mark.parametrize("rows", [1, 8])
-def test_the_tokens_that_a_network_catches_up_with_are_a_part_of_a_trials_cost(rows: int) -> None:
-    """The first step of a trial takes as much longer as six plain ones."""
-    seconds = DEVICES["drafts cost passes"]
-    device = Device(3, rows, 0.0, seconds)
-    device.catching = 6 * seconds(rows, 0)
-    assert device.rate(1000) > 0.975 * best(3, rows, 0.0, seconds)
-    device.share = 0.9  # and drafts that become right are found
-    device.rate(1500)
-    assert device.rate(500) > 0.9 * best(3, rows, 0.9, seconds)
 
 
 def test_wider_steps_are_tried_where_one_draft_does_not_pay() -> None:
