@@ -1,6 +1,6 @@
 """The problems of the attention ladder: causal, bfloat16, whole sequences, forward and backward, beside the kernels
-that torch has and FlashAttention-3 where it is installed: as its own package, or as vLLM's wheel has it (forward alone,
-in bfloat16 and in fp8)."""
+that torch has and FlashAttention-3 where it is installed: as its own package, or as vLLM's wheel has it (forward
+alone, in 16 bits: its kernels for fp8 end the process on an H200)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ridgeline.kernels.attention.ladder.predict import WholeShape, predict, predict_backward
 from ridgeline.kernels.attention.ladder.rungs import BACKWARD_RUNGS, BY_NAME, RUNGS
 from ridgeline.kernels.cuda.predict import Chip, Prediction, chip_here
-from ridgeline_bench.ladders.runs import OPERANDS, Call, in_fewer_bits
+from ridgeline_bench.ladders.runs import OPERANDS, Call
 
 WITHIN = 1e-2  # of the norm in float64: weights and outputs are rounded by 2**-9 each
 WITHIN_FP8 = 8e-2  # operands and weights are rounded by 2**-4 each; see test_ladder_ideas.py
@@ -68,10 +68,8 @@ class QueriesKeysValues:
 
     @property
     def peers(self) -> Mapping[str, Sequence[Call]]:
-        ways = libraries() | ({"FlashAttention-3, fp8": flash3_fp8} if forward_flash3() else {})
+        ways = libraries()
         laid = {name: self.sets if "SDPA" in name else self._by_tokens() for name in ways}
-        if "FlashAttention-3, fp8" in ways:
-            laid["FlashAttention-3, fp8"] = [in_fp8(*x) for x in laid["FlashAttention-3, fp8"]]
         return {name: [lambda x=x, way=way: way(*x) for x in laid[name]] for name, way in ways.items()}  # type: ignore[misc]
 
     def rung(self, name: str) -> Sequence[Call] | None:
@@ -85,7 +83,11 @@ class QueriesKeysValues:
         found = call()
         assert isinstance(found, Tensor)
         q, k, v = self.sets[0]
-        per_group, worst, within = q.shape[1] // k.shape[1], 0.0, WITHIN_FP8 if _in_8_bits(rung) else WITHIN
+        per_group, worst, within = (
+            q.shape[1] // k.shape[1],
+            0.0,
+            WITHIN if rung not in BY_NAME or BY_NAME[rung].bits > 8 else WITHIN_FP8,
+        )
         for batch, head in (0, 0), (len(q) - 1, q.shape[1] - 1):  # two of all: float64 has 8 bytes for each pair
             one = (x[batch, at][None].double() for x, at in ((q, head), (k, head // per_group), (v, head // per_group)))
             exact = exact_attention(*one)[0]
@@ -96,10 +98,6 @@ class QueriesKeysValues:
 
     def _by_tokens(self) -> list[list[Tensor]]:
         return [[x.transpose(1, 2).contiguous() for x in each] for each in self.sets]
-
-
-def _in_8_bits(name: str) -> bool:
-    return in_fewer_bits(name) or (name in BY_NAME and BY_NAME[name].bits == 8)
 
 
 def libraries() -> dict[str, Callable[..., Tensor]]:
@@ -145,30 +143,15 @@ def flash3(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-def flash3_forward(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, **scales: Tensor) -> Tensor:
-    """Return the attention by vLLM's build of FlashAttention-3. scales: of operands in E4M3, [B, G] each."""
+def flash3_forward(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
+    """Return the attention by vLLM's build of FlashAttention-3."""
     batch, length = q_BTHD.shape[:2]
     starts = torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=q_BTHD.device)
     attend = import_module("vllm.vllm_flash_attn.flash_attn_interface").flash_attn_varlen_func
     out: Tensor = attend(
         *(x.flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD)), length, starts, length, starts, causal=True, fa_version=3,
-        **scales,
     )  # fmt: skip
     return out.unflatten(0, (batch, length)).transpose(1, 2)
-
-
-def in_fp8(*operands: Tensor) -> list[Tensor]:
-    """Return [B, T, H, D] operands in E4M3 and their scales, one a sequence, each [B, G]."""
-    groups = operands[1].shape[2]
-    scales = [x.float().abs().amax((1, 2, 3)) / 448 for x in operands]
-    rounded = [(x / s[:, None, None, None]).to(torch.float8_e4m3fn) for x, s in zip(operands, scales, strict=True)]
-    return [*rounded, *(s[:, None].repeat(1, groups) for s in scales)]
-
-
-def flash3_fp8(*operands: Tensor) -> Tensor:
-    """Return the attention of what `in_fp8` gives."""
-    q_descale, k_descale, v_descale = operands[3:]
-    return flash3_forward(*operands[:3], q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ridgeline_bench.ladders.runs import Problem, in_fewer_bits
+from ridgeline_bench.ladders.runs import Problem
 from ridgeline_bench.results import Record, read
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-ladders.jsonl"
@@ -47,13 +47,9 @@ def rate(record: Record) -> float:
 
 
 def table(times: Times) -> str:
-    """Return the times as Markdown: for each problem TFLOP/s, and the share of the fastest library's in 16
-    bits."""
+    """Return the times as Markdown: for each problem TFLOP/s, and the share of the fastest library's."""
     peers = libraries(times)
-    best = {
-        problem: max(rate(own[peer]) for peer in peers if peer in own and not in_fewer_bits(peer))
-        for problem, own in times.items()
-    }
+    best = {problem: max(rate(own[peer]) for peer in peers if peer in own) for problem, own in times.items()}
     lines = ["| | " + " | ".join(times) + " |", "|---|" + "---:|" * len(times)]
     for rung in dict.fromkeys(rung for own in times.values() for rung in own):
         cells = (_cell(own.get(rung), best[problem]) for problem, own in times.items())

@@ -62,11 +62,6 @@ class RungTime:
 Call = Callable[[], object]
 
 
-def in_fewer_bits(library: str) -> bool:
-    """Return True for a library's times in 8 bits, which no rung in 16 bits is measured by."""
-    return "fp8" in library
-
-
 class Operands(Protocol):
     """A problem's operands on the GPU, `OPERANDS` sets of them, and their exact result."""
 
@@ -78,8 +73,8 @@ class Operands(Protocol):
         """Return a rung as one call for each set, or None if it is for another GPU."""
 
     def fault(self, call: Call, rung: str = "") -> str:
-        """Run the call of the first set and return what is wrong with its result, in words, or "". rung: whose it
-        is, a rung's or a library's name."""
+        """Run the call of the first set and return what is wrong with its result, in words, or "". rung: whose it is,
+        "" for a library's."""
 
 
 class Problem(Protocol):
@@ -135,11 +130,11 @@ def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, on
     operands, short = problem.operands(cubins), replace(bench, effort=EFFORT)
     found = list[tuple[RungTime, Sequence[Call]]]()
     for peer, calls in operands.peers.items():
-        error = operands.fault(calls[0], peer)
+        error = operands.fault(calls[0])
         seconds = 0.0 if error else short.seconds(*calls)
         time = RungTime(name, peer, problem.name, problem.flops, seconds=seconds, error=error, peer=True)
         found.append((time, calls))
-    fastest = min((time.seconds for time, _ in found if time.seconds and not in_fewer_bits(time.rung)), default=0.0)
+    fastest = min((time.seconds for time, _ in found if time.seconds), default=0.0)
     for rung, least, limiter in problem.least():
         own = operands.rung(rung) if only in rung else None
         if own is None:

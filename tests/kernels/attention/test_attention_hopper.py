@@ -84,13 +84,13 @@ def test_what_is_supported(arch: str, dtype: torch.dtype, head_dim: int, block_s
 
 
 @pytest.mark.parametrize(
-    "kinds",  # head width, queries, window, sinks, turns, seldom
+    "kinds",  # head width, queries, window, sinks
     [
-        [(128, 128, 0, 0, 1, 1), (64, 192, 0, 1, 0, 0), (64, 128, 128, 1, 1, 0)],
-        pytest.param([(64, 128, 0, 0, 0, 1), (128, 128, 1000, 0, 0, 0)], marks=pytest.mark.thorough),
+        [(128, 128, 0, 0), (64, 192, 0, 1), (64, 128, 128, 1)],
+        pytest.param([(64, 128, 0, 0), (128, 128, 1000, 0)], marks=pytest.mark.thorough),
     ],
 )
-def test_machine_code_uses_warpgroup_products_and_bulk_copies(kinds: list[tuple[int, ...]]) -> None:
+def test_machine_code_uses_warpgroup_products_and_bulk_copies(kinds: list[tuple[int, int, int, int]]) -> None:
     """Compiled in a process of its own: in this one kernels may be interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[3])
@@ -147,7 +147,7 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(
             start += new
 
 
-def machine_code(head_dim: int, queries: int, window: int, sinks: int, turns: int, seldom: int) -> dict[str, int]:
+def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[str, int]:
     """How often instructions occur, and bytes of stack, of the kernel for a model of today."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -163,7 +163,6 @@ def machine_code(head_dim: int, queries: int, window: int, sinks: int, turns: in
         "UNITS": 8, "PER_KV": 4, "PACK": 4, "P": 16, "BOX": 16, "D": head_dim,
         "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "SINKS": bool(sinks),
         "CONSUMERS": queries // 64, "PDL": True, "lse_ptr": None,
-        "TURNS": queries // 64 * turns, "SELDOM": bool(seldom),
         "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
     if not sinks:

@@ -6,7 +6,7 @@ Idea      In rung 6 a warpgroup waits for a tile's scores before their softmax. 
 FLOPs     As rung 6.
 Bytes     As rung 6.
 Limit     As rung 10, the exponentials and instructions.
-Next      Rung 12 takes turns besides.
+Next      Turns besides.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ridgeline.kernels.attention.ladder.tile import (
 
 @gluon.jit
 def _attend(
-    i, s, p, o, m, total, q, rings, bars, scales, steps, PART: gl.constexpr, LAST: gl.constexpr, TURNS: gl.constexpr,
+    i, s, p, o, m, total, q, rings, bars, scales, steps, PART: gl.constexpr, LAST: gl.constexpr,
     STAGES: gl.constexpr, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """Attend to tile i, whose scores are there. Beside its softmax run the product of the weights before, p, with their
     values, and the scores of the next tile, unless it is the LAST. Nothing is under way before and behind."""
     k, v = rings
-    _q_full, k_full, v_full, k_empty, v_empty, turns = bars
+    _q_full, k_full, v_full, k_empty, v_empty, _turns = bars
     q_scale, k_scales, v_scales = scales
     dtype: gl.constexpr = q.dtype
     KEYS: gl.constexpr = s.shape[1]
@@ -52,14 +52,10 @@ def _attend(
     if not LAST:
         mbarrier.wait(k_full.index(after), ((i + 1) // STAGES) & 1)
     mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
-    if TURNS:
-        mbarrier.wait(turns.index(PART), (i & 1) ^ PART)
     operand = _operand(p, dtype, p_layout)  # before any product: between two, ptxas would serialize them
     o = _weighted(operand, v.index(before), o, FP8)
     if not LAST:
         s_after = _scores(q, k.index(after), KEYS, FP8)
-    if TURNS:
-        mbarrier.arrive(turns.index(1 - PART), count=1)
     m, weights, total, shrink, grown = _softmax(s, m, total, factor, less, POLYNOMIAL, THRESHOLD, FP8)
     if LAST:
         o = warpgroup_mma_wait(0, deps=(o,))
@@ -80,7 +76,7 @@ def _attend(
 def _consumer_ahead(
     q, k, v, bars, out_ptr, scale_ptrs, T, heads, per_group, at_once, scale_log2, PART: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr,
-    FP8: gl.constexpr, LONGEST: gl.constexpr, TURNS: gl.constexpr,
+    FP8: gl.constexpr, LONGEST: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries, and compute scores a tile ahead."""
     q_full, k_full, v_full, k_empty, _v_empty, _turns = bars
@@ -124,16 +120,16 @@ def _consumer_ahead(
         for pair in range((steps - 2) // 2):  # two at a time: scores change between two sets of registers
             for odd in gl.static_range(2):
                 s, p, o, m, total = _attend(
-                    2 * pair + odd + 1, s, p, o, m, total, q, (k, v), bars, scales, steps, PART, False, TURNS, STAGES,
+                    2 * pair + odd + 1, s, p, o, m, total, q, (k, v), bars, scales, steps, PART, False, STAGES,
                     POLYNOMIAL, THRESHOLD, FP8,
                 )  # fmt: skip
         if steps % 2 == 1:
             s, p, o, m, total = _attend(
-                steps - 2, s, p, o, m, total, q, (k, v), bars, scales, steps, PART, False, TURNS, STAGES, POLYNOMIAL,
+                steps - 2, s, p, o, m, total, q, (k, v), bars, scales, steps, PART, False, STAGES, POLYNOMIAL,
                 THRESHOLD, FP8,
             )  # fmt: skip
         s, p, o, m, total = _attend(
-            steps - 1, s, p, o, m, total, q, (k, v), bars, scales, steps, PART, True, TURNS, STAGES, POLYNOMIAL,
+            steps - 1, s, p, o, m, total, q, (k, v), bars, scales, steps, PART, True, STAGES, POLYNOMIAL,
             THRESHOLD, FP8,
         )  # fmt: skip
     last = (steps - 1) % STAGES

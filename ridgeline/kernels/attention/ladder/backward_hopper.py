@@ -81,32 +81,25 @@ def _producer(descs, shared, bars, T, groups, at_once, PER_GROUP: gl.constexpr, 
 
 
 @gluon.jit
-def _numbers(pointer, ROWS: gl.constexpr):
-    """Load a number of each query, one in a thread."""
-    return gl.load(pointer + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [8], [0])))
-
-
-@gluon.jit
-def _begun(numbers, KEYS: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
-    """Return the sums that a product begins with: the number of each query, for all keys."""
-    return gl.expand_dims(numbers.load(gl.SliceLayout(0, layout)), 0).broadcast_to([KEYS, ROWS])
+def _begun(number_ptr, KEYS: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
+    """Return the sums that a product begins with: a number of each query, for all keys."""
+    numbers = gl.load(number_ptr + gl.arange(0, ROWS, gl.SliceLayout(0, layout)))
+    return gl.expand_dims(numbers, 0).broadcast_to([KEYS, ROWS])
 
 
 @gluon.jit
 def _steps(
-    first, last, end, n, s, dk, dv, log, delta, dq_desc, lefts, shared, sums, bars, numbers, row, scale,
+    first, last, end, n, s, dk, dv, dq_desc, shared, sums, bars, numbers, row, scale,
     MASKED: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """Let the keys meet steps first … last - 1 of one head, of which step 0 begins at the tile's first key.
 
-    s: scores of step `first`. log, delta: what scores and slopes of the step behind it begin with; slopes of `first`
-    find theirs in shared memory. When a step begins or ends, its scores are there, and the product for gradients of
-    keys of the step before is under way.
+    s: scores of step `first`. When a step begins or ends, its scores are there, and the product for gradients of keys
+    of the step before is under way.
     n: steps so far, of all heads. end: steps of this head. row: of step 0, in tensors of queries.
     """
-    q, k, _v, grad = shared
-    k_left, v_left = lefts
-    slopes, dq_tile, log_tile, delta_tile = sums
+    q, k, v, grad = shared
+    slopes, dq_tile = sums
     _k_full, _v_full, q_full, grad_full, q_empty, grad_empty = bars
     less_log_ptr, less_delta_ptr = numbers
     dtype: gl.constexpr = q.dtype
@@ -118,9 +111,9 @@ def _steps(
     )
     for i in range(first, last):
         here, after, by = n % AHEAD, (n + 1) % AHEAD, n % GRADS
-        begun = _begun(delta_tile, KEYS, ROWS, s_layout)
+        begun = _begun(less_delta_ptr + i * ROWS, KEYS, ROWS, s_layout)
         mbarrier.wait(grad_full.index(by), n // GRADS & 1)
-        dp = warpgroup_mma(v_left, grad.index(by).permute((1, 0)), begun, is_async=True)
+        dp = warpgroup_mma(v, grad.index(by).permute((1, 0)), begun, is_async=True)
         weights = gl.exp2(s * scale)
         if MASKED:
             key = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, s_layout)), 1)
@@ -133,20 +126,16 @@ def _steps(
         given = gl.convert_layout(p, s_layout).to(gl.float32) * dp
         tma.store_wait(0)
         slopes.store(given.to(dtype))
-        log_tile.store(log)
-        log = _numbers(less_log_ptr + (i + 2) * ROWS, ROWS)
         fence_async_shared()
         barrier()
         nothing = gl.zeros([ROWS, D], gl.float32, dq_layout)
         dq = warpgroup_mma(slopes.permute((1, 0)), k, nothing, use_acc=False, is_async=True)
-        begun = _begun(log_tile, KEYS, ROWS, s_layout)
+        begun = _begun(less_log_ptr + (i + 1) * ROWS, KEYS, ROWS, s_layout)
         mbarrier.wait(q_full.index(after), (n + 1) // AHEAD & 1, pred=i + 1 < end)
-        s_after = warpgroup_mma(k_left, q.index(after).permute((1, 0)), begun, is_async=True)  # the last: not used
+        s_after = warpgroup_mma(k, q.index(after).permute((1, 0)), begun, is_async=True)  # behind the last: not used
         dk = warpgroup_mma(slopes, q.index(here), dk, is_async=True)
         dv, dq = warpgroup_mma_wait(2, deps=(dv, dq))
         dq_tile.store(dq)
-        delta_tile.store(delta)
-        delta = _numbers(less_delta_ptr + (i + 2) * ROWS, ROWS)
         fence_async_shared()
         mbarrier.arrive(q_empty.index((n + AHEAD - 1) % AHEAD), count=1, pred=n > 0)
         mbarrier.arrive(grad_empty.index(by), count=1)
@@ -154,16 +143,16 @@ def _steps(
         add_tile(dq_desc, [row + i * ROWS, 0], dq_tile)
         s = warpgroup_mma_wait(1, deps=(s_after,))
         n += 1
-    return n, s, dk, dv, log, delta
+    return n, s, dk, dv
 
 
 @gluon.jit
 def _consumer(
     dq_desc, outs, shared, sums, bars, numbers, T, groups, at_once, scale, natural,
-    PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, HELD: gl.constexpr,
+    PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and its values, and add to those of queries."""
-    q, k, v, _grad = shared
+    q, k, _v, _grad = shared
     k_full, v_full, q_full, _grad_full, _q_empty, _grad_empty = bars
     less_log_ptr, less_delta_ptr = numbers
     dk_ptr, dv_ptr = outs
@@ -179,30 +168,20 @@ def _consumer(
     n = 0
     mbarrier.wait(k_full.index(0), 0)
     mbarrier.wait(v_full.index(0), 0)
-    k_left, v_left = k, v
-    if HELD:
-        left: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-        k_left, v_left = k.load(left), v.load(left)
     for within in range(PER_GROUP):
         head = group * PER_GROUP + within
         own = less_log_ptr + (head * padded + begin), less_delta_ptr + (head * padded + begin)
-        sums[2].store(_numbers(own[0], ROWS))
-        sums[3].store(_numbers(own[1], ROWS))
-        barrier()
-        begun = _begun(sums[2], KEYS, ROWS, s_layout)
-        log, delta = _numbers(own[0] + ROWS, ROWS), _numbers(own[1] + ROWS, ROWS)
+        begun = _begun(own[0], KEYS, ROWS, s_layout)
         mbarrier.wait(q_full.index(n % AHEAD), n // AHEAD & 1)
-        s = warpgroup_mma(k_left, q.index(n % AHEAD).permute((1, 0)), begun, is_async=True)
+        s = warpgroup_mma(k, q.index(n % AHEAD).permute((1, 0)), begun, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         under_way = warpgroup_mma_init(dk)
-        n, s, under_way, dv, log, delta = _steps(
-            0, masked, end, n, s, under_way, dv, log, delta, dq_desc, (k_left, v_left), shared, sums, bars, own,
-            head * T + begin, scale,
+        n, s, under_way, dv = _steps(
+            0, masked, end, n, s, under_way, dv, dq_desc, shared, sums, bars, own, head * T + begin, scale,
             True, D, ROWS, KEYS,
         )  # fmt: skip
-        n, s, under_way, dv, log, delta = _steps(
-            masked, end, end, n, s, under_way, dv, log, delta, dq_desc, (k_left, v_left), shared, sums, bars, own,
-            head * T + begin, scale,
+        n, s, under_way, dv = _steps(
+            masked, end, end, n, s, under_way, dv, dq_desc, shared, sums, bars, own, head * T + begin, scale,
             False, D, ROWS, KEYS,
         )  # fmt: skip
         dk = warpgroup_mma_wait(0, deps=(under_way,))
@@ -218,10 +197,9 @@ def _consumer(
 @gluon.jit
 def roles_kernel(
     q_desc, k_desc, v_desc, grad_desc, dq_desc, dk_ptr, dv_ptr, less_log_ptr, less_delta_ptr, T, groups, at_once, scale,
-    natural, PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, HELD: gl.constexpr,
+    natural, PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """A tile of keys of one group of heads. dq_desc: the sums of gradients of q, float32. HELD: keys and values are in
-    registers for their own products with queries and gradients."""
+    """A tile of keys of one group of heads. dq_desc: the sums of gradients of q, float32."""
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = q_desc.layout
     dq_layout: gl.constexpr = dq_desc.layout
@@ -232,9 +210,6 @@ def roles_kernel(
     v = gl.allocate_shared_memory(dtype, [KEYS, D], layout)
     slopes = gl.allocate_shared_memory(dtype, [KEYS, ROWS], slopes_layout)
     dq_tile = gl.allocate_shared_memory(gl.float32, [ROWS, D], dq_layout)
-    numbers_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    log_tile = gl.allocate_shared_memory(gl.float32, [ROWS], numbers_layout)
-    delta_tile = gl.allocate_shared_memory(gl.float32, [ROWS], numbers_layout)
     k_full, v_full, q_full, grad_full = barriers(1), barriers(1), barriers(AHEAD), barriers(GRADS)
     q_empty, grad_empty = barriers(AHEAD), barriers(GRADS)
     fence_async_shared()
@@ -242,8 +217,8 @@ def roles_kernel(
     descs, outs, numbers = (q_desc, k_desc, v_desc, grad_desc), (dk_ptr, dv_ptr), (less_log_ptr, less_delta_ptr)
     gl.warp_specialize(
         [
-            (_consumer, (dq_desc, outs, shared, (slopes, dq_tile, log_tile, delta_tile), bars, numbers, T, groups,
-                         at_once, scale, natural, PER_GROUP, D, ROWS, KEYS, HELD)),
+            (_consumer, (dq_desc, outs, shared, (slopes, dq_tile), bars, numbers, T, groups, at_once, scale, natural,
+                         PER_GROUP, D, ROWS, KEYS)),
             (_producer, (descs, shared, bars, T, groups, at_once, PER_GROUP, D, ROWS, KEYS)),
         ],
         [1],
@@ -265,10 +240,10 @@ class RolesBackward:
         self.groups, self.per_group, self.scale = batch * groups, heads // groups, size**-0.5
         self.at_once = max(1, CACHED_BYTES // (8 * self.length * size * self.per_group))
         self.sums_BHTD = torch.zeros_like(q_BHTD, dtype=torch.float32)
-        self.rows, self.held = ROWS[size], size == 64
+        self.rows = ROWS[size]
         padded = triton.cdiv(self.length, self.rows) * self.rows
-        numbers = log_BHT.new_zeros(2, batch * heads * padded + 2 * self.rows)  # two steps more are read, not used
-        self.less_log_BHU, self.less_delta_BHU = (x[: -2 * self.rows].view(batch, heads, padded) for x in numbers)
+        numbers = log_BHT.new_zeros(2, batch * heads * padded + self.rows)  # a step more is read, and not used
+        self.less_log_BHU, self.less_delta_BHU = (x[: -self.rows].view(batch, heads, padded) for x in numbers)
         self.less_log_BHU.fill_(float("-inf"))
         self.less_log_BHU[..., : self.length] = log_BHT / (-self.scale * LOG2E)
         self.grads = [torch.full_like(x, torch.nan) for x in self.qkv]
@@ -282,7 +257,7 @@ class RolesBackward:
         roles_kernel[(self.groups * triton.cdiv(self.length, KEYS),)](
             *self.descriptors, _descriptor(grad_BHTD, self.rows), self.dq, *self.grads[1:], self.less_log_BHU,
             self.less_delta_BHU, self.length, self.groups, self.at_once, self.scale * LOG2E, self.scale,
-            PER_GROUP=self.per_group, D=grad_BHTD.shape[-1], ROWS=self.rows, KEYS=KEYS, HELD=self.held, num_warps=8,
+            PER_GROUP=self.per_group, D=grad_BHTD.shape[-1], ROWS=self.rows, KEYS=KEYS, num_warps=8,
         )  # fmt: skip
         count = self.sums_BHTD.numel()
         rounded_kernel[(triton.cdiv(count, 4096),)](self.sums_BHTD, self.grads[0], count, self.scale, SIZE=4096)
@@ -306,7 +281,7 @@ def ahead_of_time(size: int) -> AotKernel:
     types["dq_desc"] = f"tensordesc<fp32{[rows, size]},{shared_layout([rows, size], 32)!r}>"
     types |= {"dk_ptr": "*bf16", "dv_ptr": "*bf16", "less_log_ptr": "*fp32", "less_delta_ptr": "*fp32"}
     types |= {"T": "i32", "groups": "i32", "at_once": "i32", "scale": "fp32", "natural": "fp32"}
-    constants = {"PER_GROUP": 1, "D": size, "ROWS": rows, "KEYS": KEYS, "HELD": size == 64}
+    constants = {"PER_GROUP": 1, "D": size, "ROWS": rows, "KEYS": KEYS}
     return AotKernel(
         roles_kernel, types, constants, hot=size == 64, tensor_cores="HGMMA", archs=("sm_90",), num_warps=8,
     )  # fmt: skip

@@ -11,7 +11,7 @@ Next      `POLYNOMIAL`  rung 7: one or two of four exponentials by FMA instructi
           `THRESHOLD`   rung 8: outputs are rescaled only where a maximum has grown by more than 2**8 (the same)
           `at_once`     rung 9: the tiles with the most keys of several heads begin first (the same)
           `FP8`         rung 10: products in E4M3, scales for 64 queries and 128 keys, rotated (FlashAttention-3)
-          `AHEAD`       rungs 11 and 12, in `ahead.py`: scores are computed a tile ahead
+          `AHEAD`       rung 11, in `ahead.py`: scores are computed a tile ahead
 
 What they compute is in `ideas.py` in NumPy. Here is the device's part, in Gluon, for sm_90a; no CPU runs it.
 
@@ -164,7 +164,7 @@ def _consumer(
 def pingpong_kernel(
     q_desc, k_desc, v_desc, out_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, T, heads, per_group, at_once, scale_log2,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr,
-    FP8: gl.constexpr, LONGEST: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr,
+    FP8: gl.constexpr, LONGEST: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """A tile of 128 queries of one head. heads: of all sequences together."""
     dtype: gl.constexpr = q_desc.dtype
@@ -186,9 +186,9 @@ def pingpong_kernel(
         gl.warp_specialize(
             [
                 (_consumer_ahead, (q0, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 0, D,
-                                   KEYS, STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST, TURNS)),
+                                   KEYS, STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST)),
                 (_consumer_ahead, (q1, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 1, D,
-                                   KEYS, STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST, TURNS)),
+                                   KEYS, STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST)),
                 (_producer, ((q_desc, k_desc, v_desc), (q0, q1), k, v, bars, T, heads, per_group, at_once, D, KEYS,
                              STAGES, FP8, LONGEST)),
             ],
@@ -212,21 +212,20 @@ def pingpong_kernel(
 
 @dataclass(frozen=True)
 class PingpongSwitches:
-    """The ideas of rungs 7 to 12. polynomials: exponentials of each four that are polynomials, 0 to 2. ahead: scores
-    are computed a tile ahead, in turns or not; in 16 bits that has registers for heads of 64 alone."""
+    """The ideas of rungs 7 to 11. polynomials: exponentials of each four that are polynomials, 0 to 2. ahead: scores
+    are computed a tile ahead; in 16 bits that has registers for heads of 64 alone."""
 
     polynomials: int = 0
     threshold: bool = False
     longest: bool = False
     fp8: bool = False
     ahead: bool = False
-    turns: bool = False
 
     @property
     def constants(self) -> dict[str, Any]:
         return {
             "POLYNOMIAL": self.polynomials, "THRESHOLD": self.threshold, "FP8": self.fp8, "LONGEST": self.longest,
-            "AHEAD": self.ahead, "TURNS": self.turns,
+            "AHEAD": self.ahead,
         }  # fmt: skip
 
 
@@ -318,5 +317,5 @@ AOT = (
     ahead_of_time(64, PingpongSwitches(polynomials=2)),
     ahead_of_time(128, PingpongSwitches(threshold=True)),
     ahead_of_time(128, PingpongSwitches(fp8=True)),
-    ahead_of_time(128, PingpongSwitches(fp8=True, threshold=True, polynomials=1, longest=True, ahead=True)),
+    ahead_of_time(128, PingpongSwitches(fp8=True, threshold=True, polynomials=1, ahead=True)),
 )

@@ -103,7 +103,7 @@ def _pingpong(**switches: Any) -> Callable[[Tensor, Tensor, Tensor], Call]:
     return load
 
 
-FP8: dict[str, Any] = {"fp8": True, "polynomials": 1, "threshold": True, "longest": True}
+FP8: dict[str, Any] = {"fp8": True, "polynomials": 1, "threshold": True}
 LOADERS: dict[str, Callable[[Tensor, Tensor, Tensor], Call]] = {
     "naive": _plain(naive),
     "online": _plain(online),
@@ -116,7 +116,6 @@ LOADERS: dict[str, Callable[[Tensor, Tensor, Tensor], Call]] = {
     "longest": _pingpong(longest=True),
     "fp8": _pingpong(**FP8),
     "ahead": _pingpong(**FP8, ahead=True),
-    "ahead-turns": _pingpong(**FP8, ahead=True, turns=True),
 }
 
 

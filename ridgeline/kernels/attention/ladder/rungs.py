@@ -102,15 +102,11 @@ RUNGS = (
         number=9, name="longest", source="ladder/pingpong.py", idea="6, the longest tiles begin first", hopper=True,
     ),
     AttentionRung(
-        number=10, name="fp8", source="ladder/pingpong.py", idea="7 to 9 in E4M3, scales of blocks, rotated",
+        number=10, name="fp8", source="ladder/pingpong.py", idea="7 and 8 in E4M3, scales of blocks, rotated",
         exponentials=0.75, rescaled=False, bits=8, softmax=4.0, hopper=True,
     ),
     AttentionRung(
         number=11, name="ahead", source="ladder/ahead.py", idea="10, scores a tile ahead, no turns",
-        exponentials=0.75, rescaled=False, bits=8, softmax=4.0, hopper=True,
-    ),
-    AttentionRung(
-        number=12, name="ahead-turns", source="ladder/ahead.py", idea="11, and turns",
         exponentials=0.75, rescaled=False, bits=8, softmax=4.0, hopper=True,
     ),
 )  # fmt: skip

@@ -34,9 +34,6 @@ def supports(arch: str, dtype: torch.dtype, head_dim: int, block_size: int) -> b
 class Config:
     """The cut of the kernel: KEYS in a tile, STAGES of each ring, and registers per thread.
 
-    turns: warpgroups start their products in turns.
-    seldom: outputs are rescaled only where a maximum has grown by more than 2**8.
-
     A query of an item sees at most STAGES - 1 tiles more than another query of it.
     """
 
@@ -44,8 +41,6 @@ class Config:
     STAGES: int = 2
     CONSUMER_REGS: int = 232
     PRODUCER_REGS: int = 40
-    turns: bool = False
-    seldom: bool = False
 
 
 def choose(head_dim: int, queries: int) -> Config:
@@ -92,8 +87,7 @@ def prefill_attention(
         v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_LD), len(v_LD)),
         UNITS=num_heads // pack, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
         KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=softmax.window or 0, SINKS=sinks_H is not None,
-        CONSUMERS=items.queries // 64, TURNS=items.queries // 64 * config.turns,
-        SELDOM=config.seldom, CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS,
+        CONSUMERS=items.queries // 64, CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS,
         num_warps=4, **launch_options(q_THD.device),
     )  # fmt: skip
 

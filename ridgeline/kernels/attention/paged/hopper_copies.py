@@ -138,7 +138,7 @@ def _producer(
     k, v, news, bars = rings
     blocks_ptr, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere = places
     q_layout: gl.constexpr = q_desc.layout
-    q_full, q_empty, k_full, v_full, empty, _news_full, _news_empty, _turns = bars
+    q_full, q_empty, k_full, v_full, empty, _news_full, _news_empty = bars
     base = 0
     round = 0
     token, tokens, position, unit, slot = _news(news, bars, 0, 1)

@@ -28,8 +28,6 @@ from triton.language.extra.cuda import gdc_wait
 from ridgeline.kernels.attention.paged.hopper_copies import PANEL, _news, _producer, _scheduler, _tiles
 from ridgeline.kernels.hopper.gluon_names import barriers, viewed
 
-GROWN = gl.constexpr(8.0)  # powers of 2 that a row's maximum may be above what its weights are relative to
-
 
 @gluon.jit
 def _zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr):
@@ -61,29 +59,12 @@ def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr, PA
 
 
 @gluon.jit
-def _softmax(s, m, scale_log2, SELDOM: gl.constexpr):
-    """Return (the new reference, the weights relative to it, the factor by which the old weights shrink, how far the
-    maximum is above the old reference). The reference is the maximum, or with SELDOM one that weights of up to 2**8
-    are relative to."""
+def _softmax(s, m, scale_log2):
+    """Return (the new maximum, the weights relative to it, the factor by which the old weights shrink)."""
     new = gl.maximum(m, gl.max(s, 1))
-    grown = (new - m) * scale_log2
-    if SELDOM:
-        new = gl.where(grown > GROWN, new, m)
     shift = new * scale_log2
     shrink = gl.exp2((m - new) * scale_log2)
-    return new, gl.exp2(s * scale_log2 - gl.expand_dims(shift, 1)), shrink, grown
-
-
-@gluon.jit
-def _await_turn(turns, step, part: gl.constexpr):
-    """Wait until the warpgroup before this one has started its products of this step (warpgroup 0: of the step before,
-    and at first not at all)."""
-    mbarrier.wait(turns.index(part), (step + 1) & 1 if part == 0 else step & 1)
-
-
-@gluon.jit
-def _pass_turn(turns, part: gl.constexpr, CONSUMERS: gl.constexpr):
-    mbarrier.arrive(turns.index((part + 1) % CONSUMERS), count=1)
+    return new, gl.exp2(s * scale_log2 - gl.expand_dims(shift, 1)), shrink
 
 
 @gluon.jit
@@ -169,7 +150,7 @@ def _steps(
     first, steps, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
     out, token_before, tokens_before, unit_before, part: gl.constexpr,
     PACK: gl.constexpr, BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, TURNS: gl.constexpr, SELDOM: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Visit key tiles first, first - 1, …. Each tile's scores are computed together with the values of the tile before
     it.
@@ -178,7 +159,7 @@ def _steps(
     BEGINS: the first tile is an item's newest. The weights before it are then the last of the item before, which is
     finished on the way. No product is under way when a step begins or ends, or ptxas would serialize them all.
     """
-    _q_full, _q_empty, k_full, v_full, empty, _news_full, _news_empty, turns = bars
+    _q_full, _q_empty, k_full, v_full, empty, _news_full, _news_empty = bars
     p_layout: gl.constexpr = p.type.layout
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     dtype: gl.constexpr = p.dtype
@@ -187,13 +168,9 @@ def _steps(
         before = (last + STAGES) % STAGES
         mbarrier.wait(k_full.index(here), (step // STAGES) & 1)
         mbarrier.wait(v_full.index(before), (last // STAGES) & 1, pred=last >= 0)
-        if TURNS > 0:
-            _await_turn(turns, step, part)
         nothing = gl.zeros([64, KEYS], gl.float32, s_layout)
         s = warpgroup_mma(q, k.index(here).permute((1, 0)), nothing, use_acc=False, is_async=True)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
-        if TURNS > 0:
-            _pass_turn(turns, part, TURNS)
         s = warpgroup_mma_wait(1, deps=(s,))
         if MASKED:
             s = _masked(s, (first - i) * KEYS, position + part * (64 // PACK), WINDOW, KEYS, PACK)
@@ -201,7 +178,7 @@ def _steps(
         if BEGINS:
             m = gl.where(i == 0, begun[0], m)
             total = gl.where(i == 0, begun[1], total)
-        m, weights, shrink, grown = _softmax(s, m, scale_log2, SELDOM)
+        m, weights, shrink = _softmax(s, m, scale_log2)
         total = total * shrink + gl.sum(weights, 1)
         next_p = gl.convert_layout(weights.to(dtype), p_layout)
         # ptxas decides how much of the softmax runs beside this product; all of it, or none, was slower.
@@ -216,11 +193,7 @@ def _steps(
                 _finish(o, done, done_m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK)
                 o = gl.zeros_like(o)
                 _clean(v, step, first, tokens, position, bars, BOX, D, KEYS, STAGES)
-        if SELDOM:
-            if gl.max(grown, 0) > GROWN:
-                o = o * _as_column(shrink, o)
-        else:
-            o = o * _as_column(shrink, o)
+        o = o * _as_column(shrink, o)
         p = next_p
         last = step
         step += 1
@@ -231,12 +204,12 @@ def _steps(
 def _consumer(
     q_tiles, rings, out, sinks_ptr, scale_log2, part: gl.constexpr,
     PACK: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr, TURNS: gl.constexpr, SELDOM: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries of every item. An item's first scores are computed while the last values of the item
     before arrive."""
     k, v, news, bars = rings
-    q_full, q_empty, _k_full, v_full, _empty, _news_full, _news_empty, turns = bars
+    q_full, q_empty, _k_full, v_full, _empty, _news_full, _news_empty = bars
     dtype: gl.constexpr = q_tiles.dtype
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -257,10 +230,6 @@ def _consumer(
         mine = position + part * (64 // PACK)
         # Tiles that only later queries of the item see are skipped.
         own = gl.minimum(newest, (mine + 64 // PACK - 1) // KEYS)
-        if TURNS > 0:
-            for skipped in range(step, step + newest - own):
-                _await_turn(turns, skipped, part)
-                _pass_turn(turns, part, TURNS)
         step += newest - own
         newest = own
         # First the newest tile and those that causality cuts, then whole tiles, then those that the window cuts.
@@ -276,19 +245,19 @@ def _consumer(
         step, last, o, p, m, total = _steps(
             newest, newest - whole, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
             out, token_before, tokens_before, unit_before, part,
-            PACK, True, True, BOX, D, KEYS, STAGES, WINDOW, TURNS, SELDOM,
+            PACK, True, True, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         step, last, o, p, m, total = _steps(
             whole, whole + 1 - cut, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
             out, token_before, tokens_before, unit_before, part,
-            PACK, False, False, BOX, D, KEYS, STAGES, WINDOW, TURNS, SELDOM,
+            PACK, False, False, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         if WINDOW > 0:
             rest = gl.minimum(cut - 1, newest - 1)
             step, last, o, p, m, total = _steps(
                 rest, rest + 1 - oldest, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
                 out, token_before, tokens_before, unit_before, part,
-                PACK, False, True, BOX, D, KEYS, STAGES, WINDOW, TURNS, SELDOM,
+                PACK, False, True, BOX, D, KEYS, STAGES, WINDOW,
             )  # fmt: skip
             _clean_behind(v, last, position, bars, BOX, D, KEYS, STAGES, WINDOW)
         mbarrier.arrive(q_empty.index(round % 2), count=1)
@@ -310,12 +279,10 @@ def prefill_kernel(
     UNITS: gl.constexpr, PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
     CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
-    TURNS: gl.constexpr, SELDOM: gl.constexpr,
 ):  # fmt: skip
     """Attend with all items of the table, by programs that draw them by ticket.
 
-    TURNS: warpgroups that take turns at the tensor cores, all or 0. SELDOM: outputs are rescaled only where a maximum
-    has grown much. lse: float32 [T, H], where the natural logarithms of the softmax's sums are written, or None.
+    lse: float32 [T, H], where the natural logarithms of the softmax's sums are written, or None.
     """
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = k_desc.layout
@@ -326,21 +293,19 @@ def prefill_kernel(
     news = gl.allocate_shared_memory(gl.int32, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_full, q_empty = barriers(2, 1), barriers(2, CONSUMERS)
     k_full, v_full, empty = barriers(STAGES, 1), barriers(STAGES, 1), barriers(STAGES, CONSUMERS)
-    news_full, news_empty, turns = barriers(2, 1), barriers(2, CONSUMERS + 1), barriers(CONSUMERS, 1)
+    news_full, news_empty = barriers(2, 1), barriers(2, CONSUMERS + 1)
     fence_async_shared()
     if PDL:
         gdc_wait()
-    bars = (q_full, q_empty, k_full, v_full, empty, news_full, news_empty, turns)
+    bars = (q_full, q_empty, k_full, v_full, empty, news_full, news_empty)
     descs = (q_desc, k_desc, v_desc)
     places = (blocks_ptr, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere)
     rings, out = (k, v, news, bars), (out_ptr, out_stride, lse_ptr)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS,
-                             TURNS, SELDOM)),
-                (_consumer, (q1, rings, out, sinks_ptr, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS,
-                             TURNS, SELDOM)),
+                (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
+                (_consumer, (q1, rings, out, sinks_ptr, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
                 (_producer, (descs, places, (q0, q1), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 2)),
                 (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, PDL)),
             ],
@@ -351,12 +316,9 @@ def prefill_kernel(
         q2 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
         gl.warp_specialize(
             [
-                (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS,
-                             TURNS, SELDOM)),
-                (_consumer, (q1, rings, out, sinks_ptr, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS,
-                             TURNS, SELDOM)),
-                (_consumer, (q2, rings, out, sinks_ptr, scale_log2, 2, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS,
-                             TURNS, SELDOM)),
+                (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
+                (_consumer, (q1, rings, out, sinks_ptr, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
+                (_consumer, (q2, rings, out, sinks_ptr, scale_log2, 2, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
                 (_producer, (descs, places, (q0, q1, q2), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 3)),
                 (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, PDL)),
             ],
