@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ridgeline.core import timeline
-from ridgeline.core.timeline import Stage, Timeline, now
+from ridgeline.core.timeline import StartStage, Timeline, now
 
 
 def test_a_process_begins_before_its_first_import_and_after_its_parent_asked() -> None:
@@ -27,14 +27,14 @@ def test_what_a_caller_did_between_imports_and_start_is_left_out(monkeypatch: py
     monkeypatch.setattr(timeline, "now", lambda: 4000.0)
     found = Timeline.of_process(103.0)
     found.note("weights", 4000.0 - 1.0)
-    assert found.stages == [Stage("python", 0, 0.5), Stage("imports", 0.5, 3), Stage("weights", 2, 3)]
+    assert found.stages == [StartStage("python", 0, 0.5), StartStage("imports", 0.5, 3), StartStage("weights", 2, 3)]
 
 
 def test_the_start_of_a_child_begins_with_its_parent_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "process_start", lambda: 101.0)
     monkeypatch.setattr(timeline, "FIRST_IMPORT", 101.5)
-    assert Timeline.of_child(100.0).stages == [Stage("command", 0, 1), Stage("python", 1, 1.5)]
-    assert Timeline.of_child(None).stages == [Stage("command", 0, 0), Stage("python", 0, 0.5)]
+    assert Timeline.of_child(100.0).stages == [StartStage("command", 0, 1), StartStage("python", 1, 1.5)]
+    assert Timeline.of_child(None).stages == [StartStage("command", 0, 0), StartStage("python", 0, 0.5)]
 
 
 def test_stages_are_noted_even_where_they_fail() -> None:
@@ -49,5 +49,5 @@ def test_stages_are_noted_even_where_they_fail() -> None:
 
 
 def test_the_line_names_stages_in_their_order() -> None:
-    stages = [Stage("b", 1, 2.5), Stage("a", 0, 0.5), Stage("short", 2.5, 2.501)]
+    stages = [StartStage("b", 1, 2.5), StartStage("a", 0, 0.5), StartStage("short", 2.5, 2.501)]
     assert str(Timeline(0.0, stages)) == "2.50 s: a 0.50, b 1.50"

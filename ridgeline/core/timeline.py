@@ -33,7 +33,7 @@ def process_start() -> float:
     return FIRST_IMPORT
 
 
-class Stage(NamedTuple):
+class StartStage(NamedTuple):
     """One stage. begin, end: seconds since the timeline's beginning."""
 
     name: str
@@ -49,7 +49,7 @@ class Timeline:
     """
 
     began: float = field(default_factory=now)
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[StartStage] = field(default_factory=list)
 
     @classmethod
     def of_process(cls, imported: float) -> Timeline:
@@ -58,8 +58,8 @@ class Timeline:
         started = process_start()
         timeline = cls(now() - (imported - started))
         timeline.stages += [
-            Stage("python", 0.0, FIRST_IMPORT - started),
-            Stage("imports", FIRST_IMPORT - started, imported - started),
+            StartStage("python", 0.0, FIRST_IMPORT - started),
+            StartStage("imports", FIRST_IMPORT - started, imported - started),
         ]
         return timeline
 
@@ -70,8 +70,8 @@ class Timeline:
         started = process_start()
         timeline = cls(started if began is None else began)
         timeline.stages += [
-            Stage("command", 0.0, started - timeline.began),
-            Stage("python", started - timeline.began, FIRST_IMPORT - timeline.began),
+            StartStage("command", 0.0, started - timeline.began),
+            StartStage("python", started - timeline.began, FIRST_IMPORT - timeline.began),
         ]
         return timeline
 
@@ -86,7 +86,7 @@ class Timeline:
 
     def note(self, name: str, begin: float) -> None:
         """Note a stage that began at `begin`, by `now`, and ends at this moment."""
-        self.stages.append(Stage(name, begin - self.began, now() - self.began))
+        self.stages.append(StartStage(name, begin - self.began, now() - self.began))
 
     @property
     def seconds(self) -> float:

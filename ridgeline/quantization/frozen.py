@@ -60,7 +60,7 @@ def add_input_gradient(weight: Weight, grad_TO: Tensor, to_TI: Tensor) -> None:
         add_input_gradient(each, part_TO, to_TI)
 
 
-class _Product(torch.autograd.Function):
+class _FrozenProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, weight: Weight, bias_O: Tensor | None) -> Tensor:
         ctx.weight, ctx.dtype, ctx.shape = weight, x_TI.dtype, x_TI.shape
@@ -91,5 +91,5 @@ class FrozenWeight(Weight):
 
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         assert isinstance(x_TI, Tensor)  # there is no buffer
-        found: Tensor = _Product.apply(x_TI, self.inner, bias_O)
+        found: Tensor = _FrozenProduct.apply(x_TI, self.inner, bias_O)
         return found

@@ -19,7 +19,7 @@ from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.base import Method
 from ridgeline.training.card import PLOT, plot_loss
 from ridgeline.training.conversations import Counted, ExampleReader, digest, examples_of
-from ridgeline.training.learner import Base, Learner, check_method
+from ridgeline.training.learner import Base, WeightLearner, check_method
 from ridgeline.training.learner import write_tuned as write_tuned
 from ridgeline.training.lora import LoraConfig
 from ridgeline.training.packs import Packs
@@ -123,7 +123,7 @@ def run(config: FineTuneConfig, console: Console) -> Report:
         return found
 
     data, held_out = items(config.data), None if config.held_out is None else items(config.held_out)
-    learner = Learner(base, config.method, config.lora, DTYPES[config.dtype], config.device, config.seed)
+    learner = WeightLearner(base, config.method, config.lora, DTYPES[config.dtype], config.device, config.seed)
     if config.paged and config.device.type != "cuda":
         say("the optimizer's moments are in this machine's memory anyway, so --paged changes nothing on a CPU")
     if config.recompute:

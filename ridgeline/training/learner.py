@@ -51,7 +51,7 @@ def is_quantized(folder: Path) -> bool:
     return is_gguf(folder) or method_name(folder) is not None
 
 
-class Learner:
+class WeightLearner:
     """A decoder with its weights, and what of it learns: `learnt`, the parameters of which are in checkpoints."""
 
     def __init__(

@@ -66,7 +66,7 @@ class _Valued(torch.autograd.Function):
         return grad, None
 
 
-class _Product(torch.autograd.Function):
+class _ServedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, linear: Callable[..., Tensor], x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None
@@ -112,7 +112,7 @@ def policy_ops(platform: Platform) -> Ops:
     def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         if not torch.is_grad_enabled():
             return served(x_TI, weight_OI, bias_O)
-        product: Tensor = _Product.apply(served, x_TI, weight_OI, bias_O)
+        product: Tensor = _ServedProduct.apply(served, x_TI, weight_OI, bias_O)
         return product
 
     ops.linear = linear
@@ -197,7 +197,7 @@ class PolicyStates(PackedCausal):
         return self._served[key]
 
 
-class Scored(NamedTuple):
+class ScoredTokens(NamedTuple):
     """The answers of some sequences, one behind the other.
 
     logprob_N: differentiable. entropy_N: of the distributions that tokens were drawn from, in nats.
@@ -209,7 +209,7 @@ class Scored(NamedTuple):
     x_NM: Tensor
 
 
-class Policy:
+class TrainedPolicy:
     """A decoder that scores answers with the engine's bits, and with gradients."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
@@ -225,7 +225,7 @@ class Policy:
             ):
                 raise InvalidConfig("reinforcement learning is not for models with multipliers of weights yet.")
 
-    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Scored:
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> ScoredTokens:
         """Return the answers of sequences, each a prompt's tokens and an answer's."""
         tokens = [[*prompt, *answer][:-1] for prompt, answer in sequences]
         lengths = [len(each) for each in tokens]
@@ -242,7 +242,7 @@ class Policy:
         parts = zip(x_NM.split(SCORED_AT_ONCE), targets_N.split(SCORED_AT_ONCE), strict=True)
         found = [checkpoint(self._scored, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
         logprob_N, entropy_N = (torch.cat(each) for each in zip(*found, strict=True))
-        return Scored(logprob_N, entropy_N, x_NM)
+        return ScoredTokens(logprob_N, entropy_N, x_NM)
 
     def _scored(self, x_CM: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         logits_CV = self.decoder.scored(x_CM)

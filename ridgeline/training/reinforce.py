@@ -21,7 +21,7 @@ from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.conversations import ExampleReader
 from ridgeline.training.learnt import FullWeights, Learnt, MergedLora
 from ridgeline.training.lora import LoraConfig
-from ridgeline.training.policy import Policy
+from ridgeline.training.policy import TrainedPolicy
 from ridgeline.training.pretrain import DTYPES
 from ridgeline.training.progress import Row
 from ridgeline.training.prompts import digest, read_prompts
@@ -132,7 +132,7 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
     say(left_out)
     torch.manual_seed(config.seed)
     dtype = DTYPES[config.dtype]
-    policy = Policy(model.spec, dtype, config.device)
+    policy = TrainedPolicy(model.spec, dtype, config.device)
     policy.check_loaded()
     load_weights(policy.decoder, config.model, model.weights)
     learnt: FullWeights | MergedLora

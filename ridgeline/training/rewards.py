@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.training.sandbox import Call, Limits, passed, refusal
+from ridgeline.training.sandbox import CodeCall, Limits, passed, refusal
 
 REGEX_SECONDS = 2.0
 MOST_DIGITS = 400  # of numbers in calculations, numerator and denominator
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"\d[\d,]*\.?\d*(?:[eE][+-]?\d{1,3})?|\.\d+")
 _TOKEN = re.compile(r"\s*(\*\*|//|\d+\.?\d*(?:[eE][+-]?\d{1,3})?|\.\d+|[-+*/%()^])")
 
 
-class Answer(NamedTuple):
+class DrawnAnswer(NamedTuple):
     """An answer, and the line of its prompt. tokens: how many it has. ended: it was not cut off."""
 
     text: str
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
     record: Mapping[str, Any]
 
 
-Reward = Callable[[Sequence[Answer]], list[float]]
+Reward = Callable[[Sequence[DrawnAnswer]], list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,13 @@ class Rewards:
         for name in self.config.names:
             CHECKS[name](record, self.config)
 
-    def of(self, answers: Sequence[Answer]) -> list[float]:
+    def of(self, answers: Sequence[DrawnAnswer]) -> list[float]:
         """Return the reward of each answer."""
         parts = [reward(answers, self.config) for reward in self._rewards]
         return [sum(w * r for w, r in zip(self._weights, each, strict=True)) for each in zip(*parts, strict=True)]
 
 
-def by_length(answers: Sequence[Answer], config: RewardConfig) -> list[float]:
+def by_length(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
     """Return 1 for answers of the target's tokens, and less the farther they are from it, down to 0."""
     targets = [int(each.record.get("target", config.target)) for each in answers]
     return [max(0.0, 1 - abs(each.tokens - target) / target) for each, target in zip(answers, targets, strict=True)]
@@ -113,7 +113,7 @@ json.dump(found, sys.stdout)
 """
 
 
-def by_regex(answers: Sequence[Answer], config: RewardConfig) -> list[float]:
+def by_regex(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
     """Return 1 for answers in which the expression is found. A search that takes longer than `REGEX_SECONDS` finds
     nothing."""
     pairs = [(str(each.record.get("pattern", config.pattern)), each.text) for each in answers]
@@ -135,12 +135,12 @@ def _searched(pairs: Sequence[tuple[str, str]]) -> list[bool] | None:
     return found
 
 
-def by_arithmetic(answers: Sequence[Answer], config: RewardConfig) -> list[float]:
+def by_arithmetic(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
     """Return 1 for answers whose last line, or whose last number, has the value of the line's answer."""
     return [float(_is_right(each)) for each in answers]
 
 
-def _is_right(answer: Answer) -> bool:
+def _is_right(answer: DrawnAnswer) -> bool:
     wanted = calculated(str(answer.record["answer"]))
     lines = [line for line in answer.text.splitlines() if line.strip()]
     last = lines[-1].rpartition("=")[2] if lines else ""
@@ -220,14 +220,14 @@ def _bounded(value: Fraction) -> Fraction:
     return value
 
 
-def by_code(answers: Sequence[Answer], config: RewardConfig) -> list[float]:
+def by_code(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
     """Return the share of a line's tests that the answer's code passes, from the first on."""
     with ThreadPoolExecutor(available()) as threads:
         return list(threads.map(partial(_share_passed, unsafe=config.unsafe), answers))
 
 
-def _share_passed(answer: Answer, *, unsafe: bool) -> float:
-    calls = [Call(arguments, expected) for arguments, expected in answer.record["tests"]]
+def _share_passed(answer: DrawnAnswer, *, unsafe: bool) -> float:
+    calls = [CodeCall(arguments, expected) for arguments, expected in answer.record["tests"]]
     source = answer.record.get("prefix", "") + code_in(answer.text)
     return passed(source, answer.record["entry"], calls, Limits(), isolated=not unsafe) / len(calls)
 
@@ -268,7 +268,7 @@ def _check_code(record: Mapping[str, Any], config: RewardConfig) -> None:
         raise InvalidConfig(f"the reward code needs the name of a function as entry, got {entry!r}.")
 
 
-REWARDS: Mapping[str, Callable[[Sequence[Answer], RewardConfig], list[float]]] = {
+REWARDS: Mapping[str, Callable[[Sequence[DrawnAnswer], RewardConfig], list[float]]] = {
     "length": by_length,
     "regex": by_regex,
     "arithmetic": by_arithmetic,

@@ -33,11 +33,11 @@ from ridgeline.training.advantages import (
     whitened,
 )
 from ridgeline.training.learnt import Learnt
-from ridgeline.training.policy import Policy
+from ridgeline.training.policy import TrainedPolicy
 from ridgeline.training.progress import Row
 from ridgeline.training.prompts import PromptLine
-from ridgeline.training.rewards import Answer, Rewards
-from ridgeline.training.rollouts import Batch, Rollout, RolloutEngine, prompts_of
+from ridgeline.training.rewards import DrawnAnswer, Rewards
+from ridgeline.training.rollouts import Rollout, RolloutBatch, RolloutEngine, prompts_of
 
 Kind = Literal["grpo", "rloo", "ppo"]
 LossType = Literal["grpo", "bnpo", "dr_grpo"]
@@ -97,15 +97,15 @@ class Course:
     """
 
     def __init__(
-        self, engine: RolloutEngine, prompts: Sequence[PromptLine], policy: Policy, *, staleness: int, steps: int
+        self, engine: RolloutEngine, prompts: Sequence[PromptLine], policy: TrainedPolicy, *, staleness: int, steps: int
     ) -> None:
         self.engine, self.prompts, self.policy, self.staleness, self.steps = engine, prompts, policy, staleness, steps
-        self.pending: deque[Batch] = deque()
+        self.pending: deque[RolloutBatch] = deque()
         self._thread = ThreadPoolExecutor(1, "rollouts")
-        self._under_way: Future[Batch] | None = None
+        self._under_way: Future[RolloutBatch] | None = None
         self.push_seconds = self.wait_seconds = 0.0
 
-    def next(self, step: int) -> Batch:
+    def next(self, step: int) -> RolloutBatch:
         """Return the answers of a step, and begin those of a later one."""
         self.settle(step)
         started = time.monotonic()
@@ -126,7 +126,7 @@ class Course:
         if self.engine.version != step:
             self.push_seconds += self.engine.push(self.policy.decoder, step)
 
-    def _draw(self, step: int) -> Batch:
+    def _draw(self, step: int) -> RolloutBatch:
         config = self.engine.config
         chosen = prompts_of(step, config.prompts, len(self.prompts), config.seed)
         return self.engine.draw(step, chosen, [self.prompts[place].tokens for place in chosen])
@@ -221,7 +221,7 @@ class RolloutObjective:
 
     # ---- the beginning of a batch -----------------------------------------------------------------------------
 
-    def _begun(self, batch: Batch) -> Drawn:
+    def _begun(self, batch: RolloutBatch) -> Drawn:
         started = time.monotonic()
         flat = [(place, one) for place, each in zip(batch.prompts, batch.answers, strict=True) for one in each]
         rewards = self.rewards.of([self._answer(place, one) for place, one in flat])
@@ -259,8 +259,8 @@ class RolloutObjective:
         course.wait_seconds = course.push_seconds = 0.0
         return found
 
-    def _answer(self, place: int, one: Rollout) -> Answer:
-        return Answer(self._text(one.tokens), len(one.tokens), one.ended, self.course.prompts[place].record)
+    def _answer(self, place: int, one: Rollout) -> DrawnAnswer:
+        return DrawnAnswer(self._text(one.tokens), len(one.tokens), one.ended, self.course.prompts[place].record)
 
     def _importance(self, old_N: Tensor, drawn_N: Tensor) -> Tensor:
         if self.config.kind == "rloo":
@@ -344,6 +344,6 @@ def _joined(parts: Sequence[Tensor], pack: Sequence[int]) -> Tensor:
     return torch.cat([parts[index] for index in pack])
 
 
-def restored(kept: Sequence[Mapping[str, Any]]) -> deque[Batch]:
+def restored(kept: Sequence[Mapping[str, Any]]) -> deque[RolloutBatch]:
     """Return batches that were kept."""
-    return deque(Batch.of(dict(each)) for each in kept)
+    return deque(RolloutBatch.of(dict(each)) for each in kept)

@@ -37,7 +37,7 @@ class Rollout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
+class RolloutBatch:
     """The answers of a step.
 
     version: how many updates the weights had that drew them. prompts: their places in the data. answers: by prompt.
@@ -58,13 +58,13 @@ class Batch:
         }  # fmt: skip
 
     @staticmethod
-    def of(kept: dict[str, Any]) -> Batch:
+    def of(kept: dict[str, Any]) -> RolloutBatch:
         """Return the batch that was kept."""
         answers = tuple(
             tuple(Rollout(tuple(tokens), tuple(logprobs), ended) for tokens, logprobs, ended in each)
             for each in kept["answers"]
         )
-        return Batch(kept["step"], kept["version"], tuple(kept["prompts"]), answers, kept["seconds"])
+        return RolloutBatch(kept["step"], kept["version"], tuple(kept["prompts"]), answers, kept["seconds"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class RolloutEngine:
         self.version = version
         return time.monotonic() - started
 
-    def draw(self, step: int, chosen: Sequence[int], prompts: Sequence[Sequence[int]]) -> Batch:
+    def draw(self, step: int, chosen: Sequence[int], prompts: Sequence[Sequence[int]]) -> RolloutBatch:
         """Draw the answers of a step. chosen: the places of its prompts, whose tokens `prompts` has."""
         started, config = time.monotonic(), self.config
         params = [
@@ -126,7 +126,7 @@ class RolloutEngine:
         given = [{"prompt_token_ids": list(each)} for each in prompts]
         outputs = self._llm.generate(given, params, use_tqdm=False)
         answers = tuple(tuple(_rollout(one) for one in each.outputs) for each in outputs)
-        return Batch(step, self.version, tuple(chosen), answers, time.monotonic() - started)
+        return RolloutBatch(step, self.version, tuple(chosen), answers, time.monotonic() - started)
 
     def close(self) -> None:
         """End the engine."""

@@ -49,7 +49,7 @@ class Limits:
     output: int = 1 << 20
 
 
-class Call(NamedTuple):
+class CodeCall(NamedTuple):
     """A call of the function under test, and the value that it must return, as JSON has them."""
 
     arguments: Sequence[Any]
@@ -132,7 +132,7 @@ class _Process:
 
 
 def passed(
-    source: str, entry: str, calls: Sequence[Call], limits: Limits | None = None, *, isolated: bool = True
+    source: str, entry: str, calls: Sequence[CodeCall], limits: Limits | None = None, *, isolated: bool = True
 ) -> int:
     """Return the number of calls, from the first on, that return the expected value; the first other one ends the run.
 
@@ -158,7 +158,7 @@ def refusal() -> str | None:
     """Return the reason why code cannot be isolated on this machine, or None."""
     if sys.platform != "linux":
         return f"{sys.platform} has no namespaces"
-    if passed("def f(x): return x + 1", "f", [Call([1], 2)]) == 1:
+    if passed("def f(x): return x + 1", "f", [CodeCall([1], 2)]) == 1:
         return None
     return "this kernel or container does not allow new user, mount and network namespaces"
 

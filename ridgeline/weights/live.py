@@ -23,7 +23,7 @@ from ridgeline.weights.loader import View, checkpoint_views, missing_offset, sho
 from ridgeline.weights.rows import in_our_order
 
 
-class Place(NamedTuple):
+class LivePlace(NamedTuple):
     """The part of a parameter that a tensor fills. offset: added to it, as the loader does."""
 
     view: View
@@ -44,7 +44,7 @@ class LiveWeights:
         self._decoder = decoder
         views = checkpoint_views(decoder, weights)
         self._places = {
-            source.name: Place(views[source.name], source, missing_offset(decoder, parameter, sources[0]))
+            source.name: LivePlace(views[source.name], source, missing_offset(decoder, parameter, sources[0]))
             for parameter, sources in weights.items()
             for source in sources
         }

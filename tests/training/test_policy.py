@@ -19,7 +19,7 @@ from ridgeline.training.conversations import Example
 from ridgeline.training.learnt import FullWeights, MergedLora
 from ridgeline.training.lora import Lora, LoraConfig
 from ridgeline.training.objective import training_decoder
-from ridgeline.training.policy import Policy
+from ridgeline.training.policy import TrainedPolicy
 from ridgeline.training.tuned import PackRunner
 from ridgeline.weights.loader import load_weights, read_model_config
 
@@ -30,9 +30,9 @@ FAMILIES = ("qwen3", "gemma2", "bloom", "mixed")
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(3, 40)), [11, 4]]
 
 
-def policy_of(folder: Path) -> Policy:
+def policy_of(folder: Path) -> TrainedPolicy:
     model = read_model_config(folder)
-    policy = Policy(model.spec, torch.float32, CPU)
+    policy = TrainedPolicy(model.spec, torch.float32, CPU)
     policy.check_loaded()
     load_weights(policy.decoder, folder, model.weights)
     return policy
@@ -138,7 +138,7 @@ def test_a_merged_adapter_has_the_gradients_of_one_beside_the_weights(tiny_model
 def test_weights_in_16_bits_learn_through_copies(tiny_model: TinyModel) -> None:
     folder = tiny_model("qwen3")
     model = read_model_config(folder)
-    policy = Policy(model.spec, torch.bfloat16, CPU)
+    policy = TrainedPolicy(model.spec, torch.bfloat16, CPU)
     load_weights(policy.decoder, folder, model.weights)
     learnt = FullWeights(policy.decoder)
     policy.score([(PROMPTS[0], [4, 5])]).logprob_N.sum().backward()

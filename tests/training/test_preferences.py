@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ridgeline import LLM, PoolingParams
 from ridgeline.training.conversations import AnswerPair, ExampleReader, JudgedAnswer, Steps, examples_of
-from ridgeline.training.learner import Base, Learner
+from ridgeline.training.learner import Base, WeightLearner
 from ridgeline.training.lora import LoraConfig
 from ridgeline.training.preferences import (
     Preferences,
@@ -113,12 +113,12 @@ def test_gradients_of_preferences_are_pefts_in_float64(loss: Any, tiny_model: Ti
         close(thin.down_RI.grad, gradient, name)  # type: ignore[arg-type]
 
 
-def rewarding(folder: Path, *, process: bool) -> tuple[Learner, PackRunner, Any]:
+def rewarding(folder: Path, *, process: bool) -> tuple[WeightLearner, PackRunner, Any]:
     """Return a reward model of the tiny one, all of which learns, and transformers' with its weights in float64."""
     transformers = pytest.importorskip("transformers")
     entries = classifier_entries(folder, process=process)
     base = Base(folder, *reward_model(folder, entries), entries)
-    learner = Learner(base, "full", LoraConfig(), torch.float32, CPU, seed=0)
+    learner = WeightLearner(base, "full", LoraConfig(), torch.float32, CPU, seed=0)
     out = learner.write(folder.parent / f"reward-{process}", "base")
     kind = transformers.LlamaForTokenClassification if process else transformers.LlamaForSequenceClassification
     theirs = kind.from_pretrained(out, dtype=torch.float64)

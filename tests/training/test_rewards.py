@@ -13,20 +13,20 @@ import pytest
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.training import rewards, sandbox
-from ridgeline.training.rewards import Answer, RewardConfig, Rewards, calculated
-from ridgeline.training.sandbox import Call, Limits, passed
+from ridgeline.training.rewards import DrawnAnswer, RewardConfig, Rewards, calculated
+from ridgeline.training.sandbox import CodeCall, Limits, passed
 
 HERE = sandbox.refusal()
 isolated = pytest.mark.skipif(HERE is not None, reason=f"{HERE}")
-CALLS = [Call([3], 13), Call([-1], 9)]
+CALLS = [CodeCall([3], 13), CodeCall([-1], 9)]
 RIGHT = "def f(x):\n    return x + 10\n"
 
 
-def of(text: str, tokens: int = 1, **record: Any) -> Answer:
-    return Answer(text, tokens, True, record)
+def of(text: str, tokens: int = 1, **record: Any) -> DrawnAnswer:
+    return DrawnAnswer(text, tokens, True, record)
 
 
-def reward(name: str, *answers: Answer, **options: Any) -> list[float]:
+def reward(name: str, *answers: DrawnAnswer, **options: Any) -> list[float]:
     return Rewards(RewardConfig(names=(name,), **options)).of(answers)
 
 
@@ -116,7 +116,7 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_code_that_attacks_gets_nothing(attack: str, tmp_path: Path) -> None:
     (tmp_path / "secret-tests.json").write_text("13")
-    calls = [Call([3], 13), Call([4], 14)] if "descriptor" not in attack else [Call([4], 14)]
+    calls = [CodeCall([3], 13), CodeCall([4], 14)] if "descriptor" not in attack else [CodeCall([4], 14)]
     assert passed(ATTACKS[attack], "f", calls, Limits(seconds=2.0, cpu_seconds=1)) == 0
     assert not Path("/tmp/written").exists()
 
@@ -135,7 +135,7 @@ def f(x):
         len(os.listdir("/root")) > 1 if os.path.exists("/root") else False,
     ]
 """
-    assert passed(source, "f", [Call([0], [[], [], False, False])]) == 1
+    assert passed(source, "f", [CodeCall([0], [[], [], False, False])]) == 1
 
 
 @isolated
