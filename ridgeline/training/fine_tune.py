@@ -19,8 +19,6 @@ from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.base import Method
 from ridgeline.training.card import PLOT, plot_loss
 from ridgeline.training.conversations import Counted, ExampleReader, digest, examples_of
-from ridgeline.training.learner import Base, WeightLearner, check_method
-from ridgeline.training.learner import write_tuned as write_tuned
 from ridgeline.training.lora import LoraConfig
 from ridgeline.training.packs import Packs
 from ridgeline.training.preferences import Loss
@@ -37,6 +35,8 @@ from ridgeline.training.tuned_items import (
     share_right,
 )
 from ridgeline.training.tuning import Tuner, TuningConfig
+from ridgeline.training.weight_learner import Base, WeightLearner, check_method
+from ridgeline.training.weight_learner import write_tuned as write_tuned
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.loader import read_model_config
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ridgeline import LLM, PoolingParams
 from ridgeline.training.conversations import AnswerPair, ExampleReader, JudgedAnswer, Steps, examples_of
-from ridgeline.training.learner import Base, WeightLearner
 from ridgeline.training.lora import LoraConfig
 from ridgeline.training.preferences import (
     Preferences,
@@ -25,6 +24,7 @@ from ridgeline.training.preferences import (
 )
 from ridgeline.training.reward_models import RewardPairs, RewardSteps, classifier_entries, reward_model
 from ridgeline.training.tuned import PackRunner
+from ridgeline.training.weight_learner import Base, WeightLearner
 from tests.training.test_fine_tune import refused, tuned
 from tests.training.test_tuned import TinyModel, adapted, close, examples, opened, runs_of, their_nats
 
