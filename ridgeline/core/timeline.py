@@ -13,12 +13,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the second where a system has no first
 STAGE_SHOWN = 0.01  # seconds: shorter stages are left out of the line that is logged
 
 
 def now() -> float:
     """Return the time in seconds since the machine was started."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(CLOCK)
 
 
 FIRST_IMPORT = now()  # of this package, which every process of ours imports before torch
