@@ -77,8 +77,9 @@ def test_every_row_is_a_tile_however_short(device: str, window: int | None, alib
     assert torch.allclose(out.float(), wanted.float(), atol=8 * torch.finfo(torch.float16).eps, rtol=0)
 
 
-def test_without_a_gpu_the_mode_is_refused(tiny_model: Callable[[str], Path]) -> None:
-    with pytest.raises(InvalidConfig, match="needs a GPU"), rig(tiny_model("llama"), deterministic=True):
+@pytest.mark.parametrize("family", ["mixtral", "mamba2"])
+def test_without_a_gpu_the_mode_is_for_plain_layers(family: str, tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(InvalidConfig, match="or use a GPU"), rig(tiny_model(family), deterministic=True):
         pass
 
 

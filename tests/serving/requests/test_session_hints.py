@@ -11,7 +11,8 @@ from ridgeline.serving.apis.openai import response_bodies as responses
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody
 from ridgeline.serving.requests.fields import examine
-from ridgeline.serving.requests.validation import _kept, parse
+from ridgeline.serving.requests.kept import kept_for
+from ridgeline.serving.requests.validation import parse
 from ridgeline.text.parsers.choose import Forms
 
 USER = {"role": "user", "content": "Hi"}
@@ -33,10 +34,10 @@ TEXT: dict[str, Any] = {"type": "text", "text": "Hi"}
 def test_openais_hints(fields: dict[str, Any], seconds: float) -> None:
     for model, data in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "Hi"})):
         assert examine(model, data | fields) == [], "none is named as ignored"
-        assert _kept(parse(model, data | fields)) == seconds
+        assert kept_for(parse(model, data | fields)) == seconds
     body = parse(responses.ResponsesBody, {"input": "Hi"} | fields)
     chat, ignored = responses.chat_of(body, responses.input_items(body), later=True)
-    assert (_kept(chat), ignored) == (seconds, [])
+    assert (kept_for(chat), ignored) == (seconds, [])
     assert chat.prompt_cache_key == fields.get("prompt_cache_key")
 
 
@@ -56,7 +57,7 @@ def test_openais_hints(fields: dict[str, Any], seconds: float) -> None:
 def test_anthropics_marks(body: dict[str, Any], seconds: float) -> None:
     asked = parse(anthropic.MessagesBody, {"max_tokens": 5, **body})
     chat, ignored = anthropic.chat_of(asked, Forms(None, None), later=True)
-    assert (_kept(chat), ignored) == (seconds, [])
+    assert (kept_for(chat), ignored) == (seconds, [])
 
 
 @pytest.mark.parametrize(

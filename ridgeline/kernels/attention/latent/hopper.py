@@ -75,7 +75,7 @@ def attend(
     )
 
 
-def _aot(heads: int, tokens: int, block_size: int, *, items: bool) -> AotKernel:
+def _aot(heads: int, tokens: int, block_size: int) -> AotKernel:
     box = min(block_size, KEYS)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     kinds = {"table_ptr": "*i32", "work_ptr": "*i32", "counts_ptr": "*i32", "whose_ptr": "*i32"}
@@ -83,15 +83,15 @@ def _aot(heads: int, tokens: int, block_size: int, *, items: bool) -> AotKernel:
     kinds |= {"desc": f"tensordesc<bf16[{box}, 64],{layout!r}>"}
     kinds |= {f"stride_{name}": "i32:16" for name in ("q_token", "q_head", "rotated_token", "rotated_head")}
     constants = {
-        "HEADS": heads, "TOKENS": tokens, "P": block_size, "BOX": box, "KEYS": KEYS, "STAGES": STAGES, "ITEMS": items,
+        "HEADS": heads, "TOKENS": tokens, "P": block_size, "BOX": box, "KEYS": KEYS, "STAGES": STAGES, "ITEMS": True,
         "PRODUCER_REGS": PRODUCER_REGS,
     }  # fmt: skip
     names = [name for name in latent_hopper_kernel.arg_names if name not in constants and name != "PDL"]
     signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32") for name in names}
     return AotKernel(
-        latent_hopper_kernel, signature, constants, num_warps=8, num_stages=1, archs=("sm_90",), tensor_cores="WGMMA",
-        hot=items,
+        latent_hopper_kernel, signature, constants, num_warps=8, num_stages=1, archs=("sm_90",), tensor_cores="HGMMA",
+        hot=True,
     )  # fmt: skip
 
 
-AOT = (_aot(128, 1, 64, items=True), _aot(16, 4, 16, items=False))
+AOT = (_aot(128, 1, 64),)
