@@ -16,8 +16,7 @@ from torch import Tensor
 from ridgeline.kernels.gemm.lora.op import AdapterFactors, TokensByAdapter
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.plain.rounded import Rounded
-from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.weight import Weight
+from ridgeline.quantization.weight import WrappedWeight
 
 
 @dataclass
@@ -46,24 +45,14 @@ class AdapterVectors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AdaptedWeight(Weight):
+class AdaptedWeight(WrappedWeight):
     """A weight in any form, and the matrices of the adapters that the device holds, with their vectors if they may have
     such. Where no token of a step has an
     adapter, it multiplies as `inner` does. Otherwise norms and gates are ops of their own."""
 
-    ops: Ops
-    inner: Weight
     factors: AdapterFactors
     step: StepAdapters
     vectors: AdapterVectors | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.inner.nbytes
-
-    @property
-    def stored(self) -> Tensor:
-        return self.inner.stored
 
     @property
     def adapts(self) -> bool:

@@ -19,9 +19,8 @@ from torch.autograd.function import once_differentiable
 from ridgeline.kernels.gemm.codes.op import Coded
 from ridgeline.kernels.gemm.plain.levels import Levels
 from ridgeline.kernels.gemm.plain.rounded import Rounded
-from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.joined import JoinedWeight
-from ridgeline.quantization.weight import FormedWeight, Weight
+from ridgeline.quantization.weight import FormedWeight, Weight, WrappedWeight
 
 
 def numbers_of(weight: FormedWeight, dtype: torch.dtype) -> Tensor:
@@ -75,19 +74,8 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class FrozenWeight(Weight):
+class FrozenWeight(WrappedWeight):
     """A weight in codes that does not learn. Its product has a gradient of the input alone."""
-
-    ops: Ops
-    inner: Weight
-
-    @property
-    def nbytes(self) -> int:
-        return self.inner.nbytes
-
-    @property
-    def stored(self) -> Tensor:
-        return self.inner.stored
 
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         assert isinstance(x_TI, Tensor)  # there is no buffer

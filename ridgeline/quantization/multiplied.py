@@ -15,27 +15,20 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.gemm.plain.rounded import Rounded
-from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.weight import Weight
+from ridgeline.quantization.weight import WrappedWeight
 
 Multipliers = Sequence[tuple[int, float]]  # so many outputs, and what multiplies them
 
 
 @dataclass(frozen=True)
-class MultipliedWeight(Weight):
+class MultipliedWeight(WrappedWeight):
     """A weight in any form, and the factor of each of its outputs, float32."""
 
-    ops: Ops
-    inner: Weight
     factor_O: Tensor
 
     @property
     def nbytes(self) -> int:
         return self.inner.nbytes + self.factor_O.nbytes
-
-    @property
-    def stored(self) -> Tensor:
-        return self.inner.stored
 
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         return (self.inner.linear(x_TI, bias_O) * self.factor_O).to(x_TI.dtype)

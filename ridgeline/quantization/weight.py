@@ -80,6 +80,22 @@ class Weight(ABC):
         return False
 
 
+@dataclass(frozen=True)
+class WrappedWeight(Weight):
+    """A weight in any form, with whose products something else is done. It holds the numbers of `inner`."""
+
+    ops: Ops
+    inner: Weight
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes
+
+    @property
+    def stored(self) -> Tensor:
+        return self.inner.stored
+
+
 class Product(NamedTuple):
     """The functions that multiply with one form of weights, alone (FP8 also takes rounded x) and behind a norm."""
 

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
 from ridgeline.kernels.gemm.plain.rounded import Rounded
-from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.multiplied import MultipliedWeight
-from ridgeline.quantization.weight import Weight
+from ridgeline.quantization.weight import WrappedWeight
 from ridgeline.training.lora import meant
 from ridgeline.weights.adapters.config import ALL_LINEAR
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
@@ -45,20 +44,10 @@ class Vector(nn.Module):
 
 
 @dataclass(frozen=True)
-class ScaledWeight(Weight):
+class ScaledWeight(WrappedWeight):
     """A frozen weight, whose inputs or outputs vectors multiply. vectors: by the first output that they change."""
 
-    ops: Ops
-    inner: Weight
     vectors: Mapping[int, Vector]
-
-    @property
-    def nbytes(self) -> int:
-        return self.inner.nbytes
-
-    @property
-    def stored(self) -> Tensor:
-        return self.inner.stored
 
     @property
     def adapts(self) -> bool:

@@ -27,13 +27,12 @@ from torch.autograd.function import once_differentiable
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
 from ridgeline.kernels.gemm.plain.rounded import Rounded
-from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.frozen import FrozenWeight, add_input_gradient, add_product, adds
 from ridgeline.quantization.multiplied import MultipliedWeight
-from ridgeline.quantization.weight import Weight
+from ridgeline.quantization.weight import Weight, WrappedWeight
 from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig
 from ridgeline.weights.adapters.matching import meant_modules
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
@@ -72,22 +71,12 @@ class ThinMap(nn.Module):
 
 
 @dataclass(frozen=True)
-class LearntWeight(Weight):
+class LearntWeight(WrappedWeight):
     """A frozen weight, and the matrices of an adapter that is trained. thin: by the first of the outputs that they
     change."""
 
-    ops: Ops
-    inner: Weight
     thin: Mapping[int, ThinMap]
     scale: float
-
-    @property
-    def nbytes(self) -> int:
-        return self.inner.nbytes
-
-    @property
-    def stored(self) -> Tensor:
-        return self.inner.stored
 
     @property
     def adapts(self) -> bool:
