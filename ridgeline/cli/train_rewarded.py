@@ -12,7 +12,24 @@ from rich.console import Console
 from ridgeline.cli.options import with_records
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.cli.train_tuned import Recipe
-from ridgeline.cli.training_options import device_of, imported
+from ridgeline.cli.training_options import (
+    Alpha,
+    CheckpointEvery,
+    ClipNorm,
+    Device,
+    Out,
+    Rank,
+    Rooted,
+    Targets,
+    Trained,
+    Warmup,
+    WeightDecay,
+    device_of,
+    dtype_of,
+    imported,
+    listed,
+    lora_of,
+)
 from ridgeline.weights.folder import resolve_model
 
 
@@ -21,8 +38,8 @@ class PromptFlags:
     """The model, its prompts, and the folder of results."""
 
     data: Annotated[Path, typer.Option(help="Prompts, as JSON lines.")]
-    out: Annotated[Path, typer.Option(help="Folder for what is trained; a run goes on from a checkpoint there.")]
-    model: Annotated[str, typer.Option(help="The model that is trained (folder, hub id, or embedded).")] = "embedded"
+    out: Out
+    model: Trained = "embedded"
     max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.", min=1)] = 512
 
 
@@ -46,12 +63,10 @@ class WeightFlags:
     method: Annotated[
         Literal["lora", "full"], typer.Option(help="lora: an adapter in PEFT's form. full: all weights.")
     ] = "lora"
-    rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
-    alpha: Annotated[float, typer.Option(help="Its scale is alpha / rank.")] = 16.0
-    targets: Annotated[str, typer.Option(help="Modules with an adapter, such as q_proj,v_proj, or all-linear.")] = (
-        "all-linear"
-    )
-    rslora: Annotated[bool, typer.Option("--rslora", help="Its scale is alpha / sqrt(rank).")] = False
+    rank: Rank = 8
+    alpha: Alpha = 16.0
+    targets: Targets = "all-linear"
+    rslora: Rooted = False
 
 
 @dataclass(frozen=True)
@@ -61,15 +76,15 @@ class RunFlags:
     prompts: Annotated[int, typer.Option(help="Prompts of a step.", min=1)] = 4
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 128
     steps: Annotated[int, typer.Option(help="Batches of answers that are drawn and trained on.", min=1)] = 100
-    warmup: Annotated[float, typer.Option(help="Share of the steps in which the learning rate rises.")] = 0.0
-    weight_decay: Annotated[float, typer.Option(help="AdamW's.", min=0)] = 0.0
-    clip: Annotated[float, typer.Option(help="Largest norm of a step's gradients.")] = 1.0
+    warmup: Warmup = 0.0
+    weight_decay: WeightDecay = 0.0
+    clip: ClipNorm = 1.0
     pack_tokens: Annotated[int, typer.Option(help="Tokens that the trainer runs at once.", min=1)] = 4096
     exact: Annotated[
         bool, typer.Option("--exact/--no-exact", help="Rollouts have the trainer's bits, by slower kernels.")
     ] = True
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: one at the end.", min=0)] = 20
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto"
+    checkpoint_every: CheckpointEvery = 20
+    device: Device = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="Type of weights and products; auto: bfloat16 on a GPU, float32 on a CPU."),
@@ -169,10 +184,10 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
 
     data, reward, method, step, policy = flags
     where, folder = device_of(step.device), resolve_model(data.model)
-    modules = imported("reinforce", "rewards", "rollout_objective", "advantages", "lora", "recipe")
+    modules = imported("reinforce", "rewards", "rollout_objective", "advantages", "recipe")
     rewards = modules["rewards"].RewardConfig(
-        names=_listed(reward.reward),
-        weights=tuple(map(float, _listed(reward.reward_weights))),
+        names=listed(reward.reward),
+        weights=tuple(map(float, listed(reward.reward_weights))),
         target=reward.length_target,
         pattern=reward.pattern,
         unsafe=reward.unsafe_local_rewards,
@@ -180,12 +195,6 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
     others = {k: v for k, v in asdict(policy).items() if not k.startswith("clip")}
     clip = modules["advantages"].Clip(policy.clip_low, policy.clip_high)
     loss = modules["rollout_objective"].LossConfig(kind=kind, clip=clip, **others, **own)
-    targets = method.targets.strip()
-    lora = modules["lora"].LoraConfig(
-        rank=method.rank, alpha=method.alpha, rooted=method.rslora,
-        targets=targets if targets == "all-linear" else _listed(targets),
-    )  # fmt: skip
-    fast = "bfloat16" if where.type == "cuda" else "float32"
     config = modules["reinforce"].ReinforceConfig(
         loss=loss,
         rewards=rewards,
@@ -194,8 +203,8 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
         data=data.data,
         out=data.out,
         max_prompt_tokens=data.max_prompt_tokens,
-        lora=lora if method.method == "lora" else None,
-        **{**asdict(step), "device": where, "dtype": fast if step.dtype == "auto" else step.dtype},
+        lora=lora_of(method) if method.method == "lora" else None,
+        **{**asdict(step), "device": where, "dtype": dtype_of(step.dtype, where)},
         **sizes,
         command=f"ridgeline train {kind} --model {data.model} --data {data.data.name} --reward {reward.reward} "
         f"--method {method.method} --prompts {step.prompts} --samples {sizes['samples']} --steps {step.steps} "
@@ -205,7 +214,3 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
     parameters = (*map(asdict, flags), sizes, own)
     with tracked(track, f"train {kind}", *parameters) as tracker:
         modules["reinforce"].run(replace(config, tracker=tracker), Console(), LLM)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(each.strip() for each in text.split(",") if each.strip())

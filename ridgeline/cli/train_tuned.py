@@ -12,7 +12,23 @@ from rich.console import Console
 
 from ridgeline.cli.options import with_records
 from ridgeline.cli.tracked import TrackFlags, tracked
-from ridgeline.cli.training_options import device_of, imported
+from ridgeline.cli.training_options import (
+    Alpha,
+    CheckpointEvery,
+    ClipNorm,
+    Device,
+    Out,
+    Rank,
+    Rooted,
+    Targets,
+    Trained,
+    Warmup,
+    WeightDecay,
+    device_of,
+    dtype_of,
+    imported,
+    lora_of,
+)
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.weights.folder import resolve_model
 
@@ -61,8 +77,8 @@ class DataFlags:
     """The model, its examples, and the folder of results."""
 
     data: Annotated[Path, typer.Option(help="Examples, as JSON lines.")]
-    out: Annotated[Path, typer.Option(help="Folder for what is trained; a run goes on from a checkpoint there.")]
-    model: Annotated[str, typer.Option(help="The model that is trained (folder, hub id, or embedded).")] = "embedded"
+    out: Out
+    model: Trained = "embedded"
     held_out: Annotated[Path | None, typer.Option(help="Examples to measure on before and after.")] = None
 
 
@@ -76,12 +92,10 @@ class MethodFlags:
             help="lora, ia3: an adapter in PEFT's form. qlora: one of LoRA beside weights in NF4. full: all weights."
         ),
     ] = "lora"
-    rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
-    alpha: Annotated[float, typer.Option(help="Its scale is alpha / rank.")] = 16.0
-    targets: Annotated[str, typer.Option(help="Modules with an adapter, such as q_proj,v_proj, or all-linear.")] = (
-        "all-linear"
-    )
-    rslora: Annotated[bool, typer.Option("--rslora", help="Its scale is alpha / sqrt(rank).")] = False
+    rank: Rank = 8
+    alpha: Alpha = 16.0
+    targets: Targets = "all-linear"
+    rslora: Rooted = False
 
 
 @dataclass(frozen=True)
@@ -92,9 +106,9 @@ class StepFlags:
     packs: Annotated[int, typer.Option(help="Packs of a step, whose gradients are added up.")] = 4
     epochs: Annotated[float, typer.Option(help="How often all examples are read.")] = 1.0
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.", min=1)] = None
-    warmup: Annotated[float, typer.Option(help="Share of the steps in which the learning rate rises.")] = 0.05
-    weight_decay: Annotated[float, typer.Option(help="AdamW's.", min=0)] = 0.0
-    clip: Annotated[float, typer.Option(help="Largest norm of a step's gradients.")] = 1.0
+    warmup: Warmup = 0.05
+    weight_decay: WeightDecay = 0.0
+    clip: ClipNorm = 1.0
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Layers run again in the backward pass, which saves memory.")
     ] = False
@@ -102,8 +116,8 @@ class StepFlags:
         bool,
         typer.Option("--paged", help="The optimizer's moments lie in the host's memory between steps (GPU)."),
     ] = False
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: one at the end.", min=0)] = 50
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto"
+    checkpoint_every: CheckpointEvery = 50
+    device: Device = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="Type of products; auto: bfloat16 on a GPU, float32 on a CPU."),
@@ -174,16 +188,7 @@ def reward(
 
 def _run(kind: str, data: DataFlags, method: MethodFlags, step: StepFlags, track: TrackFlags, **own: Any) -> None:
     where, folder = device_of(step.device), resolve_model(data.model)
-    modules = imported("fine_tune", "lora", "recipe")
-    targets = method.targets.strip()
-    ends = tuple(each.strip() for each in targets.split(",") if each.strip())
-    lora = modules["lora"].LoraConfig(
-        rank=method.rank,
-        alpha=method.alpha,
-        targets=targets if targets == "all-linear" else ends,
-        rooted=method.rslora,
-    )
-    fast = "bfloat16" if where.type == "cuda" else "float32"
+    modules = imported("fine_tune", "recipe")
     config = modules["fine_tune"].FineTuneConfig(
         kind=kind,
         model=folder,
@@ -192,8 +197,8 @@ def _run(kind: str, data: DataFlags, method: MethodFlags, step: StepFlags, track
         held_out=data.held_out,
         out=data.out,
         method=method.method,
-        lora=lora,
-        **{**asdict(step), "device": where, "dtype": fast if step.dtype == "auto" else step.dtype},
+        lora=lora_of(method),
+        **{**asdict(step), "device": where, "dtype": dtype_of(step.dtype, where)},
         **own,
         command=f"ridgeline train {kind} --model {data.model} --data {data.data.name} --method {method.method}"
         f" --pack-tokens {step.pack_tokens} --packs {step.packs} --lr {own['lr']:g} --seed {step.seed}"

@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+
+import typer
 
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     import torch
+
+    from ridgeline.training.lora import LoraConfig
+
+Out = Annotated[Path, typer.Option(help="Folder for what is trained; a run goes on from a checkpoint there.")]
+Trained = Annotated[str, typer.Option(help="The model that is trained (folder, hub id, or embedded).")]
+Rank = Annotated[int, typer.Option(help="Rank of the adapter.")]
+Alpha = Annotated[float, typer.Option(help="Its scale is alpha / rank.")]
+Targets = Annotated[str, typer.Option(help="Modules with an adapter, such as q_proj,v_proj, or all-linear.")]
+Rooted = Annotated[bool, typer.Option("--rslora", help="Its scale is alpha / sqrt(rank).")]
+Warmup = Annotated[float, typer.Option(help="Share of the steps in which the learning rate rises.")]
+WeightDecay = Annotated[float, typer.Option(help="AdamW's.", min=0)]
+ClipNorm = Annotated[float, typer.Option(help="Largest norm of a step's gradients.")]
+CheckpointEvery = Annotated[int, typer.Option(help="Steps between checkpoints; 0: one at the end.", min=0)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+
+
+class AdapterFlags(Protocol):
+    """The flags of a LoRA adapter."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def alpha(self) -> float: ...
+
+    @property
+    def targets(self) -> str: ...
+
+    @property
+    def rslora(self) -> bool: ...
 
 
 def imported(*names: str) -> dict[str, ModuleType]:
@@ -48,3 +81,28 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
         raise InvalidConfig(f"device {name!r} does not exist; this machine has {torch.cuda.device_count()} GPUs.")
     return device
+
+
+def dtype_of(wanted: Literal["auto", "float32", "bfloat16"], device: torch.device) -> str:
+    """Return the type of numbers. auto: bfloat16 on a GPU, float32 on a CPU."""
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Return the parts between commas, without spaces and empty ones."""
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+def lora_of(flags: AdapterFlags) -> LoraConfig:
+    """Return the settings of an adapter."""
+    from ridgeline.training.lora import LoraConfig
+
+    targets = flags.targets.strip()
+    return LoraConfig(
+        rank=flags.rank,
+        alpha=flags.alpha,
+        targets=targets if targets == "all-linear" else listed(targets),
+        rooted=flags.rslora,
+    )
