@@ -9,24 +9,22 @@ Legend:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
+from ridgeline.core.settings.adapters import MOST_RANK
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.multiplied import MultipliedWeight
 from ridgeline.quantization.weight import WrappedWeight
-from ridgeline.training.lora import meant
+from ridgeline.training.lora import meant, write_adapter
 from ridgeline.weights.adapters.config import ALL_LINEAR
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
 from ridgeline.weights.adapters.reader import read_adapter
@@ -96,7 +94,6 @@ class Ia3(nn.Module):
 
     def export(self, folder: Path, base: str) -> None:
         """Write PEFT's two files, in float32, and read them as a server does. base: the model's name or folder."""
-        folder.mkdir(parents=True, exist_ok=True)
         tensors, fed = {}, set[str]()
         for name, each in self.maps.items():
             assert isinstance(each, Vector)
@@ -107,17 +104,6 @@ class Ia3(nn.Module):
             else:
                 unscaled = replace(each.place, factor_O=None)
                 tensors[f"base_model.model.{module}.ia3_l"] = unscaled.in_their_order(factor[:, None]).contiguous()
-        save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-        (folder / TENSORS).chmod(0o644)  # safetensors makes the file private
-        modules = [name.replace("/", ".") for name in self.maps]
-        entries = {
-            "peft_type": "IA3",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": base,
-            "target_modules": sorted(self.targets),
-            "feedforward_modules": sorted(fed),
-            "fan_in_fan_out": any(self.places[module].source.transpose for module in modules),
-            "inference_mode": True,
-        }
-        (folder / CONFIG).write_text(json.dumps(entries, indent=2) + "\n")
+        entries = {"peft_type": "IA3", "target_modules": sorted(self.targets), "feedforward_modules": sorted(fed)}
+        write_adapter(folder, tensors, entries, base, [self.places[name.replace("/", ".")] for name in self.maps])
         read_adapter(folder, self.places, most_rank=MOST_RANK, dtype=torch.float32, factors=True)

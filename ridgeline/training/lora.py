@@ -183,7 +183,6 @@ class Lora(nn.Module):
 
     def export(self, folder: Path, base: str) -> None:
         """Write PEFT's two files, in float32, and read them as a server does. base: the model's name or folder."""
-        folder.mkdir(parents=True, exist_ok=True)
         tensors, modules = {}, []
         for name, thin in self.maps.items():
             assert isinstance(thin, ThinMap)
@@ -193,27 +192,37 @@ class Lora(nn.Module):
             tensors[f"{before}.lora_A.weight"] = thin.down_RI.detach().cpu().contiguous()
             tensors[f"{before}.lora_B.weight"] = up_OR.contiguous()
             modules.append(module)
-        save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-        (folder / TENSORS).chmod(0o644)  # safetensors makes the file private
-        transposed = any(self.places[module].source.transpose for module in modules)
         targets = {module.rpartition(".")[2] for module in modules}
         if not isinstance(self.config.targets, str):
             targets = set(self.config.targets)
         entries = {
             "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": base,
             "r": self.config.rank,
             "lora_alpha": self.config.alpha,
             "use_rslora": self.config.rooted,
             "target_modules": sorted(targets),
             "lora_dropout": 0.0,
             "bias": "none",
-            "fan_in_fan_out": transposed,
-            "inference_mode": True,
         }
-        (folder / CONFIG).write_text(json.dumps(entries, indent=2) + "\n")
+        write_adapter(folder, tensors, entries, base, [self.places[module] for module in modules])
         read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32)
+
+
+def write_adapter(
+    folder: Path, tensors: Mapping[str, Tensor], entries: Mapping[str, Any], base: str, places: Sequence[ModulePlace]
+) -> None:
+    """Write PEFT's two files. entries: those of the kind of adapter. places: those of its modules."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), folder / TENSORS, metadata={"format": "pt"})
+    (folder / TENSORS).chmod(0o644)  # safetensors makes the file private
+    whole = {
+        **entries,
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "fan_in_fan_out": any(place.source.transpose for place in places),
+        "inference_mode": True,
+    }
+    (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
 
 
 def _peft(config: LoraConfig) -> AdapterConfig:
