@@ -27,13 +27,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.attention.paged.hopper_copies import PANEL, _blocks
+from ridgeline.kernels.attention.paged.hopper_kernel import zero_rows
+from ridgeline.kernels.attention.paged.triton_common import LOWEST
 from ridgeline.kernels.hopper.gluon_names import barrier, barriers, load_tile, viewed
 
 QUERIES = gl.constexpr(64)
 RANK = gl.constexpr(512)
 ROPE = gl.constexpr(64)
 WARPS = gl.constexpr(8)
-LOWEST = gl.constexpr(-1e30)  # a running maximum begins with it; it is finite, so that no difference is inf - inf
 
 
 @gluon.jit
@@ -50,24 +51,6 @@ def _load_queries(q_ptr, stride_token, stride_head, pairs, into, HEADS: gl.const
     row = (first_token + pair // HEADS).to(gl.int64) * stride_token + (pair % HEADS).to(gl.int64) * stride_head
     real = (pair < count) & (column < WIDTH)
     into.store(gl.load(q_ptr + (row + column), mask=real, other=0))
-
-
-@gluon.jit
-def _zero_rows(tile, begin, end, KEYS: gl.constexpr):
-    """Set rows begin … end - 1 of a tile of vectors to 0: 0 · NaN must never reach a sum."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
-    tile_layout: gl.constexpr = tile.layout
-    atoms = viewed(tile, [RANK // PANEL * (KEYS // 8), 8, PANEL], tile_layout)
-    row = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, layout)), 1)
-    for a in range(begin // 8, (end + 7) // 8):
-        at = row + a * 8
-        keep = ((at < begin) | (at >= end)).broadcast_to([8, PANEL])
-        for panel in gl.static_range(RANK // PANEL):
-            atom = atoms.index(panel * (KEYS // 8) + a)
-            x = atom.load(layout)
-            atom.store(gl.where(keep, x, gl.zeros_like(x)))
-    fence_async_shared()
-    barrier()
 
 
 @gluon.jit
@@ -134,7 +117,8 @@ def _attend(
         tile = latents.index(here)
         left = end - begin - i * KEYS
         if (left < KEYS) & (left % BOX != 0):
-            _zero_rows(tile, left, (left + BOX - 1) // BOX * BOX, KEYS)
+            zero_rows(tile, left, (left + BOX - 1) // BOX * BOX, RANK, KEYS, WARPS)
+            barrier()
         nothing = gl.zeros([QUERIES, KEYS], gl.float32, s_layout)
         s = warpgroup_mma(q_rotated, rotated.index(here).permute((1, 0)), nothing, use_acc=False, is_async=True)
         s = warpgroup_mma(q, tile.permute((1, 0)), s, is_async=True)

@@ -30,9 +30,11 @@ from ridgeline.kernels.hopper.gluon_names import barriers, viewed
 
 
 @gluon.jit
-def _zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr):
-    """Set rows begin … end - 1 of a value tile to 0: 0 · NaN must never reach the sum."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+def zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr, WARPS: gl.constexpr = 4):
+    """Set rows begin … end - 1 of a value tile to 0: 0 · NaN must never reach the sum. WARPS: those that do it."""
+    EACH: gl.constexpr = 8 * PANEL // (32 * WARPS)  # columns of a thread
+    ACROSS: gl.constexpr = PANEL // EACH
+    layout: gl.constexpr = gl.BlockedLayout([1, EACH], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
     tile_layout: gl.constexpr = tile.layout
     atoms = viewed(tile, [D // PANEL * (KEYS // 8), 8, PANEL], tile_layout)
     row = gl.arange(0, 8, gl.SliceLayout(1, layout))
@@ -93,7 +95,7 @@ def _clean(
     if (end % BOX != 0) & (tile == (position + tokens - 1) // KEYS):
         here = step % STAGES
         mbarrier.wait(bars[3].index(here), (step // STAGES) & 1)
-        _zero_rows(v.index(here), end, (end + BOX - 1) // BOX * BOX, D, KEYS)
+        zero_rows(v.index(here), end, (end + BOX - 1) // BOX * BOX, D, KEYS)
 
 
 @gluon.jit
@@ -107,7 +109,7 @@ def _clean_behind(
     if begin % BOX != 0:
         here = step % STAGES
         mbarrier.wait(bars[3].index(here), (step // STAGES) & 1)
-        _zero_rows(v.index(here), begin // BOX * BOX, begin, D, KEYS)
+        zero_rows(v.index(here), begin // BOX * BOX, begin, D, KEYS)
 
 
 @gluon.constexpr_function
