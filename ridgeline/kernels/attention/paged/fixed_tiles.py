@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.attention.paged.torch_ops import by_hand
@@ -26,7 +26,10 @@ from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.tree import sight
 
 CELLS = 1 << 16  # keys that are gathered at once
-KEYS = 16  # with other numbers the memory of torch's threads is not aligned, and their sums depend on that
+# With other numbers the memory of torch's threads is not aligned, and their sums depend on that: a thread of its kernel
+# has QUERIES * (keys + 2 + D) numbers of four bytes, which is a multiple of 64 bytes for every even D.
+KEYS = 16
+QUERIES = 8
 
 
 class Alike(NamedTuple):
@@ -62,7 +65,11 @@ def paged_attention(
         q_BGED = q_THD[alike.token_B].unflatten(1, (k_BGKD.shape[1], -1))
         gained_BGEK = _gained(alike, softmax, q_BGED)
         if softcap is None and sinks_H is None:
+            heads = q_BGED.shape[2]
+            room = -heads % QUERIES
+            q_BGED, gained_BGEK = pad(q_BGED, (0, 0, 0, room)), pad(gained_BGEK, (0, 0, 0, room))
             out_BGED = scaled_dot_product_attention(q_BGED, k_BGKD, v_BGKD, attn_mask=gained_BGEK, scale=scale)
+            out_BGED = out_BGED[:, :, :heads]
         else:
             out_BGED = by_hand(q_BGED, k_BGKD, v_BGKD, gained_BGEK, scale, softcap, sinks_H)
         out_THD[alike.token_B] = out_BGED.flatten(1, 2)
