@@ -1,0 +1,70 @@
+"""What a client's bytes were decoded to.
+
+Legend:
+    F  frames
+    H  rows of pixels
+    W  pixels in a row
+    C  red, green, blue
+    N  samples
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Picture(NamedTuple):
+    """pixels_HWC: uint8.
+
+    digest: 32 bytes, SHA-256 over kind, shape and pixels.
+    """
+
+    pixels_HWC: np.ndarray
+    digest: bytes
+
+
+class Clip(NamedTuple):
+    """A video. frames_FHWC: uint8.
+
+    times_F: seconds from the beginning, float64.
+    fps: frames a second of the file, before frames were chosen.
+    """
+
+    frames_FHWC: np.ndarray
+    times_F: np.ndarray
+    fps: float
+    digest: bytes
+
+
+class Sound(NamedTuple):
+    """samples_N: float32 in -1..1, one channel. rate: samples a second."""
+
+    samples_N: np.ndarray
+    rate: int
+    digest: bytes
+
+
+Item = Picture | Clip | Sound
+
+
+def picture(pixels_HWC: np.ndarray) -> Picture:
+    return Picture(pixels_HWC, _digest("picture", pixels_HWC))
+
+
+def clip(frames_FHWC: np.ndarray, times_F: np.ndarray, fps: float) -> Clip:
+    return Clip(frames_FHWC, times_F, fps, _digest(f"clip {fps!r}", frames_FHWC, times_F))
+
+
+def sound(samples_N: np.ndarray, rate: int) -> Sound:
+    return Sound(samples_N, rate, _digest(f"sound {rate}", samples_N))
+
+
+def _digest(kind: str, *arrays: np.ndarray) -> bytes:
+    """Return a hash over what tells two items apart: kinds, shapes and types, besides the numbers."""
+    found = sha256(kind.encode())
+    for each in arrays:
+        found.update(f"{each.dtype.str} {each.shape} ".encode() + np.ascontiguousarray(each).tobytes())
+    return found.digest()
