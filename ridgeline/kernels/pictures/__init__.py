@@ -1,0 +1,1 @@
+"""Ops on pixels: from decoded pictures to the rows that a tower reads."""

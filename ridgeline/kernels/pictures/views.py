@@ -1,0 +1,66 @@
+"""Which part of a picture a tower sees, at which size, and in which numbers. Free of torch."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+RGB = tuple[int, int, int]
+Filter = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+# PIL's numbers of its filters, which preprocessor_config.json has as `resample`
+FILTERS: dict[int, Filter] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+
+
+class Box(NamedTuple):
+    """A rectangle of pixels. It may reach beyond the picture that it is a part of."""
+
+    top: int
+    left: int
+    rows: int
+    columns: int
+
+
+class View(NamedTuple):
+    """One input of a tower, made of a picture: a box of the picture, resized, of which a window is seen.
+
+    height, width: the size to which the box is resized; equal to that of the box: it is taken as it is.
+    window: the part of the resized box that the tower sees. What lies outside has the color `fill`.
+    box: the part of the picture that is resized; None: all of it. What lies outside has the color `fill`.
+    via: sizes (height, width) to which the box is resized before, one after the other, each rounded to uint8.
+    fill: the color outside, before numbers are normalised; None: zeros after it.
+    frame: the number of the picture, where a video or a request has several.
+    """
+
+    height: int
+    width: int
+    window: Box
+    box: Box | None = None
+    via: tuple[tuple[int, int], ...] = ()
+    fill: RGB | None = (0, 0, 0)
+    frame: int = 0
+
+
+class Patching(NamedTuple):
+    """How pixels become rows of numbers: x = (pixel · scale - mean) / std, then patches of rows x columns.
+
+    filter: how pictures are resized, as PIL does with antialiasing.
+    scale, mean, std: of the three channels. Rounding follows float32.
+    rows, columns: of a patch. A window's edges are multiples of these.
+    frames: the frames that a patch spans, which follow each other in the views. A picture's are copies.
+    merge: patches come in squares of merge x merge, each square's patches one after the other; 1: line by line.
+    channels_last: a row has the order [frames, rows, columns, channels]; otherwise [channels, frames, rows, columns].
+    """
+
+    filter: Filter
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    rows: int
+    columns: int
+    frames: int = 1
+    merge: int = 1
+    channels_last: bool = False
+
+    @property
+    def width(self) -> int:
+        """The numbers of a row."""
+        return 3 * self.frames * self.rows * self.columns

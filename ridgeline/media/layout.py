@@ -1,0 +1,101 @@
+"""A picture in a prompt: what the tower sees of it, and which tokens stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ridgeline.kernels.pictures.views import RGB, Box, Filter, Patching, View
+
+__all__ = ["NEWLINE", "PLACEHOLDER", "RGB", "Box", "Encode", "Filter", "Layout", "Patching", "Piece", "Processor",
+           "VideoProcessor", "View"]  # fmt: skip
+
+PLACEHOLDER = -1  # in the place of a token whose embedding comes from the picture
+NEWLINE = -1  # in `Layout.order`: the vector that ends a line of patches, a parameter of the model
+
+Encode = Callable[[str], Sequence[int]]  # text, in which special tokens are recognised, to ids
+Piece = str | int  # text, or a number of placeholders
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A picture's part of a prompt.
+
+    views: the tower's inputs, in the order in which their vectors are used.
+    pieces: what stands in the prompt in place of the processor's `marker`.
+    token_ids: the same as ids, with `PLACEHOLDER` in each place of a vector. Text at either end of the pieces is
+        tokenized by itself here. A caller that has the prompt as text tokenizes all of it together, as transformers
+        does: the pieces' texts in place of the marker, with one `Processor.placeholder` for each run.
+    grids: (frames, rows, columns) of each run of placeholders, for positions of three axes; (): positions count.
+    interval: how far apart two frames of a grid are on the first of these axes.
+    order: for each placeholder, the number of its vector among those of all views, or NEWLINE; None: as they come.
+    """
+
+    views: tuple[View, ...]
+    pieces: tuple[Piece, ...]
+    token_ids: tuple[int, ...]
+    grids: tuple[tuple[int, int, int], ...] = ()
+    interval: float = 1.0
+    order: tuple[int, ...] | None = None
+
+    @property
+    def placeholders(self) -> int:
+        """The number of vectors that stand in the prompt."""
+        return sum(piece for piece in self.pieces if isinstance(piece, int))
+
+
+@runtime_checkable
+class Processor(Protocol):
+    """The rules of one model.
+
+    marker: the text that a chat template writes where a picture goes. Pieces take its place.
+    placeholder: the text of the special token that transformers has in each place of a vector.
+    patching: how the views become rows of numbers.
+    """
+
+    @property
+    def marker(self) -> str: ...
+
+    @property
+    def placeholder(self) -> str: ...
+
+    @property
+    def patching(self) -> Patching: ...
+
+    def layout(self, height: int, width: int, pictures: int = 1) -> Layout:
+        """Return what becomes of a picture of that size, one of `pictures` in the prompt.
+
+        Raise InvalidRequest for a size that the model does not take.
+        """
+        ...
+
+
+@runtime_checkable
+class VideoProcessor(Processor, Protocol):
+    """The rules of a model that takes videos as well. video_marker: as `marker`, of a video."""
+
+    @property
+    def video_marker(self) -> str: ...
+
+    def chosen(self, frames: int, fps: float) -> tuple[int, ...]:
+        """Return which frames of a video are seen, of so many at so many a second."""
+        ...
+
+    def video(self, times: Sequence[float], height: int, width: int) -> Layout:
+        """Return what becomes of chosen frames of that size, seen at `times` seconds."""
+        ...
+
+
+def token_ids(pieces: Sequence[Piece], encode: Encode) -> tuple[int, ...]:
+    """Return the ids of pieces, with PLACEHOLDER where vectors go. Texts beside each other are encoded together."""
+    ids: list[int] = []
+    text = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            text += piece
+            continue
+        ids += encode(text) if text else ()
+        ids += [PLACEHOLDER] * piece
+        text = ""
+    return (*ids, *(encode(text) if text else ()))
