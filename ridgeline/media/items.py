@@ -1,4 +1,4 @@
-"""What a client's bytes were decoded to.
+"""Pictures, clips and sounds: a client's bytes, decoded.
 
 Legend:
     F  frames
@@ -63,7 +63,7 @@ def sound(samples_N: np.ndarray, rate: int) -> Sound:
 
 
 def _digest(kind: str, *arrays: np.ndarray) -> bytes:
-    """Return a hash over what tells two items apart: kinds, shapes and types, besides the numbers."""
+    """Return a hash over all that tells two items apart: kinds, shapes and types, besides the numbers."""
     found = sha256(kind.encode())
     for each in arrays:
         found.update(f"{each.dtype.str} {each.shape} ".encode() + np.ascontiguousarray(each).tobytes())

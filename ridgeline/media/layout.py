@@ -64,7 +64,7 @@ class Processor(Protocol):
     def patching(self) -> Patching: ...
 
     def layout(self, height: int, width: int, pictures: int = 1) -> Layout:
-        """Return what becomes of a picture of that size, one of `pictures` in the prompt.
+        """Return the part of a picture of that size, one of `pictures` in the prompt.
 
         Raise InvalidRequest for a size that the model does not take.
         """
@@ -79,11 +79,11 @@ class VideoProcessor(Processor, Protocol):
     def video_marker(self) -> str: ...
 
     def chosen(self, frames: int, fps: float) -> tuple[int, ...]:
-        """Return which frames of a video are seen, of so many at so many a second."""
+        """Return the numbers of a video's frames that are seen, of so many at so many a second."""
         ...
 
     def video(self, times: Sequence[float], height: int, width: int) -> Layout:
-        """Return what becomes of chosen frames of that size, seen at `times` seconds."""
+        """Return the part of a video: chosen frames of that size, seen at `times` seconds."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which part of a picture a tower sees, at which size, and in which numbers. Free of torch."""
+"""The part of a picture that a tower sees, at its size, and in its numbers. Free of torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class View(NamedTuple):
     box: the part of the picture that is resized; None: all of it. What lies outside has the color `fill`.
     via: sizes (height, width) to which the box is resized before, one after the other, each rounded to uint8.
     fill: the color outside, before numbers are normalised; None: zeros after it.
-    frame: the number of the picture, where a video or a request has several.
+    frames: the numbers of the pictures or frames that its patches span, `Patching.frames` of them; one: all are copies.
     """
 
     height: int
@@ -36,16 +36,16 @@ class View(NamedTuple):
     box: Box | None = None
     via: tuple[tuple[int, int], ...] = ()
     fill: RGB | None = (0, 0, 0)
-    frame: int = 0
+    frames: tuple[int, ...] = (0,)
 
 
 class Patching(NamedTuple):
-    """How pixels become rows of numbers: x = (pixel · scale - mean) / std, then patches of rows x columns.
+    """The numbers of a row, made of pixels: x = (pixel · scale - mean) / std, then patches of rows x columns.
 
     filter: how pictures are resized, as PIL does with antialiasing.
     scale, mean, std: of the three channels. Rounding follows float32.
     rows, columns: of a patch. A window's edges are multiples of these.
-    frames: the frames that a patch spans, which follow each other in the views. A picture's are copies.
+    frames: the frames that a patch spans.
     merge: patches come in squares of merge x merge, each square's patches one after the other; 1: line by line.
     channels_last: a row has the order [frames, rows, columns, channels]; otherwise [channels, frames, rows, columns].
     """
