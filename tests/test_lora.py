@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from ridgeline import LLM, BeamSearchParams, LoRARequest, SamplingParams
-from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.text.outputs import RequestOutput
 
@@ -146,14 +145,9 @@ def test_norms_are_those_of_weights_in_any_layout(tiny_model: TinyModel, tmp_pat
         torch.testing.assert_close(narrow.output_O1, wide.output_O1, rtol=2**-8, atol=0)
 
 
-def test_magnitudes_of_quantized_models_are_refused(tmp_path: Path) -> None:
-    model, numbers = quantize("llama", SCHEMES["awq"], tmp_path / "model")
-    adapted = PeftAdapter.of(numbers, tmp_path / "adapter", use_dora=True)
-    with (
-        open_llm(model, enable_lora_factors=True) as llm,
-        pytest.raises(InvalidRequest, match="needs the plain numbers"),
-    ):
-        llm.generate("", PARAMS, lora_request=LoRARequest("a", 1, adapted.folder))
+@pytest.mark.parametrize("name", ["awq", "bnb nf4", "fp8 static"])
+def test_magnitudes_of_quantized_models_are_those_of_their_numbers(name: str, tmp_path: Path) -> None:
+    check_quantized(name, tmp_path, {"use_dora": True}, enable_lora_factors=True)
 
 
 @pytest.mark.parametrize("family", FACTORS)
@@ -276,6 +270,21 @@ def test_samples_beams_and_drafts_follow_the_adapter(tiny_model: TinyModel, tmp_
         exact = adapted.logprobs(tokens)
         total = sum(float(exact[place - 1, tokens[place]]) for place in range(len(best.prompt_token_ids), len(tokens)))
         assert best.outputs[0].cumulative_logprob == pytest.approx(total, abs=4 * TOLERANCE)
+
+
+@pytest.mark.parametrize("method", ["layer_skip", "draft_model"])
+def test_drafts_of_networks_are_verified_with_the_adapter(method: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    """They are made without it, also where they are made by the model's own layers."""
+    adapted = PeftAdapter("llama", tmp_path / "a")
+    named = [LoRARequest("a", 1, adapted.folder), None]
+    drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 2}
+    drafts |= {"skip_layers": [1]} if method == "layer_skip" else {"model": str(tiny_model("llama"))}
+    with open_llm(tiny_model("llama"), speculative_config=drafts) as llm:
+        prompts: list[Any] = [{"prompt_token_ids": words(i)} for i in range(4)]
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+        outputs = llm.generate(prompts, params, lora_request=named * 2, use_tqdm=False)
+        for output, which in zip(outputs, (adapted, PlainModel("llama")) * 2, strict=True):
+            check(output, which)
 
 
 def test_the_bytes_of_adapters_in_the_host_memory_are_bounded(tiny_model: TinyModel, tmp_path: Path) -> None:

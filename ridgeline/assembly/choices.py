@@ -17,7 +17,7 @@ from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.core.plan.sharding import with_cached_experts
 from ridgeline.core.plan.stages import of_stage
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.core.settings.speculation import LAYER_SKIP, NGRAM, Speculation
+from ridgeline.core.settings.speculation import LAYER_SKIP, Speculation
 from ridgeline.core.settings.steps import check_limits
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
@@ -326,7 +326,7 @@ def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
 
 def check_adapters(config: LLMConfig, model: ModelConfig) -> None:
     """Raise InvalidConfig if requests cannot run with adapters of this model."""
-    spec, drafts = model.spec, config.speculation
+    spec = model.spec
     for wrong, what in (
         (model.foreign is not None, "models that run by transformers"),
         (spec.pooling is not None, "models that embed or classify"),
@@ -334,11 +334,6 @@ def check_adapters(config: LLMConfig, model: ModelConfig) -> None:
     ):
         if wrong:
             raise InvalidConfig(f"enable_lora is not for {what} yet; leave it out, or merge the adapter.")
-    if drafts is not None and drafts.method != NGRAM:
-        raise InvalidConfig(
-            f"enable_lora does not go with drafts by {drafts.method} yet, which know no adapters; use ngram, or leave "
-            "one of them out."
-        )
 
 
 def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:

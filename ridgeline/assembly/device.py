@@ -119,21 +119,20 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     config = choices.config
     if not config.enable_lora:
         return None
-    model, rank, ranks = choices.model, config.max_lora_rank, decoder.tp
+    model, rank, mesh = choices.model, config.max_lora_rank, decoder.mesh
     places = adaptable(model.spec, model.weights)
-    shares = AdapterShares(decoder, model.weights, places) if ranks.size > 1 else None
+    shares = AdapterShares(decoder, model.weights, places) if mesh.tp.size * mesh.pp.size > 1 else None
 
     def read(folder: Path) -> ReadAdapter:
         found = read_adapter(folder, places, most_rank=rank, dtype=decoder.dtype, factors=config.enable_lora_factors)
-        found = with_factors(found, decoder)
-        found = found if shares is None else shares.of(found)
+        found = with_factors(found if shares is None else shares.of(found), decoder)
         return found.pinned() if choices.device.type == "cuda" else found
 
     most_bytes = config.max_cpu_lora_bytes
-    bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // ranks.size)
+    bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // mesh.size)
     maps = maps_of(places if shares is None else shares.own)
     tables = AdapterTables(decoder, maps, config.max_loras, rank, factors=config.enable_lora_factors)
-    return HeldAdapters(AdapterStore(read, bounds, ranks), tables)
+    return HeldAdapters(AdapterStore(read, bounds, mesh), tables)
 
 
 def _decoder(choices: Choices) -> Decoder:

@@ -128,7 +128,7 @@ class Runner:
         """Let requests run with adapters."""
         self.adapters = StepOfAdapters(store, tables, self.slots)
         self._prepare = moment([self.adapters], "prepare") + self._prepare
-        self.segments.begin_with(self.adapters)
+        self.segments.adapt(self.adapters)
 
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None, later: bool = False) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not

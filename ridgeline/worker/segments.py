@@ -9,6 +9,7 @@ from ridgeline.core.plan.step import StepPlan
 from ridgeline.core.settings.speculation import verified_widths
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.layers.decoder import Decoder
+from ridgeline.worker.adapters.part import StepOfAdapters
 from ridgeline.worker.divided import DividedNetwork
 from ridgeline.worker.drawing import Drawing
 from ridgeline.worker.inputs import DeviceInputs, Shape
@@ -67,10 +68,12 @@ class Segments:
         self._forward = [act for _, act in moment(parts, "forward")]
         self._sample = [act for _, act in moment(parts, "sample")]
 
-    def begin_with(self, part: StepPart) -> None:
-        """Let a further part come first in the forward segment. Steps may then have adapters."""
-        self._forward.insert(0, part.forward)
+    def adapt(self, part: StepOfAdapters) -> None:
+        """Let steps have adapters. Drafts are made without them."""
+        self._forward = [part.forward, *self._forward, part.leave]
         self.adapts = True
+        if isinstance(self.network, DraftedNetwork):
+            self.network.aside = part.aside
 
     def _network(self, divide_from: int | None) -> ModelNetwork:
         parts = self.decoder, self._ops, self.slots, self.states

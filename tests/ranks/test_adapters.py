@@ -20,7 +20,18 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.plan.adapters import HoldsAdapters, UsedAdapter
 from tests.driving import ask, disturbed, rig
 from tests.peft_adapters import PeftAdapter, PlainModel
-from tests.test_lora import FAMILIES, PARAMS, PROMPTS, check, check_factors, check_quantized, expect, open_llm, words
+from tests.test_lora import (
+    FAMILIES,
+    PARAMS,
+    PROMPTS,
+    check,
+    check_factors,
+    check_quantized,
+    compare,
+    expect,
+    open_llm,
+    words,
+)
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -37,20 +48,55 @@ THOROUGH = [family for family in FAMILIES if family not in ("llama", "phi3", "ne
     [pytest.param(family, marks=pytest.mark.thorough) if family in THOROUGH else family for family in FAMILIES],
 )
 def test_logprobs_on_two_ranks_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
-    """Adapters of unlike ranks and the model itself, in one batch, in chunks, with hits of the prefix cache."""
+    check_ranks(family, tiny_model(family), tmp_path, **RANKS)
+
+
+def check_ranks(family: str, model: Path, folder: Path, **ranks: Any) -> None:
+    """Compare adapters of unlike ranks and the model itself, in one batch, in chunks, with hits of the prefix cache."""
     adapters = [
-        PeftAdapter(family, tmp_path / "one", **FAMILIES[family]),
-        PeftAdapter(family, tmp_path / "two", seed=1, r=9, lora_alpha=5, use_rslora=True, **FAMILIES[family]),
+        PeftAdapter(family, folder / "one", **FAMILIES[family]),
+        PeftAdapter(family, folder / "two", seed=1, r=9, lora_alpha=5, use_rslora=True, **FAMILIES[family]),
     ]
     named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
     oracles = [PlainModel(family), *adapters]
-    with open_llm(tiny_model(family), **RANKS) as llm:
+    with open_llm(model, **ranks) as llm:
         asked = [(prompt, which) for prompt in PROMPTS for which in range(3)]
         for _ in range(2):  # once more, from the cache
             prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt, _ in asked]
             outputs = llm.generate(prompts, PARAMS, lora_request=[named[which] for _, which in asked], use_tqdm=False)
             for output, (_, which) in zip(outputs, asked, strict=True):
                 check(output, oracles[which])
+
+
+STAGES = {"pipeline_parallel_size": 2, "kv_cache_memory": 1 << 19}
+APART = {"data_parallel_size": 2, "enable_expert_parallel": True, "kv_cache_memory": 1 << 19}
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [
+        ("llama", STAGES),
+        pytest.param("falcon_h1", STAGES, marks=pytest.mark.thorough),
+        pytest.param("qwen3", STAGES | RANKS, marks=pytest.mark.thorough),
+        ("qwen2_moe", APART),
+        pytest.param("olmoe", APART, marks=pytest.mark.thorough),
+        pytest.param("qwen2_moe", RANKS | {"enable_expert_parallel": True}, marks=pytest.mark.thorough),
+    ],
+    ids=["stages", "stages of states", "stages of ranks", "apart", "apart without shared", "experts"],
+)
+def test_logprobs_of_stages_and_of_ranks_with_requests_of_their_own(
+    family: str, ranks: dict[str, Any], tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    check_ranks(family, tiny_model(family), tmp_path, **ranks)
+
+
+def test_magnitudes_on_stages(tiny_model: TinyModel, tmp_path: Path) -> None:
+    adapters = [
+        PeftAdapter("llama", tmp_path / "dora", use_dora=True),
+        PeftAdapter("llama", tmp_path / "lora", seed=1),
+        PeftAdapter("llama", tmp_path / "more", seed=2, use_dora=True, use_rslora=True),
+    ]
+    compare("llama", tiny_model("llama"), adapters, **STAGES)
 
 
 @pytest.mark.parametrize("name", ["awq", pytest.param("bnb nf4", marks=pytest.mark.thorough)])
@@ -63,7 +109,8 @@ def test_factors_on_two_ranks_are_those_of_peft(family: str, tiny_model: TinyMod
     check_factors(family, tiny_model(family), tmp_path, **RANKS)
 
 
-def test_waits_preemption_and_folders_that_change(tiny_model: TinyModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [RANKS, STAGES], ids=["matrices", "stages"])
+def test_waits_preemption_and_folders_that_change(ranks: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
     """Adapters share two places and a host's memory for two of them, while requests are preempted by chance. Then one
     changes, whose requests end alone, and both ranks go on."""
     adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i, r=1 + 3 * i) for i in range(4)]
@@ -73,13 +120,14 @@ def test_waits_preemption_and_folders_that_change(tiny_model: TinyModel, tmp_pat
         "max_loras": 2,
         "max_cpu_loras": 2,
         "max_num_batched_tokens": 16,
-        **RANKS,
+        **ranks,
     }
     magnitudes = PeftAdapter("llama", tmp_path / "magnitudes", use_dora=True)
     with rig(tiny_model("llama"), **settings) as own:
         assert isinstance(own.worker, HoldsAdapters)
-        with pytest.raises(ModelLoadError, match="use_dora, which runs on one device"):
-            own.worker.add_adapter(9, magnitudes.folder)
+        if ranks is RANKS:
+            with pytest.raises(ModelLoadError, match="use_dora, which runs where ranks have whole rows"):
+                own.worker.add_adapter(9, magnitudes.folder)
         for index, broken in enumerate(("adapter_model.safetensors", "adapter_config.json")):
             shutil.copytree(adapters[0].folder, folder := tmp_path / f"broken{index}")
             (folder / broken).unlink()

@@ -10,6 +10,7 @@ TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "prefill_context_
 DP = "data_parallel_size"
 SIZES = (TP, PP, CP, DP)  # each makes so many ranks of one, so an engine has as many as their product
 OFFLOAD, COPIES, LOCATION = "moe_expert_cache_size", "num_redundant_experts", "init_expert_location"
+HOST_LORAS = ("max_cpu_loras", "max_cpu_lora_bytes")
 MOVING, BELOW = "enable_eplb", "cpu_offload_gb"
 
 APART: Mapping[tuple[str, str], str] = {
@@ -39,10 +40,8 @@ APART: Mapping[tuple[str, str], str] = {
     (BELOW, "speculative_config"): "each pass of drafts would copy all layers",
     (BELOW, "enable_lora"): "adapters change products of weights that stay where they are",
     (BELOW, "enable_sleep_mode"): "sleep moves the weights of a device",
-    **{
-        ("enable_lora", axis): "adapters run on one device, or on ranks of tensor_parallel_size, yet"
-        for axis in (PP, CP, DP)
-    },
+    ("enable_lora", CP): "adapters need all tokens of a step",
+    **{(name, DP): "ranks with requests of their own read folders at unlike times" for name in HOST_LORAS},
     ("enable_lora", OFFLOAD): "the experts of such a model are moved step by step",
     **{("speculative_config", axis): "drafts are verified by ranks that have all tokens yet" for axis in (PP, CP, DP)},
 }

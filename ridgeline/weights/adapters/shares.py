@@ -1,8 +1,9 @@
-"""A rank's share of adapters, where several ranks divide the matrices of a model.
+"""A rank's share of adapters, where several ranks divide the matrices or the layers of a model.
 
 A map whose outputs are divided has its share of the rows of `up`, and all of `down`. A map whose inputs are divided has
 all of `up`, and its share of the columns of `down`: the sum over ranks that completes the map's products completes the
-adapter's too. The loader's rules for the map's weight say which rows and columns these are (`weights.divided`).
+adapter's too. The loader's rules for the map's weight say which rows and columns these are (`weights.divided`). A stage
+of a pipeline has what its own layers' maps need.
 
 Legend:
     I  inputs of a module
@@ -17,6 +18,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ridgeline.core.plan.stages import weights_of_stage
 from ridgeline.core.specs.model import Source, WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.weights.adapters.places import ModulePlace, places_in
@@ -35,8 +37,8 @@ class AdapterShares:
     """
 
     def __init__(self, decoder: Decoder, weights: WeightMap, places: Mapping[str, ModulePlace]) -> None:
-        whole, maps = whole_decoder(decoder), {place.map.name for place in places.values()}
-        linear = {name: sources for name, sources in weights.items() if name.removesuffix(".weight") in maps}
+        whole, kept = whole_decoder(decoder), weights_of_stage(weights, decoder.spec)
+        linear = {name: sources for name, sources in kept.items() if all(_of(each) in places for each in sources)}
         divisions = own_sources(linear, decoder, whole)
         self.own = places_in(decoder, divisions)
         self._rank, self._size = decoder.tp.rank, decoder.tp.size
@@ -45,13 +47,19 @@ class AdapterShares:
             owner, all_of_it = (each.get_submodule(name.removesuffix(".weight")) for each in (decoder, whole))
             for own, source in zip(divisions[name], sources, strict=True):
                 parts = fused_parts(owner, divisions[name], own), fused_parts(all_of_it, sources, source)
-                self._parts[source.name.removesuffix(".weight")] = parts
+                self._parts[_of(source)] = parts
 
     def of(self, adapter: ReadAdapter) -> ReadAdapter:
         """Return the rank's share of an adapter of the whole model. Its key stays."""
         pairs = (
-            ThinPair(self._own(place), self._columns(place, down_RI), self._rows(place, up_OR))
-            for place, down_RI, up_OR, _ in adapter.pairs
+            ThinPair(
+                self._own(place),
+                self._columns(place, down_RI),
+                self._rows(place, up_OR),
+                None if magnitude_O is None else self._rows(place, magnitude_O[:, None])[:, 0],
+            )
+            for place, down_RI, up_OR, magnitude_O in adapter.pairs
+            if _of(place.source) in self.own
         )
         factors = (
             Factors(
@@ -60,11 +68,12 @@ class AdapterShares:
                 None if output_O1 is None else self._rows(place, output_O1),
             )
             for place, input_1I, output_O1, _ in adapter.factors
+            if _of(place.source) in self.own
         )
         return replace(adapter, pairs=tuple(pairs), factors=tuple(factors))
 
     def _own(self, place: ModulePlace) -> ModulePlace:
-        return self.own[_module(place)]
+        return self.own[_of(place.source)]
 
     def _columns(self, place: ModulePlace, down_RI: Tensor) -> Tensor:
         ours_RI = down_RI.new_empty(len(down_RI), self._own(place).map.inputs)
@@ -72,7 +81,7 @@ class AdapterShares:
         return ours_RI
 
     def _rows(self, place: ModulePlace, up_OR: Tensor) -> Tensor:
-        own, (parts, whole_parts) = self._own(place), self._parts[_module(place)]
+        own, (parts, whole_parts) = self._own(place), self._parts[_of(place.source)]
         ours_OR = up_OR.new_empty(own.outputs, up_OR.shape[1])
         self._cut(_rows(ours_OR, own.source, parts), _rows(up_OR, place.source, whole_parts))
         return ours_OR
@@ -82,8 +91,9 @@ class AdapterShares:
             tensor.copy_(read())
 
 
-def _module(place: ModulePlace) -> str:
-    return place.source.name.removesuffix(".weight")
+def _of(source: Source) -> str:
+    """Return the name of a source's module."""
+    return source.name.removesuffix(".weight")
 
 
 def _rows(up_OR: Tensor, source: Source, parts: Parts) -> Place:

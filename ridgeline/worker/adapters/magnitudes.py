@@ -20,7 +20,6 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.adapted import AdaptedWeight
-from ridgeline.quantization.weight import FormedWeight
 from ridgeline.weights.adapters.places import ModulePlace
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter, ThinPair
 
@@ -28,20 +27,22 @@ ROWS = 1024  # of a weight that are looked at together
 
 
 def with_factors(adapter: ReadAdapter, decoder: Decoder) -> ReadAdapter:
-    """Return an adapter whose magnitudes have become factors. Raise ModelLoadError if the weights' numbers are not
-    there: quantized, or divided between ranks."""
+    """Return an adapter whose magnitudes have become factors. Raise ModelLoadError if the weights are
+    divided between ranks."""
     if all(pair.magnitude_O is None for pair in adapter.pairs):
         return adapter
     if decoder.tp.size > 1:
-        raise ModelLoadError("the adapter was trained with use_dora, which runs on one device; merge it by PEFT.")
-    pairs, factors = list[ThinPair](), list[Factors]()
+        raise ModelLoadError(
+            "the adapter was trained with use_dora, which runs where ranks have whole rows; merge it by PEFT."
+        )
+    pairs, factors, device = list[ThinPair](), list[Factors](), next(decoder.parameters()).device
     for pair in adapter.pairs:
         if pair.magnitude_O is None:
             pairs.append(pair)
             continue
         linear = decoder.get_submodule(pair.place.map.name)
         assert isinstance(linear, Linear)
-        factor_O = pair.magnitude_O / _norms(_weight(linear, pair.place), pair)
+        factor_O = pair.magnitude_O / _norms(_weight(linear, pair.place, device), pair)
         bias_O = None if linear.bias is None else _own(linear.bias.detach(), pair.place).float().cpu()
         added_O = None if bias_O is None else (1 - factor_O) * bias_O
         up_OR = (pair.up_OR.float() * factor_O[:, None]).to(pair.up_OR.dtype)
@@ -51,18 +52,17 @@ def with_factors(adapter: ReadAdapter, decoder: Decoder) -> ReadAdapter:
 
 
 @torch.inference_mode()
-def _weight(linear: Linear, place: ModulePlace) -> Tensor:
-    """Return a module's weight, [O, I]."""
+def _weight(linear: Linear, place: ModulePlace, device: torch.device) -> Tensor:
+    """Return a module's weight, [O, I]: the numbers that a quantized one stands for."""
     if linear.weight is not None:
         return _own(linear.weight.detach(), place)
     matrix = linear.matrix.inner if isinstance(linear.matrix, AdaptedWeight) else linear.matrix
-    if isinstance(matrix, FormedWeight) and isinstance(matrix.form, Tensor):  # in a layout that the ops prefer
-        unit_II = torch.eye(linear.inputs, dtype=linear.dtype, device=matrix.form.device)
-        return _own(matrix.linear(unit_II, None).T, place)
-    raise ModelLoadError(
-        f"the adapter was trained with use_dora, which needs the plain numbers of {place.source.name}, and the model "
-        "is quantized; merge it by PEFT."
-    )
+    columns = torch.arange(linear.inputs, device=device)
+    found = list[Tensor]()
+    for column_i in columns.split(ROWS):  # products with unit vectors are columns, whatever the form
+        unit_iI = (column_i[:, None] == columns).to(linear.dtype)
+        found.append(_own(matrix.linear(unit_iI, None).T, place))
+    return torch.cat(found, dim=1)
 
 
 def _own(of_map: Tensor, place: ModulePlace) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 from ridgeline.worker.adapters.store import AdapterStore
 from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.slots import Slots
@@ -23,3 +27,16 @@ class StepOfAdapters(StepPart):
             self.tables.begin(step.inputs, self._slots.adapter_S)
         else:
             self.tables.end()
+
+    def leave(self, step: DeviceStep) -> None:
+        """Let what runs behind the forward segment run without adapters."""
+        self.tables.end()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let the body run without adapters, on any tokens."""
+        step = self.tables.step
+        kept = replace(step)
+        self.tables.end()
+        yield
+        step.tokens, step.line_T = kept.tokens, kept.line_T

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import ContractViolation, ModelLoadError
 from ridgeline.core.plan.adapters import AdapterFacts
-from ridgeline.parallel.axis import ALONE, Axis
+from ridgeline.parallel.mesh import Mesh
 from ridgeline.weights.adapters.reader import ReadAdapter
 
 
@@ -38,9 +38,9 @@ class AdapterStore:
     """
 
     def __init__(
-        self, read: Callable[[Path], ReadAdapter], bounds: HostBounds = HostBounds(), ranks: Axis = ALONE
+        self, read: Callable[[Path], ReadAdapter], bounds: HostBounds = HostBounds(), ranks: Mesh | None = None
     ) -> None:
-        self._read_folder, self._bounds, self._ranks = read, bounds, ranks
+        self._read_folder, self._bounds, self._ranks = read, bounds, ranks or Mesh()
         self._folders: dict[int, tuple[Path, str]] = {}  # and the content's key
         self._held: OrderedDict[int, ReadAdapter] = OrderedDict()
         self._lock = Lock()

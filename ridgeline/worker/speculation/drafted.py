@@ -10,7 +10,8 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -71,11 +72,15 @@ class DraftedRows(StepPart):
 
 
 class DraftedNetwork(ModelNetwork):
-    """A network behind which a network that drafts may run over the same tokens."""
+    """A network behind which a network that drafts may run over the same tokens.
+
+    aside: the context in which that one runs.
+    """
 
     def __init__(self, decoder: Decoder, ops: Ops, slots: Slots, states: States, proposer: Proposer) -> None:
         super().__init__(decoder, ops, slots, states)
         self._proposer, self.drafts_SD, self.tree_SN = proposer, proposer.drafts_SD, proposer.tree_SN
+        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def prepare(self, step: PlannedStep) -> None:
         rows, device = step.plan.rows, step.device
@@ -109,7 +114,8 @@ class DraftedNetwork(ModelNetwork):
         catching = catching_of(inputs.tokens_each) if step.catching is None else step.catching
         given = inputs.start_R1, inputs.slots_R, step.hidden, taps.found, found.live_T
         ran = Ran(found.token_ids_T, found.positions_T, *given)
-        step.taken = self._proposer.catch_up(ran, self.states, catching)
+        with self.aside():
+            step.taken = self._proposer.catch_up(ran, self.states, catching)
         if (drafts := step.drafts) is not None:
             scored_P = drafts.scored_P
             step.index_P = 1 + (found.positions_T if scored_P is None else found.positions_T[scored_P])
