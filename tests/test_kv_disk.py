@@ -16,8 +16,11 @@ import pytest
 from ridgeline.core.errors import DeviceLost, InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.engine.cache.disk import DiskBelow
+from ridgeline.engine.side_by_side import Engines
 from tests.driving import Rig, ask, rig
-from tests.test_host_tier import FAMILIES, PROMPTS, SIZE, room
+from tests.test_host_tier import AXES, FAMILIES, PROMPTS, SIZE, room
+
+ONE_AXIS = [AXES[0], *(pytest.param(axis, marks=pytest.mark.thorough) for axis in AXES[1:])]
 
 
 def asked(own: Rig, salt: str = "") -> list[list[int]]:
@@ -36,6 +39,13 @@ def disk_of(own: Rig) -> DiskBelow:
     return tier.disk
 
 
+def disks_of(own: Rig) -> list[DiskBelow]:
+    """Return the disks of engines side by side."""
+    assert isinstance(own.engine, Engines)
+    tiers = [engine.scheduler.cache.tier for engine in own.engine.engines]
+    return [tier.disk for tier in tiers if tier is not None and tier.disk is not None]
+
+
 @contextmanager
 def served(folder: Path, disk: Path, **settings: Any) -> Iterator[Rig]:
     settings = {
@@ -52,10 +62,12 @@ def served(folder: Path, disk: Path, **settings: Any) -> Iterator[Rig]:
 
 def written(own: Rig) -> None:
     """Let all that was computed reach the disk."""
+    disks = disks_of(own) if isinstance(own.engine, Engines) else [disk_of(own)]
     for _ in range(1000):
         if not own.engine.rest():
             return
-        disk_of(own).wait_for_writes(0.1)
+        for disk in disks:
+            disk.wait_for_writes(0.1)
     raise AssertionError("blocks do not reach the disk")
 
 
@@ -151,61 +163,122 @@ def test_damaged_blocks_are_computed_again(
     assert sum("is damaged; it is computed again" in record.message for record in caplog.records) <= 1
 
 
-def divided(folder: Path) -> dict[str, Any]:
-    """Return the settings of two ranks, each with half of the memory."""
-    return {"tensor_parallel_size": 2, "kv_cache_memory": room(folder) // 2}
+def divided(folder: Path, axis: str = AXES[0], **settings: Any) -> dict[str, Any]:
+    """Return the settings of two ranks, each with half of the memory: ranks that divide tokens have whole states."""
+    return {axis: 2, "kv_cache_memory": room(folder) // (1 if axis == AXES[2] else 2), **settings}
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_5", marks=pytest.mark.thorough)])
-def test_ranks_that_start_again_find_their_parts(
-    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = tiny_model(family)
+def check_parts(folder: Path, disk: Path, axis: str) -> None:
+    """Two ranks find after a restart what they had, and another division finds nothing of it."""
     with rig(folder, max_model_len=60) as own:
         expected = asked(own)
-    with served(folder, tmp_path / "kv", **divided(folder)) as own:
-        assert asked(own) == expected
-        written(own)
-    with served(folder, tmp_path / "kv", **divided(folder)) as own:
-        assert asked(own) == expected
-        assert disk_of(own).counts.hit >= len(PROMPTS) * 30
-        assert not own.errors
-    with served(folder, tmp_path / "kv") as own:
+    for again in (False, True):
+        with served(folder, disk, **divided(folder, axis)) as own:
+            assert asked(own) == expected
+            if not again:
+                written(own)
+            assert (disk_of(own).counts.hit >= len(PROMPTS) * 30) == again
+            assert not own.errors
+    with served(folder, disk) as own:
         assert asked(own) == expected
         assert disk_of(own).counts.hit == 0, "a block of two parts is none of one device"
 
 
-def test_a_damaged_part_is_computed_again_by_all_ranks(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = tiny_model("llama")
-    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+@pytest.mark.parametrize("axis", AXES)
+def test_ranks_that_start_again_find_their_parts(axis: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    check_parts(tiny_model("llama"), tmp_path / "kv", axis)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("family", "axis"),
+    [(family, axis) for family in FAMILIES[1:] for axis in AXES if (family, axis) != ("deepseek_v3", AXES[2])],
+)
+def test_ranks_find_parts_of_every_kind_of_state(
+    family: str, axis: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    check_parts(tiny_model(family), tmp_path / "kv", axis)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.thorough)])
+def test_ranks_with_requests_of_their_own_find_what_each_of_them_had(
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each has whole blocks, so it does not matter which of them computed one."""
+    folder = tiny_model(family)
+    settings = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    with rig(folder, max_model_len=60) as own:
+        expected = asked(own)
+    hits = []
+    for again in (False, True):
+        with served(folder, tmp_path / "kv", **settings) as own:
+            assert asked(own) == expected
+            if not again:
+                written(own)
+            disks = disks_of(own)
+            assert len(disks) == 2
+            hits.append([disk.counts.hit for disk in disks])
+            assert not own.errors
+            below = own.engine.scheduler.figures().below
+            assert below is not None
+            assert below["disk_bytes"] == max(disk.store.figures().bytes for disk in disks)  # of one directory
+    assert sum(hits[1]) >= len(PROMPTS) * 30
+
+
+def test_ranks_with_requests_of_their_own_that_are_killed_leave_what_they_had_written(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, settings = tiny_model("qwen3_moe"), {"data_parallel_size": 2, "enable_expert_parallel": True}
+    with served(folder, tmp_path / "kv", **settings) as own:
         before = asked(own)
         written(own)
-        size = sum(own.engine.scheduler.cache.tier.layout.block_bytes)  # type: ignore[union-attr]  # of one rank
+        own.add(*(ask(f"killed {n}", prompt[::-1]) for n, prompt in enumerate(PROMPTS)))
+        own.step()
+        own.engine._worker._members[1]._process.kill()  # type: ignore[attr-defined]
+        with pytest.raises(DeviceLost):
+            own.run()
+    with served(folder, tmp_path / "kv", **settings) as own:
+        assert asked(own) == before
+        assert sum(disk.counts.hit for disk in disks_of(own)) >= len(PROMPTS) * 30
+
+
+@pytest.mark.parametrize("axis", ONE_AXIS)
+def test_a_damaged_part_is_computed_again_by_all_ranks(
+    axis: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tiny_model("llama")
+    with served(folder, tmp_path / "kv", **divided(folder, axis)) as own:
+        before = asked(own)
+        written(own)
+        size = len(disk_of(own)._memory.octets(0, 1)[1])  # of one rank's part
     for file in (tmp_path / "kv").glob("*.seg"):
         content = bytearray(file.read_bytes())
         used = len(content.rstrip(b"\0"))
         for place in range(used - size // 2, used - 40 * size, -2 * size):  # the second rank's parts alone
             content[place] ^= 1
         file.write_bytes(content)
-    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+    with served(folder, tmp_path / "kv", **divided(folder, axis)) as own:
         assert asked(own) == before
         assert disk_of(own).store.figures().corrupt
         assert not own.errors
 
 
-def test_ranks_of_which_one_was_killed_leave_nothing_wrong(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", ONE_AXIS)
+def test_ranks_of_which_one_was_killed_leave_nothing_wrong(
+    axis: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
     folder = tiny_model("llama")
-    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+    with served(folder, tmp_path / "kv", **divided(folder, axis)) as own:
         before = asked(own)
     shutil.rmtree(tmp_path / "kv")
-    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+    with served(folder, tmp_path / "kv", **divided(folder, axis)) as own:
         own.add(*(ask(f"killed {n}", prompt) for n, prompt in enumerate(PROMPTS)))
         for _ in range(6):
             own.step()
         own.worker._members[1]._process.kill()  # type: ignore[attr-defined]  # writes are under way
         with pytest.raises(DeviceLost):
             own.run()
-    with served(folder, tmp_path / "kv", **divided(folder)) as own:
+    with served(folder, tmp_path / "kv", **divided(folder, axis)) as own:
         assert asked(own) == before
 
 
@@ -215,7 +288,6 @@ def test_ranks_of_which_one_was_killed_leave_nothing_wrong(tiny_model: Callable[
         ({"kv_disk": "x"}, "kv_disk='x': blocks come to the disk by way of the host's memory; set kv_offloading_size"),
         ({"kv_disk_ttl": 5.0}, "kv_disk_ttl=5.0: it is about that directory; set kv_disk"),
         ({"kv_disk": "x", **SIZE, "kv_disk_eviction": "fifo"}, "kv_disk_eviction must be lru, lfu or cost, got 'fifo'"),
-        ({"kv_disk": "x", **SIZE, "pipeline_parallel_size": 2}, "ranks of tensor_parallel_size alone"),
         ({"kv_disk": "x", **SIZE, "kv_disk_size": -1}, "kv_disk_size must not be negative"),
     ],
 )

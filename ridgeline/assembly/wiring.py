@@ -205,7 +205,6 @@ def _assemble_group(
     if find_spec("msgspec") is None:
         raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
     from ridgeline.ranks.apart import Apart  # here, because these need that package
-    from ridgeline.ranks.below import GroupAbove
     from ridgeline.ranks.leader import Group
 
     size, stages, kinds = config.ranks, config.pipeline_parallel_size, config.stage_kinds
@@ -240,9 +239,7 @@ def _assemble_group(
     if config.data_parallel_size > 1:
         group: Group = Apart(sent, size, config.distributed_timeout_seconds, progress, recruits=recruits)
     else:
-        limit = config.distributed_timeout_seconds
-        kind = Group if config.kv_disk is None else GroupAbove
-        group = kind(sent, size, limit, progress, stages=stages, recruits=recruits)
+        group = Group(sent, size, config.distributed_timeout_seconds, progress, stages=stages, recruits=recruits)
     try:
         read = folders_read(LLMConfig(**sent))
         if any(seen != fingerprint(*read) for seen in group.fingerprints):
@@ -274,7 +271,7 @@ class Divided(NamedTuple):
 def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool) -> Assembly:
     """Wire an engine to ranks that have loaded."""
     from ridgeline.ranks.apart import Apart  # here, because these need the package msgspec
-    from ridgeline.ranks.below import GroupAbove
+    from ridgeline.ranks.below import RanksBelow
 
     model, folder, device, lead, _, stage, draft = divided
     every = group.all_facts
@@ -317,14 +314,14 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         host_tier=_host_tier(config, memory, _bus(facts.device_name, device)),
     )
     if isinstance(group, Apart):
-        each = [_engine(config, seat, wiring) for seat in group.seats]
+        each, ranks = [_engine(config, seat, wiring) for seat in group.seats], [[seat.rank] for seat in group.seats]
         engine: RunsRequests = Engines(each, group)
     else:
-        each = [_engine(config, group, wiring)]
+        each, ranks = [_engine(config, group, wiring)], [list(range(config.ranks))]
         engine = each[0]
-        if isinstance(group, GroupAbove) and (tier := each[0].scheduler.cache.tier) is not None:
-            group.share(tier.layout)
-            keep_on_disk(config, each[0], folder, device.type)
+    for own, sharing in zip(each, ranks, strict=True):
+        if config.kv_disk is not None and (tier := own.scheduler.cache.tier) is not None:
+            keep_on_disk(config, own, folder, device.type, RanksBelow(group, sharing, tier.layout))
     if any(each.captured for each in every):
         engine.rehearse()
         group.forget_expert_load()

@@ -95,11 +95,13 @@ class Engine:
         changes.cleared()
         self._tell()
 
-    def keep_on_disk(self, store: BlockStore) -> None:
+    def keep_on_disk(self, store: BlockStore, memory: KeepsBelow | None = None) -> None:
         """Let blocks go from the host's memory to a store, and come back. The store is closed with the engine. There
-        is a tier in the host's memory, whose blocks the worker lets others read and write."""
-        assert isinstance(self._worker, KeepsBelow)
-        self.scheduler.keep_on_disk(store, self._worker)
+        is a tier in the host's memory. memory: lets others read and write its blocks; None: the worker does."""
+        if memory is None:
+            assert isinstance(self._worker, KeepsBelow)
+            memory = self._worker
+        self.scheduler.keep_on_disk(store, memory)
 
     def rest(self) -> bool:
         """Do a piece of what is left to do while there is no request: let the worker prepare steps, and move some of
@@ -113,7 +115,7 @@ class Engine:
     def _move_below(self) -> bool:
         """Move some blocks, and return True if there are more to move."""
         tier = self.scheduler.cache.tier
-        if tier is None or tier.disk is None or not isinstance(self._worker, KeepsBelow):
+        if tier is None or tier.disk is None or tier.memory is None:
             return False
         self.scheduler.recovered()  # what plans that failed should have moved is not there, and nobody may plan again
         plan = self.scheduler.newest_plan
@@ -122,7 +124,7 @@ class Engine:
         tier.disk.arrivals()  # of what is read ahead: no request waits
         if (moves := tier.moves(plan, lambda: RESTING, 0)) is not None:
             try:
-                self._worker.move(plan, moves)
+                tier.memory.move(plan, moves)
             except RuntimeError as error:  # of the device; the next step says more
                 logger.warning("blocks of the cache could not be moved: %s", error)
                 tier.undo()
@@ -266,13 +268,13 @@ class Engine:
 
     def shutdown(self) -> None:
         self.tell_no_more()
-        if (tier := self.scheduler.cache.tier) is not None:
-            tier.leave()
-        self._leave_disk()
+        self.leave_disk()
         self._worker.shutdown()
 
-    def _leave_disk(self) -> None:
-        """Write what is in the cache to the disk, if there is one, in a bounded time."""
+    def leave_disk(self) -> None:
+        """Write what is in the cache to the disk, if there is one, in a bounded time. The worker still runs."""
+        if (tier := self.scheduler.cache.tier) is not None:
+            tier.leave()
         tier, until = self.scheduler.cache.tier, self._clock() + LEAVING
         if tier is None or tier.disk is None:
             return

@@ -11,7 +11,8 @@ from ridgeline.core.plan.request import Preemption
 from ridgeline.engine.cache.checkpoints import Counts
 
 N = TypeVar("N", int, float)
-NOW = ("used", "size", "disk_blocks", "disk_bytes", "disk_capacity_bytes")  # of `below`: no counts
+SHARED = ("disk_blocks", "disk_bytes", "disk_capacity_bytes")  # of `below`: of the directory, whoever uses it
+NOW = ("used", "size", *SHARED)  # no counts
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Figures:
             None if self.checkpoints is None or other.checkpoints is None else self.checkpoints + other.checkpoints,
             None if self.drafts is None or other.drafts is None else _added(self.drafts, other.drafts),
             _added(self.policy, other.policy),
-            None if self.below is None or other.below is None else _added(self.below, other.below),
+            None if self.below is None or other.below is None else _below(self.below, other.below),
         )
 
     def after(self, before: Figures) -> Figures:
@@ -74,6 +75,11 @@ class Figures:
             checkpoints=checkpoints,
             below=below,
         )
+
+
+def _below(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums by name, but of a disk's directory the larger figure."""
+    return {**_added(a, b), **{name: max(a.get(name, 0), b.get(name, 0)) for name in SHARED if name in {**a, **b}}}
 
 
 def _added(a: Mapping[str, N], b: Mapping[str, N]) -> dict[str, N]:

@@ -110,7 +110,8 @@ class Engines:
             engine.rehearse()
 
     def rest(self) -> bool:
-        return False
+        self._check_device()
+        return any(engine.rest() for engine in self.engines)
 
     @property
     def asleep(self) -> bool:
@@ -128,6 +129,7 @@ class Engines:
     def shutdown(self) -> None:
         for engine in self.engines:
             engine.tell_no_more()
+            engine.leave_disk()
         self._worker.shutdown()
 
     def _check_device(self) -> None:

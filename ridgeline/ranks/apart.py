@@ -81,7 +81,7 @@ class Apart(Group):
     ) -> None:
         """Give a rank the masks of its plan, and drafts."""
         self._send_all()
-        self._tell_one(rank, sent_masks(plan_id, masks, drafts))
+        self.tell(rank, sent_masks(plan_id, masks, drafts))
 
     def collect_of(self, rank: int) -> StepResult:
         """Wait for the oldest plan of a rank, and return its result. Who collects has planned, and so have the others:
@@ -100,6 +100,9 @@ class Apart(Group):
         if result.experts is not None and self._listener is not None:
             self._listener(result.experts)
         return result
+
+    def is_busy(self, ranks: Sequence[int]) -> bool:
+        return any(self._sent[rank] or any(each[rank] for each in self._waiting) for rank in ranks)
 
     def _loads_of(self, ranks: Sequence[ExpertLoad | None]) -> ExpertLoad | None:
         """Return the sum of the counts of all ranks' routers."""
@@ -120,7 +123,7 @@ class Apart(Group):
         rows, tokens, each, captured = size_of([plan for plan in plans if plan is not None])
         for rank, plan in enumerate(plans):
             sent = None if plan is None else self._senders[rank].message(plan)
-            self._tell_one(rank, Round(rows, tokens, each, captured, sent))
+            self.tell(rank, Round(rows, tokens, each, captured, sent))
             if plan is not None:
                 self._sent[rank].append(plan.id)
 

@@ -144,6 +144,15 @@ class Group(Members):
         self._note_load(0, result)
         return result
 
+    def is_busy(self, ranks: Sequence[int]) -> bool:
+        """Return True if these ranks have plans that were not collected."""
+        return bool(self._pending)
+
+    @property
+    def part_bits(self) -> int:
+        """The lower bits of the numbers by which ranks know parts of plans, where the upper ones are the plan's."""
+        return self._dealer.bits
+
     def _outcome_of(self, plan_id: int, looks: Looks) -> StepResult | None:
         """Wait for the outcome of a part of a plan. None: the group is lost."""
         first = self._members[self._speaker]
@@ -188,7 +197,7 @@ class Group(Members):
 
     def figures(self) -> WorkerFigures:
         """See `core.plan.worker.Reports`: the sums of all ranks."""
-        each = [decode_as(WorkerFigures, answer) for answer in self._ask("figures")]
+        each = [decode_as(WorkerFigures, answer) for answer in self.ask("figures")]
         moved = None if self._rebalancer is None else self._rebalancer.figures
         copied = sum(rank.moved_bytes for rank in each)
         return WorkerFigures(
@@ -239,7 +248,7 @@ class Group(Members):
 
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""
-        self._ask("forget_expert_load")
+        self.ask("forget_expert_load")
         self._load, self._loads = None, [None] * len(self._loads)
         if self._rebalancer is not None:
             self._rebalancer.forget()
@@ -284,6 +293,6 @@ class Group(Members):
         rounds = []
         for _ in range(CLOCK_ROUNDS):
             before = time.monotonic_ns()
-            answers = [decode_as(int, value) for value in self._ask("now")]
+            answers = [decode_as(int, value) for value in self.ask("now")]
             rounds.append((before, answers, time.monotonic_ns()))
         return Clocks.of(rounds)

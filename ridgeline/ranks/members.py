@@ -9,9 +9,9 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Members:
         self._members = [Member(recruit) for recruit in recruits.each]
         place = f"/proc/self/fd/{recruits.meeting}"
         for rank in range(self._size):
-            self._tell_one(rank, Begin(rank, self._size, place, self._limit, dict(options), self._speaks(rank)))
+            self.tell(rank, Begin(rank, self._size, place, self._limit, dict(options), self._speaks(rank)))
         os.close(recruits.meeting)
 
     @property
@@ -78,7 +78,8 @@ class Members:
         for rank in range(len(self._members)):
             self._send_to(rank, frame)
 
-    def _tell_one(self, rank: int, message: FromLeader) -> None:
+    def tell(self, rank: int, message: FromLeader) -> None:
+        """Send a message to one rank, unless the group is lost."""
         self._send_to(rank, encode(message))
 
     def _send_to(self, rank: int, frame: bytes) -> None:
@@ -89,13 +90,28 @@ class Members:
         except Closed:
             self._lose(f"rank {rank} {self._members[rank].how_it_ended()}")
 
-    def _ask(self, method: str) -> list[bytes]:
-        """Return every rank's answer. Raise DeviceLost."""
-        self._tell(Ask(method))
-        self._wait_for(lambda: all(member.answers for member in self._members))
+    @property
+    def lost(self) -> str | None:
+        """The reason why the ranks do no work any more, or None."""
+        return self._lost
+
+    def opened(self, rank: int, number: int) -> BinaryIO:
+        """Return a file that a rank has open under this number, to read and write."""
+        return self._members[rank].opened(number)
+
+        """Return the newest settled plan that a rank has told with its newest result (`Done`)."""
+        """Return what a rank has told of its copies with its newest result (`Done`)."""
+        return self._members[rank].settled
+
+    def ask(self, method: str, ranks: Sequence[int] | None = None) -> list[bytes]:
+        """Return the answers of these ranks, or of all. Raise DeviceLost."""
+        asked = self._members if ranks is None else [self._members[rank] for rank in ranks]
+        for member in asked:
+            self.tell(member.rank, Ask(method))
+        self._wait_for(lambda: all(member.answers for member in asked))
         if self._lost is not None:
             raise DeviceLost(f"the ranks do no work any more ({self._lost}); start a new process.")
-        answers = [member.answers.popleft() for member in self._members]
+        answers = [member.answers.popleft() for member in asked]
         for answer in answers:
             if answer.error is not None:
                 raise DeviceLost(answer.error)

@@ -34,6 +34,7 @@ LEAST_PIECE = 128  # tokens: with fewer, reading the weights once more takes lon
 # Prompts of a step make it more parts than there are stages, if each gets so many tokens, which a GPU computes as fast
 # as more of them: a step that runs alone then leaves stages less time without work
 LONG_PIECE, FINER = 1024, 4
+PART_BITS = 16
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Cut:
 
 
 class Dealer:
-    """Takes plans apart for so many stages, and numbers the parts. No chunk is cut into pieces of fewer tokens than
-    least_piece, unless a mark is near.
+    """Takes plans apart for so many stages, and numbers the parts: behind the plan's number come PART_BITS bits. No
+    chunk is cut into pieces of fewer tokens than least_piece, unless a mark is near.
 
     block_size: of the cache, by which marks lie.
     most: parts that a plan has at most: as many as there are stages, so that all are at work, but FINER times as many
@@ -72,9 +73,13 @@ class Dealer:
     ) -> None:
         self._stages, self._least, self._long, self.most = stages, least_piece, long_piece, stages
         self._block_size = block_size
-        self._newest = 0  # part
         self._drawn_S = np.full(64, -1, np.int64)  # the newest part that draws a token of the slot
         self._dealt: tuple[Rows, list[tuple[Cut, Rows]]] | None = None  # of the newest plan without chunks
+
+    @property
+    def bits(self) -> int:
+        """The bits of a part's number behind those of its plan."""
+        return PART_BITS if self._stages > 1 else 0
 
     def parts(self, plan: StepPlan) -> list[Part]:
         """Return the plan's parts in order. With one stage that is the plan itself."""
@@ -97,9 +102,8 @@ class Dealer:
 
     def _part(self, plan: StepPlan, index: int, cut: Cut, rows: Rows) -> Part:
         whole = plan.rows.num_tokens_R[cut.rows_R]
-        self._newest += 1
         part = StepPlan(
-            id=self._newest,
+            id=plan.id << PART_BITS | index,
             rows=rows,
             kv_bound_R=plan.kv_bound_R[cut.rows_R] - (whole - cut.ends_R),
             spans=_spans_of(plan, cut),

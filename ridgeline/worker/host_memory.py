@@ -78,6 +78,7 @@ class HostMemory(StepPart):
     """The blocks in the host's memory.
 
     staged: bytes of the ring, and of the memory for loads.
+    block_bytes: of this rank's part of a block, by group.
     shared: another process may look into it too. descriptor: of the file without a name that it lies in then.
     seconds: that copies took, to the host and from it.
     """
@@ -85,8 +86,8 @@ class HostMemory(StepPart):
     def __init__(self, memory: StateMemory, layout: HostLayout, staged: int, *, shared: bool = False) -> None:
         self._memory, self.layout, self._device = memory, layout, memory.device
         self._streams = self._device.type == "cuda"
-        groups = memory.layout.groups
-        self._sizes = [len(group.layers) * unit for group, unit in zip(groups, memory.layout.unit_bytes, strict=True)]
+        units = zip(memory.layout.groups, memory.layout.unit_bytes, strict=True)
+        self.block_bytes = [len(group.layers) * unit for group, unit in units]
         self._loaded: torch.cuda.Event | None = None  # of the plan before
         self._begun = 0  # the newest plan
         self._copies: deque[HostCopies] = deque()  # that may be under way
@@ -103,7 +104,7 @@ class HostMemory(StepPart):
     def use_streams(self, staged: int) -> None:
         """Take the memory that blocks pass through, and a stream for them. On a CPU only tests do."""
         self._streams = True
-        size = -(-max(staged, *self._sizes) // ALIGNMENT) * ALIGNMENT
+        size = -(-max(staged, *self.block_bytes) // ALIGNMENT) * ALIGNMENT
         self._ring, self._arriving = (torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2))
         self._side = torch.cuda.Stream(self._device)
         self._next = 0  # in the ring
@@ -150,7 +151,7 @@ class HostMemory(StepPart):
     def octets(self, group: int, block: int) -> memoryview:
         """Return a block's bytes, which may be written to."""
         start = self.layout.offset(group, block)
-        return self.bytes.numpy().data[start : start + self._sizes[group]]
+        return self.bytes.numpy().data[start : start + self.block_bytes[group]]
 
     def bytes_per_second(self) -> float:
         """Return the rate at which blocks come from the host, by a short copy."""
@@ -176,7 +177,7 @@ class HostMemory(StepPart):
         start = time.perf_counter()
         for group, blocks, below in moves:
             units_NW = self._memory.units[group]
-            for block, place in zip(blocks, below, strict=True) if self._sizes[group] else ():
+            for block, place in zip(blocks, below, strict=True) if self.block_bytes[group] else ():
                 places_N = torch.tensor(self._places(group, [block]))
                 held_NW = self._as_units(self.bytes, self.layout.offset(group, place), group, 1)
                 if to_host:
@@ -234,7 +235,7 @@ class HostMemory(StepPart):
         """Yield blocks that fit into so many bytes together, and the bytes that they take."""
         batches, taken = list[StagedBlocks](), 0
         for group, blocks, below in moves:
-            size, at = self._sizes[group], 0
+            size, at = self.block_bytes[group], 0
             while size and at < len(blocks):
                 if (count := min((most - taken) // size, len(blocks) - at)) <= 0:
                     yield batches, taken
@@ -249,7 +250,7 @@ class HostMemory(StepPart):
     def _pairs(self, batches: Sequence[StagedBlocks], staged: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each block's bytes in staging memory and in the host's."""
         for group, _, below, start in batches:
-            size = self._sizes[group]
+            size = self.block_bytes[group]
             for n, place in enumerate(below):
                 at, offset = first + start + n * size, self.layout.offset(group, place)
                 yield staged[at : at + size], self.bytes[offset : offset + size]
@@ -271,7 +272,7 @@ class HostMemory(StepPart):
     def _as_units(self, memory: Tensor, start: int, group: int, count: int) -> Tensor:
         """Return the bytes of so many blocks as units [N, W]."""
         units_NW = self._memory.units[group]
-        return memory[start : start + count * self._sizes[group]].view(units_NW.dtype).view(-1, units_NW.shape[1])
+        return memory[start : start + count * self.block_bytes[group]].view(units_NW.dtype).view(-1, units_NW.shape[1])
 
 
 def _marked() -> torch.cuda.Event:

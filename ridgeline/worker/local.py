@@ -186,10 +186,10 @@ class LocalWorker:
         """Return True if other processes may look into the host's memory."""
         return self._runner.host is not None and self._runner.host.descriptor is not None
 
-    def shared_memory(self) -> int:
-        """Return the descriptor of that memory."""
+    def shared_memory(self) -> tuple[int, list[int]]:
+        """Return the descriptor of that memory, and the bytes of a block there, by group."""
         assert self._below.descriptor is not None
-        return self._below.descriptor
+        return self._below.descriptor, self._below.block_bytes
 
     def settled(self) -> int:
         """Return the newest plan up to which all copies from and to the host's memory have ended."""

@@ -53,7 +53,7 @@ class InThreads(Apart):
         self._moved, self._lost, self._rebalancer = 0.0, None, None
         self.rounds: list[tuple[Shape, bool, set[int]]] = []
 
-    def _tell_one(self, rank: int, message: FromLeader) -> None:
+    def tell(self, rank: int, message: FromLeader) -> None:
         if isinstance(message, Round):
             if rank == 0:
                 self.rounds.append((Shape(message.rows, message.tokens, message.each), message.captured, set()))

@@ -30,7 +30,6 @@ APART: Mapping[tuple[str, str], str] = {
     },
     ("kv_offloading_size", "enable_prefix_caching"): "blocks in the host's memory are found by their prefixes",
     ("kv_offloading_size", "pipeline_devices"): "stages of unlike devices have blocks of unlike sizes",
-    **{("kv_disk", axis): "a block's parts reach it from ranks of tensor_parallel_size alone" for axis in (PP, CP, DP)},
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
     (MOVING, "deterministic"): "the order of a token's sums follows from the ranks of its experts",
     (OFFLOAD, "quantization"): "it copies plain weights",
