@@ -99,8 +99,8 @@ class Members:
         """Return a file that a rank has open under this number, to read and write."""
         return self._members[rank].opened(number)
 
-        """Return the newest settled plan that a rank has told with its newest result (`Done`)."""
-        """Return what a rank has told of its copies with its newest result (`Done`)."""
+    def settled_of(self, rank: int) -> int:
+        """Return the newest plan that a rank has said to have settled (`Done`)."""
         return self._members[rank].settled
 
     def ask(self, method: str, ranks: Sequence[int] | None = None) -> list[bytes]:
