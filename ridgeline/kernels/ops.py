@@ -24,6 +24,7 @@ from ridgeline.kernels.gemm.int8.op import INT8_LINEAR, W8A8_LINEAR
 from ridgeline.kernels.gemm.lora.op import LORA
 from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.gemm.route.op import ROUTE, ROUTE_TO_SOME
+from ridgeline.kernels.pictures.patches.op import PATCHES
 from ridgeline.kernels.sampling.noised import NOISED
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
@@ -118,6 +119,7 @@ class Ops:
     step_post = STEP_POST
     lookup_drafts = LOOKUP_DRAFTS
     recent_drafts = RECENT_DRAFTS
+    patches = PATCHES
 
     def __init__(self, platform: Platform, overrides: Overrides | None = None) -> None:
         wanted = overrides or {}

@@ -30,6 +30,8 @@ class Layout:
     grids: (frames, rows, columns) of each run of placeholders, for positions of three axes; (): positions count.
     interval: how far apart two frames of a grid are on the first of these axes.
     order: for each placeholder, the number of its vector among those of all views, or NEWLINE; None: as they come.
+    shrunk: ((rows, columns), (rows, columns)): the last vectors of `order` are a grid of the first size, interpolated
+        to the second, bilinearly. Then a NEWLINE ends each line of it. None: `order` has all of them.
     """
 
     views: tuple[View, ...]
@@ -38,6 +40,7 @@ class Layout:
     grids: tuple[tuple[int, int, int], ...] = ()
     interval: float = 1.0
     order: tuple[int, ...] | None = None
+    shrunk: tuple[tuple[int, int], tuple[int, int]] | None = None
 
     @property
     def placeholders(self) -> int:
@@ -63,8 +66,8 @@ class Processor(Protocol):
     @property
     def patching(self) -> Patching: ...
 
-    def layout(self, height: int, width: int, pictures: int = 1) -> Layout:
-        """Return the part of a picture of that size, one of `pictures` in the prompt.
+    def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
+        """Return the part of a picture of that size: number `index` of `pictures` in the prompt.
 
         Raise InvalidRequest for a size that the model does not take.
         """

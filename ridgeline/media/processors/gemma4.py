@@ -1,0 +1,62 @@
+"""Gemma 4: the largest size of about the picture's shape within a number of patches, which are pooled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ridgeline.media.layout import Layout, Piece
+from ridgeline.media.processors.files import BICUBIC, Files, patching, refuse, whole
+
+DEFAULTS: dict[str, Any] = {
+    "resample": BICUBIC,
+    "image_mean": (0.0, 0.0, 0.0),
+    "image_std": (1.0, 1.0, 1.0),
+    "do_normalize": False,
+}
+
+
+class Gemma4:
+    """Frames of videos have the time before them, in minutes and seconds."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.marker = self.placeholder = files.token("image_token", "<|image|>")
+        self._begin = files.token("boi_token", "<|image>")
+        self._end = files.token("eoi_token", "<image|>")
+        self.video_marker = self.video_placeholder = "<|video|>"
+        self._side = int(files.image.get("patch_size", 16))
+        self._pool = int(files.image.get("pooling_kernel_size", 3))
+        self._tokens = int(files.image.get("max_soft_tokens", 280))
+        self._video_tokens = int(files.clip.get("max_soft_tokens", 70)) if files.clip is not files.image else 70
+        self.patching = patching(files.image, DEFAULTS, self._side, channels_last=True)
+
+    def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
+        size, tokens = self._size(height, width, self._tokens)
+        return self._files.layout([whole(*size)], [self._begin, tokens, self._end])
+
+    def chosen(self, frames: int, fps: float) -> tuple[int, ...]:
+        taken = min(int(self._files.clip.get("num_frames", 32)), frames)
+        return tuple(int(each * frames / taken) for each in range(taken))
+
+    def video(self, times: Sequence[float], height: int, width: int) -> Layout:
+        size, tokens = self._size(height, width, self._video_tokens)
+        pieces: list[Piece] = []
+        for number, seconds in enumerate(times):
+            time = f"{int(seconds // 60):02d}:{int(seconds % 60):02d} {self._begin}"
+            pieces += [(" " if number else "") + time, tokens, self._end]
+        return self._files.layout([whole(*size, frames=(each,)) for each in range(len(times))], pieces)
+
+    def _size(self, height: int, width: int, most: int) -> tuple[tuple[int, int], int]:
+        """Return the size of a picture of at most so many tokens, and its tokens."""
+        unit = self._pool * self._side
+        scale = math.sqrt(most * unit * unit / (height * width))
+        rows, columns = math.floor(scale * height / unit), math.floor(scale * width / unit)
+        if rows == columns == 0:
+            raise refuse(height, width, "leaves no patch")
+        if rows == 0:
+            rows, columns = 1, min(width // height, most)
+        elif columns == 0:
+            rows, columns = min(height // width, most), 1
+        return (rows * unit, columns * unit), rows * columns
