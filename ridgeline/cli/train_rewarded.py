@@ -13,6 +13,7 @@ from ridgeline.cli.options import with_records
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.cli.train_tuned import Recipe
 from ridgeline.cli.training_options import (
+    Adapter,
     Alpha,
     CheckpointEvery,
     ClipNorm,
@@ -67,6 +68,7 @@ class WeightFlags:
     alpha: Alpha = 16.0
     targets: Targets = "all-linear"
     rslora: Rooted = False
+    adapter: Adapter = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
         data=data.data,
         out=data.out,
         max_prompt_tokens=data.max_prompt_tokens,
-        lora=lora_of(method) if method.method == "lora" else None,
+        lora=lora_of(method) if method.method == "lora" or method.adapter else None,
         **{**asdict(step), "device": where, "dtype": dtype_of(step.dtype, where)},
         **sizes,
         command=f"ridgeline train {kind} --model {data.model} --data {data.data.name} --reward {reward.reward} "

@@ -13,6 +13,7 @@ from rich.console import Console
 from ridgeline.cli.options import with_records
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.cli.training_options import (
+    Adapter,
     Alpha,
     CheckpointEvery,
     ClipNorm,
@@ -96,6 +97,7 @@ class MethodFlags:
     alpha: Alpha = 16.0
     targets: Targets = "all-linear"
     rslora: Rooted = False
+    adapter: Adapter = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ Rank = Annotated[int, typer.Option(help="Rank of the adapter.")]
 Alpha = Annotated[float, typer.Option(help="Its scale is alpha / rank.")]
 Targets = Annotated[str, typer.Option(help="Modules with an adapter, such as q_proj,v_proj, or all-linear.")]
 Rooted = Annotated[bool, typer.Option("--rslora", help="Its scale is alpha / sqrt(rank).")]
+Adapter = Annotated[
+    Path | None, typer.Option(help="Folder of a LoRA adapter that training goes on from, with its rank and scale.")
+]
 Warmup = Annotated[float, typer.Option(help="Share of the steps in which the learning rate rises.")]
 WeightDecay = Annotated[float, typer.Option(help="AdamW's.", min=0)]
 ClipNorm = Annotated[float, typer.Option(help="Largest norm of a step's gradients.")]
@@ -43,6 +46,12 @@ class AdapterFlags(Protocol):
 
     @property
     def rslora(self) -> bool: ...
+
+    @property
+    def adapter(self) -> Path | None: ...
+
+    @property
+    def method(self) -> str: ...
 
 
 def imported(*names: str) -> dict[str, ModuleType]:
@@ -96,9 +105,13 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def lora_of(flags: AdapterFlags) -> LoraConfig:
-    """Return the settings of an adapter."""
+    """Return the settings of an adapter. Raise InvalidConfig where one is given that does not train."""
     from ridgeline.training.lora import LoraConfig
 
+    if flags.adapter is not None:
+        if flags.method not in ("lora", "qlora"):
+            raise InvalidConfig(f"--adapter is trained further by --method lora or qlora, got {flags.method}.")
+        return LoraConfig.of_folder(flags.adapter)
     targets = flags.targets.strip()
     return LoraConfig(
         rank=flags.rank,

@@ -89,7 +89,7 @@ class FullWeights(Learnt):
 
 
 class MergedLora(Learnt):
-    """An adapter whose matrices are added to the weights of a decoder."""
+    """An adapter whose matrices are added to the weights of a decoder: to `_plain`, those of the model alone."""
 
     def __init__(self, decoder: Decoder, model: ModelConfig, config: LoraConfig, seed: int) -> None:
         super().__init__(decoder)
@@ -106,11 +106,15 @@ class MergedLora(Learnt):
                 weight.register_post_accumulate_grad_hook(_thinned(form.thin, form.scale))
                 self._parts[f"{name}.weight"] = form.thin, form.scale
         self.keep_reference()
+        self._plain = self.kept
+        if config.start:  # what training found has the adapter in it
+            self.write()
+            self.keep_reference()
 
     @torch.no_grad()
     def write(self) -> None:
         for name, (thin, scale) in self._parts.items():
-            before_OI, weight_OI = self.kept[name], self._weights[name]
+            before_OI, weight_OI = self._plain[name], self._weights[name]
             for first, each in thin.items():
                 rows = slice(first, first + each.place.outputs)
                 weight_OI[rows] = before_OI[rows].float().addmm(each.up_OR, each.down_RI, alpha=scale)

@@ -33,7 +33,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.frozen import FrozenWeight, add_input_gradient, add_product, adds
 from ridgeline.quantization.multiplied import MultipliedWeight
 from ridgeline.quantization.weight import Weight, WrappedWeight
-from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig
+from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig, read_adapter_config
 from ridgeline.weights.adapters.matching import meant_modules
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
 from ridgeline.weights.adapters.reader import read_adapter
@@ -44,12 +44,27 @@ class LoraConfig:
     """The sizes of an adapter.
 
     targets: the ends of modules' names, or "all-linear". rooted: the scale is alpha / sqrt(rank) (rsLoRA).
+    start: a folder of PEFT's with an adapter of these sizes, whose numbers training goes on from; "": it begins anew.
     """
 
     rank: int = 8
     alpha: float = 16.0
     targets: tuple[str, ...] | str = ALL_LINEAR
     rooted: bool = False
+    start: str = ""
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> LoraConfig:
+        """Return the settings of an adapter in a folder, to go on from it. Raise ModelLoadError for a bad folder."""
+        found = read_adapter_config(folder, MOST_RANK)
+        if found.ranks or found.alphas or found.excluded or found.layers is not None:
+            raise InvalidConfig(
+                f"the adapter in {folder} is not alike in all modules (rank_pattern, alpha_pattern, exclude_modules or "
+                "layers_to_transform), and only one that is can be trained further here."
+            )
+        return cls(
+            rank=found.rank, alpha=found.alpha, targets=found.targets, rooted=found.rooted, start=str(folder)
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= MOST_RANK:
@@ -164,12 +179,29 @@ class Lora(nn.Module):
             self.maps[module.replace(".", "/")] = thin
             by_map.setdefault(place.map.name, {})[place.first] = thin
         scale = _peft(config).scale(config.rank, config.alpha)
+        if config.start:
+            self._begin(Path(config.start), scale)
         for name, parts in by_map.items():
             linear = decoder.get_submodule(name)
             assert isinstance(linear, Linear)
             inner = linear.matrix.inner if isinstance(linear.matrix, MultipliedWeight) else linear.matrix
             inner = inner.inner if isinstance(inner, FrozenWeight) else inner
             linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale))
+
+    @torch.no_grad()
+    def _begin(self, folder: Path, scale: float) -> None:
+        """Take the numbers of an adapter."""
+        found = read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32)
+        pairs = {id(pair.place): pair for pair in found.pairs}
+        for name, thin in self.maps.items():
+            assert isinstance(thin, ThinMap)
+            if (pair := pairs.pop(id(thin.place), None)) is None or len(pair.down_RI) != self.config.rank:
+                raise InvalidConfig(
+                    f"the adapter in {folder} has no matrices of rank {self.config.rank} for {name.replace('/', '.')}."
+                )
+            up_OR = pair.up_OR / scale
+            thin.up_OR.copy_(up_OR if thin.place.factor_O is None else up_OR / thin.place.factor_O[:, None])
+            thin.down_RI.copy_(pair.down_RI)
 
     @torch.no_grad()
     def add_to(self, plain: Decoder) -> None:

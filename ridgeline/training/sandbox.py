@@ -153,6 +153,18 @@ def passed(
     return right
 
 
+def returned(
+    source: str, entry: str, arguments: Sequence[Any], limits: Limits | None = None, *, isolated: bool = True
+) -> Any:
+    """Return what the function `entry` returns for the arguments, as JSON has it. Raise CodeEnded if it does not."""
+    process = _Process(limits or Limits(), isolated=isolated)
+    try:
+        process.ask({"source": source, "entry": entry})
+        return process.ask({"arguments": list(arguments)})
+    finally:
+        process.close()
+
+
 @cache
 def refusal() -> str | None:
     """Return the reason why code cannot be isolated on this machine, or None."""

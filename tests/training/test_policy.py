@@ -135,6 +135,34 @@ def test_a_merged_adapter_has_the_gradients_of_one_beside_the_weights(tiny_model
     assert torch.equal(policy.score(sequences).logprob_N, before)
 
 
+def test_the_reference_of_an_adapter_that_goes_on_is_the_adapter_as_it_was(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    folder = tiny_model("qwen3")
+    model, policy = read_model_config(folder), policy_of(folder)
+    first = MergedLora(policy.decoder, model, LoraConfig(rank=3), 0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for one in first.parameters():
+            one.copy_(0.1 * torch.randn(one.shape, generator=generator))
+    first.write()
+    first.export(tmp_path, "tiny")
+    sequences = [(PROMPTS[2], [8, 9, 10])]
+    wanted = policy.score(sequences).logprob_N.detach()
+    again = policy_of(folder)
+    plain = again.score(sequences).logprob_N.detach()
+    second = MergedLora(again.decoder, model, LoraConfig.of_folder(tmp_path), 0)
+    torch.testing.assert_close(again.score(sequences).logprob_N.detach(), wanted, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(plain, wanted, atol=1e-2)
+    with torch.no_grad():
+        for one in second.parameters():
+            one.mul_(2)
+    second.write()
+    assert not torch.allclose(again.score(sequences).logprob_N.detach(), wanted, atol=1e-2)
+    with second.reference():
+        torch.testing.assert_close(again.score(sequences).logprob_N.detach(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_weights_in_16_bits_learn_through_copies(tiny_model: TinyModel) -> None:
     folder = tiny_model("qwen3")
     model = read_model_config(folder)

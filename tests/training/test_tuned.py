@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline import LLM, LoRARequest, SamplingParams
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import PackedCausal
 from ridgeline.models.config import ModelConfig
@@ -336,3 +336,21 @@ def test_masks_keep_examples_apart_on_a_gpu(family: str, tiny_model: TinyModel) 
     alone = all_gradients(tiny_model(family), CPU)
     for one, other in zip(all_gradients(tiny_model(family), torch.device("cuda")), alone, strict=True):
         assert (one - other).abs().max() < 1e-3 * other.abs().max().clamp(min=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "falcon_h1"])  # the second has multipliers in its weights
+def test_training_goes_on_from_an_adapter(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
+    folder = tiny_model(family)
+    decoder, lora = adapted(folder, "all-linear")
+    lora.export(tmp_path / "first", "tiny")
+    again, model = opened(folder)
+    config = LoraConfig.of_folder(tmp_path / "first")
+    assert (config.rank, config.alpha) == (3, 5)
+    begun = Lora(again, model, config, seed=9)
+    for (name, one), other in zip(lora.named_parameters(), begun.parameters(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7, msg=name)
+    begun.export(tmp_path / "second", "tiny")
+    one, other = (load_file(tmp_path / each / "adapter_model.safetensors") for each in ("first", "second"))
+    assert one.keys() == other.keys()
+    with pytest.raises((InvalidConfig, ModelLoadError), match="this model"):
+        Lora(*opened(tiny_model("llama" if family == "falcon_h1" else "falcon_h1")), config, seed=0)  # another model
