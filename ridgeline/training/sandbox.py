@@ -156,7 +156,7 @@ def passed(
 def returned(
     source: str, entry: str, arguments: Sequence[Any], limits: Limits | None = None, *, isolated: bool = True
 ) -> Any:
-    """Return what the function `entry` returns for the arguments, as JSON has it. Raise CodeEnded if it does not."""
+    """Return the value of the function `entry` for the arguments, as JSON has it. Raise CodeEnded if there is none."""
     process = _Process(limits or Limits(), isolated=isolated)
     try:
         process.ask({"source": source, "entry": entry})

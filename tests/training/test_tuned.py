@@ -341,7 +341,7 @@ def test_masks_keep_examples_apart_on_a_gpu(family: str, tiny_model: TinyModel) 
 @pytest.mark.parametrize("family", ["qwen3", "falcon_h1"])  # the second has multipliers in its weights
 def test_training_goes_on_from_an_adapter(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
     folder = tiny_model(family)
-    decoder, lora = adapted(folder, "all-linear")
+    _, lora = adapted(folder, "all-linear")
     lora.export(tmp_path / "first", "tiny")
     again, model = opened(folder)
     config = LoraConfig.of_folder(tmp_path / "first")
