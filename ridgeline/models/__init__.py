@@ -16,6 +16,7 @@ ARCHITECTURES = Registry(
     "architecture",
     {
         "LlamaForCausalLM": "ridgeline.models.llama:Llama",
+        "LlavaForConditionalGeneration": "ridgeline.models.llava:Llava",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GemmaForCausalLM": "ridgeline.models.gemma:Gemma",

@@ -15,7 +15,7 @@ from ridgeline.core.settings.model import DTYPES
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-Ungated = Literal[Activation, "relu", "relu2"]  # of feed-forwards without a gate
+Ungated = Literal[Activation, "quick_gelu", "relu", "relu2"]  # of feed-forwards without a gate
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-UNGATED: dict[str, Ungated] = {**ACTIVATIONS, "relu": "relu", "relu2": "relu2"}
+UNGATED: dict[str, Ungated] = {**ACTIVATIONS, "quick_gelu": "quick_gelu", "relu": "relu", "relu2": "relu2"}
 
 MAX_NUMBER = 3.4e38  # the largest number of float32
 MAX_INTEGER = 2**24  # far above any real width, vocabulary or context, and no product of a few overflows a size

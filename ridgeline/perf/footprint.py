@@ -16,7 +16,7 @@ from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, kv_items
 class Parameters(NamedTuple):
     """Numbers of parameters.
 
-    products: those of the layers' matrices.
+    products: those of the layers' matrices, and all of a tower.
     unembed: 0 if it is the embedding's own table.
     embed: those of the token and position tables, and of the map that widens their rows.
     vectors: those of norms and biases.
@@ -71,6 +71,8 @@ def parameters(model: ModelSpec) -> Parameters:
         read = parameters(model.encoder)
         products, vectors = products + read.products, vectors + read.vectors
         embed += read.embed - model.encoder.vocab_size * model.encoder.hidden_size
+    if model.tower is not None and model.embeds:
+        products += model.tower.parameters
     vectors += model.vocab_size * (model.unembed_bias and model.scores)
     tabled, learned = model.embed_width or width, 0 if model.sines is not None else model.learned_positions
     widening = width * (model.embed_width + 1) if model.embed_width else 0

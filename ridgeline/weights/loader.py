@@ -72,6 +72,7 @@ logger = logging.getLogger(__name__)
 _OTHER_NAMES = {
     **{"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},  # of BERT's first checkpoints
     "model.": "model.language_model.",  # of text models inside larger ones, as newer versions of transformers save them
+    "vision_tower.": "vision_tower.vision_model.",  # of CLIP and SigLIP, as older versions of transformers save them
     ".mlp.": ".block_sparse_moe.",  # of plain feed-forwards in Kimi Linear, as transformers saves it
 }
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
@@ -466,6 +467,8 @@ def stored_shape(part: Tensor, source: Source) -> list[int]:
     """Return the shape of the checkpoint's tensor."""
     if source.row:
         return [1, *part.shape]
+    if source.kernel:
+        return [len(part), part.shape[1] // prod(source.kernel), *source.kernel]
     return list((part.mT if source.transpose and part.ndim > 1 else part).shape)
 
 

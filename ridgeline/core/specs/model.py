@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.cache_layout import CacheGroup, group_layers
@@ -16,6 +16,9 @@ from ridgeline.core.specs.division import Ranks
 from ridgeline.core.specs.pooling import PoolingSpec
 from ridgeline.core.specs.state import ChunkedKVSpec, CrossKVSpec, KVSpec, PassingSpec, StateSpec
 from ridgeline.kernels.base.kv_format import KVFormat
+
+if TYPE_CHECKING:
+    from ridgeline.core.specs.tower import TowerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +358,7 @@ def lender_of(mixer: MixerSpec) -> int | None:
 
 
 Bounded = Literal["silu_clamped_7", "silu_clamped_16"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"] | Bounded
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "xielu"] | Bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -566,6 +569,7 @@ class ModelSpec:
         none. Its tokens have the rows of this model's embedding table.
     decoder_start: the tokens that an output follows, if the request names no others. Only models with an encoder have
         them.
+    tower: what turns pictures into vectors that stand in the place of tokens; None: there are only tokens.
     output_rules: what holds for every output. Only those of models with an encoder are read.
     stage: the place of these layers in a pipeline; None: they are all of the model's.
     """
@@ -592,6 +596,7 @@ class ModelSpec:
     encoder: ModelSpec | None = None
     decoder_start: tuple[int, ...] = ()
     output_rules: OutputRules = NO_RULES
+    tower: TowerSpec | None = None
     stage: StageSpec | None = None
 
     @cached_property
@@ -692,6 +697,8 @@ class Source:
         pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
     row: it is a vector that is stored as a matrix of one row.
+    kernel: it is a matrix that is stored as the kernel of a convolution without overlap, whose last dimensions these
+        are; (): it is a matrix.
     stacked: it holds this part of every expert, one after the other. Others hold one expert's.
     """
 
@@ -705,6 +712,7 @@ class Source:
     alternating: bool = False
     complete: bool = False
     row: bool = False
+    kernel: tuple[int, ...] = ()
     stacked: bool = False
 
 

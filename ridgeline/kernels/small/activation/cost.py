@@ -14,6 +14,7 @@ FLOPS = {
     "silu": 4,
     "gelu": 5,
     "gelu_tanh": 8,
+    "quick_gelu": 5,
     "relu": 1,
     "relu2": 2,
     "swiglu_clamped": 8,

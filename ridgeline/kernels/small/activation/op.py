@@ -1,7 +1,7 @@
 """Pointwise activations of the feed-forward.
 
 kind: "silu" is x·σ(x), "gelu" is x·Φ(x), and "gelu_tanh" approximates that by tanh (Hendrycks and Gimpel, arXiv
-1606.08415). "relu" is max(x, 0), and "relu2" its square. Others are gated only. "swiglu_clamped" is, with gate clamped
+1606.08415); "quick_gelu" does so by x·σ(1.702 x). "relu" is max(x, 0), and "relu2" its square. Others are gated only. "swiglu_clamped" is, with gate clamped
 to at most 7 and up to ±7, gate · σ(1.702 gate) · (up + 1), as in gpt-oss. "silu_clamped_7" clamps gate · σ(gate) to at
 most 7, and up to ±7, and "silu_clamped_16" is the same with 16, as in Step-3.5.
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
 
-LIMIT, SHARPNESS = 7.0, 1.702  # of swiglu_clamped
+LIMIT, SHARPNESS = 7.0, 1.702  # of swiglu_clamped; the second of quick_gelu too
 SILU_LIMITS = {"silu_clamped_7": 7.0, "silu_clamped_16": 16.0}
 
 
@@ -48,6 +48,8 @@ def _activate(x: Tensor, kind: str) -> Tensor:
         return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
     if kind == "gelu_tanh":
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if kind == "quick_gelu":
+        return x * torch.sigmoid(SHARPNESS * x)
     if kind == "relu":
         return x.clamp(min=0)
     if kind == "relu2":

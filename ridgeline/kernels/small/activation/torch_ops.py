@@ -14,6 +14,7 @@ _KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * (SHARPNESS * x).sigmoid(),
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }

@@ -12,7 +12,7 @@ from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.small.activation import torch_ops
 
-KINDS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+KINDS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 GATED_KINDS = (*KINDS, "swiglu_clamped", "silu_clamped_7", "silu_clamped_16")
 
 
@@ -23,6 +23,8 @@ def activate(x, KIND: tl.constexpr):
         y = x * tl.sigmoid(x)
     elif KIND == "gelu":
         y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "quick_gelu":
+        y = x * tl.sigmoid(1.702 * x)
     elif KIND == "relu":
         y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif KIND == "relu2":

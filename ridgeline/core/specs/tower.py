@@ -1,0 +1,129 @@
+"""A tower as data: the network that turns patches of pictures into vectors, which stand in the place of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ridgeline.core.specs.model import Activation, LayerSpec, NormSpec, Product, RopeSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectorSpec:
+    """The map from a tower's patches to vectors as wide as the model: [norm →] merge x merge patches side by side
+    [→ norm] → linear → activation → linear.
+
+    merge: the patches of a square that become one vector are merge x merge. They follow each other.
+    norm: None: there is none. norm_merged: it normalizes the merged patches together.
+    hidden: the width between the two linear maps; 0: there is one map, and no activation.
+    bias: the maps have biases.
+    """
+
+    outputs: int
+    merge: int = 1
+    norm: NormSpec | None = None
+    norm_merged: bool = False
+    hidden: int = 0
+    activation: Activation = "gelu"
+    bias: bool = True
+
+    def products(self, width: int) -> list[Product]:
+        """Return the matrix products of a vector, for a tower of this width."""
+        inputs = width * self.merge**2
+        if not self.hidden:
+            return [Product(inputs, self.outputs, self.bias)]
+        return [Product(inputs, self.hidden, self.bias), Product(self.hidden, self.outputs, self.bias)]
+
+    def norm_width(self, width: int) -> int:
+        """Return the width of the norm; 0: there is none."""
+        return 0 if self.norm is None else width * (self.merge**2 if self.norm_merged else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridSpec:
+    """A learned table of positions, one for each cell of a square grid of side x side patches.
+
+    resized: views of other shapes get values between those of the grid, whose corners lie on the view's corners
+        (bilinear). Otherwise every view has the grid's own shape.
+    """
+
+    side: int
+    resized: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerSpec:
+    """A tower of layers whose patches see each other both ways, within a view or a frame of it.
+
+    width: of the layers. patch_width: the numbers of a patch (`kernels.pictures.views.Patching.width`).
+    class_token: one more vector stands before the patches of each view, and is left out behind the last layer.
+    grid: the learned positions; None: there are none.
+    rope: how queries and keys rotate by row and column; None: they do not. The first half of a head's pairs rotate by
+        the patch's row and the others by its column.
+    embed_norm: normalizes embedded patches. final_norm: behind the last layer.
+    window: patches see those in the same square of so many merged patches to a side. 0: all of their view's frame.
+    whole: the layers in which they see all of the frame nevertheless.
+    projector: the map to the model's vectors.
+    deep: layers behind which further projectors read, whose vectors are added behind the decoder's first layers
+        (DeepStack, arXiv 2406.04334). deep_projector: theirs.
+    """
+
+    width: int
+    patch_width: int
+    layers: tuple[LayerSpec, ...]
+    projector: ProjectorSpec
+    patch_bias: bool = False
+    class_token: bool = False
+    grid: GridSpec | None = None
+    rope: RopeSpec | None = None
+    embed_norm: NormSpec | None = None
+    final_norm: NormSpec | None = None
+    window: int = 0
+    whole: tuple[int, ...] = ()
+    deep: tuple[int, ...] = ()
+    deep_projector: ProjectorSpec | None = None
+
+    @property
+    def outputs(self) -> int:
+        """The numbers of a vector with those that are added behind layers."""
+        return self.projector.outputs * (1 + len(self.deep))
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table of positions."""
+        return 0 if self.grid is None else self.grid.side**2 + self.class_token
+
+    @property
+    def projectors(self) -> Iterator[ProjectorSpec]:
+        """All projectors."""
+        yield self.projector
+        for _ in self.deep:
+            assert self.deep_projector is not None
+            yield self.deep_projector
+
+    @property
+    def patch_flops(self) -> int:
+        """The floating-point operations of a patch's matrix products."""
+        each = sum(p.inputs * p.outputs for layer in self.layers for p in layer.products(self.width).values())
+        projected = sum(p.inputs * p.outputs for own in self.projectors for p in own.products(self.width))
+        return 2 * (self.patch_width * self.width + each + projected // self.projector.merge**2)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        products = [p for layer in self.layers for p in layer.products(self.width).values()]
+        products += [p for own in self.projectors for p in own.products(self.width)]
+        products.append(Product(self.patch_width, self.width, self.patch_bias))
+        total = sum(p.outputs * (p.inputs + p.bias) for p in products)
+        norms = [(layer.norm, 2 * self.width) for layer in self.layers]
+        norms += [(norm, width) for layer in self.layers for norm, width in layer.mixer.norms]
+        norms += [(norm, self.width) for norm in (self.embed_norm, self.final_norm) if norm is not None]
+        norms += [(own.norm, own.norm_width(self.width)) for own in self.projectors if own.norm is not None]
+        total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in norms)
+        return total + self.width * (self.rows + self.class_token)
+
+    def scratch(self) -> int:
+        """Return the numbers per patch that lie between two layers, at most."""
+        widest = max((max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in self.layers), default=0)
+        projected = max(3 * own.hidden // own.merge**2 + own.outputs for own in self.projectors)
+        return self.patch_width + 4 * self.width + max(widest, projected)

@@ -1,0 +1,1 @@
+"""Encoders of pictures: towers and what projects their output."""

@@ -1,0 +1,75 @@
+"""The places of patches: which rotate by them, which table rows they get, and which see each other. On the host.
+
+Legend:
+    T  patches
+    U  squares of merged patches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Grid(NamedTuple):
+    """A view's patches: frames, each of rows x columns. They lie in squares of merge x merge, each square's patches one
+    behind the other."""
+
+    frames: int
+    rows: int
+    columns: int
+
+    @property
+    def patches(self) -> int:
+        return self.frames * self.rows * self.columns
+
+
+def places(grids: Sequence[Grid], merge: int) -> np.ndarray:
+    """Return the row and the column of every patch, in their order: int64 [2, T]."""
+    return np.concatenate([_places(grid, merge) for grid in grids], axis=1)
+
+
+def _places(grid: Grid, merge: int) -> np.ndarray:
+    inner = grid.rows // merge, merge, grid.columns // merge, merge
+    found = np.indices((grid.rows, grid.columns)).reshape(2, *inner).transpose(0, 1, 3, 2, 4).reshape(2, -1)
+    return np.tile(found, grid.frames)
+
+
+def corners(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the four cells of a table of side x side positions between which each patch lies, and their weights, which
+    add up to 1: int64 and float32 [4, T]. The table's corners lie on the view's."""
+    row_T, column_T = _places(grid, merge)
+    row_T, column_T = (
+        np.linspace(0, side - 1, size, dtype=np.float32)[place_T]
+        for size, place_T in ((grid.rows, row_T), (grid.columns, column_T))
+    )
+    top_T, left_T = row_T.astype(np.int64), column_T.astype(np.int64)
+    down_T, right_T = row_T - top_T, column_T - left_T
+    bottom_T, behind_T = np.minimum(top_T + 1, side - 1), np.minimum(left_T + 1, side - 1)
+    cells = top_T * side + left_T, top_T * side + behind_T, bottom_T * side + left_T, bottom_T * side + behind_T
+    weights = (1 - down_T) * (1 - right_T), (1 - down_T) * right_T, down_T * (1 - right_T), down_T * right_T
+    return np.stack(cells), np.stack(weights)
+
+
+def frames(grids: Sequence[Grid]) -> np.ndarray:
+    """Return the number of patches of each frame, int64."""
+    return np.repeat([grid.rows * grid.columns for grid in grids], [grid.frames for grid in grids])
+
+
+def windows(grids: Sequence[Grid], merge: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of squares of merged patches in which those of a window follow each other, and the number of
+    patches of each window: int64 [U] and [windows]. Windows at the right and at the bottom may be smaller."""
+    order, counts, first = [], [], 0
+    for grid in grids:
+        rows, columns = grid.rows // merge, grid.columns // merge
+        index = first + np.arange(grid.frames * rows * columns).reshape(grid.frames, rows, columns)
+        for frame in index:
+            for top in range(0, rows, window):
+                for left in range(0, columns, window):
+                    inside = frame[top : top + window, left : left + window].reshape(-1)
+                    order.append(inside)
+                    counts.append(len(inside) * merge**2)
+        first += index.size
+    return np.concatenate(order), np.array(counts)

@@ -1,0 +1,167 @@
+"""The network that turns patches of pictures into vectors. Views of all pictures lie packed behind one another.
+
+Legend:
+    T  patches of all views, and their class tokens
+    X  numbers of a patch
+    W  width of the tower
+    M  numbers of a vector, with those that are added behind layers
+    L  vectors
+    Y  width of a head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ridgeline.core.specs.model import RopeSpec
+from ridgeline.core.specs.tower import ProjectorSpec, TowerSpec
+from ridgeline.kernels.attention.packed.op import PackedRows
+from ridgeline.layers.build import Build
+from ridgeline.layers.encoder.grids import Grid, corners, frames, places, windows
+from ridgeline.layers.encoder.packed import PackedViews
+from ridgeline.layers.layer import Layer
+from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
+from ridgeline.layers.rotary import inverse_frequencies
+from ridgeline.parallel.axis import ALONE
+from ridgeline.parallel.mesh import Mesh
+
+
+class Projector(nn.Module):
+    """The map of a `ProjectorSpec`."""
+
+    def __init__(self, spec: ProjectorSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.spec, self.ops = spec, build.ops
+        self.norm = None if spec.norm is None else Norm(spec.norm, spec.norm_width(width), build)
+        inputs = width * spec.merge**2
+        self.up = Linear(inputs, (spec.hidden,), spec.bias, build.within("up")) if spec.hidden else None
+        self.down = Linear(spec.hidden or inputs, (spec.outputs,), spec.bias, build.within("down"))
+
+    def forward(self, x_TW: Tensor) -> Tensor:
+        """Return [L, M] of patches [T, W], of which the ones that are merged follow each other."""
+        merged = self.spec.merge**2 * x_TW.shape[1]
+        if self.norm is not None and not self.spec.norm_merged:
+            x_TW = self.norm(x_TW)[0]
+        x = x_TW.reshape(-1, merged)
+        if self.norm is not None and self.spec.norm_merged:
+            x = self.norm(x)[0]
+        if self.up is not None:
+            x = self.ops.activation(self.up(x), self.spec.activation)
+        return self.down(x)
+
+
+class Tower(nn.Module):
+    """A tower with its projectors, whole on every rank. Its parameters are uninitialised."""
+
+    def __init__(self, spec: TowerSpec, build: Build) -> None:
+        super().__init__()
+        build = replace(build, mesh=Mesh(), sums=ALONE, pending=ALONE, below=False, _rotaries={}, _shared={})
+        self.spec, self.ops, self.dtype = spec, build.ops, build.dtype
+        self.patch = Linear(spec.patch_width, (spec.width,), spec.patch_bias, build.within("patch"))
+        self.class_token = build.parameter(spec.width) if spec.class_token else None
+        self.positions = build.parameter(spec.rows, spec.width) if spec.grid is not None else None
+        self.embed_norm = None if spec.embed_norm is None else Norm(spec.embed_norm, spec.width, build)
+        self.layers = nn.ModuleList(
+            Layer(layer, spec.width, build.within(f"layers.{n}")) for n, layer in enumerate(spec.layers)
+        )
+        self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, spec.width, build)
+        self.projector = Projector(spec.projector, spec.width, build.within("projector"))
+        deep = [] if spec.deep_projector is None else [spec.deep_projector] * len(spec.deep)
+        self.deep = nn.ModuleList(
+            Projector(own, spec.width, build.within(f"deep.{n}")) for n, own in enumerate(deep)
+        )
+        self._rotary = None if spec.rope is None else build.rotary(spec.rope)
+
+    def forward(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Return the vectors of views with these patches: [L, M]."""
+        spec, merge = self.spec, self.spec.projector.merge
+        x_TW = self._embedded(patches_TX, grids)
+        whole = PackedViews(self.ops, PackedRows.of(frames(grids) + spec.class_token))
+        near, back_U = whole, None
+        if spec.window:
+            order_U, counts = windows(grids, merge, spec.window)
+            near = PackedViews(self.ops, PackedRows.of(counts))
+            x_TW = _in_order(x_TW, order_U, merge)
+            back_U = np.argsort(order_U)
+        positions_T = torch.arange(len(x_TW), device=x_TW.device)
+        if self._rotary is not None and spec.rope is not None:
+            angles_TY = _angles(spec.rope, places(grids, merge), x_TW.device)
+            self._rotary.cos_sin_ZY = angles_TY if back_U is None else _in_order(angles_TY, order_U, merge)
+        residual_TW, deep = None, []
+        for index, layer in enumerate(self.layers):
+            state = whole if index in spec.whole or not spec.window else near
+            x_TW, residual_TW = layer(x_TW, residual_TW, positions_T, state, None)
+            if index in spec.deep:
+                x_TW, residual_TW = _summed(x_TW, residual_TW), None
+                deep.append(self.deep[spec.deep.index(index)](x_TW))
+        if self.final_norm is not None:
+            x_TW = self.final_norm(x_TW, residual_TW)[0]
+        else:
+            x_TW = _summed(x_TW, residual_TW)
+        if spec.class_token:
+            x_TW = x_TW[torch.from_numpy(self._patch_rows(grids)).to(x_TW.device)]
+        found_LM = torch.cat([self.projector(x_TW), *deep], dim=1)
+        return found_LM if back_U is None else found_LM[torch.from_numpy(back_U).to(x_TW.device)]
+
+    def _embedded(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Return the input of the first layer: [T, W], class tokens included."""
+        x_TW = self.patch(patches_TX.to(self.dtype))
+        if self.class_token is not None:
+            with_class_TW = self.class_token.expand(len(x_TW) + len(grids), -1).clone()
+            with_class_TW[torch.from_numpy(self._patch_rows(grids)).to(x_TW.device)] = x_TW
+            x_TW = with_class_TW
+        if self.positions is not None:
+            x_TW = x_TW + self._learned(grids)
+        return x_TW if self.embed_norm is None else self.embed_norm(x_TW)[0]
+
+    def _learned(self, grids: Sequence[Grid]) -> Tensor:
+        """Return the learned positions of all patches: [T, W]."""
+        assert self.positions is not None
+        assert self.spec.grid is not None
+        if not self.spec.grid.resized:
+            return self.positions.repeat(len(grids), 1)
+        own = []
+        for grid in grids:
+            cells, weights = corners(Grid(1, grid.rows, grid.columns), self.spec.projector.merge, self.spec.grid.side)
+            cells_4T = torch.from_numpy(cells).to(self.positions.device)
+            weights_4T = torch.from_numpy(weights).to(self.positions.device)
+            each_TW = (self.positions[cells_4T].float() * weights_4T[..., None]).sum(0).to(self.dtype)
+            own.append(each_TW.repeat(grid.frames, 1))
+        return torch.cat(own)
+
+    @staticmethod
+    def _patch_rows(grids: Sequence[Grid]) -> np.ndarray:
+        """Return the rows of patches where each view begins with a class token, int64 [T]."""
+        counts = [grid.patches for grid in grids]
+        return np.arange(sum(counts)) + np.repeat(np.arange(1, len(counts) + 1), counts)
+
+
+def _summed(x_TW: Tensor, residual_TW: Tensor | None) -> Tensor:
+    return x_TW if residual_TW is None else x_TW + residual_TW
+
+
+def _in_order(x_TW: Tensor, order_U: np.ndarray, merge: int) -> Tensor:
+    """Return rows with their squares of merge x merge in this order."""
+    squares = x_TW.unflatten(0, (-1, merge**2))
+    return squares[torch.from_numpy(order_U).to(x_TW.device)].flatten(0, 1)
+
+
+@lru_cache(8)
+def _frequencies(spec: RopeSpec) -> Tensor:
+    """Return the radians per row, and per column, of half of the pairs."""
+    return inverse_frequencies(replace(spec, rotary_dim=spec.rotary_dim // 2), 1)[0]
+
+
+def _angles(spec: RopeSpec, places_2T: np.ndarray, device: torch.device) -> Tensor:
+    """Return the cosines of each patch's angles, then their sines: float32 [T, Y]. Half of the angles are those of the
+    row, the others those of the column."""
+    turns_2T1 = torch.from_numpy(places_2T.astype(np.float32))[..., None]
+    angles_Ty = (turns_2T1 * _frequencies(spec)).transpose(0, 1).flatten(1)
+    return torch.cat((angles_Ty.cos(), angles_Ty.sin()), dim=1).to(device)
