@@ -24,10 +24,12 @@ from ridgeline.core.settings.vllm_flags import of_keywords
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.timeline import Timeline, now
 from ridgeline.kernels.base.cost import Headroom
+from ridgeline.media.layout import Processor
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.adapters import LoRARequest, OfflineAdapters, listed_adapters
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TextPrompt, TokensPrompt
+from ridgeline.offline.media import with_items
 from ridgeline.offline.pooling import Pooled, PoolingRuns, outputs, reranked, scored_output, with_options
 from ridgeline.offline.running import RunningJobs
 from ridgeline.progress import LoadingBar
@@ -35,6 +37,7 @@ from ridgeline.text.arguments import listed_params, listed_priorities, listed_pr
 from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.continuations import continued, listed_continuations, score_of, scoring_params
+from ridgeline.text.media_prompt import MediaPrompt, prompt_with
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.text.pooled import (
     ClassificationOutput,
@@ -108,7 +111,7 @@ class LLM:
             decoder_start=model_config.spec.decoder_start,
         )
         self._tokenizer = tokenizer
-        self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed)
+        self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed, self._processor(tokenizer))
         self._running = RunningJobs(self.engine)
         self._adapters = OfflineAdapters(self.assembly.worker)
         self._pooling = self._pooling_runs(model_config.spec.pooling)
@@ -321,6 +324,10 @@ class LLM:
         prompts = [self.chat_prompt(conversation, **options) for conversation in (messages if many else [messages])]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
 
+    def _processor(self, tokenizer: Tokenizer | None) -> Processor | None:
+        """Return the processor of pictures, for a model that sees them."""
+        return None
+
     def chat_prompt(
         self,
         messages: Sequence[Any],
@@ -328,11 +335,23 @@ class LLM:
         chat_template: str | None = None,
         continue_final_message: bool = False,
         **options: Any,
-    ) -> TokensPrompt:
+    ) -> TokensPrompt | MediaPrompt:
         """Return a conversation as the prompt that the model was trained to continue."""
         if self._chat_template is None:
             raise InvalidRequest("chat needs the tokenizer; build LLM without skip_tokenizer_init.", param="messages")
         template = self._chat_template if chat_template is None else self._chat_template.with_source(chat_template)
+        messages, items = with_items(messages)
+        if items:
+            processor = self._jobs.needed_processor
+            return prompt_with(
+                template,
+                self.get_tokenizer(),
+                processor,
+                messages,
+                items,
+                open_ended=continue_final_message,
+                **options,
+            )
         rendered = template.render_open if continue_final_message else template.render
         text = rendered(messages, **options)
         return {"prompt_token_ids": self.get_tokenizer().encode(text, add_special_tokens=False)}

@@ -45,6 +45,7 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.bus import bus_rate
+from ridgeline.perf.footprint import active_parameters
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.streamed import StreamedCost
@@ -55,6 +56,7 @@ from ridgeline.worker.early import Early
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
 from ridgeline.worker.memory import MemoryReport, host_memory
+from ridgeline.worker.pictures import patches_at_once, vectors_kept
 
 if TYPE_CHECKING:
     from ridgeline.ranks.leader import Group
@@ -173,6 +175,7 @@ def _assemble(
         on_gpu,
         spec.encoder,
         spec.output_rules,
+        model=spec,
     )
     if (host := worker.runner.host) is not None:
         wiring = wiring._replace(host_tier=_host_tier(config, memory, host.bytes_per_second()))
@@ -221,6 +224,11 @@ def _assemble_group(
     if described.spec.encoder is not None:
         raise InvalidConfig(
             f"a model with an encoder runs on one device yet; leave {' and '.join(config.divided_by)} out."
+        )
+    if described.spec.tower is not None and config.divided_by != ["tensor_parallel_size"]:
+        raise InvalidConfig(
+            f"a model that sees pictures divides its matrices alone yet (tensor_parallel_size); leave "
+            f"{' and '.join(name for name in config.divided_by if name != 'tensor_parallel_size')} out."
         )
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
     if config.all2all_backend == "peer" and device.type != "cuda":
@@ -312,6 +320,7 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         interactive,
         on_gpu=device.type == "cuda",
         host_tier=_host_tier(config, memory, _bus(facts.device_name, device)),
+        model=model.spec,
     )
     if isinstance(group, Apart):
         each, ranks = [_engine(config, seat, wiring) for seat in group.seats], [[seat.rank] for seat in group.seats]
@@ -438,6 +447,7 @@ class Wiring(NamedTuple):
     encoder: ModelSpec | None = None
     output_rules: OutputRules = NO_RULES
     host_tier: HostTierSettings | None = None
+    model: ModelSpec | None = None
 
 
 def _host_tier(config: LLMConfig, memory: MemoryReport, bytes_per_second: float) -> HostTierSettings | None:
@@ -450,6 +460,19 @@ def _host_tier(config: LLMConfig, memory: MemoryReport, bytes_per_second: float)
         bytes_per_second=bytes_per_second,
         staging_bytes=staging_bytes(layout.groups, layout.dtype, memory.sizes.max_tokens),
     )
+
+
+def _pictures(wiring: Wiring) -> dict[str, Any]:
+    """Return the facts that an engine needs of a tower."""
+    if wiring.model is None or wiring.model.tower is None:
+        return {}
+    tower, sizes = wiring.model.tower, wiring.memory.sizes
+    flops = 2 * (active_parameters(wiring.model) - tower.parameters)
+    return {
+        "vectors_kept": vectors_kept(sizes),
+        "patch_cost": tower.patch_flops / flops,
+        "most_patches": patches_at_once(sizes, tower),
+    }
 
 
 def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
@@ -472,6 +495,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         cascade=wiring.cascade,
         pools=wiring.pools,
         encodes=encodes,
+        **_pictures(wiring),
         num_drafts=config.num_drafts,
         draft_depth=config.draft_depth,
         drafted_ahead=config.drafted_ahead,

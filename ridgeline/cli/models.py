@@ -65,6 +65,7 @@ def describe(model: str, model_impl: str = "auto") -> dict[str, object]:
         "layers": len(spec.layers),
         "hidden size": spec.hidden_size,
         **describe_mixers(spec, attentions, config.dtype),
+        **describe_tower(spec),
         "vocabulary": spec.vocab_size,
         "context": spec.max_position_embeddings,
         "KV bytes per token": sum(
@@ -73,6 +74,17 @@ def describe(model: str, model_impl: str = "auto") -> dict[str, object]:
         "windows": sorted({each.window for each in attentions if each.window is not None}),
         **({"chunks": chunks} if (chunks := sorted({each.chunk for each in attentions if each.chunk})) else {}),
         "end-of-sequence ids": list(config.eos_token_ids),
+    }
+
+
+def describe_tower(spec: ModelSpec) -> dict[str, object]:
+    """Return the facts of the tower that sees pictures; empty for a model without one."""
+    if (tower := spec.tower) is None:
+        return {}
+    per_vector = tower.projector.merge**2
+    return {
+        "tower": f"{len(tower.layers)} layers, {tower.width} wide, {tower.parameters:,} parameters",
+        "patches of a vector": per_vector,
     }
 
 

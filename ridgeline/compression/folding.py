@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from ridgeline.compression.modules import Matrix
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.layers.attention import Attention
-from ridgeline.layers.decoder import Layer
 from ridgeline.layers.experts import Experts
 from ridgeline.layers.gated_delta import GatedDelta
+from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import MLP, GatedMLP
 from ridgeline.layers.norm import Norm

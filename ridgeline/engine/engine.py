@@ -240,6 +240,7 @@ class Engine:
     def forget_prefixes(self) -> None:
         """Let no later request find anything in the prefix cache. Those that run keep what they have found."""
         self.scheduler.cache.forget_prefixes()
+        self.scheduler.pictures.forget()
         self._tell()
 
     def sleep(self) -> None:
@@ -377,6 +378,7 @@ class Engine:
             self._check_embeds(request, request.embeds)
         if request.inserted:
             check_inserted(request)
+            self._check_pictures(request)
         companion = request.companion()
         members = [request] if companion is None else [request, companion]
         if companion is not None:
@@ -417,6 +419,22 @@ class Engine:
                 f"{name} are {total} tokens, more than the KV cache can ever hold; lower max_tokens or give the cache "
                 f"more memory (kv_cache_memory).",
                 param="max_tokens",
+            )
+
+    def _check_pictures(self, request: Request) -> None:
+        """Raise InvalidRequest for pictures that the model, or a step, has no place for."""
+        for shown in (each.shown for each in request.inserted if each.shown is not None):
+            if not self.config.vectors_kept:
+                raise InvalidRequest("this model sees no pictures; leave them out.", param="multi_modal_data")
+            if shown.patches > self.config.most_patches:
+                raise InvalidRequest(
+                    f"a picture has {shown.patches} patches, and a step has room for {self.config.most_patches}; make "
+                    "it smaller, or raise max_num_batched_tokens.",
+                    param="multi_modal_data",
+                )
+        if request.params.guidance_scale != 1 and request.inserted:
+            raise InvalidRequest(
+                "guidance_scale is not for prompts with pictures; leave it out.", param="guidance_scale"
             )
 
     def _check_encoded(self, request: Request) -> None:

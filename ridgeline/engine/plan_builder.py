@@ -116,6 +116,7 @@ class PlanBuilder:
         self._inserted: list[tuple[Inserted, ...]] = []
         self._encoded: list[tuple[int, ...]] = []
         self.encoded_tokens = 0  # of the encoder inputs that rows bring
+        self.seen_tokens = 0  # those that cost as much as the pictures that the plan brings to the tower
         self.loads = 0  # the number of the last load from the host's memory that rows wait for
 
     @property

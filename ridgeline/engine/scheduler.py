@@ -40,6 +40,7 @@ from ridgeline.engine.figures import Figures
 from ridgeline.engine.itl import ItlBound
 from ridgeline.engine.masked_drafts import drafted
 from ridgeline.engine.pace import Pace
+from ridgeline.engine.pictures import HeldVectors
 from ridgeline.engine.plan_builder import InFlight, PlanBuilder
 from ridgeline.engine.policy import POLICIES, Policy
 from ridgeline.engine.policy.base import Terms
@@ -98,6 +99,7 @@ class Scheduler:
         self._looked = NOTHING
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model, encodes=bool(config.encodes))
+        self.pictures = HeldVectors(config.vectors_kept, config.patch_cost)
         self._longest_chunk = config.long_prefill_token_threshold
         self._most_partial, self._most_long = config.max_num_partial_prefills, config.max_long_partial_prefills
         self._long = config.long_prefill_token_threshold or int(LONG * config.max_model_len)
@@ -412,7 +414,7 @@ class Scheduler:
         for requests that decode in the background, because no client waits for their tokens.
         """
         start = int(self.slots.kv_len[seq.slot]) if seq.slot != NO_SLOT else 0
-        spent = builder.encoded_tokens + sum(end - start for _, start, end in builder.chunks)
+        spent = builder.encoded_tokens + builder.seen_tokens + sum(end - start for _, start, end in builder.chunks)
         wanted = len(seq.tokens) - start if not spent and self._is_alone(seq) else None
         lengths_R = self.slots.kv_len[builder.columns]
         builder.budget = self._itl.prompt_tokens(lengths_R, start, builder.budget + spent, wanted) - spent
@@ -506,14 +508,14 @@ class Scheduler:
             budget = min(budget, max(most, len(seq.members)))  # whose last tokens run together
         smaller = [sure] if self.cache.tables.windowed and budget > sure else []
         for most in (budget, *smaller):  # admission made room for no more beside a window
-            chunks = self._chunks(seq.members, most)
+            chunks = self._chunks(builder, seq.members, most)
             if chunks and all(self._extend(member, count, known=True) for member, count in chunks):
                 for member, count in chunks:
                     self._add_row(builder, member, count)
                 return True
         return False
 
-    def _chunks(self, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
+    def _chunks(self, builder: PlanBuilder, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
         """Return the sequences whose tokens come next, with the number of tokens of each. Two keep their last tokens
         until both can have theirs. A prompt that runs whole waits for a step that has room for it."""
         starts = [int(self.slots.kv_len[member.slot]) for member in members]
@@ -524,7 +526,10 @@ class Scheduler:
         for member, start, end in zip(members, starts, ends, strict=True):
             if member.request.whole and end - start > budget:
                 return []
-            count = self.cache.chunk_end(member, start, min(end, start + budget)) - start
+            stop = min(end, start + budget)
+            if member.inserted:
+                stop = self.pictures.end(member.inserted, start, stop, builder)
+            count = self.cache.chunk_end(member, start, stop) - start
             budget -= count
             if count:
                 chunks.append((member, count))
@@ -537,7 +542,7 @@ class Scheduler:
         end = start + num_tokens
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
-        inserted = parts_between(seq.inserted, start, end) if seq.inserted else ()
+        inserted = self.pictures.placed(parts_between(seq.inserted, start, end), builder) if seq.inserted else ()
         ids, encoded = np.array(seq.tokens[start:end], np.int32), () if start else seq.request.encoder_ids
         builder.add(seq, end - start, int(complete), ids, inserted, encoded)
         seq.loads = 0
@@ -583,6 +588,7 @@ class Scheduler:
             copies=copies,
             moves=moves,
             adapters=tuple(self.running.adapters.placed),
+            forgets=self.pictures.forgotten() if self.pictures.due else (),
             reset=self._recovery.reset,
             expected=self.running.expected(seqs, rows, self.in_flight) if self.config.debug_checks else None,
             drafts=self.running.drafting is not None and self.running.drafts_pay,
@@ -668,6 +674,7 @@ class Scheduler:
         flight. The disk is not forgotten: the weights stay."""
         self._preempt_all(Preemption.SLEEP)
         self.cache.forget_prefixes(on_disk=False)
+        self.pictures.forget()
         if self.cache.tier is not None:
             self.cache.tier.leave_device()
 
@@ -729,6 +736,7 @@ class Scheduler:
             self.cache.tier.undo()
         self._preempt_all(Preemption.RECOVERY)
         self.running.deltas.clear()
+        self.pictures.forget()
         self.running.adapters.forget()
         self._retired = self._plan_id
         return True

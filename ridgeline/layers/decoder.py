@@ -21,8 +21,8 @@ from ridgeline.core.specs.model import ModelSpec, lender_of
 from ridgeline.core.specs.pooling import SECOND_TEXT
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
-from ridgeline.layers.encoder.tower import Tower
 from ridgeline.layers.embedding import Embedding, SinePositions
+from ridgeline.layers.encoder.tower import Tower
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.head import Head

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from ridgeline.core.specs.draft_head import DraftBlockSpec, MarkovSpec
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.build import Build
-from ridgeline.layers.decoder import Decoder, Hidden, Layer, LayerStates
+from ridgeline.layers.decoder import Decoder, Hidden, LayerStates
 from ridgeline.layers.draft_head import TargetsHead
+from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.quantization.scheme import everywhere, scheme

@@ -23,8 +23,9 @@ from ridgeline.core.specs.model import LayerSpec, NormSpec
 from ridgeline.layers import kinds
 from ridgeline.layers.attention import Attends, Attention
 from ridgeline.layers.build import Build
-from ridgeline.layers.decoder import Decoder, Hidden, Layer, LayerStates
+from ridgeline.layers.decoder import Decoder, Hidden, LayerStates
 from ridgeline.layers.experts import Experts, ExpertStack
+from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.parallel.axis import ALONE, Axis

@@ -14,7 +14,8 @@ from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelS
 from ridgeline.kernels.step.persistent.shape import DenseShape
 from ridgeline.kernels.step.persistent.tensors import LayerWeights, StepWeights
 from ridgeline.layers.attention import Attention
-from ridgeline.layers.decoder import Decoder, Layer
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import GatedMLP
 

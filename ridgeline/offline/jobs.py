@@ -10,12 +10,15 @@ from typing import Any, NotRequired, TypedDict
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
-from ridgeline.core.plan.embeds import PLACEHOLDER
+from ridgeline.core.plan.embeds import PLACEHOLDER, Inserted
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.engine.protocol import RunsRequests
+from ridgeline.media.layout import Processor
 from ridgeline.offline.embeds import embeds_of
+from ridgeline.offline.media import items_of
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.completion import Completion
+from ridgeline.text.media_prompt import MediaPrompt, expanded, expanded_ids
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests, with_spelled_words
 from ridgeline.text.tokenizer import Tokenizer
@@ -32,13 +35,19 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. It may have a `cache_salt` of its own."""
+    """A prompt as text. It may have a `cache_salt` of its own.
+
+    multi_modal_data: {"image": one picture or a list of them}, each a PIL image, an array [height, width, 3] of uint8,
+        or a `media.items.Picture`. The prompt has the model's marker in the place of each.
+    """
 
     prompt: str
+    multi_modal_data: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]
 
 
@@ -50,8 +59,8 @@ class EncoderDecoderPrompt(TypedDict):
     decoder_prompt: NotRequired[str | TextPrompt | TokensPrompt | None]
 
 
-KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
-Prompt = str | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
+KEYS = {"multi_modal_data", "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
+Prompt = str | MediaPrompt | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -82,10 +91,18 @@ class Job:
 
 class JobMaker:
     """A maker of jobs, which numbers them. `seed` is used for prompts that bring none. Without a tokenizer prompts are
-    token ids."""
+    token ids. processor: of a model that sees pictures."""
 
-    def __init__(self, engine: RunsRequests, tokenizer: Tokenizer | None, limits: RequestLimits, seed: int) -> None:
+    def __init__(
+        self,
+        engine: RunsRequests,
+        tokenizer: Tokenizer | None,
+        limits: RequestLimits,
+        seed: int,
+        processor: Processor | None = None,
+    ) -> None:
         self._engine, self._tokenizer, self.limits, self._seed = engine, tokenizer, limits, seed
+        self.processor = processor
         self.count = 0  # the number of the newest job
         self._numbers = count(1)  # which threads may draw at the same time
 
@@ -108,7 +125,15 @@ class JobMaker:
         if not isinstance(cache_salt, str):
             raise InvalidRequest(f"cache_salt must be a string, got {short(cache_salt)}.", param="cache_salt")
         embeds = embeds_of(asked["prompt_embeds"]) if "prompt_embeds" in asked else None
-        text, ids = self.encode(prompt) if embeds is None else (None, [PLACEHOLDER] * len(embeds))
+        inserted: tuple[Inserted, ...] = ()
+        if embeds is not None:
+            text, ids = None, [PLACEHOLDER] * len(embeds)
+        elif isinstance(prompt, MediaPrompt):
+            text, ids, inserted = prompt
+        elif asked.get("multi_modal_data"):
+            text, ids, inserted = self._with_media(asked)
+        else:
+            text, ids = self.encode(prompt)
         if self._tokenizer is None and params.stop_strings:
             raise InvalidRequest("stop strings need the tokenizer; use stop_token_ids.", param="stop")
         if params.stop_strings and not params.detokenize:
@@ -123,6 +148,7 @@ class JobMaker:
             priority=priority,
             cache_salt=cache_salt,
             embeds=embeds,
+            inserted=inserted,
         )
         requests = requests if adapter is None else list(map(adapter.of, requests))
         for request in requests:
@@ -157,6 +183,27 @@ class JobMaker:
         if tuple(ids) == start:
             return encoder, self.limits
         return encoder, replace(self.limits, decoder_start=tuple(ids) if ids[0] in start else (*start, *ids))
+
+    def _with_media(self, prompt: Mapping[str, Any]) -> MediaPrompt:
+        """Return a prompt with pictures. Raise InvalidRequest."""
+        processor, tokenizer = self.needed_processor, self.tokenizer
+        ids = prompt.get("prompt_token_ids")
+        items = items_of(prompt["multi_modal_data"])
+        if ids is not None:
+            return expanded_ids(integers(ids), tokenizer, processor, items)
+        text = prompt.get("prompt")
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f"a prompt with multi_modal_data has prompt or prompt_token_ids, got {short(text)}.", param="prompt"
+            )
+        return expanded(text, tokenizer, processor, items)
+
+    @property
+    def needed_processor(self) -> Processor:
+        """The processor. Raise InvalidRequest if the model sees no pictures."""
+        if self.processor is None:
+            raise InvalidRequest("this model sees no pictures; leave them out.", param="multi_modal_data")
+        return self.processor
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
         """Return a prompt's text, if it has one, and its token ids. Raise InvalidRequest."""

@@ -96,6 +96,7 @@ class SentPlan(Message, frozen=True, tag="plan"):
     drafts: bool
     moves: Moves | None
     adapters: tuple[PlacedAdapter, ...] = ()
+    forgets: tuple[str, ...] = ()
 
 
 class Round(Message, frozen=True, tag="round"):
@@ -296,7 +297,7 @@ class PlanSender:
         expected = None if plan.expected is None else dict(plan.expected)
         deltas = tuple(map(_sent_delta, plan.deltas))
         whole = plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected, plan.after, plan.drafts
-        return SentPlan(plan.id, part, rows, *whole, plan.moves, plan.adapters)
+        return SentPlan(plan.id, part, rows, *whole, plan.moves, plan.adapters, plan.forgets)
 
 
 class PlanReceiver:
@@ -321,6 +322,7 @@ class PlanReceiver:
             drafts=sent.drafts,
             moves=sent.moves,
             adapters=sent.adapters,
+            forgets=sent.forgets,
         )
 
 

@@ -111,6 +111,7 @@ class Dealer:
             copies=() if index else plan.copies,
             moves=None if index else plan.moves,
             adapters=() if index else plan.adapters,
+            forgets=() if index else plan.forgets,
             reset=plan.reset and not index,
             expected=_expected_of(plan, cut),
             after=self._after(plan, rows, first=not index),

@@ -21,6 +21,7 @@ SECONDS = 6.0  # the sandbox itself gives up after 5 s and says so
 # A template that asks for a content that is none: DeepSeek's first ones write calls there alone
 TESTS_NONE = re.compile(r"""content(?:['"]\])?\s*(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE)
 MARK = "\ue000the text goes on from here\ue001 "  # no conversation has it, and no template takes it apart
+MEDIA = ("image", "video", "audio")  # the parts of messages that stand for items beside the text
 MOST = 3  # children at once
 MEMORY = 512 << 20  # bytes; an ordinary conversation takes a few thousand
 
@@ -221,6 +222,8 @@ def _check_content(where: str, message: Message) -> None:
             f"{where} must be a string or a list of text parts, got {short(content)}.", param="messages"
         )
     for part in content:
+        if isinstance(part, Mapping) and part.keys() == {"type"} and part["type"] in MEDIA:
+            continue
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             wanted = "{'type': 'text', 'text': '…'}"
             raise InvalidRequest(f"{where} may hold only parts like {wanted}, got {short(part)}.", param="messages")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.embeds import Embeds, Inserted
 from ridgeline.core.plan.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams
 from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
@@ -42,10 +42,12 @@ def make_requests(
     priority: int = 0,
     cache_salt: str = "",
     embeds: Embeds | None = None,
+    inserted: tuple[Inserted, ...] = (),
 ) -> list[Request]:
     """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
-    `seed` is used if the parameters name none. Raise InvalidRequest if the parameters do not fit this model.
+    `seed` is used if the parameters name none. inserted: what stands in the place of some of the prompt's tokens. Raise
+    InvalidRequest if the parameters do not fit this model.
     """
     if embeds is not None:
         check_width(embeds.width, limits)
@@ -60,6 +62,8 @@ def make_requests(
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     _check_reported(params, len(prompt_token_ids), max_tokens)
     base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, but seeds do not
+    # Tenants share no vectors, as they share no blocks
+    own = tuple(replace(each, name=f"{cache_salt}/{each.name}") if each.name else each for each in inserted)
     prompt, stop_ids = tuple(prompt_token_ids), frozenset(params.stop_token_ids or ())
     return [
         Request(
@@ -73,6 +77,7 @@ def make_requests(
             priority=priority,
             cache_salt=cache_salt,
             embeds=embeds,
+            inserted=own,
             encoder_ids=encoder_ids,
         )
         for i in range(params.num_drawn)

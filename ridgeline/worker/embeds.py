@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.layers.decoder import GivenRows
+from ridgeline.layers.decoder import Decoder, GivenRows
+from ridgeline.worker.pictures import Pictures
 from ridgeline.worker.step import PlannedStep, StepPart
 from ridgeline.worker.upload import upload
 
@@ -26,15 +27,20 @@ class InsertedVectors(StepPart):
     stored: [L, M] by name, on the device, as an encoder leaves them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.stored: dict[str, Tensor] = {}
         self._device = device
+        self._pictures = None if decoder.tower is None else Pictures(decoder.tower, device)
 
     def prepare(self, step: PlannedStep) -> None:
         """Find the vectors that the plan's spans bring or name, and the places of their tokens in the step."""
+        for name in step.plan.forgets:
+            self.stored.pop(name, None)
         given = [(span.row, each) for span in step.plan.spans for each in span.inserted]
         if not given:
             return
+        if self._pictures is not None:
+            self._pictures.encode({each.name: each.shown for _, each in given if each.shown is not None}, self.stored)
         rows = step.plan.rows
         start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
         places = [start_R[row] + np.arange(each.start, each.end) for row, each in given]

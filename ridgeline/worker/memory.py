@@ -21,6 +21,7 @@ from ridgeline.perf.activations import Activations, DraftActivations
 from ridgeline.perf.footprint import parameters
 from ridgeline.worker.host_memory import Staging
 from ridgeline.worker.moving import MovedExperts
+from ridgeline.worker.pictures import TowerMemory
 from ridgeline.worker.speculation.methods import DraftTables
 from ridgeline.worker.state.context import BroughtKeys
 
@@ -183,6 +184,8 @@ def parts_of(
     parts: list[Reserves] = [Activations(model), BroughtKeys(), ToldStates(with_draft(model, draft).cache_groups)]
     if model.encoder is not None:
         parts.append(Activations(model.encoder))
+    if model.tower is not None:
+        parts.append(TowerMemory(model.tower))
     if draft is not None:
         parts.append(DraftActivations(draft, draft_reads))
     if config.speculation is not None:

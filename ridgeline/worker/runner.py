@@ -78,7 +78,7 @@ class Runner:
             sizes = {"max_model_len": max_model_len, "block_size": layout.block_size}
             self.proposer = proposer_of(drafts, decoder, self.slots, **sizes)
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
-        self.mover, self.inserted = Mover(decoder), InsertedVectors(self.device)
+        self.mover, self.inserted = Mover(decoder), InsertedVectors(decoder, self.device)
         self.relay = Relay(decoder.mesh.pp, self.slots, decoder.ops)
         self.segments = Segments(decoder, layout, self.slots, self.relay, divide_from, sleep, self.proposer)
         self.rest = DeviceSleep(self.segments.states.memory.bytes, sleep)

@@ -26,7 +26,8 @@ from ridgeline.compression.predictions import TokenCosts, logprobs
 from ridgeline.compression.quantize import open_decoder, quantized
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.layers.decoder import Decoder, Layer
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.layer import Layer
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.command import run_here

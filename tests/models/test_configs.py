@@ -24,7 +24,7 @@ from ridgeline.models.experts import COUNTS
 from ridgeline.training.linear import GLA_CONFIG, RETNET_CONFIG
 from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import tiny_models
-from tests.models import encoder_decoder_configs, pooled_configs
+from tests.models import encoder_decoder_configs, pooled_configs, vision_configs
 from tests.models.latent_configs import LATENT
 from tests.models.latent_llamas import LATENT_LLAMAS
 from tests.models.near_configs import (
@@ -1538,7 +1538,14 @@ def test_minimax_rotates_as_many_dimensions_as_it_says() -> None:
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_every_registered_architecture_loads_under_its_own_name(name: str) -> None:
-    known = (*PUBLISHED.values(), *OUR_OWN, *OF_TOKENS, *POOLED.values(), *encoder_decoder_configs.EVERY)
+    known = (
+        *PUBLISHED.values(),
+        *OUR_OWN,
+        *OF_TOKENS,
+        *POOLED.values(),
+        *encoder_decoder_configs.EVERY,
+        *vision_configs.EVERY,
+    )
     config = next(config for config in known if config["architectures"] == [name])
     assert ARCHITECTURES[name].spec(config).architecture == name
 

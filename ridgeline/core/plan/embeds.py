@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.plan.pictures import Shown
 from ridgeline.core.specs.model import ModelSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -50,6 +51,9 @@ class Inserted:
     key: 16 bytes that stand for the vectors in prefix hashes, such as a hash of the picture. Empty: the request neither
         takes from the prefix cache nor leaves anything there.
     embeds: the vectors; None: the worker holds them under `name`, from number `first` on.
+    shown: what a tower makes them of. In a plan it is there only if the worker does not hold them yet.
+    grid: frames, rows and columns of these vectors, by which their positions have three axes; None: positions count.
+    interval: how far apart two of the frames are on the first axis.
     """
 
     start: int
@@ -58,6 +62,9 @@ class Inserted:
     embeds: Embeds | None = None
     name: str = ""
     first: int = 0
+    shown: Shown | None = None
+    grid: tuple[int, int, int] | None = None
+    interval: float = 1.0
 
     @property
     def end(self) -> int:
@@ -79,7 +86,7 @@ class Inserted:
 
     def identity(self, position: int) -> int:
         """Return the number that stands for the placeholder at a position: no token has it."""
-        return (int.from_bytes(self.key, "little") << 32 | position - self.start) << 32
+        return (int.from_bytes(self.key, "little") << 32 | self.first + position - self.start) << 32
 
 
 def parts_between(inserted: Iterable[Inserted], start: int, end: int) -> tuple[Inserted, ...]:

@@ -223,6 +223,7 @@ class StepPlan:
     drafts: False if the next step should verify none, by what is known so far.
     moves: None: no blocks move between the device and the host's memory.
     adapters: those that get a place on the device, in this order. A later one may take an earlier one's place.
+    forgets: names of vectors that the worker holds no longer. No row needs them.
     """
 
     id: int
@@ -237,6 +238,7 @@ class StepPlan:
     drafts: bool = True
     moves: Moves | None = None
     adapters: tuple[PlacedAdapter, ...] = ()
+    forgets: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:

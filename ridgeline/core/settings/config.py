@@ -84,6 +84,10 @@ class EngineConfig:
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
     encodes: the most tokens of an encoder input; 0: the model has no encoder.
+    vectors_kept: how many vectors of pictures the worker holds at most, beside those that the newest plan uses; 0: the
+        model sees no pictures.
+    patch_cost: the tokens that cost as much as one patch of a picture.
+    most_patches: the patches of the largest picture.
     num_drafts: how many drafts of a request's next tokens a step verifies at most.
     draft_depth: how many of these can be right at most, if they form a tree, of which rows verify all or nothing. None:
         they form a chain.
@@ -114,6 +118,9 @@ class EngineConfig:
     cascade: bool = False
     pools: bool = False
     encodes: int = 0
+    vectors_kept: int = 0
+    patch_cost: float = 0.0
+    most_patches: int = 0
     num_drafts: int = 0
     draft_depth: int | None = None
     drafted_ahead: int = 0

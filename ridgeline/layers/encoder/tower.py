@@ -74,9 +74,7 @@ class Tower(nn.Module):
         self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, spec.width, build)
         self.projector = Projector(spec.projector, spec.width, build.within("projector"))
         deep = [] if spec.deep_projector is None else [spec.deep_projector] * len(spec.deep)
-        self.deep = nn.ModuleList(
-            Projector(own, spec.width, build.within(f"deep.{n}")) for n, own in enumerate(deep)
-        )
+        self.deep = nn.ModuleList(Projector(own, spec.width, build.within(f"deep.{n}")) for n, own in enumerate(deep))
         self._rotary = None if spec.rope is None else build.rotary(spec.rope)
 
     def forward(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
@@ -101,10 +99,7 @@ class Tower(nn.Module):
             if index in spec.deep:
                 x_TW, residual_TW = _summed(x_TW, residual_TW), None
                 deep.append(self.deep[spec.deep.index(index)](x_TW))
-        if self.final_norm is not None:
-            x_TW = self.final_norm(x_TW, residual_TW)[0]
-        else:
-            x_TW = _summed(x_TW, residual_TW)
+        x_TW = _summed(x_TW, residual_TW) if self.final_norm is None else self.final_norm(x_TW, residual_TW)[0]
         if spec.class_token:
             x_TW = x_TW[torch.from_numpy(self._patch_rows(grids)).to(x_TW.device)]
         found_LM = torch.cat([self.projector(x_TW), *deep], dim=1)

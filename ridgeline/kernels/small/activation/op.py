@@ -1,9 +1,10 @@
 """Pointwise activations of the feed-forward.
 
 kind: "silu" is x·σ(x), "gelu" is x·Φ(x), and "gelu_tanh" approximates that by tanh (Hendrycks and Gimpel, arXiv
-1606.08415); "quick_gelu" does so by x·σ(1.702 x). "relu" is max(x, 0), and "relu2" its square. Others are gated only. "swiglu_clamped" is, with gate clamped
-to at most 7 and up to ±7, gate · σ(1.702 gate) · (up + 1), as in gpt-oss. "silu_clamped_7" clamps gate · σ(gate) to at
-most 7, and up to ±7, and "silu_clamped_16" is the same with 16, as in Step-3.5.
+1606.08415); "quick_gelu" does so by x·σ(1.702 x). "relu" is max(x, 0), and "relu2" its square. Others are gated only.
+"swiglu_clamped" is, with gate clamped to at most 7 and up to ±7, gate · σ(1.702 gate) · (up + 1), as in gpt-oss.
+"silu_clamped_7" clamps gate · σ(gate) to at most 7, and up to ±7, and "silu_clamped_16" is the same with 16, as in
+Step-3.5.
 
 Legend:
     T  tokens

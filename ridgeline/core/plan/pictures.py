@@ -1,0 +1,52 @@
+"""Pictures on their way to a tower, and the places that their vectors take in a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ridgeline.kernels.pictures.views import Patching, View
+
+
+class Pixels(NamedTuple):
+    """A picture, or a frame of a video. data: red, green and blue of each pixel, a byte each, line by line."""
+
+    height: int
+    width: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The tower's inputs for a picture, or for the frames of a video.
+
+    views: what the tower sees; their frames are numbers of pictures.
+    order: the number of each placeholder's vector among those of all views, or -1 for the vector that ends a line;
+        None: as they come.
+    """
+
+    pictures: tuple[Pixels, ...]
+    views: tuple[View, ...]
+    patching: Patching
+    order: tuple[int, ...] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all pixels."""
+        return sum(len(each.data) for each in self.pictures)
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """The rows and columns of patches of each view."""
+        each, windows = self.patching, (view.window for view in self.views)
+        return tuple((window.rows // each.rows, window.columns // each.columns) for window in windows)
+
+    @property
+    def patches(self) -> int:
+        """The number of patches that the tower sees."""
+        return sum(rows * columns for rows, columns in self.grids)
+
+    @property
+    def vectors(self) -> int:
+        """The number of vectors that the tower makes of them, unless it pools them further."""
+        return self.patches // self.patching.merge**2

@@ -1,0 +1,97 @@
+"""The vectors of pictures that the worker holds. The least recently used go first, when there are too many."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
+from math import ceil
+
+from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.pictures import Shown
+from ridgeline.engine.plan_builder import PlanBuilder
+
+
+class HeldVectors:
+    """The vectors that the worker holds by name, as of the newest plan.
+
+    most: how many it may hold beside those that the newest plan uses.
+    patch_cost: the tokens that cost as much as a patch.
+    due: some may have to go with the next plan.
+    hits, misses: how often a plan found a picture's vectors there, and how often it did not.
+    """
+
+    def __init__(self, most: int, patch_cost: float) -> None:
+        self._most, self._patch_cost = most, patch_cost
+        self._held: OrderedDict[str, int] = OrderedDict()  # name → number of vectors
+        self._total = 0
+        self._used: set[str] = set()  # by the plan in the making
+        self._dropped: list[str] = []
+        self.due = False
+        self.hits = self.misses = 0
+
+    def cost(self, shown: Shown) -> int:
+        """Return the tokens that cost as much as the tower's work on a picture."""
+        return ceil(shown.patches * self._patch_cost)
+
+    def end(self, inserted: Iterable[Inserted], start: int, stop: int, builder: PlanBuilder) -> int:
+        """Return the end of a chunk of these tokens, so that the step has room for the tower's work on the pictures in
+        it. The first picture of a step may be larger than that, if nothing else of a prompt runs with it."""
+        spent, seen = 0, set[str]()
+        for each in inserted:
+            if each.end <= start or each.shown is None or each.name in seen or each.name in self._held:
+                continue
+            if each.start >= stop:
+                break
+            before = max(each.start - start, 0)
+            alone = not (spent or before or builder.seen_tokens or builder.chunks)
+            cost = self.cost(each.shown)
+            if not alone and before + spent + cost > builder.budget:
+                return start + before
+            spent += cost
+            seen.add(each.name)
+        return stop
+
+    def placed(self, parts: Iterable[Inserted], builder: PlanBuilder) -> tuple[Inserted, ...]:
+        """Return a row's parts with their pictures where the worker does not hold their vectors. Take the tower's work
+        from the builder's budget."""
+        return tuple(self._placed(each, builder) for each in parts)
+
+    def _placed(self, part: Inserted, builder: PlanBuilder) -> Inserted:
+        shown, name = part.shown, part.name
+        if shown is None:
+            return part
+        first = name not in self._used
+        self._used.add(name)
+        self.due = True
+        if name in self._held:
+            self._held.move_to_end(name)
+            self.hits += first
+            return replace(part, shown=None)
+        cost, count = self.cost(shown), shown.vectors
+        builder.seen_tokens += cost
+        builder.budget -= cost
+        self._held[name] = count
+        self._total += count
+        self.misses += 1
+        return part
+
+    def forgotten(self) -> tuple[str, ...]:
+        """Return the names of vectors that the worker lets go before the plan that is complete now."""
+        for name in [name for name in self._held if name not in self._used]:
+            if self._total <= self._most:
+                break
+            self._total -= self._held.pop(name)
+            self._dropped.append(name)
+        self.due = self._total > self._most
+        dropped, self._dropped = tuple(name for name in self._dropped if name not in self._held), []
+        self._used.clear()
+        return dropped
+
+    def forget(self) -> None:
+        """Hold nothing any more, from the next plan on."""
+        self._dropped += self._held
+        self.due = True
+        self._held.clear()
+        self._used.clear()
+        self._total = 0

@@ -1,0 +1,110 @@
+"""A tower's work: pictures become patches, and patches vectors, on the device.
+
+Legend:
+    H  rows of pixels
+    W  pixels in a row
+    C  red, green, blue
+    T  patches
+    X  numbers of a patch
+    L  vectors
+    M  numbers of a vector
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan.pictures import Pixels, Shown
+from ridgeline.core.plan.reserve import Reserved, StepSizes
+from ridgeline.core.specs.tower import TowerSpec
+from ridgeline.kernels.pictures.views import View
+from ridgeline.layers.encoder.grids import Grid
+from ridgeline.layers.encoder.tower import Tower
+
+PATCHES = 16384  # that the tower sees at once, if a step has fewer tokens: a picture of 3 million pixels
+STEPS_KEPT = 4  # so many steps' tokens may be vectors of pictures that are kept
+
+
+def patches_at_once(sizes: StepSizes, tower: TowerSpec) -> int:
+    """Return the number of patches that the tower sees at once, at most, and so those of the largest picture."""
+    return max(PATCHES, sizes.max_tokens * tower.projector.merge**2)
+
+
+def vectors_kept(sizes: StepSizes) -> int:
+    """Return the number of vectors that are kept beside those that a step uses."""
+    return STEPS_KEPT * sizes.max_tokens
+
+
+@dataclass(frozen=True)
+class TowerMemory:
+    """The patches and activations of what the tower sees at once, and the vectors that are kept, with those of one more
+    step."""
+
+    tower: TowerSpec
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        patches = patches_at_once(sizes, self.tower)
+        fresh = patches // self.tower.projector.merge**2
+        kept = (vectors_kept(sizes) + max(fresh, sizes.max_tokens)) * self.tower.outputs * sizes.itemsize
+        passing = patches * (self.tower.scratch() * sizes.itemsize + 4 * self.tower.patch_width)
+        return Reserved(held=kept, passing=passing)
+
+
+class Pictures:
+    """The part of a worker that turns pictures into vectors."""
+
+    def __init__(self, tower: Tower, device: torch.device) -> None:
+        self._tower, self._device = tower, device
+        self.encoded = 0  # pictures so far
+
+    def encode(self, shown: Mapping[str, Shown], stored: dict[str, Tensor]) -> None:
+        """Store the vectors of pictures under their names: [L, M] each. Pictures that fit together run together."""
+        for group in self._groups(shown):
+            patches_TX = torch.cat([rows_of(each, self._device) for each in group.values()])
+            grids = [Grid(1, *grid) for each in group.values() for grid in each.grids]
+            vectors_LM = self._tower(patches_TX, grids)
+            counts = [each.patches * len(vectors_LM) // len(patches_TX) for each in group.values()]
+            for (name, each), own_LM in zip(group.items(), vectors_LM.split(counts), strict=True):
+                stored[name] = own_LM.clone() if each.order is None else own_LM[list(each.order)]
+            self.encoded += len(group)
+
+    def _groups(self, shown: Mapping[str, Shown]) -> Iterator[dict[str, Shown]]:
+        group: dict[str, Shown] = {}
+        for name, each in shown.items():
+            if group and each.patches + sum(one.patches for one in group.values()) > PATCHES:
+                yield group
+                group = {}
+            group[name] = each
+        if group:
+            yield group
+
+
+def rows_of(shown: Shown, device: torch.device) -> Tensor:
+    """Return the patches of all views, [T, X]."""
+    how = shown.patching
+    scale, mean, std = (torch.tensor(each, device=device) for each in (how.scale, how.mean, how.std))
+    found = []
+    for view in shown.views:
+        seen = [_seen(shown.pictures[frame], view, device) for frame in view.frames]
+        frames = [((each.float() * scale - mean) / std) for each in seen]
+        x = torch.stack(frames if len(frames) == how.frames else frames * how.frames)
+        split = x.unflatten(1, (-1, how.merge, how.rows)).unflatten(4, (-1, how.merge, how.columns))
+        found.append(split.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(-1, how.width))
+    return torch.cat(found)
+
+
+def _seen(picture: Pixels, view: View, device: torch.device) -> Tensor:
+    """Return the pixels of a view, [H, W, C]."""
+    height, width, data = picture
+    pixels_HWC = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(height, width, 3).to(device)
+    if (height, width) != (view.height, view.width):
+        resized = torch.nn.functional.interpolate(
+            pixels_HWC.permute(2, 0, 1)[None].float(), (view.height, view.width), mode="bicubic", antialias=True
+        )
+        pixels_HWC = resized[0].permute(1, 2, 0).round().clamp(0, 255)
+    top, left, rows, columns = view.window
+    return pixels_HWC[top : top + rows, left : left + columns]

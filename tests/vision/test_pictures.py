@@ -1,0 +1,167 @@
+"""Prompts with pictures through the whole engine, beside transformers' models with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.models import model_config
+from ridgeline.perf.footprint import parameters
+from ridgeline.worker.pictures import TowerMemory
+from tests.driving import ask, disturbed, rig
+from tests.models import vision_configs
+from tests.vision import tiny
+
+TinyModel = Callable[[str], Path]
+Asked = tuple[Request, list[np.ndarray]]
+FAMILIES = list(tiny.FAMILIES)
+
+
+def words(count: int, seed: int) -> list[int]:
+    draw = Random(seed)
+    return [draw.randrange(3, 290) for _ in range(count)]
+
+
+def request(family: str, name: str, *parts: list[int] | np.ndarray, **params: object) -> Asked:
+    return tiny.asked(family, name, *parts, **params), [part for part in parts if isinstance(part, np.ndarray)]
+
+
+def requests(family: str) -> list[Asked]:
+    a, b, c = (tiny.drawn(family, number) for number in range(3))
+    return [
+        request(family, "in the middle", words(7, 1), a, words(5, 2)),
+        request(family, "first", b, words(3, 3)),
+        request(family, "last", words(6, 4), c),
+        request(family, "two, one behind a word", words(2, 5), a, words(1, 6), b, words(9, 6)),
+        request(family, "long", words(40, 7), b, words(30, 8), a, words(3, 9)),
+        request(family, "none", words(12, 10)),
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", [8, 64])  # all pictures are cut by chunks of 8
+def test_tokens_are_those_of_transformers(family: str, chunk: int, tiny_vision: TinyModel) -> None:
+    with rig(tiny_vision(family), max_num_batched_tokens=chunk) as own:
+        outcomes = own.run(*(each for each, _ in requests(family)))
+        for each, pictures in requests(family):
+            assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preemption_and_aborts_change_no_token(family: str, tiny_vision: TinyModel) -> None:
+    wanted = requests(family)
+    with rig(tiny_vision(family), max_num_batched_tokens=16) as own:
+        own.add(*(replace(each, id=f"{each.id}{again}") for again in ("", " again") for each, _ in wanted))
+        left = disturbed(own, Random(1), gives_way=0.3, leaves=0.02)
+        for each, pictures in wanted:
+            tokens = tiny.by_transformers(family, each, pictures)
+            for name in {each.id, f"{each.id} again"} - left:
+                assert own.outcomes[name].tokens == tokens, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_picture_is_encoded_once(family: str, tiny_vision: TinyModel) -> None:
+    """Blocks have 4 tokens, so prefix hits end inside of pictures."""
+    a, b = tiny.drawn(family, 0), tiny.drawn(family, 1)
+    with rig(tiny_vision(family)) as own:
+        scheduler, part = own.engine.scheduler, own.runner.inserted
+        assert part._pictures is not None
+
+        def run(name: str, *parts: list[int] | np.ndarray) -> tuple[int, int]:
+            encoded, hits = part._pictures.encoded, scheduler.cache.hit_tokens  # type: ignore[union-attr]
+            each, pictures = request(family, name, *parts)
+            own.run(each)
+            assert own.outcomes[name].tokens == tiny.by_transformers(family, each, pictures)
+            return part._pictures.encoded - encoded, scheduler.cache.hit_tokens - hits  # type: ignore[union-attr]
+
+        vectors = tiny.shown(family, a).vectors
+        assert run("first", words(6, 1), a, words(4, 2)) == (1, 0)
+        assert run("again", words(6, 1), a, words(4, 2)) == (0, 6 + vectors + 3)
+        assert run("other words before", words(5, 3), a, words(4, 2)) == (0, 0)
+        assert run("another behind", words(6, 1), a, words(2, 5), b)[0] == 1
+        assert run("another picture", words(6, 1), b, words(4, 2))[1] == 4
+        scheduler.pictures.forget()
+        encoded, hits = run("forgotten", words(6, 1), a, words(9, 9))
+        assert hits == (6 + vectors) // 4 * 4
+        assert encoded == (hits < 6 + vectors)
+
+
+def test_several_completions_share_a_picture(tiny_vision: TinyModel) -> None:
+    a = tiny.drawn("llava", 0)
+    each, pictures = request("llava", "x", words(7, 1), a, words(5, 2))
+    with rig(tiny_vision("llava"), max_num_batched_tokens=64) as own:
+        own.run(*(replace(each, id=str(index)) for index in range(3)))
+        assert own.runner.inserted._pictures is not None
+        assert own.runner.inserted._pictures.encoded == 1
+        assert all(outcome.tokens == tiny.by_transformers("llava", each, pictures) for outcome in own.outcomes.values())
+
+
+def test_vectors_that_are_not_used_go_first(tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for two pictures beside those of the newest plan."""
+    with rig(tiny_vision("llava"), max_num_batched_tokens=64) as own:
+        held, stored = own.engine.scheduler.pictures, own.runner.inserted.stored
+        monkeypatch.setattr(held, "_most", 32)
+        for number in range(4):
+            own.run(request("llava", f"picture {number}", words(5, number), tiny.drawn("llava", number))[0])
+        own.run(ask("none", words(5, 9)))
+        kept = {tiny.asked("llava", "x", tiny.drawn("llava", n)).inserted[0].name for n in (2, 3)}
+        assert stored.keys() == kept
+        assert held.misses == 4
+        own.run(request("llava", "evicted", words(6, 7), tiny.drawn("llava", 0), words(2, 2))[0])
+        assert held.misses == 5
+        each, pictures = request("llava", "evicted", words(6, 7), tiny.drawn("llava", 0), words(2, 2))
+        assert own.outcomes["evicted"].tokens == tiny.by_transformers("llava", each, pictures)
+
+
+def test_the_towers_work_takes_from_the_budget(tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a patch costs as much as a token, two pictures come one by one: the second waits for the next step."""
+    with rig(tiny_vision("llava"), max_num_batched_tokens=32) as own:
+        scheduler = own.engine.scheduler
+        assert 0 < scheduler.pictures.cost(tiny.shown("llava", tiny.drawn("llava", 0))) < 16
+        monkeypatch.setattr(scheduler.pictures, "_patch_cost", 1.0)
+        for number in range(2):
+            own.add(request("llava", str(number), tiny.drawn("llava", number), words(3, 1))[0])
+        plan = scheduler.schedule()
+        assert plan is not None
+        assert sum(each.shown is not None for span in plan.spans for each in span.inserted) == 1
+
+
+def test_what_has_no_place_is_refused(tiny_vision: TinyModel, tiny_model: TinyModel) -> None:
+    a = tiny.drawn("llava", 0)
+    with rig(tiny_model("llama")) as own, pytest.raises(InvalidRequest, match="sees no pictures"):
+        own.engine.check(request("llava", "x", words(3, 1), a)[0])
+    with rig(tiny_vision("llava")) as own, pytest.raises(InvalidRequest, match="guidance_scale is not"):
+        own.engine.check(request("llava", "x", words(3, 1), a, guidance_scale=2.0)[0])
+
+
+def test_memory_is_planned_for_the_tower(tiny_vision: TinyModel, tiny_model: TinyModel) -> None:
+    with rig(tiny_vision("llava")) as own, rig(tiny_model("llama")) as text:
+        assert text.runner.inserted._pictures is None
+        spec = own.runner.decoder.spec
+        sizes = StepSizes(device_type="cpu", itemsize=4, max_tokens=32, max_seqs=4, longest=64)
+        assert spec.tower is not None
+        reserved = TowerMemory(spec.tower).reserve(sizes)
+    vectors = (4 * 32 + 16384) * 64 * 4  # those that are kept, and those of the largest picture
+    assert reserved.held == vectors
+    assert reserved.passing > 16384 * (3 * 49 * 8 + 4 * 32 * 4)
+    oracle = dict(tiny.build("llava").named_parameters())
+    count = sum(each.numel() for each in oracle.values())
+    dropped = ("vision_tower.encoder.layers.2.", "vision_tower.post_layernorm.")
+    unused = sum(each.numel() for name, each in oracle.items() if any(part in name for part in dropped))
+    assert parameters(spec).total == count - unused
+
+
+def test_published_sizes_are_those_of_the_hub() -> None:
+    """The hub counts all layers of the tower; of LLaVA's the last is not used, nor the norm behind it."""
+    spec = model_config(vision_configs.LLAVA_1_5_7B).spec
+    width, inner = 1024, 4096
+    last = 4 * width * (width + 1) + 2 * width * inner + inner + width + 3 * 2 * width
+    assert parameters(spec).total + last == 7_063_427_072

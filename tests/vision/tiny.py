@@ -1,0 +1,171 @@
+"""Tiny random vision-language models of transformers, as folders, and what they write: the oracle of these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.pictures import Pixels, Shown
+from ridgeline.core.plan.request import Request
+from ridgeline.kernels.pictures.views import Box, Patching, View
+from ridgeline.media.items import picture
+from tests.driving import ask
+
+VOCAB = 320
+IMAGE = 300  # the token in the place of a vector
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "num_hidden_layers": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """config: of the whole model. patching: of its processor. sizes: of pictures that it takes, in pixels."""
+
+    name: str
+    config: dict[str, Any]
+    patching: Patching
+    sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def grids(self) -> bool:
+        """True if positions have three axes."""
+        return self.patching.merge > 1
+
+
+FAMILIES = {
+    "llava": Family(
+        "Llava",
+        {
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 7,
+            },
+            "image_token_index": IMAGE,
+        },
+        Patching("bicubic", 1 / 255, MEAN, STD, 7, 7),
+        ((28, 28),),
+    ),
+}
+
+
+@cache
+def build(name: str) -> Any:
+    """Return the oracle in float32. The same numbers on every call."""
+    family = FAMILIES[name]
+    config = getattr(transformers, f"{family.name}Config")(**family.config)
+    model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).eval()
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            mean = 1.0 if parameter.ndim == 1 and key.endswith("weight") else 0.0
+            std = 0.3 if parameter.ndim >= 2 and "layers." in key and "vision" not in key else 0.2
+            parameter.normal_(mean, std, generator=generator)
+    return model
+
+
+def save(name: str, folder: Path) -> Path:
+    """Save `build(name)` as the hub would hold it."""
+    build(name).save_pretrained(folder)
+    return folder
+
+
+def drawn(name: str, number: int) -> np.ndarray:
+    """Return a picture of a size that the family takes."""
+    sizes = FAMILIES[name].sizes
+    height, width = sizes[number % len(sizes)]
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def shown(name: str, pixels: np.ndarray) -> Shown:
+    height, width, _ = pixels.shape
+    view = View(height, width, Box(0, 0, height, width))
+    return Shown((Pixels(height, width, pixels.tobytes()),), (view,), FAMILIES[name].patching)
+
+
+def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, **params: Any) -> Request:
+    """Return a request whose prompt is made of tokens and pictures."""
+    tokens, inserted, how = list[int](), list[Inserted](), FAMILIES[name].patching
+    for part in parts:
+        if isinstance(part, list):
+            tokens += part
+            continue
+        own = shown(name, part)
+        key = picture(part).digest[:16]
+        [(rows, columns)] = own.grids
+        grid = (1, rows // how.merge, columns // how.merge) if FAMILIES[name].grids else None
+        inserted.append(Inserted(start=len(tokens), count=own.vectors, key=key, name=key.hex(), shown=own, grid=grid))
+        tokens += [IMAGE] * own.vectors
+    found = ask(request_id, tokens, max_tokens=max_tokens, **params)
+    return replace(found, inserted=tuple(inserted))
+
+
+def patches(name: str, pixels: np.ndarray) -> Tensor:
+    """Return a picture's patches as transformers' processors make them: [T, X]."""
+    how = FAMILIES[name].patching
+    x = (torch.from_numpy(pixels).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
+    x = x.permute(2, 0, 1)[None].repeat(how.frames, 1, 1, 1)
+    merge, side = how.merge, how.rows
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    x = x.reshape(how.frames, 3, rows // merge, merge, side, columns // merge, merge, side)
+    return x.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns, -1)
+
+
+def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """Return what transformers' model takes of pictures."""
+    if not pictures:
+        return {}
+    how = FAMILIES[name].patching
+    if not FAMILIES[name].grids:
+        x = (torch.from_numpy(np.stack(pictures)).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
+        return {"pixel_values": x.permute(0, 3, 1, 2)}
+    grids = [[1, each.shape[0] // how.rows, each.shape[1] // how.columns] for each in pictures]
+    return {
+        "pixel_values": torch.cat([patches(name, each) for each in pictures]),
+        "image_grid_thw": torch.tensor(grids),
+    }
+
+
+def by_transformers(name: str, request: Request, pictures: Sequence[np.ndarray], tokens: int = 8) -> list[int]:
+    """Return the tokens that transformers writes."""
+    ids = torch.tensor([request.prompt_token_ids])
+    given = inputs(name, pictures)
+    if given and FAMILIES[name].grids:
+        given["mm_token_type_ids"] = (ids == IMAGE).int()
+    with torch.inference_mode():
+        found = build(name).generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            **given,
+        )
+    return found[0, ids.shape[1] :].tolist()
