@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.core.settings.vllm_arguments import BEAMS, CHATS, METHODS, POOLED, PROMPTS, SCORES, takes_vllms
+from ridgeline.core.settings.vllm_arguments import BEAMS, CHATS, METHODS, PROMPTS, SCORES, takes_vllms
 from ridgeline.core.settings.vllm_flags import of_keywords
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.timeline import Timeline, now
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.media.layout import Processor
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
-from ridgeline.offline.adapters import LoRARequest, OfflineAdapters, listed_adapters
+from ridgeline.offline.adapters import Adapters, LoRARequest, OfflineAdapters, listed_adapters
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TextPrompt, TokensPrompt
 from ridgeline.offline.media import with_items
@@ -129,7 +130,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Complete every prompt and return the results in the order of the prompts.
 
@@ -156,6 +157,7 @@ class LLM:
         cache_salt: str = "",
         pooling_params: PoolingParams | None = None,
         instruction: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[Any]:
         """Return scores of pairs.
 
@@ -165,16 +167,15 @@ class LLM:
 
         A model that pools scores pairs of texts, one prompt with every continuation or each with its own, as vLLM's
         `score` does: a reranker reads both at once, and of embeddings it is the cosine. The result is a list of
-        `ScoringRequestOutput`s. `instruction` says what a reranker looks for, where it takes one.
+        `ScoringRequestOutput`s. `instruction` says what a reranker looks for, where it takes one. `lora_request` is an
+        adapter for all.
 
         Raise InvalidRequest.
         """
+        [adapter] = self._adapters_for(1, lora_request)
         if self._pooling is not None:
-            self._check_running()
-            params = pooling_params or PoolingParams()
-            scored = self._pooling.score(
-                prompts, continuations, params, instruction=instruction, use_tqdm=use_tqdm, salt=cache_salt
-            )
+            params, how = pooling_params or PoolingParams(), partial(self._pooling.score, instruction=instruction)
+            scored = how(prompts, continuations, params, use_tqdm=use_tqdm, salt=cache_salt, adapter=adapter)
             return [scored_output(ran, score) for ran, score in scored]
         if pooling_params is not None or instruction is not None:
             raise InvalidRequest(
@@ -188,14 +189,14 @@ class LLM:
             for context, each in zip(contexts, listed, strict=True)
         ]
         jobs = [
-            self._make({"prompt_token_ids": tokens}, scoring_params(start), cache_salt=cache_salt)
+            self._make({"prompt_token_ids": tokens}, scoring_params(start), cache_salt=cache_salt, adapter=adapter)
             for each in pairs
             for tokens, start in each
         ]
         results = iter(self._running.finish(jobs, use_tqdm=use_tqdm))
         return [[score_of(next(results), start) for _, start in each] for each in pairs]
 
-    @takes_vllms(POOLED)
+    @takes_vllms(PROMPTS)
     def encode(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -204,14 +205,15 @@ class LLM:
         pooling_task: Task | None = None,
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Adapters = None,
     ) -> list[PoolingRequestOutput]:
         """Return the outputs of a pooling model as tensors: a vector for each prompt, or with the tasks token_embed and
         token_classify one for each of its tokens. Raise InvalidRequest."""
         options = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
-        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
+        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm, lora=lora_request)
         return outputs(PoolingRequestOutput, found, lambda vector: PoolingOutput(torch.from_numpy(vector)))
 
-    @takes_vllms(POOLED)
+    @takes_vllms(PROMPTS)
     def embed(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -222,14 +224,16 @@ class LLM:
         dimensions: int | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        lora_request: Adapters = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of every prompt. `prompt`, or the model's own text with the name `prompt_name`, goes
         before each. Raise InvalidRequest."""
         options = {"task": "embed", "truncate_prompt_tokens": truncate_prompt_tokens, "dimensions": dimensions}
-        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm, named=(prompt_name, prompt))
+        named = prompt_name, prompt
+        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm, named=named, lora=lora_request)
         return outputs(EmbeddingRequestOutput, found, lambda vector: EmbeddingOutput(vector.tolist()))
 
-    @takes_vllms(POOLED)
+    @takes_vllms(PROMPTS)
     def classify(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -237,10 +241,11 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Adapters = None,
     ) -> list[ClassificationRequestOutput]:
         """Return the probabilities of a classifier's labels for every prompt. Raise InvalidRequest."""
         options = {"task": "classify", "truncate_prompt_tokens": truncate_prompt_tokens}
-        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
+        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm, lora=lora_request)
         return outputs(ClassificationRequestOutput, found, lambda vector: ClassificationOutput(vector.tolist()))
 
     def rerank(
@@ -252,11 +257,13 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         instruction: str | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[RerankResult]:
         """Return documents by their relevance to the query, the most relevant first, `top_n` of them at most. Raise
         InvalidRequest."""
         listed = list(documents)
-        outputs = self.score(query, listed, use_tqdm=use_tqdm, pooling_params=pooling_params, instruction=instruction)
+        options: dict[str, Any] = {"pooling_params": pooling_params, "lora_request": lora_request}
+        outputs = self.score(query, listed, use_tqdm=use_tqdm, instruction=instruction, **options)
         return reranked(listed, [output.outputs.score for output in outputs], top_n)
 
     @takes_vllms(BEAMS)
@@ -307,7 +314,7 @@ class LLM:
         chat_template: str | None = None,
         continue_final_message: bool = False,
         priority: Sequence[int] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role", "content"}) or several, through the model's chat template or
         another. With `continue_final_message` (and no `add_generation_prompt`) the last message is gone on with."""
@@ -524,6 +531,7 @@ class LLM:
         *,
         use_tqdm: bool,
         named: tuple[str | None, str | None] = (None, None),
+        lora: Adapters = None,
     ) -> list[Pooled]:
         """Run prompts on a model that pools. Options that are not None replace those of the parameters."""
         if self._pooling is None:
@@ -535,8 +543,9 @@ class LLM:
         if before is None:
             before = self._pooling.encoder.prompt(name)
         given = {option: value for option, value in options.items() if value is not None}
-        params = with_options(params, given)
-        return self._pooling.embed(prompts, params, before=before, use_tqdm=use_tqdm)
+        params, listed = with_options(params, given), listed_prompts(prompts)
+        adapters = None if lora is None else self._adapters_for(len(listed), lora)
+        return self._pooling.embed(listed, params, before=before, use_tqdm=use_tqdm, adapters=adapters)
 
     # ---- from prompts to requests -----------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ class PeftAdapter:
                     parameter.copy_(0.15 * torch.randn(parameter.shape, generator=draw))
                 elif "magnitude" in name:
                     parameter.mul_(1 + 0.3 * torch.randn(parameter.shape, generator=draw))
+                elif parameter.requires_grad and name.endswith(".bias"):
+                    parameter.add_(0.2 * torch.randn(parameter.shape, generator=draw))
                 elif "ia3_l" in name:
                     parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=draw))
         self.model.save_pretrained(str(folder))

@@ -130,6 +130,26 @@ def test_magnitudes_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_pa
     compare(family, tiny_model(family), adapters)
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen2", {"bias": "all"}),
+        ("gpt2", {"bias": "lora_only", "use_dora": True}),
+        ("llama", {"lora_bias": True}),
+        ("qwen2", {"bias": "lora_only", "lora_bias": True, "use_rslora": True}),
+    ],
+    ids=["all", "those of adapted layers", "of thin maps", "both"],
+)
+def test_biases_are_those_of_peft(family: str, options: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
+    """In the model's place, and of the thin maps; the others have none."""
+    adapters = [
+        PeftAdapter(family, tmp_path / "biased", **options),
+        PeftAdapter(family, tmp_path / "lora", seed=1),
+        PeftAdapter(family, tmp_path / "more", seed=2, **options),
+    ]
+    compare(family, tiny_model(family), adapters)
+
+
 def test_norms_are_those_of_weights_in_any_layout(tiny_model: TinyModel, tmp_path: Path) -> None:
     """In bfloat16 some platforms keep plain weights in layouts of their own. A rounding is 2**-9 of a number there, and
     of a norm less."""

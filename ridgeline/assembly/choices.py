@@ -329,7 +329,6 @@ def check_adapters(config: LLMConfig, model: ModelConfig) -> None:
     spec = model.spec
     for wrong, what in (
         (model.foreign is not None, "models that run by transformers"),
-        (spec.pooling is not None, "models that embed or classify"),
         (spec.encoder is not None, "models with an encoder"),
     ):
         if wrong:

@@ -25,13 +25,14 @@ from ridgeline.perf.context import link_between, pays_from
 from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping
-from ridgeline.weights.adapters.places import adaptable
-from ridgeline.weights.adapters.reader import ReadAdapter, read_adapter
+from ridgeline.weights.adapters.places import HEAD, places_in
+from ridgeline.weights.adapters.reader import WIDEST, ReadAdapter, read_adapter
 from ridgeline.weights.adapters.shares import AdapterShares
-from ridgeline.weights.loader import Progress, load_weights
+from ridgeline.weights.loader import Progress, empty_decoder, load_weights
 from ridgeline.worker.adapters.magnitudes import with_factors
 from ridgeline.worker.adapters.store import AdapterStore, HostBounds
 from ridgeline.worker.adapters.tables import AdapterTables, maps_of
+from ridgeline.worker.adapters.whole import WholeTensors
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name, hardware_of, pci_address
@@ -120,18 +121,26 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     if not config.enable_lora:
         return None
     model, rank, mesh = choices.model, config.max_lora_rank, decoder.mesh
-    places = adaptable(model.spec, model.weights)
+    whole, factors = empty_decoder(model.spec), config.enable_lora_factors
+    places = places_in(whole, model.weights)
+    heads = places_in(whole, model.weights, HEAD)
+    most = sum(each.outputs for each in places.values()) if factors else 0
+    most += sum(each.numel() for name, each in whole.named_parameters() if name.startswith(HEAD))
+    kept = WholeTensors(decoder, model.weights, factors=factors)
     shares = AdapterShares(decoder, model.weights, places) if mesh.tp.size * mesh.pp.size > 1 else None
 
     def read(folder: Path) -> ReadAdapter:
-        found = read_adapter(folder, places, most_rank=rank, dtype=decoder.dtype, factors=config.enable_lora_factors)
-        found = with_factors(found if shares is None else shares.of(found), decoder)
+        found = read_adapter(
+            folder, places | heads, most_rank=rank, dtype=decoder.dtype, factors=factors, most_replaced=most * WIDEST
+        )
+        found = kept.settled(found if shares is None else shares.of(found))
+        found = with_factors(found, decoder)
         return found.pinned() if choices.device.type == "cuda" else found
 
     most_bytes = config.max_cpu_lora_bytes
     bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // mesh.size)
     maps = maps_of(places if shares is None else shares.own)
-    tables = AdapterTables(decoder, maps, config.max_loras, rank, factors=config.enable_lora_factors)
+    tables = AdapterTables(decoder, maps, config.max_loras, rank, factors=factors)
     return HeldAdapters(AdapterStore(read, bounds, mesh), tables)
 
 

@@ -7,7 +7,10 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.core.specs.model import NormSpec
@@ -30,8 +33,10 @@ class HeadMap(nn.Module):
             norm = NormSpec(kind="layer", eps=spec.norm_eps, biasless=spec.norm_biasless)
             self.norm = Norm(norm, spec.outputs, build)
 
-    def forward(self, x_RM: Tensor) -> Tensor:
-        x_RM = self.dense(x_RM)
+    def forward(self, x_RM: Tensor, weight_OM: Tensor | None = None, bias_O: Tensor | None = None) -> Tensor:
+        """Return the map's outputs. weight_OM, bias_O: plain numbers in place of its own."""
+        bias_O = self.dense.bias if bias_O is None else bias_O
+        x_RM = self.dense.matrix.linear(x_RM, bias_O) if weight_OM is None else F.linear(x_RM, weight_OM, bias_O)
         match self.kind:
             case "none":
                 pass
@@ -58,8 +63,11 @@ class Head(nn.Module):
             self.maps.append(HeadMap(each, width, build.within(f"maps.{index}"), table))
             width = each.outputs
 
-    def forward(self, x_RM: Tensor) -> Tensor:
-        """Return the pooled vectors after the maps."""
-        for each in self.maps:
-            x_RM = each(x_RM)
+    def forward(self, x_RM: Tensor, others: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the pooled vectors after the maps. others: parameters in place of these of their names."""
+        for index, each in enumerate(self.maps):
+            if others:
+                x_RM = each(x_RM, *(others.get(f"maps.{index}.dense.{kind}") for kind in ("weight", "bias")))
+            else:
+                x_RM = each(x_RM)
         return x_RM

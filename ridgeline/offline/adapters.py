@@ -31,6 +31,9 @@ class LoRARequest:
             )
 
 
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None  # of all prompts, or of each
+
+
 class OfflineAdapters:
     """The adapters that were loaded so far. worker: holds them, if the engine runs with adapters."""
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest, RidgelineError
+from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec
 from ridgeline.engine.protocol import RunsRequests
@@ -31,6 +32,7 @@ from ridgeline.text.pooled import (
     similarity,
 )
 
+Adapters = UsedAdapter | Sequence[UsedAdapter | None] | None  # of all prompts, or of each
 NO_TOKENIZER = "this LLM was built with skip_tokenizer_init; give prompts as token ids."
 
 
@@ -101,13 +103,20 @@ class PoolingRuns:
         return self._encoder
 
     def embed(
-        self, prompts: Any, params: Any, *, before: str = "", use_tqdm: bool = False, priority: int = 0, salt: str = ""
+        self,
+        prompts: Any,
+        params: Any,
+        *,
+        before: str = "",
+        use_tqdm: bool = False,
+        salt: str = "",
+        adapters: Adapters = None,
     ) -> list[Pooled]:
         """Run texts or token ids, each with the text `before` in front."""
         listed = listed_prompts(prompts)
         every = _listed_params(params, len(listed))
         encoded = [self._encoded(prompt, each, before) for prompt, each in zip(listed, every, strict=True)]
-        return self.run(encoded, every, use_tqdm=use_tqdm, priority=priority, salt=salt)
+        return self.run(encoded, every, use_tqdm=use_tqdm, salt=salt, adapters=adapters)
 
     def score(
         self,
@@ -118,6 +127,7 @@ class PoolingRuns:
         instruction: str | None = None,
         use_tqdm: bool = False,
         salt: str = "",
+        adapter: UsedAdapter | None = None,
     ) -> list[tuple[list[Pooled], float]]:
         """Return the score of each pair, with what was run for it: the pair, or its two texts by themselves."""
         check_scores(self.spec)
@@ -126,25 +136,33 @@ class PoolingRuns:
         pairs = paired(firsts, seconds)
         if self.spec.task == "classify":
             encoded = [self.encoder.pair(_text(a), _text(b), params, instruction=instruction) for a, b in pairs]
-            found = self.run(encoded, [params] * len(pairs), use_tqdm=use_tqdm, salt=salt)
+            found = self.run(encoded, [params] * len(pairs), use_tqdm=use_tqdm, salt=salt, adapters=adapter)
             return [([each], float(each.vector[0])) for each in found]
         if instruction is not None:
             raise InvalidRequest("instruction is for rerankers; leave it out.", param="instruction")
         if self.spec.task == "token_embed":
-            return self._compared(firsts, seconds, params, use_tqdm=use_tqdm, salt=salt)
+            return self._compared(firsts, seconds, params, use_tqdm=use_tqdm, salt=salt, adapter=adapter)
         before = self._encoder.prompt(None) if self._encoder else ""
-        both = self.embed([*firsts, *seconds], params, before=before, use_tqdm=use_tqdm, salt=salt)
+        texts = [*firsts, *seconds]
+        both = self.embed(texts, params, before=before, use_tqdm=use_tqdm, salt=salt, adapters=adapter)
         left, right = both[: len(firsts)], both[len(firsts) :]
         return [([a, b], similarity(a.vector, b.vector)) for a, b in paired(left, right)]
 
     def _compared(
-        self, firsts: list[Any], seconds: list[Any], params: PoolingParams, *, use_tqdm: bool, salt: str
+        self,
+        firsts: list[Any],
+        seconds: list[Any],
+        params: PoolingParams,
+        *,
+        use_tqdm: bool,
+        salt: str,
+        adapter: UsedAdapter | None,
     ) -> list[tuple[list[Pooled], float]]:
         """Return the score of each pair by the vectors of its tokens, with what was run for it."""
         encoder = self.encoder
         encoded = [encoder.side(_text(text), "query", params) for text in firsts]
         encoded += [encoder.side(_text(text), "document", params) for text in seconds]
-        both = self.run(encoded, [params] * len(encoded), use_tqdm=use_tqdm, salt=salt)
+        both = self.run(encoded, [params] * len(encoded), use_tqdm=use_tqdm, salt=salt, adapters=adapter)
         left, right = both[: len(firsts)], both[len(firsts) :]
         return [
             ([a, b], encoder.late_similarity(a.vector, b.vector, b.request.prompt_token_ids))
@@ -157,17 +175,18 @@ class PoolingRuns:
         params: Sequence[PoolingParams],
         *,
         use_tqdm: bool = False,
-        priority: int = 0,
         salt: str = "",
+        adapters: Adapters = None,
     ) -> list[Pooled]:
         """Run prompts to their ends; calls of other threads come after that. Raise InvalidRequest, before anything
         runs, if one of them cannot run."""
+        listed = [adapters] * len(prompts) if adapters is None or isinstance(adapters, UsedAdapter) else adapters
         with self._turn:
             requests = []
-            for encoded, each in zip(prompts, params, strict=True):
+            for encoded, each, adapter in zip(prompts, params, listed, strict=True):
                 self._count += 1
-                name = str(self._count)
-                requests.append(pooling_request(name, encoded, each, self.spec, priority=priority, cache_salt=salt))
+                request = pooling_request(str(self._count), encoded, each, self.spec, cache_salt=salt)
+                requests.append(request if adapter is None else adapter.of(request))
             for request in requests:
                 self._engine.check(request)
             vectors = self._run(requests, use_tqdm)

@@ -35,13 +35,12 @@ class AdapterVectors(NamedTuple):
     """The factors of all adapters for one linear map, float32. The last line changes nothing, for tokens without an
     adapter.
 
-    input_AI: multiplies inputs. output_AO: multiplies outputs, with the bias. added_AO: is added to them then; None:
-        the map has no bias, and adapters do not need it.
+    input_AI: multiplies inputs. output_AO: multiplies outputs, with the bias. added_AO: is added to them then.
     """
 
     input_AI: Tensor
     output_AO: Tensor
-    added_AO: Tensor | None
+    added_AO: Tensor
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class AdaptedWeight(WrappedWeight):
         input_AI, output_AO, added_AO = self.vectors
         y_TO = self.inner.linear((x_TI * input_AI[line_T]).to(x_TI.dtype), bias_O)
         wide_TO = y_TO * output_AO[line_T]
-        return (wide_TO if added_AO is None else wide_TO + added_AO[line_T]).to(y_TO.dtype)
+        return (wide_TO + added_AO[line_T]).to(y_TO.dtype)
 
     def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
         return self.inner.norm_linear(x, epilogue) if self.step.tokens is None else super().norm_linear(x, epilogue)

@@ -16,6 +16,7 @@ from ridgeline.core.plan.step import Finish, StepPlan, StepResult
 from ridgeline.core.specs.pooling import TOKENWISE, PoolingSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.worker.adapters.whole import PlacedHeads
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.step import DeviceStep, Ending, PlannedStep
 from ridgeline.worker.stopwatch import Stopwatch
@@ -58,11 +59,15 @@ class Vectors:
 
 
 class Pooling(Ending):
-    """An `Ending` that makes vectors of the hidden states of rows whose prompts are complete."""
+    """An `Ending` that makes vectors of the hidden states of rows whose prompts are complete.
+
+    heads: the maps behind the pooling that adapters have of their own.
+    """
 
     def __init__(self, decoder: Decoder, ops: Ops, slots: Slots) -> None:
         assert decoder.spec.pooling is not None
         self.decoder, self._spec, self._ops, self._slots = decoder, decoder.spec.pooling, ops, slots
+        self.heads = PlacedHeads(decoder)
 
     def forward(self, step: DeviceStep) -> None:
         self._slots.lengthen(step.inputs.slots_R, step.kv_len_R, step.active_R, self._ops)
@@ -84,14 +89,15 @@ class Pooling(Ending):
         forms = self._slots.forms
         by_token = np.array([forms[int(rows.slots_R[row])].task in TOKENWISE for row in complete], bool)
         one_each = complete[~by_token]
+        places = [forms[int(slot)].adapter for slot in rows.slots_R]
         tokenwise = {
-            row: decoder.head(decoder.normed(hidden.at(slice(int(start_R[row]), int(end_R[row]))))).float()
+            row: self._headed(decoder.normed(hidden.at(slice(int(start_R[row]), int(end_R[row])))), places[row])
             for row in complete[by_token].tolist()
         }
         if not len(one_each):
             return Vectors(plan, one_each, hidden.x_TM.new_empty((0, 1), dtype=torch.float32), tokenwise)
         if spec.kind in ("max", "sum"):
-            spans = ((int(start_R[row]), int(end_R[row])) for row in one_each)
+            spans = ((int(start_R[row]), int(end_R[row]), places[row]) for row in one_each)
             vectors_RM = torch.stack([self._over_tokens(hidden, *span) for span in spans])
             return Vectors(plan, one_each, vectors_RM, tokenwise)
         if spec.kind == "mean":
@@ -102,13 +108,18 @@ class Pooling(Ending):
             if spec.tokens:
                 return Vectors(plan, one_each, _scores(decoder, chosen, spec), tokenwise)
             vectors_RM = decoder.normed(chosen)
-        return Vectors(plan, one_each, decoder.head(vectors_RM).float(), tokenwise)
+        headed_RM = self.heads(decoder, vectors_RM, [places[row] for row in one_each])
+        return Vectors(plan, one_each, headed_RM.float(), tokenwise)
 
-    def _over_tokens(self, hidden: Hidden, start: int, end: int) -> Tensor:
+    def _headed(self, x_TM: Tensor, place: int) -> Tensor:
+        """Return vectors of one row's tokens behind its head, float32."""
+        return self.heads(self.decoder, x_TM, [place] * len(x_TM)).float()
+
+    def _over_tokens(self, hidden: Hidden, start: int, end: int, place: int) -> Tensor:
         """Return the largest, or the sum, of each number behind the head over some tokens: float32 [M]."""
         decoder, found_M = self.decoder, None
         for first in range(start, end, AT_ONCE):
-            x_TM = decoder.head(decoder.normed(hidden.at(slice(first, min(end, first + AT_ONCE))))).float()
+            x_TM = self._headed(decoder.normed(hidden.at(slice(first, min(end, first + AT_ONCE)))), place)
             own_M = x_TM.amax(0) if self._spec.kind == "max" else x_TM.sum(0)
             if found_M is None:
                 found_M = own_M

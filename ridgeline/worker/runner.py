@@ -27,6 +27,7 @@ from ridgeline.worker.host_memory import HostMemory
 from ridgeline.worker.launch import Launch, RoundLaunch
 from ridgeline.worker.logprobs import PromptLogprobs, TokenLogprobs
 from ridgeline.worker.moving import Mover
+from ridgeline.worker.pooling import Pooling
 from ridgeline.worker.relay import Relay, SentTokens
 from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import Segments
@@ -126,7 +127,8 @@ class Runner:
 
     def adapt(self, store: AdapterStore, tables: AdapterTables) -> None:
         """Let requests run with adapters."""
-        self.adapters = StepOfAdapters(store, tables, self.slots)
+        heads = self.ending.heads if isinstance(self.ending, Pooling) else None
+        self.adapters = StepOfAdapters(store, tables, self.slots, heads)
         self._prepare = moment([self.adapters], "prepare") + self._prepare
         self.segments.adapt(self.adapters)
 

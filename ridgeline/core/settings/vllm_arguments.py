@@ -41,9 +41,8 @@ PROMPTS: dict[str, Absent] = {
     "mm_processor_kwargs": _TEXT,
     "tokenization_kwargs": Absent("encode texts with get_tokenizer() and give token ids"),
 }
-POOLED = PROMPTS | {"lora_request": Absent("adapters are for models that generate; merge it into the model's weights")}
 CHATS = PROMPTS | {"chat_template_content_format": Absent("messages reach the template as texts", ("auto", "string"))}
-SCORES = POOLED | {
+SCORES = PROMPTS | {
     "data_1": Absent(ours="prompts"),
     "data_2": Absent(ours="continuations"),
     "chat_template": Absent("put it into the model's folder, as chat_template.jinja"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.plan.request import BACKGROUND
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec
 from ridgeline.serving import owner
@@ -21,7 +22,8 @@ GENERATES = "this model generates; start the server with --runner pooling to emb
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingAsked:
-    """A checked request of a client. `timeout` bounds it in seconds, and `queue_timeout` its wait; 0 is no bound."""
+    """A checked request of a client. `timeout` bounds it in seconds, and `queue_timeout` its wait; 0 is no bound.
+    `adapter` is the one that the client named as its model."""
 
     id: str
     prompt: Encoded
@@ -30,6 +32,7 @@ class PoolingAsked:
     cache_salt: str = ""
     timeout: float = 0.0
     queue_timeout: float = 0.0
+    adapter: UsedAdapter | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ async def run(service: Service, asked: PoolingAsked, index: int = 0) -> PooledAn
     request = pooling_request(
         asked.id, asked.prompt, asked.params, spec, priority=priority, cache_salt=asked.cache_salt
     )
+    request = request if asked.adapter is None else asked.adapter.of(request)
     whose = owner.current()
     service.admission.admit([request], facts, whose)
     ticket: RequestTicket | None = None

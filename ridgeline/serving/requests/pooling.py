@@ -268,6 +268,7 @@ def asked(
             raise BadRequest("an input is empty; give at least one token.", param="input")
         check_known(api, prompt.ids, "an input", "input")
         check_input(facts.max_model_len, len(prompt.ids))
+    adapter = api.adapter(body.model)
     return [
         PoolingAsked(
             id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
@@ -277,6 +278,7 @@ def asked(
             cache_salt=body.cache_salt or "",
             timeout=api.config.request_timeout,
             queue_timeout=api.config.queue_timeout,
+            adapter=adapter,
         )
         for index, prompt in enumerate(prompts)
     ]

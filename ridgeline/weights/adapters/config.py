@@ -43,6 +43,7 @@ class AdapterConfig:
         There are no ranks and scales then.
     dora: every output has a magnitude, for which the norm of its row of the adapted weight is exchanged (Liu et al.,
         arXiv 2402.09353).
+    biased: the second matrix of each module has a bias, which the scale multiplies too.
     rooted: scales are alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732) instead of alpha / rank.
     """
 
@@ -57,6 +58,7 @@ class AdapterConfig:
     rooted: bool = False
     ia3: bool = False
     dora: bool = False
+    biased: bool = False
 
     def scale(self, rank: int, alpha: float) -> float:
         """Return the factor of an adapted module's product."""
@@ -80,7 +82,10 @@ def read_adapter_config(
         raise ModelLoadError(
             f"{path} has peft_type {_short(kind)}, and {served} served here; {also}merge it into the model by PEFT."
         )
-    known = _HARMLESS | _READ | (_OF_IA3 if kind == "IA3" else set()) | (_REPLACED if replaces else set())
+    biased = _REPLACED if factors else set[str]()  # whole biases are addends of outputs
+    if factors and kind == "LORA":
+        biased = biased | {"lora_bias"}
+    known = _HARMLESS | _READ | biased | (_OF_IA3 if kind == "IA3" else set()) | (_REPLACED if replaces else set())
     if (dora := found.get("use_dora") or False) is True and kind == "LORA":
         if not factors:
             raise ModelLoadError(f"{path} sets use_dora; set enable_lora_factors, or merge it into the model by PEFT.")
@@ -112,6 +117,7 @@ def read_adapter_config(
         rooted=rooted,
         ia3=kind == "IA3",
         dora=dora,
+        biased=bool(found.get("lora_bias")),
     )
 
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
+from ridgeline.layers.attention import Attention
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.multiplied import factors
 from ridgeline.weights.loader import empty_decoder, stored_view
 from ridgeline.weights.rows import in_our_order, in_their_order
 
+HEAD = "head."  # in front of the names of maps behind pooling
+Found = TypeVar("Found")
 # Names of one module: of a text model inside a larger one, and of feed-forwards in Kimi Linear
 _OTHER_NAMES = (
     ("model.language_model.", "model."),
@@ -80,13 +84,13 @@ def adaptable(spec: ModelSpec, weights: WeightMap) -> dict[str, ModulePlace]:
     return places_in(empty_decoder(spec), weights)
 
 
-def places_in(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:
-    """Return `adaptable` of a decoder, which may be a rank's part of a model."""
+def places_in(decoder: Decoder, weights: WeightMap, under: str = "layers.") -> dict[str, ModulePlace]:
+    """Return `adaptable` of a decoder, which may be a rank's part of a model. under: in front of the maps' names."""
     found = dict[str, ModulePlace]()
     for parameter, sources in weights.items():
         name, _, kind = parameter.rpartition(".")
-        owner = decoder.get_submodule(name) if kind == "weight" and parameter.startswith("layers.") else None
-        if not isinstance(owner, Linear):
+        owner = decoder.get_submodule(name) if kind == "weight" and parameter.startswith(under) else None
+        if not isinstance(owner, Linear) or _multiplies_distances(decoder, name):
             continue
         parts = owner.parts if len(sources) > 1 else (sum(owner.parts),)
         whole = AdaptedMap(name, owner.inputs, parts)
@@ -98,10 +102,25 @@ def places_in(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:
     return found
 
 
-def placed(module: str, places: Mapping[str, ModulePlace]) -> ModulePlace | None:
-    """Return the place of a module by the name that an adapter has for it, or None."""
+def _multiplies_distances(decoder: Decoder, name: str) -> bool:
+    """Return True for a projection that multiplies vectors of distances too, which all tokens of a step share."""
+    attention = decoder.get_submodule(name.rpartition(".")[0])
+    return (
+        isinstance(attention, Attention)
+        and attention.qkv is decoder.get_submodule(name)
+        and bool(attention.spec.disentangled)
+    )
+
+
+def placed(module: str, places: Mapping[str, Found]) -> Found | None:
+    """Return the entry with the name that an adapter has for a module, or None. Adapters of a model without its head
+    leave out the first word of names, or have one more."""
     for theirs, ours in ("", ""), *_OTHER_NAMES:
         for one, other in (theirs, ours), (ours, theirs):
             if (place := places.get(module.replace(one, other, 1) if one else module)) is not None:
                 return place
-    return None
+    first, _, rest = module.partition(".")
+    if (place := places.get(rest)) is not None:
+        return place
+    roots = {name.partition(".")[0] for name in places} - {first}
+    return next((places[name] for root in sorted(roots) if (name := f"{root}.{module}") in places), None)

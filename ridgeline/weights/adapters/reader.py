@@ -38,6 +38,7 @@ LONGEST = 200  # letters of a name in a sentence
 _PREFIX = "base_model.model."
 _MATRICES, _VECTOR = ("lora_A.weight", "lora_B.weight"), "ia3_l"
 _MAGNITUDE = "lora_magnitude_vector"
+_UP_BIAS = "lora_B.bias"
 _CONVERT = (
     'python -c "import torch, safetensors.torch as s; '
     "s.save_file(torch.load('adapter_model.bin', weights_only=True), 'adapter_model.safetensors')\""
@@ -78,16 +79,19 @@ class ReadAdapter:
     pairs: of every module that it changes by products.
     factors: of every module that it changes by factors.
     replaced: the tensors that take the place of the model's own, by the checkpoint's names; float32.
+    heads: those of them that are maps behind pooling, by the decoder's names.
     """
 
     key: str
     pairs: tuple[ThinPair, ...]
     factors: tuple[Factors, ...] = ()
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         products = sum(pair.down_RI.nbytes + pair.up_OR.nbytes for pair in self.pairs)
+        products += sum(tensor.nbytes for tensor in self.heads.values())
         return products + sum(tensor.nbytes for each in self.factors for tensor in each if isinstance(tensor, Tensor))
 
     @property
@@ -127,7 +131,8 @@ def read_adapter(
     except OSError as error:
         raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
     header = _header(path, content)
-    halves = (_VECTOR,) if config.ia3 else (*_MATRICES, _MAGNITUDE) if config.dora else _MATRICES
+    halves: tuple[str, ...] = (_VECTOR,) if config.ia3 else (*_MATRICES, _MAGNITUDE) if config.dora else _MATRICES
+    halves += (_UP_BIAS,) if config.biased else ()
     whole = [name for name in header if most_replaced and not name.endswith(tuple(f".{each}" for each in halves))]
     modules = _modules({name: each for name, each in header.items() if name not in whole}, path, halves)
     known = {module: place for module in modules if (place := placed(module, places)) is not None}
@@ -148,9 +153,11 @@ def read_adapter(
         return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)), replaced)
     for module, place in known.items():
         _check_shapes(path, module, header, place, meant[module])
-        if config.dora:
-            _check_magnitude(path, module, header, place)
-    return ReadAdapter(_key(config, content), tuple(_pairs(path, content, known, meant, dtype)), replaced=replaced)
+        for kind in (*((_MAGNITUDE,) if config.dora else ()), *((_UP_BIAS,) if config.biased else ())):
+            _check_vector(path, _name(module, kind, header), header, place)
+    addends = tuple(_addends(path, content, known, meant)) if config.biased else ()
+    pairs = tuple(_pairs(path, content, known, meant, dtype))
+    return ReadAdapter(_key(config, content), pairs, addends, replaced)
 
 
 def _replaced(path: Path, content: bytes, names: list[str]) -> dict[str, Tensor]:
@@ -254,12 +261,12 @@ def _check_shapes(path: Path, module: str, header: Mapping[str, Any], place: Mod
             )
 
 
-def _magnitude_name(module: str, header: Mapping[str, Any]) -> str:
-    return next(name for name in (f"{_PREFIX}{module}.{_MAGNITUDE}", f"{module}.{_MAGNITUDE}") if name in header)
+def _name(module: str, kind: str, header: Mapping[str, Any]) -> str:
+    """Return the name of a module's tensor of this kind."""
+    return next(name for name in (f"{_PREFIX}{module}.{kind}", f"{module}.{kind}") if name in header)
 
 
-def _check_magnitude(path: Path, module: str, header: Mapping[str, Any], place: ModulePlace) -> None:
-    name = _magnitude_name(module, header)
+def _check_vector(path: Path, name: str, header: Mapping[str, Any], place: ModulePlace) -> None:
     if header[name]["shape"] != [place.outputs] or header[name]["dtype"] not in PLAIN:
         raise ModelLoadError(
             f"{path} holds {name[:LONGEST]} of shape {str(header[name]['shape'])[:LONGEST]} as "
@@ -283,7 +290,7 @@ def _pairs(
         up_OR = place.in_our_order(up_OR.float()) * meant[module].scale
         magnitude_O = None
         if f"{_PREFIX}{module}.{_MAGNITUDE}" in tensors or f"{module}.{_MAGNITUDE}" in tensors:
-            stored_O1 = tensors.pop(_magnitude_name(module, tensors)).float()[:, None]
+            stored_O1 = tensors.pop(_name(module, _MAGNITUDE, tensors)).float()[:, None]
             magnitude_O = replace(place, factor_O=None).in_our_order(stored_O1)[:, 0]
             magnitude_O = magnitude_O if place.factor_O is None else magnitude_O * place.factor_O.abs()
         pair = ThinPair(place, down_RI.to(dtype).contiguous(), up_OR.to(dtype).contiguous(), magnitude_O)
@@ -294,6 +301,18 @@ def _pairs(
             )
         found.append(pair)
     return found
+
+
+def _addends(
+    path: Path, content: bytes, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant]
+) -> Iterator[Factors]:
+    """Yield what biases of thin maps add to outputs."""
+    tensors = _loaded(path, content)
+    for module, place in known.items():
+        bias_O1 = tensors[_name(module, _UP_BIAS, tensors)].float()[:, None] * meant[module].scale
+        if not bias_O1.isfinite().all():
+            raise ModelLoadError(f"{path} holds numbers of {module[:LONGEST]} that are not finite; train it again.")
+        yield Factors(place, None, None, place.in_our_order(bias_O1)[:, 0])
 
 
 def _factors(

@@ -21,7 +21,7 @@ from torch import Tensor
 from ridgeline.core.plan.stages import weights_of_stage
 from ridgeline.core.specs.model import Source, WeightMap
 from ridgeline.layers.decoder import Decoder
-from ridgeline.weights.adapters.places import ModulePlace, places_in
+from ridgeline.weights.adapters.places import HEAD, ModulePlace, places_in
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter, ThinPair
 from ridgeline.weights.divided import Place, divided, own_sources, whole_decoder
 from ridgeline.weights.loader import stored_view
@@ -61,16 +61,24 @@ class AdapterShares:
             for place, down_RI, up_OR, magnitude_O in adapter.pairs
             if _of(place.source) in self.own
         )
+        heads = (pair for pair in adapter.pairs if pair.place.map.name.startswith(HEAD))
         factors = (
             Factors(
                 self._own(place),
                 None if input_1I is None else self._columns(place, input_1I),
                 None if output_O1 is None else self._rows(place, output_O1),
+                self._addend(place, added_O),
             )
-            for place, input_1I, output_O1, _ in adapter.factors
+            for place, input_1I, output_O1, added_O in adapter.factors
             if _of(place.source) in self.own
         )
-        return replace(adapter, pairs=tuple(pairs), factors=tuple(factors))
+        return replace(adapter, pairs=(*pairs, *heads), factors=tuple(factors))
+
+    def _addend(self, place: ModulePlace, added_O: Tensor | None) -> Tensor | None:
+        """Return a rank's rows of an addend; added up over ranks, it must count once."""
+        if added_O is None or (self._rank > 0 and self._own(place).map.inputs < place.map.inputs):
+            return None
+        return self._rows(place, added_O[:, None])[:, 0]
 
     def _own(self, place: ModulePlace) -> ModulePlace:
         return self.own[_of(place.source)]

@@ -39,12 +39,16 @@ class MergedAdapter:
         self._changes: dict[str, Callable[[Make], Tensor]] = {
             pair.place.source.name: partial(_with_product, pair) for pair in found.pairs
         }
-        self._changes |= {each.place.source.name: partial(_scaled, each) for each in found.factors}
+        scaled = [each for each in found.factors if each.input_1I is not None or each.output_O1 is not None]
+        self._changes |= {each.place.source.name: partial(_scaled, each) for each in scaled}
+        self._changes |= {
+            _bias_of(each.place): partial(_with_addend, each) for each in found.factors if each.added_O is not None
+        }
         self._changes |= {name: partial(_instead, name, each) for name, each in found.replaced.items()}
         self._missing = set(self._changes)
-        for each in found.factors:
+        for each in scaled:
             if each.output_O1 is not None:  # what a module adds is multiplied too
-                self._changes[each.place.source.name.removesuffix("weight") + "bias"] = partial(_scaled_bias, each)
+                self._changes[_bias_of(each.place)] = partial(_scaled_bias, each)
 
     def added(self, name: str, make: Make) -> Make | None:
         """Return a function that makes a tensor as the adapter changes it, float32, or None for a tensor that the
@@ -87,6 +91,15 @@ def _scaled(factors: Factors, make: Make) -> Tensor:
 def _scaled_bias(factors: Factors, make: Make) -> Tensor:
     assert factors.output_O1 is not None
     return make().float() * _theirs(factors.place, factors.output_O1)[:, 0]
+
+
+def _with_addend(factors: Factors, make: Make) -> Tensor:
+    assert factors.added_O is not None
+    return make().float() + factors.place.in_their_order(factors.added_O[:, None])[:, 0]
+
+
+def _bias_of(place: ModulePlace) -> str:
+    return place.source.name.removesuffix("weight") + "bias"
 
 
 def _theirs(place: ModulePlace, ours_O1: Tensor) -> Tensor:

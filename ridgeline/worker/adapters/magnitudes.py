@@ -42,7 +42,7 @@ def with_factors(adapter: ReadAdapter, decoder: Decoder) -> ReadAdapter:
             continue
         linear = decoder.get_submodule(pair.place.map.name)
         assert isinstance(linear, Linear)
-        factor_O = pair.magnitude_O / _norms(_weight(linear, pair.place, device), pair)
+        factor_O = pair.magnitude_O / _norms(_own(numbers_of(linear, device), pair.place), pair)
         bias_O = None if linear.bias is None else _own(linear.bias.detach(), pair.place).float().cpu()
         added_O = None if bias_O is None else (1 - factor_O) * bias_O
         up_OR = (pair.up_OR.float() * factor_O[:, None]).to(pair.up_OR.dtype)
@@ -52,16 +52,16 @@ def with_factors(adapter: ReadAdapter, decoder: Decoder) -> ReadAdapter:
 
 
 @torch.inference_mode()
-def _weight(linear: Linear, place: ModulePlace, device: torch.device) -> Tensor:
-    """Return a module's weight, [O, I]: the numbers that a quantized one stands for."""
+def numbers_of(linear: Linear, device: torch.device) -> Tensor:
+    """Return the weight of a linear map, [O, I]: the numbers that a quantized one stands for."""
     if linear.weight is not None:
-        return _own(linear.weight.detach(), place)
+        return linear.weight.detach()
     matrix = linear.matrix.inner if isinstance(linear.matrix, AdaptedWeight) else linear.matrix
     columns = torch.arange(linear.inputs, device=device)
     found = list[Tensor]()
     for column_i in columns.split(ROWS):  # products with unit vectors are columns, whatever the form
         unit_iI = (column_i[:, None] == columns).to(linear.dtype)
-        found.append(_own(matrix.linear(unit_iI, None).T, place))
+        found.append(matrix.linear(unit_iI, None).T)
     return torch.cat(found, dim=1)
 
 

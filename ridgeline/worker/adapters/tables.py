@@ -65,7 +65,7 @@ class AdapterTables:
                 input_AI, output_AO = (
                     torch.ones(places + 1, size, device=device) for size in (each.inputs, sum(each.parts))
                 )
-                added_AO = None if linear.bias is None else torch.zeros_like(output_AO)
+                added_AO = torch.zeros_like(output_AO)
                 vectors = AdapterVectors(input_AI, output_AO, added_AO)
             linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, matrices, self.step, vectors)
             self._maps[each.name] = MapMatrices(each, index, down_APRI, up_AOR, vectors)
@@ -109,8 +109,7 @@ class AdapterTables:
                 vectors.input_AI[at].copy_(input_1I[0], non_blocking=True)
             rows = slice(where.first, where.first + where.outputs)
             if added_O is not None:
-                assert vectors.added_AO is not None
-                vectors.added_AO[at, rows].copy_(added_O, non_blocking=True)
+                vectors.added_AO[at, rows] += upload(added_O.numpy(), vectors.added_AO.device)
             if output_O1 is not None:
                 vectors.output_AO[at, rows].copy_(output_O1[:, 0], non_blocking=True)
 

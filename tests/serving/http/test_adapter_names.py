@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -15,7 +17,8 @@ from tests.serving.conftest import MODEL, Server, StartServer, engine_in_a_threa
 
 pytest.importorskip("peft")
 
-from tests.peft_adapters import save_random
+from tests import pooled_models
+from tests.peft_adapters import PeftAdapter, save_random
 
 TEXT = "def add(a, b):"
 
@@ -66,6 +69,26 @@ def test_completions_and_chats_run_with_the_adapter_that_they_name(server: Serve
     assert chats[0].choices[0].message.content != chats[1].choices[0].message.content
     with pytest.raises(openai.NotFoundError, match="this server has: embedded, alias, red"):
         server.client.completions.create(model="blue", prompt=TEXT)
+
+
+def test_embeddings_are_those_of_the_adapter_that_they_name(start_server: StartServer, tmp_path: Path) -> None:
+    folder = pooled_models.sentence_folder("bert", tmp_path / "embeds", "mean_tokens")
+    PeftAdapter.of(pooled_models.build("bert"), tmp_path / "adapter", target_modules=["query", "output.dense"])
+    named = NamedAdapter("red", str(tmp_path / "adapter"))
+    options: dict[str, Any] = {"enable_lora": True, "max_num_seqs": 8}
+    with LLM(folder, device="cpu", dtype="float32", enable_lora=True) as llm:
+        lora: list[LoRARequest | None] = [None, LoRARequest("red", 1, named.path)]
+        wanted = [each.outputs.embedding for each in llm.embed(["the quick fox"] * 2, lora_request=lora)]
+    with (
+        engine_in_a_thread(tmp_path / "socket", model=str(folder), adapters=(named,), **options),
+        start_server(folder, tmp_path / "socket", adapters=(named,)) as server,
+    ):
+        models = [each.id for each in server.client.models.list() if each.id != "red"]
+        for model, vector in zip((models[0], "red"), wanted, strict=True):
+            answer = server.client.embeddings.create(model=model, input="the quick fox", encoding_format="float")
+            assert answer.model == model
+            assert answer.data[0].embedding == pytest.approx(vector, abs=1e-5)
+    assert wanted[0] != pytest.approx(wanted[1], abs=1e-3)
 
 
 def test_names_obey_a_grammar_and_never_shadow_a_model(adapter: NamedAdapter) -> None:
