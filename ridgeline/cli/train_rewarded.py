@@ -195,7 +195,7 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
         unsafe=reward.unsafe_local_rewards,
     )
     others = {k: v for k, v in asdict(policy).items() if not k.startswith("clip")}
-    clip = modules["advantages"].Clip(policy.clip_low, policy.clip_high)
+    clip = modules["advantages"].ClipRange(policy.clip_low, policy.clip_high)
     loss = modules["rollout_objective"].LossConfig(kind=kind, clip=clip, **others, **own)
     config = modules["reinforce"].ReinforceConfig(
         loss=loss,

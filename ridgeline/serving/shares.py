@@ -97,7 +97,7 @@ def _fail(result: asyncio.Future[T], error: BaseException) -> None:
 
 
 TEXTS = Shares(5, "texts")
-# Chat templates run in children (text/confined.py), so there are as many threads as children.
+# Chat templates run in children (core/confined.py), so there are as many threads as children.
 TEMPLATES = Shares(3, "templates")
 # Large JSON. Its decoder holds the interpreter, so the event loop would wait for each further thread.
 BODIES = Shares(2, "bodies")

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ridgeline.core.confined import Confined, OverLimit
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.text.arguments import short
-from ridgeline.text.confined import Confined, OverLimit
 from ridgeline.text.gguf_tokenizer import gguf_templates
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import bounded_text, read_json

@@ -36,7 +36,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     there is no `lipsum`.
 
     The rest (the text of a value that holds another many times, the sum of all values alive at once) is bounded by the
-    process that this runs in (text/confined.py).
+    process that this runs in (core/confined.py).
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})

@@ -57,14 +57,14 @@ def whitened(x_N: Tensor) -> Tensor:
     return (x_N - x_N.mean()) * torch.rsqrt(x_N.var() + 1e-8)
 
 
-class Clip(NamedTuple):
+class ClipRange(NamedTuple):
     """The range of a ratio, 1 - low … 1 + high, in which it has a gradient that makes it more extreme."""
 
     low: float
     high: float
 
 
-def clipped_losses(logprob: Tensor, old: Tensor, advantage: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
+def clipped_losses(logprob: Tensor, old: Tensor, advantage: Tensor, clip: ClipRange) -> tuple[Tensor, Tensor]:
     """Return the losses of tokens, or of whole answers, and which of them the clip decides (PPO; Schulman et al., arXiv
     1707.06347). All arguments have one shape."""
     ratio = torch.exp(logprob - old)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.training.advantages import (
-    Clip,
+    ClipRange,
     Scale,
     clipped_losses,
     divergence,
@@ -58,7 +58,7 @@ class LossConfig:
     """
 
     kind: Kind
-    clip: Clip
+    clip: ClipRange
     beta: float = 0.0
     iterations: int = 1
     staleness: int = 0

@@ -25,9 +25,9 @@ import jsonschema
 from jsonschema.validators import validator_for
 from llguidance import LLMatcher
 
+from ridgeline.core.confined import Confined, OverLimit
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.grammars.grammar import BYTES, compiled, usable
-from ridgeline.text.confined import Confined, OverLimit
 from ridgeline.transport.messages import Grammar
 from ridgeline_bench.scripts.asked import asked
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from ridgeline.core.confined import Confined
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.text.chat_template import ChatTemplate, template_processes
-from ridgeline.text.confined import Confined
 
 CHATML = """\
 {%- if tools %}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.text import confined
-from ridgeline.text.confined import HEADER, encode
+from ridgeline.core import confined
+from ridgeline.core.confined import HEADER, encode
 
 TEXTS = st.text(st.characters(), max_size=6) | st.sampled_from(["\ud800", '"\\\u2028\0', "é" * 5000])
 VALUES = st.recursive(

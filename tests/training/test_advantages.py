@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ridgeline.training.advantages import (
-    Clip,
+    ClipRange,
     clipped_losses,
     divergence,
     generalized,
@@ -68,7 +68,7 @@ def test_ratios_are_clipped_where_that_is_worse() -> None:
     logprob, old, advantage = (numbers(40, seed) for seed in (4, 5, 6))
     x = torch.tensor(logprob, dtype=DOUBLE, requires_grad=True)
     loss, cut = clipped_losses(
-        x, torch.tensor(old, dtype=DOUBLE), torch.tensor(advantage, dtype=DOUBLE), Clip(0.2, 0.3)
+        x, torch.tensor(old, dtype=DOUBLE), torch.tensor(advantage, dtype=DOUBLE), ClipRange(0.2, 0.3)
     )
     loss.sum().backward()
     assert x.grad is not None

@@ -1,7 +1,7 @@
 """Checks of grammars by an API server: each grammar is compiled once before its request is accepted, and put into words
 that the engine can use.
 
-A grammar is foreign code, so it is compiled in a child process with limits (text/confined.py).
+A grammar is foreign code, so it is compiled in a child process with limits (core/confined.py).
 Clients take turns there. Only the time that the grammar itself takes counts against it; if it had to wait for too long,
 the client gets the error of a busy server.
 """
@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from ridgeline.core.confined import Confined, OverLimit
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving import owner
 from ridgeline.serving.errors import GrammarsBusy
 from ridgeline.serving.grammars.fair import FairPool, Full, Job
-from ridgeline.text.confined import Confined, OverLimit
 from ridgeline.transport.messages import Grammar
 
 PROCESSES = 2

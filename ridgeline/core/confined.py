@@ -1,11 +1,13 @@
-"""Child processes with limits that run a function of ours on untrusted programs (a chat template, a grammar).
+"""Child processes with limits that run a function of ours on what clients and models' authors sent: a chat template, a
+grammar, a picture.
 
     render = Confined("ridgeline.text.sandbox:renderer", seconds=5, memory=512 << 20)
     render({"source": …, "variables": …})
 
 Python cannot stop a step inside its own interpreter (`'%1000000000d' % 1`), nor bound what all values together take;
 the kernel can do both for a process. Children start when they are first needed and stay. A call costs two messages over
-pipes, both in JSON. A child that breaks a limit is killed, and the next call starts another.
+a socket, both in JSON, and what is large goes through shared memory. A child that breaks a limit is killed, and another
+takes its place.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -52,25 +56,33 @@ class Confined:
     which raises nothing that concerns the user. At most `most` children run at once, and further calls wait for one.
     `seconds` is the processor time that a call may take, so that a busy machine fails no call; on the clock a call may
     take WALL times that. `memory` is in bytes beyond what a child has once it is ready.
+
+    A `sealed` child has no network, opens no files and starts no processes (`core.sealed`). Its function gets a
+    `confined_child.Caller` beside the argument: shared memory to read from, and a way to ask the caller for more.
     """
 
-    def __init__(self, function: str, *, seconds: float, memory: int, most: int = 2) -> None:
-        self._function, self._seconds, self._memory = function, seconds, memory
+    def __init__(self, function: str, *, seconds: float, memory: int, most: int = 2, sealed: bool = False) -> None:
+        self._function, self._seconds, self._memory, self._sealed = function, seconds, memory, sealed
         self._free = threading.BoundedSemaphore(most)
         self._idle: list[Child] = []
         weakref.finalize(self, _end_all, self._idle)
 
-    def __call__(self, argument: Any) -> Any:
+    def __call__(self, argument: Any, *, seconds: float = 0.0, call: ChildCall | None = None) -> Any:
         """Return the function's result. Raise OverLimit, and TypeError or ValueError for an argument that JSON cannot
-        hold."""
+        hold.
+
+        seconds: fewer than those of all calls, for this one. call: the shared memory and the questions of one call.
+        """
         message = encode(argument)
         with self._free:
             child = self._take()
             try:
-                reply = child.ask(message, self._seconds)
+                reply = child.ask(message, seconds or self._seconds, call or ChildCall())
                 self._check(child, reply)
             except BaseException:
                 child.end()
+                if self._sealed:  # the next call must not wait for its start
+                    self.warm()
                 raise
             self._idle.append(child)
         return reply["result"]
@@ -100,38 +112,49 @@ class Confined:
         return self._start()
 
     def _start(self) -> Child:
-        return Child([self._function, str(self._seconds), str(self._memory)])
+        return Child([self._function, str(self._seconds), str(self._memory), *(["sealed"] if self._sealed else [])])
+
+
+class ChildCall:
+    """The shared memory and the answers that go beside a call's argument.
+
+    descriptor: a file of shared memory that the child may read, or None.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = descriptor
+
+    def answer(self, question: Any) -> tuple[Any, int | None]:
+        """Return the answer to a question of the child, and a file of shared memory that goes with it, or None."""
+        raise NotImplementedError
 
 
 class Child:
-    """One process, and the two ends of its pipes."""
+    """One process, and the socket to it."""
 
     def __init__(self, arguments: list[str]) -> None:
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | of_helper()
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        self._process = subprocess.Popen(
-            # -S: with the path given nothing of site is needed, and it takes a third of the start
-            [sys.executable, "-P", "-S", "-m", "ridgeline.text.confined_child", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            bufsize=0,
-            process_group=0,  # Ctrl+C must not reach the child
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._to, self._from = self._process.stdin, self._process.stdout
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                # -S: with the path given nothing of site is needed, and it takes a third of the start
+                [sys.executable, "-P", "-S", "-m", "ridgeline.core.confined_child", *arguments],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                process_group=0,  # Ctrl+C must not reach the child
+            )
         self._owner = os.getpid()
         self._ready = False
-        for pipe in (self._to, self._from):
-            os.set_blocking(pipe.fileno(), False)
+        self._link.setblocking(False)
 
     @property
     def usable(self) -> bool:
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def ask(self, message: bytes, seconds: float) -> Any:
+    def ask(self, message: bytes, seconds: float, call: ChildCall) -> Any:
         """Return the reply, or None if the process ended instead. Raise OverLimit, and RuntimeError if it never
         started."""
         try:
@@ -139,11 +162,14 @@ class Child:
                 raise RuntimeError(f"a process of ours did not start: {self._process.args!r}")
             self._ready = True
             deadline = Deadline(self._process.pid, seconds)
-            self._send(message, deadline)
-            return self._receive(deadline)
+            self._send(message, deadline, call.descriptor)
+            while isinstance(reply := self._receive(deadline), dict) and "asks" in reply:
+                answer, descriptor = call.answer(reply["asks"])
+                self._send(encode(answer), deadline, descriptor)
+            return reply
         except TimeoutError:
             raise OverLimit(f"it took longer than {seconds:g} s") from None
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             return None
 
     def end(self) -> int:
@@ -151,21 +177,22 @@ class Child:
         if self._owner == os.getpid():
             self._process.kill()
             self._process.wait()
-        self._to.close()
-        self._from.close()
+        self._link.close()
         return self._process.returncode or 0
 
-    def _send(self, message: bytes, deadline: Deadline) -> None:
-        descriptor, rest = self._to.fileno(), memoryview(message)
+    def _send(self, message: bytes, deadline: Deadline, descriptor: int | None = None) -> None:
+        rest, beside = memoryview(message), [] if descriptor is None else [descriptor]
         while rest:
-            deadline.wait(descriptor, select.POLLOUT)
-            rest = rest[os.write(descriptor, rest[:PIECE]) :]
+            deadline.wait(self._link.fileno(), select.POLLOUT)
+            with suppress(BlockingIOError):  # a socket may be writable and yet too full for a piece
+                rest = rest[socket.send_fds(self._link, [rest[:PIECE]], beside) :]
+                beside = []
 
     def _receive(self, deadline: Deadline) -> Any:
-        descriptor, found, wanted = self._from.fileno(), bytearray(), HEADER
+        found, wanted = bytearray(), HEADER
         while len(found) < wanted:
-            deadline.wait(descriptor, select.POLLIN)
-            piece = os.read(descriptor, PIECE)
+            deadline.wait(self._link.fileno(), select.POLLIN)
+            piece = self._link.recv(PIECE)
             if not piece:
                 return None
             found += piece

@@ -1,0 +1,234 @@
+"""Decoding in a bounded pool of sealed processes, with results in shared memory.
+
+    decoders = Decoders(MediaBounds())
+    picture = decoders.picture(data)
+    sound = decoders.sound(data, rate=16_000)
+
+Calls block and may come from any thread. An item's memory counts until its array is gone.
+
+An item's digest is that of its file's bytes, of all that decides how they are decoded, and of the result's shape: files
+are a tenth as long as what they hold.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from ridgeline.core.confined import ChildCall, Confined, OverLimit
+from ridgeline.media import frames
+from ridgeline.media.bounds import BadMedia, MediaBounds, check_bytes, form_of
+from ridgeline.media.items import Clip, Picture, Sound
+
+PATIENCE = 10.0  # seconds that a decoded item may wait for memory of others to be free
+F_ADD_SEALS, SHRINK, GROW = 1033, 2, 4  # of fcntl: a file of memory keeps its size, so that no reader meets its end
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # then nothing is decoded either
+        return ""
+
+
+VERSIONS = [_version("pillow"), _version("av")]  # another one may decode to other numbers
+
+
+class NoMemory(Exception):
+    """The memory for decoded items is taken by others. Trying again later makes sense."""
+
+
+class Decoders:
+    """A pool of at most `processes` processes that decode, which start when they are needed."""
+
+    def __init__(self, bounds: MediaBounds | None = None, processes: int = 2, patience: float = PATIENCE) -> None:
+        self.bounds = bounds or MediaBounds()
+        self.room = MediaMemory(self.bounds.held)
+        self._patience = patience
+        self._run = Confined(
+            "ridgeline.media.decoding:decoder",
+            seconds=self.bounds.seconds,
+            memory=self.bounds.memory,
+            most=processes,
+            sealed=True,
+        )
+
+    def warm(self) -> None:
+        """Start a process for the first call, without waiting for it."""
+        self._run.warm()
+
+    def picture(self, data: bytes, *, background: Sequence[int] = (255, 255, 255), owner: str = "") -> Picture:
+        """Return a picture. Raise BadMedia, NoMemory.
+
+        background: red, green and blue of what is seen through it. owner: of the memory that it takes.
+        """
+        asked = {"kind": "picture", "background": list(background)}
+        found, pixels = self._decoded(asked, data, owner)
+        return Picture(pixels, _digest(data, asked, found))
+
+    def clip(self, data: bytes, choose: Callable[[int, float], Sequence[int]] | None = None, owner: str = "") -> Clip:
+        """Return the frames of a video that `choose` names by the number of all frames and those a second; without it
+        `media.frames.chosen` does. Raise BadMedia, NoMemory."""
+        asked = {"kind": "video"}
+        found, pixels = self._decoded(asked, data, owner, choose or frames.chosen)
+        return Clip(pixels, np.array(found["times"], np.float64), found["fps"], _digest(data, asked, found))
+
+    def sound(self, data: bytes, rate: int | None = None, *, owner: str = "") -> Sound:
+        """Return a sound at a rate of samples a second, or at its own. Raise BadMedia, NoMemory."""
+        asked = {"kind": "sound", "rate": rate}
+        found, samples = self._decoded(asked, data, owner)
+        return Sound(samples, found["rate"], _digest(data, asked, found))
+
+    def _decoded(
+        self,
+        asked: dict[str, Any],
+        data: bytes,
+        owner: str,
+        choose: Callable[[int, float], Sequence[int]] | None = None,
+    ) -> tuple[Any, np.ndarray]:
+        kind, bounds = asked["kind"], self.bounds
+        check_bytes(len(data), kind, bounds)
+        form_of(data, kind)  # what is refused at once needs no process
+        deadline = time.monotonic() + self._patience
+        with _Shared.of(data) as given:
+            while True:
+                call = _Decoding(given.descriptor, partial(self.room.take, owner=owner), choose)
+                seconds = bounds.picture_seconds if kind == "picture" else bounds.seconds
+                try:
+                    found = self._run(asked | {"bounds": asdict(bounds)}, seconds=seconds, call=call)
+                except OverLimit as limit:
+                    raise BadMedia(f"the {kind} was not decoded: {limit}; send a smaller one.") from None
+                finally:
+                    call.close()
+                if "error" in found:
+                    raise BadMedia(found["error"])
+                if "full" in found:
+                    self.room.wait(found["full"], owner, deadline)
+                    continue
+                return found, call.array(found["shape"])
+
+
+def _digest(data: bytes, asked: Any, found: Any) -> bytes:
+    told = json.dumps([VERSIONS, asked, found], sort_keys=True, separators=(",", ":"))
+    return sha256(sha256(data).digest() + told.encode()).digest()
+
+
+class _Decoding(ChildCall):
+    """One call: the memory that its result is written to, and which frames of a video are wanted."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        take: Callable[[int], Callable[[], None] | None],
+        choose: Callable[[int, float], Sequence[int]] | None,
+    ) -> None:
+        super().__init__(descriptor)
+        self._take, self._choose = take, choose
+        self._made: _Shared | None = None
+
+    def answer(self, question: Any) -> tuple[Any, int | None]:
+        if "frames" in question and self._choose is not None:
+            return list(self._choose(question["frames"], question["rate"])), None
+        size = question["room"]
+        if self._made is not None or (release := self._take(size)) is None:
+            return False, None
+        self._made = _Shared(size, release)
+        return True, self._made.descriptor
+
+    def array(self, shape: Sequence[int]) -> np.ndarray:
+        """Return the result, read-only."""
+        assert self._made is not None
+        return self._made.array(shape)
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+
+class _Shared:
+    """Memory that another process can map. `release` is called once it is gone."""
+
+    def __init__(self, size: int, release: Callable[[], None] | None = None) -> None:
+        self.descriptor = os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, size)
+        fcntl.fcntl(self.descriptor, F_ADD_SEALS, SHRINK | GROW)
+        self.memory = mmap.mmap(self.descriptor, size)
+        if release is not None:
+            weakref.finalize(self.memory, release)
+
+    @classmethod
+    def of(cls, data: bytes) -> _Shared:
+        made = cls(len(data))
+        made.memory[:] = data
+        return made
+
+    def array(self, shape: Sequence[int]) -> np.ndarray:
+        dtype = np.dtype(np.float32 if len(shape) == 1 else np.uint8)
+        found = np.frombuffer(self.memory, dtype).reshape(shape)
+        found.flags.writeable = False
+        return found
+
+    def close(self) -> None:
+        """Close the file. The memory goes with the last array."""
+        os.close(self.descriptor)
+
+    def __enter__(self) -> _Shared:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MediaMemory:
+    """The bytes that decoded items take together, of which one owner has at most half."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self._taken = most, Counter[str]()
+        self._changed = threading.Condition(threading.RLock())  # items may go while this thread holds it
+
+    @property
+    def taken(self) -> int:
+        """Bytes that are taken."""
+        with self._changed:
+            return self._taken.total()
+
+    def take(self, size: int, owner: str) -> Callable[[], None] | None:
+        """Take these bytes, and return what gives them back. Return None if they are not free."""
+        with self._changed:
+            if not self._is_free(size, owner):
+                return None
+            self._taken[owner] += size
+        return partial(self._release, size, owner)
+
+    def wait(self, size: int, owner: str, deadline: float) -> None:
+        """Wait until so many bytes are free. Raise NoMemory at the deadline, and BadMedia if they never will be."""
+        if size > self.most // 2:
+            raise BadMedia(f"the item has {size} bytes decoded, of at most {self.most // 2}; send a smaller one.")
+        with self._changed:
+            while not self._is_free(size, owner):
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and deadline <= time.monotonic():
+                    raise NoMemory("the memory for pictures, video and sound is taken by other requests")
+
+    def _is_free(self, size: int, owner: str) -> bool:
+        return self._taken[owner] + size <= self.most // 2 and self._taken.total() + size <= self.most
+
+    def _release(self, size: int, owner: str) -> None:
+        with self._changed:
+            self._taken[owner] -= size
+            if self._taken[owner] <= 0:
+                del self._taken[owner]
+            self._changed.notify_all()
