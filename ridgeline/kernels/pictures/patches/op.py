@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.op import Implementation, Op, on_cpu
-from ridgeline.kernels.pictures.patches.tables import BITS, HALF, OUTSIDE, Stage, Taps, numbers, stages, taps
+from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
+from ridgeline.kernels.pictures.patches.tables import BITS, HALF, OUTSIDE, Stage, Taps, inner, numbers, stages, taps
 from ridgeline.kernels.pictures.views import RGB, Box, Filter, Patching, View
 
 
@@ -80,13 +80,6 @@ def _in(part_HWC: Tensor, box: Box, inside: Box, color_C: Tensor) -> Tensor:
     return whole_HWC
 
 
-def inner(box: Box, height: int, width: int) -> Box:
-    """Return the part of a box that is inside a picture."""
-    top, left = min(max(box.top, 0), height), min(max(box.left, 0), width)
-    bottom, right = min(max(box.top + box.rows, top), height), min(max(box.left + box.columns, left), width)
-    return Box(top, left, bottom - top, right - left)
-
-
 def window_inside(step: Stage) -> Box:
     """Return the part of a stage's window that the resized picture covers."""
     return inner(step.window, step.height, step.width)
@@ -127,5 +120,8 @@ def _matrix(axis: Taps, old: int, start: int, count: int) -> Tensor:
 PATCHES = Op(
     "patches",
     patches,
-    (Implementation("torch", "ridgeline.kernels.pictures.patches.torch_ops:patches", on_cpu),),
+    (
+        Implementation("triton", "ridgeline.kernels.pictures.patches.triton:patches", on_gpu),
+        Implementation("torch", "ridgeline.kernels.pictures.patches.torch_ops:patches", on_cpu),
+    ),
 )

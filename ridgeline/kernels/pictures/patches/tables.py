@@ -128,6 +128,13 @@ def stages(view: View, size: tuple[int, int]) -> tuple[Stage, ...]:
     return (*found, Stage(around, view.height, view.width, view.window))
 
 
+def inner(box: Box, height: int, width: int) -> Box:
+    """Return the part of a box that is inside a picture."""
+    top, left = min(max(box.top, 0), height), min(max(box.left, 0), width)
+    bottom, right = min(max(box.top + box.rows, top), height), min(max(box.left + box.columns, left), width)
+    return Box(top, left, bottom - top, right - left)
+
+
 @lru_cache(maxsize=64)
 def numbers(patching: Patching) -> np.ndarray:
     """Return the number for each value of a pixel: [257, C] float32, rounded where transformers rounds. The last is
