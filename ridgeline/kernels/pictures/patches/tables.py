@@ -1,4 +1,4 @@
-"""The tables of a resize, as PIL has them: which pixels a new pixel is made of, and with which weights. Free of torch.
+"""The tables of a resize, as PIL has them: the pixels that a new pixel is made of, and their weights. Free of torch.
 
 Legend:
     Q  new pixels along an axis

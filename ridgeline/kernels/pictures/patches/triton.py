@@ -129,9 +129,9 @@ def patches(
             _pass[grid](source_O, tables, own, scratch_O, VERTICAL=launch.vertical, HIGH=HIGH, WIDE=WIDE, num_warps=4)
             continue
         _rows[grid](
-            source_O, tables, own, _numbers(patching, dtype, device), out_NP, VERTICAL=launch.vertical, ROWS=patching.rows, COLUMNS=patching.columns,
-            FRAMES=patching.frames, MERGE=patching.merge, LAST=patching.channels_last, HIGH=HIGH, WIDE=WIDE,
-            num_warps=4,
+            source_O, tables, own, _numbers(patching, dtype, device), out_NP, VERTICAL=launch.vertical,
+            ROWS=patching.rows, COLUMNS=patching.columns, FRAMES=patching.frames, MERGE=patching.merge,
+            LAST=patching.channels_last, HIGH=HIGH, WIDE=WIDE, num_warps=4,
         )  # fmt: skip
     return out_NP
 
