@@ -25,7 +25,7 @@ from ridgeline.perf.context import link_between, pays_from
 from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping
-from ridgeline.weights.adapters.places import HEAD, places_in
+from ridgeline.weights.adapters.places import HEAD, expert_places, places_in
 from ridgeline.weights.adapters.reader import WIDEST, ReadAdapter, read_adapter
 from ridgeline.weights.adapters.shares import AdapterShares
 from ridgeline.weights.loader import Progress, empty_decoder, load_weights
@@ -123,6 +123,8 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     model, rank, mesh = choices.model, config.max_lora_rank, decoder.mesh
     whole, factors = empty_decoder(model.spec), config.enable_lora_factors
     places = places_in(whole, model.weights)
+    if config.enable_lora_experts:
+        places |= expert_places(whole, model.weights)
     heads = places_in(whole, model.weights, HEAD)
     most = sum(each.outputs for each in places.values()) if factors else 0
     most += sum(each.numel() for name, each in whole.named_parameters() if name.startswith(HEAD))

@@ -41,6 +41,7 @@ APART: Mapping[tuple[str, str], str] = {
     (BELOW, "enable_sleep_mode"): "sleep moves the weights of a device",
     ("enable_lora", CP): "adapters need all tokens of a step",
     **{(name, DP): "ranks with requests of their own read folders at unlike times" for name in HOST_LORAS},
+    **{("enable_lora_experts", axis): "adapters of experts are for one device yet" for axis in SIZES},
     ("enable_lora", OFFLOAD): "the experts of such a model are moved step by step",
     **{("speculative_config", axis): "drafts are verified by ranks that have all tokens yet" for axis in (PP, CP, DP)},
 }
@@ -63,7 +64,14 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
     "all2all_backend": (((DP,),), "it is for ranks with tokens of their own"),
     "eplb_config": (((MOVING,),), "it says how experts move"),
     **dict.fromkeys(
-        ("max_loras", "max_lora_rank", "max_cpu_loras", "max_cpu_lora_bytes", "enable_lora_factors"),
+        (
+            "max_loras",
+            "max_lora_rank",
+            "max_cpu_loras",
+            "max_cpu_lora_bytes",
+            "enable_lora_factors",
+            "enable_lora_experts",
+        ),
         ((("enable_lora",),), "it is for adapters"),
     ),
     **dict.fromkeys(
