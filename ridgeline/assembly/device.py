@@ -24,6 +24,7 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.context import link_between, pays_from
 from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
+from ridgeline.perf.streamed import LayersBelow
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.adapters.places import HEAD, expert_places, places_in
 from ridgeline.weights.adapters.reader import WIDEST, ReadAdapter, read_adapter
@@ -92,7 +93,6 @@ def _load(
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
             decoder.prepare()
-            decoder.stream()
             if isinstance(decoder, ForeignDecoder):
                 _compile(decoder, choices, progress)
                 check_agrees(decoder)
@@ -162,8 +162,8 @@ def _decoder(choices: Choices) -> Decoder:
         rotary_rows=choices.longest,
         scheme_of=keeping(choices.forms, choices.scheme),
         mesh=choices.mesh,
-        expert_cache=choices.config.moe_expert_cache_size,
-        below=() if choices.below is None else choices.below.layers,
+        expert_cache=choices.expert_slots,
+        below=choices.below.layers if isinstance(choices.below, LayersBelow) else (),
     )
 
 
