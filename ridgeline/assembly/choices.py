@@ -137,7 +137,7 @@ class Choices:
 
     @property
     def expert_slots(self) -> int:
-        """Of how many experts of a layer the device holds the matrices; 0: of all."""
+        """The number of experts of a layer whose matrices the device holds; 0: of all."""
         own = self.config.moe_expert_cache_size
         return self.below.slots if isinstance(self.below, ExpertsBelow) else own
 
