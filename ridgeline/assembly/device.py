@@ -24,8 +24,9 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.context import link_between, pays_from
 from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
+from ridgeline.perf.streamed import LayersBelow
 from ridgeline.quantization.held import keeping
-from ridgeline.weights.adapters.places import HEAD, places_in
+from ridgeline.weights.adapters.places import HEAD, expert_places, places_in
 from ridgeline.weights.adapters.reader import WIDEST, ReadAdapter, read_adapter
 from ridgeline.weights.adapters.shares import AdapterShares
 from ridgeline.weights.loader import Progress, empty_decoder, load_weights
@@ -92,7 +93,6 @@ def _load(
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
             decoder.prepare()
-            decoder.stream()
             if isinstance(decoder, ForeignDecoder):
                 _compile(decoder, choices, progress)
                 check_agrees(decoder)
@@ -123,6 +123,8 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     model, rank, mesh = choices.model, config.max_lora_rank, decoder.mesh
     whole, factors = empty_decoder(model.spec), config.enable_lora_factors
     places = places_in(whole, model.weights)
+    if config.enable_lora_experts:
+        places |= expert_places(whole, model.weights)
     heads = places_in(whole, model.weights, HEAD)
     most = sum(each.outputs for each in places.values()) if factors else 0
     most += sum(each.numel() for name, each in whole.named_parameters() if name.startswith(HEAD))
@@ -160,8 +162,8 @@ def _decoder(choices: Choices) -> Decoder:
         rotary_rows=choices.longest,
         scheme_of=keeping(choices.forms, choices.scheme),
         mesh=choices.mesh,
-        expert_cache=choices.config.moe_expert_cache_size,
-        below=() if choices.below is None else choices.below.layers,
+        expert_cache=choices.expert_slots,
+        below=choices.below.layers if isinstance(choices.below, LayersBelow) else (),
     )
 
 

@@ -190,6 +190,7 @@ class Ready(Message, frozen=True, tag="ready"):
 
     kv_cache: bytes. num_pages: of the smallest cache of all ranks. why: the reason for the dtype.
     fingerprint: of the files of the model, and of what drafts for it, before the rank read them (`weights.folder`).
+    below_bytes: of layers that wait in the host's memory. copying: seconds in which they come.
     """
 
     dtype: str
@@ -206,6 +207,8 @@ class Ready(Message, frozen=True, tag="ready"):
     cascade: bool
     captured: bool
     fingerprint: str = ""
+    below_bytes: int = 0
+    copying: float = 0.0
 
 
 class Mistake(Message, frozen=True, tag="mistake"):

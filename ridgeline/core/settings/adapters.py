@@ -85,6 +85,8 @@ class AdapterSettings(Settings):
         stays even if it is larger. None: any number.
     enable_lora_factors: adapters may be IA3 or DoRA too. Steps with adapters then multiply what linear maps get and
         give.
+    enable_lora_experts: adapters may change mixtures' experts too. The device then has memory for matrices of every
+        expert and adapter.
     """
 
     enable_lora: bool = False
@@ -93,6 +95,7 @@ class AdapterSettings(Settings):
     max_cpu_loras: Annotated[int | None, AtLeast(1)] = None
     max_cpu_lora_bytes: Annotated[int | None, AtLeast(1)] = None
     enable_lora_factors: bool = False
+    enable_lora_experts: bool = False
 
     def check(self) -> None:
         if self.max_lora_rank > MOST_RANK:

@@ -96,6 +96,27 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "trust-remote-code",
     ),
     ("no code from a model's folder is ever run", VALUE, "code-revision"),
+    (
+        "each rank has what its own weights need of both matrices, and graphs are one for steps with adapters",
+        SWITCH,
+        "fully-sharded-loras specialize-active-lora",
+    ),
+    (
+        "with --enable-lora-experts an adapter's file says how its experts' matrices are stored, and an adapter in "
+        "another form is refused when it is loaded",
+        SWITCH,
+        "enable-mixed-moe-lora-format enable-moe-shared-loras",
+    ),
+    ("biases of adapters are served with --enable-lora-factors", SWITCH, "enable-lora-bias"),
+    ("an adapter runs on all modules of which it has matrices", LIST, "lora-target-modules"),
+    (
+        "adapters run in the model's dtype, and those with other numbers of words or labels are refused when they are "
+        "loaded",
+        VALUE,
+        "lora-dtype lora-extra-vocab-size max-lora-cls-labels",
+    ),
+    ("only text is read, so adapters are those of the text model", SWITCH, "enable-tower-connector-lora"),
+    ("only text is read, so no other kind of input asks for an adapter", VALUE, "default-mm-loras"),
     ("long prompts always run in parts, beside requests that decode", SWITCH, "enable-chunked-prefill"),
     (
         "a preempted request's blocks go to the memory of --kv-offloading-size, and come back where that is faster "
@@ -283,7 +304,6 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
 )
 
 _SPECULATION = "drafts are asked for by --speculative-config (docs/speculation.md)"
-_LORA = "adapters have no such setting here (docs/adapters.md); leave it out"
 _NODES = "one server runs on one machine; start one on each and put a balancer before them"
 _OFFLOAD = "say with --cpu-offload-gb how many GiB of layers wait in the host's memory; they are spread evenly"
 _PARSERS = (
@@ -299,13 +319,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_SPECULATION, VALUE,
      "spec-method spec-model spec-tokens speculative-model num-speculative-tokens "
      "speculative-draft-tensor-parallel-size ngram-prompt-lookup-max ngram-prompt-lookup-min", ()),
-    (_LORA, SWITCH,
-     "enable-lora-bias fully-sharded-loras enable-tower-connector-lora specialize-active-lora "
-     "enable-mixed-moe-lora-format enable-moe-shared-loras", ()),
-    (_LORA, LIST, "lora-target-modules", ()),
-    (_LORA, VALUE, "lora-dtype", ("auto",)),
-    (_LORA, VALUE,
-     "default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),
     ("prompt adapters are not supported; leave them out", SWITCH, "enable-prompt-adapter", ()),
     (_NODES, VALUE, "nnodes", ("1",)),
     (_NODES, VALUE, "node-rank data-parallel-start-rank data-parallel-rank", ("0",)),

@@ -20,7 +20,8 @@ from ridgeline.core.settings.adapters import MOST_RANK
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.footprint import parameters
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
-from ridgeline.weights.adapters.reader import Factors, ThinPair, read_adapter
+from ridgeline.weights.adapters.reader import Factors, read_adapter
+from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.weights.loader import shortened
 
 Make = Callable[[], Tensor]

@@ -64,8 +64,8 @@ CASES = (
     PatchesCase("tiles", ((60, 41),), (*tiles(48, 32, 16), whole(16, 16)), SMALL._replace(filter="nearest")),
     PatchesCase(
         "splits",
-        ((60, 41),),
-        (*tiles(64, 32, 32, via=((50, 34),)), whole(32, 32, via=((50, 34), (64, 32)))),
+        ((30, 21),),
+        (*tiles(32, 16, 16, via=((26, 18),)), whole(16, 16, via=((26, 18), (32, 16)))),
         SMALL._replace(filter="lanczos", rows=8, columns=8),
     ),
     PatchesCase("squares", ((37, 50),), (whole(24, 32),), SMALL._replace(frames=2, merge=2)),

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.op import Implementation, Op, on_cpu
-from ridgeline.kernels.pictures.patches.tables import BITS, HALF, OUTSIDE, Stage, Taps, numbers, stages, taps
+from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
+from ridgeline.kernels.pictures.patches.tables import BITS, HALF, OUTSIDE, Stage, Taps, inner, numbers, stages, taps
 from ridgeline.kernels.pictures.views import RGB, Box, Filter, Patching, View
 
 
@@ -80,13 +80,6 @@ def _in(part_HWC: Tensor, box: Box, inside: Box, color_C: Tensor) -> Tensor:
     return whole_HWC
 
 
-def inner(box: Box, height: int, width: int) -> Box:
-    """Return the part of a box that is inside a picture."""
-    top, left = min(max(box.top, 0), height), min(max(box.left, 0), width)
-    bottom, right = min(max(box.top + box.rows, top), height), min(max(box.left + box.columns, left), width)
-    return Box(top, left, bottom - top, right - left)
-
-
 def window_inside(step: Stage) -> Box:
     """Return the part of a stage's window that the resized picture covers."""
     return inner(step.window, step.height, step.width)
@@ -94,15 +87,16 @@ def window_inside(step: Stage) -> Box:
 
 def cut(x_FHWC: Tensor, patching: Patching, dtype: torch.dtype) -> Tensor:
     """Return the patches of frames of pixels: [N, P]. One frame stands for all that a patch spans."""
-    table = torch.from_numpy(numbers(patching)).to(x_FHWC.device, dtype)
-    x = torch.stack([table[:, channel].index_select(0, x_FHWC[..., channel].int().flatten()) for channel in range(3)])
-    x = x.view(3, *x_FHWC.shape[:3])
-    x = x.expand(3, patching.frames, *x.shape[2:])
+    table = torch.from_numpy(numbers(patching).T.copy()).to(x_FHWC.device, dtype).flatten()
+    x = x_FHWC.int() + torch.arange(3, device=x_FHWC.device, dtype=torch.int32) * (OUTSIDE + 1)
     merge, rows, columns = patching.merge, patching.rows, patching.columns
-    down, across = x.shape[2] // (rows * merge), x.shape[3] // (columns * merge)
-    x = x.reshape(3, patching.frames, down, merge, rows, across, merge, columns)
-    order = (2, 5, 3, 6, 1, 4, 7, 0) if patching.channels_last else (2, 5, 3, 6, 0, 1, 4, 7)
-    return x.permute(order).reshape(-1, patching.width)
+    down, across = x.shape[1] // (rows * merge), x.shape[2] // (columns * merge)
+    x = x.view(-1, down, merge, rows, across, merge, columns, 3)
+    frames_at = 4 if patching.channels_last else 5
+    x = x.permute((1, 4, 2, 5, 0, 3, 6, 7) if patching.channels_last else (1, 4, 2, 5, 7, 0, 3, 6))
+    found = table.index_select(0, x.flatten()).view(x.shape)
+    shape = [*x.shape[:frames_at], patching.frames, *x.shape[frames_at + 1 :]]
+    return found.expand(shape).reshape(-1, patching.width)
 
 
 def _resized(x_HWC: Tensor, step: Stage, inside: Box, filter: Filter) -> Tensor:
@@ -127,5 +121,8 @@ def _matrix(axis: Taps, old: int, start: int, count: int) -> Tensor:
 PATCHES = Op(
     "patches",
     patches,
-    (Implementation("torch", "ridgeline.kernels.pictures.patches.torch_ops:patches", on_cpu),),
+    (
+        Implementation("triton", "ridgeline.kernels.pictures.patches.triton:patches", on_gpu),
+        Implementation("torch", "ridgeline.kernels.pictures.patches.torch_ops:patches", on_cpu),
+    ),
 )

@@ -1,4 +1,4 @@
-"""The tables of a resize, as PIL has them: which pixels a new pixel is made of, and with which weights. Free of torch.
+"""The tables of a resize, as PIL has them: the pixels that a new pixel is made of, and their weights. Free of torch.
 
 Legend:
     Q  new pixels along an axis
@@ -126,6 +126,13 @@ def stages(view: View, size: tuple[int, int]) -> tuple[Stage, ...]:
         found.append(Stage(around, height, width, Box(0, 0, height, width)))
         around = Box(0, 0, height, width)
     return (*found, Stage(around, view.height, view.width, view.window))
+
+
+def inner(box: Box, height: int, width: int) -> Box:
+    """Return the part of a box that is inside a picture."""
+    top, left = min(max(box.top, 0), height), min(max(box.left, 0), width)
+    bottom, right = min(max(box.top + box.rows, top), height), min(max(box.left + box.columns, left), width)
+    return Box(top, left, bottom - top, right - left)
 
 
 @lru_cache(maxsize=64)
