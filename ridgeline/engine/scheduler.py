@@ -26,7 +26,7 @@ import numpy as np
 from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, InvalidConfig
 from ridgeline.core.plan.cache_figures import CacheFigures
-from ridgeline.core.plan.embeds import parts_between
+from ridgeline.core.plan.embeds import parts_between, positions_between
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.core.plan.step import Feature, MaskedDrafts, RowKind, StepPlan, StepResult
 from ridgeline.core.plan.worker import KeepsBelow
@@ -543,6 +543,8 @@ class Scheduler:
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
         inserted = self.pictures.placed(parts_between(seq.inserted, start, end), builder) if seq.inserted else ()
+        if seq.inserted and (positions_3T := positions_between(seq.inserted, start, end)) is not None:
+            builder.positions[seq] = positions_3T
         ids, encoded = np.array(seq.tokens[start:end], np.int32), () if start else seq.request.encoder_ids
         builder.add(seq, end - start, int(complete), ids, inserted, encoded)
         seq.loads = 0

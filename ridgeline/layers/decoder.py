@@ -89,10 +89,12 @@ class GivenRows(NamedTuple):
 
     token_t: places among the step's tokens, int64 [t].
     x_tM: [t, M], of any floating-point type.
+    deep: what is added behind the first layers, one [t, M] for each.
     """
 
     token_t: Tensor
     x_tM: Tensor
+    deep: Sequence[Tensor] = ()
 
 
 class Decoder(nn.Module):
@@ -286,6 +288,8 @@ class Decoder(nn.Module):
                 late_TM = before.take()
                 x_TM = x_TM if late_TM is None else x_TM + late_TM
             pending = self._pending[index + 1]
+            if given is not None and index < len(given.deep) and pending.rank == 0:
+                x_TM = x_TM.index_add(0, given.token_t, given.deep[index].to(x_TM.dtype))
             if taps is not None:
                 awaited = index in taps.layers and only is None and self._is_summed_behind(index)
                 if index in taps.layers and not awaited:
