@@ -16,6 +16,7 @@ from ridgeline.assembly.foreign import capture, check_agrees
 from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.numa import bind
+from ridgeline.core.settings.adapters import gguf_adapter
 from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.foreign.decoder import ForeignDecoder
@@ -26,6 +27,7 @@ from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.streamed import LayersBelow
 from ridgeline.quantization.held import keeping
+from ridgeline.weights.adapters.gguf import read_gguf_adapter
 from ridgeline.weights.adapters.places import HEAD, expert_places, places_in
 from ridgeline.weights.adapters.reader import WIDEST, ReadAdapter, read_adapter
 from ridgeline.weights.adapters.shares import AdapterShares
@@ -132,9 +134,11 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     shares = AdapterShares(decoder, model.weights, places) if mesh.tp.size * mesh.pp.size > 1 else None
 
     def read(folder: Path) -> ReadAdapter:
-        found = read_adapter(
-            folder, places | heads, most_rank=rank, dtype=decoder.dtype, factors=factors, most_replaced=most * WIDEST
-        )
+        if (file := gguf_adapter(folder)) is not None:
+            found = read_gguf_adapter(file, whole, model.weights, places, most_rank=rank, dtype=decoder.dtype)
+        else:
+            bounds = {"most_rank": rank, "most_replaced": most * WIDEST}
+            found = read_adapter(folder, places | heads, dtype=decoder.dtype, factors=factors, **bounds)
         found = kept.settled(found if shares is None else shares.of(found))
         found = with_factors(found, decoder)
         return found.pinned() if choices.device.type == "cuda" else found

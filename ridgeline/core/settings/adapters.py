@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from ridgeline.core.errors import InvalidConfig
@@ -69,6 +70,20 @@ def _named(word: str) -> NamedAdapter:
     if not all(isinstance(each, str) and each for each in values) or not isinstance(parent, str):
         raise InvalidConfig(f"lora_modules needs name and path as texts, got {word[:80]!r}.")
     return NamedAdapter(str(values[0]), str(values[1]), parent)
+
+
+def gguf_adapter(path: Path) -> Path | None:
+    """Return the GGUF file of an adapter: the path itself, or the only such file in a folder without PEFT's files."""
+    if _is_gguf(path):
+        return path
+    if not path.is_dir() or (path / CONFIG).exists():
+        return None
+    found = [each for each in sorted(path.iterdir())[:64] if _is_gguf(each)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and path.is_file()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ def read_adapter(
             raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
         config = read_adapter_config(folder, most_rank, factors=factors, replaces=most_replaced > 0)
         path = _tensors_of(folder)
-        content = _content(path, MOST_HEADER + most_rank * bytes_per_rank + most_replaced)
+        content = content_of(path, MOST_HEADER + most_rank * bytes_per_rank + most_replaced)
     except OSError as error:
         raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
     header = _header(path, content)
@@ -127,8 +127,8 @@ def read_adapter(
     if foreign := [module for module in modules if module not in known]:
         also = " (experts need enable_lora_experts)" if any(".experts" in module for module in foreign) else ""
         raise ModelLoadError(
-            f"{path} adapts modules that this model lacks, or that adapters cannot change here: {_listed(foreign)}"
-            f"{also}; give an adapter of this model's linear layers."
+            f"{path} adapts modules that this model lacks, or that adapters cannot change here: "
+            f"{listed_modules(foreign)}{also}; give an adapter of this model's linear layers."
         )
     if len({place.source.name for place in known.values()}) < len(known):
         raise ModelLoadError(f"{path} holds matrices of one module under two names; copy it again.")
@@ -136,7 +136,7 @@ def read_adapter(
     meant |= _meant_stacks(config, known, path)
     if odd := [module for module in modules if module not in meant]:
         raise ModelLoadError(
-            f"{path} holds matrices of modules that its adapter_config.json does not mean: {_listed(odd)}."
+            f"{path} holds matrices of modules that its adapter_config.json does not mean: {listed_modules(odd)}."
         )
     replaced = _replaced(path, content, whole)
     if config.ia3:
@@ -196,7 +196,8 @@ def _meant_stacks(config: AdapterConfig, known: Mapping[str, ModulePlace], path:
     return found
 
 
-def _listed(modules: list[str]) -> str:
+def listed_modules(modules: list[str]) -> str:
+    """Return names of modules for a sentence."""
     return shortened([module[:LONGEST] for module in modules])
 
 
@@ -211,7 +212,8 @@ def _tensors_of(folder: Path) -> Path:
     raise ModelLoadError(f"{folder} holds no {TENSORS}; give the folder that PEFT saved.")
 
 
-def _content(path: Path, most_bytes: int) -> bytes:
+def content_of(path: Path, most_bytes: int) -> bytes:
+    """Return the bytes of an adapter's file. Raise ModelLoadError if they are too many."""
     with path.open("rb") as file:
         size = fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -260,7 +262,7 @@ def _modules(header: Mapping[str, Any], path: Path, wanted: tuple[str, ...]) -> 
     if not halves:
         raise ModelLoadError(f"{path} holds no tensors; copy it again.")
     if lone := [module for module, found in halves.items() if len(found) < len(wanted)]:
-        raise ModelLoadError(f"{path} holds one of two matrices of {_listed(lone)}; copy it again.")
+        raise ModelLoadError(f"{path} holds one of two matrices of {listed_modules(lone)}; copy it again.")
     return list(halves)
 
 
