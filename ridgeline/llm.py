@@ -412,8 +412,8 @@ class LLM:
         except Exception:  # there may be a mixture of both
             self.shutdown()
             raise
-        self.engine.forget_prefixes()
         self.weight_version += 1
+        self.engine.renew_weights(str(self.weight_version))
         return self.weight_version
 
     def get_tokenizer(self) -> Tokenizer:

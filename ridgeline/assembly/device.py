@@ -40,6 +40,7 @@ from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name, hardware_of, pci_address
 from ridgeline.worker.memory import MemoryReport
+from ridgeline.worker.received import ReceivedWeights
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.speculation.methods import DraftSource, Network, network_of
@@ -221,6 +222,7 @@ def _run_on(
                 sleep=sleep,
                 drafts=None if speculation is None else DraftSource(speculation, beside.draft),
             )
+        runner.received = ReceivedWeights(decoder, choices.model.weights, choices.device)
         if beside.adapters is not None:
             runner.adapt(*beside.adapters)
         if host_bytes := choices.config.host_bytes:

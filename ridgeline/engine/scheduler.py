@@ -680,6 +680,15 @@ class Scheduler:
         if self.cache.tier is not None:
             self.cache.tier.leave_device()
 
+    def renew_weights(self, version: str) -> None:
+        """Give all that is cached from now on other names, but for blocks of requests that hold some: these continue
+        what older weights began. No plan may be in flight."""
+        self.cache.forget_prefixes()
+        self.cache.names.weights = version
+        for seq in (member for leader in self._by_id.values() for member in leader.members):
+            if not seq.loads and not any(seq.blocks):
+                seq.hashes.clear()
+
     def forget_adapter(self, number: int) -> bool:
         """Forget an adapter, with which no request waits or runs. Return False while a plan under way may bring it to
         the device; call again then."""

@@ -4,6 +4,7 @@ from these fields and from `LLMConfig`'s."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from math import inf, isfinite
 from pathlib import Path
 
@@ -45,6 +46,9 @@ class ServeConfig:
     priority_floor: the lowest (most urgent) priority that other clients may give (None: any).
     admin_key: the keys for routes that show other clients' requests, or change what all clients get.
     open_admin_routes: without an admin key, let every client change what all get (pause, sleep, reload, forget).
+    weight_transfer: ranges of addresses from which trainers may send weights to the engines (none: nobody may). It
+        needs an admin key.
+    weight_transfer_timeout: the seconds for each wait for a trainer.
     api_server_count: how many API servers run.
     data_parallel_size: how many engines run the model side by side, each on devices of its own.
     shutdown_timeout: the seconds that running requests get to finish.
@@ -109,6 +113,8 @@ class ServeConfig:
     priority_floor: int | None = None
     admin_key: tuple[str, ...] = ()
     open_admin_routes: bool = False
+    weight_transfer: tuple[str, ...] = ()
+    weight_transfer_timeout: float = 300.0
     api_server_count: int = 1
     data_parallel_size: int = 1
     shutdown_timeout: float = 30.0
@@ -196,6 +202,7 @@ class ServeConfig:
                 raise InvalidConfig(f"{name} must not be empty; leave it out, or give one.")
         if not {*self.trusted_key} <= {*self.api_key}:
             raise InvalidConfig("trusted_key has a key that is not one of api_key; give it there too.")
+        self._check_transfer()
         for port in (self.port, self.grpc_port or 0):
             if port > 65_535:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")
@@ -229,3 +236,23 @@ class ServeConfig:
             raise InvalidConfig(f"default_chat_template_kwargs cannot set {min(taken)}, which is the request's own.")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidConfig(f"unknown log_level {self.log_level!r}; use debug, info, warning or error.")
+
+    def _check_transfer(self) -> None:
+        for each in self.weight_transfer:
+            try:
+                ip_network(each)
+            except ValueError as error:
+                raise InvalidConfig(
+                    f"weight_transfer takes ranges of addresses, as 10.0.0.0/8, got {each[:80]!r} ({error})."
+                ) from None
+        if not 1 <= self.weight_transfer_timeout <= 86_400:
+            raise InvalidConfig(
+                f"weight_transfer_timeout must be 1 to 86400 seconds, got {self.weight_transfer_timeout!r}."
+            )
+        if not self.weight_transfer:
+            return
+        if not self.admin_key:
+            raise InvalidConfig("weight_transfer lets trainers change the model, and admin_key is not set; set it too.")
+        for name in ("kv_disk", "enable_lora_factors"):
+            if self.engine.get(name):
+                raise InvalidConfig(f"weight_transfer changes weights that {name} relies on; leave one of them out.")

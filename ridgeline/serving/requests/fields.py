@@ -47,7 +47,6 @@ REFUSED: dict[str, Refusal] = {
     "routed_experts_prompt_start": Refusal("routed experts are not reported; leave routed_experts_prompt_start out."),
     "thinking_token_budget": Refusal("thinking_token_budget is not supported; leave it out.", (-1,)),
     "return_token_offsets": Refusal("return_token_offsets is not supported; leave it out."),
-    "return_weight_versions": Refusal("weights have no versions here; leave return_weight_versions out."),
     "mm_payload": Refusal("mm_payload is not supported: images and sound are not read; leave it out."),
     "return_mm_kwargs": Refusal("return_mm_kwargs is not supported: images and sound are not read; leave it out."),
     **{
