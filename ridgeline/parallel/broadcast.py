@@ -30,7 +30,7 @@ CONNECTING = 60.0  # seconds at most until the trainer's store is there
 POLL = 50e-6  # seconds between looks at what runs on a GPU
 _NAME = rb"\x94\x8c(?P<length>.)(?P<module>[A-Za-z_][A-Za-z0-9_.]{0,120})\x94\x8c\x0cncclUniqueId\x94\x93\x94"
 _PICKLED = re.compile(
-    rb"\x80[\x04\x05]\x95.{8}\x8c\x07_ctypes\x94\x8c\n_unpickle\x94\x93" + _NAME + rb"}\x94C\x80(?P<id>.{128})"
+    rb"\x80[\x04\x05]\x95.{8}\x8c\x07_ctypes\x94\x8c\t_unpickle\x94\x93" + _NAME + rb"}\x94C\x80(?P<id>.{128})"
     rb"\x94\x86\x94\x86\x94R\x94\.",
     re.DOTALL,
 )

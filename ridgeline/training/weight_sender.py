@@ -15,6 +15,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -105,10 +106,8 @@ class WeightSender:
                 return found
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
-            try:
+            with suppress(ValueError, KeyError, TypeError):
                 text = json.loads(text)["error"]["message"]
-            except (ValueError, KeyError, TypeError):
-                pass
             raise NotObeyed(error.code, text) from None
 
     def close(self) -> None:

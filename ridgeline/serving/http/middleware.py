@@ -336,7 +336,8 @@ def _keys_in(scope: Scope) -> Iterator[str]:
     """Yield the keys that the request offers.
 
     Browsers can bring a key as the password of their own dialog. They then add it to requests from any page, so it
-    counts only for requests that change nothing.
+    counts only for requests that change nothing, or come from no browser: those name no page (trainers give the key in
+    the server's address).
     """
     headers = Headers(scope=scope)
     authorization = headers.get("authorization")
@@ -344,7 +345,8 @@ def _keys_in(scope: Scope) -> Iterator[str]:
         yield key
     if (key := headers.get("x-api-key")) is not None:
         yield key
-    if scope["method"] in ("GET", "HEAD") and (key := _password(authorization)) is not None:
+    browser = "origin" in headers or "referer" in headers or any(name.startswith("sec-fetch-") for name in headers)
+    if (scope["method"] in ("GET", "HEAD") or not browser) and (key := _password(authorization)) is not None:
         yield key
 
 
