@@ -1,7 +1,7 @@
 """TRL's clients against the server: rollouts, log-probabilities, and weights that move; and what verl's rollouts send.
 
-The trainer's end of a transfer is vLLM's in TRL, which needs a GPU, so it runs over gloo (`vllm_half.py`). What TRL sent
-is kept in `sent/trl.json`, and sent again here where TRL is not installed. The record is TRL's 1.16.
+TRL takes the trainer's end of a transfer from vLLM, which needs a GPU, so it runs over gloo (`vllm_half.py`). What TRL
+sent is kept in `sent/trl.json`, and sent again here where TRL is not installed. The record is TRL's 1.16.
 """
 
 from __future__ import annotations
@@ -165,14 +165,13 @@ def _check(path: str, body: Any, answer: httpx.Response) -> None:
             assert {"rank", "logprob"} <= choice["prompt_logprobs"][-1][str(ids[-1])].keys()
     elif path in ("/v1/completions", "/v1/chat/completions"):
         choices = answer.json()["choices"]
-        prompts = body["prompt"] if "prompt" in body else [None]
+        prompts = body.get("prompt", [None])
         assert len(choices) == len(prompts) * body["n"]
         for choice in choices:
             logprobs = choice["logprobs"]
-            named = (
-                [] if logprobs is None else logprobs.get("tokens") or [each["token"] for each in logprobs["content"]]
-            )
-            assert named == [f"token_id:{token}" for token in choice["token_ids"]] or logprobs is None
+            if logprobs is not None:
+                named = logprobs.get("tokens") or [each["token"] for each in logprobs["content"]]
+                assert named == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
 def test_what_verls_rollouts_send(trained: Server) -> None:
