@@ -47,8 +47,8 @@ SERVE_HELP = {
     "admin_key": "Keys for routes that show other clients' requests (default: the API keys), and for those that pause, "
     "sleep, reload or reset (default: these are closed).",
     "open_admin_routes": "Without an admin key, let every client pause, sleep, reload or reset the engine.",
-    "weight_transfer": "Addresses from which trainers may send weights, as 10.0.0.0/8 (one or more; default: nobody "
-    "may). It needs --admin-key.",
+    "weight_transfer": "Addresses from which trainers may send weights, as 10.0.0.0/8 (one or more; default: none). "
+    "It needs --admin-key.",
     "weight_transfer_timeout": "Seconds for each wait for a trainer.",
     "api_server_count": "Processes that face the network.",
     "data_parallel_size": "Engines side by side, each on devices of its own (replicas of the model). With "

@@ -43,7 +43,7 @@ class Arrival(Protocol):
         """Wait until they are there. Raise TransferFailed."""
 
 
-class Peers(Protocol):
+class TransferPeers(Protocol):
     """The group, as a rank of it sees it."""
 
     def receive(self, into_B: Tensor) -> Arrival:
@@ -69,7 +69,7 @@ def read_id(stored: bytes) -> bytes:
     return found["id"]
 
 
-def join(meeting: Meeting, rank: int, device: torch.device) -> Peers:
+def join(meeting: Meeting, rank: int, device: torch.device) -> TransferPeers:
     """Return the group, which this process joins as `rank`. Rank 0 is the trainer, whose store the others find at the
     address. Raise TransferFailed."""
     where = f"{meeting.address}:{meeting.port}"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.plan.transfer import BUFFER_BYTES, Announced, Meeting, TransferFailed
-from ridgeline.parallel.broadcast import Peers, join, own_address
+from ridgeline.parallel.broadcast import TransferPeers, join, own_address
 
 
 class NotObeyed(RidgelineError):
@@ -64,7 +64,7 @@ class WeightSender:
         meeting = Meeting(address, _free_port(address), 1, size, limit)
         info = {"master_address": address, "master_port": meeting.port, "rank_offset": 1, "world_size": size}
         info |= {"packed": True, "packed_buffer_size_bytes": buffer_bytes}
-        self._peers: Peers = self._beside(
+        self._peers: TransferPeers = self._beside(
             lambda: join(meeting, 0, self._device),
             lambda: self.order("POST", "/init_weight_transfer_engine", {"init_info": info}),
         )
@@ -126,7 +126,7 @@ class WeightSender:
             arrival.wait()
 
     def _beside(self, work: Callable[[], Any], order: Callable[[], object]) -> Any:
-        """Return what work results in that ends only if the server obeys an order at the same time. If the server
+        """Return the result of work that ends only if the server obeys an order at the same time. If the server
         refuses, nobody waits for the work, which ends with its own limit."""
         found: list[Any] = []
         failed: list[BaseException] = []

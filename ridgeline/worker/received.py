@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.plan.transfer import Announced, Meeting, Sent, TransferFailed, WeightsTorn
+from ridgeline.core.plan.transfer import Announced, Meeting, SentTensor, TransferFailed, WeightsTorn
 from ridgeline.core.specs.model import WeightMap
 from ridgeline.layers.decoder import Decoder
-from ridgeline.parallel.broadcast import Peers, join
+from ridgeline.parallel.broadcast import TransferPeers, join
 from ridgeline.weights.live import LiveWeights
 
 
@@ -27,7 +27,7 @@ class ReceivedWeights:
     def __init__(self, decoder: Decoder, weights: WeightMap, device: torch.device) -> None:
         self._decoder, self._weights, self._device = decoder, weights, device
         self._live: LiveWeights | None = None
-        self._peers: Peers | None = None
+        self._peers: TransferPeers | None = None
 
     @property
     def live(self) -> LiveWeights:
@@ -86,7 +86,7 @@ class ReceivedWeights:
             self._peers = None
 
 
-def _unpacked(packed_B: Tensor, pack: list[Sent]) -> dict[str, Tensor]:
+def _unpacked(packed_B: Tensor, pack: list[SentTensor]) -> dict[str, Tensor]:
     found, start = {}, 0
     for each in pack:
         part_B = packed_B[start : start + each.num_bytes]

@@ -43,7 +43,7 @@ class Meeting:
     limit: float
 
 
-class Sent(NamedTuple):
+class SentTensor(NamedTuple):
     """A tensor that is announced."""
 
     name: str
@@ -59,14 +59,14 @@ class Sent(NamedTuple):
 class Announced:
     """Tensors in the order in which they come. buffer_bytes: of a pack; 0: each tensor comes by itself."""
 
-    tensors: tuple[Sent, ...]
+    tensors: tuple[SentTensor, ...]
     buffer_bytes: int = 0
 
     @classmethod
     def of(
         cls, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], buffer_bytes: int
     ) -> Announced:
-        """Return what three lists of equal length announce. Raise InvalidConfig, in one sentence, for what no model
+        """Return the tensors that three lists of equal length announce. Raise InvalidConfig, in one sentence, for what no model
         could take."""
         if not len(names) == len(dtypes) == len(shapes):
             raise InvalidConfig(
@@ -84,11 +84,11 @@ class Announced:
         for name, dtype in zip(names, dtypes, strict=True):
             if dtype not in ITEMSIZES:
                 raise InvalidConfig(f"{name[:200]} is {dtype[:40]!r}, and weights are {', '.join(ITEMSIZES)}.")
-        return cls(tuple(map(Sent, names, dtypes, map(tuple, shapes))), buffer_bytes)
+        return cls(tuple(map(SentTensor, names, dtypes, map(tuple, shapes))), buffer_bytes)
 
-    def packs(self) -> Iterator[list[Sent]]:
+    def packs(self) -> Iterator[list[SentTensor]]:
         """Yield the tensors of each broadcast."""
-        pack: list[Sent] = []
+        pack: list[SentTensor] = []
         size = 0
         for each in self.tensors:
             pack.append(each)

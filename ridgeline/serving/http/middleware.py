@@ -44,12 +44,14 @@ HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live"
 ORDERS = (
     *("/pause", "/resume", "/sleep", "/wake_up", "/reload_weights", "/reset_prefix_cache"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-    *("/get_world_size", "/weight_info", "/init_weight_transfer_engine", "/start_weight_update"),
-    *("/update_weights", "/finish_weight_update"),
+    *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
 )
 # these show what other clients do, too
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "")
-ADMIN = (*ORDERS, "/v1/requests", "/kv", "/dashboard", "/server_info", "/is_paused", "/is_sleeping")
+ADMIN = (
+    *(*ORDERS, "/v1/requests", "/kv", "/dashboard", "/server_info", "/is_paused", "/is_sleeping"),
+    *("/get_world_size", "/weight_info"),
+)
 # these do, and without an admin key only to clients on this machine
 LOCAL = ("/kv",)
 # of a request that a proxy on this machine passed on, from wherever

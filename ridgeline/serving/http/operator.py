@@ -132,7 +132,7 @@ def info(api: ApiServer) -> dict[str, Any]:
 
 
 def _vllm_config(api: ApiServer, facts: EngineFacts) -> dict[str, Any]:
-    """Return what trainers read of vLLM's settings, under its names."""
+    """Return the settings that trainers read, under vLLM's names."""
     backend = "gloo" if facts.device == "cpu" else "nccl"
     return {
         "model_config": {"model": api.names[0], "dtype": f"torch.{facts.dtype}", "max_model_len": facts.max_model_len},
