@@ -66,8 +66,8 @@ class Announced:
     def of(
         cls, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], buffer_bytes: int
     ) -> Announced:
-        """Return the tensors that three lists of equal length announce. Raise InvalidConfig, in one sentence, for what no model
-        could take."""
+        """Return the tensors that three lists of equal length announce. Raise InvalidConfig, in one sentence, for
+        those that no model could take."""
         if not len(names) == len(dtypes) == len(shapes):
             raise InvalidConfig(
                 f"there are {len(names)} names, {len(dtypes)} dtype_names and {len(shapes)} shapes; send equally many."

@@ -46,8 +46,8 @@ class ServeConfig:
     priority_floor: the lowest (most urgent) priority that other clients may give (None: any).
     admin_key: the keys for routes that show other clients' requests, or change what all clients get.
     open_admin_routes: without an admin key, let every client change what all get (pause, sleep, reload, forget).
-    weight_transfer: ranges of addresses from which trainers may send weights to the engines (none: the routes are closed). It
-        needs an admin key.
+    weight_transfer: ranges of addresses from which trainers may send weights to the engines (none: the routes are
+        closed). It needs an admin key.
     weight_transfer_timeout: the seconds for each wait for a trainer.
     api_server_count: how many API servers run.
     data_parallel_size: how many engines run the model side by side, each on devices of its own.
