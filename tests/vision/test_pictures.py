@@ -58,6 +58,15 @@ def test_tokens_are_those_of_transformers(family: str, chunk: int, tiny_vision: 
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_two_ranks_see_what_one_sees(family: str, tiny_vision: TinyModel) -> None:
+    """Each has the whole tower. Vectors behind layers are added where sums over ranks are still to be made."""
+    with rig(tiny_vision(family), max_num_batched_tokens=16, tensor_parallel_size=2) as own:
+        outcomes = own.run(*(each for each, _ in requests(family)))
+        for each, pictures in requests(family):
+            assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_preemption_and_aborts_change_no_token(family: str, tiny_vision: TinyModel) -> None:
     wanted = requests(family)

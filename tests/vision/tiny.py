@@ -211,13 +211,19 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
     }
 
 
+_WRITTEN: dict[tuple[object, ...], list[int]] = {}  # by what was asked
+
+
 def by_transformers(name: str, request: Request, pictures: Sequence[np.ndarray], tokens: int = 8) -> list[int]:
     """Return the likeliest tokens by transformers' model, which runs anew for each of them: with its cache, tokens
     behind a picture that ends a prompt count as the picture's."""
-    model, ids = build(name), list(request.prompt_token_ids)
-    for _ in range(tokens):
-        ids.append(int(scores(model, name, ids, pictures)[-1].argmax()))
-    return ids[-tokens:]
+    known = name, request.prompt_token_ids, tuple(picture(each).digest for each in pictures), tokens
+    if known not in _WRITTEN:
+        model, ids = build(name), list(request.prompt_token_ids)
+        for _ in range(tokens):
+            ids.append(int(scores(model, name, ids, pictures)[-1].argmax()))
+        _WRITTEN[known] = ids[-tokens:]
+    return _WRITTEN[known]
 
 
 def scores(model: Any, name: str, ids: Sequence[int], pictures: Sequence[np.ndarray]) -> Tensor:
