@@ -13,6 +13,8 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.plan.sharding import with_cached_experts
+from ridgeline.core.settings.cache import WeightsWanted
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.footprint import parameters
@@ -26,6 +28,7 @@ from ridgeline.perf.streamed import (
     StreamedCost,
     cheaper,
     experts_below,
+    layer_bytes,
     layers_below,
 )
 from ridgeline.weights.loader import read_model_config
@@ -62,7 +65,7 @@ def tokens(folder: Path, *, num_bytes: int | None = None, **settings: Any) -> li
 def check(folder: Path, **settings: Any) -> None:
     want, model = tokens(folder, **settings), read_model_config(folder).spec
     for gib in (1e-9, 1.0):  # two layers, and as many as may
-        size = layers_below(model, gib, precision("float32")).num_bytes
+        size = layers_below(model, WeightsWanted(gib), precision("float32")).num_bytes
         assert tokens(folder, cpu_offload_gb=gib, num_bytes=size, **settings) == want
 
 
@@ -96,9 +99,41 @@ def test_layers_in_the_forms_of_their_files_come_too(family: str, form: str, tmp
         with rig(folder, max_model_len=60, cpu_offload_gb=gib, **settings) as own:
             assert own.runner.decoder.streamed is not None
             size = own.runner.decoder.streamed.num_bytes
-        plain = layers_below(read_model_config(folder).spec, gib, precision("float32"))
+        plain = layers_below(read_model_config(folder).spec, WeightsWanted(gib), precision("float32"))
         assert 0.1 * plain.num_bytes < size < 0.5 * plain.num_bytes
         assert tokens(folder, cpu_offload_gb=gib, **settings) == want
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"offload_group_size": 2}, 1 / 3),
+        ({"offload_group_size": 3, "offload_num_in_group": 2, "offload_prefetch_step": 2}, 2 / 3),
+        ({"offload_group_size": 1, "offload_prefetch_step": 9}, 1.0),
+        ({"cpu_offload_gb": 1.0, "offload_params": ("self_attn", "mlp.experts")}, None),
+        ({"offload_group_size": 1, "offload_params": "gate_proj"}, None),
+    ],
+)
+def test_layers_wait_by_groups_and_weights_by_their_names(
+    settings: dict[str, Any], share: float | None, tiny_model: Callable[[str], Path]
+) -> None:
+    folder = tiny_model("deepseek_v3")
+    want = tokens(folder, dtype="float32")
+    with rig(folder, max_model_len=60, dtype="float32", **settings) as own:
+        streamed = own.runner.decoder.streamed
+        assert streamed is not None
+        spec = read_model_config(folder).spec
+        sizes = [layer_bytes(spec, n, precision("float32")) for n in range(len(spec.layers))]
+        size, last = settings.get("offload_group_size", 1), settings.get("offload_num_in_group", 1)
+        waiting = [each for n, each in enumerate(sizes) if n % size >= size - last]
+        assert len(waiting) == round(len(sizes) * (share or 1.0))
+        assert len(streamed._buffers) == min(len(waiting), 1 + settings.get("offload_prefetch_step", 1))
+        if share is None:
+            assert 0 < streamed.num_bytes < sum(waiting)
+        else:
+            assert streamed.num_bytes == sum(waiting)
+        found = own.run(*(ask(str(n), prompt, max_tokens=12) for n, prompt in enumerate(PROMPTS)))
+        assert [found[str(n)].tokens for n in range(len(PROMPTS))] == want
 
 
 @pytest.mark.parametrize("rounded", ["int8", "w4a16"])
@@ -136,10 +171,11 @@ def test_experts_wait_one_by_one_where_that_costs_less(
 def test_the_cheaper_of_layers_and_experts_waits() -> None:
     """One token chooses few experts, and many tokens all of them."""
     spec, exact = read_model_config(MIXTURE).spec, precision("bfloat16")
-    whole, experts = layers_below(spec, 30.0, exact), experts_below(spec, 30.0, exact)
+    whole, experts = layers_below(spec, WeightsWanted(30.0), exact), experts_below(spec, 30.0, exact)
     assert experts is not None
     assert experts.num_bytes >= 30 * GIB
-    assert parameters(experts.on_device(spec)).total * 2 + experts.num_bytes == 2 * parameters(spec).total
+    kept = parameters(with_cached_experts(spec, experts.slots)).total
+    assert 2 * kept + experts.saved == 2 * parameters(spec).total
     rate = 50e9
     assert cheaper(whole, experts, 1, rate, 0.005) is experts
     assert cheaper(whole, experts, 4096, rate, 1.0) is whole
@@ -191,14 +227,13 @@ def test_the_embedded_model_says_what_comes(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize(("gib", "count"), [(1e-9, 1), (1.5, 1), (1.7, 2), (3.5, 3), (20.0, 13), (1000.0, 80)])
 def test_so_many_layers_wait_as_have_that_many_bytes(gib: float, count: int) -> None:
     model = read_model_config(LARGE).spec
-    below = layers_below(model, gib, BF16)
+    below = layers_below(model, WeightsWanted(gib), BF16)
     assert len(below.layers) == len(set(below.layers)) == count
     assert below.layers == tuple(sorted(below.layers))
     assert below.num_bytes >= min(gib, 127.0) * GIB
     gaps = {b - a for a, b in zip(below.layers, below.layers[1:], strict=False)}
     assert max(gaps, default=0) - min(gaps, default=0) <= 1, "spread evenly"
-    whole, kept = parameters(model).total, parameters(below.on_device(model)).total
-    assert 2 * (whole - kept) == pytest.approx(below.num_bytes * max(0, count - 2) / count, rel=1e-3)
+    assert below.saved == pytest.approx(below.num_bytes * max(0, count - 2) / count, rel=1e-3)
 
 
 def test_a_plan_of_a_model_larger_than_the_device_has_its_rate() -> None:
@@ -208,7 +243,7 @@ def test_a_plan_of_a_model_larger_than_the_device_has_its_rate() -> None:
     with pytest.raises(NoRoom):
         Plan(wanted)
     found = Plan(replace(wanted, cpu_offload_gb=90.0))
-    below = layers_below(model, 90.0, BF16)
+    below = layers_below(model, WeightsWanted(90.0), BF16)
     assert found.copying == below.num_bytes / (0.8 * (hardware.pcie or 0))
     assert found.weights < hardware.memory
     for point in found.points():
@@ -221,7 +256,7 @@ def test_a_step_takes_as_long_as_the_slower_of_both() -> None:
         def step_limit(self, shape: StepShape) -> float:
             return 0.25
 
-    shape, layers = StepShape([1], [1], 1), LayersBelow((0, 1), 100, (0, 1))
+    shape, layers = StepShape([1], [1], 1), LayersBelow((0, 1), 100, (2, 100))
     assert StreamedCost(Slow(), layers, 200.0).step_limit(shape) == 0.5
     assert StreamedCost(Slow(), layers, 1000.0).step_limit(shape) == 0.25
     experts = ExpertsBelow(2, 600, ((8, 2, 50.0), (8, 2, 50.0)))
@@ -230,11 +265,25 @@ def test_a_step_takes_as_long_as_the_slower_of_both() -> None:
 
 def test_what_cannot_wait_is_one_sentence(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ridgeline.assembly.choices.host_memory", lambda: 1000)
-    with pytest.raises(InvalidConfig, match="are free; lower it"), rig(tiny_model("llama"), cpu_offload_gb=1.0):
+    with (
+        pytest.raises(InvalidConfig, match="GiB are free; lower cpu_offload_gb"),
+        rig(tiny_model("llama"), cpu_offload_gb=1.0),
+    ):
         pass
     mixture = {"enable_expert_parallel": True}
     for other in ({"data_parallel_size": 2, **mixture}, {"moe_expert_cache_size": 2}, {"enable_lora": True}):
         with pytest.raises(InvalidConfig, match="do not go together"):
             LLMConfig(cpu_offload_gb=1.0, **other)  # type: ignore[arg-type]
-    with pytest.raises(InvalidConfig, match="must not be negative"):
-        LLMConfig(cpu_offload_gb=-1.0)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"cpu_offload_gb": -1.0}, "must not be negative"),
+        ({"cpu_offload_gb": 1.0, "offload_group_size": 2}, "both say which layers wait"),
+        ({"offload_group_size": 2, "offload_num_in_group": 3}, "a group has offload_group_size 2 layers"),
+        ({"offload_prefetch_step": 2}, "it is about layers in the host's memory; set cpu_offload_gb or offload_group"),
+        ({"offload_backend": "disk"}, "unknown offload_backend 'disk'; use auto, prefetch or uva"),
+    ]
+    for settings, sentence in wrong:
+        with pytest.raises(InvalidConfig, match=sentence):
+            LLMConfig(**settings)
+    named = {"offload_params": ("lm_head",), "offload_group_size": 1}
+    with pytest.raises(InvalidConfig, match="no layer of this model has weights"), rig(tiny_model("llama"), **named):
+        pass

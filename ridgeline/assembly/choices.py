@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from ridgeline.core.settings.speculation import LAYER_SKIP, Speculation
 from ridgeline.core.settings.steps import check_limits
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import ModelSpec, lender_of, with_draft
+from ridgeline.core.specs.model import ModelSpec, WeightMap, lender_of, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES, ChunkedKVSpec
 from ridgeline.core.timeline import Timeline
 from ridgeline.defaults import (
@@ -219,20 +219,20 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         raise InvalidConfig(
             "moe_expert_cache_size copies plain weights, and this checkpoint is quantized; leave it out."
         )
-    if method_name(folder) is None and not is_gguf(folder) and not config.cpu_offload_gb:
+    if method_name(folder) is None and not is_gguf(folder) and config.weights_below is None:
         check_weights_fit(weighed, device, dtype=dtype, positions=1, ranks=ranks)
     if files:
         check_files(folder, model)
     forms = of_stage(kept_forms(stored_forms(folder, model, files=files), config, folder, ops), own)
     check_deterministic(config, model.spec, device, coded=bool(forms) or weights.name != "plain")
-    below, held = None, [*forms.values()]
+    below, saved = None, 0
     max_seqs, max_tokens = choose_limits(config, shared, model.spec.pooling, wanted_len)
-    if config.cpu_offload_gb:
+    if config.weights_below is not None:
         exact = precision_of(model.spec, dtype, weights, forms, device)
         below = _below(config, model, part, platform, exact, max_seqs)
         if on_gpu(platform):
-            weighed, held = below.on_device(own), [*below.of_device(forms).values()]
-    check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=held, ranks=ranks)
+            saved = below.saved
+    check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks, saved=saved)
     draft = None
     if config.speculation is not None:
         check_speculation(model.spec, config.speculation)
@@ -271,11 +271,11 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         draft=draft,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
-    least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=held) // ranks
+    least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks - saved
     if draft is not None:
         least += draft.weight_bytes(item)
     longest = _longest(choices, least, wanted_len)
-    check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=held, ranks=ranks)
+    check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks, saved=saved)
     return replace(choices, longest=longest)
 
 
@@ -353,22 +353,37 @@ def _below(
 ) -> WeightsBelow:
     """Return the weights that wait in the host's memory: whole layers, or experts if steps of so many rows take less
     time with them. Raise InvalidConfig if none can. part: of the model, that a rank has. exact: its precision."""
-    spec, wanted = model.spec, config.cpu_offload_gb
+    spec, wanted = model.spec, config.weights_below
+    assert wanted is not None
     if spec.pooling is not None or spec.encoder is not None:
-        raise InvalidConfig("cpu_offload_gb is for models that write; leave it out.")
-    layers = layers_below(part, wanted, exact)._replace(hides=on_gpu(platform))
+        raise InvalidConfig("cpu_offload_gb and offload_group_size are for models that write; leave them out.")
+    modules = named_so(model.weights, wanted.names, part) if wanted.names else None
+    layers = layers_below(part, wanted, exact, modules)._replace(hides=on_gpu(platform))
     if layers.num_bytes * config.ranks > (free := host_memory()):
         raise InvalidConfig(
-            f"cpu_offload_gb is {wanted:g}, and {free / (1 << 30):.1f} GiB of the host's memory are free; lower it."
+            f"{layers.num_bytes * config.ranks / (1 << 30):.1f} GiB of weights are to wait in the host's memory, of "
+            f"which {free / (1 << 30):.1f} GiB are free; lower cpu_offload_gb, or offload_num_in_group."
         )
     plain = config.ranks == 1 and exact.product_rate == exact.other_rate and not exact.held
-    if not plain or _experts_that_cannot_wait(model) is not None:
+    chosen = wanted.group[0] or wanted.names
+    if chosen or not plain or _experts_that_cannot_wait(model) is not None:
         return layers
     device = torch.device(platform.device_type)
     hardware = hardware_of(device)
     steps = StepShape([1] * rows, [STEADY] * rows, rows)
     computing = 0.0 if hardware is None else Roofline(spec, hardware, exact).step_limit(steps)
-    return cheaper(layers, experts_below(part, wanted, exact), rows, bus_rate(hardware), computing)
+    return cheaper(layers, experts_below(part, wanted.gib, exact), rows, bus_rate(hardware), computing)
+
+
+def named_so(weights: WeightMap, parts: Collection[str], spec: ModelSpec) -> set[str]:
+    """Return the decoder's modules of a model, or of a stage of it, whose weights have a name in the files with one of
+    these parts: whole words between dots."""
+    found = {
+        parameter.rpartition(".")[0]: parameter
+        for parameter, sources in weights.items()
+        if any(f".{part}." in f".{source.name}." for source in sources for part in parts)
+    }
+    return set(of_stage(found, spec))
 
 
 def _experts_that_cannot_wait(model: ModelConfig) -> str | None:

@@ -158,6 +158,7 @@ def _decoder(choices: Choices) -> Decoder:
         return ForeignDecoder(
             choices.model.foreign, choices.model.spec, choices.ops, dtype=dtype, device=choices.device
         )
+    below = choices.below if isinstance(choices.below, LayersBelow) else None
     return Decoder(
         choices.model.spec,
         choices.ops,
@@ -168,7 +169,9 @@ def _decoder(choices: Choices) -> Decoder:
         scheme_of=keeping(choices.forms, choices.scheme),
         mesh=choices.mesh,
         expert_cache=choices.expert_slots,
-        below=choices.below.layers if isinstance(choices.below, LayersBelow) else (),
+        below=() if below is None else below.layers,
+        waiting=None if below is None else below.modules,
+        buffers=2 if below is None else below.buffers[0],
     )
 
 

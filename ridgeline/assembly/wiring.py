@@ -319,7 +319,7 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
     exact = precision(facts.dtype)
     cost_model = _cost_of_stages(config, divided, [each.device_name for each in every], exact)
     if (waiting := max(every, key=lambda each: each.copying)).copying:  # of each part of a plan that stages run
-        below = LayersBelow((), waiting.below_bytes, (), hides=device.type != "cpu")
+        below = LayersBelow((), waiting.below_bytes, (0, 0), hides=device.type != "cpu")
         rate = waiting.below_bytes / waiting.copying / config.pipeline_parallel_size
         cost_model = _with_copies(cost_model, below, rate, facts.max_seqs)
     wiring = Wiring(

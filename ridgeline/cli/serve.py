@@ -120,7 +120,8 @@ ONE_MODEL = (
     "kv_events_config",
 )
 MODEL_FLAGS = {"--config", "--model-repository", "--help"}  # what may name a model in the place of an argument
-LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, None), tuple)}
+OWNERS = {**dict.fromkeys(ENGINE_HELP, LLMConfig), **dict.fromkeys(SERVE_HELP, ServeConfig)}
+LISTS = {name for name, owner in OWNERS.items() if isinstance(getattr(owner, name, None), tuple)}
 
 
 class ServeCommand(TyperCommand):
@@ -148,9 +149,8 @@ class ServeCommand(TyperCommand):
 
 def own_flags() -> dict[str, Takes]:
     """Return our flags by name, with dashes, and what follows them."""
-    owners = {**dict.fromkeys(ENGINE_HELP, LLMConfig), **dict.fromkeys(SERVE_HELP, ServeConfig)}
     found = {"config": Takes.VALUE}
-    for name, owner in owners.items():
+    for name, owner in OWNERS.items():
         default = getattr(owner, name, None)
         takes = Takes.NOTHING if isinstance(default, bool) or name == "cascade" else Takes.VALUE
         found[name.replace("_", "-")] = Takes.LIST if name in LISTS else takes

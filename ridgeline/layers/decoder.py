@@ -9,7 +9,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -107,7 +107,8 @@ class Decoder(nn.Module):
     mesh: the ranks between which the model is divided (default: this one has all of it).
     expert_cache: of how many experts of a layer the device holds the matrices (default: of all).
     embed: the table of another decoder whose tokens have its rows; it has that parameter too.
-    below: layers whose matrices wait in the host's memory (default: none).
+    below: layers whose matrices wait in the host's memory (default: none). waiting: the modules there that wait (None:
+        all). buffers: such layers that the device holds at a time.
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
     ranks together score. `dtype` is that of activations, which some parameters have not. A stage of a pipeline lacks
@@ -134,6 +135,8 @@ class Decoder(nn.Module):
         expert_cache: int = 0,
         embed: Embedding | None = None,
         below: Sequence[int] = (),
+        waiting: Collection[str] | None = None,
+        buffers: int = 2,
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh()
@@ -177,10 +180,12 @@ class Decoder(nn.Module):
         self._wanted = [*wanted, self._pending[-1]]
         self._borrows = [lender_of(layer.mixer) for layer in spec.layers]
         self._lends = any(each is not None for each in self._borrows)
-        self._below, self._device = below, device
+        self._below, self._held, self._device = below, buffers, device
         self.layers = nn.ModuleList()
         for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):
-            inside = replace(build.within(f"layers.{index}"), pending=pending, sums=sums, below=index in below)
+            inside = replace(
+                build.within(f"layers.{index}"), pending=pending, sums=sums, waiting=waiting if index in below else ()
+            )
             kind = Layer if layer.streams is None else StreamsLayer
             self.layers.append(kind(layer, width, inside) if layer.same_as is None else self.layers[layer.same_as])
         mixtures: list[tuple[nn.Module, Norm | None]]
@@ -215,11 +220,11 @@ class Decoder(nn.Module):
         """Give every linear map's weight the form of its scheme. Call it after loading, on a decoder that is not to be
         trained."""
         self.requires_grad_(False)
-        waiting = [self.layers[n] for n in self._below]
-        apart = {id(module) for layer in waiting for module in layer.modules()}
+        waiting = {n: self.layers[n] for n in self._below}
+        apart = {id(module) for layer in waiting.values() for module in layer.modules()}
         _prepare(module for module in self.modules() if id(module) not in apart)
         if waiting:
-            self.streamed = StreamedLayers(waiting, self._below, self._device, _prepare)
+            self.streamed = StreamedLayers(waiting, self._held, self._device, _prepare)
 
     @property
     def expert_caches(self) -> list[ExpertCache]:

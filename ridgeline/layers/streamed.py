@@ -1,8 +1,8 @@
 """Layers whose matrices wait in the host's memory, for a model that is larger than its device (Sheng et al., "FlexGen",
 2023, from which the order of the copies is).
 
-The device has two buffers, and a layer is copied into one of them while another is computed from the other. A copy
-serves all rows of a step, however many they are. Behind the last of these layers the first ones are copied for the
+The device has two buffers or more, and a layer is copied into one of them while another is computed from another one. A
+copy serves all rows of a step, however many they are. Behind the last of these layers the first ones are copied for the
 next step. So the bus never rests, and a step takes as long as the slower of copies and computing.
 
     compute   | layer 0        | layer 2 waits for its copy | ...
@@ -12,7 +12,7 @@ next step. So the bus never rests, and a step takes as long as the slower of cop
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,7 +27,6 @@ from ridgeline.quantization.experts import StackedWeights
 from ridgeline.quantization.weight import tensors_in, weight_of
 
 ALIGNMENT = 256  # bytes, of a piece of memory in a buffer
-BUFFERS = 2
 
 Prepare = Callable[[Iterable[nn.Module]], None]
 
@@ -100,19 +99,18 @@ class WaitingLayer:
 class StreamedLayers:
     """The copies of some layers of a decoder.
 
-    layers: those that wait in the host's memory. They are loaded and not prepared. Each always has the same buffer.
-    numbers: of them, in their order. prepare: gives the weights of modules their forms.
+    layers: those that wait in the host's memory, by their numbers, in their order. They are loaded and not prepared.
+    buffers: layers that the device holds at a time. Each layer always has the same buffer. prepare: gives the weights
+        of modules their forms.
     """
 
-    def __init__(
-        self, layers: Sequence[nn.Module], numbers: Sequence[int], device: torch.device, prepare: Prepare
-    ) -> None:
-        waiting = [WaitingLayer(layer, device, prepare) for layer in layers]
-        self._at, self._device = {n: place for place, n in enumerate(numbers)}, device
+    def __init__(self, layers: Mapping[int, nn.Module], buffers: int, device: torch.device, prepare: Prepare) -> None:
+        waiting = [WaitingLayer(layer, device, prepare) for layer in layers.values()]
+        self._at, self._device = {n: place for place, n in enumerate(layers)}, device
         size = max(layer.room for layer in waiting)
-        self._first = range(min(BUFFERS, len(waiting)))
+        self._first = range(min(buffers, len(waiting)))
         self._buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in self._first]
-        self._pieces = [layer.place(self._buffers[place % BUFFERS]) for place, layer in enumerate(waiting)]
+        self._pieces = [layer.place(self._buffers[place % len(self._first)]) for place, layer in enumerate(waiting)]
         self.num_bytes = sum(layer.num_bytes for layer in waiting)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: list[torch.cuda.Event | None] = [None] * len(waiting)
@@ -135,7 +133,8 @@ class StreamedLayers:
         next step."""
         place = self._at.get(layer)
         if place is not None:
-            self._copy(place + BUFFERS if place + BUFFERS < len(self._at) else place % BUFFERS)
+            following, buffers = place + len(self._first), len(self._first)
+            self._copy(following if following < len(self._at) else place % buffers)
 
     def _copy(self, place: int) -> None:
         if self._side is None:
@@ -150,7 +149,7 @@ class StreamedLayers:
             copied.record()
 
     def bytes_per_second(self) -> float:
-        """Return the rate at which layers come, by copies of the first two."""
+        """Return the rate at which layers come, by copies to all buffers."""
         best, size = 0.0, sum(len(piece.host) for place in self._first for piece in self._pieces[place])
         for _ in range(3):
             self._synchronize()

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import StepSizes, reserved
-from ridgeline.core.settings.cache import MOST_GIB
+from ridgeline.core.settings.cache import MOST_GIB, WeightsWanted
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.activations import Activations
 from ridgeline.perf.bus import TierRoom, bus_rate
 from ridgeline.perf.division import Divided, Division, Times
 from ridgeline.perf.experts import exchanged_bytes
-from ridgeline.perf.footprint import check_shape, expert_parameters, weight_bytes
+from ridgeline.perf.footprint import check_shape, expert_parameters
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.links import Links, assumed
 from ridgeline.perf.precision import Precision, precision
@@ -196,7 +196,10 @@ class Plan:
 
     def _below(self) -> WeightsBelow:
         """Return the weights of a device that wait in the host's memory, as an engine chooses them."""
-        d, whole = self.deployment, layers_below(self.part, self.deployment.cpu_offload_gb, self.precision)
+        d, whole = (
+            self.deployment,
+            layers_below(self.part, WeightsWanted(self.deployment.cpu_offload_gb), self.precision),
+        )
         if d.devices > 1 or self.precision.product_rate != self.precision.other_rate or self.precision.held:
             return whole
         computing = self.divided.decode(ROWS, d.decoding_context, d.encoded).total
@@ -218,9 +221,7 @@ class Plan:
 
     def _weights(self, stage: int) -> float:
         """Return the bytes of weights on the device."""
-        if self.below is None:
-            return self.divided.weights[stage]
-        return weight_bytes(self.below.on_device(self.part), self.precision)
+        return self.divided.weights[stage] - (0 if self.below is None else self.below.saved)
 
     @property
     def copying(self) -> float:

@@ -3,24 +3,20 @@ is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
 from math import floor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.plan.sharding import with_cached_experts
+from ridgeline.core.settings.cache import WeightsWanted
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import LayerSpec, ModelSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.core.specs.shared import SharedBlockSpec
 from ridgeline.kernels.base.cost import CostModel, StepShape
 from ridgeline.kernels.gemm.experts.cost import touched
 from ridgeline.perf.footprint import product_name
 from ridgeline.perf.precision import Precision
 
-T = TypeVar("T")
-
-BUFFERS = 2  # layers of them that the device holds at a time
 GIB = 1 << 30
 # Products that stay on the device: those of routers, and that of latents whose two sides attention multiplies by
 STAYS = ("router", "expand")
@@ -28,27 +24,24 @@ LOOK = 0.5e-3  # seconds for which the host waits for a layer's routes (an H100,
 
 
 class LayersBelow(NamedTuple):
-    """Layers that wait in the host's memory, spread evenly over all. num_bytes: of their matrices. kept: as many of
-    them as the device has buffers for, the largest ones. hides: copies and computing run side by side."""
+    """Layers that wait in the host's memory. num_bytes: of their matrices. buffers: layers that the device holds at a
+    time, and their bytes. modules: those whose matrices wait, by the decoder's names; None: all of the layers.
+    hides: copies and computing run side by side."""
 
     layers: tuple[int, ...]
     num_bytes: int
-    kept: tuple[int, ...]
+    buffers: tuple[int, int]
+    modules: frozenset[str] | None = None
     hides: bool = True
 
     @property
     def what(self) -> str:
         return "layers"
 
-    def on_device(self, model: ModelSpec) -> ModelSpec:
-        """Return a model with as many weights as the device holds."""
-        away = set(self.layers) - set(self.kept)
-        return replace(model, layers=tuple(layer for n, layer in enumerate(model.layers) if n not in away))
-
-    def of_device(self, named: Mapping[str, T]) -> dict[str, T]:
-        """Return the entries whose modules the device holds. named: by the decoder's modules."""
-        away = tuple(f"layers.{n}." for n in self.layers if n not in self.kept)
-        return {name: value for name, value in named.items() if not name.startswith(away or ("?",))}
+    @property
+    def saved(self) -> int:
+        """Bytes of weights that the device has no room for."""
+        return self.num_bytes - self.buffers[1]
 
     def seconds(self, computing: float, tokens: int, rate: float, reach: float = 1.0) -> float:
         """Return the seconds of a step of so many tokens: of the slower of copies and computing, or of both."""
@@ -72,13 +65,10 @@ class ExpertsBelow(NamedTuple):
     def what(self) -> str:
         return "experts"
 
-    def on_device(self, model: ModelSpec) -> ModelSpec:
-        """Return a model with as many weights as the device holds."""
-        return with_cached_experts(model, self.slots)
-
-    def of_device(self, named: Mapping[str, T]) -> dict[str, T]:
-        """Return the entries whose modules the device holds."""
-        return dict(named)
+    @property
+    def saved(self) -> int:
+        """Bytes of weights that the device has no room for."""
+        return self.num_bytes
 
     def seconds(self, computing: float, tokens: int, rate: float, reach: float = 1.0) -> float:
         """Return the seconds of a step of so many tokens, whose experts are known only once the layer has begun. Which
@@ -93,19 +83,34 @@ class ExpertsBelow(NamedTuple):
 WeightsBelow = LayersBelow | ExpertsBelow
 
 
-def layers_below(model: ModelSpec, gib: float, precision: Precision) -> LayersBelow:
-    """Return the layers whose matrices have so many GiB together, or a little more. Raise InvalidConfig for a model
-    whose layers cannot wait."""
-    able = [n for n in range(len(model.layers)) if can_wait(model, n)]
-    if not able:
-        raise InvalidConfig("cpu_offload_gb is for layers with weights of their own, and this model has none.")
-    sizes = {n: layer_bytes(model.layers[n], model.hidden_size, precision) for n in able}
+def layers_below(
+    model: ModelSpec, wanted: WeightsWanted, precision: Precision, modules: Collection[str] | None = None
+) -> LayersBelow:
+    """Return the layers that wait: the last ones of each group, or as many as have so many GiB together, or a little
+    more, spread evenly. modules: those whose matrices wait, by the decoder's names; None: all. Raise InvalidConfig if
+    no layer can."""
+    every = {n: layer_bytes(model, n, precision, modules) for n in range(len(model.layers)) if can_wait(model, n)}
+    sizes = {n: size for n, size in every.items() if size}
+    size, last = wanted.group
+    layers: tuple[int, ...] = tuple(n for n in sizes if n % size >= size - last) if size else _spread(sizes, wanted.gib)
+    if not layers:
+        raise InvalidConfig(
+            "no layer of this model has weights of its own that could wait in the host's memory as cpu_offload_gb, "
+            "offload_group_size and offload_params say; leave them out."
+        )
+    buffers = sorted((sizes[n] for n in layers), reverse=True)[: 1 + wanted.ahead]
+    names = None if modules is None else frozenset(modules)
+    return LayersBelow(layers, int(sum(sizes[n] for n in layers)), (len(buffers), int(sum(buffers))), names)
+
+
+def _spread(sizes: Mapping[int, float], gib: float) -> tuple[int, ...]:
+    """Return layers that have so many GiB together, evenly spread over those that there are."""
+    able, layers = list(sizes), tuple[int, ...]()
     for count in range(1, len(able) + 1):
         layers = tuple(able[(2 * n + 1) * len(able) // (2 * count)] for n in range(count))
         if sum(sizes[n] for n in layers) >= gib * GIB:
             break
-    kept = sorted(layers, key=lambda n: (-sizes[n], n))[:BUFFERS]
-    return LayersBelow(layers, int(sum(sizes[n] for n in layers)), tuple(kept))
+    return layers
 
 
 def can_wait(model: ModelSpec, number: int) -> bool:
@@ -115,13 +120,18 @@ def can_wait(model: ModelSpec, number: int) -> bool:
     return alone and not isinstance(layer.mixer, SharedBlockSpec)
 
 
-def layer_bytes(layer: LayerSpec, width: int, precision: Precision) -> float:
-    """Return the bytes of a layer's matrices that can wait."""
+def layer_bytes(model: ModelSpec, number: int, precision: Precision, modules: Collection[str] | None = None) -> float:
+    """Return the bytes of a layer's matrices that can wait. modules: those that may, by the decoder's names."""
     return sum(
         product.copies * product.inputs * product.outputs * precision.weight_of(product_name(name, product))
-        for name, product in layer.products(width).items()
-        if name not in STAYS
+        for name, product in model.layers[number].products(model.hidden_size).items()
+        if name not in STAYS and (modules is None or _names(number, name) & set(modules))
     )
+
+
+def _names(layer: int, product: str) -> set[str]:
+    """Return the names that the module of a product may have in the decoder."""
+    return {f"layers.{layer}.{part}.{product}" for part in ("mixer", "feed_forward")}
 
 
 def experts_below(model: ModelSpec, gib: float, precision: Precision) -> ExpertsBelow | None:

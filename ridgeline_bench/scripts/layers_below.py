@@ -24,6 +24,7 @@ import torch
 from ridgeline import LLM, SamplingParams
 from ridgeline.assembly.choices import choose
 from ridgeline.core.plan.sharding import part_of
+from ridgeline.core.settings.cache import WeightsWanted
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.bus import bus_rate
@@ -60,10 +61,12 @@ def main() -> None:
     )  # fmt: skip
     exact = choose(config, device).precision
     part = part_of(spec, a.tp)
-    gib = sum(layer_bytes(part.layers[n], part.hidden_size, exact) for n in range(a.layers)) / a.layers * a.below / GIB
+    gib = sum(layer_bytes(part, n, exact) for n in range(a.layers)) / a.layers * a.below / GIB
     config = replace(config, cpu_offload_gb=gib * 0.999)
     hardware = hardware_of(device)
-    chosen = choose(config, device).below if a.tp == 1 else layers_below(part, config.cpu_offload_gb, exact)
+    chosen = (
+        choose(config, device).below if a.tp == 1 else layers_below(part, WeightsWanted(config.cpu_offload_gb), exact)
+    )
     assert chosen is not None
     below = chosen
     shape = StepShape([1] * a.rows, [PROMPT + a.tokens] * a.rows, a.rows)

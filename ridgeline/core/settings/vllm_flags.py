@@ -84,6 +84,7 @@ _RENAMED: tuple[tuple[str, Takes, str, str], ...] = (
         "connectors that offload (OffloadingConnector, SimpleCPUOffloadConnector, LMCache's) become this flag and "
         "--kv-disk; others are refused",
     ),
+    ("cpu-offload-params", LIST, "--offload-params", "the same names"),
     ("disable-cascade-attn", SWITCH, "--no-cascade", "requests with a common beginning read their keys one by one"),
 )
 
@@ -305,7 +306,6 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
 
 _SPECULATION = "drafts are asked for by --speculative-config (docs/speculation.md)"
 _NODES = "one server runs on one machine; start one on each and put a balancer before them"
-_OFFLOAD = "say with --cpu-offload-gb how many GiB of layers wait in the host's memory; they are spread evenly"
 _PARSERS = (
     "install a package with an entry point of ridgeline.{}_parser (docs/plugins.md), and name it with --{}-parser"
 )
@@ -331,10 +331,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("all engines of a server run on this machine; use --data-parallel-size", VALUE, "data-parallel-size-local", ()),
     ("set CUDA_VISIBLE_DEVICES before the command", LIST, "device-ids", ()),
     ("cached tokens are divided by --prefill-context-parallel-size", VALUE, "decode-context-parallel-size", ("1",)),
-    (_OFFLOAD, VALUE, "offload-group-size", ("0",)),
-    (_OFFLOAD, VALUE, "offload-num-in-group offload-prefetch-step", ("1",)),
-    (_OFFLOAD, VALUE, "offload-backend", ("auto",)),
-    (_OFFLOAD, LIST, "cpu-offload-params offload-params", ()),
     (_PULLED, VALUE, "ec-transfer-config", ("{}",)),
     ("--weight-transfer RANGE and --admin-key KEY let trainers send weights", VALUE, "weight-transfer-config", ("{}",)),
     (_PULLED, SWITCH, "tokens-only enable-scale-out", ()),
