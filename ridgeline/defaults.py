@@ -27,7 +27,10 @@ class DtypeChoice(NamedTuple):
 def choose_kernels(config: LLMConfig, device: torch.device) -> dict[str, str]:
     """Return the implementation of each op where it is not the platform's first. Raise InvalidConfig for an unknown
     one."""
-    return {**(deterministic_ops(Platform.of(device)) if config.deterministic else {}), **config.kernels}
+    chosen = deterministic_ops(Platform.of(device)) if config.deterministic else {}
+    if config.enable_lora_experts and device.type == "cpu":  # panels have no products without an activation
+        chosen = {**chosen, **dict.fromkeys(("grouped_gate_up", "grouped_down"), "torch")}
+    return {**chosen, **config.kernels}
 
 
 def check_deterministic(config: LLMConfig, model: ModelSpec, device: torch.device, *, coded: bool) -> None:

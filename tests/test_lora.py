@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ridgeline import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.text.outputs import RequestOutput
 
@@ -87,6 +89,50 @@ def test_logprobs_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path
                 check(output, oracles[which])
 
 
+STACKS = ["experts.gate_up_proj", "experts.down_proj"]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v2", "gpt_oss"])
+def test_experts_are_those_of_peft(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    """One adapter has all of an expert's matrices, the second one of them, the third none."""
+    attention = {"target_modules": ["q_proj", "o_proj"]}
+    adapters = [
+        PeftAdapter(family, tmp_path / "all", target_parameters=STACKS, **attention),
+        PeftAdapter(family, tmp_path / "down", seed=1, r=7, target_parameters=STACKS[1:], use_rslora=True, **attention),
+        PeftAdapter(family, tmp_path / "none", seed=2, r=3, **attention),
+    ]
+    compare(family, tiny_model(family), adapters, enable_lora_factors=False, enable_lora_experts=True)
+
+
+def test_experts_one_by_one_are_those_of_peft(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """As other programs store them: two matrices for each projection of an expert. Those that are not there are as
+    the model has them."""
+    adapted = PeftAdapter("qwen3_moe", tmp_path / "a", target_parameters=STACKS, target_modules=["q_proj"])
+    path = adapted.folder / "adapter_model.safetensors"
+    found = {}
+    for name, tensor in load_file(path).items():
+        module, half = name.split(".lora_")
+        if ".experts" not in module:
+            found[name] = tensor
+            continue
+        first, rank = module.endswith(".base_layer"), 4
+        owner = module.removesuffix(".base_layer")
+        for expert in range(8):
+            if half.startswith("A"):
+                own = [tensor[expert * rank : (expert + 1) * rank]] * (2 if first else 1)
+            else:
+                own = list(tensor[:, expert::8].chunk(2 if first else 1))
+            for kind, each in zip(("gate", "up") if first else ("down",), own, strict=True):
+                found[f"{owner}.{expert}.{kind}_proj.lora_{half}"] = each.clone()
+    save_file(found, path)
+    adapted.write_config(target_parameters=None, target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"])
+    others = [PeftAdapter("qwen3_moe", tmp_path / f"{seed}", seed=seed, target_modules=["q_proj"]) for seed in (1, 2)]
+    model = tiny_model("qwen3_moe")
+    compare("qwen3_moe", model, [adapted, *others], enable_lora_factors=False, enable_lora_experts=True)
+    with open_llm(model) as llm, pytest.raises(InvalidRequest, match="enable_lora_experts"):
+        llm.generate("", PARAMS, lora_request=LoRARequest("a", 1, adapted.folder))
+
+
 # Vectors of outputs and of inputs: of fused and unfused projections, of Conv1D, and beside muP's multipliers
 FACTORS: dict[str, Any] = {
     "llama": {"target_modules": [*ATTENTION, "up_proj", "down_proj"], "feedforward_modules": ["o_proj", "down_proj"]},
@@ -110,7 +156,7 @@ def compare(family: str, model: Path, adapters: list[PeftAdapter], **options: An
     """Compare adapters and the model itself in one batch with PEFT."""
     named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
     oracles = [PlainModel(family), *adapters]
-    with open_llm(model, enable_lora_factors=True, **options) as llm:
+    with open_llm(model, **{"enable_lora_factors": True, **options}) as llm:
         asked = [(prompt, which) for prompt in PROMPTS[1:3] for which in range(4)]
         prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt, _ in asked]
         outputs = llm.generate(prompts, PARAMS, lora_request=[named[which] for _, which in asked], use_tqdm=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from ridgeline.core.settings.speculation import LAYER_SKIP, Speculation
 from ridgeline.core.settings.steps import check_limits
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
-from ridgeline.core.specs.model import ModelSpec, lender_of, with_draft
+from ridgeline.core.specs.model import ModelSpec, WeightMap, lender_of, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES, ChunkedKVSpec
 from ridgeline.core.timeline import Timeline
 from ridgeline.defaults import (
@@ -35,15 +35,19 @@ from ridgeline.defaults import (
     choose_limits,
     shared_device,
 )
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.kernels.base.launch import num_multiprocessors
 from ridgeline.kernels.base.op import Platform, on_gpu
+from ridgeline.kernels.base.weight_format import HeldMatrix
 from ridgeline.kernels.ops import Ops
 from ridgeline.models.config import ModelConfig
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.perf.bus import bus_rate
 from ridgeline.perf.held import held_alike, held_precision
 from ridgeline.perf.precision import Precision, precision
-from ridgeline.perf.streamed import LayersBelow, layers_below
+from ridgeline.perf.roofline import Roofline
+from ridgeline.perf.streamed import ExpertsBelow, WeightsBelow, cheaper, experts_below, layers_below
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
@@ -51,6 +55,7 @@ from ridgeline.weights.loader import check_files, read_model_config, resolve_mod
 from ridgeline.weights.quantized.config import method_name
 from ridgeline.weights.quantized.plan import Forms
 from ridgeline.worker.early import Early
+from ridgeline.worker.machine import hardware_of
 from ridgeline.worker.memory import (
     Budget,
     MemoryReport,
@@ -63,6 +68,8 @@ from ridgeline.worker.memory import (
 )
 from ridgeline.worker.precompile import KernelSet
 
+STEADY = 1024  # cached tokens of each row of the step for which weights below are chosen
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
@@ -74,7 +81,7 @@ class Choices:
     draft: the model or head that drafts, if one does.
     longest: the context that memory has room for, if that is known before the weights are loaded.
     captured: decode steps run as CUDA graphs.
-    below: the layers that wait in the host's memory, if some do.
+    below: the weights that wait in the host's memory, if some do.
     timeline: the stages of the start.
     early: the work that was begun before.
     """
@@ -98,7 +105,7 @@ class Choices:
     cascade: bool
     captured: bool
     draft: DraftChoice | HeadChoice | None = None
-    below: LayersBelow | None = None
+    below: WeightsBelow | None = None
     timeline: Timeline = field(default_factory=Timeline)
     early: Early | None = None
 
@@ -129,6 +136,12 @@ class Choices:
         return plan_memory(cache, sizes, parts_of(self.part, config, draft, reads), budget)
 
     @property
+    def expert_slots(self) -> int:
+        """The number of experts of a layer whose matrices the device holds; 0: of all."""
+        own = self.config.moe_expert_cache_size
+        return self.below.slots if isinstance(self.below, ExpertsBelow) else own
+
+    @property
     def captures_later(self) -> bool:
         """True if some graphs are captured once the engine is ready. Ranks capture the same ones at the same time, and
         what drafts has a state that captures would change. Of others'
@@ -138,10 +151,7 @@ class Choices:
 
     @property
     def precision(self) -> Precision:
-        plain, own, rate = precision(self.dtype), self.scheme.product_bytes, self.scheme.product_rate
-        if own is None or (self.device.type == "cpu" and rate == "fp8"):  # of which a CPU keeps plain numbers
-            return held_precision(plain, self.model.spec, self.forms)
-        return held_alike(plain, self.model.spec, own, rate)
+        return precision_of(self.model.spec, self.dtype, self.scheme, self.forms, self.device)
 
     @property
     def kernels(self) -> KernelSet:
@@ -168,6 +178,16 @@ class Choices:
         )
 
 
+def precision_of(
+    model: ModelSpec, dtype: str, weights: Scheme, forms: Mapping[str, HeldMatrix], device: torch.device
+) -> Precision:
+    """Return the precision of a model. forms: of the matrices that keep the form of the files."""
+    plain, own, rate = precision(dtype), weights.product_bytes, weights.product_rate
+    if own is None or (device.type == "cpu" and rate == "fp8"):  # of which a CPU keeps plain numbers
+        return held_precision(plain, model, forms)
+    return held_alike(plain, model, own, rate)
+
+
 def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) -> Choices:
     """Settle everything that needs no weights. Raise InvalidConfig or ModelLoadError for what could never run."""
     mesh = mesh or Mesh()
@@ -191,19 +211,6 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         weighed = with_cached_experts(own, config.moe_expert_cache_size) if on_gpu(platform) else own
     shared = shared_device(config, device)
     dtype, why = choose_dtype(config.dtype, model.dtype, shared)
-    below = None
-    if config.cpu_offload_gb:
-        below = layers_below(model.spec, config.cpu_offload_gb, DTYPE_BYTES[dtype])
-        if method_name(folder) is not None or is_gguf(folder):
-            raise InvalidConfig("cpu_offload_gb copies plain weights, and this checkpoint is quantized; leave it out.")
-        if model.spec.pooling is not None or model.spec.encoder is not None:
-            raise InvalidConfig("cpu_offload_gb is for models that write; leave it out.")
-        weighed = below.on_device(own) if on_gpu(platform) else own
-        if below.num_bytes > (free := host_memory()):
-            raise InvalidConfig(
-                f"cpu_offload_gb is {config.cpu_offload_gb:g}, and {free / (1 << 30):.1f} GiB of the host's memory "
-                "are free; lower it."
-            )
     wanted_len = check_max_model_len(config.max_model_len, model.spec)
     check_chunks(model.spec, choose_block_size(config, device), wanted_len)
     overrides = choose_kernels(config, device)
@@ -212,20 +219,26 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         raise InvalidConfig(
             "moe_expert_cache_size copies plain weights, and this checkpoint is quantized; leave it out."
         )
-    if method_name(folder) is None and not is_gguf(folder):
+    if method_name(folder) is None and not is_gguf(folder) and config.weights_below is None:
         check_weights_fit(weighed, device, dtype=dtype, positions=1, ranks=ranks)
     if files:
         check_files(folder, model)
     forms = of_stage(kept_forms(stored_forms(folder, model, files=files), config, folder, ops), own)
     check_deterministic(config, model.spec, device, coded=bool(forms) or weights.name != "plain")
-    check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
+    below, saved = None, 0
+    max_seqs, max_tokens = choose_limits(config, shared, model.spec.pooling, wanted_len)
+    if config.weights_below is not None:
+        exact = precision_of(model.spec, dtype, weights, forms, device)
+        below = _below(config, model, part, platform, exact, max_seqs)
+        if on_gpu(platform):
+            saved = below.saved
+    check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks, saved=saved)
     draft = None
     if config.speculation is not None:
         check_speculation(model.spec, config.speculation)
         draft = choose_draft(config, folder, model.spec, ops, weights, wanted_len)
     if draft is not None:
         check_fits(draft.what, draft.weight_bytes(DTYPE_BYTES[dtype]), device, dtype=dtype)
-    max_seqs, max_tokens = choose_limits(config, shared, model.spec.pooling, wanted_len)
     if config.enable_lora:
         check_adapters(config, model)
     if config.num_drafts:
@@ -258,11 +271,11 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         draft=draft,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
-    least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks
+    least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks - saved
     if draft is not None:
         least += draft.weight_bytes(item)
     longest = _longest(choices, least, wanted_len)
-    check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks)
+    check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks, saved=saved)
     return replace(choices, longest=longest)
 
 
@@ -335,16 +348,59 @@ def check_adapters(config: LLMConfig, model: ModelConfig) -> None:
             raise InvalidConfig(f"enable_lora is not for {what} yet; leave it out, or merge the adapter.")
 
 
-def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:
-    """Raise InvalidConfig if the model's experts cannot wait in the host's memory."""
+def _below(
+    config: LLMConfig, model: ModelConfig, part: ModelSpec, platform: Platform, exact: Precision, rows: int
+) -> WeightsBelow:
+    """Return the weights that wait in the host's memory: whole layers, or experts if steps of so many rows take less
+    time with them. Raise InvalidConfig if none can. part: of the model, that a rank has. exact: its precision."""
+    spec, wanted = model.spec, config.weights_below
+    assert wanted is not None
+    if spec.pooling is not None or spec.encoder is not None:
+        raise InvalidConfig("cpu_offload_gb and offload_group_size are for models that write; leave them out.")
+    modules = named_so(model.weights, wanted.names, part) if wanted.names else None
+    layers = layers_below(part, wanted, exact, modules)._replace(hides=on_gpu(platform))
+    if layers.num_bytes * config.ranks > (free := host_memory()):
+        raise InvalidConfig(
+            f"{layers.num_bytes * config.ranks / (1 << 30):.1f} GiB of weights are to wait in the host's memory, of "
+            f"which {free / (1 << 30):.1f} GiB are free; lower cpu_offload_gb, or offload_num_in_group."
+        )
+    plain = config.ranks == 1 and exact.product_rate == exact.other_rate and not exact.held
+    chosen = wanted.group[0] or wanted.names
+    if chosen or not plain or _experts_that_cannot_wait(model) is not None:
+        return layers
+    device = torch.device(platform.device_type)
+    hardware = hardware_of(device)
+    steps = StepShape([1] * rows, [STEADY] * rows, rows)
+    computing = 0.0 if hardware is None else Roofline(spec, hardware, exact).step_limit(steps)
+    return cheaper(layers, experts_below(part, wanted.gib, exact), rows, bus_rate(hardware), computing)
+
+
+def named_so(weights: WeightMap, parts: Collection[str], spec: ModelSpec) -> set[str]:
+    """Return the decoder's modules of a model, or of a stage of it, whose weights have a name in the files with one of
+    these parts: whole words between dots."""
+    found = {
+        parameter.rpartition(".")[0]: parameter
+        for parameter, sources in weights.items()
+        if any(f".{part}." in f".{source.name}." for source in sources for part in parts)
+    }
+    return set(of_stage(found, spec))
+
+
+def _experts_that_cannot_wait(model: ModelConfig) -> str | None:
+    """Return the reason why the model's experts cannot wait in the host's memory one by one, or None."""
     mixtures = [layer.feed_forward for layer in model.spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     if not mixtures:
-        raise InvalidConfig("moe_expert_cache_size is for mixtures of experts, and the model is none; leave it out.")
+        return "is for mixtures of experts, and the model is none"
     if any(mixture.own_norms is not None for mixture in mixtures):
-        raise InvalidConfig(
-            "moe_expert_cache_size does not go with experts that have norms of their own; leave it out."
-        )
+        return "does not go with experts that have norms of their own"
     if any(mixture.late for mixture in mixtures):
-        raise InvalidConfig("moe_expert_cache_size does not go with experts whose sums come late; leave it out.")
+        return "does not go with experts whose sums come late"
+    return None
+
+
+def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:
+    """Raise InvalidConfig if the model's experts cannot wait in the host's memory."""
+    if (reason := _experts_that_cannot_wait(model)) is not None:
+        raise InvalidConfig(f"moe_expert_cache_size {reason}; leave it out.")
     if on_gpu(platform) and not config.enforce_eager:
         raise InvalidConfig("moe_expert_cache_size looks at routes on the host, which no graph can; set enforce_eager.")

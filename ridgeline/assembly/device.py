@@ -16,6 +16,7 @@ from ridgeline.assembly.foreign import capture, check_agrees
 from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.numa import bind
+from ridgeline.core.settings.adapters import gguf_adapter
 from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.foreign.decoder import ForeignDecoder
@@ -24,8 +25,10 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.context import link_between, pays_from
 from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
+from ridgeline.perf.streamed import LayersBelow
 from ridgeline.quantization.held import keeping
-from ridgeline.weights.adapters.places import HEAD, places_in
+from ridgeline.weights.adapters.gguf import read_gguf_adapter
+from ridgeline.weights.adapters.places import HEAD, expert_places, places_in
 from ridgeline.weights.adapters.reader import WIDEST, ReadAdapter, read_adapter
 from ridgeline.weights.adapters.shares import AdapterShares
 from ridgeline.weights.loader import Progress, empty_decoder, load_weights
@@ -37,6 +40,7 @@ from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name, hardware_of, pci_address
 from ridgeline.worker.memory import MemoryReport
+from ridgeline.worker.received import ReceivedWeights
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.speculation.methods import DraftSource, Network, network_of
@@ -92,7 +96,6 @@ def _load(
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
             decoder.prepare()
-            decoder.stream()
             if isinstance(decoder, ForeignDecoder):
                 _compile(decoder, choices, progress)
                 check_agrees(decoder)
@@ -123,6 +126,8 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     model, rank, mesh = choices.model, config.max_lora_rank, decoder.mesh
     whole, factors = empty_decoder(model.spec), config.enable_lora_factors
     places = places_in(whole, model.weights)
+    if config.enable_lora_experts:
+        places |= expert_places(whole, model.weights)
     heads = places_in(whole, model.weights, HEAD)
     most = sum(each.outputs for each in places.values()) if factors else 0
     most += sum(each.numel() for name, each in whole.named_parameters() if name.startswith(HEAD))
@@ -130,9 +135,11 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     shares = AdapterShares(decoder, model.weights, places) if mesh.tp.size * mesh.pp.size > 1 else None
 
     def read(folder: Path) -> ReadAdapter:
-        found = read_adapter(
-            folder, places | heads, most_rank=rank, dtype=decoder.dtype, factors=factors, most_replaced=most * WIDEST
-        )
+        if (file := gguf_adapter(folder)) is not None:
+            found = read_gguf_adapter(file, whole, model.weights, places, most_rank=rank, dtype=decoder.dtype)
+        else:
+            bounds = {"most_rank": rank, "most_replaced": most * WIDEST}
+            found = read_adapter(folder, places | heads, dtype=decoder.dtype, factors=factors, **bounds)
         found = kept.settled(found if shares is None else shares.of(found))
         found = with_factors(found, decoder)
         return found.pinned() if choices.device.type == "cuda" else found
@@ -151,6 +158,7 @@ def _decoder(choices: Choices) -> Decoder:
         return ForeignDecoder(
             choices.model.foreign, choices.model.spec, choices.ops, dtype=dtype, device=choices.device
         )
+    below = choices.below if isinstance(choices.below, LayersBelow) else None
     return Decoder(
         choices.model.spec,
         choices.ops,
@@ -160,8 +168,10 @@ def _decoder(choices: Choices) -> Decoder:
         rotary_rows=choices.longest,
         scheme_of=keeping(choices.forms, choices.scheme),
         mesh=choices.mesh,
-        expert_cache=choices.config.moe_expert_cache_size,
-        below=() if choices.below is None else choices.below.layers,
+        expert_cache=choices.expert_slots,
+        below=() if below is None else below.layers,
+        waiting=None if below is None else below.modules,
+        buffers=2 if below is None else below.buffers[0],
     )
 
 
@@ -215,6 +225,7 @@ def _run_on(
                 sleep=sleep,
                 drafts=None if speculation is None else DraftSource(speculation, beside.draft),
             )
+        runner.received = ReceivedWeights(decoder, choices.model.weights, choices.device)
         if beside.adapters is not None:
             runner.adapt(*beside.adapters)
         if host_bytes := choices.config.host_bytes:

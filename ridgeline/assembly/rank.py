@@ -54,6 +54,8 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
         worker, memory = device_worker(choices, progress)
         if config.enable_eplb:
             worker.runner.mover.check()
+        waiting = 0 if choices.below is None else choices.below.num_bytes
+        copying = waiting / worker.runner.decoder.bytes_per_second() if waiting else 0.0
     return worker, Ready(
         dtype=choices.dtype,
         why=choices.why,
@@ -69,6 +71,8 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
         cascade=choices.cascade,
         captured=choices.captured,
         fingerprint=seen,
+        below_bytes=waiting,
+        copying=copying,
     )
 
 

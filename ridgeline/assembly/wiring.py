@@ -48,7 +48,7 @@ from ridgeline.perf.bus import bus_rate
 from ridgeline.perf.footprint import active_parameters
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
-from ridgeline.perf.streamed import StreamedCost
+from ridgeline.perf.streamed import LayersBelow, StreamedCost, WeightsBelow
 from ridgeline.quantization.scheme import scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
@@ -156,13 +156,8 @@ def _assemble(
     worker, memory = device_worker(choices, progress)
     hardware, spec = hardware_of(device), choices.model.spec
     cost_model: CostModel | None = Roofline(spec, hardware, choices.precision) if hardware is not None else None
-    if (streamed := worker.runner.decoder.streamed) is not None:
-        rate = streamed.bytes_per_second()
-        cost_model = None if cost_model is None else StreamedCost(cost_model, streamed.num_bytes / rate)
-        logger.info(
-            "%.2f GiB of layers wait in the host's memory and come at %.1f GB/s: a step takes %.3g ms or longer",
-            *(streamed.num_bytes / (1 << 30), rate / 1e9, 1e3 * streamed.num_bytes / rate),
-        )
+    if choices.below is not None:
+        cost_model = _with_copies(cost_model, choices.below, worker.runner.decoder.bytes_per_second(), choices.max_seqs)
     pools, on_gpu = spec.pooling is not None, device.type == "cuda"
     wiring = Wiring(
         memory,
@@ -199,6 +194,18 @@ def _assemble(
         memory=memory,
         timeline=timeline,
     )
+
+
+def _with_copies(computing: CostModel | None, below: WeightsBelow, rate: float, rows: int) -> CostModel | None:
+    """Return the cost of steps whose weights come at so many bytes a second, and log that of a step of so many rows.
+    computing: the cost with all weights on the device; None: it is not known."""
+    shape = StepShape([1] * rows, [1] * rows, rows)
+    alone = 0.0 if computing is None else computing.step_limit(shape)
+    logger.info(
+        "%.2f GiB of %s wait in the host's memory and come at %.1f GB/s: a step of %d requests takes %.3g ms or longer",
+        *(below.num_bytes / (1 << 30), below.what, rate / 1e9, rows, 1e3 * below.seconds(alone, rows, rate)),
+    )
+    return None if computing is None else StreamedCost(computing, below, rate)
 
 
 def _assemble_group(
@@ -311,6 +318,10 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
     )
     exact = precision(facts.dtype)
     cost_model = _cost_of_stages(config, divided, [each.device_name for each in every], exact)
+    if (waiting := max(every, key=lambda each: each.copying)).copying:  # of each part of a plan that stages run
+        below = LayersBelow((), waiting.below_bytes, (0, 0), hides=device.type != "cpu")
+        rate = waiting.below_bytes / waiting.copying / config.pipeline_parallel_size
+        cost_model = _with_copies(cost_model, below, rate, facts.max_seqs)
     wiring = Wiring(
         memory,
         model.spec.vocab_size,

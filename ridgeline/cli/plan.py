@@ -23,6 +23,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.bus import TierRoom
 from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
+from ridgeline.perf.streamed import ExpertsBelow, WeightsBelow
 
 
 @dataclass(frozen=True)
@@ -194,10 +195,7 @@ def _print(one: Plan) -> None:
         print(f"{total / 1e9:.3g} billion parameters, of which a token uses {active / 1e9:.3g} billion")
     print(f"per device: weights {short(one.weights, 'B')}, {_kept(one)}")
     if one.below is not None:
-        print(
-            f"{len(one.below.layers)} of {len(d.model.layers)} layers wait in the host's memory: "
-            f"{short(one.below.num_bytes, 'B')} come to the device in every step, in {1e3 * one.copying:.3g} ms"
-        )
+        print(_waiting(one, one.below))
     if one.tier is not None:
         print(_below(one.tier, d.block_size))
     if one.crossover is None:
@@ -224,6 +222,19 @@ def _kept(one: Plan) -> str:
         f"KV {short(one.kv_per_token, 'B', 6)} per token{state}, "
         f"room for {one.blocks:,} blocks of {d.block_size} tokens: "
         f"{one.max_requests:,} requests of {d.context:,} tokens"
+    )
+
+
+def _waiting(one: Plan, below: WeightsBelow) -> str:
+    size = short(below.num_bytes, "B")
+    if isinstance(below, ExpertsBelow):
+        return (
+            f"{size} of experts wait in the host's memory; the device holds {below.slots} of each layer, and those "
+            f"come that a step chooses: all of them in {1e3 * one.copying:.3g} ms"
+        )
+    return (
+        f"{len(below.layers)} of {len(one.part.layers)} layers wait in the host's memory: {size} come to the device in "
+        f"every step, in {1e3 * one.copying:.3g} ms"
     )
 
 

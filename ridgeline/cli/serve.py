@@ -47,6 +47,9 @@ SERVE_HELP = {
     "admin_key": "Keys for routes that show other clients' requests (default: the API keys), and for those that pause, "
     "sleep, reload or reset (default: these are closed).",
     "open_admin_routes": "Without an admin key, let every client pause, sleep, reload or reset the engine.",
+    "weight_transfer": "Addresses from which trainers may send weights, as 10.0.0.0/8 (one or more; default: none). "
+    "It needs --admin-key.",
+    "weight_transfer_timeout": "Seconds for each wait for a trainer.",
     "api_server_count": "Processes that face the network.",
     "data_parallel_size": "Engines side by side, each on devices of its own (replicas of the model). With "
     "enable_expert_parallel they divide the experts between them.",
@@ -80,13 +83,6 @@ SERVE_HELP = {
     "override_generation_config": "JSON object of sampling defaults that win over these.",
     "tool_call_parser": "Form of the model's tool calls: auto (by its chat template), none, or a name such as hermes.",
     "reasoning_parser": "Form of the model's reasoning: auto (by its chat template), none, or a name such as qwen3.",
-    "allowed_media_domains": "Hosts whose URLs of pictures, video and sound are fetched, or * (default: none are).",
-    "allowed_local_media_path": "Folder below which file: URLs of media are read (default: none are).",
-    "limit_mm_per_prompt": 'JSON object of the most items in a request, such as {"image": 4, "video": 0}.',
-    "media_io_kwargs": 'JSON object of how media are decoded, such as {"video": {"num_frames": 16}}.',
-    "mm_processor_kwargs": "JSON object of settings that replace those of the model's picture processor.",
-    "media_processes": "Processes of each API server that decode media (0: by its cores, from 4 to 16).",
-    "max_media_bytes": "Bytes that decoded media of all requests take together.",
     "otlp_endpoint": "Address that traces go to (OpenTelemetry over gRPC).",
     "model_turn": "Seconds that one of several models may work while requests for another wait.",
     "model_repository": "Folder of models described by config.pbtxt, as Triton's, in place of MODEL.",
@@ -124,7 +120,8 @@ ONE_MODEL = (
     "kv_events_config",
 )
 MODEL_FLAGS = {"--config", "--model-repository", "--help"}  # what may name a model in the place of an argument
-LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, None), tuple)}
+OWNERS = {**dict.fromkeys(ENGINE_HELP, LLMConfig), **dict.fromkeys(SERVE_HELP, ServeConfig)}
+LISTS = {name for name, owner in OWNERS.items() if isinstance(getattr(owner, name, None), tuple)}
 
 
 class ServeCommand(TyperCommand):
@@ -152,9 +149,8 @@ class ServeCommand(TyperCommand):
 
 def own_flags() -> dict[str, Takes]:
     """Return our flags by name, with dashes, and what follows them."""
-    owners = {**dict.fromkeys(ENGINE_HELP, LLMConfig), **dict.fromkeys(SERVE_HELP, ServeConfig)}
     found = {"config": Takes.VALUE}
-    for name, owner in owners.items():
+    for name, owner in OWNERS.items():
         default = getattr(owner, name, None)
         takes = Takes.NOTHING if isinstance(default, bool) or name == "cascade" else Takes.VALUE
         found[name.replace("_", "-")] = Takes.LIST if name in LISTS else takes

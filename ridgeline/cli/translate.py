@@ -226,7 +226,7 @@ def _theirs(flag: Flag, given: _Given, own: Mapping[str, Takes], found: Translat
     else:
         positive = flag.ours if given.positive else f"--{flag.ours.removeprefix('--no-')}"
         values = [VALUES.get(flag.name, {}).get(each, each) for each in given.values]
-        found.words += [positive, *values]
+        found.words += [part for each in values for part in (positive, each)] or [positive]
         found.lines.append(Line(spelled, State.RENAMED, f"{' '.join([positive, *values])}: {flag.text}."))
 
 

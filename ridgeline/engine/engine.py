@@ -243,6 +243,13 @@ class Engine:
         self.scheduler.pictures.forget()
         self._tell()
 
+    def renew_weights(self, version: str) -> None:
+        """Let no later request find what older weights have cached. Requests that run keep what they have found, and
+        those that wait find only what the new ones cache. version: a name that no other weights have. No step may be
+        in flight."""
+        self.scheduler.renew_weights(version)
+        self._tell()
+
     def sleep(self) -> None:
         """Give the device's memory back. Requests that run start over after `wake`, and go on with the same tokens.
         The engine must be paused, with no step in flight. Raise InvalidConfig if its worker cannot."""

@@ -115,6 +115,7 @@ class PlanBuilder:
         self._spans: list[np.ndarray | None] = []
         self._inserted: list[tuple[Inserted, ...]] = []
         self._encoded: list[tuple[int, ...]] = []
+        self.positions: dict[Sequence, np.ndarray] = {}  # of rows, where these have three axes
         self.encoded_tokens = 0  # of the encoder inputs that rows bring
         self.seen_tokens = 0  # those that cost as much as the pictures that the plan brings to the tower
         self.loads = 0  # the number of the last load from the host's memory that rows wait for
@@ -156,7 +157,11 @@ class PlanBuilder:
             return seqs, rows, ()
         first = len(seqs)
         given = enumerate(zip(self._spans, self._inserted, self._encoded, strict=True), first)
-        spans = tuple(Span(row, ids, inside, read) for row, (ids, inside, read) in given if ids is not None)
+        spans = tuple(
+            Span(row, ids, inside, read, self.positions.get(self.others[row - first]) if self.positions else None)
+            for row, (ids, inside, read) in given
+            if ids is not None
+        )
         return seqs + self.others, _concatenate(rows, self._rows()), spans
 
     def _rows(self) -> Rows:

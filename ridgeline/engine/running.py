@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ridgeline.core.clock import MONOTONIC, Clock
+from ridgeline.core.plan.embeds import shift_of
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import Assign, Delta, Release, RowKind, Rows, StepResult
 from ridgeline.core.settings.config import EngineConfig
@@ -270,6 +271,7 @@ class Running:
             tenant=tenant_number(request.cache_salt),
             keys=request.prefix_keys,
             adapter=self.adapters.place(request.adapter) if request.adapter else 0,
+            shift=shift_of(seq.inserted) if seq.inserted else 0,
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows, before: Iterable[InFlight]) -> dict[int, Assign]:

@@ -26,7 +26,7 @@ import numpy as np
 from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, InvalidConfig
 from ridgeline.core.plan.cache_figures import CacheFigures
-from ridgeline.core.plan.embeds import parts_between
+from ridgeline.core.plan.embeds import parts_between, positions_between
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.core.plan.step import Feature, MaskedDrafts, RowKind, StepPlan, StepResult
 from ridgeline.core.plan.worker import KeepsBelow
@@ -543,6 +543,8 @@ class Scheduler:
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
         inserted = self.pictures.placed(parts_between(seq.inserted, start, end), builder) if seq.inserted else ()
+        if seq.inserted and (positions_3T := positions_between(seq.inserted, start, end)) is not None:
+            builder.positions[seq] = positions_3T
         ids, encoded = np.array(seq.tokens[start:end], np.int32), () if start else seq.request.encoder_ids
         builder.add(seq, end - start, int(complete), ids, inserted, encoded)
         seq.loads = 0
@@ -677,6 +679,15 @@ class Scheduler:
         self.pictures.forget()
         if self.cache.tier is not None:
             self.cache.tier.leave_device()
+
+    def renew_weights(self, version: str) -> None:
+        """Give all that is cached from now on other names, but for blocks of requests that hold some: these continue
+        what older weights began. No plan may be in flight."""
+        self.cache.forget_prefixes()
+        self.cache.names.weights = version
+        for seq in (member for leader in self._by_id.values() for member in leader.members):
+            if not seq.loads and not any(seq.blocks):
+                seq.hashes.clear()
 
     def forget_adapter(self, number: int) -> bool:
         """Forget an adapter, with which no request waits or runs. Return False while a plan under way may bring it to

@@ -143,6 +143,10 @@ class Engines:
         for engine in self.engines:
             engine.forget_prefixes()
 
+    def renew_weights(self, version: str) -> None:
+        for engine in self.engines:
+            engine.renew_weights(version)
+
 
 class Schedulers:
     """A combined view of the schedulers of several engines. It schedules nothing itself."""

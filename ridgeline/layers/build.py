@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
@@ -29,7 +29,8 @@ class Build:
     name: the name, within the decoder, of the module that is being built.
     mesh: the ranks between which the model is divided. The specs that layers are built from are those of one rank.
     expert_cache: of how many experts of a layer the device holds the matrices; 0: of all.
-    below: the matrices of linear maps wait in the host's memory, and pass through buffers of the device.
+    waiting: the modules whose matrices wait in the host's memory, and pass through buffers of the device; None: all
+        that are built.
     sums: the ranks over which a part of a layer adds up its results.
     pending: the ranks over which a part's input is still to be added up, before its norm.
     """
@@ -43,7 +44,7 @@ class Build:
     name: str = ""
     mesh: Mesh = field(default_factory=Mesh)
     expert_cache: int = 0
-    below: bool = False
+    waiting: Collection[str] | None = ()
     sums: Axis = ALONE
     pending: Axis = ALONE
     _rotaries: dict[RopeSpec, Rotary] = field(default_factory=dict)
@@ -69,6 +70,17 @@ class Build:
     def scheme(self) -> Scheme:
         """The scheme by which this module's weight is held."""
         return self.scheme_of(self.name)
+
+    @property
+    def below(self) -> bool:
+        """True if this module's matrix waits in the host's memory."""
+        return self.waiting is None or self.name in self.waiting
+
+    @property
+    def loading_device(self) -> torch.device:
+        """The device in whose memory the files' forms of matrices are filled."""
+        waits = self.below and self.device.type != "meta"
+        return torch.device("cpu") if waits else self.device
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None, on_host: bool = False) -> nn.Parameter:
         """Return an uninitialised parameter. dtype: a dtype other than the build's. on_host: it lies in the host's

@@ -9,7 +9,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -89,10 +89,12 @@ class GivenRows(NamedTuple):
 
     token_t: places among the step's tokens, int64 [t].
     x_tM: [t, M], of any floating-point type.
+    deep: what is added behind the first layers, one [t, M] for each.
     """
 
     token_t: Tensor
     x_tM: Tensor
+    deep: Sequence[Tensor] = ()
 
 
 class Decoder(nn.Module):
@@ -105,7 +107,8 @@ class Decoder(nn.Module):
     mesh: the ranks between which the model is divided (default: this one has all of it).
     expert_cache: of how many experts of a layer the device holds the matrices (default: of all).
     embed: the table of another decoder whose tokens have its rows; it has that parameter too.
-    below: layers whose matrices wait in the host's memory, until `stream` is called (default: none).
+    below: layers whose matrices wait in the host's memory (default: none). waiting: the modules there that wait (None:
+        all). buffers: such layers that the device holds at a time.
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
     ranks together score. `dtype` is that of activations, which some parameters have not. A stage of a pipeline lacks
@@ -132,6 +135,8 @@ class Decoder(nn.Module):
         expert_cache: int = 0,
         embed: Embedding | None = None,
         below: Sequence[int] = (),
+        waiting: Collection[str] | None = None,
+        buffers: int = 2,
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh()
@@ -175,10 +180,12 @@ class Decoder(nn.Module):
         self._wanted = [*wanted, self._pending[-1]]
         self._borrows = [lender_of(layer.mixer) for layer in spec.layers]
         self._lends = any(each is not None for each in self._borrows)
-        self._below, self._device = below, device
+        self._below, self._held, self._device = below, buffers, device
         self.layers = nn.ModuleList()
         for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):
-            inside = replace(build.within(f"layers.{index}"), pending=pending, sums=sums, below=index in below)
+            inside = replace(
+                build.within(f"layers.{index}"), pending=pending, sums=sums, waiting=waiting if index in below else ()
+            )
             kind = Layer if layer.streams is None else StreamsLayer
             self.layers.append(kind(layer, width, inside) if layer.same_as is None else self.layers[layer.same_as])
         mixtures: list[tuple[nn.Module, Norm | None]]
@@ -213,15 +220,11 @@ class Decoder(nn.Module):
         """Give every linear map's weight the form of its scheme. Call it after loading, on a decoder that is not to be
         trained."""
         self.requires_grad_(False)
-        for module in self.modules():
-            if isinstance(module, (Linear, ExpertStack, Experts, DecayRate, Norm)):
-                module.prepare()
-
-    def stream(self) -> None:
-        """Let the layers that wait in the host's memory come to the device when they are needed. Call it once, behind
-        `prepare`."""
-        if self._below:
-            self.streamed = StreamedLayers([*self.layers], self._below, self._device)
+        waiting = {n: self.layers[n] for n in self._below}
+        apart = {id(module) for layer in waiting.values() for module in layer.modules()}
+        _prepare(module for module in self.modules() if id(module) not in apart)
+        if waiting:
+            self.streamed = StreamedLayers(waiting, self._held, self._device, _prepare)
 
     @property
     def expert_caches(self) -> list[ExpertCache]:
@@ -229,10 +232,17 @@ class Decoder(nn.Module):
         parts = (layer.feed_forward for layer in self.layers)
         return [part.cache for part in parts if isinstance(part, Experts) and part.cache is not None]
 
+    def bytes_per_second(self) -> float:
+        """Return the rate at which weights come from the host's memory, by a copy; 0 where all are on the device. No
+        step may have run."""
+        if self.streamed is not None:
+            return self.streamed.bytes_per_second()
+        return self.expert_caches[0].bytes_per_second() if self.expert_caches else 0.0
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of the parameters, including those in another form."""
-        modules = [module for module in self.modules() if isinstance(module, (Linear, ExpertStack))]
+        modules = [each for each in self.modules() if isinstance(each, (Linear, ExpertStack)) and not each.below]
         held = sum(module.prepared_bytes for module in modules) + sum(cache.nbytes for cache in self.expert_caches)
         held += 0 if self.streamed is None else self.streamed.buffer_bytes
         # Experts' matrices may lie in the host's memory, and layers may have no parameters left: OLMo's norms have none
@@ -283,6 +293,8 @@ class Decoder(nn.Module):
                 late_TM = before.take()
                 x_TM = x_TM if late_TM is None else x_TM + late_TM
             pending = self._pending[index + 1]
+            if given is not None and index < len(given.deep) and pending.rank == 0:
+                x_TM = x_TM.index_add(0, given.token_t, given.deep[index].to(x_TM.dtype))
             if taps is not None:
                 awaited = index in taps.layers and only is None and self._is_summed_behind(index)
                 if index in taps.layers and not awaited:
@@ -379,6 +391,13 @@ class Decoder(nn.Module):
             logits_TU = logits_TU * self.spec.logits_multiplier
         cap = self.spec.logits_softcap
         return logits_TU if cap is None else cap * torch.tanh(logits_TU / cap)
+
+
+def _prepare(modules: Iterable[nn.Module]) -> None:
+    """Give the weights of these modules the forms that multiply."""
+    for module in modules:
+        if isinstance(module, (Linear, ExpertStack, Experts, DecayRate, Norm)):
+            module.prepare()
 
 
 def _added_up_over(wanted: Axis, x_TM: Tensor, pending: Axis) -> Tensor:

@@ -19,6 +19,7 @@ Legend:
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
@@ -48,6 +49,25 @@ class ExpertCache:
         self._expert_bytes = sum(t[0].nbytes for t in host if t is not None)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.figures = ExpertCacheFigures()
+
+    def bytes_per_second(self) -> float:
+        """Return the rate at which experts come, by copies to all slots. Nothing may be in them yet."""
+        best = 0.0
+        for _ in range(3):
+            self._synchronize()
+            start = time.perf_counter()
+            with torch.cuda.stream(self._side):
+                for host, held in zip(self._host, self._held, strict=True):
+                    if host is not None and held is not None:
+                        for slot in range(self._slots):
+                            held[slot].copy_(host[slot], non_blocking=True)
+            self._synchronize()
+            best = max(best, self.nbytes / max(time.perf_counter() - start, 1e-9))
+        return best
+
+    def _synchronize(self) -> None:
+        if self._side is not None:
+            torch.cuda.synchronize(self._side.device)
 
     @property
     def nbytes(self) -> int:

@@ -41,6 +41,7 @@ class ExpertStack(nn.Module):
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrices: the form that multiplies; it is set by `prepare` if there are such tensors.
     on_host: the weight stays in the host's memory, as it was loaded, and other code multiplies.
+    below: the matrices stay in the host's memory, and other code places them on the device (`streamed.py`).
     """
 
     weight: nn.Parameter | None
@@ -51,13 +52,13 @@ class ExpertStack(nn.Module):
         self, experts: int, inputs: int, parts: tuple[int, ...], bias: bool, build: Build, *, on_host: bool = False
     ) -> None:
         super().__init__()
-        self.parts, self.on_host = parts, on_host
+        self.parts, self.on_host, self.below = parts, on_host, build.below
         self.ops, self.scheme, self.dtype = build.ops, build.scheme, build.dtype
         held, self.inputs, self.weight = self.scheme.held, inputs, None
         rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
-        self.fillings = empty(held, rows, inputs, build.dtype, build.device, experts)
+        self.fillings = empty(held, rows, inputs, build.dtype, build.loading_device, experts)
         if not held:
-            self.weight = build.parameter(experts, sum(parts), inputs, on_host=on_host)
+            self.weight = build.parameter(experts, sum(parts), inputs, on_host=on_host or build.below)
             self.matrices = StackedWeights(build.ops, self.weight)
         self.bias = build.parameter(experts, sum(parts), on_host=on_host) if bias else None
 
@@ -65,7 +66,7 @@ class ExpertStack(nn.Module):
         """Hold the loaded weights in the form of their scheme. If that is another form, the parameter is let go."""
         if self.fillings:
             self.matrices, self.fillings = held_experts(self.ops, self.fillings[0], self.dtype), ()
-        if self.weight is None or self.on_host:
+        if self.weight is None or self.on_host or (self.below and self.scheme.name == "plain"):
             return
         loaded = StackedWeights(self.ops, self.weight)
         self.matrices = prepare_experts(loaded, self.scheme, gated=len(self.parts) == 2)

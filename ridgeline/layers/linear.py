@@ -66,7 +66,7 @@ class Linear(nn.Module):
         self.scheme, self.dtype, self.below = build.scheme, build.dtype, build.below
         held, self.inputs = self.scheme.held, inputs
         rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
-        self.fillings = empty(held, rows, inputs, build.dtype, build.device)
+        self.fillings = empty(held, rows, inputs, build.dtype, build.loading_device)
         self.weight = weight = None
         if not held:
             own = tied is None
@@ -98,7 +98,7 @@ class Linear(nn.Module):
                 if self.bias is not None:
                     self.bias.mul_(self._factor_O)
             self._factor_O = None
-        if self.below:  # others place it on the device
+        if self.below and self.scheme.name == "plain":  # others place it on the device
             return
         self.matrix = self.scheme.prepare(self.ops, self.weight)
         if self.matrix.stored is not self.weight:

@@ -135,7 +135,13 @@ class Rotary(nn.Module):
 
     def __init__(self, spec: RopeSpec, positions: int, rows: int | None, device: torch.device) -> None:
         super().__init__()
+        self.spec = spec
         self.register_buffer("cos_sin_ZY", cos_sin_table(spec, positions, rows, device), persistent=False)
+
+    def by_axes(self, places_3T: Tensor) -> Tensor:
+        """Return the angles of tokens with three positions, each pair's by its axis: [T, Y]."""
+        axis_Y = torch.tensor(self.spec.axes * 2, device=places_3T.device)
+        return self.cos_sin_ZY[places_3T[axis_Y].T, torch.arange(len(axis_Y), device=places_3T.device)]
 
 
 def grown(q: Tensor, positions_T: Tensor, growth: Growth) -> Tensor:

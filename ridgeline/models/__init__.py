@@ -16,6 +16,10 @@ ARCHITECTURES = Registry(
     "architecture",
     {
         "LlamaForCausalLM": "ridgeline.models.llama:Llama",
+        "Qwen2VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen2VL",
+        "Qwen2_5_VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen2_5VL",
+        "Qwen3VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen3VL",
+        "Qwen3VLMoeForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen3VLMoe",
         "LlavaForConditionalGeneration": "ridgeline.models.llava:Llava",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",

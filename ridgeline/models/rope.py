@@ -41,6 +41,19 @@ def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> R
     return RopeSpec(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
 
 
+def axes(config: Config, pairs: int) -> tuple[int, ...]:
+    """Return the axis by which each pair of a head rotates, by `mrope_section`: the first pairs by time, then those by
+    rows and by columns; or, with `mrope_interleaved`, every third pair by rows and every third by columns, as far as
+    there are so many."""
+    parameters = _parameters(config, "full_attention")
+    sections = tuple(int(each) for each in parameters.numbers("mrope_section", 3))
+    if min(sections) < 0 or sum(sections) != pairs:
+        raise wrong("mrope_section", list(sections), f"three numbers of pairs, {pairs} together")
+    if not (parameters.raw("mrope_interleaved") or False):
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    return tuple(pair % 3 if pair % 3 and pair < 3 * sections[pair % 3] else 0 for pair in range(pairs))
+
+
 def context(config: Config) -> int:
     """Return the longest context that the checkpoint was made for. Scalings by a factor lengthen the one that it
     names."""
@@ -86,7 +99,7 @@ def _parameters(config: Config, layer_type: str) -> Config:
 
 def _kind(parameters: Config) -> str:
     kind = parameters.raw("rope_type") or parameters.raw("type") or "default"
-    kind = "longrope" if kind == "su" else kind  # the name in Phi-3's first checkpoints
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # names in first checkpoints of Phi-3 and Qwen2-VL
     if kind not in SCALINGS:
         known = ", ".join(SCALINGS)
         raise ModelLoadError(f"rotary scaling {kind!r} in config.json is not supported; known: {known}.")

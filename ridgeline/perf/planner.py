@@ -18,21 +18,22 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import StepSizes, reserved
-from ridgeline.core.settings.cache import MOST_GIB
+from ridgeline.core.settings.cache import MOST_GIB, WeightsWanted
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.activations import Activations
 from ridgeline.perf.bus import TierRoom, bus_rate
 from ridgeline.perf.division import Divided, Division, Times
 from ridgeline.perf.experts import exchanged_bytes
-from ridgeline.perf.footprint import check_shape, expert_parameters, weight_bytes
+from ridgeline.perf.footprint import check_shape, expert_parameters
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.links import Links, assumed
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
 from ridgeline.perf.speculation import Verifying, verifying
-from ridgeline.perf.streamed import LayersBelow, layers_below
+from ridgeline.perf.streamed import WeightsBelow, cheaper, experts_below, layers_below
 
+ROWS = 256  # requests of the step that is planned for
 SHARED_STEP = 8192  # tokens of prompts that one copy of layers in the host's memory serves
 LARGEST_STEP = 1 << 16  # tokens; a device whose products stay memory-bound beyond that is reported as such
 
@@ -54,7 +55,7 @@ class Deployment:
     links: how long collectives take (default: what is assumed of the hardware's).
     kv_kept: the share of a request's tokens that stays in the cache, if keys and values are evicted (as H2O does).
     kv_offloading_size: GiB of the host's memory for blocks of the cache, for all devices together.
-    cpu_offload_gb: GiB of layers that wait in the host's memory and come to the one device in every step.
+    cpu_offload_gb: GiB of each device's weights that wait in the host's memory and come to it in every step.
     utilization: the share of the memory to use.
     slo_ttft, slo_itl: bounds on the time to the first token and between tokens, in seconds.
     """
@@ -91,8 +92,8 @@ class Deployment:
             )
         if not 0 <= self.cpu_offload_gb <= MOST_GIB:
             raise InvalidConfig(f"cpu_offload_gb must be from 0 to {MOST_GIB:g} GiB, got {self.cpu_offload_gb!r}.")
-        if self.cpu_offload_gb and self.devices > 1:
-            raise InvalidConfig("cpu_offload_gb is for one device yet; leave it out, or the division.")
+        if self.cpu_offload_gb and (self.pp > 1 or self.ep > 1):
+            raise InvalidConfig("plan knows cpu_offload_gb for one device and for tp and cp; leave pp and ep out.")
         for name in ("slo_ttft", "slo_itl", "price_per_hour"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -175,9 +176,7 @@ class Plan:
         self.links = d.links or assumed(d.hardware)
         self.divided = Divided(d.model, d.division, d.hardware, self.links, self.precision, self.kv_dtype)
         self.part = self.divided.part
-        self.below: LayersBelow | None = None
-        if d.cpu_offload_gb:
-            self.below = layers_below(d.model, d.cpu_offload_gb, self.precision.item)
+        self.below = self._below() if d.cpu_offload_gb else None
         self.activations = self._activations()
         self.stage = min(range(d.pp), key=self._room)  # the one with room for the fewest requests
         self.weights = self._weights(self.stage)
@@ -195,6 +194,24 @@ class Plan:
                 f"raise {more}, or use a smaller --dtype or --kv-dtype",
             )
 
+    def _below(self) -> WeightsBelow:
+        """Return the weights of a device that wait in the host's memory, as an engine chooses them."""
+        d, whole = (
+            self.deployment,
+            layers_below(self.part, WeightsWanted(self.deployment.cpu_offload_gb), self.precision),
+        )
+        if d.devices > 1 or self.precision.product_rate != self.precision.other_rate or self.precision.held:
+            return whole
+        computing = self.divided.decode(ROWS, d.decoding_context, d.encoded).total
+        experts = experts_below(self.part, d.cpu_offload_gb, self.precision)
+        return cheaper(whole, experts, ROWS, bus_rate(d.hardware), computing)
+
+    def _with_copies(self, computing: float, tokens: int) -> float:
+        """Return the seconds of a step of so many tokens, whose computing takes so long."""
+        if self.below is None:
+            return computing
+        return self.below.seconds(computing, tokens, bus_rate(self.deployment.hardware))
+
     def _room(self, stage: int) -> int:
         return int(max(0.0, self._kv_budget(stage)) // self._kv_per_request(stage))
 
@@ -204,13 +221,12 @@ class Plan:
 
     def _weights(self, stage: int) -> float:
         """Return the bytes of weights on the device."""
-        if self.below is None:
-            return self.divided.weights[stage]
-        return weight_bytes(self.below.on_device(self.deployment.model), self.precision)
+        return self.divided.weights[stage] - (0 if self.below is None else self.below.saved)
 
     @property
     def copying(self) -> float:
-        """The seconds in which the layers in the host's memory come to the device, as they do in every step."""
+        """The seconds in which all that waits in the host's memory comes to the device. Layers do in every step, and
+        experts in a step whose tokens choose all of them."""
         return 0.0 if self.below is None else self.below.num_bytes / bus_rate(self.deployment.hardware)
 
     def _kv_per_request(self, stage: int) -> float:
@@ -305,8 +321,8 @@ class Plan:
         runs alone."""
         d, divided = self.deployment, self.divided
         decode = divided.decode(batch, d.decoding_context, d.encoded)
-        step, shared = max(decode.total, self.copying), self.copying * d.input / SHARED_STEP
-        prefill, busy = max(self.prompt.total, self.copying), max(divided.busy(d.input), shared)
+        step, shared = self._with_copies(decode.total, batch), self.copying * d.input / SHARED_STEP
+        prefill, busy = self._with_copies(self.prompt.total, d.input), max(divided.busy(d.input), shared)
         cycle = batch * busy + (d.output - 1) * step
         rate = d.division.groups * batch * d.output / cycle
         cost = None if d.price_per_hour is None else d.price_per_hour * d.devices / 3600 / rate * 1e6
@@ -328,7 +344,7 @@ class Plan:
         chunk = max(chunk, d.encoded)  # none is cut
         ends = [min(start + chunk, d.input) for start in range(0, d.input, chunk)]
         times = [self._mixed(batch, end - start, end) for start, end in pairwise([0, *ends])]
-        alone = max(self.copying, self.divided.decode(batch, d.decoding_context, d.encoded).total)
+        alone = self._with_copies(self.divided.decode(batch, d.decoding_context, d.encoded).total, batch)
         return Chunked(chunk, len(times), sum(times), max(times), alone)
 
     def _mixed(self, batch: int, chunk: int, end: int | None = None) -> float:
@@ -339,7 +355,7 @@ class Plan:
             shape = StepShape([1] * (batch + 1), [*context, 1], batch, encoded=[chunk], crossed_R=crossed)
             return self.divided.step(shape).total
         shape = StepShape([1] * batch + [chunk], [*context, end or max(chunk, d.input)], batch)
-        return max(self.copying, self.divided.step(shape).total)
+        return self._with_copies(self.divided.step(shape).total, batch + chunk)
 
     def _products_compute_bound(self, tokens: int) -> bool:
         d = self.deployment
@@ -357,7 +373,7 @@ class Plan:
             device_type="cuda",
             itemsize=int(self.precision.item),
             max_tokens=self.chunk,
-            max_seqs=256,
+            max_seqs=ROWS,
             longest=d.context,
             ranks=d.cp,
         )

@@ -16,8 +16,8 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -36,7 +36,7 @@ from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.held import Filling, formed, one_by_one
 from ridgeline.quantization.scheme import Scheme
-from ridgeline.quantization.weight import FormedWeight, Weight, weight_of
+from ridgeline.quantization.weight import FormedWeight, Weight, tensors_in, weight_of
 
 
 class ExpertWeights(Protocol):
@@ -92,20 +92,8 @@ class ListedWeights:
 def tensors_of(weights: ExpertWeights, expert: int) -> list[Tensor]:
     """Return all tensors of one expert's matrix, in which it can be written over."""
     if isinstance(weights, ListedWeights):
-        return list(_tensors(weights.weights[expert]))
-    return [tensor[expert] for tensor in _tensors(weights)]  # in every other form experts are the first dimension
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    """Yield the tensors of a form of weights, whatever it is made of."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from _tensors(each)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+        return list(tensors_in(weights.weights[expert]))
+    return [tensor[expert] for tensor in tensors_in(weights)]  # in every other form experts are the first dimension
 
 
 def prepare_experts(loaded: StackedWeights, scheme: Scheme, gated: bool = False) -> ExpertWeights:

@@ -9,8 +9,8 @@ Legend:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -147,6 +147,20 @@ class FormedWeight(Weight):
         from ridgeline.kernels.gemm.fp8.triton import rounds_gated  # likewise
 
         return rounds_gated(self.form, tokens, dtype)
+
+
+def tensors_in(value: object, but: tuple[type, ...] = ()) -> Iterator[Tensor]:
+    """Yield the tensors of a form of weights, whatever it is made of. but: kinds of parts that are left out."""
+    if isinstance(value, but):
+        return
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each, but)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name), but)
 
 
 def weight_of(ops: Ops, form: Form) -> FormedWeight:

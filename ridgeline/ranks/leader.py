@@ -25,6 +25,7 @@ from ridgeline.core.plan.adapters import AdapterFacts
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.sharding import Placement
 from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.plan.transfer import Announced, Meeting
 from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.rebalancing import Rebalancing
@@ -33,10 +34,12 @@ from ridgeline.ranks.members import Members, error_of
 from ridgeline.ranks.merging import merged, of_parts, of_stages
 from ridgeline.ranks.messages import (
     AddAdapter,
+    MeetTrainer,
     PlanSender,
     RemoveAdapter,
     Settle,
     Stop,
+    TakeWeights,
     Watch,
     decode_as,
     sent_masks,
@@ -47,6 +50,7 @@ from ridgeline.ranks.recruits import Recruits
 from ridgeline.ranks.waits import Clocks, Waits
 
 SILENCE = LLMConfig.hang_timeout  # seconds, where the options say nothing
+WAITS = 2  # a rank's wait for the trainer ends by itself; one for a rank that hangs ends later
 FAREWELL = 10.0  # seconds that ranks have to end by themselves
 CLOCK_ROUNDS = 9  # questions of the ranks' time, of which the quickest counts
 
@@ -98,6 +102,7 @@ class Group(Members):
         self._listener: Callable[[ExpertLoad], None] | None = None
         self._rebalancer: Rebalancer | None = None
         self._adapting = Lock()
+        self._limit_of_orders = limit
         trace_dir = options.get("rank_trace_dir")
         self._waits = Waits(size, Path(trace_dir)) if trace_dir is not None else None
         try:
@@ -237,6 +242,16 @@ class Group(Members):
     def remove_adapter(self, number: int) -> None:
         """See `core.plan.adapters.HoldsAdapters`."""
         self._tell(RemoveAdapter(number))
+
+    def meet_trainer(self, meeting: Meeting) -> None:
+        """See `core.plan.transfer.TakesWeights`."""
+        self._limit_of_orders = WAITS * meeting.limit
+        self._order(MeetTrainer(meeting), self._limit_of_orders)
+
+    def take_weights(self, announced: Announced) -> None:
+        """See `core.plan.transfer.TakesWeights`."""
+        packs = sum(1 for _ in announced.packs())  # each of which may be waited for
+        self._order(TakeWeights(announced), self._limit_of_orders * max(1, packs))
 
     @property
     def _speaker(self) -> int:

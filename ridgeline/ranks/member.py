@@ -17,6 +17,7 @@ from ridgeline.ranks.messages import (
     Alive,
     Answer,
     Done,
+    Followed,
     FromRank,
     Loading,
     Mistake,
@@ -37,6 +38,7 @@ class Member:
     speaks: it has given a sign of life.
     results: the outcomes of plans that were not compared yet.
     adapters: the outcomes of orders to read one.
+    followed: the outcomes of orders about weights.
     settled: as in `Done`.
     """
 
@@ -48,6 +50,7 @@ class Member:
         self.results: deque[StepResult] = deque()
         self.answers: deque[Answer] = deque()
         self.adapters: deque[AdapterRead] = deque()
+        self.followed: deque[Followed] = deque()
         self.settled = 0
         self._recruit, self._process = recruit, recruit.process
         self.channel = Channel(recruit.socket, SEND_LIMIT)
@@ -73,6 +76,8 @@ class Member:
                 self.answers.append(message)
             case AdapterRead():
                 self.adapters.append(message)
+            case Followed():
+                self.followed.append(message)
             case Ready():
                 self.ready = message
             case Mistake():

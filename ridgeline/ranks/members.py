@@ -16,17 +16,19 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ridgeline.core import errors
-from ridgeline.core.errors import DeviceLost, ModelLoadError, RidgelineError
+from ridgeline.core.errors import DeviceLost, InvalidConfig, ModelLoadError, RidgelineError
+from ridgeline.core.plan.transfer import TransferFailed, WeightsTorn
 from ridgeline.core.silence import Laps
 from ridgeline.ranks.channel import Closed
 from ridgeline.ranks.member import LOOK, Member, Progress
-from ridgeline.ranks.messages import Ask, Begin, FromLeader, Mistake, Ready, encode
+from ridgeline.ranks.messages import Ask, Begin, FromLeader, Mistake, Ready, TakeWeights, encode
 from ridgeline.ranks.recruits import Recruits
 
 logger = logging.getLogger(__name__)
 
 START = 120.0  # seconds that the first one may take: a rank imports torch before it, maybe from a slow disk
 BESIDE = 0.01  # seconds for which a thread that waits beside the steps may hold up the one that waits for these
+KINDS = {kind.__name__: kind for kind in (InvalidConfig, TransferFailed)}  # by which ranks refuse weights
 AGREEMENT = 5.0  # seconds that other ranks have to fail a plan that one has failed
 
 
@@ -117,6 +119,22 @@ class Members:
                 raise DeviceLost(answer.error)
         return [answer.value for answer in answers]
 
+    def _order(self, message: FromLeader, limit: float) -> None:
+        """Give all ranks an order, and wait until all have followed, so many seconds at most. Raise DeviceLost, and
+        what a rank raises; where that differs, some have done what others have not, and it is WeightsTorn."""
+        self._tell(message)
+        self._wait_for(lambda: all(member.followed for member in self._members), limit)
+        if self._lost is not None:
+            raise DeviceLost(f"the ranks do no work any more ({self._lost}); start a new process.")
+        mistakes = [member.followed.popleft().mistake for member in self._members]
+        failed = [mistake for mistake in mistakes if mistake is not None]
+        if torn := next((each for each in failed if each.kind == WeightsTorn.__name__), None):
+            raise WeightsTorn(torn.sentence)
+        if failed and len(failed) < len(mistakes) and isinstance(message, TakeWeights):
+            raise WeightsTorn(f"only some ranks have new weights ({failed[0].sentence}); load the model again.")
+        if failed:
+            raise KINDS.get(failed[0].kind, TransferFailed)(failed[0].sentence)
+
     def _wait_until_ready(self, progress: Progress | None) -> None:
         """Wait until every rank has loaded. Loading may take any time, as long as ranks give signs of life."""
         while self._lost is None and not all(member.ready for member in self._members):
@@ -127,8 +145,9 @@ class Members:
         if self._lost is not None:
             raise ModelLoadError(f"the model could not be loaded on {self._size} ranks: {self._lost}.")
 
-    def _wait_for(self, there: Callable[[], bool]) -> None:
-        """Wait until something is there, or the group is lost."""
+    def _wait_for(self, there: Callable[[], bool], limit: float | None = None) -> None:
+        """Wait until something is there, or the group is lost. limit: seconds, if not those of a step."""
+        limit = self._limit if limit is None else limit
         waited = failing = 0.0  # seconds, and those for which one rank has failed and the first has not
         laps = Laps(LOOK)
         while self._lost is None and not there():
@@ -139,8 +158,8 @@ class Members:
                 return
             elapsed = laps.since_last()
             waited += elapsed
-            if waited > self._limit:
-                self._lose(f"a step was not done within {self._limit:g} s")
+            if waited > limit:
+                self._lose(f"a step was not done within {limit:g} s")
             failed = next((member for member in self._members if member.failure is not None), None)
             failing = failing + elapsed if failed else 0.0
             if failed is not None and failing > AGREEMENT:

@@ -28,6 +28,7 @@ from ridgeline.core.plan.step import (
     StepPlan,
     StepResult,
 )
+from ridgeline.core.plan.transfer import Announced, Meeting
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -170,6 +171,18 @@ class RemoveAdapter(Message, frozen=True, tag="remove"):
     number: int
 
 
+class MeetTrainer(Message, frozen=True, tag="meet"):
+    """Join the group of a trainer that sends weights. A `Followed` is the answer."""
+
+    meeting: Meeting
+
+
+class TakeWeights(Message, frozen=True, tag="weights"):
+    """Receive weights from the trainer. A `Followed` is the answer."""
+
+    announced: Announced
+
+
 class Stop(Message, frozen=True, tag="stop"):
     """Finish what was submitted, and end."""
 
@@ -190,6 +203,7 @@ class Ready(Message, frozen=True, tag="ready"):
 
     kv_cache: bytes. num_pages: of the smallest cache of all ranks. why: the reason for the dtype.
     fingerprint: of the files of the model, and of what drafts for it, before the rank read them (`weights.folder`).
+    below_bytes: of layers that wait in the host's memory. copying: seconds in which they come.
     """
 
     dtype: str
@@ -206,6 +220,8 @@ class Ready(Message, frozen=True, tag="ready"):
     cascade: bool
     captured: bool
     fingerprint: str = ""
+    below_bytes: int = 0
+    copying: float = 0.0
 
 
 class Mistake(Message, frozen=True, tag="mistake"):
@@ -235,6 +251,12 @@ class Answer(Message, frozen=True, tag="answer"):
     error: str | None = None
 
 
+class Followed(Message, frozen=True, tag="followed"):
+    """The answer to an order. mistake: the reason why it was not obeyed."""
+
+    mistake: Mistake | None = None
+
+
 class AdapterRead(Message, frozen=True, tag="adapter"):
     """The outcome of an `AddAdapter`: the facts of the rank's share of the adapter, or the reason why it has none."""
 
@@ -255,9 +277,11 @@ FromLeader = (
     | Settle
     | AddAdapter
     | RemoveAdapter
+    | MeetTrainer
+    | TakeWeights
     | Stop
 )
-FromRank = Loading | Ready | Mistake | Alive | Done | Answer | AdapterRead
+FromRank = Loading | Ready | Mistake | Alive | Done | Answer | AdapterRead | Followed
 
 
 def _plain(value: Any) -> Any:

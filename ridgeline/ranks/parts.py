@@ -255,7 +255,8 @@ def _spans_of(plan: StepPlan, cut: Cut) -> tuple[Span, ...]:
 
 
 def _piece_of(span: Span, row: int, start: int, end: int) -> Span:
-    return Span(row, span.token_ids[start:end], parts_between(span.inserted, start, end))
+    positions_3T = None if span.positions_3T is None else span.positions_3T[:, start:end]
+    return Span(row, span.token_ids[start:end], parts_between(span.inserted, start, end), positions_3T=positions_3T)
 
 
 def _expected_of(plan: StepPlan, cut: Cut) -> Mapping[int, Assign] | None:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -32,10 +32,12 @@ from ridgeline.ranks.messages import (
     Ask,
     Begin,
     Done,
+    Followed,
     FromLeader,
     FromRank,
     Loading,
     Look,
+    MeetTrainer,
     Mistake,
     Move,
     MoveBelow,
@@ -47,6 +49,7 @@ from ridgeline.ranks.messages import (
     SentPlan,
     Settle,
     Stop,
+    TakeWeights,
     Watch,
     decode_from_leader,
     encode,
@@ -61,6 +64,7 @@ BEAT = 0.5  # seconds between signs of life
 BROKEN = 4  # exit code of a rank that met an error of its own
 
 Progress = Callable[[str, float], None]
+T = TypeVar("T")
 
 
 class Assemble(Protocol):
@@ -157,6 +161,10 @@ class Rank:
                 self._worker.move(plan, moves)
             case Settle(plan_id):
                 self._worker.settle(plan_id)
+            case MeetTrainer(meeting):
+                self._leader.send(_followed(self._worker.meet_trainer, meeting))
+            case TakeWeights(announced):
+                self._leader.send(_followed(self._worker.take_weights, announced))
             case Ask():
                 self._leader.send(self._answer(message.method))
             case Watch(on=True):
@@ -207,6 +215,14 @@ def _mistake(error: Exception, what: str) -> Mistake:
     if not known:
         logger.error("%s", what, exc_info=error)
     return Mistake(type(error).__name__ if known else "", str(error) or type(error).__name__)
+
+
+def _followed(order: Callable[[T], None], what: T) -> Followed:
+    try:
+        order(what)
+    except Exception as error:
+        return Followed(_mistake(error, "an order about weights failed"))
+    return Followed()
 
 
 def _end_if_failed(work: Future) -> None:

@@ -123,15 +123,16 @@ def expanded_ids(
 
 def placed_items(processor: Processor, items: Sequence[Item]) -> list[Placed]:
     """Return the items with their places. Raise InvalidRequest for one that the model does not take."""
-    pictures = sum(isinstance(item, Picture) for item in items)
-    return [_placed(processor, item, pictures) for item in items]
+    pictures = [index for index, item in enumerate(items) if isinstance(item, Picture)]
+    place = {index: number for number, index in enumerate(pictures)}
+    return [_placed(processor, item, len(pictures), place.get(index, 0)) for index, item in enumerate(items)]
 
 
-def _placed(processor: Processor, item: Item, pictures: int) -> Placed:
+def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Placed:
     if isinstance(item, Picture):
         height, width, _ = item.pixels_HWC.shape
         frames: tuple[Pixels, ...] = (Pixels(height, width, item.pixels_HWC.tobytes()),)
-        layout = processor.layout(height, width, pictures)
+        layout = processor.layout(height, width, pictures, index)
     elif isinstance(item, Clip) and isinstance(processor, VideoProcessor):
         _, height, width, _ = item.frames_FHWC.shape
         chosen = processor.chosen(len(item.frames_FHWC), item.fps)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_type_hints
 import msgspec
 
 from ridgeline.core.plan.cache_figures import CacheFigures
-from ridgeline.core.plan.embeds import Embeds, Inserted
+from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import (
     MAX_LOGPROBS,
     PromptLogprobs,
@@ -71,7 +71,7 @@ class Hello(Message, frozen=True, tag="hello"):
 AS_THEY_ARE = (
     *("params", "seed", "max_total_tokens", "cache_salt", "priority", "arrival", "task", "whole", "second_text"),
     *("thinking", "embeds", "encoder_ids", "slo_ttft", "slo_itl", "adapter", "prefix_keys"),
-    *("session", "keep", "inserted"),
+    *("session", "keep"),
 )
 
 
@@ -108,7 +108,6 @@ class Submit(Message, frozen=True, tag="submit"):
     prefix_keys: tuple[str, ...] = ()
     session: str = ""
     keep: float = 0.0
-    inserted: tuple[Inserted, ...] = ()
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -154,6 +153,39 @@ class Reload(Pause, frozen=True, tag="reload"):
     engine was not paused before, it goes on then."""
 
     path: str = ""
+
+
+class MeetTrainer(Pause, frozen=True, tag="meet trainer"):
+    """A `Pause` in which the engine's ranks join a trainer's group, as `core.plan.transfer.Meeting`. If the engine was
+    not paused before, it goes on then. buffer_bytes: of packs that then come (0: tensors come one by one)."""
+
+    address: str
+    port: int
+    rank: int
+    size: int
+    limit: float
+    buffer_bytes: int
+
+
+class BeginWeights(Pause, frozen=True, tag="begin weights"):
+    """A `Pause` that lasts until an `EndWeights`, for new weights to come."""
+
+
+class TakeWeights(Pause, frozen=True, tag="take weights"):
+    """A `Pause` in which tensors come from the trainer, as `core.plan.transfer.Announced`. buffer_bytes: None: as the
+    `MeetTrainer` said."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    buffer_bytes: int | None = None
+
+
+class EndWeights(Pause, frozen=True, tag="end weights"):
+    """The end of a `BeginWeights`: later steps have the new weights. If the engine was not paused before, it goes on.
+    version: their name (empty: a number that counts up)."""
+
+    version: str = ""
 
 
 class Wake(Message, frozen=True, tag="wake"):
@@ -233,7 +265,7 @@ class EngineFacts(Message, frozen=True):
     `pooling` is there for a model that pools. `encodes` is the most tokens of an encoder input (0: the model has no
     encoder), and `decoder_start` the tokens that outputs then follow. `architecture`, `parameters`, `layers`, `width`
     and `precision` describe the network, and `weight_bytes` is what its weights take on the first rank's device.
-    `modalities` are the kinds of media that the network takes: image.
+    `ranks` divide the model. `weight_version` changes when a trainer has sent other weights.
     """
 
     process_id: int
@@ -268,7 +300,8 @@ class EngineFacts(Message, frozen=True):
     precision: str = ""
     weight_bytes: int = 0
     adapters: list[ServedAdapter] = []
-    modalities: tuple[str, ...] = ()
+    ranks: int = 1
+    weight_version: str = ""
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -442,8 +475,9 @@ class Stats(Message, frozen=True, tag="stats"):
     asleep: int = 0
 
 
-FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Count | Pause | Sleep | Reload | Wake | Resume | AdapterOrder
-Order = Pause | Sleep | Reload | Wake | Resume
+WeightOrder = MeetTrainer | BeginWeights | TakeWeights | EndWeights
+Order = Pause | Sleep | Reload | Wake | Resume | WeightOrder
+FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Count | Order | AdapterOrder
 FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | CacheCounted | Standing | AdapterAnswer
 
 encode = msgspec.msgpack.Encoder().encode

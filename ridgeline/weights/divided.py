@@ -174,7 +174,10 @@ def divided(own: Iterable[Place], whole: Iterable[Place], rank: int, size: int) 
     own, whole: the places of a rank's decoder, and those of the whole model in the same order.
     """
     for mine, all_of_it in zip(own, whole, strict=True):
-        for tensor, slices in _regions(mine, all_of_it, rank, size):
+        found = list(regions(mine, all_of_it, rank, size))
+        if len(found) == 1 and found[0][0].shape != mine.tensor.shape:
+            mine.tensor.detach().zero_()
+        for tensor, slices in found:
             yield tensor, _reader(all_of_it, slices)
 
 
@@ -185,15 +188,13 @@ def _reader(place: Place, slices: Slices) -> Read:
     return lambda: place.read()[slices]
 
 
-def _regions(mine: Place, whole: Place, rank: int, size: int) -> Iterator[tuple[Tensor, Slices]]:
-    """Yield parts of a rank's place with their slices of the whole. A short last part is filled up with zeros."""
+def regions(mine: Place, whole: Place, rank: int, size: int) -> Iterator[tuple[Tensor, Slices]]:
+    """Yield parts of a rank's place with their slices of the whole. A short last part leaves rows, which are zeros."""
     shape, own = tuple(whole.tensor.shape), tuple(mine.tensor.shape)
     differing = [dim for dim, (a, b) in enumerate(zip(shape, own, strict=True)) if a != b]
     if mine.parts is None or whole.parts is None or not differing or list(mine.parts) == list(whole.parts):
         slices = cut(shape, own, rank, size)
         counts = [each.stop - each.start for each in slices]
-        if counts != list(own):
-            mine.tensor.detach().zero_()
         yield mine.tensor[tuple(slice(count) for count in counts)], slices
         return
     [dim] = differing

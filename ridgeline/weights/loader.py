@@ -488,7 +488,20 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
                 name = other
         return replace(source, name=name)
 
-    return {parameter: tuple(map(named, sources)) for parameter, sources in weight_map.items()}
+    return {
+        parameter: tuple(facing(parameter, named(source), stored, spec) for source in sources)
+        for parameter, sources in weight_map.items()
+    }
+
+
+def facing(parameter: str, source: Source, stored: Mapping[str, StoredTensor], spec: ModelSpec) -> Source:
+    """Return the source of a stack of experts as the checkpoint has it: some that are mostly stored with their inputs
+    first are stored with their outputs first, as newer versions of transformers save them."""
+    if not (source.stacked and source.transpose) or source.name not in stored:
+        return source
+    outputs, inputs = ([*stored[source.name].shape, 0, 0, 0])[1:3]
+    first, second = (inputs, outputs) if parameter.endswith("gate_up.weight") else (outputs, inputs)
+    return replace(source, transpose=False) if first == spec.hidden_size != second else source
 
 
 def together(sources: tuple[Source, ...], stored: Mapping[str, StoredTensor]) -> tuple[Source, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.layers.decoder import Decoder, GivenRows
 from ridgeline.worker.pictures import Pictures
-from ridgeline.worker.step import PlannedStep, StepPart
+from ridgeline.worker.step import GivenPlaces, PlannedStep, StepPart
 from ridgeline.worker.upload import upload
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,13 +29,14 @@ class InsertedVectors(StepPart):
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.stored: dict[str, Tensor] = {}
-        self._device = device
+        self._device, self._width = device, decoder.spec.hidden_size
         self._pictures = None if decoder.tower is None else Pictures(decoder.tower, device)
 
     def prepare(self, step: PlannedStep) -> None:
         """Find the vectors that the plan's spans bring or name, and the places of their tokens in the step."""
         for name in step.plan.forgets:
             self.stored.pop(name, None)
+        self._place(step)
         given = [(span.row, each) for span in step.plan.spans for each in span.inserted]
         if not given:
             return
@@ -45,7 +46,20 @@ class InsertedVectors(StepPart):
         start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
         places = [start_R[row] + np.arange(each.start, each.end) for row, each in given]
         x_tM = torch.cat([self._vectors(each).float() for _, each in given])
-        step.given = GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM)
+        x_tM, *deep = x_tM.split(self._width, dim=1)
+        step.given = GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM, deep)
+
+    def _place(self, step: PlannedStep) -> None:
+        """Bring the positions of spans whose tokens have three to the device."""
+        given = [(span.row, span.positions_3T) for span in step.plan.spans if span.positions_3T is not None]
+        if not given:
+            return
+        rows = step.plan.rows
+        start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
+        token_t = np.concatenate([start_R[row] + np.arange(places.shape[1]) for row, places in given])
+        both = np.concatenate([token_t[None], np.concatenate([places for _, places in given], axis=1)])
+        token_t, *axes = upload(both.astype(np.int64), self._device)
+        step.places = GivenPlaces(token_t, torch.stack(axes))
 
     def _vectors(self, inserted: Inserted) -> Tensor:
         if inserted.embeds is None:

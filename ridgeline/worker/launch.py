@@ -28,7 +28,8 @@ class Launch(StepPart):
 
     def prepare(self, step: PlannedStep) -> None:
         plan, adapted = step.plan, bool(step.plan.rows.features & Feature.ADAPTER)
-        graph = self._graph_of(plan, self.graphs) if self.graphs is not None and step.given is None else None
+        captured = step.given is None and step.places is None
+        graph = self._graph_of(plan, self.graphs) if self.graphs is not None and captured else None
         if graph is not None:
             graph.inputs.load(plan)
             if not graph.is_captured:
@@ -37,7 +38,8 @@ class Launch(StepPart):
             return
         rows = plan.rows
         lengths = HostLengths(rows.num_tokens_R, plan.kv_bound_R, rows.kinds_R == RowKind.VERIFY)
-        step.device = DeviceStep(self.inputs(plan), lengths, step.given, wanted=step.wanted, adapted=adapted)
+        given = step.given, step.places
+        step.device = DeviceStep(self.inputs(plan), lengths, *given, wanted=step.wanted, adapted=adapted)
 
     def _graph_of(self, plan: StepPlan, graphs: Graphs) -> Graph | None:
         """Return the graph that a step replays, or None if it runs op by op."""

@@ -27,6 +27,7 @@ from ridgeline.core.plan.expert_cache import ExpertCacheFigures
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.step import Feature, MaskedDrafts, Moves, StepPlan, StepResult
+from ridgeline.core.plan.transfer import Announced, Meeting
 from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.gemm.fp8.saturation import total_saturations
@@ -36,6 +37,7 @@ from ridgeline.worker.adapters.store import AdapterStore
 from ridgeline.worker.host_memory import HostMemory
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.launch import RoundLaunch
+from ridgeline.worker.received import ReceivedWeights
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.step import Arriving, PlannedStep
 from ridgeline.worker.stopwatch import Stopwatch
@@ -176,6 +178,21 @@ class LocalWorker:
         if self._runner.adapters is None:
             raise InvalidConfig("this engine runs without adapters; start it with enable_lora.")
         return self._runner.adapters.store
+
+    def meet_trainer(self, meeting: Meeting) -> None:
+        """See `core.plan.transfer.TakesWeights`."""
+        if (done := self._run(self._received.meet, meeting)) is not None:
+            done.result()
+
+    def take_weights(self, announced: Announced) -> None:
+        """See `core.plan.transfer.TakesWeights`."""
+        if (done := self._run(self._received.take, announced)) is not None:
+            done.result()
+
+    @property
+    def _received(self) -> ReceivedWeights:
+        assert self._runner.received is not None
+        return self._runner.received
 
     def octets(self, group: int, block: int) -> list[memoryview]:
         """Return the bytes of a block in the host's memory, in one piece."""

@@ -98,10 +98,11 @@ def check_weights_fit(
     positions: int,
     forms: Iterable[HeldMatrix] = (),
     ranks: int = 1,
+    saved: int = 0,
 ) -> None:
     """Raise InvalidConfig, before anything is allocated, if the model cannot be held at all. ranks: how many devices
-    divide it."""
-    needed = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions, forms=forms) // ranks
+    divide it. saved: bytes of a device's part that wait elsewhere."""
+    needed = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions, forms=forms) // ranks - saved
     check_fits("the model", needed, device, dtype=dtype)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import SlotDrafts, SlotTables, StepInputs, StepRows
 from ridgeline.layers.decoder import Decoder
+from ridgeline.worker.axes import Axes
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.step import DeviceStep, PlannedStep, StepPart
@@ -22,6 +23,7 @@ class ModelNetwork(StepPart):
     """A network on one device. Its subclasses are those of a later stage of a pipeline, of ranks that divide a
     context (`worker/divided.py`), and of a model for which drafts are made (`worker/speculation/drafted.py`).
 
+    axes: of a model whose positions have three; None: they have one.
     drafts_SD, tree_SN: those of the proposer, if there is one.
     """
 
@@ -31,6 +33,7 @@ class ModelNetwork(StepPart):
     def __init__(self, decoder: Decoder, ops: Ops, slots: Slots, states: States) -> None:
         self.decoder, self.states = decoder, states
         self._ops, self._slots = ops, slots
+        self.axes = Axes.of(decoder, slots)
         tables = slots.kv_len_S, slots.last_token_S, slots.stopped_S, slots.block_tables_ASC
         self._tables = SlotTables(*tables, states.memory.layout.block_size)
 
@@ -63,7 +66,11 @@ class ModelNetwork(StepPart):
 
     def run(self, step: DeviceStep, found: StepInputs) -> None:
         """Run the layers, whose states have begun the step."""
-        step.hidden = self.decoder(found.token_ids_T, found.positions_T, self.states, None, step.given)
+        if self.axes is None:
+            step.hidden = self.decoder(found.token_ids_T, found.positions_T, self.states, None, step.given)
+            return
+        with self.axes.turned(step, found.positions_T) as positions_T:
+            step.hidden = self.decoder(found.token_ids_T, positions_T, self.states, None, step.given)
 
     def rehearse(self) -> None:
         """Run what runs between steps, for all sizes for which kernels are compiled."""

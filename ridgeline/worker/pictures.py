@@ -1,9 +1,6 @@
 """A tower's work: pictures become patches, and patches vectors, on the device.
 
 Legend:
-    H  rows of pixels
-    W  pixels in a row
-    C  red, green, blue
     T  patches
     X  numbers of a patch
     L  vectors
@@ -12,7 +9,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +18,8 @@ from torch import Tensor
 from ridgeline.core.plan.pictures import Pixels, Shown
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.tower import TowerSpec
-from ridgeline.kernels.pictures.views import View
+from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.pictures.views import Patching, View
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.tower import Tower
 
@@ -64,7 +62,7 @@ class Pictures:
     def encode(self, shown: Mapping[str, Shown], stored: dict[str, Tensor]) -> None:
         """Store the vectors of pictures under their names: [L, M] each. Pictures that fit together run together."""
         for group in self._groups(shown):
-            patches_TX = torch.cat([rows_of(each, self._device) for each in group.values()])
+            patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
             grids = [Grid(1, *grid) for each in group.values() for grid in each.grids]
             vectors_LM = self._tower(patches_TX, grids)
             counts = [each.patches * len(vectors_LM) // len(patches_TX) for each in group.values()]
@@ -75,7 +73,8 @@ class Pictures:
     def _groups(self, shown: Mapping[str, Shown]) -> Iterator[dict[str, Shown]]:
         group: dict[str, Shown] = {}
         for name, each in shown.items():
-            if group and each.patches + sum(one.patches for one in group.values()) > PATCHES:
+            alike = all(each.patching == one.patching for one in group.values())
+            if group and (not alike or each.patches + sum(one.patches for one in group.values()) > PATCHES):
                 yield group
                 group = {}
             group[name] = each
@@ -83,28 +82,15 @@ class Pictures:
             yield group
 
 
-def rows_of(shown: Shown, device: torch.device) -> Tensor:
-    """Return the patches of all views, [T, X]."""
-    how = shown.patching
-    scale, mean, std = (torch.tensor(each, device=device) for each in (how.scale, how.mean, how.std))
-    found = []
-    for view in shown.views:
-        seen = [_seen(shown.pictures[frame], view, device) for frame in view.frames]
-        frames = [((each.float() * scale - mean) / std) for each in seen]
-        x = torch.stack(frames if len(frames) == how.frames else frames * how.frames)
-        split = x.unflatten(1, (-1, how.merge, how.rows)).unflatten(4, (-1, how.merge, how.columns))
-        found.append(split.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(-1, how.width))
-    return torch.cat(found)
-
-
-def _seen(picture: Pixels, view: View, device: torch.device) -> Tensor:
-    """Return the pixels of a view, [H, W, C]."""
-    height, width, data = picture
-    pixels_HWC = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(height, width, 3).to(device)
-    if (height, width) != (view.height, view.width):
-        resized = torch.nn.functional.interpolate(
-            pixels_HWC.permute(2, 0, 1)[None].float(), (view.height, view.width), mode="bicubic", antialias=True
-        )
-        pixels_HWC = resized[0].permute(1, 2, 0).round().clamp(0, 255)
-    top, left, rows, columns = view.window
-    return pixels_HWC[top : top + rows, left : left + columns]
+def rows_of(shown: Iterable[Shown], ops: Ops, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the patches of all views of these: [T, X]. They have one way to make patches."""
+    pictures, views = list[Pixels](), list[View]()
+    patching: Patching | None = None
+    for each in shown:
+        first, patching = len(pictures), each.patching
+        pictures += each.pictures
+        views += (view._replace(frames=tuple(first + frame for frame in view.frames)) for view in each.views)
+    assert patching is not None
+    octets = torch.frombuffer(bytearray(b"".join(each.data for each in pictures)), dtype=torch.uint8)
+    sizes = [(each.height, each.width) for each in pictures]
+    return ops.patches(octets.to(device), sizes, views, patching, dtype)

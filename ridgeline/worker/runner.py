@@ -28,6 +28,7 @@ from ridgeline.worker.launch import Launch, RoundLaunch
 from ridgeline.worker.logprobs import PromptLogprobs, TokenLogprobs
 from ridgeline.worker.moving import Mover
 from ridgeline.worker.pooling import Pooling
+from ridgeline.worker.received import ReceivedWeights
 from ridgeline.worker.relay import Relay, SentTokens
 from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import Segments
@@ -52,6 +53,7 @@ class Runner:
     drafted: the part that says which drafts rows verify; None: they verify none.
     host: the part that moves blocks to the host's memory and back; None: they stay on the device.
     adapters: the part that brings adapters to the device; None: requests have none.
+    received: the weights, as a trainer may send others; None: their names are not known.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Runner:
         parts = self._parts()
         self.host: HostMemory | None = None
         self.adapters: StepOfAdapters | None = None
+        self.received: ReceivedWeights | None = None
         self._prepare, self._after_forward = moment(parts, "prepare"), moment(parts, "after_forward")
         self._before_sample, self._after_sample = moment(parts, "before_sample"), moment(parts, "after_sample")
 

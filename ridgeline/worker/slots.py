@@ -46,9 +46,9 @@ _FLOATS = {
     "presence_penalty": "presence_S",
     "frequency_penalty": "frequency_S",
 }
-# A slot's form in words, and as `struct` packs it: integers, floats, the stopped flag, the adapter, stop ids
-_FORM_WIDTHS = [2] * _NUM_INTS + [1] * len(_FLOATS) + [1, 1, 2 * MAX_STOP_IDS]
-_FORM = Struct(f"<{_NUM_INTS}q{len(_FLOATS)}f2i{MAX_STOP_IDS}q")
+# A slot's form in words, and as `struct` packs it: integers, floats, the stopped flag, the adapter, the shift, stop ids
+_FORM_WIDTHS = [2] * _NUM_INTS + [1] * len(_FLOATS) + [1, 1, 1, 2 * MAX_STOP_IDS]
+_FORM = Struct(f"<{_NUM_INTS}q{len(_FLOATS)}f3i{MAX_STOP_IDS}q")
 _FIRST_BLOCKS = len(_FORM_WIDTHS)  # the index of the first block table, behind the tables of the form
 
 
@@ -61,6 +61,7 @@ class Slots:
         the next Assign.
     max_len_S: the total length at which to stop.
     adapter_S: the place of the request's adapter, from 1; 0: it has none.
+    shift_S: the difference between a token's position and its number, behind the prompt.
     """
 
     def __init__(self, num_slots: int, num_groups: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
@@ -76,8 +77,9 @@ class Slots:
         tables = {"top_k_S": top_k_S, "seed_S": seed_S, "min_len_S": min_len_S}
         tables |= {name: words.column(table, torch.float32) for table, name in enumerate(_FLOATS.values(), _NUM_INTS)}
         tables["stop_ids_SE"] = words.rows(_FIRST_BLOCKS - 1, torch.int64)
-        self.stopped_S = words.column(_FIRST_BLOCKS - 3, torch.int32).fill_(1)
-        self.adapter_S = words.column(_FIRST_BLOCKS - 2, torch.int32).fill_(0)
+        self.stopped_S = words.column(_FIRST_BLOCKS - 4, torch.int32).fill_(1)
+        self.adapter_S = words.column(_FIRST_BLOCKS - 3, torch.int32).fill_(0)
+        self.shift_S = words.column(_FIRST_BLOCKS - 2, torch.int32).fill_(0)
         self.block_tables_ASC = words.int32_tables(_FIRST_BLOCKS, num_groups).fill_(NULL_BLOCK)
         empty = SamplingTables.empty(num_slots, vocab_size, device)
         for name, table in tables.items():
@@ -175,6 +177,7 @@ class Slots:
             have: dict[str, object] = {"generation": int(self.generations[slot]), "max_len": int(self.max_len_S[slot])}
             want: dict[str, object] = {"generation": form.generation, "max_len": form.max_total_tokens}
             have["adapter"], want["adapter"] = int(self.adapter_S[slot]), form.adapter
+            have["shift"], want["shift"] = int(self.shift_S[slot]), form.shift
             if not self.stopped_S[slot]:
                 have["kv_len"], want["kv_len"] = int(self.kv_len_S[slot]), form.kv_len
             for group, ids in enumerate(form.blocks):
@@ -203,7 +206,12 @@ def _form_words(forms: Sequence[Assign]) -> np.ndarray:
     """Pack each form as `_FORM` says: int32 [n, W]."""
     packed = b"".join(
         _FORM.pack(
-            *_ints_of(form), *_floats_of(form.params), 0, form.adapter, *_padded(sorted(form.stop_ids), MAX_STOP_IDS)
+            *_ints_of(form),
+            *_floats_of(form.params),
+            0,
+            form.adapter,
+            form.shift,
+            *_padded(sorted(form.stop_ids), MAX_STOP_IDS),
         )
         for form in forms
     )

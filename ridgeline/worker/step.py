@@ -4,6 +4,7 @@ Legend:
     R  rows
     U  tokens of this rank's part of the vocabulary; all of them, if there is one rank
     K  tokens that a row may emit, at most
+    t  tokens of the step whose positions are given
     P  positions that are scored, where rows verify drafts
 """
 
@@ -35,6 +36,13 @@ class HostLengths(NamedTuple):
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray
     verify_R: np.ndarray | None = None
+
+
+class GivenPlaces(NamedTuple):
+    """Positions of tokens on three axes. token_t: places among the step's tokens, int64. places_3t: int64."""
+
+    token_t: Tensor
+    places_3t: Tensor
 
 
 class KeptRows(NamedTuple):
@@ -101,6 +109,7 @@ class DeviceStep:
     inputs: the rows.
     lengths: None inside a graph.
     given: vectors of tokens that came as such.
+    places: the positions of tokens that have three.
     drafts: the positions that are scored, where rows verify drafts.
     catching: the time at which a network that drafts runs over the step's tokens; None: that of a step of these shapes
         in a graph.
@@ -132,6 +141,7 @@ class DeviceStep:
     inputs: DeviceInputs
     lengths: HostLengths | None = None
     given: GivenRows | None = None
+    places: GivenPlaces | None = None
     drafts: Drafts | None = None
     catching: Catching | None = None
     share: Stripes | Stretches | None = None
@@ -192,7 +202,7 @@ class PlannedStep:
 
     plan: with the tokens that run: a part may cut it.
     given_drafts: by row, those of rows with masks. masks: by row, as `Worker.provide_masks` gets them.
-    given: as in `DeviceStep`.
+    given, places: as in `DeviceStep`.
     verifies: rows verify drafts. wanted: how many of a row the next step may verify.
     ran: how many tokens run, where that is not what was planned.
     graph: the graph that is replayed; None: the segments run op by op.
@@ -207,6 +217,7 @@ class PlannedStep:
     given_drafts: Mapping[int, MaskedDrafts]
     masks: Mapping[int, np.ndarray] = field(default_factory=dict)
     given: GivenRows | None = None
+    places: GivenPlaces | None = None
     verifies: bool = False
     wanted: int = 0
     ran: int | None = None

@@ -89,7 +89,9 @@ def test_own_flags_are_those_of_the_verb() -> None:
          """m --hf-overrides '{"rope_theta": 1000000.0, "a": {"b": "x"}}'"""),
         ("m --enable-chunked-prefill --swap-space 4 --disable-log-requests -O3 --no-enable-log-requests",
          "m --kv-offloading-size 4"),
-        ("m --offload-group-size 0 --no-enable-lora-bias --response-role assistant", "m"),
+        ("m --ec-transfer-config {} --no-enable-prompt-adapter --response-role assistant", "m"),
+        ("m --offload_group_size 4 --cpu-offload-params experts mlp.up_proj",
+         "m --offload-group-size 4 --offload-params experts --offload-params mlp.up_proj"),
         ("""m --structured-outputs-config '{"backend": "xgrammar"}'""", "m"),
         ("""m --reasoning-config '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'""", "m"),
         ("m -O.mode=3 --compilation-config.cudagraph_mode FULL", "m"),
@@ -190,7 +192,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--enable-lora-bias"], "--enable-lora-bias is not supported: adapters"),
+        (["--enable-prompt-adapter"], "--enable-prompt-adapter is not supported: prompt adapters"),
         (["--speculative_model", "draft"], "--speculative_model"),
         (["--structured-outputs-config.disable_any_whitespace", "true"], "only the key `backend`"),
         (["--max-model-len", "8Q"], "8Q"),
@@ -246,7 +248,7 @@ def test_vllms_variable_of_keys_is_read_and_others_are_told(
          "CUDA_VISIBLE_DEVICES=0,1 RIDGELINE_API_KEY=k ridgeline serve m --uds 's ock'", 0),
         ("docker run --gpus all -v a:/root -e HF_TOKEN=t -p 9000:8000 --ipc=host vllm/vllm-openai:v0.33 --model m",
          "HF_TOKEN=t ridgeline serve m --host 0.0.0.0 --port 9000", 0),
-        ("vllm serve m \\\n --enable-lora-bias --frob 3 --port 1", "ridgeline serve m --port 1 --host 0.0.0.0", 1),
+        ("vllm serve m \\\n --enable-prompt-adapter --frob 3 --port 1", "ridgeline serve m --port 1 --host 0.0.0.0", 1),
     ],
 )  # fmt: skip
 def test_migrate_prints_a_command_that_parses_and_every_difference(
@@ -255,7 +257,14 @@ def test_migrate_prints_a_command_that_parses_and_every_difference(
     assert run(monkeypatch, "migrate", command) == code
     printed, *rest = capsys.readouterr().out.splitlines()
     assert printed == first
-    for flag in ("--trust-remote-code", "--enable-lora-bias", "--frob", "VLLM_USE_V1", "-p 9000:8000", "--gpus all"):
+    for flag in (
+        "--trust-remote-code",
+        "--enable-prompt-adapter",
+        "--frob",
+        "VLLM_USE_V1",
+        "-p 9000:8000",
+        "--gpus all",
+    ):
         assert (flag in command) is any(flag in line for line in rest), flag
     ours = shlex.split(printed)
     verb = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
@@ -341,15 +350,15 @@ def test_a_file_of_settings_takes_vllms_names(tmp_path: Path, capsys: pytest.Cap
     file = tmp_path / "vllm.yaml"
     file.write_text(
         "model: m\nserved-model-name: [a, b]\nallowed-origins: '[\"*\"]'\nkv-cache-memory-bytes: 1G\n"
-        "trust-remote-code: true\nenable-lora-bias: false\nmax-model-len: 8k\ndisable-cascade-attn: true\n"
+        "trust-remote-code: true\nenable-prompt-adapter: false\nmax-model-len: 8k\ndisable-cascade-attn: true\n"
     )
     assert read_file(file) == {
         "model": "m", "served_model_name": ["a", "b"], "allowed_origins": ["*"], "kv_cache_memory": "1G",
         "max_model_len": "8k", "cascade": False,
     }  # fmt: skip
     assert "trust_remote_code has no effect" in capsys.readouterr().err
-    file.write_text("enable-lora-bias: true\n")
-    with pytest.raises(InvalidConfig, match="enable_lora_bias is not supported"):
+    file.write_text("enable-prompt-adapter: true\n")
+    with pytest.raises(InvalidConfig, match="enable_prompt_adapter is not supported"):
         read_file(file)
 
 
@@ -358,12 +367,12 @@ def test_a_file_of_settings_takes_vllms_names(tmp_path: Path, capsys: pytest.Cap
 
 def test_llm_takes_vllms_arguments_and_says_so(text_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), LLM(
-        text_model, trust_remote_code=True, swap_space=0.1, disable_log_stats=True, enable_lora_bias=False,
+        text_model, trust_remote_code=True, swap_space=0.1, disable_log_stats=True, enable_prompt_adapter=False,
         enforce_eager=True, disable_cascade_attn=True, max_model_len="64", dtype="float", max_logprobs=2,
         generation_config="vllm", override_generation_config={"temperature": 0.0, "max_new_tokens": 3},
     ) as llm:  # fmt: skip
         told = [record.message.split(" ")[0] for record in caplog.records]
-        assert told == ["trust_remote_code", "disable_log_stats", "enable_lora_bias"]
+        assert told == ["trust_remote_code", "disable_log_stats", "enable_prompt_adapter"]
         assert llm.config.cascade is False
         assert llm.config.kv_offloading_size == 0.1
         assert (llm.config.max_model_len, llm.config.dtype) == (64, "float32")
@@ -375,8 +384,8 @@ def test_llm_takes_vllms_arguments_and_says_so(text_model: Path, caplog: pytest.
 
 
 def test_llm_refuses_what_would_change_answers() -> None:
-    with pytest.raises(InvalidConfig, match="enable_lora_bias is not supported"):
-        LLM("x", enable_lora_bias=True)
+    with pytest.raises(InvalidConfig, match="enable_prompt_adapter is not supported"):
+        LLM("x", enable_prompt_adapter=True)
     with pytest.raises(InvalidConfig, match="quantization_config"):
         LLM("x", hf_overrides={"quantization_config": {}})
     with pytest.raises(InvalidConfig, match="'top_q'"):

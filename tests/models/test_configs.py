@@ -1268,7 +1268,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"is_causal": False, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
         "is_causal to False, and layers with a window see no later tokens",
     ),
-    ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "scaling 'mrope'.*known: default, linear"),
+    ("llama", {"rope_scaling": {"rope_type": "swirl"}}, "scaling 'swirl'.*known: default, linear"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "no factor"),
     ("llama", {"rope_scaling": {"type": "yarn", "factor": -2.0}}, "factor to -2.0; it must be a number above 0"),
     ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "no short_factor"),

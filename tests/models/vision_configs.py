@@ -35,4 +35,68 @@ LLAVA_1_5_7B: Values = {
     "vision_feature_select_strategy": "default",
 }
 
-EVERY = (LLAVA_1_5_7B,)
+_QWEN: Values = {"tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False}
+_QWEN_TOWER: Values = {
+    **{"depth": 32, "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    "in_chans": 3,
+}
+_QWEN2_7B: Values = {
+    **{"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28},
+    **{"num_key_value_heads": 4, "vocab_size": 152064, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
+QWEN2_VL_7B: Values = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "max_position_embeddings": 32768,
+    **_QWEN,
+    **_QWEN2_7B,
+    "vision_config": {**_QWEN_TOWER, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4},
+}
+QWEN2_5_VL_7B: Values = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "max_position_embeddings": 128000,
+    **_QWEN,
+    **_QWEN2_7B,
+    "vision_config": {
+        **_QWEN_TOWER,
+        **{"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584, "hidden_act": "silu"},
+        **{"window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2},
+    },
+}
+_QWEN3_TEXT: Values = {
+    **{"num_attention_heads": 32, "head_dim": 128, "vocab_size": 151936, "rope_theta": 5e6, "rms_norm_eps": 1e-6},
+    **{"hidden_act": "silu", "max_position_embeddings": 262144},
+    "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+}
+_QWEN3_TOWER: Values = {
+    **{"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16},
+    **{"hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]},
+    "in_channels": 3,
+}
+QWEN3_VL_8B: Values = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
+    "tie_word_embeddings": False,
+    "text_config": {
+        **_QWEN3_TEXT,
+        **{"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_key_value_heads": 8},
+        **{"dtype": "bfloat16", "model_type": "qwen3_vl_text"},
+    },
+    "vision_config": {**_QWEN3_TOWER, "out_hidden_size": 4096},
+}
+QWEN3_VL_30B_A3B: Values = {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "model_type": "qwen3_vl_moe",
+    "tie_word_embeddings": False,
+    "text_config": {
+        **_QWEN3_TEXT,
+        **{"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_key_value_heads": 4},
+        **{"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
+        **{"decoder_sparse_step": 1, "mlp_only_layers": [], "dtype": "bfloat16", "model_type": "qwen3_vl_moe_text"},
+    },
+    "vision_config": {**_QWEN3_TOWER, "out_hidden_size": 2048},
+}
+
+EVERY = (LLAVA_1_5_7B, QWEN2_VL_7B, QWEN2_5_VL_7B, QWEN3_VL_8B, QWEN3_VL_30B_A3B)

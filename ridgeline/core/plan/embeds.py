@@ -89,6 +89,53 @@ class Inserted:
         return (int.from_bytes(self.key, "little") << 32 | self.first + position - self.start) << 32
 
 
+def positions_between(inserted: Iterable[Inserted], start: int, end: int) -> np.ndarray | None:
+    """Return the positions of the tokens start … end - 1 on three axes, int32 [3, tokens]. None: there are no grids, or
+    all lie before these tokens, whose positions are then shifted alike (`shift_of`).
+
+    A picture begins where the last token before it ended. Its vectors lie in a box of frames, rows and columns, and
+    what follows it begins behind the farthest of them.
+    """
+    own = [each for each in inserted if each.grid is not None]
+    if not own or start >= own[-1].end:
+        return None
+    found = np.empty((3, end - start), np.int32)
+    behind, shift = 0, 0  # the first token behind the pictures so far, and the shift from there on
+    for each in own:
+        _fill_words(found, start, behind, each.start, shift)
+        axes_3L = _box(each) + each.start + shift
+        left, right = max(start, each.start), min(end, each.end)
+        if left < right:
+            found[:, left - start : right - start] = axes_3L[:, left - each.start : right - each.start]
+        behind, shift = each.end, int(axes_3L.max()) + 1 - each.end
+    _fill_words(found, start, behind, end, shift)
+    return found
+
+
+def shift_of(inserted: Iterable[Inserted]) -> int:
+    """Return the difference between the position and the number of tokens behind all grids."""
+    shift = 0
+    for each in inserted:
+        if each.grid is not None:
+            shift += int(_box(each).max()) + 1 - each.count
+    return shift
+
+
+def _fill_words(found_3T: np.ndarray, start: int, first: int, end: int, shift: int) -> None:
+    """Write the positions of words first … end - 1 into those of a chunk that begins at `start`."""
+    left, right = max(first, start), min(end, start + found_3T.shape[1])
+    if left < right:
+        found_3T[:, left - start : right - start] = np.arange(left, right) + shift
+
+
+def _box(inserted: Inserted) -> np.ndarray:
+    """Return the places of vectors on three axes, counted from the corner: int64 [3, vectors]."""
+    assert inserted.grid is not None
+    places = np.indices(inserted.grid).reshape(3, -1)
+    places[0] = np.floor(places[0] * inserted.interval)
+    return places
+
+
 def parts_between(inserted: Iterable[Inserted], start: int, end: int) -> tuple[Inserted, ...]:
     """Return the parts that lie between two positions, with places counted from the first of these."""
     return tuple(part for each in inserted if (part := each.part(start, end)) is not None)

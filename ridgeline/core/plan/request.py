@@ -606,11 +606,20 @@ class Preemption(StrEnum):
     NOT_NUMBERS = "not_numbers"  # its scores were NaN; it runs again without the blocks it shared
 
 
+class WeightSpan(NamedTuple):
+    """The output tokens from `start` to before `end`, which weights of this version drew."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestStats:
     """The times of a request, in seconds on the monotonic clock.
 
     preempted_for: how often it started over, by the reason.
+    weight_versions: which weights drew its tokens, where a server's engine ran it.
     """
 
     arrival: float
@@ -621,6 +630,7 @@ class RequestStats:
     cached_tokens: int
     output_tokens: int
     preempted_for: Mapping[Preemption, int] = field(default_factory=dict)
+    weight_versions: tuple[WeightSpan, ...] = ()
 
     @property
     def preemptions(self) -> int:

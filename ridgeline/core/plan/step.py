@@ -113,12 +113,14 @@ class Span(NamedTuple):
     inserted: vectors in the place of some tokens' embeddings, with places counted from the span's first token.
     encoded: the request's encoder input, which the encoder reads whole before the row runs. It comes with the request's
         first tokens.
+    positions_3T: int32, of its tokens on three axes; None: those are as the slot's length and shift say.
     """
 
     row: int
     token_ids: np.ndarray
     inserted: tuple[Inserted, ...] = ()
     encoded: tuple[int, ...] = ()
+    positions_3T: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class Assign:
     tenant: a number for the request's `cache_salt`, whatever characters that has.
     keys: the request's `prefix_keys`.
     adapter: the place of the request's adapter among those that the device holds, from 1; 0: it has none.
+    shift: the difference between a token's position and its number, behind pictures with positions on three axes.
     """
 
     slot: int
@@ -151,6 +154,7 @@ class Assign:
     tenant: int = 0
     keys: tuple[str, ...] = ()
     adapter: int = 0
+    shift: int = 0
 
 
 class PlacedAdapter(NamedTuple):

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from ridgeline.core.errors import InvalidConfig
@@ -71,6 +72,20 @@ def _named(word: str) -> NamedAdapter:
     return NamedAdapter(str(values[0]), str(values[1]), parent)
 
 
+def gguf_adapter(path: Path) -> Path | None:
+    """Return the GGUF file of an adapter: the path itself, or the only such file in a folder without PEFT's files."""
+    if _is_gguf(path):
+        return path
+    if not path.is_dir() or (path / CONFIG).exists():
+        return None
+    found = [each for each in sorted(path.iterdir())[:64] if _is_gguf(each)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdapterSettings(Settings):
     """Adapters that requests may name.
@@ -85,6 +100,8 @@ class AdapterSettings(Settings):
         stays even if it is larger. None: any number.
     enable_lora_factors: adapters may be IA3 or DoRA too. Steps with adapters then multiply what linear maps get and
         give.
+    enable_lora_experts: adapters may change mixtures' experts too. The device then has memory for matrices of every
+        expert and adapter.
     """
 
     enable_lora: bool = False
@@ -93,6 +110,7 @@ class AdapterSettings(Settings):
     max_cpu_loras: Annotated[int | None, AtLeast(1)] = None
     max_cpu_lora_bytes: Annotated[int | None, AtLeast(1)] = None
     enable_lora_factors: bool = False
+    enable_lora_experts: bool = False
 
     def check(self) -> None:
         if self.max_lora_rank > MOST_RANK:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.checks import AtLeast, Named, Settings
@@ -18,6 +18,19 @@ DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 MOST_GIB = 1 << 40  # of the host's memory: more than there is anywhere
 
 
+class WeightsWanted(NamedTuple):
+    """The weights that are to wait in the host's memory.
+
+    gib: of them. group: layers of a group, and those of them that wait; (0, _): as many as have so many GiB. ahead:
+    layers that are copied ahead. names: parts of the names of weights in the files that wait alone; none: all matrices.
+    """
+
+    gib: float
+    group: tuple[int, int] = (0, 1)
+    ahead: int = 1
+    names: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings(Settings):
     """The memory of the device, and what is cached in it.
@@ -27,6 +40,13 @@ class CacheSettings(Settings):
         none.
     cpu_offload_gb: GiB of the weights of each device's layers that wait in the host's memory and are copied to the
         device in every step, for a model that is larger than it.
+    offload_group_size: layers in groups of so many, of each of which the last ones wait in the host's memory, in place
+        of `cpu_offload_gb`. 0: that says how many wait.
+    offload_num_in_group: how many of each group.
+    offload_prefetch_step: the layers that are copied ahead of the one that is computed.
+    offload_params: parts of the names of weights in the files, as "mlp.experts" or "gate_up_proj": of these layers
+        these wait alone. None: all matrices do.
+    offload_backend: "auto", "prefetch" or "uva", as vLLM has them; they do the same.
     kv_offloading_backend: "native", which is the only one.
     kv_disk: the directory on a local disk below the host's memory, which servers of one host may share; a server that
         starts again finds its cache there. None: there is none.
@@ -61,6 +81,11 @@ class CacheSettings(Settings):
     state_cache_share: float = 0.5
     state_checkpoint_interval: Annotated[int | None, AtLeast(1)] = None
     cpu_offload_gb: Annotated[float, AtLeast(0)] = 0.0
+    offload_group_size: Annotated[int, AtLeast(0)] = 0
+    offload_num_in_group: Annotated[int, AtLeast(1)] = 1
+    offload_prefetch_step: Annotated[int, AtLeast(1)] = 1
+    offload_params: tuple[str, ...] = ()
+    offload_backend: Literal["auto", "prefetch", "uva"] = "auto"
     kv_offloading_size: Annotated[float | None, AtLeast(0)] = None
     kv_offloading_backend: str = "native"
     kv_disk: Annotated[str | Path | None, Named("a path")] = None
@@ -90,12 +115,29 @@ class CacheSettings(Settings):
             raise InvalidConfig(f"state_cache_share must be from 0 to 1, got {self.state_cache_share!r}.")
         if not 0 < self.session_share <= 1:
             raise InvalidConfig(f"session_share must be above 0 and at most 1, got {self.session_share!r}.")
+        if self.offload_group_size and self.cpu_offload_gb:
+            raise InvalidConfig(
+                "offload_group_size and cpu_offload_gb both say which layers wait; leave one of them out."
+            )
+        if self.offload_group_size and self.offload_num_in_group > self.offload_group_size:
+            raise InvalidConfig(
+                f"offload_num_in_group is {self.offload_num_in_group}, and a group has offload_group_size "
+                f"{self.offload_group_size} layers; lower it."
+            )
         if self.kv_offloading_backend != "native":
             raise InvalidConfig(f"unknown kv_offloading_backend {self.kv_offloading_backend!r}; use native.")
         if self.kv_disk_eviction not in ("lru", "lfu", "cost"):
             raise InvalidConfig(f"kv_disk_eviction must be lru, lfu or cost, got {self.kv_disk_eviction!r}.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+
+    @property
+    def weights_below(self) -> WeightsWanted | None:
+        """The weights that are to wait in the host's memory, if some are."""
+        if not self.cpu_offload_gb and not self.offload_group_size:
+            return None
+        group = (self.offload_group_size, self.offload_num_in_group)
+        return WeightsWanted(self.cpu_offload_gb, group, self.offload_prefetch_step, tuple(self.offload_params))
 
     @property
     def host_bytes(self) -> int:

@@ -36,6 +36,8 @@ class LLMConfig(ModelSettings, StepSettings, CacheSettings, ParallelSettings, Ex
                 object.__setattr__(self, name, count(given, name))
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
+        names: object = self.offload_params
+        object.__setattr__(self, "offload_params", (names,) if isinstance(names, str) else tuple(self.offload_params))
         check_fields(self)
         self.take_redundant()
         for group in GROUPS:

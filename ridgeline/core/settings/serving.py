@@ -4,14 +4,13 @@ from these fields and from `LLMConfig`'s."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from math import inf, isfinite
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import NamedAdapter
 
-KINDS_OF_MEDIA = ("image", "video", "audio")
-MOST_MEDIA = 128  # pictures, videos or sounds of a request
 TEMPLATE_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 
 
@@ -47,6 +46,9 @@ class ServeConfig:
     priority_floor: the lowest (most urgent) priority that other clients may give (None: any).
     admin_key: the keys for routes that show other clients' requests, or change what all clients get.
     open_admin_routes: without an admin key, let every client change what all get (pause, sleep, reload, forget).
+    weight_transfer: ranges of addresses from which trainers may send weights to the engines (none: the routes are
+        closed). It needs an admin key.
+    weight_transfer_timeout: the seconds for each wait for a trainer.
     api_server_count: how many API servers run.
     data_parallel_size: how many engines run the model side by side, each on devices of its own.
     shutdown_timeout: the seconds that running requests get to finish.
@@ -79,14 +81,6 @@ class ServeConfig:
     tool_call_parser: the form in which the model writes tool calls, by name: "auto" asks the model's chat template,
         "none" does not look for any.
     reasoning_parser: the form in which the model sets its reasoning apart, likewise.
-    allowed_media_domains: the hosts whose URLs of pictures, video and sound are fetched, "*.example.com" for all below
-        one and "*" for any (none: no URL is fetched).
-    allowed_local_media_path: the folder below which file: URLs are read (None: none are).
-    limit_mm_per_prompt: the most pictures, videos and sounds of a request, by kind: image, video, audio (None: 128).
-    media_io_kwargs: settings of decoding by kind, such as {"video": {"num_frames": 16}}, where a request gives none.
-    mm_processor_kwargs: settings of the model's processor that replace those of its files, such as {"max_pixels": …}.
-    media_processes: how many processes of each API server decode (0: by its cores, from 4 to 16).
-    max_media_bytes: bytes that decoded pictures, videos and sounds take together.
     otlp_endpoint: where traces are sent (OpenTelemetry, gRPC).
     batch_dir: the folder of files and batches, which outlives the server (None: there are none).
     batch_in_flight: how many requests of batches run at once, behind all others (0: 64 on a GPU and 4 on a CPU, where
@@ -119,6 +113,8 @@ class ServeConfig:
     priority_floor: int | None = None
     admin_key: tuple[str, ...] = ()
     open_admin_routes: bool = False
+    weight_transfer: tuple[str, ...] = ()
+    weight_transfer_timeout: float = 300.0
     api_server_count: int = 1
     data_parallel_size: int = 1
     shutdown_timeout: float = 30.0
@@ -151,13 +147,6 @@ class ServeConfig:
     override_generation_config: dict[str, object] | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
-    allowed_media_domains: tuple[str, ...] = ()
-    allowed_local_media_path: str | None = None
-    limit_mm_per_prompt: dict[str, object] | None = None
-    media_io_kwargs: dict[str, object] | None = None
-    mm_processor_kwargs: dict[str, object] | None = None
-    media_processes: int = 0
-    max_media_bytes: int = 2 << 30
     otlp_endpoint: str | None = None
     batch_dir: str | None = None
     batch_in_flight: int = 0
@@ -186,8 +175,6 @@ class ServeConfig:
             ("batch_in_flight", 0),
             ("batch_file_bytes", 1),
             ("batch_dir_bytes", 1),
-            ("media_processes", 0),
-            ("max_media_bytes", 1),
         ):
             if getattr(self, name) < low:
                 raise InvalidConfig(f"{name} must be at least {low}, got {getattr(self, name)!r}.")
@@ -215,6 +202,7 @@ class ServeConfig:
                 raise InvalidConfig(f"{name} must not be empty; leave it out, or give one.")
         if not {*self.trusted_key} <= {*self.api_key}:
             raise InvalidConfig("trusted_key has a key that is not one of api_key; give it there too.")
+        self._check_transfer()
         for port in (self.port, self.grpc_port or 0):
             if port > 65_535:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")
@@ -246,27 +234,25 @@ class ServeConfig:
             raise InvalidConfig("uds must be the path of a socket; leave it out to listen on host and port.")
         if self.default_chat_template_kwargs and (taken := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys()):
             raise InvalidConfig(f"default_chat_template_kwargs cannot set {min(taken)}, which is the request's own.")
-        for kind in (*(self.limit_mm_per_prompt or ()), *(self.media_io_kwargs or ())):
-            if kind not in KINDS_OF_MEDIA:
-                raise InvalidConfig(
-                    f"limit_mm_per_prompt and media_io_kwargs take {', '.join(KINDS_OF_MEDIA)}, got {kind[:64]!r}."
-                )
-        for kind in self.limit_mm_per_prompt or ():
-            self.most_media(kind)
-        if not all(isinstance(each, dict) for each in (self.media_io_kwargs or {}).values()):
-            raise InvalidConfig("media_io_kwargs holds an object of settings for each kind.")
-        if self.allowed_local_media_path is not None and not Path(self.allowed_local_media_path).is_dir():
-            raise InvalidConfig(
-                f"allowed_local_media_path is {self.allowed_local_media_path[:200]!r}, which is no folder; make it, or "
-                "leave it out."
-            )
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidConfig(f"unknown log_level {self.log_level!r}; use debug, info, warning or error.")
 
-    def most_media(self, kind: str) -> int:
-        """Return the most items of a kind that a request may have. vLLM's form {"count": 2, …} is taken too."""
-        given = (self.limit_mm_per_prompt or {}).get(kind, MOST_MEDIA)
-        most = given.get("count", MOST_MEDIA) if isinstance(given, dict) else given
-        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 1 << 16:
-            raise InvalidConfig(f"limit_mm_per_prompt.{kind} is a whole number from 0, got {most!r:.100}.")
-        return most
+    def _check_transfer(self) -> None:
+        for each in self.weight_transfer:
+            try:
+                ip_network(each)
+            except ValueError as error:
+                raise InvalidConfig(
+                    f"weight_transfer takes ranges of addresses, as 10.0.0.0/8, got {each[:80]!r} ({error})."
+                ) from None
+        if not 1 <= self.weight_transfer_timeout <= 86_400:
+            raise InvalidConfig(
+                f"weight_transfer_timeout must be 1 to 86400 seconds, got {self.weight_transfer_timeout!r}."
+            )
+        if not self.weight_transfer:
+            return
+        if not self.admin_key:
+            raise InvalidConfig("weight_transfer lets trainers change the model, and admin_key is not set; set it too.")
+        for name in ("kv_disk", "enable_lora_factors"):
+            if self.engine.get(name):
+                raise InvalidConfig(f"weight_transfer changes weights that {name} relies on; leave one of them out.")

@@ -11,7 +11,16 @@ DP = "data_parallel_size"
 SIZES = (TP, PP, CP, DP)  # each makes so many ranks of one, so an engine has as many as their product
 OFFLOAD, COPIES, LOCATION = "moe_expert_cache_size", "num_redundant_experts", "init_expert_location"
 HOST_LORAS = ("max_cpu_loras", "max_cpu_lora_bytes")
-MOVING, BELOW = "enable_eplb", "cpu_offload_gb"
+MOVING, BELOW = "enable_eplb", ("cpu_offload_gb", "offload_group_size")
+NOT_BELOW: Mapping[str, str] = {
+    DP: "a rank computes experts for others while it has no step of its own",
+    MOVING: "experts that move must be on the device",
+    "pipeline_devices": "it says which layers are where",
+    OFFLOAD: "one of them says what waits in the host's memory",
+    "speculative_config": "each pass of drafts would copy all layers",
+    "enable_lora": "adapters change products of weights that stay where they are",
+    "enable_sleep_mode": "sleep moves the weights of a device",
+}
 
 APART: Mapping[tuple[str, str], str] = {
     ("cascade", "deterministic"): "cascade makes a request's bits depend on what runs beside it",
@@ -33,14 +42,10 @@ APART: Mapping[tuple[str, str], str] = {
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
     (MOVING, "deterministic"): "the order of a token's sums follows from the ranks of its experts",
     (OFFLOAD, "quantization"): "it copies plain weights",
-    **{(BELOW, axis): "layers in the host's memory are for one device yet" for axis in SIZES},
-    (BELOW, OFFLOAD): "one of them says what waits in the host's memory",
-    (BELOW, "quantization"): "it copies plain weights",
-    (BELOW, "speculative_config"): "each pass of drafts would copy all layers",
-    (BELOW, "enable_lora"): "adapters change products of weights that stay where they are",
-    (BELOW, "enable_sleep_mode"): "sleep moves the weights of a device",
+    **{(name, other): why for name in BELOW for other, why in NOT_BELOW.items()},
     ("enable_lora", CP): "adapters need all tokens of a step",
     **{(name, DP): "ranks with requests of their own read folders at unlike times" for name in HOST_LORAS},
+    **{("enable_lora_experts", axis): "adapters of experts are for one device yet" for axis in SIZES},
     ("enable_lora", OFFLOAD): "the experts of such a model are moved step by step",
     **{("speculative_config", axis): "drafts are verified by ranks that have all tokens yet" for axis in (PP, CP, DP)},
 }
@@ -62,8 +67,17 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
     ),
     "all2all_backend": (((DP,),), "it is for ranks with tokens of their own"),
     "eplb_config": (((MOVING,),), "it says how experts move"),
+    "offload_num_in_group": ((("offload_group_size",),), "it is about the layers of a group"),
+    **dict.fromkeys(("offload_prefetch_step", "offload_params"), ((BELOW,), "it is about layers in the host's memory")),
     **dict.fromkeys(
-        ("max_loras", "max_lora_rank", "max_cpu_loras", "max_cpu_lora_bytes", "enable_lora_factors"),
+        (
+            "max_loras",
+            "max_lora_rank",
+            "max_cpu_loras",
+            "max_cpu_lora_bytes",
+            "enable_lora_factors",
+            "enable_lora_experts",
+        ),
         ((("enable_lora",),), "it is for adapters"),
     ),
     **dict.fromkeys(

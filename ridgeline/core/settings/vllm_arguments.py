@@ -99,7 +99,7 @@ METHODS: dict[str, str] = {
     "from_engine_args": "use LLM(…) with the same arguments",
     "get_metrics": "each output has its own metrics, and `ridgeline serve` has /metrics",
     "get_world_size": "LLM().config tells how the model is divided",
-    "init_weight_transfer_engine": "weights are not sent between processes; use update_weights in this one",
+    "init_weight_transfer_engine": "use update_weights, or `ridgeline serve --weight-transfer`",
     "llm_engine": "use LLM().engine",
     "release_kv_cache_memory": "use sleep, which gives back weights too",
     "reset_mm_cache": "only text is read, so nothing of images or sound is kept",

@@ -84,6 +84,7 @@ _RENAMED: tuple[tuple[str, Takes, str, str], ...] = (
         "connectors that offload (OffloadingConnector, SimpleCPUOffloadConnector, LMCache's) become this flag and "
         "--kv-disk; others are refused",
     ),
+    ("cpu-offload-params", LIST, "--offload-params", "the same names"),
     ("disable-cascade-attn", SWITCH, "--no-cascade", "requests with a common beginning read their keys one by one"),
 )
 
@@ -96,6 +97,27 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "trust-remote-code",
     ),
     ("no code from a model's folder is ever run", VALUE, "code-revision"),
+    (
+        "each rank has what its own weights need of both matrices, and graphs are one for steps with adapters",
+        SWITCH,
+        "fully-sharded-loras specialize-active-lora",
+    ),
+    (
+        "with --enable-lora-experts an adapter's file says how its experts' matrices are stored, and an adapter in "
+        "another form is refused when it is loaded",
+        SWITCH,
+        "enable-mixed-moe-lora-format enable-moe-shared-loras",
+    ),
+    ("biases of adapters are served with --enable-lora-factors", SWITCH, "enable-lora-bias"),
+    ("an adapter runs on all modules of which it has matrices", LIST, "lora-target-modules"),
+    (
+        "adapters run in the model's dtype, and those with other numbers of words or labels are refused when they are "
+        "loaded",
+        VALUE,
+        "lora-dtype lora-extra-vocab-size max-lora-cls-labels",
+    ),
+    ("only text is read, so adapters are those of the text model", SWITCH, "enable-tower-connector-lora"),
+    ("only text is read, so no other kind of input asks for an adapter", VALUE, "default-mm-loras"),
     ("long prompts always run in parts, beside requests that decode", SWITCH, "enable-chunked-prefill"),
     (
         "a preempted request's blocks go to the memory of --kv-offloading-size, and come back where that is faster "
@@ -216,10 +238,11 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     (
         "only text is read, so there is nothing to prepare for images, sound or video",
         VALUE,
-        "mm-processor-cache-gb mm-processor-cache-type "
+        "limit-mm-per-prompt mm-processor-kwargs media-io-kwargs mm-processor-cache-gb mm-processor-cache-type "
         "mm-hasher-algorithm mm-shm-cache-max-object-size-mb mm-encoder-tp-mode mm-encoder-attn-dtype "
         "mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-path mm-encoder-fp8-scale-save-margin video-pruning-rate "
-        "video-pruning-method mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb ec-manager-config",
+        "video-pruning-method mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb allowed-local-media-path "
+        "ec-manager-config",
     ),
     (
         "only text is read, so there is nothing to prepare for images, sound or video",
@@ -227,6 +250,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "language-model-only skip-mm-profiling interleave-mm-strings mm-device-do-normalize "
         "disable-mm-preprocessor-cache trust-request-mm-kwargs enable-mm-processor-stats",
     ),
+    ("only text is read, so there is nothing to fetch", LIST, "allowed-media-domains"),
     ("a stream without news sends a comment every 15 s", VALUE, "sse-keep-alive-interval"),
     ("usage always has prompt_tokens_details", SWITCH, "enable-prompt-tokens-details"),
     ("every answer has X-Request-Id", SWITCH, "enable-request-id-headers"),
@@ -281,9 +305,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
 )
 
 _SPECULATION = "drafts are asked for by --speculative-config (docs/speculation.md)"
-_LORA = "adapters have no such setting here (docs/adapters.md); leave it out"
 _NODES = "one server runs on one machine; start one on each and put a balancer before them"
-_OFFLOAD = "say with --cpu-offload-gb how many GiB of layers wait in the host's memory; they are spread evenly"
 _PARSERS = (
     "install a package with an entry point of ridgeline.{}_parser (docs/plugins.md), and name it with --{}-parser"
 )
@@ -297,13 +319,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_SPECULATION, VALUE,
      "spec-method spec-model spec-tokens speculative-model num-speculative-tokens "
      "speculative-draft-tensor-parallel-size ngram-prompt-lookup-max ngram-prompt-lookup-min", ()),
-    (_LORA, SWITCH,
-     "enable-lora-bias fully-sharded-loras enable-tower-connector-lora specialize-active-lora "
-     "enable-mixed-moe-lora-format enable-moe-shared-loras", ()),
-    (_LORA, LIST, "lora-target-modules", ()),
-    (_LORA, VALUE, "lora-dtype", ("auto",)),
-    (_LORA, VALUE,
-     "default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),
     ("prompt adapters are not supported; leave them out", SWITCH, "enable-prompt-adapter", ()),
     (_NODES, VALUE, "nnodes", ("1",)),
     (_NODES, VALUE, "node-rank data-parallel-start-rank data-parallel-rank", ("0",)),
@@ -316,11 +331,8 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("all engines of a server run on this machine; use --data-parallel-size", VALUE, "data-parallel-size-local", ()),
     ("set CUDA_VISIBLE_DEVICES before the command", LIST, "device-ids", ()),
     ("cached tokens are divided by --prefill-context-parallel-size", VALUE, "decode-context-parallel-size", ("1",)),
-    (_OFFLOAD, VALUE, "offload-group-size", ("0",)),
-    (_OFFLOAD, VALUE, "offload-num-in-group offload-prefetch-step", ("1",)),
-    (_OFFLOAD, VALUE, "offload-backend", ("auto",)),
-    (_OFFLOAD, LIST, "cpu-offload-params offload-params", ()),
-    (_PULLED, VALUE, "ec-transfer-config weight-transfer-config", ("{}",)),
+    (_PULLED, VALUE, "ec-transfer-config", ("{}",)),
+    ("--weight-transfer RANGE and --admin-key KEY let trainers send weights", VALUE, "weight-transfer-config", ("{}",)),
     (_PULLED, SWITCH, "tokens-only enable-scale-out", ()),
     (_SLEEP, SWITCH, "sleep-mode-offload-cudagraph", ()),
     (_SLEEP, VALUE, "sleep-mode-backend", ("cumem",)),

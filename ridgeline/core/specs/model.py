@@ -48,11 +48,14 @@ class RopeSpec:
     """A rotary position embedding of the first `rotary_dim` elements of each head, which rotates halves (NeoX order).
 
     scaling: None, or "rope_type" and the numbers of that type, as `layers/rotary.py` expects them.
+    axes: of each pair that rotates, the axis by which it does: 0 for time, 1 for rows and 2 for columns of a picture
+        (M-RoPE). A word has one position on all three. (): there is one axis.
     """
 
     theta: float
     rotary_dim: int
     scaling: tuple[tuple[str, RopeNumber], ...] | None = None
+    axes: tuple[int, ...] = ()
 
 
 class Product(NamedTuple):

@@ -12,6 +12,7 @@ from ridgeline.engine.sequence import Sequence
 class Names:
     def __init__(self, layout: CacheLayout, *, prefix_caching: bool) -> None:
         self.block_size, self.prefix_caching = layout.block_size, prefix_caching
+        self.weights = ""  # those by which the contents of blocks are computed; empty: the files'
         specs = [group.spec for group in layout.groups]
         # What other tiers know by a hash is of one format. Plain ones add nothing
         held = {str(spec.format) for spec in specs if isinstance(spec, KVSpec | LatentSpec)}
@@ -23,7 +24,8 @@ class Names:
 
     def root(self, seq: Sequence) -> Hash:
         """Return the hash before the sequence's first block."""
-        return root_hash(seq.request.cache_salt, *seq.request.prefix_keys, *self._formats)
+        own = [f"weights {self.weights}"] if self.weights else []
+        return root_hash(seq.request.cache_salt, *seq.request.prefix_keys, *self._formats, *own)
 
     def parent(self, seq: Sequence, n: int) -> Hash:
         """Return the hash before the sequence's block n."""

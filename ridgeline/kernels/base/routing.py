@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-UNGATED = ("relu2",)  # activations of experts that have no gate
+PRODUCTS = "products"  # stands for no activation: what experts' first matrices give
+UNGATED = ("relu2", PRODUCTS)  # activations of experts that have no gate
 
 
 @dataclass(frozen=True, kw_only=True)

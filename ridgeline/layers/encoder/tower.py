@@ -62,7 +62,7 @@ class Tower(nn.Module):
 
     def __init__(self, spec: TowerSpec, build: Build) -> None:
         super().__init__()
-        build = replace(build, mesh=Mesh(), sums=ALONE, pending=ALONE, below=False, _rotaries={}, _shared={})
+        build = replace(build, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={})
         self.spec, self.ops, self.dtype = spec, build.ops, build.dtype
         self.patch = Linear(spec.patch_width, (spec.width,), spec.patch_bias, build.within("patch"))
         self.class_token = build.parameter(spec.width) if spec.class_token else None

@@ -45,6 +45,7 @@ OPTIONAL = (
     "ridgeline.serving.http.operator",
     "ridgeline.serving.http.rest",
     "ridgeline.serving.http.adapters",
+    "ridgeline.serving.http.transfer",
     "ridgeline.serving.http.health",
 )
 

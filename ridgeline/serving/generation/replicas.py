@@ -26,12 +26,14 @@ from ridgeline.transport.messages import (
     Grammar,
     Life,
     LoadAdapter,
+    MeetTrainer,
     Order,
     ServedAdapter,
     Standing,
     Stats,
     Submit,
     UnloadAdapter,
+    WeightOrder,
 )
 
 
@@ -108,8 +110,24 @@ class Replicas:
         """Order all engines that answer, as `EngineClient.order`. Return the standing of the first that did not obey,
         or of the first of all."""
         up = [engine for engine in self.engines if engine.facts is not None]
-        found = await asyncio.gather(*(engine.order(message, timeout) for engine in up or self.engines))
+        if isinstance(message, WeightOrder):
+            found = await self._order_each(message, timeout)
+        else:
+            found = await asyncio.gather(*(engine.order(message, timeout) for engine in up or self.engines))
         return next((each for each in found if each.error), found[0])
+
+    async def _order_each(self, message: WeightOrder, timeout: float) -> list[Standing]:
+        """Give all engines an order about weights, none of which may be missing. Each has ranks of its own in the
+        trainer's group, one engine's behind the other's."""
+        if any(engine.facts is None for engine in self.engines):
+            raise Unavailable("an engine is not running; try again soon.", retry_after=RETRY_AFTER)
+        orders, rank = list[WeightOrder](), 0
+        for engine in self.engines:
+            assert engine.facts is not None
+            orders.append(replace(message, rank=message.rank + rank) if isinstance(message, MeetTrainer) else message)
+            rank += engine.facts.ranks
+        each = zip(self.engines, orders, strict=True)
+        return list(await asyncio.gather(*(engine.order(own, timeout) for engine, own in each)))
 
     async def change_adapters(self, message: AdapterOrder, timeout: float) -> AdapterAnswer:
         """Load or unload an adapter in every engine, one engine after the other: so the first one orders what several
@@ -241,9 +259,10 @@ def _common(each: Sequence[EngineFacts | None]) -> EngineFacts | None:
         return told[0] if told else None
     length, room = min(facts.max_model_len for facts in told), min(facts.cache_tokens for facts in told)
     adapters = _shared_adapters(told)
+    versions = ",".join(dict.fromkeys(facts.weight_version for facts in told))
     if (told[0].max_model_len, told[0].cache_tokens, told[0].adapters) == (length, room, adapters):
-        return told[0]
-    return replace(told[0], max_model_len=length, cache_tokens=room, adapters=adapters)
+        return told[0] if versions == told[0].weight_version else replace(told[0], weight_version=versions)
+    return replace(told[0], max_model_len=length, cache_tokens=room, adapters=adapters, weight_version=versions)
 
 
 def _newest(lives: list[Life], limit: int) -> list[Life]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ridgeline.serving.http.paths import is_under
 
 _SOUND = "sound is not supported: the model reads and writes text alone"
-_TRAINING = "weights are not sent to a running server; write them to a folder and use POST /reload_weights"
+_TRAINING = "a trainer sends weights by POST /update_weights, which --weight-transfer opens, and ends by finishing"
 _TOKENS = "send token ids as the prompt of /v1/completions, with return_token_ids"
 _CACHES = "caches are not handed between servers"
 _FIXED = "the number of engines is fixed; start the server anew with --data-parallel-size"
@@ -24,11 +24,8 @@ ABSENT: dict[str, str] = {
     "/cohere": "use /v1/chat/completions",
     "/collective_rpc": "no code of a client's is run",
     "/fault_tolerance": "a process that dies is started again by itself; /health tells",
-    "/finish_weight_update": _TRAINING,
     "/generative_scoring": "use /v1/completions with logprob_token_ids, or /score",
-    "/get_world_size": "/server_info tells how the model is divided",
     "/inference/v1": _TOKENS,
-    "/init_weight_transfer_engine": _TRAINING,
     "/is_scaling_elastic_ep": _FIXED,
     "/kv_event_sources": _CACHES,
     "/release_kv_cache_memory": "use POST /sleep, which gives back weights too",
@@ -38,10 +35,8 @@ ABSENT: dict[str, str] = {
     "/shutdown_weight_transfer_engine": _TRAINING,
     "/start_draft_weight_update": _TRAINING,
     "/start_profile": "`ridgeline profile` measures kernels",
-    "/start_weight_update": _TRAINING,
     "/stop_profile": "`ridgeline profile` measures kernels",
     "/update_weight_version": _TRAINING,
-    "/update_weights": _TRAINING,
     "/v1/assistants": "use /v1/responses",
     "/v1/audio": _SOUND,
     "/v1/chat/completions/batch": "send each conversation to /v1/chat/completions, or a file of them to /v1/batches",
@@ -57,7 +52,6 @@ ABSENT: dict[str, str] = {
     "/v1/threads": "use /v1/responses",
     "/v2/chat": "use /v1/chat/completions",
     "/weight_checker": _TRAINING,
-    "/weight_info": _TRAINING,
 }
 
 

@@ -102,6 +102,17 @@ class Message(Answer, kw_only=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
+class WeightVersions(Answer, kw_only=True):
+    """The tokens from `start` to before `end`, which weights of this version drew."""
+
+    version: str
+    start: int
+    end: int
+
+
+Versions = list[WeightVersions] | UnsetType
+
+
 class ChatChoice(Answer, kw_only=True):
     index: int
     message: Message
@@ -109,6 +120,7 @@ class ChatChoice(Answer, kw_only=True):
     finish_reason: ChatFinish | None
     stop_reason: int | str | None
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: Versions = UNSET
 
 
 class Chat(Envelope, kw_only=True):
@@ -151,6 +163,7 @@ class ChatDelta(Answer, kw_only=True):
     finish_reason: ChatFinish | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: Versions = UNSET
 
 
 class ChatChunk(Envelope, kw_only=True):
@@ -181,6 +194,7 @@ class CompletionDelta(Answer, kw_only=True):
     stop_reason: int | str | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    weight_versions: Versions = UNSET
 
 
 class CompletionChoice(Answer, kw_only=True):
@@ -192,6 +206,7 @@ class CompletionChoice(Answer, kw_only=True):
     prompt_logprobs: list[Logprobs | None] | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: Versions = UNSET
 
 
 class Completion(Envelope, kw_only=True):

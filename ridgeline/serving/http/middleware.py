@@ -44,10 +44,14 @@ HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live"
 ORDERS = (
     *("/pause", "/resume", "/sleep", "/wake_up", "/reload_weights", "/reset_prefix_cache"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
 )
 # these show what other clients do, too
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "")
-ADMIN = (*ORDERS, "/v1/requests", "/kv", "/dashboard", "/server_info", "/is_paused", "/is_sleeping")
+ADMIN = (
+    *(*ORDERS, "/v1/requests", "/kv", "/dashboard", "/server_info", "/is_paused", "/is_sleeping"),
+    *("/get_world_size", "/weight_info"),
+)
 # these do, and without an admin key only to clients on this machine
 LOCAL = ("/kv",)
 # of a request that a proxy on this machine passed on, from wherever
@@ -89,11 +93,13 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
         layers = CORSMiddleware(
             layers,
             allow_origins=config.allowed_origins,
-            expose_headers=["x-request-id", "retry-after", "ridgeline-ignored", LOAD],
+            expose_headers=["x-request-id", "x-weight-version", "retry-after", "ridgeline-ignored", LOAD],
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
         )
+    if config.weight_transfer:
+        layers = with_version(layers, api)
     layers = with_name(layers, log=config.access_log)
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,6 +181,20 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
         finally:
             if log:
                 _log(scope, state["request_id"], status, time.monotonic() - began)
+
+    return run
+
+
+def with_version(app: ASGIApp, api: ApiServer) -> ASGIApp:
+    """Name the version of the weights in each answer's header, as it is when the answer begins."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start" and api.client.known is not None:
+                MutableHeaders(scope=message)["x-weight-version"] = api.client.known.weight_version
+            await send(message)
+
+        await app(scope, receive, named)
 
     return run
 
@@ -318,7 +338,8 @@ def _keys_in(scope: Scope) -> Iterator[str]:
     """Yield the keys that the request offers.
 
     Browsers can bring a key as the password of their own dialog. They then add it to requests from any page, so it
-    counts only for requests that change nothing.
+    counts only for requests that change nothing, or come from no browser: those name no page (trainers give the key in
+    the server's address).
     """
     headers = Headers(scope=scope)
     authorization = headers.get("authorization")
@@ -326,7 +347,8 @@ def _keys_in(scope: Scope) -> Iterator[str]:
         yield key
     if (key := headers.get("x-api-key")) is not None:
         yield key
-    if scope["method"] in ("GET", "HEAD") and (key := _password(authorization)) is not None:
+    browser = "origin" in headers or "referer" in headers or any(name.startswith("sec-fetch-") for name in headers)
+    if (scope["method"] in ("GET", "HEAD") or not browser) and (key := _password(authorization)) is not None:
         yield key
 
 

@@ -26,7 +26,7 @@ from ridgeline.serving.observed.breakdown import breakdowns
 from ridgeline.serving.observed.expert_figures import shown
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.serving.observed.recent import KEPT
-from ridgeline.transport.messages import Stats
+from ridgeline.transport.messages import EngineFacts, Stats
 from ridgeline.version import __version__
 
 PAGE = "page.html"
@@ -127,7 +127,18 @@ def info(api: ApiServer) -> dict[str, Any]:
     told = (
         None if facts is None else {name: getattr(facts, name) for name in facts.__struct_fields__ if name != "pooling"}
     )
-    return {"version": __version__, "names": list(api.names), "config": config, "engine": told}
+    found = {"version": __version__, "names": list(api.names), "config": config, "engine": told}
+    return {**found, "vllm_config": None if facts is None else _vllm_config(api, facts)}
+
+
+def _vllm_config(api: ApiServer, facts: EngineFacts) -> dict[str, Any]:
+    """Return the settings that trainers read, under vLLM's names."""
+    backend = "gloo" if facts.device == "cpu" else "nccl"
+    return {
+        "model_config": {"model": api.names[0], "dtype": f"torch.{facts.dtype}", "max_model_len": facts.max_model_len},
+        "parallel_config": {"world_size": facts.ranks, "data_parallel_size": len(api.client.engines)},
+        "weight_transfer_config": {"backend": backend} if api.config.weight_transfer else None,
+    }
 
 
 def snapshot(api: ApiServer, stats: Stats | None, engine: int = 0) -> metrics.Snapshot:

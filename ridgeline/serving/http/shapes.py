@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.errors import EngineFailed
@@ -116,6 +116,17 @@ def timing(config: ServeConfig, body: GenerationBody, runs: Sequence[Run]) -> di
     if config.enable_per_request_metrics and len(runs) == len(runs[0].endings) == 1:
         found["metrics"] = vllm_metrics(runs[0])
     return found
+
+
+def weight_versions(
+    body: GenerationBody, run: Run, output: CompletionOutput
+) -> list[answers.WeightVersions] | UnsetType:
+    """Return which weights drew a completion's tokens, if that is asked for and it has ended."""
+    ended = run.endings[run.place(output)] if body.return_weight_versions and output.finished else None
+    if ended is None:
+        return UNSET
+    spans = ended.stats.weight_versions
+    return [answers.WeightVersions(version=each.version, start=each.start, end=each.end) for each in spans]
 
 
 def names_by_id(config: ServeConfig, body: GenerationBody) -> bool:

@@ -34,15 +34,18 @@ from ridgeline.serving.processes.lifeline import tell_mistake, tell_ready
 from ridgeline.serving.processes.loaded import Loaded
 from ridgeline.serving.processes.pulse import COMPILING, FIRST_STEP, LOADING, Pulse
 from ridgeline.serving.processes.turn import Turn, waits
+from ridgeline.serving.processes.updates import Updates
 from ridgeline.transport.messages import (
     AS_THEY_ARE,
     AdapterAnswer,
     Ask,
+    BeginWeights,
     Begun,
     CacheCounted,
     Cancel,
     Count,
     Ended,
+    EndWeights,
     Event,
     Forget,
     Forgot,
@@ -50,6 +53,7 @@ from ridgeline.transport.messages import (
     Hello,
     LoadAdapter,
     Look,
+    MeetTrainer,
     Pause,
     Progress,
     Refused,
@@ -60,6 +64,7 @@ from ridgeline.transport.messages import (
     Standing,
     Stats,
     Submit,
+    TakeWeights,
     UnloadAdapter,
     Wake,
     Welcome,
@@ -74,6 +79,7 @@ STATS_PERIOD = 1.0  # seconds
 RESTING = 1e-3  # seconds between two pieces of what is left to do while there is no request
 IDLE_WAIT = 0.25  # seconds: the longest time for which a signal goes unseen while nothing happens
 SLOWER = 10  # times as long as a step of most tokens should take, by the best rate so far, it may take
+FAREWELL = 0.2  # seconds for the last messages of an engine that cannot go on
 GRAMMAR_RETRY = 2  # seconds after which to try again, when there was no time to compile
 LOST = 3  # exit code of an engine whose device is lost
 GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compiled, while nothing else happens
@@ -95,6 +101,8 @@ class EngineHost:
         who = settings.served_name, settings.life
         self._adapters = EngineAdapters(settings)
         self._loaded = Loaded(assembly, config, *who, turn or Turn(), self._note_end, self._adapters)
+        self._updates = Updates(self._loaded)
+        self._loaded.name_weights(self._updates.version)
         self._engine.on_begin(self._note_begin)
         facts, tokenizer = self._loaded.facts, resolve_tokenizer(assembly.folder, config)
         self._grammars = Grammars(tokenizer, facts.vocab_size, facts.eos_ids, settings.grammar_timeout)
@@ -149,6 +157,8 @@ class EngineHost:
             if self._engine.has_work:
                 self._step()
             self._adapters.forget(self._engine.scheduler, self._loaded.worker)
+            if self._updates.given_up():
+                self._give_up_update()
             if self._standing != "running":
                 self._settle()
             if time.monotonic() >= self._stats_due:
@@ -270,6 +280,7 @@ class EngineHost:
         """Begin to pause, unless the order is refused. `_settle` does the rest, and answers."""
         mode = order.mode
         try:
+            self._updates.check(order)
             self._loaded.check(order)
         except Exception as refusal:
             if self._pausing:  # which are answered first
@@ -306,16 +317,37 @@ class EngineHost:
         obeyed = []
         while self._pausing:
             connection, order = self._pausing.pop(0)
-            obeyed.append((connection, self._obey(order)))
+            obeyed.append((connection, self._obey(connection, order)))
         if self._goes_on and not self._loaded.asleep:
             self._go_on()
         for connection, error in obeyed:
             self._answer(connection, error)
 
-    def _obey(self, order: Pause) -> str:
-        """Do what a pause was asked for, and return the reason why that cannot be done, or nothing."""
+    def _end_update(self, order: EndWeights) -> None:
+        """End an update of the weights, and let every API server know their version."""
+        here = [(name, self._known(name).output_tokens) for name in self._owners]
+        if self._updates.end(order, here):
+            logger.info("the weights are version %s", self._updates.version)
+            self._tell_version()
+        self._goes_on = self._goes_on or self._updates.goes_on
+
+    def _tell_version(self) -> None:
+        self._loaded.name_weights(self._updates.version)
+        for connection in self._api_servers:
+            self._socket.send(connection, Welcome(facts=self._loaded.facts))
+
+    def _give_up_update(self) -> None:
+        """Go on with the old weights, which are whole, because nothing more came."""
+        logger.warning("an update of the weights was not continued; the old ones stay")
+        if self._updates.goes_on and self._standing == "paused":
+            self._go_on()
+
+    def _obey(self, connection: bytes, order: Pause) -> str:
+        """Do what a pause was asked for, and return the reason why that cannot be done, or nothing. Raise DeviceLost if
+        the engine cannot go on."""
         self._broadcast()  # that it is paused, before the process may be too busy to speak
         try:
+            self._updates.check(order)
             self._loaded.check(order)
             match order:
                 case Sleep():
@@ -324,8 +356,25 @@ class EngineHost:
                 case Reload():
                     self._load_anew(partial(self._loaded.reload, order.path))
                     return ""
+                case MeetTrainer():
+                    with self._pulse.expecting(LOADING, "meeting a trainer"):
+                        self._updates.meet(order)
+                    return ""
+                case BeginWeights():
+                    self._updates.begin(goes_on=self._goes_on)
+                case TakeWeights():
+                    with self._pulse.expecting(LOADING, "receiving weights"):
+                        self._updates.take(order)
+                case EndWeights():
+                    self._end_update(order)
+                    return ""
                 case _:
+                    self._updates.goes_on = False
                     logger.info("the engine is paused: requests wait until it is resumed")
+        except DeviceLost as lost:
+            self._answer(connection, str(lost))
+            time.sleep(FAREWELL)
+            raise
         except Exception as refusal:
             return self._reason(refusal)
         self._goes_on = False
@@ -346,6 +395,9 @@ class EngineHost:
                 load()
         finally:  # where a folder could not be read, the weights from before were
             self._engine.on_begin(self._note_begin)
+            if self._loaded.facts is not before:
+                self._updates.forget()
+                self._loaded.name_weights(self._updates.version)
             for connection in self._api_servers if self._loaded.facts is not before else ():
                 self._socket.send(connection, Welcome(facts=self._loaded.facts))
             no_room, self._loaded.no_room = self._loaded.no_room, []
@@ -367,6 +419,9 @@ class EngineHost:
 
     def _resume(self, connection: bytes) -> None:
         self._settle()
+        if refusal := self._updates.refusal:
+            self._answer(connection, f"the engine cannot go on: {refusal}")
+            return
         if self._loaded.asleep:
             self._answer(connection, "the engine is asleep; POST /wake_up first.")
             return
@@ -456,6 +511,7 @@ class EngineHost:
         _, number = self._owners.pop(name)
         self._adapters.leave(name)
         request, stats = self._over.pop(name)
+        stats = self._updates.ended(name, stats)
         device = self._stats.note_end(request, stats, reason)
         self._recent.end(name, reason, stats, device)
         return Ended(id=number, stats=stats, device=device)

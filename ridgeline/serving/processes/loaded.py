@@ -185,6 +185,10 @@ class Loaded:
         self.adapters.load_all(self.worker, self.facts.model)
         self.list_adapters()
 
+    def name_weights(self, version: str) -> None:
+        """Let the facts name the weights that there are."""
+        self.facts = msgspec.structs.replace(self.facts, weight_version=version)
+
     def list_adapters(self) -> None:
         """Let the facts name the adapters that there are."""
         self.facts = msgspec.structs.replace(self.facts, adapters=self.adapters.listed)
@@ -225,5 +229,5 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         width=model.spec.hidden_size,
         precision=assembly.precision.name,
         weight_bytes=assembly.memory.weights,
-        modalities=("image",) if model.spec.tower is not None else (),
+        ranks=options.ranks,
     )

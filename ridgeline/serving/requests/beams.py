@@ -13,7 +13,7 @@ from ridgeline.text.beams import MAX_BEAMS, BeamSearchParams
 # Fields of a body that also mean something to a beam search. It looks at all tokens, so a temperature changes nothing.
 KEPT = ("n", "ignore_eos", "stop_token_ids", "skip_special_tokens", "temperature", "seed", "max_tokens", "detokenize")
 # Others that would be ignored, beside those of SamplingParams.
-LEFT_OUT = ("response_format", "structured_outputs", "echo", "suffix", "tools")
+LEFT_OUT = ("response_format", "structured_outputs", "echo", "suffix", "tools", "return_weight_versions")
 
 
 def beams_of(body: GenerationBody, max_tokens: int | None) -> BeamSearchParams | None:

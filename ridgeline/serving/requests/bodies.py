@@ -31,6 +31,7 @@ from ridgeline.core.plan.request import (
     MAX_STOP_IDS,
     MAX_STOP_LENGTH,
 )
+from ridgeline.core.plan.transfer import MOST_BUFFER_BYTES, MOST_TENSORS
 from ridgeline.core.settings.policies import MOST_SECONDS
 from ridgeline.serving.requests.fields import Refusal
 
@@ -291,6 +292,7 @@ class GenerationBody(SampledBody):
     logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NAMED)] | None = None
     repetition_detection: RepetitionBody | None = None
     return_token_ids: bool | None = None
+    return_weight_versions: bool = False
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     include_breakdown: bool | None = None
@@ -341,7 +343,6 @@ class TemplateBody(Body):
     documents: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_DOCUMENTS)] | None = None
     reasoning_effort: Name | None = None
     continue_final_message: bool | None = None
-    media_io_kwargs: Object | None = None
     chat_template: Annotated[str, Field(max_length=MOST_TEMPLATE)] | None = None
 
 
@@ -420,6 +421,61 @@ class UnloadAdapterBody(Body):
     harmless: ClassVar[Mapping[str, str]] = {"lora_int_id": "the name says which one is meant"}
 
     lora_name: Annotated[str, Field(max_length=4096)]
+
+
+Packed = Annotated[int, Field(ge=1, le=MOST_BUFFER_BYTES)]
+
+
+class InitInfo(Body):
+    """The place where a trainer is met."""
+
+    harmless: ClassVar[Mapping[str, str]] = {"packed_num_buffers": "how many buffers are used is no part of the wire"}
+
+    master_address: Annotated[str, Field(max_length=256)]
+    master_port: Annotated[int, Field(ge=1, le=65535)]
+    rank_offset: Annotated[int, Field(ge=1, le=4096)]
+    world_size: Annotated[int, Field(ge=2, le=4096)]
+    packed: bool = False
+    packed_buffer_size_bytes: Packed | None = None
+
+
+class InitTransferBody(Body):
+    """The body of POST /init_weight_transfer_engine."""
+
+    init_info: InitInfo
+
+
+class StartWeightsBody(Body):
+    """The body of POST /start_weight_update."""
+
+    is_checkpoint_format: Literal[True] = True
+
+
+class UpdateInfo(Body):
+    """The tensors that a trainer sends."""
+
+    harmless: ClassVar[Mapping[str, str]] = {"packed_num_buffers": "how many buffers are used is no part of the wire"}
+
+    names: Annotated[list[Annotated[str, Field(max_length=512)]], Field(min_length=1, max_length=MOST_TENSORS)]
+    dtype_names: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=MOST_TENSORS)]
+    shapes: Annotated[
+        list[Annotated[list[Annotated[int, Field(ge=0, lt=1 << 40)]], Field(max_length=8)]],
+        Field(max_length=MOST_TENSORS),
+    ]
+    packed: bool | None = None
+    packed_buffer_size_bytes: Packed | None = None
+
+
+class UpdateWeightsBody(Body):
+    """The body of POST /update_weights."""
+
+    update_info: UpdateInfo
+
+
+class FinishWeightsBody(Body):
+    """The body of POST /finish_weight_update."""
+
+    weight_version: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] | None = None
 
 
 class DetokenizeBody(Body):

@@ -47,7 +47,6 @@ REFUSED: dict[str, Refusal] = {
     "routed_experts_prompt_start": Refusal("routed experts are not reported; leave routed_experts_prompt_start out."),
     "thinking_token_budget": Refusal("thinking_token_budget is not supported; leave it out.", (-1,)),
     "return_token_offsets": Refusal("return_token_offsets is not supported; leave it out."),
-    "return_weight_versions": Refusal("weights have no versions here; leave return_weight_versions out."),
     "mm_payload": Refusal("mm_payload is not supported: images and sound are not read; leave it out."),
     "return_mm_kwargs": Refusal("return_mm_kwargs is not supported: images and sound are not read; leave it out."),
     **{
@@ -68,8 +67,8 @@ HARMLESS: dict[str, str] = {
     "prompt_cache_options": "the prefix cache keeps what it has room for",
     "prediction": "a guess at the answer, which would only make it faster",
     "spaces_between_special_tokens": "the tokenizers' library puts no spaces there either way",
-    "media_io_kwargs": "for pictures, video and sound, which are parts of chats alone",
-    "mm_processor_kwargs": "the operator sets it (--mm-processor-kwargs)",
+    "media_io_kwargs": "for images and sound, which are refused themselves",
+    "mm_processor_kwargs": "for images and sound, which are refused themselves",
     "guided_decoding_backend": "one library does all grammars",
 }
 # Other servers' names for fields of ours that spelling alone would not find.

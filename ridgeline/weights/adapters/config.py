@@ -27,7 +27,7 @@ _OF_IA3 = {"feedforward_modules", "init_ia3_weights"}  # the tensors' shapes say
 _REPLACED = {"bias", "modules_to_save"}  # they say which tensors the file has whole
 _READ = {
     *("alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "peft_type", "r"),
-    *("rank_pattern", "target_modules", "use_rslora"),
+    *("rank_pattern", "target_modules", "target_parameters", "use_rslora"),
 }
 
 
@@ -43,6 +43,7 @@ class AdapterConfig:
         There are no ranks and scales then.
     dora: every output has a magnitude, for which the norm of its row of the adapted weight is exchanged (Liu et al.,
         arXiv 2402.09353).
+    parameters: the ends of the names of parameters that hold all experts' matrices.
     biased: the second matrix of each module has a bias, which the scale multiplies too.
     rooted: scales are alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732) instead of alpha / rank.
     """
@@ -55,6 +56,7 @@ class AdapterConfig:
     layer_patterns: tuple[str, ...] = ()
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
+    parameters: tuple[str, ...] = ()
     rooted: bool = False
     ia3: bool = False
     dora: bool = False
@@ -108,7 +110,8 @@ def read_adapter_config(
     return AdapterConfig(
         rank=rank,
         alpha=alpha,
-        targets=_names(found, "target_modules", path, needed=True),
+        targets=_names(found, "target_modules", path, needed=not found.get("target_parameters")),
+        parameters=_listed(_names(found, "target_parameters", path)),
         excluded=_names(found, "exclude_modules", path),
         layers=_layers(found, path),
         layer_patterns=_listed(_names(found, "layers_pattern", path)),

@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.multiplied import factors
 from ridgeline.weights.loader import empty_decoder, stored_view
@@ -34,11 +35,16 @@ _OTHER_NAMES = (
 
 @dataclass(frozen=True)
 class AdaptedMap:
-    """One of our linear maps. parts: the outputs of each module that it is made of."""
+    """One of our linear maps, or one matrix of every expert of a layer.
+
+    parts: the outputs of each module that it is made of.
+    experts: how many experts there are; 0: it is no experts'.
+    """
 
     name: str
     inputs: int
     parts: tuple[int, ...]
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,16 +53,27 @@ class ModulePlace:
 
     source: says in which order the checkpoint has the module's rows.
     factor_O: what our outputs are multiplied by; None: nothing.
+    expert: the number of the expert whose module it is; None: it is no expert's, or all experts' in one tensor.
     """
 
     map: AdaptedMap
     part: int
     source: Source
     factor_O: Tensor | None
+    expert: int | None = None
 
     @property
     def outputs(self) -> int:
         return self.map.parts[self.part]
+
+    def all_experts(self, part: int) -> ModulePlace:
+        """Return the place of a part of all experts' matrices."""
+        return replace(self, part=part, expert=None)
+
+    @property
+    def is_stacked(self) -> bool:
+        """True for all experts' matrices in one tensor."""
+        return self.map.experts > 0 and self.expert is None
 
     @property
     def first(self) -> int:
@@ -100,6 +117,34 @@ def places_in(decoder: Decoder, weights: WeightMap, under: str = "layers.") -> d
             own = None if factor_O is None else factor_O[ends[part] : ends[part + 1]]
             found[source.name.removesuffix(".weight")] = ModulePlace(whole, part, source, own)
     return found
+
+
+def expert_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:
+    """Return the places of experts' modules by the names that checkpoints have for them, and of all experts together by
+    those of PEFT's parameters: "….experts.gate_up_proj" and "….experts.down_proj"."""
+    found = dict[str, ModulePlace]()
+    for parameter, sources in weights.items():
+        name, _, kind = parameter.rpartition(".")
+        owner = decoder.get_submodule(name) if kind == "weight" and parameter.startswith("layers.") else None
+        if not isinstance(owner, ExpertStack):
+            continue
+        decoder_parts = len(owner.parts)
+        each = 0 if sources[0].stacked else len(sources) // decoder_parts
+        experts = _experts_of(decoder, name)
+        whole = AdaptedMap(name, owner.inputs, owner.parts, experts)
+        for number, source in enumerate(sources[: each * decoder_parts]):
+            expert, part = divmod(number, decoder_parts)
+            found[source.name.removesuffix(".weight")] = ModulePlace(whole, part, source, None, expert)
+        module = sources[0].name.partition(".experts.")[0]
+        together = "down_proj" if name.endswith(".down") else "gate_up_proj" if decoder_parts == 2 else "up_proj"
+        found[f"{module}.experts.{together}"] = ModulePlace(whole, 0, sources[0], None)
+    return found
+
+
+def _experts_of(decoder: Decoder, name: str) -> int:
+    mixture = decoder.get_submodule(name.rpartition(".")[0])
+    assert isinstance(mixture, Experts)
+    return mixture.spec.stacked
 
 
 def _multiplies_distances(decoder: Decoder, name: str) -> bool:

@@ -29,6 +29,7 @@ from ridgeline.core.settings.adapters import TENSORS
 from ridgeline.weights.adapters.config import AdapterConfig, read_adapter_config
 from ridgeline.weights.adapters.matching import Meant, meant_modules
 from ridgeline.weights.adapters.places import ModulePlace, placed
+from ridgeline.weights.adapters.stacks import ThinPair, stacked_pairs, with_stacks
 from ridgeline.weights.checkpoint import PLAIN
 from ridgeline.weights.loader import shortened
 
@@ -43,19 +44,6 @@ _CONVERT = (
     'python -c "import torch, safetensors.torch as s; '
     "s.save_file(torch.load('adapter_model.bin', weights_only=True), 'adapter_model.safetensors')\""
 )
-
-
-class ThinPair(NamedTuple):
-    """The two matrices of one module, with the module's place.
-
-    up_OR: has the scale, and rows in our order.
-    magnitude_O: the norms that the adapted weight's rows have (DoRA), float32, in our order; None: whatever they are.
-    """
-
-    place: ModulePlace
-    down_RI: Tensor
-    up_OR: Tensor
-    magnitude_O: Tensor | None = None
 
 
 class Factors(NamedTuple):
@@ -97,7 +85,7 @@ class ReadAdapter:
     @property
     def rank(self) -> int:
         """The largest rank of a module's product."""
-        return max((len(pair.down_RI) for pair in self.pairs), default=0)
+        return max((pair.rank for pair in self.pairs), default=0)
 
     def pinned(self) -> ReadAdapter:
         """Return the adapter in page-locked memory, from which a GPU copies by itself."""
@@ -127,7 +115,7 @@ def read_adapter(
             raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
         config = read_adapter_config(folder, most_rank, factors=factors, replaces=most_replaced > 0)
         path = _tensors_of(folder)
-        content = _content(path, MOST_HEADER + most_rank * bytes_per_rank + most_replaced)
+        content = content_of(path, MOST_HEADER + most_rank * bytes_per_rank + most_replaced)
     except OSError as error:
         raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
     header = _header(path, content)
@@ -135,28 +123,34 @@ def read_adapter(
     halves += (_UP_BIAS,) if config.biased else ()
     whole = [name for name in header if most_replaced and not name.endswith(tuple(f".{each}" for each in halves))]
     modules = _modules({name: each for name, each in header.items() if name not in whole}, path, halves)
-    known = {module: place for module in modules if (place := placed(module, places)) is not None}
+    known = {module: place for module in modules if (place := _placed(module, header, places)) is not None}
     if foreign := [module for module in modules if module not in known]:
+        also = " (experts need enable_lora_experts)" if any(".experts" in module for module in foreign) else ""
         raise ModelLoadError(
-            f"{path} adapts modules that this model lacks, or that adapters cannot change here: {_listed(foreign)}; "
-            "give an adapter of this model's linear layers."
+            f"{path} adapts modules that this model lacks, or that adapters cannot change here: "
+            f"{listed_modules(foreign)}{also}; give an adapter of this model's linear layers."
         )
     if len({place.source.name for place in known.values()}) < len(known):
         raise ModelLoadError(f"{path} holds matrices of one module under two names; copy it again.")
-    meant = meant_modules(config, list(known), folder)
+    meant = meant_modules(config, [module for module, place in known.items() if not place.is_stacked], folder)
+    meant |= _meant_stacks(config, known, path)
     if odd := [module for module in modules if module not in meant]:
         raise ModelLoadError(
-            f"{path} holds matrices of modules that its adapter_config.json does not mean: {_listed(odd)}."
+            f"{path} holds matrices of modules that its adapter_config.json does not mean: {listed_modules(odd)}."
         )
     replaced = _replaced(path, content, whole)
     if config.ia3:
         return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)), replaced)
     for module, place in known.items():
         _check_shapes(path, module, header, place, meant[module])
+        if place.map.experts and (config.dora or config.biased):
+            raise ModelLoadError(
+                f"{path} has experts with use_dora or lora_bias; only plain LoRA of experts is served."
+            )
         for kind in (*((_MAGNITUDE,) if config.dora else ()), *((_UP_BIAS,) if config.biased else ())):
             _check_vector(path, _name(module, kind, header), header, place)
     addends = tuple(_addends(path, content, known, meant)) if config.biased else ()
-    pairs = tuple(_pairs(path, content, known, meant, dtype))
+    pairs = tuple(with_stacks(_pairs(path, content, known, meant, dtype)))
     return ReadAdapter(_key(config, content), pairs, addends, replaced)
 
 
@@ -173,7 +167,37 @@ def _replaced(path: Path, content: bytes, names: list[str]) -> dict[str, Tensor]
     return found
 
 
-def _listed(modules: list[str]) -> str:
+def _placed(module: str, header: Mapping[str, Any], places: Mapping[str, ModulePlace]) -> ModulePlace | None:
+    """Return the place of a module. PEFT names the matrices of a layer's experts by the module that has them all, and
+    has what it adapts first below "base_layer"; only their shapes say which matrices they are."""
+    if (place := placed(module, places)) is not None or ".experts" not in module:
+        return place
+    shape = [header[name]["shape"] for name in _names(module, header) if name in header]
+    owner = module.removesuffix(".base_layer")
+    for name in ("gate_up_proj", "up_proj", "down_proj"):
+        place = placed(f"{owner}.{name}", places)
+        if place is not None and [shape[0][1:], shape[-1][:1]] == [[place.map.inputs], [sum(place.map.parts)]]:
+            return place
+    return None
+
+
+def _meant_stacks(config: AdapterConfig, known: Mapping[str, ModulePlace], path: Path) -> dict[str, Meant]:
+    """Return the rank and the scale of all experts' matrices that the config means."""
+    found = dict[str, Meant]()
+    for module, place in known.items():
+        if not place.is_stacked:
+            continue
+        name = "down_proj" if place.map.name.endswith(".down") else "gate_up_proj"
+        named = (f"{module.removesuffix('.base_layer')}.{each}" for each in (name, "up_proj"))
+        if any(full == each or full.endswith(f".{each}") for full in named for each in config.parameters):
+            found[module] = Meant(config.rank, config.scale(config.rank, config.alpha))
+    if found and (config.ranks or config.alphas):
+        raise ModelLoadError(f"{path} has rank_pattern or alpha_pattern beside target_parameters; train it without.")
+    return found
+
+
+def listed_modules(modules: list[str]) -> str:
+    """Return names of modules for a sentence."""
     return shortened([module[:LONGEST] for module in modules])
 
 
@@ -188,7 +212,8 @@ def _tensors_of(folder: Path) -> Path:
     raise ModelLoadError(f"{folder} holds no {TENSORS}; give the folder that PEFT saved.")
 
 
-def _content(path: Path, most_bytes: int) -> bytes:
+def content_of(path: Path, most_bytes: int) -> bytes:
+    """Return the bytes of an adapter's file. Raise ModelLoadError if they are too many."""
     with path.open("rb") as file:
         size = fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -237,7 +262,7 @@ def _modules(header: Mapping[str, Any], path: Path, wanted: tuple[str, ...]) -> 
     if not halves:
         raise ModelLoadError(f"{path} holds no tensors; copy it again.")
     if lone := [module for module, found in halves.items() if len(found) < len(wanted)]:
-        raise ModelLoadError(f"{path} holds one of two matrices of {_listed(lone)}; copy it again.")
+        raise ModelLoadError(f"{path} holds one of two matrices of {listed_modules(lone)}; copy it again.")
     return list(halves)
 
 
@@ -248,7 +273,8 @@ def _names(module: str, header: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _check_shapes(path: Path, module: str, header: Mapping[str, Any], place: ModulePlace, meant: Meant) -> None:
-    wanted = [meant.rank, place.map.inputs], [place.outputs, meant.rank]
+    rank = meant.rank * (place.map.experts if place.is_stacked else 1)
+    wanted = [rank, place.map.inputs], [sum(place.map.parts) if place.is_stacked else place.outputs, rank]
     for name, shape in zip(_names(module, header), wanted, strict=True):
         if (found := header[name]["shape"]) != shape:
             raise ModelLoadError(
@@ -284,9 +310,12 @@ def _loaded(path: Path, content: bytes) -> dict[str, Tensor]:
 def _pairs(
     path: Path, content: bytes, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant], dtype: torch.dtype
 ) -> list[ThinPair]:
-    found, tensors = [], _loaded(path, content)
+    found, tensors = list[ThinPair](), _loaded(path, content)
     for module, place in known.items():
         down_RI, up_OR = (tensors.pop(name) for name in _names(module, tensors))
+        if place.is_stacked:
+            found += stacked_pairs(path, place, down_RI.to(dtype), (up_OR.float() * meant[module].scale).to(dtype))
+            continue
         up_OR = place.in_our_order(up_OR.float()) * meant[module].scale
         magnitude_O = None
         if f"{_PREFIX}{module}.{_MAGNITUDE}" in tensors or f"{module}.{_MAGNITUDE}" in tensors:

@@ -22,7 +22,8 @@ from ridgeline.core.plan.stages import weights_of_stage
 from ridgeline.core.specs.model import Source, WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.weights.adapters.places import HEAD, ModulePlace, places_in
-from ridgeline.weights.adapters.reader import Factors, ReadAdapter, ThinPair
+from ridgeline.weights.adapters.reader import Factors, ReadAdapter
+from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.weights.divided import Place, divided, own_sources, whole_decoder
 from ridgeline.weights.loader import stored_view
 from ridgeline.weights.quantized.plan import fused_parts

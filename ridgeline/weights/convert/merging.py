@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.settings.adapters import MOST_RANK
+from ridgeline.core.settings.adapters import MOST_RANK, gguf_adapter
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.footprint import parameters
-from ridgeline.weights.adapters.places import ModulePlace, adaptable
-from ridgeline.weights.adapters.reader import Factors, ThinPair, read_adapter
-from ridgeline.weights.loader import shortened
+from ridgeline.weights.adapters.gguf import read_gguf_adapter
+from ridgeline.weights.adapters.places import ModulePlace, places_in
+from ridgeline.weights.adapters.reader import Factors, ReadAdapter, read_adapter
+from ridgeline.weights.adapters.stacks import ThinPair
+from ridgeline.weights.loader import empty_decoder, shortened
 
 Make = Callable[[], Tensor]
 
@@ -31,11 +33,7 @@ class MergedAdapter:
     (DoRA), factors (IA3), and whole tensors in place of the model's. Raise ModelLoadError as `read_adapter`."""
 
     def __init__(self, folder: Path, model: ModelConfig) -> None:
-        count = parameters(model.spec)
-        found = read_adapter(
-            folder, adaptable(model.spec, model.weights), most_rank=MOST_RANK, dtype=torch.float32, factors=True,
-            most_replaced=4 * (count.embed + count.unembed + count.vectors) + 1,
-        )  # fmt: skip
+        found = _read(folder, model)
         self._changes: dict[str, Callable[[Make], Tensor]] = {
             pair.place.source.name: partial(_with_product, pair) for pair in found.pairs
         }
@@ -63,6 +61,15 @@ class MergedAdapter:
             raise ModelLoadError(
                 f"the model's files lack weights that the adapter changes: {shortened(sorted(self._missing))}."
             )
+
+
+def _read(folder: Path, model: ModelConfig) -> ReadAdapter:
+    whole, count = empty_decoder(model.spec), parameters(model.spec)
+    places = places_in(whole, model.weights)
+    if (file := gguf_adapter(folder)) is not None:
+        return read_gguf_adapter(file, whole, model.weights, places, most_rank=MOST_RANK, dtype=torch.float32)
+    most = 4 * (count.embed + count.unembed + count.vectors) + 1
+    return read_adapter(folder, places, most_rank=MOST_RANK, dtype=torch.float32, factors=True, most_replaced=most)
 
 
 def _with_product(pair: ThinPair, make: Make) -> Tensor:

@@ -21,7 +21,8 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.adapted import AdaptedWeight
 from ridgeline.weights.adapters.places import ModulePlace
-from ridgeline.weights.adapters.reader import Factors, ReadAdapter, ThinPair
+from ridgeline.weights.adapters.reader import Factors, ReadAdapter
+from ridgeline.weights.adapters.stacks import ThinPair
 
 ROWS = 1024  # of a weight that are looked at together
 

@@ -6,6 +6,8 @@ what they need.
 
 Legend:
     A  places of adapters
+    E  experts
+    P  parts of a linear map
     R  the most that an adapter's rank may be
     I  inputs of a linear map
     O  outputs of a linear map
@@ -19,12 +21,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.gemm.lora.op import AdapterFactors, by_adapter, tiles
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.adapted import AdaptedWeight, AdapterVectors, StepAdapters
+from ridgeline.quantization.adapted_experts import AdaptedExperts
 from ridgeline.weights.adapters.places import AdaptedMap, ModulePlace
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
+from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.worker.inputs import DeviceInputs
 from ridgeline.worker.upload import upload
 
@@ -37,6 +43,14 @@ class MapMatrices(NamedTuple):
     down_APRI: Tensor
     up_AOR: Tensor
     vectors: AdapterVectors | None
+
+
+class ExpertMatrices(NamedTuple):
+    """The matrices of a layer's experts, and their ranks."""
+
+    down_AEPRI: Tensor
+    up_AEOR: Tensor
+    rank_AE: Tensor
 
 
 class AdapterTables:
@@ -53,8 +67,12 @@ class AdapterTables:
         self.places, self.step, self._factors = places, StepAdapters(), factors
         self._ranks_LA = torch.zeros(len(listed), places, dtype=torch.int32, device=device)
         self._maps: dict[str, MapMatrices] = {}
+        self._experts: dict[str, ExpertMatrices] = {}
         for index, each in enumerate(listed):
             linear = decoder.get_submodule(each.name)
+            if isinstance(linear, ExpertStack):
+                self._experts[each.name] = self._of_experts(linear, each, places, most_rank)
+                continue
             assert isinstance(linear, Linear)
             down_APRI = torch.zeros(places, len(each.parts), most_rank, each.inputs, dtype=self.dtype, device=device)
             up_AOR = torch.zeros(places, sum(each.parts), most_rank, dtype=self.dtype, device=device)
@@ -73,13 +91,46 @@ class AdapterTables:
     @property
     def nbytes(self) -> int:
         tensors = ((each.down_APRI, each.up_AOR, *(each.vectors or ())) for each in self._maps.values())
-        return sum(tensor.nbytes for own in tensors for tensor in own if tensor is not None)
+        found = sum(tensor.nbytes for own in tensors for tensor in own if tensor is not None)
+        return found + sum(each.down_AEPRI.nbytes + each.up_AEOR.nbytes for each in self._experts.values())
+
+    def _of_experts(self, stack: ExpertStack, own: AdaptedMap, places: int, most_rank: int) -> ExpertMatrices:
+        """Return the matrices of a layer's experts, which its stack looks at from now on."""
+        device, parts = self._ranks_LA.device, len(own.parts)
+        if device.type != "cpu" and stack.weight is None:
+            raise InvalidConfig("enable_lora_experts is not for quantized experts on a GPU yet; leave it out.")
+        shape, outputs = (places, own.experts), sum(own.parts)
+        down_AEPRI = torch.zeros(*shape, parts, most_rank, own.inputs, dtype=self.dtype, device=device)
+        up_AEOR = torch.zeros(*shape, outputs, most_rank, dtype=self.dtype, device=device)
+        rank_AE = torch.zeros(*shape, dtype=torch.int32, device=device)
+        tile_J3 = torch.tensor(tiles(own.parts), dtype=torch.int32, device=device)
+        flat = down_AEPRI.flatten(0, 1).flatten(1, 2), up_AEOR.flatten(0, 1), rank_AE.flatten()
+        factors = AdapterFactors(*flat, tile_J3)
+        stack.matrices = AdaptedExperts(stack.ops, stack.matrices, factors, self.step, own.experts)
+        return ExpertMatrices(down_AEPRI, up_AEOR, rank_AE)
+
+    def _fill_experts(self, at: int, pairs: Iterable[ThinPair]) -> None:
+        by_map: dict[str, list[ThinPair]] = {}
+        for pair in pairs:
+            by_map.setdefault(pair.place.map.name, []).append(pair)
+        for name, matrices in self._experts.items():
+            own = by_map.get(name, [])
+            rank = max((pair.rank for pair in own), default=0)
+            matrices.rank_AE[at].fill_(rank)
+            matrices.down_AEPRI[at, :, :, :rank].zero_()
+            matrices.up_AEOR[at, :, :, :rank].zero_()
+            for where, down_ERI, up_EOR, _ in own:
+                thin, rows = down_ERI.shape[1], slice(where.first, where.first + where.outputs)
+                matrices.down_AEPRI[at, :, where.part, :thin].copy_(down_ERI, non_blocking=True)
+                matrices.up_AEOR[at, :, rows, :thin].copy_(up_EOR, non_blocking=True)
 
     def fill(self, place: int, adapter: ReadAdapter) -> None:
         """Copy an adapter to a place, from 1."""
-        at, ranks = place - 1, torch.zeros(len(self._maps), dtype=torch.int32)
+        at, ranks = place - 1, torch.zeros(len(self._ranks_LA), dtype=torch.int32)
         pairs: dict[str, list] = {}
         for pair in adapter.pairs:
+            if pair.place.map.experts:
+                continue
             pairs.setdefault(pair.place.map.name, []).append(pair)
         for name, own in pairs.items():
             matrices = self._maps[name]
@@ -96,6 +147,7 @@ class AdapterTables:
         self._ranks_LA[:, at].copy_(upload(ranks.numpy(), self._ranks_LA.device))
         if self._factors:
             self._fill_vectors(at, adapter.factors)
+        self._fill_experts(at, (pair for pair in adapter.pairs if pair.place.map.experts))
 
     def _fill_vectors(self, at: int, factors: Iterable[Factors]) -> None:
         for matrices in self._maps.values():
@@ -117,7 +169,7 @@ class AdapterTables:
         """Let the linear maps know which token of a step has which adapter."""
         tokens = by_adapter(inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens, self.places)
         self.step.tokens = tokens
-        if self._factors:
+        if self._factors or self._experts:
             place_T = torch.arange(len(tokens.order_T), dtype=torch.int32, device=tokens.order_T.device)
             line_T = torch.searchsorted(tokens.start_A1[1:], place_T, right=True)
             self.step.line_T = torch.empty_like(line_T).index_copy_(0, tokens.order_T.long(), line_T)

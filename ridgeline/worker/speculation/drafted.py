@@ -110,7 +110,11 @@ class DraftedNetwork(ModelNetwork):
 
     def run(self, step: DeviceStep, found: StepInputs) -> None:
         inputs, taps = step.inputs, Taps(self._proposer.taps, [])
-        step.hidden = self.decoder(found.token_ids_T, found.positions_T, self.states, None, step.given, taps)
+        if self.axes is None:
+            step.hidden = self.decoder(found.token_ids_T, found.positions_T, self.states, None, step.given, taps)
+        else:
+            with self.axes.turned(step, found.positions_T) as positions_T:
+                step.hidden = self.decoder(found.token_ids_T, positions_T, self.states, None, step.given, taps)
         catching = catching_of(inputs.tokens_each) if step.catching is None else step.catching
         given = inputs.start_R1, inputs.slots_R, step.hidden, taps.found, found.live_T
         ran = Ran(found.token_ids_T, found.positions_T, *given)

@@ -38,7 +38,10 @@ SAMPLED: dict[str, Any] = {
     "best_of": {"best_of": 2, "temperature": 1},
     "n": {"n": 2, "temperature": 1},
     **{name: {name: True} for name in ("stream", "echo", "ignore_eos", "return_token_ids", "use_beam_search")},
-    **{name: {name: True} for name in ("include_stop_str_in_output", "return_tokens_as_token_ids")},
+    **{
+        name: {name: True}
+        for name in ("include_stop_str_in_output", "return_tokens_as_token_ids", "return_weight_versions")
+    },
     **{name: {name: False} for name in ("skip_special_tokens", "add_special_tokens")},
     **{name: {name: 0.5} for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
     **{name: {name: 2} for name in ("max_tokens", "min_tokens", "top_k", "seed", "priority", "prompt_logprobs")},

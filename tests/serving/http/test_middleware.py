@@ -94,7 +94,11 @@ def test_what_shows_other_clients_has_a_key_of_its_own(api_server_of: FaceOf) ->
             assert (await client.get(path, headers=bearer("admin"))).status_code in (200, 404)
             assert (await client.get(path, auth=("anyone", "admin"))).status_code in (200, 404)  # a browser's dialog
         assert (await client.get("/v1/models", headers=bearer("admin"))).status_code == 200
-        assert (await client.post("/v1/completions", json=ASKED, auth=("anyone", "client"))).status_code == 401
+        for name in ("Origin", "Referer", "Sec-Fetch-Site"):  # a browser adds the password to what any page sends
+            told = {name: "https://elsewhere.example"}
+            asked = await client.post("/v1/completions", json=ASKED, auth=("anyone", "client"), headers=told)
+            assert asked.status_code == 401
+        assert (await client.post("/v1/completions", json=ASKED, auth=("anyone", "client"))).status_code == 200
 
     run(api_server_of, test, api_key=("client",), admin_key=("admin",))
 

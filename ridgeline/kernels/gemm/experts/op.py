@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, has_byte_products, on_gpu
-from ridgeline.kernels.base.routing import UNGATED
+from ridgeline.kernels.base.routing import PRODUCTS, UNGATED
 from ridgeline.kernels.gemm.experts.matrices import Matrices, product, shape_of
 from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.small.activation.op import activation, gated_activation
@@ -35,7 +35,7 @@ def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, 
     pairs with none of these experts are undefined.
 
     gate: the activation. Experts with one that is in UNGATED have no gate: their matrices are [F, M], and the result is
-        act(up(x)).
+        act(up(x)); of PRODUCTS it is what the matrices give, of any number of rows.
 
     Activations beside FP8 weights are rounded as the weights' format says. An implementation may leave them as they
     are, or find finer scales than a static one, and may round dequantized weights to the dtype of `x_TM`.
@@ -47,7 +47,7 @@ def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, 
         if first < end:
             bias_G = None if bias_EG is None else bias_EG[expert]
             y_NG = product(x_TM[routes.token_P[first:end].long()], weight_EGM, expert, bias_G)
-            y_PF[first:end] = apply(y_NG, gate).to(x_TM.dtype)
+            y_PF[first:end] = (y_NG if gate == PRODUCTS else apply(y_NG, gate)).to(x_TM.dtype)
     return y_PF
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.base.routing import UNGATED
+from ridgeline.kernels.base.routing import PRODUCTS, UNGATED
 from ridgeline.kernels.gemm.experts.matrices import Matrices, Quantized, dequantized, shape_of
 from ridgeline.kernels.gemm.fp8.op import Fp8, rounded
 from ridgeline.kernels.gemm.route.op import Routes
@@ -50,6 +50,8 @@ def gate_up(linear: Linear, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes
 
 def activated(y_PG: Tensor, gate: str) -> Tensor:
     """Return act(gate) * up of products with both, or act(up) of experts without a gate: [P, F]."""
+    if gate == PRODUCTS:
+        return y_PG
     return activation(y_PG, gate) if gate in UNGATED else gated_activation(y_PG, gate)
 
 

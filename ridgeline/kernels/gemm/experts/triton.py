@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.base.launch import INTERPRETED, compute_capability, launch_options, shared_memory
-from ridgeline.kernels.base.routing import UNGATED
+from ridgeline.kernels.base.routing import PRODUCTS, UNGATED
 from ridgeline.kernels.gemm.experts import matrices, quantized, torch_ops
 from ridgeline.kernels.gemm.experts.choose import (
     FIXED,
@@ -61,7 +61,8 @@ def grouped_gate_up(
     if _needs_gradient(x_TM, weight_EGM, bias_EG):
         return torch_ops.grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate)
     if gate in UNGATED:
-        return activation(_up(x_TM, weight_EGM, bias_EG, routes, plan), gate)
+        y_PF = _up(x_TM, weight_EGM, bias_EG, routes, plan)
+        return y_PF if gate == PRODUCTS else activation(y_PF, gate)
     (tokens, used), (experts, height, width) = routes.expert_TK.shape, shape_of(weight_EGM)
     x_TM = x_TM if x_TM.stride(1) == 1 else x_TM.contiguous()
     if isinstance(weight_EGM, Tensor):

@@ -127,6 +127,7 @@ class Chat:
             finish_reason=reason,
             stop_reason=output.stop_reason if reason else UNSET,
             token_ids=piece.token_ids if body.return_token_ids else UNSET,
+            weight_versions=shapes.weight_versions(body, run, output) if reason else UNSET,
         )
 
     def _choice(self, run: Run, output: CompletionOutput) -> answers.ChatChoice:
@@ -148,6 +149,7 @@ class Chat:
             finish_reason=self._reason(run, output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._body.return_token_ids else UNSET,
+            weight_versions=shapes.weight_versions(self._body, run, output),
         )
 
     def _shown(self, piece: Piece) -> Iterable[Event]:

@@ -118,6 +118,7 @@ class Completions:
             logprobs=None if told.logprobs is None else encoded(told.logprobs.take(output, shown=shown)),
             token_ids=token_ids if body.return_token_ids else UNSET,
             prompt_token_ids=shapes.prompt_ids(run.asked) if body.return_token_ids and first else UNSET,
+            weight_versions=shapes.weight_versions(body, run, output) if reason else UNSET,
         )
 
     def _choice(self, run: Run, output: CompletionOutput, prompt: int) -> answers.CompletionChoice:
@@ -130,6 +131,7 @@ class Completions:
             prompt_logprobs=shapes.prompt_logprobs(run.result, body.prompt_logprobs),
             prompt_token_ids=shapes.prompt_ids(run.asked) if body.return_token_ids else None,
             token_ids=UNSET if not body.return_token_ids else [] if self._nothing_new else output.token_ids,
+            weight_versions=shapes.weight_versions(body, run, output),
         )
 
     def _common(

@@ -1,0 +1,155 @@
+"""The trainer's end of a transfer of weights into servers of this package, or of vLLM's routes.
+
+Orders go over HTTP, and tensors beside it: by gloo from CPUs, by NCCL from GPUs. It is for trainers that have no client
+of their own.
+
+Legend:
+    B  bytes
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import RidgelineError
+from ridgeline.core.plan.transfer import BUFFER_BYTES, Announced, Meeting, TransferFailed
+from ridgeline.parallel.broadcast import TransferPeers, join, own_address
+
+
+class NotObeyed(RidgelineError):
+    """The server refused an order. status: of its answer."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class WeightSender:
+    """A trainer that is in a group with the workers of a server.
+
+    url: of the server. admin_key: of `--admin-key`. device: where tensors are sent from. address: of this machine, as
+    the server reaches it (empty: the one that faces the server); the server must allow it (`--weight-transfer`). limit:
+    seconds for each wait. buffer_bytes: of a pack.
+
+    Raise NotObeyed if the server refuses, and TransferFailed if the group cannot be made.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        admin_key: str,
+        *,
+        device: torch.device | str = "cpu",
+        address: str = "",
+        limit: float = 300.0,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        self._url, self._key, self._limit, self._buffer_bytes = url.rstrip("/"), admin_key, limit, buffer_bytes
+        self._device = torch.device(device)
+        parts = urlsplit(url)
+        place = parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)
+        address = address or own_address(socket.gethostbyname(place[0]), place[1])
+        size = 1 + int(self.order("GET", "/get_world_size")["world_size"])
+        meeting = Meeting(address, _free_port(address), 1, size, limit)
+        info = {"master_address": address, "master_port": meeting.port, "rank_offset": 1, "world_size": size}
+        info |= {"packed": True, "packed_buffer_size_bytes": buffer_bytes}
+        self._peers: TransferPeers = self._beside(
+            lambda: join(meeting, 0, self._device),
+            lambda: self.order("POST", "/init_weight_transfer_engine", {"init_info": info}),
+        )
+
+    def send(self, tensors: Mapping[str, Tensor], version: str = "") -> str:
+        """Replace the server's weights by tensors with the checkpoint's names and shapes, and return the version that
+        answers name from then on. Raise NotObeyed, after which the old weights serve, and TransferFailed."""
+        announced = Announced.of(
+            list(tensors),
+            [str(each.dtype).removeprefix("torch.") for each in tensors.values()],
+            [list(each.shape) for each in tensors.values()],
+            self._buffer_bytes,
+        )
+        info: dict[str, Any] = {
+            "names": [each.name for each in announced.tensors],
+            "dtype_names": [each.dtype for each in announced.tensors],
+            "shapes": [each.shape for each in announced.tensors],
+        }
+        self.order("POST", "/start_weight_update", {})
+        try:
+            self._beside(
+                lambda: self._broadcast(tensors, announced),
+                lambda: self.order("POST", "/update_weights", {"update_info": info}),
+            )
+        except NotObeyed:
+            self.order("POST", "/finish_weight_update", {})  # of nothing, so that the server goes on
+            raise
+        found = self.order("POST", "/finish_weight_update", {"weight_version": version} if version else {})
+        return str(found.get("weight_version", version))
+
+    def order(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """Return the server's answer to an order. Raise NotObeyed."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self._url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=2 * self._limit) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")
+            with suppress(ValueError, KeyError, TypeError):
+                text = json.loads(text)["error"]["message"]
+            raise NotObeyed(error.code, text) from None
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._peers.close()
+
+    def _broadcast(self, tensors: Mapping[str, Tensor], announced: Announced) -> None:
+        waits = []
+        for pack in announced.packs():
+            parts = [tensors[each.name].detach().contiguous().view(-1).view(torch.uint8) for each in pack]
+            sent_B = torch.cat(parts).to(self._device)
+            waits.append((self._peers.send(sent_B), sent_B))
+            if len(waits) > 1:  # one is on its way while the next one is packed
+                waits.pop(0)[0].wait()
+        for arrival, _ in waits:
+            arrival.wait()
+
+    def _beside(self, work: Callable[[], Any], order: Callable[[], object]) -> Any:
+        """Return the result of work that ends only if the server obeys an order at the same time. If the server
+        refuses, nobody waits for the work, which ends with its own limit."""
+        found: list[Any] = []
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, name="weights", daemon=True)
+        thread.start()
+        order()
+        thread.join(self._limit)
+        if failed:
+            raise failed[0]
+        if not found:
+            raise TransferFailed(f"the server obeyed, and the transfer took more than {self._limit:g} s.")
+        return found[0]
+
+
+def _free_port(address: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
