@@ -10,11 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.core.specs.latent import LatentAttentionSpec
-from ridgeline.core.specs.model import ModelSpec, WeightMap
+from ridgeline.core.specs.model import ModelSpec, NormSpec, WeightMap
+from ridgeline.core.specs.tower import ProjectorSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, changed, llama_like
 from ridgeline.models.mistral4 import Mistral4
+from ridgeline.models.names import named
+from ridgeline.models.pixtral import pixtral_tower, pixtral_weights
 from ridgeline.models.rope import growth
 from ridgeline.models.windows import listed_windows
 from ridgeline.models.wrapped import TOWERS, text_config, text_weights
@@ -42,6 +45,13 @@ DEFAULTS_3 = {  # of Ministral 3
         "mscale_all_dim": 1.0,
         "llama_4_scaling_beta": 0.1,
     },
+}
+
+WITH_TOWER = {
+    "vision_feature_layer": -1,
+    "spatial_merge_size": 2,
+    "projector_hidden_act": "gelu",
+    "multimodal_projector_bias": False,
 }
 
 
@@ -83,7 +93,8 @@ class Ministral3:
 
 
 class Mistral3Multimodal:
-    """The text model of a checkpoint that also has a tower for images."""
+    """Mistral 3 with Pixtral's tower, whose squares of patches are merged. A config without a tower is the text model
+    alone."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -92,9 +103,36 @@ class Mistral3Multimodal:
         if not isinstance(kind := text.get("model_type", "mistral"), str) or kind not in known:
             raise wrong("model_type", kind, f"{' or '.join(known)} in the text_config of Mistral3")
         spec = known[kind]({"sliding_window": None, **text})
-        return replace(spec, architecture="Mistral3ForConditionalGeneration", unused=TOWERS)
+        values = Config(config, WITH_TOWER)
+        if "vision_config" not in values:
+            return replace(spec, architecture="Mistral3ForConditionalGeneration", unused=TOWERS)
+        vision = values.section("vision_config")
+        if (tower := vision.entries.get("model_type", "pixtral")) != "pixtral":
+            raise wrong("model_type", tower, "pixtral in the vision_config of Mistral3")
+        if (layer := values.raw("vision_feature_layer")) != -1:
+            raise values.wrong("vision_feature_layer", layer, "-1, the last layer of the tower")
+        projector = ProjectorSpec(
+            outputs=spec.hidden_size,
+            merge=values.integer("spatial_merge_size"),
+            norm=NormSpec(eps=Config(text, LLAMA_DEFAULTS).number("rms_norm_eps")),
+            merger=True,
+            hidden=spec.hidden_size,
+            activation=values.ungated_activation("projector_hidden_act"),
+            bias=values.boolean("multimodal_projector_bias"),
+        )
+        own = pixtral_tower(vision, projector)
+        return replace(spec, architecture="Mistral3ForConditionalGeneration", tower=own, unused=())
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
         latent = isinstance(spec.layers[0].mixer, LatentAttentionSpec)
-        return text_weights(Mistral4.weights(spec) if latent else Llama.weights(spec), whole=True)
+        text = text_weights(Mistral4.weights(spec) if latent else Llama.weights(spec), whole=True)
+        if spec.tower is None:
+            return text
+        theirs = "multi_modal_projector"
+        return {
+            **text,
+            **pixtral_weights(spec.tower, "vision_tower"),
+            **named("tower.projector", theirs, {"norm": "norm", "merger": "patch_merger.merging_layer"}),
+            **named("tower.projector", theirs, {"up": "linear_1", "down": "linear_2"}, bias=spec.tower.projector.bias),
+        }

@@ -423,7 +423,7 @@ def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tens
     return stored
 
 
-class View(NamedTuple):
+class StoredView(NamedTuple):
     """The part of a parameter that a checkpoint's tensor fills, as `stored_view`, and the shape of that tensor. Rows
     that are stored head by head are in our order here (`weights.rows`)."""
 
@@ -431,14 +431,14 @@ class View(NamedTuple):
     shape: list[int]
 
 
-def checkpoint_views(network: nn.Module, weight_map: WeightMap) -> dict[str, View]:
+def checkpoint_views(network: nn.Module, weight_map: WeightMap) -> dict[str, StoredView]:
     """Return the part of a parameter that each checkpoint tensor fills, by the tensor's name."""
-    views: dict[str, View] = {}
+    views: dict[str, StoredView] = {}
     for parameter_name, sources in weight_map.items():
         parameter: Tensor = network.get_parameter(parameter_name)
         owner = network.get_submodule(parameter_name.rpartition(".")[0])
         for source, part in zip(sources, _parts(parameter, owner, sources), strict=True):
-            views[source.name] = View(stored_view(part, source), stored_shape(part, source))
+            views[source.name] = StoredView(stored_view(part, source), stored_shape(part, source))
     return views
 
 
@@ -514,7 +514,7 @@ def together(sources: tuple[Source, ...], stored: Mapping[str, StoredTensor]) ->
     return (Source(name=name, stacked=True),) if name in stored else sources
 
 
-def check_checkpoint(decoder: Decoder, views: Mapping[str, View], stored: Stored, folder: Path, pieces: Pieces) -> None:
+def check_checkpoint(decoder: Decoder, views: Mapping[str, StoredView], stored: Stored, folder: Path, pieces: Pieces) -> None:
     """Raise ModelLoadError unless the files hold exactly what the config promises."""
     says = _config_of(folder)
     for piece in pieces.values():

@@ -443,7 +443,11 @@ def their_rows(name: str, found: Any, layout: Layout, side: int) -> np.ndarray:
         values = values[0, 0, : len(layout.views)]
     elif values.ndim == 5:
         values = values[0]
-    return raster(values, side)
+    rows = raster(values, side)
+    if name == "pixtral":  # the tower gets squares of patches that become one token
+        height, width = values.shape[2] // (2 * side), values.shape[3] // (2 * side)
+        rows = rows.reshape(height, 2, width, 2, -1).transpose(0, 2, 1, 3, 4).reshape(len(rows), -1)
+    return rows
 
 
 def tokens_of(family: Family, prompt: str, layout: Layout, processor: Processor) -> list[int]:

@@ -37,20 +37,34 @@ TEXT: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+PIXTRAL: dict[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 64,
+    "hidden_act": "silu",
+}
+
 
 @dataclass(frozen=True)
 class Family:
-    """config: of the whole model. patching: of its processor. sizes: of pictures that it takes, in pixels."""
+    """config: of the whole model. patching: of its processor. sizes: of pictures that it takes, in pixels.
+
+    padded: transformers takes pictures of several sizes as a padded batch, with their sizes.
+    """
 
     name: str
     config: dict[str, Any]
     patching: Patching
     sizes: tuple[tuple[int, int], ...]
+    padded: bool = False
 
     @property
     def grids(self) -> bool:
         """True if positions have three axes."""
-        return self.patching.merge > 1
+        return self.patching.merge > 1 and not self.padded
 
 
 FAMILIES = {
@@ -71,6 +85,19 @@ FAMILIES = {
         },
         Patching("bicubic", 1 / 255, MEAN, STD, 7, 7),
         ((28, 28),),
+    ),
+    "mistral3": Family(
+        "Mistral3",
+        {
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 16},
+            "vision_config": {**PIXTRAL, "patch_size": 4},
+            "image_token_index": IMAGE,
+            "spatial_merge_size": 2,
+            "tie_word_embeddings": False,
+        },
+        Patching("bicubic", 1 / 255, MEAN, STD, 4, 4, merge=2),
+        ((24, 16), (8, 40), (32, 24)),
+        padded=True,
     ),
 }
 
@@ -201,6 +228,8 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
     if not pictures:
         return {}
     how = FAMILIES[name].patching
+    if FAMILIES[name].padded:
+        return padded(how, pictures)
     if not FAMILIES[name].grids:
         x = (torch.from_numpy(np.stack(pictures)).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
         return {"pixel_values": x.permute(0, 3, 1, 2)}
@@ -209,6 +238,16 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
         "pixel_values": torch.cat([patches(name, each) for each in pictures]),
         "image_grid_thw": torch.tensor(grids),
     }
+
+
+def padded(how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """Return a batch of pictures of several sizes, with zeros below and to the right."""
+    most = np.max([each.shape for each in pictures], axis=0)
+    batch = torch.zeros(len(pictures), 3, int(most[0]), int(most[1]))
+    for index, each in enumerate(pictures):
+        x = (torch.from_numpy(each).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
+        batch[index, :, : each.shape[0], : each.shape[1]] = x.permute(2, 0, 1)
+    return {"pixel_values": batch, "image_sizes": torch.tensor([each.shape[:2] for each in pictures])}
 
 
 _WRITTEN: dict[tuple[object, ...], list[int]] = {}  # by what was asked

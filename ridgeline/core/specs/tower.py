@@ -11,10 +11,12 @@ from ridgeline.core.specs.model import Activation, LayerSpec, NormSpec, Product,
 @dataclass(frozen=True, kw_only=True)
 class ProjectorSpec:
     """The map from a tower's patches to vectors as wide as the model: [norm →] merge x merge patches side by side
-    [→ norm] → linear → activation → linear.
+    [→ norm] [→ merger] → linear → activation → linear.
 
     merge: the patches of a square that become one vector are merge x merge. They follow each other.
     norm: None: there is none. norm_merged: it normalizes the merged patches together.
+    merger: a linear map without bias takes merged patches back to the tower's width. Its inputs are the patches' first
+        numbers, then their second ones, and so on.
     hidden: the width between the two linear maps; 0: there is one map, and no activation.
     bias: the maps have biases.
     """
@@ -23,16 +25,22 @@ class ProjectorSpec:
     merge: int = 1
     norm: NormSpec | None = None
     norm_merged: bool = False
+    merger: bool = False
     hidden: int = 0
     activation: Activation = "gelu"
     bias: bool = True
 
     def products(self, width: int) -> list[Product]:
         """Return the matrix products of a vector, for a tower of this width."""
-        inputs = width * self.merge**2
+        inputs = self.inputs(width)
+        first = [Product(width * self.merge**2, width)] if self.merger else []
         if not self.hidden:
-            return [Product(inputs, self.outputs, self.bias)]
-        return [Product(inputs, self.hidden, self.bias), Product(self.hidden, self.outputs, self.bias)]
+            return [*first, Product(inputs, self.outputs, self.bias)]
+        return [*first, Product(inputs, self.hidden, self.bias), Product(self.hidden, self.outputs, self.bias)]
+
+    def inputs(self, width: int) -> int:
+        """Return the inputs of the first map that has an activation behind it."""
+        return width if self.merger else width * self.merge**2
 
     def norm_width(self, width: int) -> int:
         """Return the width of the norm; 0: there is none."""
@@ -76,6 +84,7 @@ class TowerSpec:
     class_token: bool = False
     grid: GridSpec | None = None
     rope: RopeSpec | None = None
+    rope_apart: bool = False
     embed_norm: NormSpec | None = None
     final_norm: NormSpec | None = None
     window: int = 0

@@ -40,7 +40,8 @@ class Projector(nn.Module):
         super().__init__()
         self.spec, self.ops = spec, build.ops
         self.norm = None if spec.norm is None else Norm(spec.norm, spec.norm_width(width), build)
-        inputs = width * spec.merge**2
+        merged, inputs = width * spec.merge**2, spec.inputs(width)
+        self.merger = Linear(merged, (width,), False, build.within("merger")) if spec.merger else None
         self.up = Linear(inputs, (spec.hidden,), spec.bias, build.within("up")) if spec.hidden else None
         self.down = Linear(spec.hidden or inputs, (spec.outputs,), spec.bias, build.within("down"))
 
@@ -52,6 +53,8 @@ class Projector(nn.Module):
         x = x_TW.reshape(-1, merged)
         if self.norm is not None and self.spec.norm_merged:
             x = self.norm(x)[0]
+        if self.merger is not None:
+            x = self.merger(x.unflatten(1, (self.spec.merge**2, -1)).transpose(1, 2).flatten(1))
         if self.up is not None:
             x = self.ops.activation(self.up(x), self.spec.activation)
         return self.down(x)
@@ -90,7 +93,7 @@ class Tower(nn.Module):
             back_U = np.argsort(order_U)
         positions_T = torch.arange(len(x_TW), device=x_TW.device)
         if self._rotary is not None and spec.rope is not None:
-            angles_TY = _angles(spec.rope, places(grids, merge), x_TW.device)
+            angles_TY = _angles(spec.rope, spec.rope_apart, places(grids, merge), x_TW.device)
             self._rotary.cos_sin_ZY = angles_TY if back_U is None else _in_order(angles_TY, order_U, merge)
         residual_TW, deep = None, []
         for index, layer in enumerate(self.layers):
@@ -149,14 +152,16 @@ def _in_order(x_TW: Tensor, order_U: np.ndarray, merge: int) -> Tensor:
 
 
 @lru_cache(8)
-def _frequencies(spec: RopeSpec) -> Tensor:
-    """Return the radians per row, and per column, of half of the pairs."""
-    return inverse_frequencies(replace(spec, rotary_dim=spec.rotary_dim // 2), 1)[0]
+def _frequencies(spec: RopeSpec, apart: bool) -> Tensor:
+    """Return the radians per row, and per column, of half of the pairs each: [2, 1, pairs]."""
+    if apart:
+        return inverse_frequencies(spec, 1)[0].view(-1, 2).T[:, None]
+    return inverse_frequencies(replace(spec, rotary_dim=spec.rotary_dim // 2), 1)[0].expand(2, 1, -1)
 
 
-def _angles(spec: RopeSpec, places_2T: np.ndarray, device: torch.device) -> Tensor:
+def _angles(spec: RopeSpec, apart: bool, places_2T: np.ndarray, device: torch.device) -> Tensor:
     """Return the cosines of each patch's angles, then their sines: float32 [T, Y]. Half of the angles are those of the
     row, the others those of the column."""
     turns_2T1 = torch.from_numpy(places_2T.astype(np.float32))[..., None]
-    angles_Ty = (turns_2T1 * _frequencies(spec)).transpose(0, 1).flatten(1)
+    angles_Ty = (turns_2T1 * _frequencies(spec, apart)).transpose(0, 1).flatten(1)
     return torch.cat((angles_Ty.cos(), angles_Ty.sin()), dim=1).to(device)

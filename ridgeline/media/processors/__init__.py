@@ -8,7 +8,7 @@ from typing import Any
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.registry import Registry
 from ridgeline.media.layout import Encode, Processor
-from ridgeline.media.processors.files import Files
+from ridgeline.media.processors.files import ModelFiles
 
 # The files of a model's folder whose JSON is read
 NAMES = (
@@ -25,12 +25,12 @@ _HERE = "ridgeline.media.processors."
 PROCESSORS = Registry(
     "picture processor",
     {
-        "clip": _HERE + "plain:Clip",
+        "clip": _HERE + "plain:ClipPictures",
         "siglip": _HERE + "plain:Siglip",
         "siglip2": _HERE + "plain:Siglip2",
-        "LlavaProcessor": _HERE + "llava:Llava",
-        "llava": _HERE + "llava:Llava",
-        "vipllava": _HERE + "llava:Llava",
+        "LlavaProcessor": _HERE + "llava:LlavaPictures",
+        "llava": _HERE + "llava:LlavaPictures",
+        "vipllava": _HERE + "llava:LlavaPictures",
         "LlavaOnevisionProcessor": _HERE + "llava_onevision:LlavaOnevision",
         "llava_onevision": _HERE + "llava_onevision:LlavaOnevision",
         "Qwen2VLProcessor": _HERE + "qwen:Qwen2VL",
@@ -51,10 +51,10 @@ PROCESSORS = Registry(
         "KimiVLProcessor": _HERE + "kimi:KimiVL",
         "kimi_k25": _HERE + "kimi:KimiK25",
         "Kimi_K25Processor": _HERE + "kimi:KimiK25",
-        "Gemma3Processor": _HERE + "gemma3:Gemma3",
-        "gemma3": _HERE + "gemma3:Gemma3",
-        "Gemma4Processor": _HERE + "gemma4:Gemma4",
-        "gemma4": _HERE + "gemma4:Gemma4",
+        "Gemma3Processor": _HERE + "gemma3:Gemma3Pictures",
+        "gemma3": _HERE + "gemma3:Gemma3Pictures",
+        "Gemma4Processor": _HERE + "gemma4:Gemma4Pictures",
+        "gemma4": _HERE + "gemma4:Gemma4Pictures",
         "PaliGemmaProcessor": _HERE + "plain:PaliGemma",
         "paligemma": _HERE + "plain:PaliGemma",
         "InternVLProcessor": _HERE + "internvl:InternVL",
@@ -87,7 +87,7 @@ def processor_of(
 
     Raise InvalidConfig where no file names a processor that is known here.
     """
-    read = Files(files, encode, options or {})
+    read = ModelFiles(files, encode, options or {})
     named = [read.processor_class, str(read.config.get("model_type", ""))]
     known = [name for name in named if name in PROCESSORS]
     if not known:

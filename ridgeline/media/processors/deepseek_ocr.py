@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ridgeline.media.layout import Box, Layout, View
-from ridgeline.media.processors.files import BICUBIC, HALF, Files, canvas, patching, refuse, square, tiles
+from ridgeline.media.processors.files import BICUBIC, HALF, ModelFiles, canvas, patching, refuse, square, tiles
 
 DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std": HALF}
 
@@ -14,7 +14,7 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std"
 class DeepseekOcr2:
     """The last placeholder is the model's separator of views."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<image>")
         self._side = int(files.processor.get("patch_size", 16))

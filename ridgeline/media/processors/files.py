@@ -18,7 +18,7 @@ BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # PIL's numbers
 
 
 @dataclass(frozen=True)
-class Files:
+class ModelFiles:
     """json: the contents by name. encode: text to ids. options: what a request sets instead."""
 
     json: Mapping[str, Mapping[str, Any]]

@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 from ridgeline.media.layout import Box, Layout, Piece, View
-from ridgeline.media.processors.files import BILINEAR, HALF, Files, patching, square, whole
+from ridgeline.media.processors.files import BILINEAR, HALF, ModelFiles, patching, square, whole
 
 DEFAULTS: dict[str, Any] = {"resample": BILINEAR, "image_mean": HALF, "image_std": HALF}
 
 
-class Gemma3:
+class Gemma3Pictures:
     """Each view has the same number of tokens, between two that mark its ends and two blank lines."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = files.token("boi_token", "<start_of_image>")
         self.placeholder = files.token("image_token", "<image_soft_token>")

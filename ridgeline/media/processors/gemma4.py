@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.media.layout import Layout, Piece
-from ridgeline.media.processors.files import BICUBIC, Files, patching, refuse, whole
+from ridgeline.media.processors.files import BICUBIC, ModelFiles, patching, refuse, whole
 
 DEFAULTS: dict[str, Any] = {
     "resample": BICUBIC,
@@ -17,10 +17,10 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class Gemma4:
+class Gemma4Pictures:
     """Frames of videos have the time before them, in minutes and seconds."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<|image|>")
         self._begin = files.token("boi_token", "<|image>")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ridgeline.media.layout import Layout, Piece
-from ridgeline.media.processors.files import Files, whole
+from ridgeline.media.processors.files import ModelFiles, whole
 from ridgeline.media.processors.qwen import Qwen2VL, smart_resize_video
 
 
@@ -16,7 +16,7 @@ class Glm4v(Qwen2VL):
     pixels = (112 * 112, 28 * 28 * 15000)
     video_pixels = (112 * 112, 28 * 28 * 2 * 30000)
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         super().__init__(files)
         self.marker = self.placeholder = files.token("image_token", "<|image|>")
         self.video_marker = files.token("video_token", "<|video|>")

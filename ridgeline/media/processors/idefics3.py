@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ridgeline.media.layout import Layout, Piece
-from ridgeline.media.processors.files import HALF, LANCZOS, Files, patching, tiles, whole
+from ridgeline.media.processors.files import HALF, LANCZOS, ModelFiles, patching, tiles, whole
 
 DEFAULTS: dict[str, Any] = {"resample": LANCZOS, "image_mean": HALF, "image_std": HALF}
 LARGEST = 4096  # pixels of the longer side
@@ -15,7 +15,7 @@ LARGEST = 4096  # pixels of the longer side
 class Idefics3:
     """A picture is resized twice: to its longest side, and to whole splits. The last view is made of that."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = "<image>"
         side = int(files.vision.get("patch_size", 14))

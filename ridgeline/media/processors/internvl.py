@@ -9,7 +9,7 @@ from ridgeline.media.processors.files import (
     BICUBIC,
     CLIP_MEAN,
     CLIP_STD,
-    Files,
+    ModelFiles,
     canvas,
     patching,
     square,
@@ -23,7 +23,7 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image
 class InternVL:
     """Each tile has `image_seq_length` tokens."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("context_image_token", "<IMG_CONTEXT>")
         self._begin = files.token("start_image_token", "<img>")

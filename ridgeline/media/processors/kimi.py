@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ridgeline.media.layout import Box, Layout, View
-from ridgeline.media.processors.files import BICUBIC, HALF, Files, patching, refuse
+from ridgeline.media.processors.files import BICUBIC, HALF, ModelFiles, patching, refuse
 
 DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std": HALF}
 
@@ -14,7 +14,7 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std"
 class KimiVL:
     """By `in_token_limit` patches; larger pictures are reduced to about these."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<|media_pad|>")
         self._side = int(files.image.get("patch_size", 14))

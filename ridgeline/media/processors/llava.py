@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from ridgeline.media.layout import Layout, Patching
-from ridgeline.media.processors.files import Files, patching, square_box
+from ridgeline.media.processors.files import ModelFiles, patching, square_box
 from ridgeline.media.processors.pixtral import Pixtral
 from ridgeline.media.processors.plain import CLIP, clip_view
 
 
-class Llava:
+class LlavaPictures:
     """With `do_pad` the picture is first put into a square of the mean color."""
 
-    def __new__(cls, files: Files) -> Llava:
+    def __new__(cls, files: ModelFiles) -> LlavaPictures:
         if files.vision.get("model_type") == "pixtral":  # Pixtral's first release has LLaVA's name
             return Pixtral(files)  # type: ignore[return-value]
         return super().__new__(cls)
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", str(files.processor.get("image_token", "<image>")))
         side = int(files.processor.get("patch_size") or files.vision.get("patch_size", 14))

@@ -10,7 +10,7 @@ from ridgeline.media.processors.files import (
     BICUBIC,
     CLIP_MEAN,
     CLIP_STD,
-    Files,
+    ModelFiles,
     patching,
     square,
     square_box,
@@ -25,7 +25,7 @@ PINPOINTS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in 
 class LlavaOnevision:
     """One picture alone is cut into tiles. Of several each is one square on the mean color."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", str(files.processor.get("image_token", "<image>")))
         self.patching = patching(files.image, DEFAULTS, int(files.vision.get("patch_size", 14)))

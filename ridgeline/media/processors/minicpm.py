@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ridgeline.media.layout import Layout, Piece
-from ridgeline.media.processors.files import BICUBIC, HALF, Files, patching, tiles, whole
+from ridgeline.media.processors.files import BICUBIC, HALF, ModelFiles, patching, tiles, whole
 
 DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std": HALF}
 
@@ -14,7 +14,7 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std"
 class MiniCPM:
     """Pictures of a prompt are numbered. The text has tokens for `downsample_mode` 16x or 4x."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<|image_pad|>")
         self._image = files.token("image_start_token", "<image>"), files.token("image_end_token", "</image>")

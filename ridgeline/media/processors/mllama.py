@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ridgeline.media.layout import Layout, View
-from ridgeline.media.processors.files import BILINEAR, HALF, Files, patching, square, tiles
+from ridgeline.media.processors.files import BILINEAR, HALF, ModelFiles, patching, square, tiles
 
 DEFAULTS: dict[str, Any] = {"resample": BILINEAR, "image_mean": HALF, "image_std": HALF}
 
@@ -14,7 +14,7 @@ DEFAULTS: dict[str, Any] = {"resample": BILINEAR, "image_mean": HALF, "image_std
 class Mllama:
     """`grids` has the tiles as (1, rows, columns), which the tower's embeddings of aspect ratios name."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<|image|>")
         self.patching = patching(files.image, DEFAULTS, int(files.vision.get("patch_size", 14)))

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ridgeline.media.layout import Layout
-from ridgeline.media.processors.files import BICUBIC, CLIP_MEAN, CLIP_STD, Files, patching, whole
+from ridgeline.media.processors.files import BICUBIC, CLIP_MEAN, CLIP_STD, ModelFiles, patching, whole
 from ridgeline.media.processors.qwen import bounds, smart_resize
 
 DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
@@ -15,7 +15,7 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image
 class PaddleOCR:
     """The tower merges squares of patches itself."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<|IMAGE_PLACEHOLDER|>")
         side = int(files.image.get("patch_size", 14))

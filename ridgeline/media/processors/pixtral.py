@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ridgeline.media.layout import Layout, Piece
-from ridgeline.media.processors.files import BICUBIC, CLIP_MEAN, CLIP_STD, Files, patching, refuse, square, whole
+from ridgeline.media.processors.files import BICUBIC, CLIP_MEAN, CLIP_STD, ModelFiles, patching, refuse, square, whole
 
 DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 
@@ -14,7 +14,7 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image
 class Pixtral:
     """With a spatial merge, squares of patches become one token each."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         own = files.processor
         self.marker = self.placeholder = str(own.get("image_token", "[IMG]"))
@@ -23,7 +23,7 @@ class Pixtral:
         side = int(own.get("patch_size") or files.vision.get("patch_size", 16))
         merge = int(own.get("spatial_merge_size") or files.config.get("spatial_merge_size", 1))
         self._factor = side * merge
-        self.patching = patching(files.image, DEFAULTS, side)
+        self.patching = patching(files.image, DEFAULTS, side, merge=merge)
         self._most = square(files.image.get("size", {"longest_edge": 1024}))
 
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:

@@ -12,7 +12,7 @@ from ridgeline.media.processors.files import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,
-    Files,
+    ModelFiles,
     patching,
     resized,
     square,
@@ -23,12 +23,12 @@ CLIP: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std
 SIGLIP: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std": HALF}
 
 
-class Clip:
+class ClipPictures:
     """The shorter side is resized, the middle is seen. A picture stands for itself: there is no prompt around it."""
 
     marker = placeholder = ""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.patching: Patching = patching(files.image, CLIP, int(files.vision.get("patch_size", 32)))
 
@@ -41,7 +41,7 @@ class Siglip:
 
     marker = placeholder = ""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self._size = files.image.get("size", {"height": 224, "width": 224})
         self.patching: Patching = patching(files.image, SIGLIP, int(files.vision.get("patch_size", 16)))
@@ -55,7 +55,7 @@ class Siglip2:
 
     marker = placeholder = ""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self._side = int(files.image.get("patch_size", 16))
         self._most = int(files.image.get("max_num_patches", 256))
@@ -83,7 +83,7 @@ class Siglip2:
 class PaliGemma(Siglip):
     """As SigLIP, with a token for each patch. Its pictures stand before the prompt, which begins behind them."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         super().__init__(files)
         self.marker = self.placeholder = files.token("image_token", "<image>")
         self.patching = patching(files.image, SIGLIP, int(files.vision.get("patch_size", 14)))
@@ -95,7 +95,7 @@ class PaliGemma(Siglip):
         return self._files.layout([whole(*resized(height, width, self._size))], [self._tokens])
 
 
-def clip_view(files: Files, height: int, width: int, box: Box | None = None, **more: Any) -> View:
+def clip_view(files: ModelFiles, height: int, width: int, box: Box | None = None, **more: Any) -> View:
     """Return the middle of a picture, or of a box around it, by `size` and `crop_size` of the settings."""
     if box is not None:
         height, width = box.rows, box.columns

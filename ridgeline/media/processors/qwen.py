@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.media.layout import Layout, Patching, Piece, View
-from ridgeline.media.processors.files import BICUBIC, CLIP_MEAN, CLIP_STD, HALF, Files, patching, refuse, whole
+from ridgeline.media.processors.files import BICUBIC, CLIP_MEAN, CLIP_STD, HALF, ModelFiles, patching, refuse, whole
 
 QWEN2: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 QWEN3: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std": HALF}
@@ -21,7 +21,7 @@ class Qwen2VL:
     pixels = (56 * 56, 28 * 28 * 1280)
     video_pixels = (128 * 28 * 28, 28 * 28 * 768)
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<|image_pad|>")
         self.video_marker = self.video_placeholder = files.token("video_token", "<|video_pad|>")

@@ -15,7 +15,7 @@ from PIL import Image
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.pictures.patches.cases import CASES, PatchesCase, whole
 from ridgeline.kernels.pictures.patches.op import PATCHES
-from ridgeline.kernels.pictures.patches.tables import Stage, numbers, taps
+from ridgeline.kernels.pictures.patches.tables import ResizeStage, numbers, taps
 from ridgeline.kernels.pictures.views import FILTERS, Box, Filter, Patching, View
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -42,7 +42,7 @@ def test_pixels_are_those_of_pil(
     name: str, filter: Filter, height: int, width: int, new_height: int, new_width: int, noise: bool, seed: int
 ) -> None:
     """Black and white pixels make the largest overshoot."""
-    step = Stage(Box(0, 0, height, width), new_height, new_width, Box(0, 0, new_height, new_width))
+    step = ResizeStage(Box(0, 0, height, width), new_height, new_width, Box(0, 0, new_height, new_width))
     if step.columns_first and int(PIL.__version__.split(".")[0]) < 13:
         return  # an older Pillow resizes rows first, always
     values = np.random.default_rng(seed).integers(0, 256, (height, width, 3))

@@ -18,7 +18,17 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
-from ridgeline.kernels.pictures.patches.tables import BITS, HALF, OUTSIDE, Stage, Taps, inner, numbers, stages, taps
+from ridgeline.kernels.pictures.patches.tables import (
+    BITS,
+    HALF,
+    OUTSIDE,
+    AxisTaps,
+    ResizeStage,
+    inner,
+    numbers,
+    stages,
+    taps,
+)
 from ridgeline.kernels.pictures.views import RGB, Box, Filter, Patching, View
 
 
@@ -80,7 +90,7 @@ def _in(part_HWC: Tensor, box: Box, inside: Box, color_C: Tensor) -> Tensor:
     return whole_HWC
 
 
-def window_inside(step: Stage) -> Box:
+def window_inside(step: ResizeStage) -> Box:
     """Return the part of a stage's window that the resized picture covers."""
     return inner(step.window, step.height, step.width)
 
@@ -99,7 +109,7 @@ def cut(x_FHWC: Tensor, patching: Patching, dtype: torch.dtype) -> Tensor:
     return found.expand(shape).reshape(-1, patching.width)
 
 
-def _resized(x_HWC: Tensor, step: Stage, inside: Box, filter: Filter) -> Tensor:
+def _resized(x_HWC: Tensor, step: ResizeStage, inside: Box, filter: Filter) -> Tensor:
     """Return the rows and columns inside of a resized box. float64 holds all sums exactly."""
     across = _matrix(taps(step.box.columns, step.width, filter), step.box.columns, inside.left, inside.columns)
     down = _matrix(taps(step.box.rows, step.height, filter), step.box.rows, inside.top, inside.rows)
@@ -110,7 +120,7 @@ def _resized(x_HWC: Tensor, step: Stage, inside: Box, filter: Filter) -> Tensor:
     return x.to(torch.uint8)
 
 
-def _matrix(axis: Taps, old: int, start: int, count: int) -> Tensor:
+def _matrix(axis: AxisTaps, old: int, start: int, count: int) -> Tensor:
     """Return the weights as a matrix: [count, old] float64."""
     first, weights = axis.first_Q[start : start + count], axis.weights_QK[start : start + count]
     found = np.zeros((count, old + weights.shape[1]))

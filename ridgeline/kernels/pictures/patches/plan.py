@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.kernels.pictures.patches.tables import Stage, inner, patches_of, stages, taps
+from ridgeline.kernels.pictures.patches.tables import ResizeStage, inner, patches_of, stages, taps
 from ridgeline.kernels.pictures.views import RGB, Box, Patching, View
 
 PIXEL = 3  # bytes
 LAST = 1 << 30  # the level of passes that write rows
 
 
-class Source(NamedTuple):
+class PixelBlock(NamedTuple):
     """A rectangle of pixels in memory. start: its first byte. top, left: the place of its first pixel."""
 
     start: int
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     left: int = 0
 
 
-class Job(NamedTuple):
+class PassJob(NamedTuple):
     """One pass, as the kernel reads it: a row of int64.
 
     source, source_columns, source_rows: the first byte, and the size in pixels.
@@ -63,7 +63,7 @@ class Job(NamedTuple):
     outside: int = 0
 
 
-class Launch(NamedTuple):
+class PassLaunch(NamedTuple):
     """Jobs that run together. vertical: along columns. raw: they read pictures. last: they write rows."""
 
     jobs: np.ndarray
@@ -77,17 +77,17 @@ class Launch(NamedTuple):
         return int((-(-rows // high) * -(-columns // wide)).max())
 
 
-class Plan(NamedTuple):
+class PassPlan(NamedTuple):
     """launches: in order. tables: the taps, int32. scratch: its bytes. rows: of all views."""
 
-    launches: tuple[Launch, ...]
+    launches: tuple[PassLaunch, ...]
     tables: np.ndarray
     scratch: int
     rows: int
 
 
 @lru_cache(maxsize=64)
-def plan(sizes: tuple[tuple[int, int], ...], views: tuple[View, ...], patching: Patching) -> Plan:
+def plan(sizes: tuple[tuple[int, int], ...], views: tuple[View, ...], patching: Patching) -> PassPlan:
     """Return the passes for views of pictures of `sizes` (height, width), which lie one after the other."""
     return _Planner(sizes, patching).plan(views)
 
@@ -97,23 +97,23 @@ class _Planner:
 
     def __init__(self, sizes: Sequence[tuple[int, int]], patching: Patching) -> None:
         starts = np.cumsum([0, *(PIXEL * height * width for height, width in sizes)]).tolist()
-        self._pictures = [Source(start, *size) for start, size in zip(starts, sizes, strict=False)]
+        self._pictures = [PixelBlock(start, *size) for start, size in zip(starts, sizes, strict=False)]
         self._patching = patching
-        self._jobs: dict[tuple[int, bool, bool, bool], list[Job]] = {}
+        self._jobs: dict[tuple[int, bool, bool, bool], list[PassJob]] = {}
         self._tables: list[np.ndarray] = []
         self._length = 0
         self._placed: dict[tuple[int, int], tuple[int, int]] = {}
-        self._made: dict[object, Source] = {}
+        self._made: dict[object, PixelBlock] = {}
         self._scratch = 0
 
-    def plan(self, views: Sequence[View]) -> Plan:
+    def plan(self, views: Sequence[View]) -> PassPlan:
         row = 0
         for view in views:
             for slot, frame in enumerate(view.frames):
                 self._add(view, frame, row, slot if len(view.frames) > 1 else -1)
             row += patches_of(view, self._patching)
-        launches = tuple(Launch(np.array(jobs, np.int64), *key[1:]) for key, jobs in sorted(self._jobs.items()))
-        return Plan(launches, np.concatenate(self._tables), self._scratch, row)
+        launches = tuple(PassLaunch(np.array(jobs, np.int64), *key[1:]) for key, jobs in sorted(self._jobs.items()))
+        return PassPlan(launches, np.concatenate(self._tables), self._scratch, row)
 
     def _add(self, view: View, frame: int, row: int, slot: int) -> None:
         source = self._pictures[frame]
@@ -140,7 +140,7 @@ class _Planner:
         )
         self._jobs.setdefault((LAST, not step.columns_first, False, True), []).append(job)
 
-    def _first(self, source: Source, step: Stage, inside: Box, fill: RGB | None, level: int) -> Source:
+    def _first(self, source: PixelBlock, step: ResizeStage, inside: Box, fill: RGB | None, level: int) -> PixelBlock:
         """Add the first pass of a resize, of what the second needs for the part inside, and return what it makes."""
         if step.columns_first:
             low, high = self._needed(step.box.columns, step.width, inside.left, inside.columns)
@@ -158,17 +158,17 @@ class _Planner:
         return int(axis.first_Q[start]), min(int(axis.first_Q[start + count - 1]) + axis.weights_QK.shape[1], old)
 
     def _scratched(
-        self, level: int, source: Source, step: Stage, vertical: bool, made: Box, fill: RGB | None
-    ) -> Source:
+        self, level: int, source: PixelBlock, step: ResizeStage, vertical: bool, made: Box, fill: RGB | None
+    ) -> PixelBlock:
         """Add a pass that writes to the scratch buffer. Level 0 reads pictures."""
         job = self._job(source, step, vertical, made, fill)._replace(target=self._scratch)
         if job.rows and job.columns:
             self._jobs.setdefault((level, vertical, level == 0, False), []).append(job)
         start = self._scratch
         self._scratch += PIXEL * made.rows * made.columns
-        return Source(start, made.rows, made.columns, made.top, made.left)
+        return PixelBlock(start, made.rows, made.columns, made.top, made.left)
 
-    def _job(self, source: Source, step: Stage, vertical: bool, made: Box, fill: RGB | None) -> Job:
+    def _job(self, source: PixelBlock, step: ResizeStage, vertical: bool, made: Box, fill: RGB | None) -> PassJob:
         old, new, start = (
             (step.box.rows, step.height, made.top) if vertical else (step.box.columns, step.width, made.left)
         )
@@ -176,7 +176,7 @@ class _Planner:
         raw = source in self._pictures
         top, left = (-step.box.top, -step.box.left) if raw else (source.top, source.left)
         red, green, blue = fill or (0, 0, 0)
-        return Job(
+        return PassJob(
             source.start,
             source.rows,
             source.columns,

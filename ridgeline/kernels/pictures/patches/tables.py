@@ -22,7 +22,7 @@ HALF = 1 << (BITS - 1)
 OUTSIDE = 256  # stands for a pixel that is outside after numbers are normalised
 
 
-class Taps(NamedTuple):
+class AxisTaps(NamedTuple):
     """The pixels `first_Q` … `first_Q` + K - 1 of the old ones make a new pixel; those past the last have weight 0.
 
     first_Q: int32. weights_QK: int32, in units of 2**-BITS; they sum to about 1.
@@ -32,7 +32,7 @@ class Taps(NamedTuple):
     weights_QK: np.ndarray
 
 
-class Stage(NamedTuple):
+class ResizeStage(NamedTuple):
     """A resize of `box` to height x width, of which the rows and columns of `window` are wanted."""
 
     box: Box
@@ -89,19 +89,19 @@ FILTERS: dict[Filter, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 
 
 @lru_cache(maxsize=512)
-def taps(old: int, new: int, filter: Filter) -> Taps:
+def taps(old: int, new: int, filter: Filter) -> AxisTaps:
     """Return the taps of an axis of `old` pixels that becomes `new`.
 
     The filter is widened where the axis shrinks. Weights are rounded as PIL's of 8 bits are. An axis that keeps its
     length is taken as it is. `nearest` takes the pixel in the middle.
     """
     if old == new:
-        return Taps(np.arange(new, dtype=np.int32), np.full((new, 1), 1 << BITS, np.int32))
+        return AxisTaps(np.arange(new, dtype=np.int32), np.full((new, 1), 1 << BITS, np.int32))
     if filter == "nearest":
         step = old / new
         middle_Q = np.add.accumulate(np.concatenate([[step * 0.5], np.full(new - 1, step)]))
         first_Q = np.minimum(middle_Q.astype(np.int32), old - 1)
-        return Taps(first_Q, np.full((new, 1), 1 << BITS, np.int32))
+        return AxisTaps(first_Q, np.full((new, 1), 1 << BITS, np.int32))
     function, reach = FILTERS[filter]
     scale = old / new
     wide = max(scale, 1.0)
@@ -116,16 +116,16 @@ def taps(old: int, new: int, filter: Filter) -> Taps:
     exact_QK = exact_QK / np.where(total_Q == 0, 1.0, total_Q)[:, None]
     weights_QK = np.trunc(exact_QK * (1 << BITS) + np.where(exact_QK < 0, -0.5, 0.5)).astype(np.int32)
     used = max(1, int((end_Q - first_Q).max()))
-    return Taps(first_Q, np.ascontiguousarray(weights_QK[:, :used]))
+    return AxisTaps(first_Q, np.ascontiguousarray(weights_QK[:, :used]))
 
 
-def stages(view: View, size: tuple[int, int]) -> tuple[Stage, ...]:
+def stages(view: View, size: tuple[int, int]) -> tuple[ResizeStage, ...]:
     """Return the resizes of a view of a picture of `size` (height, width), one after the other."""
     found, around = [], view.box or Box(0, 0, *size)
     for height, width in view.via:
-        found.append(Stage(around, height, width, Box(0, 0, height, width)))
+        found.append(ResizeStage(around, height, width, Box(0, 0, height, width)))
         around = Box(0, 0, height, width)
-    return (*found, Stage(around, view.height, view.width, view.window))
+    return (*found, ResizeStage(around, view.height, view.width, view.window))
 
 
 def inner(box: Box, height: int, width: int) -> Box:

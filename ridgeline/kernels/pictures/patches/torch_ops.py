@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.pictures.patches import op
-from ridgeline.kernels.pictures.patches.tables import BITS, HALF, Stage, Taps, taps
+from ridgeline.kernels.pictures.patches.tables import BITS, HALF, AxisTaps, ResizeStage, taps
 from ridgeline.kernels.pictures.views import Box, Filter, Patching, View
 
 CACHED = 1 << 17  # numbers of a block of new lines, which with the old ones stay in a core's cache
@@ -23,7 +23,7 @@ def patches(
     return torch.cat(found)
 
 
-def _resized(x_HWC: Tensor, step: Stage, inside: Box, filter: Filter) -> Tensor:
+def _resized(x_HWC: Tensor, step: ResizeStage, inside: Box, filter: Filter) -> Tensor:
     """Return the rows and columns inside of a resized box. What these are not made of is left out."""
     if not inside.rows or not inside.columns:
         return x_HWC.new_empty(inside.rows, inside.columns, 3)
@@ -36,21 +36,21 @@ def _resized(x_HWC: Tensor, step: Stage, inside: Box, filter: Filter) -> Tensor:
     return _along(_across(x_HWC[top:bottom], across, 0), down, top)
 
 
-def _part(axis: Taps, start: int, count: int) -> Taps:
-    return Taps(axis.first_Q[start : start + count], axis.weights_QK[start : start + count])
+def _part(axis: AxisTaps, start: int, count: int) -> AxisTaps:
+    return AxisTaps(axis.first_Q[start : start + count], axis.weights_QK[start : start + count])
 
 
-def _needed(axis: Taps, old: int) -> tuple[int, int]:
+def _needed(axis: AxisTaps, old: int) -> tuple[int, int]:
     """Return the first of the old pixels that are needed, and the one behind the last."""
     return int(axis.first_Q[0]), min(int(axis.first_Q[-1]) + axis.weights_QK.shape[1], old)
 
 
-def _across(x_HWC: Tensor, axis: Taps, skipped: int) -> Tensor:
+def _across(x_HWC: Tensor, axis: AxisTaps, skipped: int) -> Tensor:
     """Return new columns. Lines are contiguous while they are summed."""
     return _along(x_HWC.transpose(0, 1).contiguous(), axis, skipped).transpose(0, 1).contiguous()
 
 
-def _along(x: Tensor, axis: Taps, skipped: int) -> Tensor:
+def _along(x: Tensor, axis: AxisTaps, skipped: int) -> Tensor:
     """Return new lines along the first axis, made of lines of which `skipped` were left out before `x`."""
     first = torch.from_numpy(axis.first_Q) - skipped
     weights = torch.from_numpy(axis.weights_QK)

@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.pictures.patches.plan import Job, plan
+from ridgeline.kernels.pictures.patches.plan import PassJob, plan
 from ridgeline.kernels.pictures.patches.tables import BITS, HALF, OUTSIDE, numbers
 from ridgeline.kernels.pictures.views import Patching, View
 
-FIELDS = tl.constexpr(len(Job._fields))
+FIELDS = tl.constexpr(len(PassJob._fields))
 HIGH, WIDE = 8, 128  # lines and numbers of a program
 _BITS, _HALF, _OUTSIDE = tl.constexpr(BITS), tl.constexpr(HALF), tl.constexpr(OUTSIDE)
 
