@@ -28,7 +28,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import MLP, GatedMLP
 from ridgeline.layers.norm import Norm
 from ridgeline.quantization.make.factors import searched_factors, smoothing_factors
-from ridgeline.quantization.make.grids import Grid
+from ridgeline.quantization.make.grids import NumberGrid
 from ridgeline.quantization.make.statistics import InputStatistics
 
 _LINEAR_IN_UP = ("silu", "gelu", "gelu_tanh")  # gated activations: act(gate) * up
@@ -54,7 +54,7 @@ def fold_layer(
     layer: Layer,
     found: Sequence[Matrix],
     seen: Mapping[str, InputStatistics],
-    grids: Mapping[str, Grid],
+    grids: Mapping[str, NumberGrid],
     config: MakeConfig,
     dtype: torch.dtype,
 ) -> int:

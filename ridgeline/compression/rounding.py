@@ -17,7 +17,7 @@ from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.quantization.make.gptq import Gptq, gptq
-from ridgeline.quantization.make.grids import Fp8Grid, Grid, Int8Grid, LevelGrid, Rounded, TableGrid
+from ridgeline.quantization.make.grids import Fp8Grid, Int8Grid, LevelGrid, NumberGrid, Rounded, TableGrid
 from ridgeline.quantization.make.hqq import half_quadratic
 from ridgeline.quantization.make.rtn import round_to_nearest
 from ridgeline.quantization.make.statistics import InputStatistics
@@ -30,7 +30,7 @@ _TABLES = {
 }
 
 
-def grid_of(config: MakeConfig, scheme: str, dtype: torch.dtype) -> Grid:
+def grid_of(config: MakeConfig, scheme: str, dtype: torch.dtype) -> NumberGrid:
     """Return the numbers that a scheme's weights are rounded to, for files of this dtype."""
     if scheme in ("fp8", "fp8-block"):
         return Fp8Grid(Fp8Format(block=True, activations="block") if scheme == "fp8-block" else Fp8Format())
@@ -71,7 +71,7 @@ def round_matrix(
     return found
 
 
-def check_fits(matrix: Matrix, grid: Grid, inputs: int) -> None:
+def check_fits(matrix: Matrix, grid: NumberGrid, inputs: int) -> None:
     """Raise InvalidConfig unless groups divide the inputs. Blocks of FP8 need not."""
     if grid.group and inputs % grid.group and not isinstance(grid, Fp8Grid):
         raise InvalidConfig(
@@ -84,7 +84,7 @@ def check_fits(matrix: Matrix, grid: Grid, inputs: int) -> None:
         )
 
 
-def _rounded(weight_OI: Tensor, grid: Grid, config: MakeConfig, seen: InputStatistics | None) -> Rounded:
+def _rounded(weight_OI: Tensor, grid: NumberGrid, config: MakeConfig, seen: InputStatistics | None) -> Rounded:
     if config.rounding == "gptq" and seen is not None:
         how = Gptq(
             damping=config.damping,

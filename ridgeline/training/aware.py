@@ -35,7 +35,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
-from ridgeline.quantization.make.grids import Fp8Grid, Grid, dequantized
+from ridgeline.quantization.make.grids import Fp8Grid, NumberGrid, dequantized
 from ridgeline.quantization.make.rtn import round_to_nearest
 from ridgeline.quantization.weight import Weight
 
@@ -76,7 +76,7 @@ def make_aware(decoder: Decoder, scheme: str, group: int) -> None:
             module.multiply_with(AwareWeight(module.ops, module.weight, module.parts, grid, inputs))
 
 
-def _rounding_of_inputs(scheme: str, grid: Grid) -> Rounding | None:
+def _rounding_of_inputs(scheme: str, grid: NumberGrid) -> Rounding | None:
     """Return a scheme's rounding of activations, or None."""
     if isinstance(grid, Fp8Grid):
         how: Fp8Format = grid.format
@@ -97,7 +97,7 @@ def straight_through(x: Tensor, rounding: Rounding) -> Tensor:
     return x + change
 
 
-def _rounded_weight(weight_OI: Tensor, parts: Sequence[int], grid: Grid) -> Tensor:
+def _rounded_weight(weight_OI: Tensor, parts: Sequence[int], grid: NumberGrid) -> Tensor:
     """Return the weight of fused projections after rounding. Blocks of FP8 do not reach from one into the next."""
 
     def rounding(weight: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class AwareWeight(Weight):
     ops: Ops
     weight_OI: Tensor
     parts: Sequence[int]
-    grid: Grid
+    grid: NumberGrid
     inputs: Rounding | None
 
     @property
@@ -144,7 +144,7 @@ class AwareStack:
     ops: Ops
     weight_EOI: Tensor
     parts: Sequence[int]
-    grid: Grid
+    grid: NumberGrid
     inputs: Rounding | None
 
     @property

@@ -514,7 +514,9 @@ def together(sources: tuple[Source, ...], stored: Mapping[str, StoredTensor]) ->
     return (Source(name=name, stacked=True),) if name in stored else sources
 
 
-def check_checkpoint(decoder: Decoder, views: Mapping[str, StoredView], stored: Stored, folder: Path, pieces: Pieces) -> None:
+def check_checkpoint(
+    decoder: Decoder, views: Mapping[str, StoredView], stored: Stored, folder: Path, pieces: Pieces
+) -> None:
     """Raise ModelLoadError unless the files hold exactly what the config promises."""
     says = _config_of(folder)
     for piece in pieces.values():

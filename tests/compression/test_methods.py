@@ -21,7 +21,7 @@ from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.make.factors import searched_factors, smoothing_factors
 from ridgeline.quantization.make.gptq import Gptq, gptq
-from ridgeline.quantization.make.grids import Fp8Grid, Grid, Int8Grid, LevelGrid, Scales, TableGrid, dequantized
+from ridgeline.quantization.make.grids import Fp8Grid, Int8Grid, LevelGrid, NumberGrid, Scales, TableGrid, dequantized
 from ridgeline.quantization.make.hqq import POWER, half_quadratic
 from ridgeline.quantization.make.rtn import round_to_nearest
 from ridgeline.quantization.make.statistics import InputStatistics, ObservedWeight
@@ -30,7 +30,7 @@ from ridgeline.quantization.weight import weight_of
 
 OPS = Ops(Platform(device_type="cpu"))
 W4 = LevelGrid(4, 16, True, torch.bfloat16)
-GRIDS: dict[str, tuple[Grid, int]] = {  # with the number of codes
+GRIDS: dict[str, tuple[NumberGrid, int]] = {  # with the number of codes
     "4 bits": (W4, 16),
     "4 bits with zeros": (replace(W4, symmetric=False), 16),
     "3 bits": (replace(W4, bits=3), 8),
@@ -107,7 +107,7 @@ def test_a_searched_range_errs_less() -> None:
     assert searched.square().sum() < 0.9 * plain.square().sum()
 
 
-def column_by_column(weight_OI: Tensor, hessian_II: Tensor, grid: Grid, order: list[int], static: bool) -> Tensor:
+def column_by_column(weight_OI: Tensor, hessian_II: Tensor, grid: NumberGrid, order: list[int], static: bool) -> Tensor:
     """GPTQ by its definition: after a column is rounded, the others are the least-squares answer to its error."""
     weight, hessian = weight_OI.double(), hessian_II.double()
     hessian = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)

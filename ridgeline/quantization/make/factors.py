@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.quantization.make.grids import Grid, dequantized
+from ridgeline.quantization.make.grids import NumberGrid, dequantized
 from ridgeline.quantization.make.rtn import round_to_nearest
 from ridgeline.quantization.make.statistics import InputStatistics, pooled
 
@@ -34,7 +34,7 @@ def smoothing_factors(weights: Sequence[Tensor], seen: Sequence[InputStatistics]
 
 
 def searched_factors(
-    weights: Sequence[Tensor], seen: Sequence[InputStatistics], grid: Grid, tie: Callable[[Tensor], Tensor]
+    weights: Sequence[Tensor], seen: Sequence[InputStatistics], grid: NumberGrid, tie: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, float]:
     """Return AWQ's factors and their ratio; the ratio 0 is no factors at all.
 
@@ -54,7 +54,7 @@ def searched_factors(
     return best_I, best_ratio
 
 
-def _error(weight_OI: Tensor, seen: InputStatistics, grid: Grid, factor_I: Tensor) -> Tensor:
+def _error(weight_OI: Tensor, seen: InputStatistics, grid: NumberGrid, factor_I: Tensor) -> Tensor:
     scaled_OI = weight_OI.float() * factor_I
     own = grid.fitted(scaled_OI)
     return seen.squared_error(dequantized(own, round_to_nearest(scaled_OI, own)) / factor_I - weight_OI.float())

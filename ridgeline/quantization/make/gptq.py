@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.quantization.make.grids import Grid, Rounded, Scales, slab_width
+from ridgeline.quantization.make.grids import NumberGrid, Rounded, Scales, slab_width
 from ridgeline.quantization.make.rtn import fit, joined
 
 BLOCK = 128  # columns whose corrections are gathered before the rest sees them
@@ -44,7 +44,7 @@ class Gptq:
     clip: bool = False
 
 
-def gptq(weight_OI: Tensor, hessian_II: Tensor, grid: Grid, how: Gptq) -> Rounded:
+def gptq(weight_OI: Tensor, hessian_II: Tensor, grid: NumberGrid, how: Gptq) -> Rounded:
     """Return the rounded matrix. Raise InvalidConfig if the Hessian cannot be inverted in spite of its damping."""
     weight_OI, diagonal_I = weight_OI.float().clone(), hessian_II.diagonal().clone()
     weight_OI[:, diagonal_I == 0] = 0  # inputs that were never anything but zero
@@ -81,7 +81,12 @@ class _Columns:
     """The scales of columns, which are fitted when their first column is reached, or all beforehand."""
 
     def __init__(
-        self, grid: Grid, ordered_OI: Tensor, importance_I: Tensor | None, order_I: Tensor, static_OI: Tensor | None
+        self,
+        grid: NumberGrid,
+        ordered_OI: Tensor,
+        importance_I: Tensor | None,
+        order_I: Tensor,
+        static_OI: Tensor | None,
     ) -> None:
         self.grid, self.order = grid, order_I.tolist()
         self.width = slab_width(grid, ordered_OI.shape[1])

@@ -58,7 +58,7 @@ class Rounded(NamedTuple):
     order_I: Tensor | None = None
 
 
-class Grid(Protocol):
+class NumberGrid(Protocol):
     """One way to round.
 
     group: inputs that share a scale; 0: the whole row.
@@ -67,7 +67,7 @@ class Grid(Protocol):
     @property
     def group(self) -> int: ...
 
-    def fitted(self, weight_OI: Tensor) -> Grid:
+    def fitted(self, weight_OI: Tensor) -> NumberGrid:
         """Return the grid for this matrix, which may have a scale of its own."""
 
     def fit(self, slab_OJ: Tensor, shrink: float = 1.0) -> Scales:
@@ -86,12 +86,12 @@ class Grid(Protocol):
         """Return the weight in the form that multiplies."""
 
 
-def slab_width(grid: Grid, inputs: int) -> int:
+def slab_width(grid: NumberGrid, inputs: int) -> int:
     """Return the inputs of a slab."""
     return grid.group or inputs
 
 
-def dequantized(grid: Grid, made: Rounded) -> Tensor:
+def dequantized(grid: NumberGrid, made: Rounded) -> Tensor:
     """Return the rounded weight in float32, with columns in the order of the inputs."""
     inputs = made.code_OI.shape[1]
     each = slab_width(grid, inputs)

@@ -19,14 +19,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.quantization.make.grids import Grid, Rounded, Scales, slab_width
+from ridgeline.quantization.make.grids import NumberGrid, Rounded, Scales, slab_width
 from ridgeline.quantization.make.rtn import joined
 
 POWER, TURNS = 0.7, 20
 WEIGHT, GROWTH = 10.0, 1.01  # of the penalty that ties the split error to the real one, and how it grows
 
 
-def half_quadratic(weight_OI: Tensor, grid: Grid) -> Rounded:
+def half_quadratic(weight_OI: Tensor, grid: NumberGrid) -> Rounded:
     """Return the rounded matrix."""
     codes, found = [], []
     for slab_OJ in weight_OI.float().split(slab_width(grid, weight_OI.shape[1]), 1):
@@ -36,7 +36,7 @@ def half_quadratic(weight_OI: Tensor, grid: Grid) -> Rounded:
     return Rounded(torch.cat(codes, 1), *joined(found))
 
 
-def _fit(slab_OJ: Tensor, grid: Grid) -> Scales:
+def _fit(slab_OJ: Tensor, grid: NumberGrid) -> Scales:
     """Return the scales of the turn with the least error of each row."""
     scales = best = grid.fit(slab_OJ)
     least_O1 = torch.full_like(scales.scale, torch.inf)
@@ -53,7 +53,7 @@ def _fit(slab_OJ: Tensor, grid: Grid) -> Scales:
     return best
 
 
-def _turn(target_OJ: Tensor, code_OJ: Tensor, grid: Grid, scales: Scales) -> Scales:
+def _turn(target_OJ: Tensor, code_OJ: Tensor, grid: NumberGrid, scales: Scales) -> Scales:
     """Return the scales that suit these codes best."""
     zero_O1 = scales.zero
     if zero_O1 is not None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.quantization.make.grids import Grid, Rounded, Scales, slab_width
+from ridgeline.quantization.make.grids import NumberGrid, Rounded, Scales, slab_width
 
 SHRINKS = tuple(1 - step / 40 for step in range(21))  # 1 … 0.5
 
 
-def round_to_nearest(weight_OI: Tensor, grid: Grid, importance_I: Tensor | None = None) -> Rounded:
+def round_to_nearest(weight_OI: Tensor, grid: NumberGrid, importance_I: Tensor | None = None) -> Rounded:
     """Return the rounded matrix, with searched ranges if there is an importance of each input."""
     width = slab_width(grid, weight_OI.shape[1])
     codes, found = [], []
@@ -37,7 +37,7 @@ def joined(found: list[Scales]) -> tuple[Tensor, Tensor | None]:
     return torch.cat([scales.scale for scales in found], 1), torch.cat(zeros, 1) if zeros else None
 
 
-def fit(slab_OJ: Tensor, grid: Grid, importance_J: Tensor | None) -> Scales:
+def fit(slab_OJ: Tensor, grid: NumberGrid, importance_J: Tensor | None) -> Scales:
     """Return the scales of a slab."""
     if importance_J is None:
         return grid.fit(slab_OJ)
@@ -52,6 +52,6 @@ def fit(slab_OJ: Tensor, grid: Grid, importance_J: Tensor | None) -> Scales:
     return best
 
 
-def _error(slab_OJ: Tensor, grid: Grid, scales: Scales, importance_J: Tensor) -> Tensor:
+def _error(slab_OJ: Tensor, grid: NumberGrid, scales: Scales, importance_J: Tensor) -> Tensor:
     change_OJ = grid.values(grid.codes(slab_OJ, scales), scales) - slab_OJ
     return (change_OJ.square() * importance_J).sum(1, keepdim=True)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.kernels.gemm.ladder.layout import (
-    Layout,
+    CuteLayout,
     Swizzle,
     blocked_product,
     coalesce,
@@ -20,7 +20,7 @@ from ridgeline.kernels.gemm.ladder.layout import (
     zipped_divide,
 )
 
-L = Layout
+L = CuteLayout
 BY_NINE = L((9, (4, 8)), (59, (13, 1)))
 SQUARE, BRICK, GRID = L((2, 2), (4, 1)), L((2, 5), (5, 1)), L((3, 4), (1, 3))
 BY_TWELVE = L((12, (4, 8)), (59, (13, 1)))
@@ -59,7 +59,7 @@ def test_examples_are_printed_as_by_cute(work, printed: str) -> None:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> CuteLayout:
     extent, step = st.integers(1, 6), st.integers(0, 12)
     pair = st.tuples(extent, step)
     modes = draw(st.lists(pair | st.lists(pair, min_size=1, max_size=2).map(tuple), min_size=1, max_size=3))
@@ -69,7 +69,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @settings(deadline=None)
 @given(a=layouts(), b=layouts())
-def test_a_composition_is_one_function_after_the_other(a: Layout, b: Layout) -> None:
+def test_a_composition_is_one_function_after_the_other(a: CuteLayout, b: CuteLayout) -> None:
     assert list(coalesce(a)) == list(a)
     try:
         found = composition(a, b)
@@ -82,7 +82,7 @@ def test_a_composition_is_one_function_after_the_other(a: Layout, b: Layout) -> 
 
 @settings(deadline=None)
 @given(a=layouts(), size=st.integers(1, 60))
-def test_a_complement_meets_what_is_left_out_and_nothing_twice(a: Layout, size: int) -> None:
+def test_a_complement_meets_what_is_left_out_and_nothing_twice(a: CuteLayout, size: int) -> None:
     try:
         rest = complement(a, size)
     except ValueError:
@@ -95,10 +95,10 @@ def test_a_complement_meets_what_is_left_out_and_nothing_twice(a: Layout, size: 
 
 @settings(deadline=None)
 @given(a=layouts(), b=layouts())
-def test_operations_are_those_of_nvidias_pycute(a: Layout, b: Layout) -> None:
+def test_operations_are_those_of_nvidias_pycute(a: CuteLayout, b: CuteLayout) -> None:
     """Where both have a result. It is compared as a function, since modes of one element may stay or go."""
     theirs = pytest.importorskip("pycute", reason='it comes with CUTLASS\' headers: pip install "ridgeline[cutlass]"')
-    a_, b_ = theirs.Layout(a.shape, a.stride), theirs.Layout(b.shape, b.stride)
+    a_, b_ = theirs.CuteLayout(a.shape, a.stride), theirs.CuteLayout(b.shape, b.stride)
     for ours, other in (
         (lambda: coalesce(a), lambda: theirs.coalesce(a_)),
         (lambda: composition(a, b), lambda: theirs.composition(a_, b_)),

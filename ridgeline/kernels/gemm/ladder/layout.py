@@ -33,7 +33,7 @@ def flat(nested: Nested) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CuteLayout:
     """Offsets by coordinate. Raises ValueError where shape and stride differ in form, or a shape has no element."""
 
     shape: Nested
@@ -56,11 +56,11 @@ class Layout:
         return 1 + sum((n - 1) * step for n, step in zip(flat(self.shape), flat(self.stride), strict=True))
 
     @property
-    def modes(self) -> tuple[Layout, ...]:
+    def modes(self) -> tuple[CuteLayout, ...]:
         """The layouts of the parts of the outermost tuple; a layout of one number is its own only mode."""
         if isinstance(self.shape, int) or isinstance(self.stride, int):
             return (self,)
-        return tuple(starmap(Layout, zip(self.shape, self.stride, strict=True)))
+        return tuple(starmap(CuteLayout, zip(self.shape, self.stride, strict=True)))
 
     def __call__(self, coordinate: Nested) -> int:
         """Return the offset of a coordinate: one number, or a tuple as deep as the shape or less."""
@@ -74,12 +74,12 @@ class Layout:
         return f"{_text(self.shape)}:{_text(self.stride)}"
 
 
-def together(*layouts: Layout) -> Layout:
+def together(*layouts: CuteLayout) -> CuteLayout:
     """Return one layout with the given ones as its modes: its offset is the sum of theirs."""
-    return Layout(tuple(each.shape for each in layouts), tuple(each.stride for each in layouts))
+    return CuteLayout(tuple(each.shape for each in layouts), tuple(each.stride for each in layouts))
 
 
-def coalesce(layout: Layout) -> Layout:
+def coalesce(layout: CuteLayout) -> CuteLayout:
     """Return the same function of 0 .. size - 1 with the fewest modes: those of one element go, and a mode that goes on
     where the one before it ends is merged into that."""
     modes: list[tuple[int, int]] = []
@@ -91,7 +91,7 @@ def coalesce(layout: Layout) -> Layout:
     return _layout(modes)
 
 
-def composition(a: Layout, b: Layout | tuple[Layout, ...]) -> Layout:
+def composition(a: CuteLayout, b: CuteLayout | tuple[CuteLayout, ...]) -> CuteLayout:
     """Return R with b's shape and R(c) = a(b(c)), wherever b(c) is below a's size.
 
     Raises ValueError where b's modes overlap, or one of them steps over modes of a that its stride does not divide.
@@ -105,7 +105,7 @@ def composition(a: Layout, b: Layout | tuple[Layout, ...]) -> Layout:
         return together(*(composition(a, mode) for mode in b.modes))
     assert isinstance(b.stride, int)
     if b.stride == 0 or b.shape == 1:
-        return Layout(b.shape, 0)
+        return CuteLayout(b.shape, 0)
     found, left, step, inner = list[tuple[int, int]](), b.shape, b.stride, coalesce(a)
     *some, (_, last) = zip(flat(inner.shape), flat(inner.stride), strict=True)
     for n, stride in some:  # modes of a that the stride skips, then those that the extent fills
@@ -123,7 +123,7 @@ def composition(a: Layout, b: Layout | tuple[Layout, ...]) -> Layout:
     return _layout(found)
 
 
-def complement(layout: Layout, size: int) -> Layout:
+def complement(layout: CuteLayout, size: int) -> CuteLayout:
     """Return the layout, ascending, of the offsets that shift `layout` to where it has not been, up to `size`.
 
     Raises ValueError for a layout that meets an offset twice, or whose gaps no layout can fill.
@@ -139,25 +139,25 @@ def complement(layout: Layout, size: int) -> Layout:
     return coalesce(_layout(found))
 
 
-def logical_divide(layout: Layout, tiler: Layout | tuple[Layout, ...]) -> Layout:
+def logical_divide(layout: CuteLayout, tiler: CuteLayout | tuple[CuteLayout, ...]) -> CuteLayout:
     """Return ((inside a tile), (which tile)). A tuple of tilers divides mode by mode."""
     if isinstance(tiler, tuple):
         return together(*map(logical_divide, layout.modes, tiler))
     return composition(layout, together(tiler, complement(tiler, layout.size)))
 
 
-def logical_product(layout: Layout, tiler: Layout) -> Layout:
+def logical_product(layout: CuteLayout, tiler: CuteLayout) -> CuteLayout:
     """Return ((inside a copy), (which copy)): copies of `layout`, one after the other, in the order of `tiler`."""
     return together(layout, composition(complement(layout, layout.size * tiler.cosize), tiler))
 
 
-def blocked_product(block: Layout, tiler: Layout, *, raked: bool = False) -> Layout:
+def blocked_product(block: CuteLayout, tiler: CuteLayout, *, raked: bool = False) -> CuteLayout:
     """Return the product mode by mode, in which each copy of the block stays together; raked: they are interleaved."""
     own, copies = logical_product(block, tiler).modes
     return _regrouped(*((copies, own) if raked else (own, copies)))
 
 
-def zipped_divide(layout: Layout, tilers: tuple[Layout, ...]) -> Layout:
+def zipped_divide(layout: CuteLayout, tilers: tuple[CuteLayout, ...]) -> CuteLayout:
     """Return ((inside a tile of each mode), (which tile of each mode))."""
     return _regrouped(*logical_divide(layout, tilers).modes)
 
@@ -176,14 +176,14 @@ class Swizzle:
         return offset ^ ((offset & mask) >> self.shift)
 
 
-def _regrouped(*parts: Layout) -> Layout:
+def _regrouped(*parts: CuteLayout) -> CuteLayout:
     """Return the first modes of all parts together, then their second modes, and so on."""
     return together(*starmap(together, zip(*(part.modes for part in parts), strict=True)))
 
 
-def _layout(modes: list[tuple[int, int]]) -> Layout:
+def _layout(modes: list[tuple[int, int]]) -> CuteLayout:
     shape, stride = tuple(n for n, _ in modes), tuple(step for _, step in modes)
-    return Layout(shape, stride) if len(modes) > 1 else Layout(*(modes or [(1, 0)])[0])
+    return CuteLayout(shape, stride) if len(modes) > 1 else CuteLayout(*(modes or [(1, 0)])[0])
 
 
 def _same_form(shape: Nested, stride: Nested) -> bool:
