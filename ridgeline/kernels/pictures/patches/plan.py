@@ -193,7 +193,7 @@ class _Planner:
         )
 
     def _place(self, old: int, new: int) -> tuple[int, int, int]:
-        """Return where the taps of an axis lie in the tables: the first pixels, the weights, and how many of these."""
+        """Return the places of an axis' taps in the tables: of the first pixels, of the weights, and their number."""
         axis = taps(old, new, self._patching.filter)
         if (old, new) not in self._placed:
             self._placed[old, new] = self._length, self._length + new
