@@ -369,6 +369,41 @@ def test_the_bytes_of_adapters_in_the_host_memory_are_bounded(tiny_model: TinyMo
         assert reads == [3, 3, 3, 4, 5]
 
 
+def test_large_adapters_leave_the_host_memory_before_small_ones(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Bytes of a large one bring back fewer reads. A small one that nobody uses leaves too, in the end."""
+    ranks = {1: 1, 2: 16, 3: 1, 4: 16}
+    adapters = {number: PeftAdapter("llama", tmp_path / str(number), r=rank) for number, rank in ranks.items()}
+    with rig(tiny_model("llama"), enable_lora=True) as own:
+        size = {n: own.worker.add_adapter(n, each.folder).num_bytes for n, each in adapters.items()}
+    with rig(tiny_model("llama"), enable_lora=True, max_cpu_lora_bytes=size[2] + 2 * size[1]) as own:
+        store = own.worker.runner.adapters.store
+        for number, each in adapters.items():
+            own.worker.add_adapter(number, each.folder)
+        assert set(store._held) == {1, 3, 4}  # the first large one left, though a small one is older
+        for _ in range(64):
+            store.take(2)
+            store.take(4)
+        assert not {1, 3} & set(store._held)
+
+
+def test_hundreds_of_adapters_page_through_few_places(tiny_model: TinyModel, tmp_path: Path) -> None:
+    adapters = [PeftAdapter("llama", tmp_path / str(seed), seed=seed, target_modules=["q_proj"]) for seed in range(3)]
+    with rig(tiny_model("llama"), enable_lora=True, max_loras=2, max_cpu_loras=4) as own:
+        used = [UsedAdapter(n, own.worker.add_adapter(n, adapters[n % 3].folder).key) for n in range(1, 301)]
+        store = own.worker.runner.adapters.store
+        assert (len(store._folders), len(store._held)) == (300, 4)
+        draw = Random(1)
+        for turn, each in enumerate(draw.sample(used, 24)):
+            own.add(each.of(ask(f"{turn} {each.number}", words(turn % 4), max_tokens=2)))
+        own.run()
+        assert not own.errors
+        for name, outcome in own.outcomes.items():
+            turn, number = map(int, name.split())
+            expect(outcome.tokens, words(turn % 4), adapters[number % 3])
+        assert store.reads > 310
+        assert len(store._held) == 4
+
+
 def expect(found: list[int], tokens: list[int], oracle: PeftAdapter | PlainModel) -> None:
     """Compare greedy tokens behind others."""
     for token in found:

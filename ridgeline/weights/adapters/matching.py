@@ -1,5 +1,6 @@
 """The modules that an adapter's config means. Its expressions come from strangers, and an expression can take years on
-a name of fifty letters. So another process compares, and is ended if it takes too long."""
+a name of fifty letters. So another process compares them, and is ended if it takes too long. Names that are listed are
+compared here, since a process takes longer than a small adapter's file."""
 
 from __future__ import annotations
 
@@ -8,50 +9,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.adapters import rules
 from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig
 
 SECONDS = 5.0
-
-# Answers one line for each module: whether it is meant, and the keys of its own rank and alpha. The rules are those of
-# PEFT's documentation of target_modules, exclude_modules, layers_to_transform, rank_pattern and alpha_pattern.
-_PROGRAM = r"""
-import json, re, sys
-
-asked = json.load(sys.stdin)
-
-
-def among(names, module):
-    if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
-    return any(module == name or module.endswith("." + name) for name in names)
-
-
-def in_layers(module):
-    if asked["layers"] is None or isinstance(asked["targets"], str):
-        return True
-    starts = asked["layer_patterns"]
-    ways = [r"(?:^|.*?\.)" + start + r"\.(\d+)\." for start in starts] or [r".*?\.[^.]*\.(\d+)\."]
-    found = next(filter(None, (re.match(way, module) for way in ways)), None)
-    return found is not None and int(found[1]) in asked["layers"]
-
-
-def own(keys, module):
-    return next((key for key in keys if re.match(r"(.*\.)?(" + key + ")$", module)), None)
-
-
-try:
-    answers = []
-    for module in asked["modules"]:
-        meant = asked["all"] or (among(asked["targets"], module) and in_layers(module))
-        meant = meant and not among(asked["excluded"], module)
-        answers.append([meant, own(asked["ranks"], module), own(asked["alphas"], module)])
-except re.error as error:
-    answers = str(error)
-json.dump(answers, sys.stdout)
-"""
 
 
 class Meant(NamedTuple):
@@ -66,7 +30,7 @@ def meant_modules(config: AdapterConfig, modules: Sequence[str], folder: Path) -
     too long."""
     targets = config.targets
     every = isinstance(targets, str) and targets.lower() == ALL_LINEAR
-    asked = {
+    asked: dict[str, Any] = {
         "modules": list(modules),
         "targets": targets,
         "all": every,
@@ -76,9 +40,20 @@ def meant_modules(config: AdapterConfig, modules: Sequence[str], folder: Path) -
         "ranks": list(config.ranks),
         "alphas": list(config.alphas),
     }
+    answers = rules.answers(asked) if rules.is_plain(asked) else _compared_apart(asked, folder)
+    found = {}
+    for module, (is_meant, rank_key, alpha_key) in zip(modules, answers, strict=True):
+        rank, alpha = config.ranks.get(rank_key, config.rank), config.alphas.get(alpha_key, config.alpha)
+        if is_meant:
+            found[module] = Meant(rank, config.scale(rank, alpha))
+    return found
+
+
+def _compared_apart(asked: dict[str, Any], folder: Path) -> list[Any]:
+    """Return the answers of another process."""
     try:
         ran = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM],
+            [sys.executable, "-I", "-S", rules.__file__],
             input=json.dumps(asked),
             capture_output=True,
             text=True,
@@ -94,14 +69,9 @@ def meant_modules(config: AdapterConfig, modules: Sequence[str], folder: Path) -
         raise ModelLoadError(
             f"the expressions of {folder / 'adapter_config.json'} cannot be used; list modules."
         ) from error
-    answers = json.loads(ran.stdout)
+    answers: list[Any] | str = json.loads(ran.stdout)
     if isinstance(answers, str):
         raise ModelLoadError(
             f"{folder / 'adapter_config.json'} has an expression that is none ({answers[:99]}); mend it."
         )
-    found = {}
-    for module, (is_meant, rank_key, alpha_key) in zip(modules, answers, strict=True):
-        rank, alpha = config.ranks.get(rank_key, config.rank), config.alphas.get(alpha_key, config.alpha)
-        if is_meant:
-            found[module] = Meant(rank, config.scale(rank, alpha))
-    return found
+    return answers

@@ -1,5 +1,8 @@
 """The adapters that the worker knows by number. Their matrices lie in the host's memory, page-locked beside a GPU. If
-there are more than that has room for, those that were used least lately are read from their folders again."""
+there are more than that has room for, some are read from their folders again: those whose memory costs least to do
+without (GreedyDual-Size, Cao and Irani, USITS 1997). An adapter that is used gets the rank clock + cost / size, the
+lowest rank leaves, and the clock becomes its rank. So what was used lately outlives what was not, and of two that were
+used alike the one stays whose bytes take longer to come back."""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from ridgeline.core.errors import ContractViolation, ModelLoadError
 from ridgeline.core.plan.adapters import AdapterFacts
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.weights.adapters.reader import ReadAdapter
+
+READ_SECONDS, READ_RATE = 2e-3, 1e9  # to read a folder: what its size does not change, and bytes a second
 
 
 class HostBounds(NamedTuple):
@@ -43,6 +48,8 @@ class AdapterStore:
         self._read_folder, self._bounds, self._ranks = read, bounds, ranks or Mesh()
         self._folders: dict[int, tuple[Path, str]] = {}  # and the content's key
         self._held: OrderedDict[int, ReadAdapter] = OrderedDict()
+        self._rank: dict[int, float] = {}  # of those that are held
+        self._clock = 0.0
         self._lock = Lock()
         self.reads = 0
 
@@ -59,6 +66,7 @@ class AdapterStore:
         with self._lock:
             self._folders.pop(number, None)
             self._held.pop(number, None)
+            self._rank.pop(number, None)
 
     def take(self, number: int) -> ReadAdapter:
         """Return an adapter. Raise ContractViolation for an unknown number, and ModelLoadError if its folder has other
@@ -80,7 +88,7 @@ class AdapterStore:
     def _taken(self, number: int) -> ReadAdapter:
         with self._lock:
             if number in self._held:
-                self._held.move_to_end(number)
+                self._use(number)
                 return self._held[number]
             if number not in self._folders:
                 raise ContractViolation(f"a plan names adapter {number}, which the worker does not know.")
@@ -98,6 +106,16 @@ class AdapterStore:
 
     def _keep(self, number: int, adapter: ReadAdapter) -> None:
         self._held[number] = adapter
-        self._held.move_to_end(number)
+        self._use(number)
         while self._bounds.exceeded(self._held.values()):
-            self._held.popitem(last=False)
+            others = (each for each in self._held if each != number)
+            leaves = min(others, key=self._rank.__getitem__)  # the first of equal ones was used before the others
+            self._clock = max(self._clock, self._rank.pop(leaves))
+            del self._held[leaves]
+
+    def _use(self, number: int) -> None:
+        """Rank an adapter as the one that was used last."""
+        self._held.move_to_end(number)
+        size = self._held[number].nbytes
+        cost = READ_SECONDS + size / READ_RATE
+        self._rank[number] = self._clock + cost / (1 if self._bounds.num_bytes is None else max(size, 1))
