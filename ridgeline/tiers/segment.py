@@ -193,10 +193,12 @@ class Files:
     # ---- slots ------------------------------------------------------------------------------------------------
 
     def write(self, segment: TierSegment, slot: int, row: bytes, parts: Sequence[Buffer]) -> None:
-        descriptor = self._take(segment.name)
+        """Write a block and its record. Nothing is left behind it of a longer block that the slot held."""
+        descriptor, size = self._take(segment.name), sum(memoryview(part).nbytes for part in parts)
+        filled = [*parts, bytes(min(-size % ALIGNED, segment.shape.slot_bytes - size))]
         try:
             _write(descriptor, [EMPTY], _row(slot))
-            _write(descriptor, parts, segment.shape.first + slot * segment.shape.slot_bytes)
+            _write(descriptor, filled, segment.shape.first + slot * segment.shape.slot_bytes)
             _write(descriptor, [row], _row(slot))
         finally:
             self._give(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import stat
 import subprocess
@@ -126,6 +127,64 @@ def test_what_is_no_file_with_a_files_name_stops_nothing(tmp_path: Path, name: s
         tier.tick()
         assert read(tier, 1)
         tier.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("name", [".", "key"])
+def test_what_belongs_to_another_user_is_refused(tmp_path: Path, name: str) -> None:
+    opened(tmp_path / "kv").close()
+    os.chown(tmp_path / "kv" / name, 12345, 12345)
+    with pytest.raises(InvalidConfig, match=r"belongs to user 12345|not a private file") as refused:
+        opened(tmp_path / "kv")
+    assert str(refused.value).endswith(".")
+
+
+def test_a_directory_that_is_exchanged_for_a_link_leads_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    tier = opened(tmp_path / "kv")
+    (tmp_path / "kv").rename(tmp_path / "moved")
+    (tmp_path / "kv").symlink_to(tmp_path / "elsewhere")
+    assert write(tier, 1)
+    assert read(tier, 1)
+    tier.close()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_nothing_of_an_evicted_block_is_left_behind_a_shorter_one(tmp_path: Path) -> None:
+    """Else it would outlive its tenant's purge."""
+    tier, secret = opened(tmp_path / "kv"), b"of a conversation"
+    for number in range(40):
+        tier.submit_write(NAMES[number], "old", [secret * (BLOCK // len(secret))]).result()
+    for number in range(40, 200):
+        assert tier.submit_write(NAMES[number], "new", [bytes(BLOCK - 4000)]).result()
+    held = sum(tier.contains(NAMES[number], "old") for number in range(40))
+    tier.close()
+    left = sum(file.read_bytes().count(secret) for file in (tmp_path / "kv").glob("*.seg"))
+    assert left == held * (BLOCK // len(secret))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_damage_makes_a_block_of_other_bytes(tmp_path: Path, seed: int) -> None:
+    """Flipped bits, cut files, exchanged pieces, and pieces of noise: a block is as it was written, or is not there."""
+    draw, tier = random.Random(seed), opened(tmp_path / "kv")
+    assert all(write(tier, number) for number in range(20))
+    tier.close()
+    for file in (tmp_path / "kv").glob("*.seg"):
+        octets = bytearray(file.read_bytes())
+        used = len(octets.rstrip(b"\0")) - 300
+        for _ in range(30):
+            a, b = draw.randrange(used), draw.randrange(used)
+            if seed == 0:
+                octets[a] ^= 1 << draw.randrange(8)
+            elif seed == 1:
+                octets[a : a + 256], octets[b : b + 256] = octets[b : b + 256], octets[a : a + 256]
+            else:
+                octets[a : a + 64] = draw.randbytes(64)
+        file.write_bytes(octets[: draw.randrange(used)] if seed == 3 else octets)
+    tier = opened(tmp_path / "kv")
+    found = sum(read(tier, number) for number in range(20))  # which compares them
+    tier.close()
+    assert found < 20
 
 
 def test_nothing_of_names_or_tenants_is_in_the_files(tmp_path: Path) -> None:

@@ -368,8 +368,15 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
         "source",
     )
     yield counter("prompt_tokens_cached", "Those of them that the prefix cache held.", {"": cached})
-    below = {name: 0 if counters is None else counters.get(f"below: {name}", 0) for name in ("queried", "hit")}
-    by_tier = {**dict.fromkeys(CACHE_TIERS, 0), "device": hits - below["hit"], "host": below["hit"]}
+    names = ("queried", "hit", "disk_hit")
+    below = {name: 0 if counters is None else counters.get(f"below: {name}", 0) for name in names}
+    disk = min(below["disk_hit"], below["hit"])  # what is read from the disk is found in the host's memory then
+    by_tier = {
+        **dict.fromkeys(CACHE_TIERS, 0),
+        "device": hits - below["hit"],
+        "host": below["hit"] - disk,
+        "disk": disk,
+    }
     text = "Prompt tokens found in a cache, by where it is."
     yield counter("prompt_tokens_cached_by_source", text, by_tier, "source")
     for kind, text, count in (

@@ -19,12 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from ridgeline.core.plan.request import Preemption, SamplingParams
 from ridgeline.core.settings.rebalancing import Rebalanced
 from ridgeline.core.settings.serving import ServeConfig
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Overloaded
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http.operator import figures as dashboard_figures
 from ridgeline.serving.http.operator import page_of_metrics, snapshot
 from ridgeline.serving.observed import metrics
+from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.expert_figures import MOST_SERIES, metric_lines
 from ridgeline.serving.observed.histograms import BOUNDS
@@ -40,6 +42,7 @@ from tests.serving.conftest import (
     stop_engine,
     until_idle,
 )
+from tests.test_kv_disk import asked, served, written
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 PAGE = 114_688  # bytes of a block of 16 tokens of the embedded model in float32; the first of all is never used
@@ -102,6 +105,45 @@ def test_tokens_of_one_step_share_its_time() -> None:
     found = stats._histograms["inter_token_latency_seconds"].message()
     assert sum(found.counts) == 5
     assert found.total == pytest.approx(0.3 + 0.3 + 0.1)
+
+
+def test_vllms_names_of_the_tiers_below_count_what_moved(
+    socket: Path, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Prompts run, come back from the host's memory, and, behind a restart, from the disk."""
+    folder, told = tiny_model("llama"), list[Stats]()
+    for _ in range(2):
+        with served(folder, tmp_path / "kv") as own:
+            for _ in range(2):
+                asked(own)
+            written(own)
+            told.append(EngineStats().message(Counted(own.engine.scheduler.figures(), Headroom()), []))
+
+    async def main() -> list[dict[str, Metric]]:
+        async with open_api_server(socket) as api:
+            return [parsed(metrics.render(snapshot(api, stats)).decode()) for stats in told]
+
+    first, second = asyncio.run(main())
+    for page in (first, second):
+        queries, hits = (value(page, f"vllm:external_prefix_cache_{each}", f"vllm:external_prefix_cache_{each}_total")
+                         for each in ("queries", "hits"))  # fmt: skip
+        assert 0 < hits <= queries
+        tiers = [
+            value(page, "vllm:prompt_tokens_cached_by_source", "vllm:prompt_tokens_cached_by_source_total", source=tier)
+            for tier in ("host", "disk")
+        ]
+        assert sum(tiers) == hits
+        assert (tiers[1] > 0) == (page is second)
+        for way in ("GPU_to_CPU", "CPU_to_GPU"):
+            for what in ("bytes", "time"):
+                name = f"vllm:kv_offload_total_{what}"
+                assert value(page, name, f"{name}_total", transfer_type=way) > 0
+        for name in ("load_bytes", "store_bytes"):
+            assert value(page, f"vllm:kv_offload_{name}", f"vllm:kv_offload_{name}_total") > 0
+        assert value(page, "vllm:kv_offload_cpu_cache_usage_perc") > 0
+    tiering = "vllm:kv_offload_tiering_{}_bytes"
+    assert value(first, tiering.format("write"), tiering.format("write") + "_total", tier="1:fs") > 0
+    assert value(second, tiering.format("read"), tiering.format("read") + "_total", tier="1:fs") > 0
 
 
 def test_a_step_has_the_tokens_that_vllm_counts() -> None:
