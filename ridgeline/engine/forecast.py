@@ -11,6 +11,7 @@ it is largest.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as PySequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 
 EDGES = np.array([0, *(round(16 * 2 ** (n / 2)) for n in range(33))], np.float64)  # of the buckets, in tokens
+STARTS = EDGES[:-1].tolist()
 # Assumed before any output has ended, and soon outweighed: limits up to SURE tokens are reached, as jobs of a fixed
 # length do, and longer outputs have USUAL tokens more in the mean
 SURE, USUAL = 256, 512
@@ -41,7 +43,7 @@ class Outputs:
 
     def note(self, length: int, *, cut: bool) -> None:
         """Learn that an output ended after `length` tokens. cut: its limit ended it."""
-        bucket = int(np.searchsorted(EDGES[:-1], length, "right")) - 1
+        bucket = bisect_right(STARTS, length) - 1
         for counts in (self._reached, self._ended):
             counts *= 1 - FORGOTTEN
         self._reached[: bucket + (not cut)] += 1
@@ -74,6 +76,8 @@ class Forecast:
         enough: if all could reach their limits within so many pages, the exact expectation does not matter.
         """
         slots, used_S = self._slots, self._slots.used
+        if not without and (most := self.at_limits(new)) < enough:
+            return most
         if without:
             used_S = used_S.copy()
             used_S[[seq.slot for seq in without]] = False
@@ -82,6 +86,14 @@ class Forecast:
         more = np.array([_columns(seq) for seq in new], np.int32).reshape(-1, len(columns)).T
         joined = (np.concatenate([column[at_R], own]) for column, own in zip(columns, more, strict=True))
         return self._growth(enough, *joined) if len(at_R) + len(new) else 0.0
+
+    def at_limits(self, new: PySequence[Sequence]) -> float:
+        """Return the pages of all requests at their limits, as if none shared or held any yet: never fewer than they
+        can grow by. It takes as long with a thousand requests as with one."""
+        tokens, count = self._slots.limits, self._slots.num_used + len(new)
+        for seq in new:
+            tokens += max(len(seq.tokens), seq.request.max_total_tokens - 1)
+        return (tokens + count * (self._ahead + self._block_size)) / self._block_size * sum(self._pages_each)
 
     def _growth(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -67,13 +67,16 @@ def _guided(seqs: list[Sequence], num_logits_R: np.ndarray) -> tuple[Guided, ...
 
 class Standing(NamedTuple):
     """The decoding set: rows that sample all their tokens. columns_R: where `SlotTable` has them, as numpy
-    wants its indices. last_kv_len_R: from there; it does not change while the request keeps its slot.
+    wants its indices. last_kv_len_R: from there; it does not change while the request keeps its slot. ids, takers: of
+    each row the request's id, and the function that takes its token.
     """
 
     seqs: list[Sequence]
     rows: Rows
     columns_R: np.ndarray
     last_kv_len_R: np.ndarray
+    ids: list[str]
+    takers: list[Callable[[int], None]]
 
     @staticmethod
     def of(seqs: list[Sequence], slots: SlotTable, *, drafts: int, emits: int | None = None) -> Standing:
@@ -81,10 +84,9 @@ class Standing(NamedTuple):
         each may emit, if that is less than it runs."""
         columns_R = np.array([seq.slot for seq in seqs], np.intp)
         last_kv_len_R = slots.last_kv_len[columns_R]
+        given = [seq.id for seq in seqs], [seq.tokens.append for seq in seqs]
         if not drafts:
-            ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), TOKEN, np.int8)
-            rows = build_rows(seqs, columns_R, slots, kinds_R, ones_R, ones_R, 1)
-            return Standing(seqs, rows, columns_R, last_kv_len_R)
+            return Standing(seqs, _token_rows(seqs, columns_R, slots), columns_R, last_kv_len_R, *given)
         counts_R = np.array([1 + min(seq.drafts, drafts) for seq in seqs], np.int32)
         kinds_R = np.where(counts_R == 1, TOKEN, VERIFY).astype(np.int8)
         each = int(counts_R[0]) if len(seqs) else 1
@@ -92,7 +94,35 @@ class Standing(NamedTuple):
             each = 0
         logits_R = counts_R if emits is None else np.minimum(counts_R, emits)
         rows = build_rows(seqs, columns_R, slots, kinds_R, counts_R, logits_R, each)
-        return Standing(seqs, rows, columns_R, last_kv_len_R)
+        return Standing(seqs, rows, columns_R, last_kv_len_R, *given)
+
+    def after(self, changes: Iterable[tuple[Sequence, bool]], slots: SlotTable) -> Standing:
+        """Return what `of` returns without drafts, once some sequences have come (True) to these or left them (False),
+        in this order."""
+        gone, come = list[int](), list[Sequence]()
+        for seq, comes in changes:
+            if comes:
+                come.append(seq)
+            elif seq in come:
+                come.remove(seq)
+            else:
+                gone.append(self.seqs.index(seq))
+        seqs, ids, takers = self.seqs.copy(), self.ids.copy(), self.takers.copy()
+        for row in sorted(gone, reverse=True):
+            del seqs[row], ids[row], takers[row]
+        seqs += come
+        ids += [seq.id for seq in come]
+        takers += [seq.tokens.append for seq in come]
+        stay_R = np.ones(len(self.columns_R), np.bool_)
+        stay_R[gone] = False
+        columns_R = np.concatenate([self.columns_R[stay_R], np.array([seq.slot for seq in come], np.intp)])
+        return Standing(seqs, _token_rows(seqs, columns_R, slots), columns_R, slots.last_kv_len[columns_R], ids, takers)
+
+
+def _token_rows(seqs: list[Sequence], columns_R: np.ndarray, slots: SlotTable) -> Rows:
+    """Return rows that run their last token each."""
+    ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), TOKEN, np.int8)
+    return build_rows(seqs, columns_R, slots, kinds_R, ones_R, ones_R, 1)
 
 
 NOBODY = Standing.of([], SlotTable(0), drafts=0)
@@ -202,13 +232,20 @@ class InFlight:
     """A submitted plan and what the scheduler needs when its result comes. departures: how many had left their slots
     when it was made. verifies: some of its rows verify drafts. made: the moment, on the engine's clock. ends_R: the
     plan's kv_bound_R, less what results since then took back; exact for a row that does not verify, once all results
-    before are in."""
+    before are in. standing: its first rows."""
 
-    __slots__ = ("departures", "ends_R", "made", "masks_given", "plan", "published", "seqs", "verifies")
+    __slots__ = ("departures", "ends_R", "made", "masks_given", "plan", "published", "seqs", "standing", "verifies")
 
     def __init__(
-        self, plan: StepPlan, seqs: list[Sequence], published: list[bytes], departures: int = 0, made: float = 0.0
+        self,
+        plan: StepPlan,
+        seqs: list[Sequence],
+        published: list[bytes],
+        departures: int = 0,
+        made: float = 0.0,
+        standing: Standing = NOBODY,
     ) -> None:
+        self.standing = standing
         self.departures = departures
         self.made = made
         self.plan = plan

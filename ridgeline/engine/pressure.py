@@ -38,8 +38,10 @@ class Pressure:
         requests may come that take its place."""
         pool = self._cache.pool
         overbooked = 0.0 if seqs[0].preemptions else -LEFT if outranked else OVERBOOKED
-        spare = self._pages(self._spare(num_running))
-        room = pool.free_pages - pool.awaited_pages - spare + overbooked * pool.num_pages
+        room = pool.free_pages - self._pages(self._spare(num_running)) + overbooked * pool.num_pages
+        if self._forecast.at_limits(seqs) <= room - pool.most_awaited:
+            return True
+        room -= pool.awaited_pages
         return self._forecast.growth(new=seqs, enough=room) <= room
 
     def is_high(self, num_running: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ridgeline.core.plan.request import Preemption, StepEvents, TokenEvent
-from ridgeline.core.plan.step import Finish, RowKind, Rows, StepResult
+from ridgeline.core.plan.step import Finish, RowKind, StepResult
 from ridgeline.engine import masks
 from ridgeline.engine.logprobs import NO_ENTRIES, row_entries
 from ridgeline.engine.plan_builder import LOGPROBS, MASK, SCORED, InFlight
@@ -40,7 +40,6 @@ class Results:
         self.drafts = Counter({"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0})
         self._running, self._suspects = running, suspects
         self._finish, self._preempt = end, preempt
-        self._takers: tuple[Rows, list[str], list[Callable[[int], None]]] | None = None  # of rows whose set stays
 
     def accept(self, record: InFlight, result: StepResult, later: PySequence[InFlight], newest: int) -> StepEvents:
         """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row.
@@ -83,29 +82,29 @@ class Results:
                 yield TokenEvent(seq.id, -1, "stop", vector=vector)
 
     def _hand_out(self, record: InFlight, tokens_R: list[int], result: StepResult) -> StepEvents:
-        """Append one token to each row that has one, where no row reports anything else. Where they go is looked up
-        once for a set of rows that stays."""
-        seqs, rows, ended, events = record.seqs, record.plan.rows, result.finish_R.nonzero()[0].tolist(), StepEvents()
-        stayed = record.departures == self._running.departures
-        if stayed and not ended and np.count_nonzero(result.emitted_R) == len(seqs):
-            if self._takers is None or self._takers[0] is not rows:
-                self._takers = rows, [seq.id for seq in seqs], [seq.tokens.append for seq in seqs]
-            for append, token in zip(self._takers[2], tokens_R, strict=True):
-                append(token)
-            return StepEvents(ids=self._takers[1].copy(), token_ids=tokens_R)
-        finished, tokens_R = Status.FINISHED, tokens_R.copy()
+        """Append one token to each row that has one, where no row reports anything else. Where they go is known of the
+        standing rows."""
+        seqs, standing, events = record.seqs, record.standing, StepEvents()
+        ended, others = result.finish_R.nonzero()[0].tolist(), seqs[len(standing.seqs) :]
+        takers, events.ids, events.token_ids = standing.takers, standing.ids.copy(), tokens_R
+        if others:
+            takers = [*takers, *(seq.tokens.append for seq in others)]
+            events.ids += [seq.id for seq in others]
+        finished = self._running.finished_since(record.departures)
         for row in ended:
-            seq, token, tokens_R[row] = seqs[row], tokens_R[row], -1
-            if token >= 0 and seq.status is not finished:
+            seq, token = seqs[row], tokens_R[row]
+            if token >= 0 and seq.status is not Status.FINISHED:
                 seq.tokens.append(token)
                 events.events.append(TokenEvent(seq.id, token, REASONS[result.finish_R[row]]))
-        here = [seq for seq, token in zip(seqs, tokens_R, strict=True) if token >= 0 and seq.status is not finished]
-        if len(here) < len(seqs):
-            given = zip(seqs, tokens_R, strict=True)
-            tokens_R = [token for seq, token in given if token >= 0 and seq.status is not finished]
-        for seq, token in zip(here, tokens_R, strict=True):
-            seq.tokens.append(token)
-        events.ids, events.token_ids = [seq.id for seq in here], tokens_R
+        if ended or finished or np.count_nonzero(result.emitted_R) < len(seqs):
+            takers, events.token_ids = takers.copy(), tokens_R.copy()
+            none = {*ended, *(result.emitted_R == 0).nonzero()[0].tolist()}
+            if finished:
+                none.update(row for row, seq in enumerate(seqs) if seq.status is Status.FINISHED)
+            for row in sorted(none, reverse=True):
+                del takers[row], events.ids[row], events.token_ids[row]
+        for take, token in zip(takers, events.token_ids, strict=True):
+            take(token)
         return events
 
     def _take(
@@ -137,9 +136,10 @@ class Results:
         full_R = record.ends_R % block_size == 0  # a block is full, and its keys are written
         if record.verifies:
             full_R &= plan.rows.kinds_R != RowKind.VERIFY
-        for row in full_R.nonzero()[0].tolist():
+        full, publish = full_R.nonzero()[0], self._running.cache.published.publish
+        for row, end in zip(full.tolist(), record.ends_R[full].tolist(), strict=True):
             if seqs[row].slot != NO_SLOT:
-                self._running.cache.published.publish(seqs[row], int(record.ends_R[row]))
+                publish(seqs[row], end)
         for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
             seq.has_emitted, seq.first_token = True, seq.first_token or self._running.clock()
             self._suspects.pop(seq, None)

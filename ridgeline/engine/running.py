@@ -7,6 +7,7 @@ just sampled. Decoding requests form one standing set of rows. Successive plans 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -75,7 +76,8 @@ class Running:
         self.deltas: list[Delta] = []
         self.begun: list[Request] = []
         self.prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and self.each == 1 else None
-        self._standing: Standing | None = NOBODY  # rows of `decoding`; None when the set changed
+        self._standing: Standing | None = NOBODY  # rows of `decoding`; None when they are to be made anew
+        self._changes: list[tuple[Sequence, bool]] = []  # those that came to that set since (True), or left it
         self._plain: tuple[Standing, Standing] | None = None  # rows with drafts, and the same without
         self._even, self._max_model_len = config.even_drafts, config.max_model_len
         self._cuts = config.cuts_chunks
@@ -83,6 +85,7 @@ class Running:
         self._companions = 0  # in slots
         self._last_result = 0.0  # when it came
         self.departures = 0  # the number of requests that have left
+        self._left: deque[tuple[int, Sequence]] = deque()  # those that left last, each with that number then
 
     @property
     def num_seqs(self) -> int:
@@ -151,7 +154,7 @@ class Running:
         else:
             seq.drafts = self.drafting.wanted(seq) if self.drafting is not None else 0
             self.decoding[seq] = None
-            self._standing = None
+            self._changes.append((seq, True))
             if self.prefixes is not None:
                 self.prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
 
@@ -165,7 +168,7 @@ class Running:
     def end_decoding(self, seq: Sequence) -> None:
         """Take a sequence out of those that decode: it leaves, or its last token is on the way."""
         del self.decoding[seq]
-        self._standing = None
+        self._changes.append((seq, False))
 
     def leave(
         self, seq: Sequence, plan_id: int, *, stopped: bool = False, resumes: bool = False, ended: bool = False
@@ -173,6 +176,7 @@ class Running:
         """Take a running request off its slots and blocks. Plans up to plan_id may still refer to it. stopped: the
         device has ended it, so they do nothing for it. resumes: it will go on. ended: it will not."""
         self.departures += 1
+        self._left.append((self.departures, seq))
         self.prefilling.pop(seq, None)
         self._companions -= len(seq.members) - 1
         for member in seq.members:
@@ -187,6 +191,13 @@ class Running:
             if member.request.adapter:
                 self.adapters.release(member.request.adapter)
             self.slots.release(member)
+
+    def finished_since(self, departures: int) -> list[Sequence]:
+        """Return the requests that have left since there were so many departures, and have ended. It is asked about
+        plans in the order in which they were made."""
+        while self._left and self._left[0][0] <= departures:
+            self._left.popleft()
+        return [seq for _, seq in self._left if seq.status is Status.FINISHED]
 
     # ---- rows and blocks --------------------------------------------------------------------------------------
 
@@ -210,9 +221,13 @@ class Running:
         return max(0, int(self.slots.kv_len[seq.slot]) - plans * uncertain)
 
     def standing_rows(self) -> Standing:
-        if self._standing is None:
-            self._standing = NOBODY
-            if self.decoding:
+        if self._standing is None or self._changes:
+            old, changes, self._changes = self._standing, self._changes, []
+            if not self.decoding:
+                self._standing = NOBODY
+            elif old is not None and self.drafting is None and len(changes) <= len(self.decoding):
+                self._standing = old.after(changes, self.slots)
+            else:
                 drafts = self._most_drafts()
                 self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts, emits=self.emits)
             if self.prefixes is not None and self._some_share(self._standing.columns_R):

@@ -268,6 +268,8 @@ class Scheduler:
         self._looked = Looked(seq, self.running.num_seqs, self._plan_id)
 
     def _take_places(self, seq: Sequence) -> None:
+        if self._surely_starts(seq):
+            return
         entitled = self._policy.entitled(self._waiting.heads(), self._waiting.lanes)
         if entitled is not None and not self._could_start(seq, ()):
             entitled.order = self._policy.promote(entitled)  # also before those preempted for it
@@ -282,6 +284,11 @@ class Scheduler:
     def _outranks(self, seq: Sequence) -> bool:
         """Return True if some running request would be preempted for this one."""
         return self._policy.preempts and bool(self._policy.lower(seq, self.running.leaders))
+
+    def _surely_starts(self, seq: Sequence) -> bool:
+        """Return True if there are slots and blocks for a request, whatever is found of it. It takes no search."""
+        free = self.running.num_seqs + len(seq.members) <= self._pace.rows and not seq.request.adapter
+        return free and self.cache.surely_admits(*seq.members, reserve_blocks=self.running.num_seqs)
 
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
         """Return True if there would be slots and blocks for `seq` if the running requests `without` had none."""
@@ -344,7 +351,7 @@ class Scheduler:
             builder.standing = self.running.beside(
                 builder.standing, others=bool(builder.others), chunks=bool(builder.chunks)
             )
-        seqs, rows, columns_R, last_kv_len_R = builder.standing
+        seqs, rows, columns_R, last_kv_len_R, *_ = builder.standing
         kv_len_R = self.slots.kv_len[columns_R] + rows.num_logits_R
         self.slots.kv_len[columns_R] = kv_len_R
         for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
@@ -600,7 +607,9 @@ class Scheduler:
         if self._policy.counts:
             self._policy.serve(seqs, rows, kv_bound_R)
         self._recovery.reset = False
-        self.in_flight.append(InFlight(plan, seqs, builder.published, self.running.departures, self._clock()))
+        departures = self.running.departures
+        flying = InFlight(plan, seqs, builder.published, departures, self._clock(), builder.standing)
+        self.in_flight.append(flying)
         if self.running.begun:
             self.on_begin(self.running.begun)
             self.running.begun = []

@@ -15,10 +15,12 @@ class SlotTable:
     """kv_len: tokens in the cache once every submitted plan has run, if its rows emit all they may. capacity: kv_len
     from which on its blocks have no room for a decoding row. last_kv_len: kv_len after which the request has sampled
     its last token. used: a sequence has the slot. known, prompt, shared: its tokens when it got it, those of its
-    prompt, and those in blocks that others had as well. generation, features, num_logprobs: the sequence's own."""
+    prompt, and those in blocks that others had as well. limits: the sum of the most tokens that each one in a slot can
+    come to. generation, features, num_logprobs: the sequence's own."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
+        self.limits = 0
         self.generation = np.zeros(num_slots, np.int32)
         self.features = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.zeros(num_slots, np.int32)
@@ -34,6 +36,10 @@ class SlotTable:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_used(self) -> int:
+        return len(self.used) - len(self._free)
+
     def acquire(self, seq: Sequence, kv_len: int) -> None:
         """Give `seq` a free slot under a new generation."""
         slot = self._free.pop()
@@ -41,11 +47,14 @@ class SlotTable:
         seq.slot, seq.generation = slot, self.generation.item(slot)
         self.features[slot], self.num_logprobs[slot] = seq.features, seq.num_logprobs
         self.kv_len[slot] = self.capacity[slot] = kv_len
-        self.last_kv_len[slot] = seq.request.max_total_tokens - 1
+        last = self.last_kv_len[slot] = seq.request.max_total_tokens - 1
+        known = self.known[slot] = len(seq.tokens)
+        self.limits += max(last, known)
         self.used[slot] = True
-        self.known[slot], self.prompt[slot], self.shared[slot] = len(seq.tokens), seq.num_prompt, seq.shared_tokens
+        self.prompt[slot], self.shared[slot] = seq.num_prompt, seq.shared_tokens
 
     def release(self, seq: Sequence) -> None:
         self._free.append(seq.slot)
+        self.limits -= max(self.last_kv_len.item(seq.slot), self.known.item(seq.slot))
         self.used[seq.slot] = False
         seq.slot = NO_SLOT

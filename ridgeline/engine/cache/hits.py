@@ -44,6 +44,9 @@ class Found(NamedTuple):
     here: int | None = None
 
 
+NOTHING = Found(Hit(), Hit(), (0,))  # of one group
+
+
 class Search:
     def __init__(self, specs: PySequence[StateSpec], names: Names, index: PrefixIndex) -> None:
         self._specs, self._names, self._index, self._block_size = specs, names, index, names.block_size
@@ -67,6 +70,8 @@ class Search:
                 break
             nodes.append(node)
         if bounded and len(self._specs) == 1:
+            if not nodes and not self._index.has_ends(self._names.root(seq)):
+                return NOTHING
             whole, alone, ends = Hit(len(nodes)), [len(nodes) * size], [len(nodes)]
         else:
             whole, alone, ends = self._common(nodes, bounded, below)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from collections import deque
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 SLACK = 64  # entries of pages that have left, beyond as many as there are pages, before they are cleared away
@@ -17,29 +18,37 @@ class Idle(NamedTuple):
 
 
 class IdlePages:
-    """A heap of pages by rank. An entry whose page has left is skipped when it comes to the top."""
+    """Pages by rank: a line of those that came in order, and a heap of the others. An entry whose page has left is
+    skipped when it comes first. Where all content is worth the same, all pages come in order."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Idle] = {}
+        self._line: deque[Idle] = deque()
         self._heap: list[Idle] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, entry: Idle) -> None:
-        self._entries[entry.page] = entry
-        if len(self._heap) > 2 * len(self._entries) + SLACK:
-            self._heap = list(self._entries.values())
-            heapify(self._heap)
+        line, entries = self._line, self._entries
+        entries[entry.page] = entry
+        if not line or entry.rank >= line[-1].rank:
+            line.append(entry)
         else:
             heappush(self._heap, entry)
+        if len(line) + len(self._heap) > 2 * len(entries) + SLACK:
+            self._line, self._heap = deque(sorted(entries.values())), []
 
     def discard(self, page: int) -> None:
         self._entries.pop(page, None)
 
     def least(self) -> Idle | None:
         """Return the page whose content is worth least."""
-        heap = self._heap
-        while heap and self._entries.get(heap[0].page) is not heap[0]:
+        line, heap, entries = self._line, self._heap, self._entries
+        while line and entries.get(line[0].page) is not line[0]:
+            line.popleft()
+        while heap and entries.get(heap[0].page) is not heap[0]:
             heappop(heap)
-        return heap[0] if heap else None
+        if heap and line:
+            return min(heap[0], line[0])
+        return heap[0] if heap else line[0] if line else None

@@ -72,7 +72,7 @@ class CacheManager:
         self._exact = self.checkpoints.groups
         self.published = Published(len(self.specs), self.names, self.checkpoints)
         self.index = self.published.index
-        worth, most = self.checkpoints.page_worth, self.checkpoints.most_pages
+        worth, most = self.checkpoints.page_worth if self._exact else None, self.checkpoints.most_pages
         self.pool = self.published.pool = BlockPool(layout, self.published.on_evict, worth, most)
         self.tier: HostTier | None = None
         if host_tier is not None and prefix_caching:
@@ -174,6 +174,13 @@ class CacheManager:
             found = self.pool.can_take(wanted, freed)
         self._take_back(seqs)
         return found
+
+    def surely_admits(self, *seqs: Sequence, reserve_blocks: int) -> bool:
+        """Return True if `admit` would find blocks, whatever is found of `seqs`. False says nothing."""
+        most = reserve_blocks
+        for seq in seqs:  # each copies a block at most
+            most += -(-(len(seq.tokens) + 1) // self.block_size) + 1
+        return not self._exact and self.pool.surely_has(most)
 
     def comes_with(self, seq: Sequence, chunks: Iterable[tuple[Sequence, int, int]]) -> bool:
         """Return True if `seq` should wait for the next plan, since one of these `chunks` (sequence, start, end) of the
@@ -361,9 +368,8 @@ class CacheManager:
         if resumes and self.names.shares(seq):
             self.pool.await_return(seq, ((g, block) for g, blocks in enumerate(seq.blocks) for block in set(blocks)))
         for g, blocks in enumerate(seq.blocks):
-            for block in reversed(blocks):
-                if block != NULL_BLOCK:
-                    self.pool.release(g, block, last_plan)
+            if blocks:
+                self.pool.release_all(g, blocks, last_plan)
         seq.blocks = [[] for _ in self.specs]
         if seq.loads and self.tier is not None:
             self.tier.prune()

@@ -36,7 +36,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
 from typing import Protocol
 
-from ridgeline.core.specs.cache_layout import CacheGroup
+from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheGroup
 from ridgeline.engine.cache.idle import Idle, IdlePages
 
 PINNED = (
@@ -68,6 +68,7 @@ class BlockPool:
     """`on_evict(group, block)` is called when a cached block's content is about to be evicted.
 
     worth: what the cached blocks of one of the group's pages are worth, in the tokens that must run again without them.
+        None: all are worth the same.
     most_states: how many idle pages the groups whose states are exact may have. Beyond them the page that is worth
         least is evicted.
     """
@@ -76,13 +77,14 @@ class BlockPool:
         self,
         layout: Pages,
         on_evict: Callable[[int, int], None] = lambda group, block: None,
-        worth: Callable[[int, Sequence[int]], float] = lambda group, blocks: 0.0,
+        worth: Callable[[int, Sequence[int]], float] | None = None,
         most_states: int | None = None,
     ) -> None:
         groups = range(len(layout.groups))
         self.layout = layout
         self._on_evict = on_evict
         self._per_page = [layout.blocks_per_page(g) for g in groups]
+        self._plain = self._per_page == [1]  # there is one group, and a page is a block
         self._fresh = list(range(layout.num_pages - 1, 0, -1))  # page 0 holds the null block
         self._busy: dict[int, int] = {}  # page some group owns → its held blocks
         self._idle: dict[int, int] = {}  # idle page → its group
@@ -134,6 +136,11 @@ class BlockPool:
         """Free pages to which a preempted request comes back."""
         return sum(page in self._idle for page, owners in self._awaited.items() if inf in owners.values())
 
+    @property
+    def most_awaited(self) -> int:
+        """At least as many as `awaited_pages`, known at once."""
+        return len(self._awaited)
+
     def can_take(self, wanted: Sequence[int], freed: Sequence[Sequence[int]] = ()) -> bool:
         """Tell if `wanted[g]` blocks could be taken for every group g together; if given, after the blocks `freed[g]`
         were released, each as often as it is listed."""
@@ -146,6 +153,11 @@ class BlockPool:
                 free_pages += whole
                 unheld[g] += count - whole * self._per_page[g]  # a free page's other blocks are no group's any more
         return self._pages_for(wanted, unheld) <= free_pages
+
+    def surely_has(self, count: int) -> bool:
+        """Return True if there is one group, of which a sequence could start with so many blocks, whatever it finds.
+        False says nothing."""
+        return self._plain and count <= len(self._fresh) + len(self._idle)
 
     def is_worth(self, group: int, worth: float) -> bool:
         """Return True if a block of so much worth should be taken: there is memory to spare, or what would be evicted
@@ -184,6 +196,8 @@ class BlockPool:
 
         fill: idle pages may be filled up. Without, the blocks fill whole pages.
         """
+        if self._plain:
+            return self._take_pages(wanted[0])
         to_spare = self.free_pages - self._pages_for(wanted, [len(opened) for opened in self._open])
         if to_spare < 0 and not self.can_take(wanted):
             return None
@@ -194,14 +208,53 @@ class BlockPool:
             to_spare -= fills
         return taken
 
+    def _take_pages(self, count: int) -> list[list[int]] | None:
+        """Return what `take` does where a page is a block."""
+        fresh, busy, blocks = self._fresh, self._busy, self._blocks[0]
+        if count > len(fresh) + len(self._idle):
+            return None
+        taken = list[int]()
+        for _ in range(count):
+            page = fresh.pop() if fresh else self._evict()
+            busy[page], blocks[page] = 1, _Block(1)
+            taken.append(page)
+        return [taken]
+
     def share(self, group: int, block: int) -> None:
         """Add a reference to a block that is held or cached (a prefix hit)."""
         state = self._blocks[group][block]
-        if state.refs == 0:
+        if state.refs == 0 and self._per_page[group] == 1:
+            del self._idle[block]
+            self._ranked_of[group].discard(block)
+            self._busy[block] = state.refs = 1
+        elif state.refs == 0:
             self._wake(group, self._page_of(group, block))
             self._hold(group, block)
         else:
             state.refs += 1
+
+    def release_all(self, group: int, blocks: Sequence[int], last_plan: int) -> None:
+        """Drop one reference to each of these blocks, the last first. NULL_BLOCK is left out."""
+        if self._per_page[group] != 1 or self._worth is not None:
+            for block in reversed(blocks):
+                if block != NULL_BLOCK:
+                    self.release(group, block, last_plan)
+            return
+        states, busy, idle, newest = self._blocks[group], self._busy, self._idle, self._last_plan
+        add, clock, awaited = self._ranked_of[group].add, self._clock, self._awaited
+        for block in reversed(blocks):
+            if block == NULL_BLOCK:
+                continue
+            state = states[block]
+            if state.refs != 1 or not state.cached or block in awaited:
+                self.release(group, block, last_plan)
+                continue
+            state.refs = busy[block] = 0
+            if last_plan > newest[block]:
+                newest[block] = last_plan
+            idle[block] = group
+            self._order = order = self._order + 1
+            add(Idle(clock, order, block))
 
     def release(self, group: int, block: int, last_plan: int) -> None:
         """Drop one reference. `last_plan`: newest plan that may refer to the block."""
@@ -357,7 +410,8 @@ class BlockPool:
         """Give an idle page with these cached blocks its place among those that may be given up."""
         self._order += 1
         owners = self._awaited.get(page)
-        rank = max(owners.values()) if owners else self._clock + self._worth(group, cached)
+        worth = 0.0 if self._worth is None or owners else self._worth(group, cached)
+        rank = max(owners.values()) if owners else self._clock + worth
         self._ranked_of[group].add(Idle(rank, self._order, page))
 
     def _wake(self, group: int, page: int) -> None:
@@ -383,6 +437,9 @@ class BlockPool:
         page, group = idle.page, self._idle[idle.page]
         if idle.rank < PINNED:
             self._clock = max(self._clock, idle.rank)
+        if self._per_page[group] == 1:  # an idle page has content
+            self._on_evict(group, page)
+            return self._dissolve(group, page)
         for block in self._blocks_of(group, page):
             state = self._blocks[group][block]
             if state.cached:
@@ -392,11 +449,14 @@ class BlockPool:
 
     def _dissolve(self, group: int, page: int) -> None:
         """Return an idle page without cached blocks to the common stock."""
-        for block in self._blocks_of(group, page):
-            del self._blocks[group][block]
-        del self._busy[page]
-        del self._idle[page]
-        self._awaited.pop(page, None)
+        if self._per_page[group] == 1:
+            del self._blocks[group][page]
+        else:
+            for block in self._blocks_of(group, page):
+                del self._blocks[group][block]
+        del self._busy[page], self._idle[page]
+        if self._awaited:
+            self._awaited.pop(page, None)
         self._ranked_of[group].discard(page)
         self._partial[group].pop(page, None)
         self._fresh.append(page)

@@ -13,10 +13,11 @@ of node whose block need not be full.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
-from struct import calcsize, pack
+from struct import Struct, calcsize
 from struct import error as struct_error
 
 Hash = bytes
@@ -25,6 +26,7 @@ TOKEN_BYTES = calcsize("i")
 Tokens = tuple[int, ...]
 
 
+@lru_cache(1024)
 def root_hash(*extra_keys: str) -> Hash:
     """Start of every chain that may share blocks: one per combination of extra keys."""
     found = blake2b(digest_size=16, person=b"root")
@@ -39,11 +41,17 @@ def tenant_number(salt: str) -> int:
     return int.from_bytes(root_hash(salt)[:8], "little", signed=True)
 
 
+@lru_cache(256)
+def _packer(count: int) -> Callable[..., bytes]:
+    """Return the function that makes bytes of so many tokens."""
+    return Struct(f"{count}i").pack
+
+
 def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
     """Hash of a block of tokens after `parent`. 128 bits of BLAKE2b: no tenant can construct a collision. Numbers that
     stand for inserted vectors have more bits than tokens."""
     try:
-        return blake2b(parent + pack(f"{len(tokens)}i", *tokens), digest_size=16).digest()
+        return blake2b(parent + _packer(len(tokens))(*tokens), digest_size=16).digest()
     except struct_error:
         wide = b"".join(token.to_bytes(32, "little", signed=True) for token in tokens)
         return blake2b(parent + wide, digest_size=16, person=b"inserted").digest()
@@ -51,8 +59,10 @@ def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
 
 def chain_hashes(parent: Hash, tokens: Sequence[int], size: int) -> list[Hash]:
     """Return the hash of each block of `size` tokens after `parent`, as `chain_hash` has it."""
+    if len(tokens) == size:
+        return [chain_hash(parent, tokens)]
     try:
-        data, width = pack(f"{len(tokens)}i", *tokens), size * TOKEN_BYTES
+        data, width = _packer(len(tokens))(*tokens), size * TOKEN_BYTES
     except struct_error:
         blocks = (tokens[n : n + size] for n in range(0, len(tokens), size))
         return [*accumulate(blocks, chain_hash, initial=parent)][1:]

@@ -32,6 +32,7 @@ class Published:
         self.tier: HostTier | None = None
         self._names, self._checkpoints, self._exact = names, checkpoints, checkpoints.groups
         self._growing = [g for g in range(num_groups) if g not in self._exact]
+        self._alone = num_groups == 1 and not self._exact
         self.partings = Partings(self.index, names.block_size, self._exact)
 
     def publish(self, seq: Sequence, kv_len: int) -> list[Hash]:
@@ -41,16 +42,24 @@ class Published:
         kv_len: tokens that the blocks hold the state of, once what is submitted has run.
         """
         end, first = kv_len // self._names.block_size, seq.published
-        if not self._names.shares(seq):
+        if (end <= first and not seq.keeps_at) or not self._names.shares(seq):
             return []
         fresh = list[Hash]()
         if end > first:
             hashes = self._names.hashes(seq, end)
             parent = hashes[first - 1] if first else self._names.root(seq)
-            for n in range(first, end):
-                if self._publish_block(seq, n, hashes[n], parent, [(g, seq.blocks[g][n]) for g in self._growing]):
-                    fresh.append(hashes[n])
-                parent = hashes[n]
+            if self._alone and self.changes is None and (self.tier is None or self.tier.disk is None):
+                blocks = seq.blocks[0]
+                for node_hash, block in zip(hashes[first:end], blocks[first:end], strict=True):
+                    if block and self.index.publish(node_hash, parent, 0, block):
+                        self.pool.mark_cached(0, block)
+                        fresh.append(node_hash)
+                    parent = node_hash
+            else:
+                for n in range(first, end):
+                    if self._publish_block(seq, n, hashes[n], parent, [(g, seq.blocks[g][n]) for g in self._growing]):
+                        fresh.append(hashes[n])
+                    parent = hashes[n]
             seq.published = end
         if seq.keeps_at and seq.reached < seq.keeps_at <= kv_len:
             fresh += self.publish_state(seq, seq.keeps_at)
