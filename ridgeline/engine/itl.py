@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from ridgeline.core.plan.step import RowKind, StepPlan
-from ridgeline.kernels.base.cost import CostModel, StepShape
+from ridgeline.kernels.base.cost import CostModel, StepShape, SumModel
 
 DECODE_STEPS = 3  # at this many, the balance of prompts and decodes of a server at its limit is not disturbed
 LEAST = 64  # prompt tokens that every step may run
@@ -59,6 +59,8 @@ class ItlBound:
         self._encodes = encodes
         self.own = self.target = target
         self._model = cost_model or _TokenCount()
+        sums = isinstance(cost_model, SumModel) and cost_model.sums_suffice and not encodes
+        self._sums = cost_model if sums and isinstance(cost_model, SumModel) else None
         self._ratio = FIRST_GUESS
 
     def promise(self, asked: float | None) -> None:
@@ -111,6 +113,9 @@ class ItlBound:
     def _beside(self, kv_len_R: np.ndarray, start: int) -> Callable[[int], float]:
         """Return the function that gives the seconds of a step with so many tokens of a prompt beside these rows."""
         rows = len(kv_len_R)
+        if self._sums is not None:
+            of_prompt, ratio, keys = self._sums.of_prompt, self._ratio, float(np.add.reduce(kv_len_R))
+            return lambda tokens: ratio * of_prompt(rows, keys, tokens, start + tokens)
         tokens_R, length_R = np.ones(rows + 1), np.append(kv_len_R, 0.0)
 
         def seconds(tokens: int) -> float:

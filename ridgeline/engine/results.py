@@ -99,8 +99,7 @@ class Results:
         if ended or finished or np.count_nonzero(result.emitted_R) < len(seqs):
             takers, events.token_ids = takers.copy(), tokens_R.copy()
             none = {*ended, *(result.emitted_R == 0).nonzero()[0].tolist()}
-            if finished:
-                none.update(row for row, seq in enumerate(seqs) if seq.status is Status.FINISHED)
+            none.update(seqs.index(seq) for seq in finished if seq in seqs)
             for row in sorted(none, reverse=True):
                 del takers[row], events.ids[row], events.token_ids[row]
         for take, token in zip(takers, events.token_ids, strict=True):

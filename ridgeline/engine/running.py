@@ -195,6 +195,8 @@ class Running:
     def finished_since(self, departures: int) -> list[Sequence]:
         """Return the requests that have left since there were so many departures, and have ended. It is asked about
         plans in the order in which they were made."""
+        if not self._left:
+            return []
         while self._left and self._left[0][0] <= departures:
             self._left.popleft()
         return [seq for _, seq in self._left if seq.status is Status.FINISHED]

@@ -20,6 +20,7 @@ class Status(Enum):
 
 
 NO_SLOT = -1
+ADAPTER = int(Feature.ADAPTER)
 
 
 class Rising(NamedTuple):
@@ -102,7 +103,7 @@ class Sequence:
         self.id = request.id
         self.tokens = request.input_ids
         features = features_of(request.params, masked=request.token_mask is not None)
-        self.features = int(features | (Feature.ADAPTER if request.adapter else Feature.NONE))
+        self.features = int(features) | (ADAPTER if request.adapter else 0)
         apart = reports_apart(request.params)
         self.num_logprobs = 0 if apart else request.params.logprobs or 0
         self.status = Status.WAITING

@@ -284,6 +284,19 @@ class Roofline:
         new_R = np.asarray(shape.num_tokens_R, np.float64)
         return self._total(shape, new_R, float(np.add.reduce(new_R)))
 
+    @property
+    def sums_suffice(self) -> bool:
+        """Return True if `of_prompt` can be asked: no op's cost depends on the length of one row."""
+        return self._plain
+
+    def of_prompt(self, rows: int, keys: float, tokens: int, length: int) -> float:
+        """Return `step_limit` of a step in which `rows` rows decode, with so many cached keys in all, and one more row
+        runs so many tokens of a prompt, behind which it has `length`. tokens: 0 if there is no such row."""
+        if not tokens:
+            return self._of_sums(rows, rows, rows, (keys, keys))
+        pairs = keys + tokens * length - (tokens * tokens - tokens) / 2
+        return self._of_sums(rows + tokens, rows + 1, rows + 1, (pairs, keys + length))
+
     def _total(self, shape: StepShape, new_R: np.ndarray, ran: float, tokens: float = 0.0) -> float:
         """Return the sum over all ops. ran: the tokens of all rows. tokens: those that run, if padding is included."""
         length_R, tokens = np.asarray(shape.kv_len_R, np.float64), tokens or ran

@@ -85,6 +85,11 @@ class StepTimes(Roofline):
         self._rows = row_buckets(max_rows)
         self._tokens = [tokens for tokens in MIXED_TOKENS if tokens <= max_tokens]
 
+    @property
+    def sums_suffice(self) -> bool:
+        """What rows of unlike lengths lose is not known from their sums."""
+        return False
+
     def step_limit(self, shape: StepShape) -> float:
         """Return the seconds that the step is expected to take."""
         return self.seconds(shape)

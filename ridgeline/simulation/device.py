@@ -192,7 +192,7 @@ class Device:
                 if last == last:  # it had one
                     self._gaps.add(now - last)
                     self._over_S[slots_R[at]] += now - last > self._slow
-            slots_R, every_R = slots_R if not len(at_R) else np.delete(slots_R, at_R), slots_R
+            slots_R, every_R = slots_R if not len(at_R) else slots_R[last_R == before], slots_R
         else:
             every_R = slots_R
         if count:

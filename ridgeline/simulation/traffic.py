@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.errors import InvalidConfig
@@ -89,7 +89,10 @@ class Prompts:
 
     def tokens(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
         """Return the prompt's token ids: a content's number, as often as it has tokens."""
-        return tuple(chain.from_iterable(repeat(content, tokens) for content, tokens in pieces))
+        found: tuple[int, ...] = ()
+        for content, tokens in pieces:
+            found += (content,) * tokens
+        return found
 
     def hashes(self, pieces: Sequence[Piece]) -> tuple[Hash, ...]:
         """Return the hashes of the prompt's whole blocks."""

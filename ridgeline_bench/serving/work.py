@@ -144,9 +144,17 @@ class Work:
     def sizes(self, index: int) -> tuple[int, int, int]:
         """Return one request's tokens of its own prompt and of its answer, and its group of those that share a
         beginning."""
+        if self._fixed:
+            return self.input_len.low, self.output_len.low, 0
         row, rng = self.trace[index] if self.trace else {}, random.Random(f"{self.seed}/{index}/lengths")
         drawn = self.input_len.draw(rng), self.output_len.draw(rng), rng.randrange(self.prefix_groups)
         return row.get("input_length", drawn[0]), row.get("output_length", drawn[1]), drawn[2]
+
+    @property
+    def _fixed(self) -> bool:
+        """Return True if nothing is drawn for a request."""
+        drawn = self.trace or self.prefix_groups > 1
+        return not drawn and all(each.low == each.high and not each.mean for each in (self.input_len, self.output_len))
 
     def longest(self) -> int:
         """Return the tokens of the longest request's prompt and answer. Text counts as none, since only the server

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -68,6 +68,15 @@ class CostModel(Protocol):
     protocol."""
 
     def step_limit(self, shape: StepShape) -> float: ...
+
+
+@runtime_checkable
+class SumModel(CostModel, Protocol):
+    """A cost model that may answer from sums alone, where `sums_suffice`: in a fraction of the time."""
+
+    @property
+    def sums_suffice(self) -> bool: ...
+    def of_prompt(self, rows: int, keys: float, tokens: int, length: int) -> float: ...
 
 
 class Headroom(NamedTuple):
