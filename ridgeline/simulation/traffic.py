@@ -89,10 +89,10 @@ class Prompts:
 
     def tokens(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
         """Return the prompt's token ids: a content's number, as often as it has tokens."""
-        found: tuple[int, ...] = ()
+        found = list[int]()
         for content, tokens in pieces:
-            found += (content,) * tokens
-        return found
+            found += [content] * tokens
+        return tuple(found)
 
     def hashes(self, pieces: Sequence[Piece]) -> tuple[Hash, ...]:
         """Return the hashes of the prompt's whole blocks."""

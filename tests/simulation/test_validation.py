@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ridgeline.simulation.figures import FleetFigures
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.simulation.figures import Bounds, FleetFigures
 from ridgeline.simulation.fleet import Fleet, FleetSettings
 from ridgeline.simulation.setup import Setup
 from ridgeline.simulation.traffic import Ask, Listed, Piece
 from ridgeline_bench.serving.asks import asks
+from ridgeline_bench.serving.sessions import Agents
 from ridgeline_bench.serving.work import Lengths, Work
 from ridgeline_bench.workloads import Phase, Size, workloads
 from tests.simulation.fleets import setup
@@ -108,3 +111,60 @@ def test_w1_of_several_models(model: str, bound: float) -> None:
     [metric] = workload.metrics(times)
     print(model, metric.value, real)
     assert metric.value == pytest.approx(sum(real) / len(real), rel=bound)
+
+
+class DrawnAnswers(Agents):
+    """W6 as a client sends it: what it sends as earlier answers is drawn, so no cache has it."""
+
+    def _next(self, session: int, turn: int, ask: Ask, ended: float) -> Ask:
+        drawn = Piece(ask.answer.content + (1 << 29), ask.answer.tokens)
+        return replace(super()._next(session, turn, replace(ask, answer=drawn), ended), seen=ask.length)
+
+
+def test_agents_whose_cache_is_too_small() -> None:
+    """W6 at half of the published sizes, with 156,400 tokens of cache and 32 GB below. It is 300 requests, so the 99th
+    percentile of TTFT is of three of them, when all sessions begin; it misses."""
+    lines = [json.loads(line) for line in (RESULTS / "h200-agents.jsonl").read_text().splitlines()]
+    real = {line["metric"]: line["value"] for line in lines if line["engine"] == "ridgeline"}
+    sizes = {"instructions": 6000, "task": 1000, "result": 1295, "answer": 222}
+    agents = DrawnAnswers(sessions=20, turns=12, rate=2.0, time_scale=0.1, **sizes)
+    replica = setup("llama-8b", kv_tokens=156_400, kv_offloading_size=32e9 / (1 << 30))
+    found = Fleet(replica, FleetSettings(), agents).run()
+    print(f"output {found.output_rate / real['output'] - 1:+.1%}, TTFT {found.ttft}, {found.hit_rate:.3f}")
+    assert 100 * found.ideal_hit_rate == pytest.approx(real["ideal"], abs=0.01)
+    assert 100 * found.hit_rate == pytest.approx(real["cached"], abs=1.5)
+    assert found.output_rate == pytest.approx(real["output"], rel=0.05)
+    assert found.ttft.p50 == pytest.approx(real["ttft p50"], rel=0.15)
+    assert found.ttft.p99 < 1.5 * real["ttft p99"]
+
+
+def experiments(workload: str) -> list[dict[str, float]]:
+    """The stored lines of an experiment on a GPU."""
+    lines = (json.loads(line) for line in (RESULTS / "experiments.jsonl").read_text().splitlines() if line.strip())
+    return [line for line in lines if line["workload"] == workload and line.get("gpu")]
+
+
+def test_prompts_in_chunks_on_another_device() -> None:
+    """Prompts of 8,192 tokens, one after the other, beside 16 rows that decode. Where a prompt has few chunks, its last
+    one and the steps between two prompts are half of all gaps, so the longest one is compared."""
+    times = setup("llama-8b", "H100", max_num_batched_tokens=8192).times
+    for line in experiments("chunk sizes"):
+        ends = [*range(int(line["chunk"]) - 16, 8192, int(line["chunk"]) - 16), 8192]
+        shapes = (([1] * 16 + [end - at], [400] * 16 + [end]) for at, end in zip([0, *ends], ends, strict=False))
+        steps = [1e3 * times.seconds(StepShape(*shape, 17)) for shape in shapes]
+        print(line["chunk"], f"TTFT {sum(steps) / line['ttft_ms'] - 1:+.1%}, {sorted(steps)[len(steps) // 2]:.1f}")
+        assert sum(steps) == pytest.approx(line["ttft_ms"], rel=0.07)
+        assert max(steps) == pytest.approx(line["itl_p99_ms"], rel=0.16)
+        if len(steps) > 3:
+            assert sorted(steps)[len(steps) // 2] == pytest.approx(line["itl_p50_ms"], rel=0.08)
+
+
+def test_the_most_load_under_an_objective() -> None:
+    """A search on an H200 found that 53.8 requests/s keep TTFT below 500 ms and ITL below 50 ms, and that 56.2 miss."""
+    work = Work(duration=8.0, input_len=Lengths.parse("512", "input"), output_len=Lengths.parse("128", "output"))
+    for rate, meets in ((53.8, True), (56.2, False)):
+        bounds = Bounds(ttft=0.5, itl=0.05)
+        fleet = Fleet(setup("llama-8b"), FleetSettings(), Listed(asks(work, rate)), bounds)
+        share = fleet.run().completed and fleet.counts.good / fleet.requests
+        print(rate, f"{share:.1%}")
+        assert (share >= 0.99) is meets
