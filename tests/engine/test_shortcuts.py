@@ -1,0 +1,148 @@
+"""Answers that take fewer steps than the plain way to them: they are the same, or never say too much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as PySequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.plan.step import Rows
+from ridgeline.engine.cache.idle import Idle, IdlePages
+from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.forecast import Forecast
+from ridgeline.engine.itl import ItlBound
+from ridgeline.engine.plan_builder import Standing
+from ridgeline.engine.sequence import Sequence
+from ridgeline.engine.slots import SlotTable
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.perf.hardware import find
+from ridgeline.perf.roofline import Roofline
+from tests.engine.layouts import GROUPS, Groups, layout_of
+from tests.engine.profiles import quick_settings
+from tests.simulation.fleets import setup
+
+
+def request(number: int, prompt: PySequence[int], tokens: int) -> Request:
+    params = SamplingParams(max_tokens=tokens, temperature=number % 2)
+    return Request(
+        id=str(number),
+        prompt_token_ids=tuple(prompt),
+        params=params,
+        seed=0,
+        max_total_tokens=len(prompt) + tokens,
+    )
+
+
+@quick_settings(100)
+@given(moves=st.lists(st.tuples(st.integers(0, 7), st.sampled_from([0.0, 1.0, 2.0, float("inf")])), max_size=80))
+def test_idle_pages_go_by_rank_and_age_in_whatever_order_they_come(moves: list[tuple[int, float]]) -> None:
+    """A page that is there already leaves, another one comes; a heap of all is the plain way."""
+    pages, there = IdlePages(), dict[int, Idle]()
+    for order, (page, rank) in enumerate(moves):
+        if there.pop(page, None) is not None:
+            pages.discard(page)
+        else:
+            there[page] = Idle(rank, order, page)
+            pages.add(there[page])
+        assert pages.least() == min(there.values(), default=None)
+        assert len(pages) == len(there)
+
+
+@quick_settings(50)
+@given(steps=st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=12))
+def test_standing_rows_follow_from_those_before(steps: list[list[int]]) -> None:
+    """In each step some sequences come that are not there, and others leave, in any order and back and forth."""
+    slots, decoding = SlotTable(10), dict[int, Sequence]()
+    everyone = [Sequence(request(n, range(5 + n), 20 + n), 1) for n in range(10)]
+    for seq in everyone:
+        slots.acquire(seq, len(seq.tokens))
+    standing = Standing.of([], slots, drafts=0)
+    for step in steps:
+        changes = list[tuple[Sequence, bool]]()
+        for n in step:
+            changes.append((everyone[n], n not in decoding))
+            if decoding.pop(n, None) is None:
+                decoding[n] = everyone[n]
+        standing = standing.after(changes, slots)
+        plain = Standing.of(list(decoding.values()), slots, drafts=0)
+        assert (standing.seqs, standing.ids) == (plain.seqs, plain.ids)
+        assert standing.takers == plain.takers
+        for found, wanted in zip(arrays(standing), arrays(plain), strict=True):
+            assert found.dtype == wanted.dtype
+            assert found.tolist() == wanted.tolist()
+        assert standing.rows.features == plain.rows.features
+
+
+def arrays(standing: Standing) -> list[np.ndarray]:
+    rows: Rows = standing.rows
+    own = [rows.slots_R, rows.generations_R, rows.kinds_R, rows.num_tokens_R, rows.num_logits_R]
+    return [standing.columns_R, standing.last_kv_len_R, *own]
+
+
+@quick_settings(60)
+@given(
+    groups=st.sampled_from(GROUPS),
+    running=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(0, 60)), max_size=6),
+    new=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+)
+def test_requests_never_grow_by_more_than_what_is_known_at_once(
+    groups: Groups, running: list[tuple[int, int, int]], new: tuple[int, int]
+) -> None:
+    slots = SlotTable(8)
+    forecast = Forecast(layout_of(groups, 4, 9000), slots, 2)
+    for number, (prompt, tokens, written) in enumerate(running):
+        seq = Sequence(request(number, range(prompt), tokens), len(groups))
+        slots.acquire(seq, 0)
+        slots.kv_len[seq.slot] = min(written, prompt + tokens)
+        if number % 3 == 2:
+            slots.release(seq)
+    coming = [Sequence(request(9, range(new[0]), new[1]), len(groups))]
+    assert forecast.growth(new=coming) <= forecast.at_limits(coming)
+
+
+@quick_settings(60)
+@given(
+    pages=st.integers(4, 24),
+    before=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.booleans()), max_size=6),
+    prompt=st.tuples(st.integers(0, 2), st.integers(1, 60)),
+    reserve=st.integers(0, 4),
+)
+def test_what_surely_fits_is_admitted(
+    pages: int, before: list[tuple[int, int, bool]], prompt: tuple[int, int], reserve: int
+) -> None:
+    """Prompts of few kinds share beginnings, whose blocks may be held or idle."""
+    manager = CacheManager(layout_of(((None, 1),), 4, pages), prefix_caching=True, max_chunk=64)
+    for number, (kind, length, stays) in enumerate(before):
+        seq = Sequence(request(number, range(100 * kind, 100 * kind + length), 4), 1)
+        if not manager.admit(seq, reserve_blocks=0):
+            continue
+        if manager.tables.extend(seq, length - 1, length) is not None:
+            manager.publish_chunk(seq, 0, length)
+            seq.has_emitted = True
+        if not stays:
+            manager.release(seq, 0, length)
+    kind, length = prompt
+    seq = Sequence(request(99, range(100 * kind, 100 * kind + length), 4), 1)
+    if manager.surely_admits(seq, reserve_blocks=reserve):
+        assert manager.would_admit(seq, reserve_blocks=reserve, without=())
+        assert manager.admit(seq, reserve_blocks=reserve)
+
+
+@pytest.mark.parametrize("model", ["llama-8b", "qwen3-30b-a3b-2-layers"])
+@pytest.mark.parametrize(("kv_len", "start", "tokens"), [([], 0, 700), ([7, 3000, 9], 40, 1000), ([5] * 64, 0, 0)])
+def test_a_model_of_costs_says_the_same_of_sums(model: str, kv_len: list[int], start: int, tokens: int) -> None:
+    limit = Roofline(setup(model).model, find("H200"), "bfloat16")
+    assert limit.sums_suffice
+    some = [tokens][: bool(tokens)]
+    shape = StepShape([1] * len(kv_len) + some, kv_len + [start + n for n in some], len(kv_len) + len(some))
+    found = limit.of_prompt(len(kv_len), float(sum(kv_len)), tokens, start + tokens)
+    assert found == limit.step_limit(shape)
+    if kv_len and tokens:
+        slow = ItlBound(0.02, limit)
+        slow._sums = None
+        most = ItlBound(0.02, limit).prompt_tokens(np.array(kv_len), start, 8192)
+        assert most == slow.prompt_tokens(np.array(kv_len), start, 8192)
