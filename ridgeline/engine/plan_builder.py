@@ -97,8 +97,8 @@ class Standing(NamedTuple):
         return Standing(seqs, rows, columns_R, last_kv_len_R, *given)
 
     def after(self, changes: Iterable[tuple[Sequence, bool]], slots: SlotTable) -> Standing:
-        """Return what `of` returns without drafts, once some sequences have come (True) to these or left them (False),
-        in this order."""
+        """Return the set that `of` makes without drafts, once some sequences have come (True) to these or left them
+        (False), in this order."""
         gone, come = list[int](), list[Sequence]()
         for seq, comes in changes:
             if comes:

@@ -87,7 +87,7 @@ class StepTimes(Roofline):
 
     @property
     def sums_suffice(self) -> bool:
-        """What rows of unlike lengths lose is not known from their sums."""
+        """Return False: sums do not show how much time rows of unlike lengths lose."""
         return False
 
     def step_limit(self, shape: StepShape) -> float:

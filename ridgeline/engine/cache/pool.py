@@ -209,7 +209,7 @@ class BlockPool:
         return taken
 
     def _take_pages(self, count: int) -> list[list[int]] | None:
-        """Return what `take` does where a page is a block."""
+        """Do as `take`, where a page is a block."""
         fresh, busy, blocks = self._fresh, self._busy, self._blocks[0]
         if count > len(fresh) + len(self._idle):
             return None
