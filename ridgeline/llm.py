@@ -38,6 +38,7 @@ from ridgeline.text.arguments import listed_params, listed_priorities, listed_pr
 from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.continuations import continued, listed_continuations, score_of, scoring_params
+from ridgeline.text.media_folder import folder_processor
 from ridgeline.text.media_prompt import MediaPrompt, prompt_with
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.text.pooled import (
@@ -333,7 +334,9 @@ class LLM:
 
     def _processor(self, tokenizer: Tokenizer | None) -> Processor | None:
         """Return the processor of pictures, for a model that sees them."""
-        return None
+        if tokenizer is None or self.assembly.model.spec.tower is None:
+            return None
+        return folder_processor(self.assembly.folder, tokenizer)
 
     def chat_prompt(
         self,

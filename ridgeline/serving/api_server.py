@@ -13,6 +13,7 @@ from pathlib import Path
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.media.layout import Processor, VideoProcessor
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.beam_run import BeamRun
@@ -23,12 +24,14 @@ from ridgeline.serving.generation.service import Run, Service
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.kept.kept import Kept
+from ridgeline.serving.media import MediaReader
 from ridgeline.serving.observed.inferences import Inferences
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.serving.repository.folder import served_models
 from ridgeline.serving.repository.models import ServedModel
 from ridgeline.text.arguments import short
 from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.media_folder import folder_processor
 from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.pooled import Encoder
 from ridgeline.text.tokenizer import Tokenizer
@@ -43,7 +46,8 @@ class ApiServer:
     model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that may be asked for again, and
     `served` the models that KServe's clients see, with the figures of their `inferences`. `beside` are the API servers
     of all models of this process, this one among them; they have the devices in turn. `given_adapters` are names
-    of adapters that the server was started with."""
+    of adapters that the server was started with. `media` reads pictures, video and sound, and `processor` says what
+    stands in a prompt for them."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -61,6 +65,8 @@ class ApiServer:
     served: Mapping[str, ServedModel] = field(default_factory=dict)
     given_adapters: tuple[str, ...] = ()
     inferences: Inferences = field(default_factory=Inferences)
+    media: MediaReader = field(default_factory=lambda: MediaReader(ServeConfig()))
+    processor: Processor | None = None
     beside: tuple[ApiServer, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,6 +78,7 @@ class ApiServer:
         built = [cls.build(config, model, name, place) for model in models]
         for api in built:
             api.beside, api.kept, api.watchdog = tuple(built), built[0].kept, built[0].watchdog
+            api.media = built[0].media
         return built
 
     @classmethod
@@ -116,7 +123,17 @@ class ApiServer:
             kept=Kept(place, share, Path(model.sockets[0]).parent, config.max_stored_responses),
             served=served_models(config.model_repository, (*names, *(each.name for each in model.adapters))),
             given_adapters=tuple(each.name for each in model.adapters),
+            media=MediaReader(config),
+            processor=folder_processor(texts, tokenizer, config.mm_processor_kwargs),
         )
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The kinds of media that the model takes: image, video, audio."""
+        facts = self.client.known
+        if facts is None or self.processor is None or not facts.modalities:
+            return ()
+        return *facts.modalities, *(("video",) if isinstance(self.processor, VideoProcessor) else ())
 
     @property
     def adapters(self) -> tuple[str, ...]:

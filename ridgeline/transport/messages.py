@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_type_hints
 import msgspec
 
 from ridgeline.core.plan.cache_figures import CacheFigures
-from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.embeds import Embeds, Inserted
 from ridgeline.core.plan.request import (
     MAX_LOGPROBS,
     PromptLogprobs,
@@ -71,7 +71,7 @@ class Hello(Message, frozen=True, tag="hello"):
 AS_THEY_ARE = (
     *("params", "seed", "max_total_tokens", "cache_salt", "priority", "arrival", "task", "whole", "second_text"),
     *("thinking", "embeds", "encoder_ids", "slo_ttft", "slo_itl", "adapter", "prefix_keys"),
-    *("session", "keep"),
+    *("session", "keep", "inserted"),
 )
 
 
@@ -108,6 +108,7 @@ class Submit(Message, frozen=True, tag="submit"):
     prefix_keys: tuple[str, ...] = ()
     session: str = ""
     keep: float = 0.0
+    inserted: tuple[Inserted, ...] = ()
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -266,6 +267,7 @@ class EngineFacts(Message, frozen=True):
     encoder), and `decoder_start` the tokens that outputs then follow. `architecture`, `parameters`, `layers`, `width`
     and `precision` describe the network, and `weight_bytes` is what its weights take on the first rank's device.
     `ranks` divide the model. `weight_version` changes when a trainer has sent other weights.
+    `modalities` are the kinds of media that the network takes: image.
     """
 
     process_id: int
@@ -302,6 +304,7 @@ class EngineFacts(Message, frozen=True):
     adapters: list[ServedAdapter] = []
     ranks: int = 1
     weight_version: str = ""
+    modalities: tuple[str, ...] = ()
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

@@ -11,6 +11,8 @@ from pathlib import Path
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import NamedAdapter
 
+KINDS_OF_MEDIA = ("image", "video", "audio")
+MOST_MEDIA = 128  # pictures, videos or sounds of a request
 TEMPLATE_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 
 
@@ -81,6 +83,14 @@ class ServeConfig:
     tool_call_parser: the form in which the model writes tool calls, by name: "auto" asks the model's chat template,
         "none" does not look for any.
     reasoning_parser: the form in which the model sets its reasoning apart, likewise.
+    allowed_media_domains: the hosts whose URLs of pictures, video and sound are fetched, "*.example.com" for all below
+        one and "*" for any (none: no URL is fetched).
+    allowed_local_media_path: the folder below which file: URLs are read (None: none are).
+    limit_mm_per_prompt: the most pictures, videos and sounds of a request, by kind: image, video, audio (None: 128).
+    media_io_kwargs: settings of decoding by kind, such as {"video": {"num_frames": 16}}, where a request gives none.
+    mm_processor_kwargs: settings of the model's processor that replace those of its files, such as {"max_pixels": …}.
+    media_processes: how many processes of each API server decode (0: by its cores, from 4 to 16).
+    max_media_bytes: bytes that decoded pictures, videos and sounds take together.
     otlp_endpoint: where traces are sent (OpenTelemetry, gRPC).
     batch_dir: the folder of files and batches, which outlives the server (None: there are none).
     batch_in_flight: how many requests of batches run at once, behind all others (0: 64 on a GPU and 4 on a CPU, where
@@ -147,6 +157,13 @@ class ServeConfig:
     override_generation_config: dict[str, object] | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    allowed_media_domains: tuple[str, ...] = ()
+    allowed_local_media_path: str | None = None
+    limit_mm_per_prompt: dict[str, object] | None = None
+    media_io_kwargs: dict[str, object] | None = None
+    mm_processor_kwargs: dict[str, object] | None = None
+    media_processes: int = 0
+    max_media_bytes: int = 2 << 30
     otlp_endpoint: str | None = None
     batch_dir: str | None = None
     batch_in_flight: int = 0
@@ -175,6 +192,8 @@ class ServeConfig:
             ("batch_in_flight", 0),
             ("batch_file_bytes", 1),
             ("batch_dir_bytes", 1),
+            ("media_processes", 0),
+            ("max_media_bytes", 1),
         ):
             if getattr(self, name) < low:
                 raise InvalidConfig(f"{name} must be at least {low}, got {getattr(self, name)!r}.")
@@ -234,6 +253,20 @@ class ServeConfig:
             raise InvalidConfig("uds must be the path of a socket; leave it out to listen on host and port.")
         if self.default_chat_template_kwargs and (taken := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys()):
             raise InvalidConfig(f"default_chat_template_kwargs cannot set {min(taken)}, which is the request's own.")
+        for kind in (*(self.limit_mm_per_prompt or ()), *(self.media_io_kwargs or ())):
+            if kind not in KINDS_OF_MEDIA:
+                raise InvalidConfig(
+                    f"limit_mm_per_prompt and media_io_kwargs take {', '.join(KINDS_OF_MEDIA)}, got {kind[:64]!r}."
+                )
+        for kind in self.limit_mm_per_prompt or ():
+            self.most_media(kind)
+        if not all(isinstance(each, dict) for each in (self.media_io_kwargs or {}).values()):
+            raise InvalidConfig("media_io_kwargs holds an object of settings for each kind.")
+        if self.allowed_local_media_path is not None and not Path(self.allowed_local_media_path).is_dir():
+            raise InvalidConfig(
+                f"allowed_local_media_path is {self.allowed_local_media_path[:200]!r}, which is no folder; make it, or "
+                "leave it out."
+            )
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidConfig(f"unknown log_level {self.log_level!r}; use debug, info, warning or error.")
 
@@ -256,3 +289,11 @@ class ServeConfig:
         for name in ("kv_disk", "enable_lora_factors"):
             if self.engine.get(name):
                 raise InvalidConfig(f"weight_transfer changes weights that {name} relies on; leave one of them out.")
+
+    def most_media(self, kind: str) -> int:
+        """Return the most items of a kind that a request may have. vLLM's form {"count": 2, …} is taken too."""
+        given = (self.limit_mm_per_prompt or {}).get(kind, MOST_MEDIA)
+        most = given.get("count", MOST_MEDIA) if isinstance(given, dict) else given
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 1 << 16:
+            raise InvalidConfig(f"limit_mm_per_prompt.{kind} is a whole number from 0, got {most!r:.100}.")
+        return most

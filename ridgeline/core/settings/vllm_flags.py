@@ -238,11 +238,10 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     (
         "only text is read, so there is nothing to prepare for images, sound or video",
         VALUE,
-        "limit-mm-per-prompt mm-processor-kwargs media-io-kwargs mm-processor-cache-gb mm-processor-cache-type "
+        "mm-processor-cache-gb mm-processor-cache-type "
         "mm-hasher-algorithm mm-shm-cache-max-object-size-mb mm-encoder-tp-mode mm-encoder-attn-dtype "
         "mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-path mm-encoder-fp8-scale-save-margin video-pruning-rate "
-        "video-pruning-method mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb allowed-local-media-path "
-        "ec-manager-config",
+        "video-pruning-method mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb ec-manager-config",
     ),
     (
         "only text is read, so there is nothing to prepare for images, sound or video",
@@ -250,7 +249,6 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "language-model-only skip-mm-profiling interleave-mm-strings mm-device-do-normalize "
         "disable-mm-preprocessor-cache trust-request-mm-kwargs enable-mm-processor-stats",
     ),
-    ("only text is read, so there is nothing to fetch", LIST, "allowed-media-domains"),
     ("a stream without news sends a comment every 15 s", VALUE, "sse-keep-alive-interval"),
     ("usage always has prompt_tokens_details", SWITCH, "enable-prompt-tokens-details"),
     ("every answer has X-Request-Id", SWITCH, "enable-request-id-headers"),

@@ -129,5 +129,11 @@ def _bound(most: int, own: int) -> int:
 
 
 def embedded_bytes(requests: Sequence[Request]) -> int:
-    """Return the bytes of prompts that came as vectors."""
-    return sum(len(request.embeds.data) for request in requests if request.embeds is not None)
+    """Return the bytes of prompts that came as vectors, and of pictures."""
+    return sum(map(inserted_bytes, requests))
+
+
+def inserted_bytes(request: Request) -> int:
+    """Return the bytes of a request's vectors and pictures."""
+    shown = {id(each.shown): each.shown.num_bytes for each in request.inserted if each.shown is not None}
+    return sum(shown.values()) + (0 if request.embeds is None else len(request.embeds.data))

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ridgeline.core.plan.adapters import UsedAdapter
-from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.embeds import Embeds, Inserted
 from ridgeline.core.plan.request import BACKGROUND, MASK_FAILED, SamplingParams, Thinking, TokenEvent
 from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
@@ -54,8 +54,8 @@ class GenerationRequest:
     `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
     tokens are skipped, because its reader needs them. `reader` makes the reader of a completion's text, which separates
-    content, reasoning and calls. `thinking`, `embeds`, `slo_ttft` and `slo_itl` are as in `core.plan.request.Request`.
-    `session` and `keep` too. `adapter` is the one that the client named as its model.
+    content, reasoning and calls. `thinking`, `embeds`, `inserted`, `slo_ttft` and `slo_itl` are as in
+    `core.plan.request.Request`. `session` and `keep` too. `adapter` is the one that the client named as its model.
     """
 
     id: str
@@ -72,6 +72,7 @@ class GenerationRequest:
     reader: Callable[[], AnswerReader] | None = None
     thinking: Thinking | None = None
     embeds: Embeds | None = None
+    inserted: tuple[Inserted, ...] = ()
     slo_ttft: float = 0.0
     slo_itl: float = 0.0
     session: str = ""
@@ -182,6 +183,7 @@ class Run:
             priority=BACKGROUND if service.background else asked.priority,
             cache_salt=asked.cache_salt,
             embeds=asked.embeds,
+            inserted=asked.inserted,
         )
         if asked.slo_ttft or asked.slo_itl:
             requests = [replace(each, slo_ttft=asked.slo_ttft, slo_itl=asked.slo_itl) for each in requests]

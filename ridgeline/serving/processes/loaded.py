@@ -230,4 +230,5 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         precision=assembly.precision.name,
         weight_bytes=assembly.memory.weights,
         ranks=options.ranks,
+        modalities=("image",) if model.spec.tower is not None else (),
     )

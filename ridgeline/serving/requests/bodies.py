@@ -343,6 +343,7 @@ class TemplateBody(Body):
     documents: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_DOCUMENTS)] | None = None
     reasoning_effort: Name | None = None
     continue_final_message: bool | None = None
+    media_io_kwargs: Object | None = None
     chat_template: Annotated[str, Field(max_length=MOST_TEMPLATE)] | None = None
 
 

@@ -4,7 +4,7 @@ and the names of fields at fault."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -25,6 +25,8 @@ MOST_KIND = 64  # characters of a part's type
 KIND = re.compile(rf"[a-z][a-z0-9_]{{0,{MOST_KIND - 1}}}")  # what types look like, those of later APIs too
 
 Message = dict[str, Any]
+Piece = str | dict[str, Any]  # text, or a part of a chat that is a picture, a video or a sound
+Media = Callable[[Mapping[str, Any], str], dict[str, Any] | None]
 
 
 class Transcript:
@@ -35,23 +37,23 @@ class Transcript:
     """
 
     def __init__(self, *, later: bool) -> None:
-        self._messages: list[Message] = []  # contents are lists of texts
+        self._messages: list[Message] = []  # contents are lists of texts and media
         self._later = later
         self._begun = False  # something was said besides instructions
         self._rank = -1  # that of the newest part of an answer that may still grow
 
-    def say(self, role: str, text: str, **more: Any) -> None:
+    def say(self, role: str, *pieces: Piece, **more: Any) -> None:
         """Add a message."""
-        self._messages.append({"role": role, "content": [text], **more})
+        self._messages.append({"role": role, "content": [*pieces], **more})
         self._begun = self._begun or role not in INSTRUCTING
         self._rank = -1
 
-    def ask(self, text: str) -> None:
-        """Add what the user says. Texts in a row are one message."""
+    def ask(self, piece: Piece) -> None:
+        """Add what the user says or shows. Pieces in a row are one message."""
         if self._last == "user":
-            self._grow(text)
+            self._grow(piece)
         else:
-            self.say("user", text)
+            self.say("user", piece)
 
     def instruct(self, role: str, text: str) -> None:
         """Add instructions. Those at the beginning are one message. Later ones are a part of what they come after, if
@@ -76,17 +78,14 @@ class Transcript:
 
     def whole(self) -> list[Message]:
         """Return all messages."""
-        return [
-            message | {"content": BETWEEN.join(message["content"]) or (None if "tool_calls" in message else "")}
-            for message in self._messages
-        ]
+        return [message | {"content": _content(message)} for message in self._messages]
 
     @property
     def _last(self) -> str | None:
         return str(self._messages[-1]["role"]) if self._messages else None
 
-    def _grow(self, text: str) -> None:
-        self._messages[-1]["content"].append(text)
+    def _grow(self, piece: Piece) -> None:
+        self._messages[-1]["content"].append(piece)
 
     def _answer(self, rank: int) -> Message:
         """Return the message that a part of an answer belongs to. There may be several calls, and one of the others."""
@@ -95,6 +94,36 @@ class Transcript:
             self._begun = True
         self._rank = rank
         return self._messages[-1]
+
+
+def _content(message: Message) -> Any:
+    """Return the content of a message: text, or parts if media are among them."""
+    pieces = message["content"]
+    if all(isinstance(piece, str) for piece in pieces):
+        return BETWEEN.join(pieces) or (None if "tool_calls" in message else "")
+    return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces if piece]
+
+
+def pieces_of(content: object, path: str, kinds: Mapping[str, str], media: Media) -> list[Piece]:
+    """Return the texts and media of a user's message, as `text_of` does. `media` turns a part that the model can see or
+    hear into a chat's, and any other into None."""
+    if not isinstance(content, list):
+        return [text_of(content, path, kinds)]
+    found: list[Piece] = []
+    for index, part in enumerate(content):
+        shown = media(part, f"{path}.{index}") if isinstance(part, dict) else None
+        if shown is not None:
+            found.append(shown)
+            continue
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in kinds:
+            refuse_part(part, f"{path}.{index}", tuple(kinds))
+        text = text_at(part, kinds[kind], f"{path}.{index}")
+        if found and isinstance(found[-1], str):
+            found[-1] += BETWEEN + text
+        else:
+            found.append(text)
+    return found
 
 
 def text_of(content: object, path: str, kinds: Mapping[str, str]) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ridgeline.core.plan.embeds import PLACEHOLDER, Embeds
+from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.settings.serving import TEMPLATE_FIELDS
+from ridgeline.media.items import Item
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
@@ -34,6 +35,7 @@ from ridgeline.serving.requests.context import (
 from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
 from ridgeline.serving.requests.kept import kept_for
+from ridgeline.serving.requests.media import refuse_media, with_items
 from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
@@ -41,7 +43,9 @@ from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.shares import TEMPLATES, TEXTS
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.infill import infill, marks
+from ridgeline.text.media_prompt import MediaPrompt, prompt_with
 from ridgeline.text.requests import most_logprobs, with_spelled_words
+from ridgeline.transport.messages import Grammar
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
 
@@ -225,6 +229,9 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
         prompt_logprobs=_top(api, body.prompt_logprobs, "prompt_logprobs"),
     )
     params = await _ruled(api, params, params.num_drawn)
+    body, items = await with_items(api, body)
+    if items:
+        return await _with_media(api, body, items, request_id, params, grammar, most or 1)
     prompt = await render(api, body, use_tools=body.tool_choice != "none")
     special = bool(body.add_special_tokens)
     fits = body.truncate_prompt_tokens is None
@@ -238,8 +245,58 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
     return readable(api, body, _fitted(api, body, bare, "messages", most or 1))
 
 
+async def _with_media(
+    api: ApiServer,
+    body: ChatBody,
+    items: Sequence[Item],
+    request_id: str,
+    params: SamplingParams,
+    grammar: Grammar | None,
+    wanted: int,
+) -> GenerationRequest:
+    """Return the request of a chat with pictures or videos. Raise RequestFailed or InvalidRequest."""
+    for name in ("truncate_prompt_tokens", "use_beam_search", "guidance_scale", "prompt_logprobs"):
+        if getattr(body, name) not in (None, False):
+            raise BadRequest(f"{name} is not for prompts with pictures; leave it out.", param=name)
+    made = await _media_prompt(api, body, items)
+    shown = {id(each.shown): each.shown.num_bytes for each in made.inserted if each.shown is not None}
+    if (size := sum(shown.values())) > MOST_BYTES:
+        message = f"the pictures are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
+        raise BadRequest(message, param="messages")
+    bare = GenerationRequest(
+        id=request_id,
+        prompt=made.text,
+        prompt_token_ids=made.token_ids,
+        params=params,
+        grammar=grammar,
+        inserted=made.inserted,
+    )
+    return readable(api, body, _fitted(api, body, bare, "messages", wanted))
+
+
+async def _media_prompt(api: ApiServer, body: TemplateBody, items: Sequence[Item]) -> MediaPrompt:
+    """Return the prompt of a conversation with marks in place of these items."""
+    use_tools = not isinstance(body, ChatBody) or body.tool_choice != "none"
+    contents = (message.content for message in body.messages)
+    parts = (part for content in contents for part in (content if isinstance(content, list) else [{"text": content}]))
+    length = sum(len(text) for part in parts if isinstance(text := part.get("text"), str))
+    check_text(api.service.facts().max_model_len, length, "messages")
+
+    def work() -> MediaPrompt:
+        turn = _template_turn(api, body, use_tools)
+        assert api.processor is not None
+        return prompt_with(
+            turn.template, api.tokenizer, api.processor, turn.messages, items, open_ended=turn.goes_on, **turn.arguments
+        )
+
+    return await TEMPLATES.run(work)
+
+
 async def chat_length(api: ApiServer, body: ChatBody) -> int:
     """Return the length of a chat's prompt, in tokens."""
+    body, items = await with_items(api, body)
+    if items:
+        return len((await _media_prompt(api, body, items)).token_ids)
     prompt = await render(api, body, use_tools=body.tool_choice != "none")
     return len(await encode(api, prompt, False, "messages"))
 
@@ -247,10 +304,26 @@ async def chat_length(api: ApiServer, body: ChatBody) -> int:
 async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
     """Return the prompt of a conversation by the model's template. The template is a program and may take its time, so
     it runs in a thread."""
+    refuse_media(api, body)
     return await TEMPLATES.run(partial(_render, api, body, use_tools))
 
 
+class _TemplateTurn(NamedTuple):
+    """A template's work: its messages, and the arguments of `ChatTemplate.render` or, where the last message goes on,
+    of `render_open`."""
+
+    template: ChatTemplate
+    messages: list[dict[str, Any]]
+    goes_on: bool
+    arguments: dict[str, Any]
+
+
 def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
+    turn = _template_turn(api, body, use_tools)
+    return (turn.template.render_open if turn.goes_on else turn.template.render)(turn.messages, **turn.arguments)
+
+
+def _template_turn(api: ApiServer, body: TemplateBody, use_tools: bool) -> _TemplateTurn:
     messages = [message.model_dump(exclude_unset=True) for message in body.messages]
     template, size = _template(api, body), Size()
     goes_on = bool(body.continue_final_message)
@@ -273,10 +346,10 @@ def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
         raise BadRequest(f"{name} is a field of its own; it cannot be set here.", param=f"chat_template_kwargs.{name}")
     fields = {name: value for name in ("documents", "reasoning_effort") if (value := getattr(body, name)) is not None}
     extra = {**(api.config.default_chat_template_kwargs or {}), **_switches(template, body), **fields, **given}
-    tools = body.tools if use_tools else None
-    if goes_on:
-        return template.render_open(messages, tools or None, **extra)
-    return template.render(messages, body.add_generation_prompt is not False, tools or None, **extra)
+    arguments = {**extra, "tools": (body.tools if use_tools else None) or None}
+    if not goes_on:
+        arguments["add_generation_prompt"] = body.add_generation_prompt is not False
+    return _TemplateTurn(template, messages, goes_on, arguments)
 
 
 def _switches(template: ChatTemplate, body: TemplateBody) -> dict[str, bool]:

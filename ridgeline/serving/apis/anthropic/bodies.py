@@ -29,6 +29,7 @@ from ridgeline.serving.requests.bodies import (
 )
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.kept import KEPT
+from ridgeline.serving.requests.media import CLIENT_PATH
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import (
     BETWEEN,
@@ -156,14 +157,16 @@ class MessagesBody(CountMessagesBody, SampledBody):
     stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
 
 
-def chat_of(body: CountMessagesBody, forms: Forms, *, later: bool) -> tuple[ChatBody, list[str]]:
+def chat_of(
+    body: CountMessagesBody, forms: Forms, *, later: bool, pictures: bool = False
+) -> tuple[ChatBody, list[str]]:
     """Return the request as a chat's, and what of it is ignored. Raise BadRequest that names the field at fault.
 
     The chat has no `max_tokens`, because an answer may fill the context here. `forms` are the model's, and
-    `later` is as in `Transcript`.
+    `later` is as in `Transcript`. `pictures` are taken by the model or not.
     """
     ignored = unused(body.tools or [], USED)
-    found: dict[str, Any] = {"messages": _messages(body, ignored, later=later)}
+    found: dict[str, Any] = {"messages": _messages(body, ignored, later=later, pictures=pictures)}
     last = found["messages"][-1]
     if last["role"] == "assistant" and not last.get("tool_calls"):  # the answer goes on from there
         found |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -213,7 +216,7 @@ def _thinking(asked: Thinking | None, forms: Forms, found: Object, ignored: list
     return {"enable_thinking": thinks, "thinking": thinks}  # templates know it by one name or the other
 
 
-def _messages(body: CountMessagesBody, ignored: list[str], *, later: bool) -> list[Object]:
+def _messages(body: CountMessagesBody, ignored: list[str], *, later: bool, pictures: bool) -> list[Object]:
     said = Transcript(later=later)
     if body.system:
         _instruct(said, body.system, "system", ignored)
@@ -224,7 +227,7 @@ def _messages(body: CountMessagesBody, ignored: list[str], *, later: bool) -> li
         elif turn.role == "system":
             _instruct(said, turn.content, path, ignored)
         else:
-            _ask(said, turn.content, path, ignored)
+            _ask(said, turn.content, path, ignored, pictures=pictures)
     messages = said.whole()
     if not messages:
         raise BadRequest("messages are empty; send at least one block.", param="messages")
@@ -246,7 +249,7 @@ def _is_bill(text: object) -> bool:
     return isinstance(text, str) and text.startswith(BILLING)
 
 
-def _ask(said: Transcript, content: str | list[Object], path: str, ignored: list[str]) -> None:
+def _ask(said: Transcript, content: str | list[Object], path: str, ignored: list[str], *, pictures: bool) -> None:
     """Add what the user says, and what tools returned."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     for index, block in enumerate(blocks):
@@ -254,6 +257,8 @@ def _ask(said: Transcript, content: str | list[Object], path: str, ignored: list
         match block.get("type"):
             case "text":
                 said.ask(text_at(block, "text", place))
+            case "image" if pictures:
+                said.ask(_picture(block, place))
             case "tool_result":
                 content = _shown(block.get("content") or "", f"{place}.content")
                 text = result_text(content, f"{place}.content", TEXT, ignored, "tool_result")
@@ -261,6 +266,20 @@ def _ask(said: Transcript, content: str | list[Object], path: str, ignored: list
                 said.say("tool", text, tool_call_id=text_at(block, "tool_use_id", place), **more)
             case _:
                 refuse_part(block, place, OF_USER)
+
+
+def _picture(block: Object, path: str) -> Object:
+    """Return a block with a picture as a chat's part."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or kind not in ("base64", "url"):
+        message = f"{path}.source has the type base64 or url, got {shortened(kind or source)}."
+        raise BadRequest(message, param=f"{path}.source")
+    url = text_at(source, "url" if kind == "url" else "data", f"{path}.source")
+    if kind == "base64":
+        url = "data:;base64," + url
+    named = {"uuid": block["uuid"]} if "uuid" in block else {}
+    return {"type": "image_url", "image_url": {"url": url}, CLIENT_PATH: path, **named}
 
 
 def _shown(content: Any, path: str) -> Any:

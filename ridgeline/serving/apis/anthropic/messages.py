@@ -117,7 +117,8 @@ def _check_version(request: Request) -> None:
 async def _chat(api: ApiServer, body: CountMessagesBody, request: Request) -> ChatBody:
     size = len(await request.body())
     later = await later_instructions(api, (turn.role for turn in body.messages[1:]))
-    chat, ignored = await off_loop(size, INLINE_BYTES, lambda: chat_of(body, api.forms, later=later))
+    pictures = "image" in api.modalities
+    chat, ignored = await off_loop(size, INLINE_BYTES, lambda: chat_of(body, api.forms, later=later, pictures=pictures))
     tell_ignored(request, [*ignored, *unenforced(chat), *unread(api, chat)])
     return chat
 

@@ -19,6 +19,7 @@ from ridgeline.serving.http.by_model import LATEST
 from ridgeline.serving.requests.bodies import (
     LAX_INT,
     MOST_MESSAGES,
+    MOST_PARTS,
     MOST_TOOLS,
     Body,
     ChatBody,
@@ -33,6 +34,7 @@ from ridgeline.serving.requests.bodies import (
     Unit,
 )
 from ridgeline.serving.requests.fields import Refusal
+from ridgeline.serving.requests.media import CLIENT_PATH
 from ridgeline.serving.requests.pooling import Input
 from ridgeline.serving.requests.validation import parse
 
@@ -42,7 +44,7 @@ OF_LOADING = """embedding_only f16_kv logits_all low_vram main_gpu num_batch num
 vocab_only"""
 PICTURES = "for models that draw images"
 STAYS = "a model stays as long as its server"
-IMAGES = Refusal("images are not supported: the model reads text alone; leave images out.", ([],))
+IMAGES = "images are not supported: the model reads text alone; leave images out."
 SWITCHES = ("enable_thinking", "thinking")  # the names that templates have for it
 # Options that chats have under another name
 OPTIONS = {"repeat_penalty": "repetition_penalty"}
@@ -79,6 +81,7 @@ Think = Annotated[
     BeforeValidator(_check_think),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 32}]}),
 ]
+Pictures = Annotated[list[str], Field(fail_fast=True, max_length=MOST_PARTS)] | None  # in base64
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), LAX_INT]
 
 
@@ -128,8 +131,6 @@ class GeneratingBody(OllamasBody):
         "truncate": "a prompt that does not fit is refused",
         "shift": "an answer ends where the context is full",
     }
-    refused: ClassVar[Mapping[str, Refusal]] = {"images": IMAGES}
-
     options: Options | None = None
     format: Form | None = None
     think: Think | None = None
@@ -147,7 +148,7 @@ class OllamasChatMessage(Body):
     tool_calls: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     tool_name: Name | None = None
     tool_call_id: Name | None = None
-    images: list[Any] | None = None
+    images: Pictures = None
 
 
 class OllamasChatBody(GeneratingBody):
@@ -166,12 +167,12 @@ class OllamasGenerateBody(GeneratingBody):
         **dict.fromkeys(("height", "steps", "width"), PICTURES),
     }
     refused: ClassVar[Mapping[str, Refusal]] = {
-        "images": IMAGES,
         "template": Refusal("template is not supported: the model's own is used; send the whole prompt with raw."),
         "context": Refusal("context is not supported; send the whole conversation to /api/chat."),
     }
 
     prompt: str | None = None
+    images: Pictures = None
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
@@ -209,10 +210,12 @@ def chat_of(api: ApiServer, body: OllamasChatBody | OllamasGenerateBody) -> tupl
     """Return the request as a chat's, without a bound of its length, and what of it is ignored. Raise BadRequest."""
     ignored = _beyond(api, body)
     if isinstance(body, OllamasChatBody):
-        found: Object = {"messages": _messages(body.messages or ()), "tools": body.tools}
+        found: Object = {"messages": _messages(api, body.messages or ()), "tools": body.tools}
     else:
-        said = {"system": body.system, "user": body.prompt}
-        found = {"messages": [{"role": role, "content": text} for role, text in said.items() if text]}
+        said = {"system": body.system or None, "user": body.prompt or ("" if body.images else None)}
+        found = {"messages": [{"role": role, "content": text} for role, text in said.items() if text is not None]}
+        if body.images:
+            found["messages"][-1]["content"] = _with_pictures(api, body.images, body.prompt or "", "images")
     found |= _drawn(api, body) | _thought(api, body.think, ignored)
     if body.logprobs:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs}
@@ -221,6 +224,8 @@ def chat_of(api: ApiServer, body: OllamasChatBody | OllamasGenerateBody) -> tupl
 
 def completion_of(api: ApiServer, body: OllamasGenerateBody) -> tuple[CompletionBody, list[str]]:
     """Return the request for what follows a text, as a completion's, and what of it is ignored. Raise BadRequest."""
+    if body.images:
+        raise BadRequest("images are not taken with raw or suffix; leave one out.", param="images")
     ignored = [*_beyond(api, body), *(["think"] if body.think else [])]
     text = f"{body.system}\n{body.prompt}" if body.system and not body.raw else body.prompt
     found = {"prompt": text, "suffix": body.suffix, **_drawn(api, body)}
@@ -270,15 +275,30 @@ def _thought(api: ApiServer, think: bool | str | None, ignored: list[str]) -> Ob
     return {}
 
 
-def _messages(messages: Sequence[OllamasChatMessage]) -> list[Object]:
+def _with_pictures(api: ApiServer, images: Sequence[str], text: str, path: str) -> list[Object]:
+    """Return the parts of a message: pictures come before its text, as in Ollama. Raise BadRequest."""
+    if not api.modalities:
+        raise BadRequest(IMAGES, param=path)
+    shown = [
+        {
+            "type": "image_url",
+            "image_url": {"url": data if data[:5] == "data:" else f"data:;base64,{data}"},
+            CLIENT_PATH: f"{path}.{index}",
+        }
+        for index, data in enumerate(images)
+    ]
+    return [*shown, *([{"type": "text", "text": text}] if text else [])]
+
+
+def _messages(api: ApiServer, messages: Sequence[OllamasChatMessage]) -> list[Object]:
     """Return messages as chats have them. Calls without an id get one, and so do the answers to these: of the first
     call of that tool that waits for one, or of the first of all. Raise BadRequest."""
     found: list[Object] = []
     waiting: list[tuple[str, object]] = []  # ids and names of calls
     for index, message in enumerate(messages):
+        content: Any = message.content or (None if message.tool_calls else "")  # it may be absent, as in Ollama
         if message.images:
-            raise BadRequest(IMAGES.sentence, param=f"messages.{index}.images")
-        content = message.content or (None if message.tool_calls else "")  # it may be absent, as in Ollama
+            content = _with_pictures(api, message.images, message.content or "", f"messages.{index}.images")
         told: Object = {"role": message.role, "content": content}
         if message.thinking:
             told["reasoning_content"] = message.thinking

@@ -68,7 +68,7 @@ def router(api: ApiServer) -> APIRouter:
     )
     async def generate(request: Request) -> Response:
         body = await read_body(request, OllamasGenerateBody)
-        return await _answer(api, request, body, body.prompt or body.suffix, _text_line)
+        return await _answer(api, request, body, body.prompt or body.suffix or body.images, _text_line)
 
     return routes
 

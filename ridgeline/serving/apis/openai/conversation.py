@@ -68,7 +68,7 @@ class Conversation:
     async def chat(self, api: ApiServer, body: CountBody) -> tuple[ChatBody, list[str]]:
         size = self._size + (len(body.input) if isinstance(body.input, (str, list)) else 0)
         later = await later_instructions(api, (item.get("role") for item in self.known[1:]))
-        return await off_loop(size, INLINE_BYTES, lambda: chat_of(body, self.known, later=later))
+        return await off_loop(size, INLINE_BYTES, lambda: chat_of(body, self.known, later=later, media=api.modalities))
 
 
 async def _resolved(api: ApiServer, items: Items, tenant: str) -> tuple[Items, int]:

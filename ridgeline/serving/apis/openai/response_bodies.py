@@ -11,7 +11,8 @@ user sends are refused by name, and so are a user's parts of unknown types.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -42,11 +43,14 @@ from ridgeline.serving.requests.bodies import (
     text_or_objects,
 )
 from ridgeline.serving.requests.fields import Refusal
+from ridgeline.serving.requests.media import CLIENT_PATH, KINDS
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import (
     INSTRUCTING,
     KIND,
+    Media,
     Transcript,
+    pieces_of,
     refuse_part,
     result_text,
     sampled,
@@ -206,17 +210,19 @@ def input_items(body: CountBody) -> list[Object]:
     return list(body.input or [])
 
 
-def chat_of(body: CountBody, items: Sequence[Object], *, later: bool) -> tuple[ChatBody, list[str]]:
+def chat_of(
+    body: CountBody, items: Sequence[Object], *, later: bool, media: Collection[str] = ()
+) -> tuple[ChatBody, list[str]]:
     """Return the request as a chat's, and what of it is ignored. Raise BadRequest that names the field at fault.
 
     `items` is the conversation, with what came before this request and without references. `later` is as in
-    `Transcript`.
+    `Transcript`. `media` are the kinds that the model takes.
     """
     ignored: list[str] = []
     tools, choice = functions_of(offered(body.tools or [], items), ignored), choice_of(body.tool_choice, ignored)
     found: dict[str, Any] = {"tools": tools or None, "tool_choice": choice if tools or choice != "required" else None}
     found["parallel_tool_calls"] = body.parallel_tool_calls
-    found["messages"] = messages_of(items, body.instructions, later=later, ignored=ignored)
+    found["messages"] = messages_of(items, body.instructions, later=later, ignored=ignored, media=media)
     if body.reasoning is not None:
         found["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
@@ -229,15 +235,21 @@ def chat_of(body: CountBody, items: Sequence[Object], *, later: bool) -> tuple[C
 
 
 def messages_of(
-    items: Sequence[Object], instructions: str | None = None, *, later: bool = True, ignored: list[str] | None = None
+    items: Sequence[Object],
+    instructions: str | None = None,
+    *,
+    later: bool = True,
+    ignored: list[str] | None = None,
+    media: Collection[str] = (),
 ) -> list[Object]:
-    """Return the conversation as a chat's messages. Items that are left out are named in `ignored`."""
+    """Return the conversation as a chat's messages. Items that are left out are named in `ignored`. `media` are the
+    kinds of pictures, videos and sounds that the model takes."""
     left_out: list[str] = []
-    said = Transcript(later=later)
+    said, shown = Transcript(later=later), partial(_shown, media)
     if instructions:
         said.instruct("system", instructions)
     for index, item in enumerate(items):
-        _say(said, item, f"input.{index}", left_out)
+        _say(said, item, f"input.{index}", left_out, shown)
     if ignored is not None:
         ignored += dict.fromkeys(left_out)
     messages = said.whole()
@@ -246,12 +258,18 @@ def messages_of(
     return messages
 
 
-def _say(said: Transcript, item: Object, path: str, left_out: list[str]) -> None:
+def _shown(media: Collection[str], part: Mapping[str, Any], path: str) -> Object | None:
+    """Return a part that is a picture, video or sound as a chat's, or None if the model takes none of that kind."""
+    kind = KINDS.get(part["type"]) if isinstance(part.get("type"), str) else None
+    return {**part, CLIENT_PATH: path} if kind in media else None
+
+
+def _say(said: Transcript, item: Object, path: str, left_out: list[str], media: Media) -> None:
     """Add an item to the conversation, or its name to what is left out."""
     kind = item.get("type", "message")
     match kind:
         case "message":
-            _say_message(said, item, path, left_out)
+            _say_message(said, item, path, left_out, media)
         case "function_call":
             call_id, name = text_at(item, "call_id", path), called_name(item, path)
             said.call(call_id, name, text_at(item, "arguments", path))
@@ -278,18 +296,17 @@ def _say(said: Transcript, item: Object, path: str, left_out: list[str]) -> None
             refuse_part(item, path, ITEMS)
 
 
-def _say_message(said: Transcript, item: Object, path: str, left_out: list[str]) -> None:
+def _say_message(said: Transcript, item: Object, path: str, left_out: list[str], media: Media) -> None:
     role = item.get("role")
     if role not in ROLES:
         raise BadRequest(f"{path}.role is one of {', '.join(ROLES)}, got {shortened(role)}.", param=f"{path}.role")
     content = item.get("content")
     if role == "assistant":
         return said.answer(result_text(content, f"{path}.content", TEXTS, left_out, "input"))
-    text = text_of(content, f"{path}.content", TEXTS)
     if role in INSTRUCTING:
-        said.instruct(str(role), text)
+        said.instruct(str(role), text_of(content, f"{path}.content", TEXTS))
     else:
-        said.say(str(role), text)
+        said.say(str(role), *pieces_of(content, f"{path}.content", TEXTS, media))
 
 
 def _asked(body: ResponsesBody, ignored: list[str]) -> Object:

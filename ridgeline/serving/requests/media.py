@@ -1,0 +1,132 @@
+"""Parts of messages that are pictures, videos or sounds, in the forms that OpenAI's API and vLLM have for them.
+
+    body, items = await with_items(api, body)
+
+In the messages that come back {"type": "image"}, {"type": "video"} and {"type": "audio"} stand for the items, in their
+order, as chat templates take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ridgeline.media.items import Item
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.media import LONGEST_UUID, MediaPart
+from ridgeline.serving.requests.bodies import ChatMessage, TemplateBody
+from ridgeline.serving.requests.refusals import shortened
+
+# Types of parts, and the field that holds what they bring
+KINDS = {
+    **{"image_url": "image", "input_image": "image", "image": "image", "image_embeds": "image", "image_pil": "image"},
+    **{"video_url": "video", "video": "video", "input_video": "video"},
+    **{"audio_url": "audio", "input_audio": "audio", "audio": "audio", "audio_embeds": "audio"},
+}
+FIELDS = {
+    **{"image_url": "image_url", "input_image": "image_url", "video_url": "video_url", "input_video": "video_url"},
+    **{"audio_url": "audio_url", "input_audio": "input_audio"},
+}
+DETAILS = ("auto", "low", "high", "original")
+CLIENT_PATH = "path"  # of a part in a body that was put into a chat's words
+NAMES = {"image": "pictures", "video": "video", "audio": "sound"}
+
+_Body = TypeVar("_Body", bound=TemplateBody)
+
+
+async def with_items(api: ApiServer, body: _Body) -> tuple[_Body, list[Item]]:
+    """Return the body with marks in place of its pictures, videos and sounds, and these. Raise RequestFailed, with the
+    place of a part that the model does not take."""
+    if not any(isinstance(message.content, list) for message in body.messages):
+        return body, []
+    parts: list[MediaPart] = []
+    messages = [
+        _marked(api, message, f"messages.{index}.content", parts) for index, message in enumerate(body.messages)
+    ]
+    if not parts:
+        return body, []
+    salt = getattr(body, "cache_salt", None) or ""
+    options = _options(getattr(body, "media_io_kwargs", None))
+    items = await api.media.read(parts, salt=salt, processor=api.processor, options=options)
+    return body.model_copy(update={"messages": messages}), items
+
+
+def refuse_media(api: ApiServer, body: TemplateBody) -> None:
+    """Raise BadRequest for a picture, video or sound where texts alone are taken."""
+    for index, message in enumerate(body.messages):
+        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            kind = part.get("type")
+            if isinstance(kind, str) and kind in KINDS:
+                path = f"messages.{index}.content.{place}"
+                check_kind(api, KINDS[kind], kind, path)
+                raise BadRequest(f"{path}: {kind} is not taken here; leave it out.", param=path)
+
+
+def _marked(api: ApiServer, message: ChatMessage, path: str, parts: list[MediaPart]) -> ChatMessage:
+    """Return the message with marks, and add its parts to those before."""
+    content = message.content
+    if not isinstance(content, list):
+        return message
+    marked: list[dict[str, Any]] = []
+    for index, part in enumerate(content):
+        kind = KINDS.get(part.get("type") or "") if isinstance(part.get("type"), str) else None
+        if kind is None:
+            marked.append(part)
+            continue
+        place = str(part.get(CLIENT_PATH) or f"{path}.{index}")[:64]
+        check_kind(api, kind, str(part["type"]), place)
+        parts.append(_part(part, kind, place))
+        marked.append({"type": kind})
+    return message.model_copy(update={"content": marked})
+
+
+def check_kind(api: ApiServer, kind: str, name: str, path: str) -> None:
+    """Raise BadRequest if the model does not take parts of this kind."""
+    taken = api.modalities
+    if kind in taken:
+        return
+    if not taken:
+        raise BadRequest(f"{path}: {name} is not supported, because the model reads text alone.", param=path)
+    known = " and ".join(NAMES[each] for each in taken)
+    raise BadRequest(f"{path}: {name} is not supported, because the model reads text and {known} alone.", param=path)
+
+
+def _part(part: Mapping[str, Any], kind: str, path: str) -> MediaPart:
+    name = str(part["type"])
+    uuid = part.get("uuid")
+    if uuid is not None and (not isinstance(uuid, str) or not 0 < len(uuid) <= LONGEST_UUID):
+        message = f"{path}.uuid is text of 1 to {LONGEST_UUID} characters, got {shortened(uuid)}."
+        raise BadRequest(message, param=f"{path}.uuid")
+    if part.get("file_id") is not None:
+        raise BadRequest(f"{path}: no files are kept for messages; send image_url.", param=f"{path}.file_id")
+    if name not in FIELDS:
+        others = ", ".join(sorted(each for each in FIELDS if KINDS[each] == kind))
+        raise BadRequest(f"{path}: {name} is not taken; send one of {others}.", param=path)
+    given, field = part.get(FIELDS[name]), f"{path}.{FIELDS[name]}"
+    if given is None and uuid is not None:
+        return MediaPart(kind, path, uuid=uuid)
+    if name == "input_audio":
+        data = given.get("data") if isinstance(given, Mapping) else None
+        if not isinstance(data, str):
+            raise BadRequest(f"{field} is an object with data in base64, got {shortened(given)}.", param=field)
+        return MediaPart(kind, path, base64=data, uuid=uuid)
+    url = given.get("url") if isinstance(given, Mapping) else given
+    detail = (given.get("detail") if isinstance(given, Mapping) else None) or part.get("detail")
+    if not isinstance(url, str):
+        raise BadRequest(f"{field} is a URL or an object with url, got {shortened(given)}.", param=field)
+    if detail is not None and detail not in DETAILS:
+        raise BadRequest(f"{field}.detail is one of {', '.join(DETAILS)}, got {shortened(detail)}.", param=field)
+    return MediaPart(kind, path, url=url, uuid=uuid)
+
+
+def _options(given: object) -> Mapping[str, Mapping[str, Any]]:
+    """Return a request's media_io_kwargs: an object of settings for each kind."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(
+        kind in NAMES and isinstance(each, Mapping) and len(each) <= 16 for kind, each in given.items()
+    ):
+        message = f"media_io_kwargs is an object of settings for {', '.join(NAMES)}, got {shortened(given)}."
+        raise BadRequest(message, param="media_io_kwargs")
+    return given
