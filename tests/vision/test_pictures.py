@@ -58,6 +58,16 @@ def test_tokens_are_those_of_transformers(family: str, chunk: int, tiny_vision: 
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_writes_what_transformers_writes(family: str, tiny_vision: TinyModel) -> None:
+    """Steps without pictures replay graphs, and rows behind pictures too."""
+    with rig(tiny_vision(family), device="cuda", block_size=16, max_num_batched_tokens=64) as own:
+        outcomes = own.run(*(each for each, _ in requests(family)))
+        for each, pictures in requests(family):
+            assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
 @pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
 def test_two_ranks_see_what_one_sees(family: str, tiny_vision: TinyModel) -> None:
     """Each has the whole tower. Vectors behind layers are added where sums over ranks are still to be made."""
