@@ -138,6 +138,8 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
         for layer in (*own_layers(model), *(own_layers(model.encoder) if model.encoder is not None else ()))
         for name, product in layer.products(model.hidden_size).items()
     )
+    if model.tower is not None and model.embeds:
+        products += model.tower.parameters * precision.item
     own = precision.weight_of("unembed", precision.item if count.unembed else 0.0)  # a tied one may have its own copy
     return products + table * own + (count.embed + count.vectors) * precision.item
 

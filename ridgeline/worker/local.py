@@ -325,7 +325,7 @@ class LocalWorker:
 
     def sleep(self) -> None:
         """Give the device's memory back, as `DeviceSleep.sleep`. No plan may be under way."""
-        if (done := self._run(self._runner.rest.sleep)) is not None:
+        if (done := self._run(self._runner.sleep)) is not None:
             done.result()
 
     def wake(self, kinds: Sequence[Kind] = KINDS) -> bool:

@@ -150,6 +150,11 @@ class Runner:
         finally:
             self.segments.mailbox.restart()
 
+    def sleep(self) -> None:
+        """Give the device's memory back, as `DeviceSleep.sleep`, and let go of the vectors of pictures."""
+        self.inserted.stored.clear()
+        self.rest.sleep()
+
     @property
     def pieces_left(self) -> int:
         """The number of pieces of work that are left for moments without a request."""

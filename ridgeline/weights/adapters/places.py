@@ -29,6 +29,7 @@ Found = TypeVar("Found")
 _OTHER_NAMES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
+    ("model.language_model.", "language_model.model."),
     (".block_sparse_moe.", ".mlp."),
 )
 

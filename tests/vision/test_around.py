@@ -1,0 +1,73 @@
+"""What stands around pictures: sleep, adapters, plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from ridgeline import LLM
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.models import model_config
+from ridgeline.offline.adapters import LoRARequest
+from ridgeline.perf.footprint import weight_bytes
+from ridgeline.perf.precision import precision
+from tests.driving import rig
+from tests.models import vision_configs
+from tests.peft_adapters import PeftAdapter
+from tests.vision import tiny
+
+TinyModel = Callable[[str], Path]
+
+
+def test_vectors_go_while_the_engine_sleeps(tiny_vision: TinyModel) -> None:
+    a = tiny.drawn("llava", 0)
+    with rig(tiny_vision("llava"), max_num_batched_tokens=64) as own:
+        own.run(tiny.asked("llava", "before", [5, 6], a, [7]))
+        assert own.runner.inserted.stored
+        own.engine.pause()
+        own.engine.sleep()
+        assert not own.runner.inserted.stored
+        own.engine.wake()
+        own.engine.resume()
+        request = tiny.asked("llava", "after", [5, 6], a, [7])
+        own.run(request)
+        assert own.outcomes["after"].tokens == tiny.by_transformers("llava", request, [a])
+        assert own.engine.scheduler.pictures.misses == 2
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen3_vl"])
+def test_adapters_change_the_decoder(family: str, tiny_vision: TinyModel, tmp_path: Path) -> None:
+    layers = r"model\.language_model\.layers\.\d+\.self_attn\.(q|v)_proj"
+    adapter = PeftAdapter.of(deepcopy(tiny.build(family)), tmp_path / "text", target_modules=layers)
+    a = tiny.drawn(family, 0)
+    request = tiny.asked(family, "x", [5, 6], a, [7, 8, 9])
+    with LLM(tiny_vision(family), dtype="float32", device="cpu", enable_lora=True, skip_tokenizer_init=True) as llm:
+        used = llm._adapters.use(LoRARequest("text", 1, str(adapter.folder)))
+        assert used is not None
+        engine, tokens = llm.engine, list[int]()
+        engine.add(used.of(request))
+        while engine.has_work:
+            tokens += [event.token_id for event in engine.step() if event.token_id >= 0]
+    ids = list(request.prompt_token_ids)
+    for _ in range(8):
+        ids.append(int(tiny.scores(adapter.model.get_base_model(), family, ids, [a])[-1].argmax()))
+    assert tokens == ids[-8:]
+
+
+def test_adapters_of_towers_are_refused_by_name(tiny_vision: TinyModel, tmp_path: Path) -> None:
+    tower = PeftAdapter.of(
+        deepcopy(tiny.build("qwen3_vl")), tmp_path / "tower", target_modules=r"model\.visual\.blocks\.0\.attn\.qkv"
+    )
+    with (
+        LLM(tiny_vision("qwen3_vl"), dtype="float32", device="cpu", enable_lora=True, skip_tokenizer_init=True) as llm,
+        pytest.raises((InvalidConfig, InvalidRequest), match=r"visual\.blocks\.0\.attn\.qkv"),
+    ):
+        llm._adapters.use(LoRARequest("tower", 1, str(tower.folder)))
+
+
+def test_plans_count_the_towers_weights() -> None:
+    spec = model_config(vision_configs.QWEN3_VL_8B).spec
+    assert weight_bytes(spec, precision("bfloat16")) == 2 * 8_767_123_696
