@@ -25,6 +25,7 @@ from ridgeline.core.settings.vllm_flags import of_keywords
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.timeline import Timeline, now
 from ridgeline.kernels.base.cost import Headroom
+from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.layout import Processor
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.adapters import Adapters, LoRARequest, OfflineAdapters, listed_adapters
@@ -33,6 +34,7 @@ from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, 
 from ridgeline.offline.media import with_items
 from ridgeline.offline.pooling import Pooled, PoolingRuns, outputs, reranked, scored_output, with_options
 from ridgeline.offline.running import RunningJobs
+from ridgeline.offline.speech import Transcripts, heard, recogniser_of, speech_options
 from ridgeline.progress import LoadingBar
 from ridgeline.text.arguments import listed_params, listed_priorities, listed_prompts, short
 from ridgeline.text.beams import BeamSearch, BeamSearchParams
@@ -52,6 +54,7 @@ from ridgeline.text.pooled import (
     RerankResult,
 )
 from ridgeline.text.requests import RequestLimits, sampling_overrides
+from ridgeline.text.speech.recogniser import SpeechOptions, Transcript
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json
@@ -111,6 +114,7 @@ class LLM:
             max_logprobs=self.config.max_logprobs,
             embeds_width=embeds_width(self.config.enable_prompt_embeds, model_config.spec),
             decoder_start=model_config.spec.decoder_start,
+            stem=None if model_config.spec.encoder is None else model_config.spec.encoder.stem,
         )
         self._tokenizer = tokenizer
         self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed, self._processor(tokenizer))
@@ -365,6 +369,27 @@ class LLM:
         rendered = template.render_open if continue_final_message else template.render
         text = rendered(messages, **options)
         return {"prompt_token_ids": self.get_tokenizer().encode(text, add_special_tokens=False)}
+
+    def transcribe(
+        self, audio: Any, *, options: SpeechOptions | None = None, cache_salt: str = "", **wishes: Any
+    ) -> Transcript:
+        """Return what is said in a sound: a path, the bytes of a file, or (samples, rate). wishes: fields of
+        SpeechOptions, if `options` are not given. Raise InvalidRequest."""
+        self._check_running()
+        found = Transcript("", 0.0)
+        samples_N = heard(audio)
+        found.seconds = len(samples_N) / RATE
+        for _ in self._transcripts().segments(samples_N, options or speech_options(wishes), found, cache_salt):
+            pass
+        return found
+
+    def _transcripts(self) -> Transcripts:
+        stem = self._jobs.limits.stem
+        if stem is None:
+            raise InvalidRequest("this model reads no sounds; load one that transcribes.", param="audio")
+        most = self._jobs.limits.max_model_len
+        recogniser = recogniser_of(self.get_tokenizer(), self.assembly.folder, stem, most)
+        return Transcripts(recogniser, self._jobs, lambda jobs: self._running.finish(jobs, use_tqdm=False))
 
     def stream(
         self,

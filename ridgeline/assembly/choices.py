@@ -120,6 +120,7 @@ class Choices:
             max_seqs=self.max_seqs,
             longest=longest,
             ranks=self.mesh.cp.size,
+            encoded=window_of(self.model.spec),
         )
         cache = CacheLayout(
             groups=with_draft(self.part, draft).cache_groups,
@@ -227,6 +228,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     check_deterministic(config, model.spec, device, coded=bool(forms) or weights.name != "plain")
     below, saved = None, 0
     max_seqs, max_tokens = choose_limits(config, shared, model.spec.pooling, wanted_len)
+    max_tokens = with_room_for_window(max_tokens, model.spec, config)
     if config.weights_below is not None:
         exact = precision_of(model.spec, dtype, weights, forms, device)
         below = _below(config, model, part, platform, exact, max_seqs)
@@ -404,3 +406,18 @@ def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) ->
         raise InvalidConfig(f"moe_expert_cache_size {reason}; leave it out.")
     if on_gpu(platform) and not config.enforce_eager:
         raise InvalidConfig("moe_expert_cache_size looks at routes on the host, which no graph can; set enforce_eager.")
+
+
+def window_of(spec: ModelSpec) -> int:
+    """Return the encoder's inputs of every window of sound; 0 if the model reads none."""
+    return 0 if spec.encoder is None or spec.encoder.stem is None else spec.encoder.stem.positions
+
+
+def with_room_for_window(max_tokens: int, spec: ModelSpec, config: LLMConfig) -> int:
+    """Return the tokens of a step, with room for a window of sound. Raise InvalidConfig if the user wants fewer."""
+    window = window_of(spec)
+    if config.max_num_batched_tokens is not None and max_tokens < window:
+        raise InvalidConfig(
+            f"max_num_batched_tokens is {max_tokens}, and a window of sound takes {window} in one step; raise it."
+        )
+    return max(max_tokens, window)

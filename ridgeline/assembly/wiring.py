@@ -490,6 +490,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
     memory, cost_model, encodes = wiring.memory, wiring.cost_model, 0
     if wiring.encoder is not None:
         encodes = min(memory.max_model_len, memory.sizes.max_tokens, wiring.encoder.max_position_embeddings)
+        encodes = memory.sizes.encoded or encodes
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
         max_num_seqs=wiring.max_seqs,
@@ -507,6 +508,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         pools=wiring.pools,
         encodes=encodes,
         **_pictures(wiring),
+        hears=bool(memory.sizes.encoded),
         num_drafts=config.num_drafts,
         draft_depth=config.draft_depth,
         drafted_ahead=config.drafted_ahead,

@@ -96,6 +96,8 @@ SERVE_HELP = {
     "batch_dir": "Folder of files and batches (/v1/files, /v1/batches), which are off without it.",
     "batch_in_flight": "Requests of batches that run at once, behind all others (0: 64, on a CPU 4).",
     "batch_file_bytes": "Longest file that may be uploaded.",
+    "audio_file_bytes": "Longest file of sound that may be sent.",
+    "audio_seconds": "Longest sound that is transcribed, in seconds.",
     "batch_dir_bytes": "Bytes that all files together may have.",
     "log_level": "debug, info, warning or error.",
     "log_json": "Log JSON objects, one a line.",

@@ -13,6 +13,7 @@ from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.plan.sleep import KINDS, Kind
+from ridgeline.core.plan.sounds import Waveform
 from ridgeline.core.plan.step import StepPlan, StepResult
 from ridgeline.core.plan.worker import KeepsBelow, Rests, Sleeps, Worker
 from ridgeline.core.settings.config import EngineConfig
@@ -213,7 +214,8 @@ class Engine:
                 max_total_tokens=length if self.config.pools else length + 2,
                 task="embed" if self.config.pools else None,
                 whole=self.config.pools,
-                encoder_ids=(0,) * min(8, self.config.encodes),
+                encoder_ids=(0,) * (self.config.encodes if self.config.hears else min(8, self.config.encodes)),
+                sound=Waveform(samples=b"") if self.config.hears else None,
             )
             for copy in range(together):
                 known = number - (number == REHEARSALS - 1)  # one finds what the one before left
@@ -453,7 +455,10 @@ class Engine:
         if not most:
             return
         self._check_ids(encoded, "prompt")
-        if len(encoded) > most:
+        if self.config.hears is not (request.sound is not None):
+            wrong = "reads sounds; give multi_modal_data with audio" if self.config.hears else "reads no sounds"
+            raise InvalidRequest(f"the encoder of this model {wrong}.", param="prompt")
+        if len(encoded) > most or (self.config.hears and len(encoded) < most):
             raise InvalidRequest(
                 f"the prompt has {len(encoded)} tokens and the encoder takes {most} at most; shorten it.",
                 param="prompt",

@@ -20,6 +20,7 @@ from ridgeline.core.plan import token_bits
 from ridgeline.core.plan.request import MASK_FAILED, Request, TokenMask, drafting
 from ridgeline.core.specs.model import NO_RULES, OutputRules
 from ridgeline.engine.sequence import Sequence, Status
+from ridgeline.engine.speech import SpeechMask
 from ridgeline.engine.thinking import ThinkingMask
 
 T = TypeVar("T")
@@ -132,6 +133,8 @@ def constrained(request: Request, vocab_size: int, rules: OutputRules = NO_RULES
     """The request with a mask for all the rules it has, min_tokens and its reasoning's budget among them, and those of
     the model; as it is if it needs no mask."""
     params, thinking = request.params, request.thinking
+    if request.speech is not None and request.token_mask is None:
+        request = replace(request, token_mask=SpeechMask(request.speech, vocab_size))
     if thinking is not None and (request.token_mask is not None or thinking.budget is not None):
         request = replace(request, thinking=None, token_mask=ThinkingMask(request, thinking, vocab_size))
     ruled = bool(rules.bad_words or (rules.last and not params.ignore_eos))

@@ -146,6 +146,7 @@ class PlanBuilder:
         self._inserted: list[tuple[Inserted, ...]] = []
         self._encoded: list[tuple[int, ...]] = []
         self.positions: dict[Sequence, np.ndarray] = {}  # of rows, where these have three axes
+        self._reads: list[int] = []  # tokens of these that the encoder runs
         self.encoded_tokens = 0  # of the encoder inputs that rows bring
         self.seen_tokens = 0  # those that cost as much as the pictures that the plan brings to the tower
         self.loads = 0  # the number of the last load from the host's memory that rows wait for
@@ -171,14 +172,16 @@ class PlanBuilder:
     ) -> None:
         """A row besides the standing ones; span None: its input is the slot's last token. inserted, encoded: as in
         `Span`."""
-        self.budget -= num_tokens + len(encoded)
+        reads = 0 if seq.heard else len(encoded)
+        self.budget -= num_tokens + reads
         self.others.append(seq)
         self._num_tokens.append(num_tokens)
         self._num_logits.append(num_logits)
         self._spans.append(span)
         self._inserted.append(inserted)
         self._encoded.append(encoded)
-        self.encoded_tokens += len(encoded)
+        self._reads.append(reads)
+        self.encoded_tokens += reads
 
     def assemble(self) -> tuple[list[Sequence], Rows, tuple[Span, ...]]:
         """The plan's sequences and rows, standing ones first, and the spans of input tokens."""
@@ -186,10 +189,10 @@ class PlanBuilder:
         if not self.others:
             return seqs, rows, ()
         first = len(seqs)
-        given = enumerate(zip(self._spans, self._inserted, self._encoded, strict=True), first)
+        given = enumerate(zip(self.others, self._spans, self._inserted, self._encoded, strict=True), first)
         spans = tuple(
-            Span(row, ids, inside, read, self.positions.get(self.others[row - first]) if self.positions else None)
-            for row, (ids, inside, read) in given
+            Span(row, ids, inside, read, self.positions.get(seq), *((seq.request.sound, seq.heard) if read else ()))
+            for row, (seq, ids, inside, read) in given
             if ids is not None
         )
         return seqs + self.others, _concatenate(rows, self._rows()), spans
@@ -205,7 +208,7 @@ class PlanBuilder:
             np.array(self._num_logits, np.int32),
             tokens_each=int(max(self._num_tokens) == 1),  # longer ones are chunks
             marks_R=np.array([self.marks.get(seq, 0) for seq in self.others], np.int32) if self.marks else None,
-            encoded_R=np.array([len(ids) for ids in self._encoded], np.int32) if self.encoded_tokens else None,
+            encoded_R=np.array(self._reads, np.int32) if self.encoded_tokens else None,
         )
 
 

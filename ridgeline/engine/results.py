@@ -182,6 +182,7 @@ class Results:
         cache; it starts over with blocks of its own, once."""
         if not seq.distrusted:  # since then it has shared nothing
             self._running.cache.published.withdraw(*seq.members)
+            self._running.cache.sounds.forget(*seq.members)
         if seq.status is Status.FINISHED:
             return
         if seq.distrusted:

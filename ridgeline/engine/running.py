@@ -289,6 +289,7 @@ class Running:
             keys=request.prefix_keys,
             adapter=self.adapters.place(request.adapter) if request.adapter else 0,
             shift=shift_of(seq.inserted) if seq.inserted else 0,
+            speech=request.speech,
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows, before: Iterable[InFlight]) -> dict[int, Assign]:

@@ -506,7 +506,7 @@ class Scheduler:
     def _add_chunk(self, builder: PlanBuilder, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short.
         Encoder inputs use up the budget too. They are never cut, so the first one of a step may exceed it."""
-        reads = len(seq.request.encoder_ids) if self.slots.kv_len[seq.slot] == 0 else 0
+        reads = len(seq.request.encoder_ids) if self.slots.kv_len[seq.slot] == 0 and not seq.heard else 0
         if builder.encoded_tokens and reads >= builder.budget:
             return False
         sure, budget = WINDOW_CHUNK - self.running.ahead, builder.budget
@@ -554,6 +554,8 @@ class Scheduler:
             builder.positions[seq] = positions_3T
         ids, encoded = np.array(seq.tokens[start:end], np.int32), () if start else seq.request.encoder_ids
         builder.add(seq, end - start, int(complete), ids, inserted, encoded)
+        if encoded and not seq.heard:
+            self.cache.sounds.keep(seq)
         seq.loads = 0
         if seq.source:
             builder.copying.append(seq)
@@ -750,6 +752,7 @@ class Scheduler:
         if self.in_flight:
             return False
         self.cache.published.settle_nothing()
+        self.cache.sounds.forget()
         for node_hashes in self._recovery.start_over():
             self.cache.published.unpublish(node_hashes)
         if self.cache.tier is not None:

@@ -21,6 +21,7 @@ class Status(Enum):
 
 NO_SLOT = -1
 ADAPTER = int(Feature.ADAPTER)
+SPEECH = int(Feature.SPEECH)
 
 
 class Rising(NamedTuple):
@@ -46,12 +47,12 @@ class Sequence:
     verify. trials: how many of its drafts were right, and how many were tried, the newest most. undrafted: tokens
     since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
     it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
-    leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned again
-    before that plan has retired, since a late token may still arrive. overtaken: how many requests have started before
-    it that came later. tenant: its place in the policy's list of
-    tenants. text: its tokens up to when they were last looked through. companion: of a guided request, the sequence
-    with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is known
-    as a request, whose status, order and times stand for both.
+    leaves behind. heard: the cache had what the encoder makes of its sound when it was admitted. last_plan: newest plan
+    that may name it, kept when it leaves a slot: it may not be planned again before that plan has retired, since a late
+    token may still arrive. overtaken: how many requests have started before it that came later. tenant: its place in
+    the policy's list of tenants. text: its tokens up to when they were last looked through. companion: of a guided
+    request, the sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only
+    its leader is known as a request, whose status, order and times stand for both.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class Sequence:
         "has_emitted",
         "has_waited",
         "hashes",
+        "heard",
         "id",
         "inserted",
         "keeps_at",
@@ -103,7 +105,8 @@ class Sequence:
         self.id = request.id
         self.tokens = request.input_ids
         features = features_of(request.params, masked=request.token_mask is not None)
-        self.features = int(features) | (ADAPTER if request.adapter else 0)
+        speech = SPEECH if request.speech is not None else 0
+        self.features = int(features) | speech | (ADAPTER if request.adapter else 0)
         apart = reports_apart(request.params)
         self.num_logprobs = 0 if apart else request.params.logprobs or 0
         self.status = Status.WAITING
@@ -122,7 +125,7 @@ class Sequence:
         self.has_emitted = False
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0
-        self.has_waited = False
+        self.has_waited = self.heard = False
         self.inserted = request.inserted if request.embeds is None else request.all_inserted
         alone = request.whole or bool(request.encoder_ids)
         self.private = alone or not all(each.key for each in self.inserted)

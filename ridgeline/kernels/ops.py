@@ -37,6 +37,7 @@ from ridgeline.kernels.scans.wkv.op import WKV
 from ridgeline.kernels.small.activation.op import ACTIVATION, GATED_ACTIVATION
 from ridgeline.kernels.small.embedding.op import EMBEDDING, EMBEDDING_PART
 from ridgeline.kernels.small.gated_norm.op import GATED_NORM
+from ridgeline.kernels.small.log_mel.op import LOG_MEL
 from ridgeline.kernels.small.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.small.output_gate.op import OUTPUT_GATE
 from ridgeline.kernels.small.rotary.op import ROPE, ROPE_KV
@@ -120,6 +121,7 @@ class Ops:
     lookup_drafts = LOOKUP_DRAFTS
     recent_drafts = RECENT_DRAFTS
     patches = PATCHES
+    log_mel = LOG_MEL
 
     def __init__(self, platform: Platform, overrides: Overrides | None = None) -> None:
         wanted = overrides or {}

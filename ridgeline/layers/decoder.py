@@ -32,6 +32,7 @@ from ridgeline.layers.lent_keys import Lent, state_of
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.layers.recurrent import DecayRate
+from ridgeline.layers.stem import Stem
 from ridgeline.layers.streamed import StreamedLayers
 from ridgeline.layers.streams import Streams, StreamsLayer
 from ridgeline.parallel.axis import ALONE, Axis, Deferred
@@ -170,6 +171,7 @@ class Decoder(nn.Module):
             if spec.layer_inputs is not None:
                 self.layer_inputs = LayerInputs(part, spec.layer_inputs, build.within("layer_inputs"))
             self.embed_project = Linear(own, (width,), True, widens) if spec.embed_width else None
+        self.stem = None if spec.stem is None else Stem(spec.stem, width, build.within("stem"))
         divides = mesh.tp.size > 1 and waits and spec.scores and all(map(divides_tokens, spec.layers))
         self._parts = TokenParts(mesh.tp) if divides else None
         sums: Axis = self._parts or mesh.tp

@@ -15,6 +15,7 @@ from ridgeline.models.sequence_classifiers import Classifier
 ARCHITECTURES = Registry(
     "architecture",
     {
+        "WhisperForConditionalGeneration": "ridgeline.models.whisper:Whisper",
         "LlamaForCausalLM": "ridgeline.models.llama:Llama",
         "Qwen2VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen2VL",
         "Qwen2_5_VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen2_5VL",

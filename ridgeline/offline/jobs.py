@@ -11,8 +11,9 @@ from typing import Any, NotRequired, TypedDict
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.plan.embeds import PLACEHOLDER, Inserted
-from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.request import Request, SamplingParams
 from ridgeline.engine.protocol import RunsRequests
+from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.layout import Processor
 from ridgeline.offline.embeds import embeds_of
 from ridgeline.offline.media import items_of
@@ -20,7 +21,9 @@ from ridgeline.text.arguments import integers, short
 from ridgeline.text.completion import Completion
 from ridgeline.text.media_prompt import MediaPrompt, expanded, expanded_ids
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
-from ridgeline.text.requests import RequestLimits, derive_seed, make_requests, with_spelled_words
+from ridgeline.text.requests import Heard, RequestLimits, derive_seed, make_requests, with_spelled_words
+from ridgeline.text.sounds import samples_of, waveform
+from ridgeline.text.speech.recogniser import Ask
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -59,6 +62,7 @@ class EncoderDecoderPrompt(TypedDict):
     decoder_prompt: NotRequired[str | TextPrompt | TokensPrompt | None]
 
 
+SOUNDS = "multi_modal_data"
 KEYS = {"multi_modal_data", "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
 Prompt = str | MediaPrompt | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -120,6 +124,7 @@ class JobMaker:
         if isinstance(prompt, Mapping) and "encoder_prompt" in prompt:
             prompt, limits = self._taken_apart(prompt)
         asked: Any = prompt if isinstance(prompt, Mapping) else {}
+        heard = self._heard(asked) if limits.stem is not None else None
         check_keys(asked)
         cache_salt = asked.get("cache_salt") or cache_salt
         if not isinstance(cache_salt, str):
@@ -128,6 +133,8 @@ class JobMaker:
         inserted: tuple[Inserted, ...] = ()
         if embeds is not None:
             text, ids = None, [PLACEHOLDER] * len(embeds)
+        elif heard is not None:
+            text, ids = self._begun(asked)
         elif isinstance(prompt, MediaPrompt):
             text, ids, inserted = prompt
         elif asked.get("multi_modal_data"):
@@ -149,8 +156,28 @@ class JobMaker:
             cache_salt=cache_salt,
             embeds=embeds,
             inserted=inserted,
+            heard=heard,
         )
         requests = requests if adapter is None else list(map(adapter.of, requests))
+        return self._job(number, requests, params, text, ids)
+
+    def ask(self, asked: Ask, cache_salt: str = "") -> Job:
+        """Return the job of a question about a window of sound. Raise InvalidRequest."""
+        number = self.count = next(self._numbers)
+        requests = make_requests(
+            str(number),
+            asked.prompt,
+            asked.params,
+            self.limits,
+            seed=derive_seed(self._seed, number),
+            cache_salt=cache_salt,
+            heard=Heard(asked.sound, asked.rules),
+        )
+        return self._job(number, requests, asked.params, None, list(asked.prompt))
+
+    def _job(
+        self, number: int, requests: list[Request], params: SamplingParams, text: str | None, ids: list[int]
+    ) -> Job:
         for request in requests:
             self._engine.check(request)
         outputs = [CompletionOutput(index) for index in range(params.num_drawn)]
@@ -165,6 +192,8 @@ class JobMaker:
         """Return the encoder's part of a prompt in two parts, and the limits with the tokens that its decoder's output
         follows. Raise InvalidRequest."""
         own: Any = dict(prompt)
+        if self.limits.stem is not None:
+            return self._of_sound(own), self.limits
         encoder, decoder = own.pop("encoder_prompt"), own.pop("decoder_prompt", None)
         if own:
             raise InvalidRequest(
@@ -204,6 +233,43 @@ class JobMaker:
         if self.processor is None:
             raise InvalidRequest("this model sees no pictures; leave them out.", param="multi_modal_data")
         return self.processor
+
+    def _of_sound(self, own: dict[str, Any]) -> Prompt:
+        """Return a prompt in two parts whose first is a sound as one. Raise InvalidRequest."""
+        encoder, decoder = own.pop("encoder_prompt"), own.pop("decoder_prompt", None)
+        if own or not isinstance(encoder, Mapping) or encoder.get("prompt") or encoder.get("prompt_token_ids"):
+            raise InvalidRequest(
+                "the encoder of this model reads sounds; give encoder_prompt as {'multi_modal_data': {'audio': "
+                "(samples, rate)}}, and decoder_prompt besides.",
+                param="encoder_prompt",
+            )
+        begun = decoder if isinstance(decoder, Mapping) else {} if decoder is None else {"prompt": decoder}
+        found: Any = {**begun, **{name: value for name, value in encoder.items() if value}}
+        return found
+
+    def _heard(self, asked: Mapping[str, Any]) -> Heard:
+        """Return the sound of a prompt. Raise InvalidRequest."""
+        given, stem = asked.get(SOUNDS), self.limits.stem
+        assert stem is not None
+        if not isinstance(given, Mapping) or given.keys() != {"audio"}:
+            raise InvalidRequest(
+                "this model reads sounds; a prompt holds multi_modal_data = {'audio': (samples, rate)}.", param="prompt"
+            )
+        samples = samples_of(given["audio"])
+        if len(samples) > stem.samples:
+            raise InvalidRequest(
+                f"audio has {len(samples) / RATE:.1f} s, and this model reads {stem.seconds:g} s at once; use "
+                "LLM.transcribe, which cuts it.",
+                param="audio",
+            )
+        return Heard(waveform(samples))
+
+    def _begun(self, asked: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+        """Return the text and the tokens that the output of a recogniser follows."""
+        if not asked.get("prompt") and not asked.get("prompt_token_ids"):
+            return None, list(self.limits.decoder_start)
+        given: Any = {name: asked[name] for name in ("prompt", "prompt_token_ids") if name in asked}
+        return self.encode(given, add_special_tokens=False)
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
         """Return a prompt's text, if it has one, and its token ids. Raise InvalidRequest."""

@@ -70,7 +70,10 @@ def parameters(model: ModelSpec) -> Parameters:
     if model.encoder is not None:  # which has the same table of tokens
         read = parameters(model.encoder)
         products, vectors = products + read.products, vectors + read.vectors
-        embed += read.embed - model.encoder.vocab_size * model.encoder.hidden_size
+        embed += read.embed - model.encoder.vocab_size * model.encoder.hidden_size * model.encoder.embeds
+    if model.stem is not None:
+        matrices, table, biases = model.stem.parameters(width)
+        products, embed, vectors = products + matrices, embed + table, vectors + biases
     if model.tower is not None and model.embeds:
         products += model.tower.parameters
     vectors += model.vocab_size * (model.unembed_bias and model.scores)
@@ -108,6 +111,7 @@ def step_bytes_per_token(model: ModelSpec, itemsize: float) -> float:
     scratch = (max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in model.layers)
     streams = 1 if model.streams is None else model.streams.count
     inputs = 0 if model.layer_inputs is None else 3 * len(model.layers) * model.layer_inputs.width
+    inputs += 0 if model.stem is None else model.stem.scratch(width)
     widest = 4 * width * streams + inputs + max(scratch, default=0)
     rows = max((4 * product.used * width for product in _chosen(model)), default=0)
     return widest * itemsize + rows

@@ -12,6 +12,7 @@ import numpy as np
 from ridgeline.core.registry import Registry
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import AttentionSpec, CrossAttentionSpec, MLPSpec, ModelSpec, Product
+from ridgeline.core.specs.stem import STRIDE, TAPS, SoundStem
 from ridgeline.kernels.attention.packed.cost import packed_attention_cost
 from ridgeline.kernels.attention.paged.cost import attention_cost
 from ridgeline.kernels.base.cost import Cost, StepShape
@@ -19,6 +20,8 @@ from ridgeline.kernels.gemm.experts.cost import grouped_down_cost, grouped_gate_
 from ridgeline.kernels.gemm.plain.cost import linear_cost
 from ridgeline.kernels.gemm.route.cost import route_cost
 from ridgeline.kernels.small.activation.cost import activation_cost
+from ridgeline.kernels.small.embedding.cost import embedding_cost
+from ridgeline.kernels.small.log_mel.cost import log_mel_cost
 from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.kernels.small.output_gate.cost import output_gate_cost
 from ridgeline.kernels.small.rotary.cost import rope_cost, write_kv_cost
@@ -160,6 +163,15 @@ def cross_attention(
     keys, stored = float(keys_R[new_R > 0].sum()), cached_itemsize(own, p, kv_dtype)
     moved = 2 * tokens * own.q_size * p.item + 2 * keys * own.kv_size * stored
     yield "cross_attention", Cost(moved, 4.0 * own.q_size * float(new_R @ keys_R))
+
+
+def stem(spec: SoundStem, width: int, tokens: int, p: Precision) -> Iterator[Priced]:
+    """Yield what makes the input of an encoder's first layer of sounds."""
+    yield "log_mel", log_mel_cost(tokens / spec.positions, spec.samples, spec.bands)
+    for name, inputs, outputs in (("conv1", spec.bands, STRIDE * tokens), ("conv2", width, tokens)):
+        yield name, product_cost(name, Product(TAPS * inputs, width, True), outputs, p)
+        yield f"{name}_activation", activation_cost(outputs, width, kind="gelu", itemsize=p.item)
+    yield "position_embed", embedding_cost(tokens, width, itemsize=p.item)
 
 
 def crossing(model: ModelSpec, tokens: int, p: Precision, kv_dtype: str | None) -> Iterator[tuple[str, Cost, int]]:

@@ -32,6 +32,7 @@ from ridgeline.perf.parts import (
     crossing,
     grouped,
     product_cost,
+    stem,
 )
 from ridgeline.perf.precision import Precision, precision
 
@@ -114,6 +115,9 @@ def _encoding(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | 
 
 
 def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
+    if model.stem is not None:
+        yield from stem(model.stem, model.hidden_size, tokens, p)
+        return
     width = model.embed_width or model.hidden_size
     yield "embed", embedding_cost(tokens, width, itemsize=p.item)
     if model.learned_positions:

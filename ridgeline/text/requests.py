@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.plan.embeds import Embeds, Inserted
 from ridgeline.core.plan.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams
+from ridgeline.core.plan.sounds import SpeechRules, Waveform
+from ridgeline.core.specs.stem import SoundStem
 from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -22,7 +24,8 @@ MOST_REPORTED = 1 << 22
 class RequestLimits:
     """The limits of the engine and the model on every request. `max_logprobs` is -1 if all of the vocabulary may be
     reported. `embeds_width` is that of vectors that prompts may be made of; 0: they may not. `decoder_start` are the
-    tokens that outputs of a model with an encoder follow, which reads the prompts; other models have none."""
+    tokens that outputs of a model with an encoder follow, which reads the prompts; other models have none. `stem` says
+    which sounds the encoder reads; None: it reads tokens."""
 
     max_model_len: int
     vocab_size: int
@@ -30,6 +33,14 @@ class RequestLimits:
     max_logprobs: int = MAX_LOGPROBS
     embeds_width: int = 0
     decoder_start: tuple[int, ...] = ()
+    stem: SoundStem | None = None
+
+
+class Heard(NamedTuple):
+    """The sound that a request reads, and the rules of what it writes."""
+
+    sound: Waveform
+    rules: SpeechRules | None = None
 
 
 def make_requests(
@@ -43,11 +54,13 @@ def make_requests(
     cache_salt: str = "",
     embeds: Embeds | None = None,
     inserted: tuple[Inserted, ...] = (),
+    heard: Heard | None = None,
 ) -> list[Request]:
     """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
-    `seed` is used if the parameters name none. inserted: what stands in the place of some of the prompt's tokens. Raise
-    InvalidRequest if the parameters do not fit this model.
+    `seed` is used if the parameters name none. inserted: what stands in the place of some of the prompt's tokens. A
+    model that reads sounds reads that of `heard`, and its output follows the prompt. Raise InvalidRequest if the
+    parameters do not fit this model.
     """
     if embeds is not None:
         check_width(embeds.width, limits)
@@ -57,7 +70,12 @@ def make_requests(
         params = params.replace(logprobs=0)  # needed for the choice among completions
     negative = params.negative_prompt or ()
     encoder_ids = tuple(prompt_token_ids) if limits.decoder_start else ()
-    prompt_token_ids = limits.decoder_start or prompt_token_ids
+    if limits.stem is not None:
+        if heard is None:
+            raise InvalidRequest("this model reads sounds; give multi_modal_data with audio.", param="prompt")
+        encoder_ids = (0,) * limits.stem.positions
+    else:
+        prompt_token_ids = limits.decoder_start or prompt_token_ids
     room = limits.max_model_len - max(len(prompt_token_ids), len(negative))  # the output follows both
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     _check_reported(params, len(prompt_token_ids), max_tokens)
@@ -79,6 +97,8 @@ def make_requests(
             embeds=embeds,
             inserted=own,
             encoder_ids=encoder_ids,
+            sound=None if heard is None else heard.sound,
+            speech=None if heard is None else heard.rules,
         )
         for i in range(params.num_drawn)
     ]

@@ -24,7 +24,9 @@ from ridgeline.core.plan.request import (
     TokenLogprobs,
 )
 from ridgeline.core.plan.sleep import Kind
+from ridgeline.core.plan.sounds import SpeechRules, Waveform
 from ridgeline.core.specs.pooling import PoolingSpec, Task
+from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.cost import Headroom
 
 
@@ -70,7 +72,7 @@ class Hello(Message, frozen=True, tag="hello"):
 # Fields that `Submit` and `core.plan.request.Request` both have as they are.
 AS_THEY_ARE = (
     *("params", "seed", "max_total_tokens", "cache_salt", "priority", "arrival", "task", "whole", "second_text"),
-    *("thinking", "embeds", "encoder_ids", "slo_ttft", "slo_itl", "adapter", "prefix_keys"),
+    *("thinking", "embeds", "encoder_ids", "sound", "speech", "slo_ttft", "slo_itl", "adapter", "prefix_keys"),
     *("session", "keep", "inserted"),
 )
 
@@ -102,6 +104,8 @@ class Submit(Message, frozen=True, tag="submit"):
     thinking: Thinking | None = None
     embeds: Embeds | None = None
     encoder_ids: tuple[int, ...] = ()
+    sound: Waveform | None = None
+    speech: SpeechRules | None = None
     slo_ttft: float = 0.0
     slo_itl: float = 0.0
     adapter: int = 0
@@ -264,8 +268,9 @@ class EngineFacts(Message, frozen=True):
     number of tokens that one request may have in the KV cache, and `kv_cache_tokens` that of all requests together.
     `session_ttl` is the most seconds for which a session is kept.
     `pooling` is there for a model that pools. `encodes` is the most tokens of an encoder input (0: the model has no
-    encoder), and `decoder_start` the tokens that outputs then follow. `architecture`, `parameters`, `layers`, `width`
-    and `precision` describe the network, and `weight_bytes` is what its weights take on the first rank's device.
+    encoder), and `decoder_start` the tokens that outputs then follow. `stem` says which sounds it reads.
+    `architecture`, `parameters`, `layers`, `width` and `precision` describe the network, and `weight_bytes` is what its
+    weights take on the first rank's device.
     `ranks` divide the model. `weight_version` changes when a trainer has sent other weights.
     `modalities` are the kinds of media that the network takes: image.
     """
@@ -295,6 +300,7 @@ class EngineFacts(Message, frozen=True):
     pooling: PoolingSpec | None = None
     encodes: int = 0
     decoder_start: tuple[int, ...] = ()
+    stem: SoundStem | None = None
     architecture: str = ""
     parameters: int = 0
     layers: int = 0

@@ -133,11 +133,12 @@ def with_cache(folder: Path, model: ModelConfig, wanted: KVFormat, *, files: boo
 def check_files(folder: Path, model: ModelConfig) -> None:
     """Raise ModelLoadError unless the headers of the files promise what the config does. This comes before anything of
     the config's sizes is allocated."""
-    with open_checkpoint(folder) as stored:
+    with open_checkpoint(folder) as held:
         if model.foreign is not None:
-            _check_foreign_files(folder, model, stored)
+            _check_foreign_files(folder, model, held)
             return
-        weights = as_stored(model.weights, stored, folder, model.spec)
+        weights = as_stored(model.weights, held, folder, model.spec)
+        stored = with_zeros(weights, held)
         method = folder_method(folder)
         present = stored.keys() if method is None else stored.keys() | module_weights(stored)
         if missing := [each.name for sources in weights.values() for each in sources if each.name not in present]:
@@ -166,8 +167,9 @@ def open_plain(folder: Path, model: ModelConfig) -> Iterator[tuple[WeightMap, St
     """Yield the weight map and the tensors of a model's files, in which quantized weights are plain numbers. Raise
     ModelLoadError as `check_files` does."""
     check_files(folder, model)
-    with open_checkpoint(folder) as stored:
-        weights, decoder = as_stored(model.weights, stored, folder, model.spec), empty_decoder(model.spec)
+    with open_checkpoint(folder) as held:
+        weights, decoder = as_stored(model.weights, held, folder, model.spec), empty_decoder(model.spec)
+        stored = with_zeros(weights, held)
         pieces = pieces_of(decoder, weights, folder_method(folder), stored)
         shapes = {name: view.shape for name, view in checkpoint_views(decoder, weights).items()}
         yield weights, widened(weights, shapes, pieces, stored)
@@ -229,8 +231,9 @@ def load_weights(
     if load_format == "dummy":
         fill_dummy(decoder, seed)
         return
-    with open_checkpoint(folder) as stored:
-        weights = as_stored(weight_map, stored, folder, decoder.whole)
+    with open_checkpoint(folder) as held:
+        weights = as_stored(weight_map, held, folder, decoder.whole)
+        stored = with_zeros(weights, held)
         method, divides = folder_method(folder), decoder.mesh.of_experts.size > 1
         whole = not divides and decoder.spec.stage is None
         plain = decoder if whole and not method and rounding is None else empty_decoder(decoder.whole)
@@ -296,6 +299,17 @@ def _divided_targets(
 def _names_of(pieces: Pieces, name: str) -> Iterable[str]:
     """Return the tensors in which the files hold a source."""
     return pieces[name].tensors if name in pieces else (name,)
+
+
+def with_zeros(weights: WeightMap, stored: Stored) -> Stored:
+    """Return the files' tensors with zeros for those that a family leaves out."""
+    absent = {each.name: each.zeros for sources in weights.values() for each in sources if each.zeros}
+    found = {
+        name: StoredTensor([count], "F32", partial(torch.zeros, count))
+        for name, count in absent.items()
+        if name not in stored
+    }
+    return {**stored, **found} if found else stored
 
 
 def _tell_of_unused(stored: Stored) -> None:

@@ -3,17 +3,22 @@ decoder's cross attention.
 
 Legend:
     T  tokens of the encoder inputs of a step, packed behind one another
+    N  windows of sound
     M  model width
     S  slots
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ContractViolation
+from ridgeline.core.plan.sounds import Waveform
+from ridgeline.core.plan.step import Span
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.cross_attention import CrossAttention
 from ridgeline.layers.decoder import Decoder
@@ -59,20 +64,37 @@ class EncoderPart(StepPart):
         spans = [span for span in step.plan.spans if span.encoded]
         if not spans:
             return
+        rows, device = step.plan.rows, self._slots.device
+        ends = np.array([(rows.slots_R[span.row], len(span.encoded)) for span in spans], np.int64).T
+        slot_S, length_S = upload(np.ascontiguousarray(ends), device)
+        self._length_S[slot_S] = length_S.int()
+        if spans := [span for span in spans if not span.heard]:
+            self._encode(step, spans)
+
+    def _encode(self, step: PlannedStep, spans: Sequence[Span]) -> None:
         slots, device = step.plan.rows.slots_R[[span.row for span in spans]], self._slots.device
         lengths = np.array([len(span.encoded) for span in spans])
         tokens = np.concatenate([span.encoded for span in spans])
         positions = np.concatenate([np.arange(length) for length in lengths])
         token_T, position_T, slot_T = upload(np.stack((tokens, positions, np.repeat(slots, lengths))), device)
-        encoded_TM = self._encoded(token_T, position_T, lengths)
-        slot_S, length_S = upload(np.stack((slots, lengths)).astype(np.int64), device)
-        self._length_S[slot_S] = length_S.int()
+        sounds = [span.sound for span in spans if span.sound is not None]
+        encoded_TM = self._encoded(token_T, position_T, lengths, self._heard(sounds) if sounds else None)
         for g, group in self._groups:
             group.place(slot_T, position_T, self._slots.block_tables_ASC[g])
         for index, mixer in self._layers:
             mixer.encode(encoded_TM, self._states[index])
 
-    def _encoded(self, token_T: Tensor, position_T: Tensor, lengths: np.ndarray) -> Tensor:
-        """Return the encoder's output: [T, M]."""
+    def _heard(self, sounds: Sequence[Waveform]) -> Tensor:
+        """Return what the first layer reads of sounds: [T, M]."""
+        stem = self._encoder.stem
+        assert stem is not None
+        samples_NS = np.zeros((len(sounds), stem.spec.samples), np.float32)
+        for row_S, sound in zip(samples_NS, sounds, strict=True):
+            given_S = np.frombuffer(sound.samples, "<f4")[: len(row_S)]
+            row_S[: len(given_S)] = given_S
+        return stem(torch.from_numpy(samples_NS).to(self._slots.device))
+
+    def _encoded(self, token_T: Tensor, position_T: Tensor, lengths: np.ndarray, x_TM: Tensor | None) -> Tensor:
+        """Return the encoder's output: [T, M]. x_TM: what the first layer reads, if that is not made of tokens."""
         self._packed.rows = PackedRows.of(lengths)
-        return self._encoder.normed(self._encoder(token_T, position_T, EncoderStates(self._packed)))
+        return self._encoder.normed(self._encoder(token_T, position_T, EncoderStates(self._packed), x_TM))

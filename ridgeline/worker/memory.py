@@ -236,7 +236,7 @@ def _pages_needed(layout: CacheLayout, tokens: int, sizes: StepSizes) -> int:
     """Return the number of pages with which a request of so many tokens can run, with its drafts and the positions
     ahead of them, and with an encoder input of as many tokens, but no more than a step can run."""
     longest = tokens + sizes.drafts + sizes.ahead
-    return layout.pages_needed(longest, sizes.max_tokens + sizes.ahead, min(tokens, sizes.max_tokens))
+    return layout.pages_needed(longest, sizes.max_tokens + sizes.ahead, sizes.encoded or min(tokens, sizes.max_tokens))
 
 
 def _longest_fit(layout: CacheLayout, pages: int, wanted: int, sizes: StepSizes) -> int:

@@ -37,6 +37,7 @@ from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.drafted import DraftedRows
 from ridgeline.worker.speculation.methods import DraftSource, proposer_of
 from ridgeline.worker.speculation.proposer import Proposer
+from ridgeline.worker.speech import SpeechScores
 from ridgeline.worker.step import PlannedStep, StepPart, moment
 from ridgeline.worker.tallies import Tallies
 
@@ -72,7 +73,10 @@ class Runner:
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
         ahead = 0 if drafts is None else drafts.ahead
-        columns = -(-(max_model_len + ahead) // (16 * layout.block_size)) * 16
+        longest = max_model_len + ahead
+        if decoder.encoder is not None:
+            longest = max(longest, decoder.encoder.spec.max_position_embeddings)
+        columns = -(-longest // (16 * layout.block_size)) * 16
         pools = decoder.spec.pooling is not None
         vocabulary = 1 if pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
         self.slots = Slots(num_slots, len(layout.groups), columns, vocabulary, self.device)
@@ -119,6 +123,8 @@ class Runner:
                 *([SentTokens(decoder.mesh.pp)] if piped else []),
             ]
             parts += [segments.mailbox, Guidance(vocabulary, device)]
+            if decoder.encoder is not None and decoder.encoder.stem is not None:
+                parts.append(SpeechScores(decoder.ops, self.slots, vocabulary))
             parts += [TokenLogprobs(self.slots, vocabulary), segments.masking]
         return parts
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import Embeds, Inserted
+from ridgeline.core.plan.sounds import SpeechRules, Waveform
 from ridgeline.core.settings.steps import MAX_LOGPROBS as MAX_LOGPROBS
 from ridgeline.core.settings.vllm_arguments import SAMPLING, with_vllms_fields
 from ridgeline.core.specs.pooling import SECOND_TEXT, Task
@@ -417,6 +418,8 @@ class Request:
     inserted: vectors in the place of some of the prompt's tokens.
     encoder_ids: what a model with an encoder reads; the prompt is then where its output begins. Such a request neither
         takes from the prefix cache nor leaves anything there.
+    sound: what the encoder reads instead, if that reads sounds; `encoder_ids` then only count its outputs.
+    speech: the rules of a recogniser's output; None: there are none.
     prefix_keys: further things that a state depends on, such as an adapter's content or the version of the weights.
         Prefix hits happen only between requests with equal keys.
     adapter: the number of the adapter that it runs with, under which the worker knows it; 0: none. Its prefix keys name
@@ -448,6 +451,8 @@ class Request:
     embeds: Embeds | None = None
     inserted: tuple[Inserted, ...] = ()
     encoder_ids: tuple[int, ...] = ()
+    sound: Waveform | None = None
+    speech: SpeechRules | None = None
     prefix_keys: tuple[str, ...] = ()
     adapter: int = 0
     owner: str = ""

@@ -22,6 +22,7 @@ class StepSizes:
     nodes: the nodes of a row that a pass which drafts scores at once.
     ahead: positions behind a step's tokens at which a draft model writes.
     ranks: how many divide the tokens of each block between them.
+    encoded: tokens of every encoder input, if all have as many; 0: they are as long as the context.
     """
 
     device_type: str
@@ -33,6 +34,7 @@ class StepSizes:
     nodes: int = 1
     ahead: int = 0
     ranks: int = 1
+    encoded: int = 0
 
     @staticmethod
     def of(config: LLMConfig, **sizes: int | str) -> StepSizes:

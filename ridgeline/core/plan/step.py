@@ -32,6 +32,7 @@ import numpy as np
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.sounds import SpeechRules, Waveform
 from ridgeline.core.specs.pooling import Task
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.rows import Feature as Feature
@@ -114,6 +115,8 @@ class Span(NamedTuple):
     encoded: the request's encoder input, which the encoder reads whole before the row runs. It comes with the request's
         first tokens.
     positions_3T: int32, of its tokens on three axes; None: those are as the slot's length and shift say.
+    sound: what the encoder reads, if it reads sounds. `encoded` then only counts its outputs.
+    heard: the cache holds what the encoder would leave, so it does not run.
     """
 
     row: int
@@ -121,6 +124,8 @@ class Span(NamedTuple):
     inserted: tuple[Inserted, ...] = ()
     encoded: tuple[int, ...] = ()
     positions_3T: np.ndarray | None = None
+    sound: Waveform | None = None
+    heard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,7 @@ class Assign:
     keys: the request's `prefix_keys`.
     adapter: the place of the request's adapter among those that the device holds, from 1; 0: it has none.
     shift: the difference between a token's position and its number, behind pictures with positions on three axes.
+    speech: the rules of a recogniser's output; None: it is none.
     """
 
     slot: int
@@ -155,6 +161,7 @@ class Assign:
     keys: tuple[str, ...] = ()
     adapter: int = 0
     shift: int = 0
+    speech: SpeechRules | None = None
 
 
 class PlacedAdapter(NamedTuple):

@@ -96,6 +96,7 @@ class ServeConfig:
     batch_in_flight: how many requests of batches run at once, behind all others (0: 64 on a GPU and 4 on a CPU, where
         each makes a step longer).
     batch_file_bytes, batch_dir_bytes: bounds on a file, and on all files together.
+    audio_file_bytes, audio_seconds: bounds on a file of sound, and on the sound in it.
     model_turn: the seconds that one of several models, which have the devices in turn, may work while another waits.
     model_repository: a folder with models described by config.pbtxt, as Triton's, in place of a model.
     log_json: write logs as JSON.
@@ -168,6 +169,8 @@ class ServeConfig:
     batch_dir: str | None = None
     batch_in_flight: int = 0
     batch_file_bytes: int = 200 << 20
+    audio_file_bytes: int = 25 << 20
+    audio_seconds: float = 7200.0
     batch_dir_bytes: int = 64 << 30
     model_turn: float = 10.0
     model_repository: str | None = None
@@ -191,12 +194,15 @@ class ServeConfig:
             ("max_body_bytes", 1),
             ("batch_in_flight", 0),
             ("batch_file_bytes", 1),
+            ("audio_file_bytes", 1),
             ("batch_dir_bytes", 1),
             ("media_processes", 0),
             ("max_media_bytes", 1),
         ):
             if getattr(self, name) < low:
                 raise InvalidConfig(f"{name} must be at least {low}, got {getattr(self, name)!r}.")
+        if not 0 < self.audio_seconds < inf:
+            raise InvalidConfig(f"audio_seconds must be above 0, got {self.audio_seconds!r}.")
         queue = ("queue_timeout", "max_queue_requests", "max_queue_tokens")
         for name in ("shutdown_timeout", "request_timeout", *queue, "max_stored_responses"):
             if getattr(self, name) < 0:

@@ -15,6 +15,7 @@ from ridgeline.core.specs.cache_layout import CacheGroup, group_layers
 from ridgeline.core.specs.division import Ranks
 from ridgeline.core.specs.pooling import PoolingSpec
 from ridgeline.core.specs.state import ChunkedKVSpec, CrossKVSpec, KVSpec, PassingSpec, StateSpec
+from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.kv_format import KVFormat
 
 if TYPE_CHECKING:
@@ -570,6 +571,7 @@ class ModelSpec:
     unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
     encoder: the model that reads the encoder input, to whose output layers of cross attention attend; None: there is
         none. Its tokens have the rows of this model's embedding table.
+    stem: what the inputs are made by, in place of a table of tokens; None: of tokens.
     decoder_start: the tokens that an output follows, if the request names no others. Only models with an encoder have
         them.
     tower: what turns pictures into vectors that stand in the place of tokens; None: there are only tokens.
@@ -597,6 +599,7 @@ class ModelSpec:
     unused: tuple[str, ...] = ()
     pooling: PoolingSpec | None = None
     encoder: ModelSpec | None = None
+    stem: SoundStem | None = None
     decoder_start: tuple[int, ...] = ()
     output_rules: OutputRules = NO_RULES
     tower: TowerSpec | None = None
@@ -615,7 +618,7 @@ class ModelSpec:
     @cached_property
     def embeds(self) -> bool:
         """True if tokens are embedded here."""
-        return self.stage is None or self.stage.first
+        return self.stem is None and (self.stage is None or self.stage.first)
 
     @cached_property
     def handed_width(self) -> int:
@@ -700,9 +703,10 @@ class Source:
         pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
     row: it is a vector that is stored as a matrix of one row.
-    kernel: it is a matrix that is stored as the kernel of a convolution without overlap, whose last dimensions these
-        are; (): it is a matrix.
+    kernel: it is a matrix that is stored as the kernel of a convolution, whose last dimensions these are; (): it is a
+        matrix.
     stacked: it holds this part of every expert, one after the other. Others hold one expert's.
+    zeros: files leave it out, and it is so many zeros.
     """
 
     name: str
@@ -717,6 +721,7 @@ class Source:
     row: bool = False
     kernel: tuple[int, ...] = ()
     stacked: bool = False
+    zeros: int = 0
 
 
 # Decoder parameter name → checkpoint tensors, one below the other (q, k, v → qkv; gate, up → gate_up). Of experts, all

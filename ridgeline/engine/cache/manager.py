@@ -13,6 +13,7 @@ and its first plan copies the other one into it (copy on write).
     published.py    what others can find of them
     checkpoints.py  which states of constant size are kept
     events.py       changes of what can be found, for those outside who follow them
+    sounds.py       what encoders made of sounds
     sessions.py     what is kept for turns that are expected
     host_tier.py    what is kept in the host's memory
     disk.py         what passes between that and a disk; disk_hits.py: the part of a prompt that is there
@@ -39,6 +40,7 @@ from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import Hash
 from ridgeline.engine.cache.published import Published
 from ridgeline.engine.cache.sessions import Sessions
+from ridgeline.engine.cache.sounds import Sounds
 from ridgeline.engine.cache.tables import Tables
 from ridgeline.engine.price import Price
 from ridgeline.engine.sequence import Sequence
@@ -73,7 +75,8 @@ class CacheManager:
         self.published = Published(len(self.specs), self.names, self.checkpoints)
         self.index = self.published.index
         worth, most = self.checkpoints.page_worth if self._exact else None, self.checkpoints.most_pages
-        self.pool = self.published.pool = BlockPool(layout, self.published.on_evict, worth, most)
+        self.pool = self.published.pool = BlockPool(layout, self._evicted, worth, most)
+        self.sounds = Sounds(self.specs, self.pool, enabled=prefix_caching)
         self.tier: HostTier | None = None
         if host_tier is not None and prefix_caching:
             self.tier = self.published.tier = HostTier(host_tier, layout, self.index, self.checkpoints, price)
@@ -85,6 +88,10 @@ class CacheManager:
         self.queried_tokens = 0
         self.hit_tokens = 0
         self.group_hits = [0] * len(self.specs)  # tokens after which each group could have gone on
+
+    def _evicted(self, group: int, block: int) -> None:
+        if not self.sounds.evicted(group, block):
+            self.published.on_evict(group, block)
 
     def keep_sessions(self, bounds: SessionBounds, clock: Clock) -> None:
         """Keep what requests leave that ask for it."""
@@ -232,6 +239,10 @@ class CacheManager:
     def _take_hit(self, seq: Sequence, hit: Hit) -> None:
         seq.has_emitted = False
         seq.blocks = [self._search.blocks(seq, g, hit) for g in range(len(self.specs))]
+        found = self.sounds.find(seq)
+        seq.heard = bool(found)
+        for g, blocks in found.items():
+            seq.blocks[g] = blocks
         seq.source = [] if hit.end is None else [block or NULL_BLOCK for block in hit.end.blocks]
         if self.tier is not None:
             self.tier.hold(seq, hit)
@@ -378,6 +389,7 @@ class CacheManager:
     def forget_prefixes(self, *, on_disk: bool = True) -> None:
         """Let no later sequence find anything of what was, but for the disk if not `on_disk`. Requests may run
         meanwhile."""
+        self.sounds.forget()
         self.published.unpublish(self.index.hashes())
         if self.sessions is not None:
             self.sessions.forget()

@@ -24,6 +24,7 @@ class Feature(IntFlag):
     APART = 1024  # some rows have logprobs of their own: of tokens that the request names, or of very many
     GIVEN = 2048  # some masked rows verify drafts, which come with their masks: the whole step waits for these
     ADAPTER = 4096  # some rows have an adapter
+    SPEECH = 8192  # some rows have rules of a recogniser, which come before logprobs
 
 
 class Finish:

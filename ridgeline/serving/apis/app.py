@@ -21,6 +21,7 @@ from ridgeline.serving.apis.llamacpp import server as llamacpp
 from ridgeline.serving.apis.ollama import embed, generate
 from ridgeline.serving.apis.ollama import models as ollamas_models
 from ridgeline.serving.apis.openai import (
+    audio,
     batches,
     chat,
     cohere,
@@ -68,6 +69,7 @@ def create_app(api: ApiServer) -> FastAPI:
         messages,
         models,
         pooling,
+        audio,
         cohere,
         render,
         tokenize,

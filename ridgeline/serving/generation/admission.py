@@ -129,11 +129,12 @@ def _bound(most: int, own: int) -> int:
 
 
 def embedded_bytes(requests: Sequence[Request]) -> int:
-    """Return the bytes of prompts that came as vectors, and of pictures."""
+    """Return the bytes of prompts that came as vectors, and of pictures and sounds."""
     return sum(map(inserted_bytes, requests))
 
 
 def inserted_bytes(request: Request) -> int:
-    """Return the bytes of a request's vectors and pictures."""
+    """Return the bytes of a request's vectors, pictures and sounds."""
     shown = {id(each.shown): each.shown.num_bytes for each in request.inserted if each.shown is not None}
-    return sum(shown.values()) + (0 if request.embeds is None else len(request.embeds.data))
+    heard = 0 if request.sound is None else len(request.sound.samples)
+    return sum(shown.values()) + heard + (0 if request.embeds is None else len(request.embeds.data))

@@ -34,7 +34,7 @@ from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.parsers.reader import AnswerReader
-from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
+from ridgeline.text.requests import Heard, RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 
@@ -55,7 +55,8 @@ class GenerationRequest:
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
     tokens are skipped, because its reader needs them. `reader` makes the reader of a completion's text, which separates
     content, reasoning and calls. `thinking`, `embeds`, `inserted`, `slo_ttft` and `slo_itl` are as in
-    `core.plan.request.Request`. `session` and `keep` too. `adapter` is the one that the client named as its model.
+    `core.plan.request.Request`. `session` and `keep` too. `heard` is the window of sound that a
+    recogniser reads. `adapter` is the one that the client named as its model.
     """
 
     id: str
@@ -73,6 +74,7 @@ class GenerationRequest:
     thinking: Thinking | None = None
     embeds: Embeds | None = None
     inserted: tuple[Inserted, ...] = ()
+    heard: Heard | None = None
     slo_ttft: float = 0.0
     slo_itl: float = 0.0
     session: str = ""
@@ -128,6 +130,7 @@ class Service:
             max_logprobs=facts.max_logprobs,
             embeds_width=facts.embeds_width,
             decoder_start=facts.decoder_start,
+            stem=facts.stem,
         )
 
     def run(self, asked: GenerationRequest) -> Run:
@@ -184,6 +187,7 @@ class Run:
             cache_salt=asked.cache_salt,
             embeds=asked.embeds,
             inserted=asked.inserted,
+            heard=asked.heard,
         )
         if asked.slo_ttft or asked.slo_itl:
             requests = [replace(each, slo_ttft=asked.slo_ttft, slo_itl=asked.slo_itl) for each in requests]

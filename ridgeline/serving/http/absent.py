@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.serving.http.paths import is_under
 
-_SOUND = "sound is not supported: the model reads and writes text alone"
+_SOUND = "no sound is written here; /v1/audio/transcriptions reads it"
 _TRAINING = "a trainer sends weights by POST /update_weights, which --weight-transfer opens, and ends by finishing"
 _TOKENS = "send token ids as the prompt of /v1/completions, with return_token_ids"
 _CACHES = "caches are not handed between servers"

@@ -757,3 +757,52 @@ class KServeGenerated(OpenAnswer, kw_only=True):
     id: str | UnsetType = UNSET
     model_name: str
     model_version: str
+
+
+class TranscriptUsage(Answer, kw_only=True):
+    type: Literal["duration"]
+    seconds: Annotated[int, Meta(description="of the sound, rounded up")]
+
+
+class Transcription(Answer, kw_only=True):
+    text: str
+    usage: TranscriptUsage
+
+
+class TranscriptSegment(Answer, kw_only=True):
+    """start, end: seconds. seek: the begin of the window in which it was heard, in hundredths of a second."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscription(Answer, kw_only=True):
+    task: Literal["transcribe", "translate"]
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptSegment]
+    usage: TranscriptUsage
+
+
+class TranscriptDelta(Answer, kw_only=True):
+    """An event of a stream: a further segment."""
+
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptDone(Answer, kw_only=True):
+    """The last event of a stream."""
+
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: TranscriptUsage

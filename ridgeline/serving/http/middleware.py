@@ -67,6 +67,7 @@ CLOSED_ABROAD = (
 # requests that wait for a paused engine must be able to end
 WHILE_DRAINING = (*HEALTH, "/metrics", "/resume", "/is_paused", "/wake_up", "/is_sleeping")
 UPLOADS = ("/v1/files",)  # routes that read their body themselves, as it comes
+SOUNDS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 FORM_BYTES = 64 << 10  # of an upload besides the file
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
 BODY_PACE = 8 << 10  # bytes that earn the body a second more
@@ -85,7 +86,7 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     config = api.config
     layers = with_idempotency(with_operators_own(app, config.middleware))
     uploads = config.batch_file_bytes + FORM_BYTES if config.batch_dir is not None else 0
-    layers = with_whole_body(layers, config.max_body_bytes, uploads)
+    layers = with_whole_body(layers, config.max_body_bytes, uploads, config.audio_file_bytes + FORM_BYTES)
     layers = with_draining(with_load(layers, api), api.service.admission)
     orders, trusted = config.open_admin_routes, config.trusted_key
     layers = with_keys(layers, config.api_key, config.admin_key, open_orders=orders, trusted=trusted)
@@ -257,15 +258,20 @@ def with_draining(app: ASGIApp, admission: Admission) -> ASGIApp:
     return run
 
 
-def with_whole_body(app: ASGIApp, limit: int, uploads: int = 0) -> ASGIApp:
+def with_whole_body(app: ASGIApp, limit: int, uploads: int = 0, sounds: int = 0) -> ASGIApp:
     """Hand each route its body in one piece. Never read more than `limit` bytes of it.
 
     Bodies of the routes in UPLOADS come in pieces, as they arrive, and may have `uploads` bytes, if that is not 0.
+    Those of the routes in SOUNDS likewise, with `sounds` bytes.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        upload = bool(uploads) and scope["method"] == "POST" and route_path(scope) in UPLOADS
-        most, flag = (uploads, "--batch-file-bytes") if upload else (limit, "--max-body-bytes")
+        post, path = scope["method"] == "POST", route_path(scope)
+        most, flag, upload = limit, "--max-body-bytes", False
+        if uploads and post and path in UPLOADS:
+            most, flag, upload = uploads, "--batch-file-bytes", True
+        elif sounds and post and path in SOUNDS:
+            most, flag, upload = sounds, "--audio-file-bytes", True
         too_large = BodyTooLarge(f"the body is longer than {most} bytes ({flag}); send less.")
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > most:

@@ -20,10 +20,11 @@ Take = Callable[[bytes], Awaitable[None]]
 
 
 class Form(NamedTuple):
-    """The fields of a form by name, and the name of its file."""
+    """The fields of a form by name, the last of each, and the name of its file. listed: all values of each name."""
 
     fields: dict[str, str]
     filename: str | None
+    listed: dict[str, list[str]]
 
 
 async def read_form(kind: str, pieces: AsyncIterator[bytes], file: str, take: Take) -> Form:
@@ -31,11 +32,12 @@ async def read_form(kind: str, pieces: AsyncIterator[bytes], file: str, take: Ta
     piece. Raise BadRequest for a form that is none, or holds too much."""
     reader = _Reader(_boundary(kind), pieces)
     fields: dict[str, str] = {}
+    listed: dict[str, list[str]] = {}
     filename: str | None = None
     await reader.skip_to_first()
     for _ in range(MOST_PARTS):
         if await reader.at_end():
-            return Form(fields, filename)
+            return Form(fields, filename, listed)
         name, given = _names(await reader.head())
         if name == file:
             if filename is not None:
@@ -52,6 +54,7 @@ async def read_form(kind: str, pieces: AsyncIterator[bytes], file: str, take: Ta
 
             await reader.content(keep)
             fields[name] = held.decode("utf-8", "replace")
+            listed.setdefault(name, []).append(fields[name])
     raise BadRequest(f"the form has more than {MOST_PARTS} parts; send fewer.")
 
 

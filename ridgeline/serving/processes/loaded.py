@@ -223,6 +223,7 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         pooling=model.spec.pooling,
         encodes=config.encodes,
         decoder_start=model.spec.decoder_start,
+        stem=None if model.spec.encoder is None else model.spec.encoder.stem,
         architecture=model.spec.architecture,
         parameters=parameters(model.spec).total,
         layers=len(model.spec.layers),

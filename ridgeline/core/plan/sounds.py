@@ -1,0 +1,41 @@
+"""What a recogniser of speech reads and may write: a window of sound, and the rules of its output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waveform:
+    """A window of sound, in the model's rate.
+
+    samples: float32 in -1..1, little-endian, one channel; silence follows them up to the window's end.
+    key: stands for the samples. Requests with equal keys (and equal salts) share what the encoder makes of them.
+    """
+
+    samples: bytes
+    key: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.samples) // 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechRules:
+    """The tokens that a recogniser of speech may write, as Whisper's own code has them.
+
+    suppressed: ids that never come.
+    not_first: ids that are not the first.
+    timestamps: the first id of the times; all behind it are times too. 0: the output has no times, and no rule of
+        these applies.
+    no_timestamps: the id that says so, which never comes.
+    end: the id that ends an output.
+    latest: the output begins with a time of at most this number; None: with any.
+    """
+
+    suppressed: tuple[int, ...] = ()
+    not_first: tuple[int, ...] = ()
+    timestamps: int = 0
+    no_timestamps: int = 0
+    end: int = 0
+    latest: int | None = None

@@ -1,0 +1,48 @@
+"""The first layers of an encoder that reads sounds: convolutions as products.
+
+Legend:
+    N  windows of sound
+    S  samples of a window
+    F  bands, or channels
+    T  positions, of all windows
+    t  frames of a window
+    M  model width
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ridgeline.core.specs.stem import STRIDE, TAPS, SoundStem
+from ridgeline.kernels.small.log_mel.op import mel_filters
+from ridgeline.layers.build import Build
+from ridgeline.layers.linear import Linear
+
+
+class Stem(nn.Module):
+    """The stem of Whisper's encoder: from samples to the input of its first layer."""
+
+    def __init__(self, spec: SoundStem, width: int, build: Build) -> None:
+        super().__init__()
+        self.spec, self._ops, self._dtype = spec, build.ops, build.dtype
+        self.conv1 = Linear(TAPS * spec.bands, (width,), True, build.within("conv1"))
+        self.conv2 = Linear(TAPS * width, (width,), True, build.within("conv2"))
+        self.positions = build.parameter(spec.positions, width)
+        self._filters_FB: Tensor | None = None
+
+    def forward(self, samples_NS: Tensor) -> Tensor:
+        """Return the input of the first layer of float32 windows: [T, M], one window behind the other."""
+        if self._filters_FB is None:
+            self._filters_FB = torch.from_numpy(mel_filters(self.spec.bands)).to(samples_NS.device)
+        x_NFt = self._ops.log_mel(samples_NS, self._filters_FB).to(self._dtype)
+        x_NFt = self._convolved(self.conv1, x_NFt, 1).view(len(x_NFt), x_NFt.shape[2], -1).mT
+        x_TM = self._convolved(self.conv2, x_NFt, STRIDE)
+        return (x_TM.view(len(samples_NS), *self.positions.shape) + self.positions).flatten(0, 1)
+
+    def _convolved(self, conv: Linear, x_NFt: Tensor, stride: int) -> Tensor:
+        """Return the activated output of a convolution whose input has one zero at both ends: [N * t, M]."""
+        taps = functional.pad(x_NFt, (TAPS // 2, TAPS // 2)).unfold(2, TAPS, stride)
+        y_TM: Tensor = self._ops.activation(conv(taps.transpose(1, 2).flatten(2).flatten(0, 1)), "gelu")
+        return y_TM

@@ -1,0 +1,66 @@
+"""A window's tokens as segments with times, as Whisper's own code takes them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ridgeline.text.speech.tokens import STEP, SpeechTokens
+
+
+@dataclass
+class Segment:
+    """A part of a transcript. start, end: seconds from the beginning of the sound.
+
+    seek: the begin of its window, in hundredths of a second.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class Part(NamedTuple):
+    """start, end: seconds from the window's begin. tokens: with the times around them."""
+
+    start: float
+    end: float
+    tokens: list[int]
+
+
+def parts_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> tuple[list[Part], float]:
+    """Return the parts of a window of so many seconds, and the seconds after which the next window begins, so that
+    speech which the window cuts is heard again."""
+    timed = [token >= known.times for token in tokens]
+    ends = [n for n in range(1, len(tokens)) if timed[n - 1] and timed[n]]
+    if not ends:
+        times = [token for token, is_time in zip(tokens, timed, strict=True) if is_time]
+        heard = (times[-1] - known.times) * STEP if times and times[-1] != known.times else seconds
+        return [Part(0.0, heard, list(tokens))], seconds
+    ended = timed[-2:] == [False, True]  # nothing is said after this time
+    found, first = list[Part](), 0
+    for end in [*ends, len(tokens)] if ended else ends:
+        piece = list(tokens[first:end])
+        found.append(Part((piece[0] - known.times) * STEP, (piece[-1] - known.times) * STEP, piece))
+        first = end
+    return found, seconds if ended else (tokens[first - 1] - known.times) * STEP
+
+
+def rest_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> list[Part]:
+    """Return the parts of a window behind which nothing is heard again: one that it cuts ends with it."""
+    found, goes_on = parts_of(tokens, known, seconds)
+    taken = sum(len(part.tokens) for part in found)
+    if taken < len(tokens):
+        rest = list(tokens[taken:])
+        start = (rest[0] - known.times) * STEP if rest[0] >= known.times else goes_on
+        last = (rest[-1] - known.times) * STEP if len(rest) > 1 and rest[-1] >= known.times else seconds
+        found.append(Part(start, max(start, last), rest))
+    return found
