@@ -23,6 +23,7 @@ from ridgeline.version import __version__
 VERBS: dict[str, type[ListCommand] | str | None] = {
     "generate": ListCommand,
     "chat": ListCommand,
+    "transcribe": ListCommand,
     "models": "",
     "profile": "",
     "calibrate": "",

@@ -12,7 +12,8 @@ import numpy as np
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.sounds import RATE
-from ridgeline.media.wav import read_wav
+from ridgeline.media.bounds import MediaBounds
+from ridgeline.media.pool import Decoders
 from ridgeline.offline.jobs import Job, JobMaker
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.text.sounds import samples_of
@@ -23,7 +24,8 @@ from ridgeline.text.speech.tokens import SpeechTokens
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.formats.json_file import read_json
 
-MOST_SECONDS = 24 * 3600.0  # of a file that is read here
+MOST_BYTES, MOST_SECONDS = 1 << 30, 3600  # of a file that is read here
+MOST_DECODING = 600.0  # seconds of the processor
 
 
 def recogniser_of(tokenizer: Tokenizer, folder: Path, stem: SoundStem, most: int) -> Recogniser:
@@ -39,7 +41,10 @@ def heard(audio: Any) -> np.ndarray:
             audio = Path(audio).read_bytes()
         except OSError as error:
             raise InvalidRequest(f"{audio} cannot be read ({error.strerror}); name another.", param="audio") from error
-    return samples_of(read_wav(audio, MOST_SECONDS) if isinstance(audio, bytes) else audio)
+    if not isinstance(audio, bytes):
+        return samples_of(audio)
+    bounds = MediaBounds(file_bytes=MOST_BYTES, sound_seconds=MOST_SECONDS, seconds=MOST_DECODING)
+    return Decoders(bounds).sound(audio, rate=RATE).samples_N
 
 
 def speech_options(wishes: Mapping[str, Any]) -> SpeechOptions:

@@ -13,7 +13,9 @@ from pathlib import Path
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.media.bounds import MediaBounds
 from ridgeline.media.layout import Processor, VideoProcessor
+from ridgeline.media.pool import Decoders
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.beam_run import BeamRun
@@ -71,6 +73,12 @@ class ApiServer:
 
     def __post_init__(self) -> None:
         self.beside = (self,)
+
+    @cached_property
+    def sounds(self) -> Decoders:
+        """What decodes files of sound, in processes of its own."""
+        config = self.config
+        return Decoders(MediaBounds(file_bytes=config.audio_file_bytes, sound_seconds=config.audio_seconds))
 
     @classmethod
     def build_all(cls, config: ServeConfig, models: Sequence[NamedModel], name: str, place: int) -> list[ApiServer]:

@@ -21,6 +21,7 @@ from ridgeline.serving.apis.openai.batches import FORM_SCHEMA
 from ridgeline.serving.apis.openai.cohere import CohereEmbedBody
 from ridgeline.serving.apis.openai.response_bodies import CountBody, ResponsesBody
 from ridgeline.serving.http.absent import ABSENT
+from ridgeline.serving.requests.audio import TranscriptionBody, TranslationBody
 from ridgeline.serving.requests.batches import BatchBody
 from ridgeline.serving.requests.bodies import (
     ChatBody,
@@ -57,6 +58,13 @@ OPENAIS_RESPONSES = """access_programs background background_options context_man
 input instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id
 prompt prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store
 stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user"""
+OPENAIS_AUDIO = """chunking_strategy file include known_speaker_names known_speaker_references language model prompt
+response_format stream temperature timestamp_granularities"""
+VLLMS_AUDIO = """file frequency_penalty hotwords language max_completion_tokens min_p model presence_penalty prompt
+repetition_penalty response_format seed stream stream_continuous_usage_stats stream_include_usage temperature
+timestamp_granularities top_k top_p use_beam_search"""
+VLLMS_TRANSLATIONS = """file hotwords max_completion_tokens model prompt response_format seed stream
+stream_continuous_usage_stats stream_include_usage temperature use_beam_search"""
 VLLMS_RESPONSES = """background cache_salt chat_template_kwargs ec_transfer_params enable_response_messages
 frequency_penalty ignore_eos include include_reasoning include_stop_str_in_output input instructions kv_transfer_params
 logit_bias max_output_tokens max_tool_calls media_io_kwargs metadata min_p mm_payload mm_processor_kwargs model
@@ -130,6 +138,14 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
     "batches": {
         "OpenAI": frozenset(["completion_window", "endpoint", "input_file_id", "metadata", "output_expires_after"]),
     },
+    "transcriptions": {
+        "OpenAI": frozenset(OPENAIS_AUDIO.split()),
+        "vLLM": frozenset(VLLMS_AUDIO.split()),
+    },
+    "translations": {
+        "OpenAI": frozenset(["file", "model", "prompt", "response_format", "temperature"]),
+        "vLLM": frozenset(VLLMS_TRANSLATIONS.split()),
+    },
     "files": {"OpenAI": frozenset(["expires_after", "file", "purpose"])},
     "embeddings": {
         "OpenAI": frozenset(["dimensions", "encoding_format", "input", "model", "user"]),
@@ -189,6 +205,9 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
 _FORM: dict[str, Any] = FORM_SCHEMA["content"]["multipart/form-data"]["schema"]["properties"]
 FileForm = create_model("FileForm", **{name.partition("[")[0]: (Any, None) for name in _FORM})
 
+TranscriptionForm = create_model("TranscriptionForm", __base__=TranscriptionBody, file=(Any, None))
+TranslationForm = create_model("TranslationForm", __base__=TranslationBody, file=(Any, None))
+
 PAGE = Path(__file__).parents[2] / "docs" / "api-fields.md"
 BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "completions": (CompletionBody,),
@@ -199,6 +218,8 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "count_tokens": (CountMessagesBody,),
     "batches": (BatchBody,),
     "files": (FileForm,),
+    "transcriptions": (TranscriptionForm,),
+    "translations": (TranslationForm,),
     "embeddings": (EmbeddingBody, EmbeddingChatBody),
     "pooling": (PoolingBody, PoolingChatBody),
     "classify": (ClassifyBody, ClassifyChatBody),
@@ -230,6 +251,8 @@ TITLES = {
     "count_tokens": "/v1/messages/count_tokens",
     "batches": "/v1/batches",
     "files": "/v1/files",
+    "transcriptions": "/v1/audio/transcriptions",
+    "translations": "/v1/audio/translations",
     "embeddings": "/v1/embeddings",
     "pooling": "/pooling",
     "classify": "/classify",
@@ -254,6 +277,9 @@ TITLES = {
 }
 NOTES = {
     "batches": "Lines of the file are bodies of the endpoint, with its fields.",
+    "transcriptions": "A form (`multipart/form-data`); a list comes as `timestamp_granularities[]`\n"
+    "([speech.md](speech.md)).",
+    "translations": "A form (`multipart/form-data`).",
     "files": "A form (`multipart/form-data`); `expires_after` comes as `expires_after[anchor]` and\n"
     "`expires_after[seconds]`.",
     "infer": "Of a model that generates, `parameters` are the fields of `/v1/completions` without `n`, and\n"

@@ -170,7 +170,7 @@ class ServeConfig:
     batch_in_flight: int = 0
     batch_file_bytes: int = 200 << 20
     audio_file_bytes: int = 25 << 20
-    audio_seconds: float = 7200.0
+    audio_seconds: int = 3600
     batch_dir_bytes: int = 64 << 30
     model_turn: float = 10.0
     model_repository: str | None = None
@@ -195,14 +195,13 @@ class ServeConfig:
             ("batch_in_flight", 0),
             ("batch_file_bytes", 1),
             ("audio_file_bytes", 1),
+            ("audio_seconds", 1),
             ("batch_dir_bytes", 1),
             ("media_processes", 0),
             ("max_media_bytes", 1),
         ):
             if getattr(self, name) < low:
                 raise InvalidConfig(f"{name} must be at least {low}, got {getattr(self, name)!r}.")
-        if not 0 < self.audio_seconds < inf:
-            raise InvalidConfig(f"audio_seconds must be above 0, got {self.audio_seconds!r}.")
         queue = ("queue_timeout", "max_queue_requests", "max_queue_tokens")
         for name in ("shutdown_timeout", "request_timeout", *queue, "max_stored_responses"):
             if getattr(self, name) < 0:

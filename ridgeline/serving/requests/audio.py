@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.http.multipart import Form
 from ridgeline.serving.requests.bodies import LAX, LAX_INT, Body
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.validation import parse
@@ -25,6 +24,10 @@ Whole = Annotated[int, LAX_INT]
 class TranslationBody(Body):
     """The fields of POST /v1/audio/translations beside `file`."""
 
+    harmless: ClassVar[Mapping[str, str]] = {
+        "stream_include_usage": "the last event of a stream always counts the seconds",
+        "stream_continuous_usage_stats": "the last event of a stream counts the seconds",
+    }
     refused: ClassVar[Mapping[str, Refusal]] = {
         "use_beam_search": Refusal("use_beam_search is not for models with an encoder yet; leave it out."),
         "hotwords": Refusal("hotwords are not supported; put the words into prompt."),
@@ -47,8 +50,6 @@ class TranslationBody(Body):
     compression_ratio_threshold: Real | None = None
     logprob_threshold: Real | None = None
     no_speech_threshold: Real | None = None
-    stream_include_usage: bool | None = None
-    stream_continuous_usage_stats: bool | None = None
 
     def options(self, task: Literal["transcribe", "translate"]) -> SpeechOptions:
         """Return the wishes. Without a format with times none are asked of the model."""
@@ -85,13 +86,14 @@ class TranscriptionBody(TranslationBody):
     timestamp_granularities: Annotated[list[Literal["segment", "word"]], Field(max_length=2)] | None = None
 
 
-def body_of(form: Form, model: type[TranslationBody]) -> TranslationBody:
-    """Return a form's fields. Raise BadRequest for fields that are wrong, or ask for what is not here."""
+def body_of(listed: Mapping[str, list[str]], model: type[TranslationBody]) -> TranslationBody:
+    """Return a form's fields, of each of which there may be several. Raise BadRequest for fields that are wrong, or ask
+    for what is not here."""
     given: dict[str, Any] = {}
-    for name, values in form.listed.items():
+    for name, values in listed.items():
         bare = name.removesuffix("[]")
         given[bare] = values if bare in LISTS else values[-1]
-    for name in ("stream", "condition_on_previous_text", "stream_include_usage", "stream_continuous_usage_stats"):
+    for name in ("stream", "condition_on_previous_text"):
         if isinstance(value := given.get(name), str):
             given[name] = TRUTHS.get(value.lower(), value)
     body = parse(model, {name: value for name, value in given.items() if value != "" or name == "prompt"})

@@ -46,7 +46,7 @@ def server(start_server: StartServer, folder: Path, tmp_path_factory: pytest.Tem
     home = tmp_path_factory.mktemp("engine")
     with (
         engine_in_a_thread(home / "engine", model=str(folder), max_num_seqs=8, dtype="float32"),
-        start_server(folder, home / "engine", audio_file_bytes=BOUND, audio_seconds=10.0) as found,
+        start_server(folder, home / "engine", audio_file_bytes=BOUND, audio_seconds=10) as found,
     ):
         yield found
 
@@ -146,16 +146,14 @@ def test_what_is_not_here_is_refused_by_name(fields: dict[str, Any], match: str,
 
 
 def test_files_are_bounded_before_they_are_read(server: Server) -> None:
+    slow = oracle.RATE // 2
     for content, status, match in (
-        (b"", 400, "no WAV file"),
-        (SOUND[:30], 400, "no WAV file"),
-        (b"RIFF\xff\xff\xff\x7fWAVEfmt " + b"\xff" * 64, 400, "no WAV file"),
-        (
-            wav(np.zeros(11 * oracle.RATE // 2, np.float32), oracle.RATE // 2),
-            400,
-            "the sound has 11 s, and at most 10 s",
-        ),
-        (b"x" * (BOUND + 1), 400, f"longer than {BOUND} bytes"),
+        (b"", 400, "empty"),
+        (SOUND[:30], 400, "sound"),
+        (b"RIFF\xff\xff\xff\x7fWAVEfmt " + b"\xff" * 64, 400, "sound"),
+        (b"#!/bin/sh", 400, "sound"),
+        (wav(np.zeros(11 * slow, np.float32), slow), 400, "10 s"),
+        (b"x" * (BOUND + 1), 400, f"{BOUND} bytes"),
         (b"x" * (BOUND + (1 << 20)), 413, "--audio-file-bytes"),
     ):
         answer = post(server, {}, content)

@@ -15,9 +15,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.kernels.base.sounds import RATE
-from ridgeline.media.wav import read_wav
+from ridgeline.media.pool import NoMemory
+from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.errors import BadRequest, Unavailable
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.describe import answers as answers_of
@@ -29,7 +30,6 @@ from ridgeline.serving.requests.audio import TranscriptionBody, TranslationBody,
 from ridgeline.serving.requests.validation import check_model
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.text.requests import Heard
-from ridgeline.text.sounds import samples_of
 from ridgeline.text.speech.answers import answer_of
 from ridgeline.text.speech.formats import FORMATS
 from ridgeline.text.speech.languages import LANGUAGES
@@ -71,9 +71,9 @@ def router(api: ApiServer) -> APIRouter:
 async def _answer(api: ApiServer, request: Request, model: type[TranslationBody], task: Task) -> Response:
     name, recogniser = request_id(request), recogniser_of(api)
     form, data = await _received(api, request)
-    body = body_of(form, model)
+    body = body_of(form.listed, model)
     served = check_model(api, body.model)
-    samples_N = await asyncio.to_thread(_decoded, data, api.config.audio_seconds)
+    samples_N = await asyncio.to_thread(_decoded, api, data, owner.current())
     del data
     run = Transcription(api, recogniser, samples_N, body, name, task)
     if body.stream:
@@ -113,8 +113,12 @@ async def _received(api: ApiServer, request: Request) -> tuple[Form, bytes]:
     return form, bytes(held)
 
 
-def _decoded(data: bytes, most_seconds: float) -> np.ndarray:
-    return samples_of(read_wav(data, most_seconds))
+def _decoded(api: ApiServer, data: bytes, mine: str) -> np.ndarray:
+    """Return a file's samples. Raise BadMedia, Unavailable."""
+    try:
+        return api.sounds.sound(data, rate=RATE, owner=mine).samples_N
+    except NoMemory as error:
+        raise Unavailable("there is no memory for another sound now; try again soon.", retry_after=5) from error
 
 
 class Transcription:
