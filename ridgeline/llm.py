@@ -54,7 +54,7 @@ from ridgeline.text.pooled import (
     RerankResult,
 )
 from ridgeline.text.requests import RequestLimits, sampling_overrides
-from ridgeline.text.speech.recogniser import SpeechOptions, Transcript
+from ridgeline.text.speech.recogniser import SpeechOptions, SpokenText
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json
@@ -372,11 +372,11 @@ class LLM:
 
     def transcribe(
         self, audio: Any, *, options: SpeechOptions | None = None, cache_salt: str = "", **wishes: Any
-    ) -> Transcript:
+    ) -> SpokenText:
         """Return what is said in a sound: a path, the bytes of a file, or (samples, rate). wishes: fields of
         SpeechOptions, if `options` are not given. Raise InvalidRequest."""
         self._check_running()
-        found = Transcript("", 0.0)
+        found = SpokenText("", 0.0)
         samples_N = heard(audio)
         found.seconds = len(samples_N) / RATE
         for _ in self._transcripts().segments(samples_N, options or speech_options(wishes), found, cache_salt):

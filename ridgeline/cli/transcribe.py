@@ -15,7 +15,7 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.text.speech.formats import FORMATS
 
 if TYPE_CHECKING:
-    from ridgeline.text.speech.recogniser import Transcript
+    from ridgeline.text.speech.recogniser import SpokenText
 
 SAMPLED = ("top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty")
 TIMED = ("srt", "vtt", "json")
@@ -70,7 +70,7 @@ def transcribe(
                 )
 
 
-def _shown(found: Transcript, form: str) -> str:
+def _shown(found: SpokenText, form: str) -> str:
     if form == "json":
         return json.dumps({**asdict(found), "text": found.text}, ensure_ascii=False) + "\n"
     return FORMATS[form](found.segments)

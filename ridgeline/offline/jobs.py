@@ -11,7 +11,7 @@ from typing import Any, NotRequired, TypedDict
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.plan.embeds import PLACEHOLDER, Inserted
-from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.engine.protocol import RunsRequests
 from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.layout import Processor
@@ -23,7 +23,7 @@ from ridgeline.text.media_prompt import MediaPrompt, expanded, expanded_ids
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import Heard, RequestLimits, derive_seed, make_requests, with_spelled_words
 from ridgeline.text.sounds import samples_of, waveform
-from ridgeline.text.speech.recogniser import Ask
+from ridgeline.text.speech.recogniser import SpeechAsk
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -64,7 +64,7 @@ class EncoderDecoderPrompt(TypedDict):
 
 SOUNDS = "multi_modal_data"
 KEYS = {"multi_modal_data", "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
-Prompt = str | MediaPrompt | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
+Prompt = str | SpeechAsk | MediaPrompt | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -124,7 +124,7 @@ class JobMaker:
         if isinstance(prompt, Mapping) and "encoder_prompt" in prompt:
             prompt, limits = self._taken_apart(prompt)
         asked: Any = prompt if isinstance(prompt, Mapping) else {}
-        heard = self._heard(asked) if limits.stem is not None else None
+        heard = self._heard(asked) if limits.stem is not None and not isinstance(prompt, SpeechAsk) else None
         check_keys(asked)
         cache_salt = asked.get("cache_salt") or cache_salt
         if not isinstance(cache_salt, str):
@@ -133,6 +133,8 @@ class JobMaker:
         inserted: tuple[Inserted, ...] = ()
         if embeds is not None:
             text, ids = None, [PLACEHOLDER] * len(embeds)
+        elif isinstance(prompt, SpeechAsk):
+            text, ids, heard = None, list(prompt.prompt), Heard(prompt.sound, prompt.rules)
         elif heard is not None:
             text, ids = self._begun(asked)
         elif isinstance(prompt, MediaPrompt):
@@ -159,25 +161,6 @@ class JobMaker:
             heard=heard,
         )
         requests = requests if adapter is None else list(map(adapter.of, requests))
-        return self._job(number, requests, params, text, ids)
-
-    def ask(self, asked: Ask, cache_salt: str = "") -> Job:
-        """Return the job of a question about a window of sound. Raise InvalidRequest."""
-        number = self.count = next(self._numbers)
-        requests = make_requests(
-            str(number),
-            asked.prompt,
-            asked.params,
-            self.limits,
-            seed=derive_seed(self._seed, number),
-            cache_salt=cache_salt,
-            heard=Heard(asked.sound, asked.rules),
-        )
-        return self._job(number, requests, asked.params, None, list(asked.prompt))
-
-    def _job(
-        self, number: int, requests: list[Request], params: SamplingParams, text: str | None, ids: list[int]
-    ) -> Job:
         for request in requests:
             self._engine.check(request)
         outputs = [CompletionOutput(index) for index in range(params.num_drawn)]

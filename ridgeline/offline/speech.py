@@ -18,8 +18,8 @@ from ridgeline.offline.jobs import Job, JobMaker
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.text.sounds import samples_of
 from ridgeline.text.speech.answers import answer_of
-from ridgeline.text.speech.recogniser import Answer, Recogniser, SpeechOptions, Transcript
-from ridgeline.text.speech.segments import Segment
+from ridgeline.text.speech.recogniser import Recogniser, SpeechAnswer, SpeechOptions, SpokenText
+from ridgeline.text.speech.segments import SpokenSegment
 from ridgeline.text.speech.tokens import SpeechTokens
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.formats.json_file import read_json
@@ -29,7 +29,7 @@ MOST_DECODING = 600.0  # seconds of the processor
 
 
 def recogniser_of(tokenizer: Tokenizer, folder: Path, stem: SoundStem, most: int) -> Recogniser:
-    """Return what recognises sounds with a model's tokens. most: of its context. Raise ModelLoadError."""
+    """Return a recogniser with a model's tokens. most: of its context. Raise ModelLoadError."""
     tokens = SpeechTokens.of(tokenizer, read_json(folder / "generation_config.json"))
     return Recogniser(tokenizer, tokens, stem, most)
 
@@ -64,11 +64,11 @@ class Transcripts:
         self._recogniser, self._jobs, self._finish = recogniser, jobs, finish
 
     def segments(
-        self, samples_N: np.ndarray, options: SpeechOptions, found: Transcript, cache_salt: str = ""
-    ) -> Iterator[Segment]:
+        self, samples_N: np.ndarray, options: SpeechOptions, found: SpokenText, cache_salt: str = ""
+    ) -> Iterator[SpokenSegment]:
         """Yield the segments as they come, which fill `found`."""
         asking, told = self._recogniser.recognise(samples_N, options, found), 0
-        answers: list[Answer] | None = None
+        answers: list[SpeechAnswer] | None = None
         while True:
             try:
                 asks = next(asking) if answers is None else asking.send(answers)
@@ -77,11 +77,11 @@ class Transcripts:
                 return
             yield from found.segments[told:]
             told = len(found.segments)
-            results = self._finish([self._jobs.ask(ask, cache_salt) for ask in asks])
+            results = self._finish([self._jobs.make(ask, ask.params, cache_salt=cache_salt) for ask in asks])
             answers = [answer_of(ask, result) for ask, result in zip(asks, results, strict=True)]
 
-    def transcript(self, samples_N: np.ndarray, options: SpeechOptions, cache_salt: str = "") -> Transcript:
-        found = Transcript("", len(samples_N) / RATE)
+    def transcript(self, samples_N: np.ndarray, options: SpeechOptions, cache_salt: str = "") -> SpokenText:
+        found = SpokenText("", len(samples_N) / RATE)
         for _ in self.segments(samples_N, options, found, cache_salt):
             pass
         return found

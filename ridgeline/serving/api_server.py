@@ -76,7 +76,7 @@ class ApiServer:
 
     @cached_property
     def sounds(self) -> Decoders:
-        """What decodes files of sound, in processes of its own."""
+        """The decoders of files of sound, in processes of their own."""
         config = self.config
         return Decoders(MediaBounds(file_bytes=config.audio_file_bytes, sound_seconds=config.audio_seconds))
 

@@ -24,8 +24,10 @@ def waveform(samples_N: np.ndarray) -> Waveform:
 
 
 def samples_of(audio: Any) -> np.ndarray:
-    """Return what a caller gives as `audio` in the models' rate: (samples, rate), or samples in that rate; float32 in
-    one channel. Raise InvalidRequest."""
+    """Return a caller's sound in the models' rate, float32 in one channel. Raise InvalidRequest.
+
+    audio: (samples, rate), or samples in that rate.
+    """
     if isinstance(audio, list) and len(audio) == 1:
         audio = audio[0]
     given, rate = audio if isinstance(audio, tuple) and len(audio) == 2 else (audio, RATE)

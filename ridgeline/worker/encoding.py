@@ -85,7 +85,7 @@ class EncoderPart(StepPart):
             mixer.encode(encoded_TM, self._states[index])
 
     def _heard(self, sounds: Sequence[Waveform]) -> Tensor:
-        """Return what the first layer reads of sounds: [T, M]."""
+        """Return the input of the first layer, made of sounds: [T, M]."""
         stem = self._encoder.stem
         assert stem is not None
         samples_NS = np.zeros((len(sounds), stem.spec.samples), np.float32)

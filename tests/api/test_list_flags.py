@@ -50,6 +50,7 @@ LISTS = [(path, option) for path, verb in VERBS.items() for option in verb.param
 # Flags that stand between the words of a list: for each verb, the words, and what the parsed value must be.
 BETWEEN: dict[str, tuple[list[str], str, Any]] = {
     "generate": (["--max-tokens", "5"], "max_tokens", 5),
+    "transcribe": (["--max-tokens", "5"], "max_tokens", 5),
     "chat": (["--no-enforce-eager"], "enforce_eager", False),
     "quantize": (["--device", "cpu"], "device", "cpu"),
     "plan": (["--utilization", "0.5"], "utilization", 0.5),

@@ -24,7 +24,7 @@ from ridgeline.models.experts import COUNTS
 from ridgeline.training.linear import GLA_CONFIG, RETNET_CONFIG
 from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import tiny_models
-from tests.models import encoder_decoder_configs, pooled_configs, vision_configs
+from tests.models import encoder_decoder_configs, pooled_configs, vision_configs, whisper_configs
 from tests.models.latent_configs import LATENT
 from tests.models.latent_llamas import LATENT_LLAMAS
 from tests.models.near_configs import (
@@ -1545,6 +1545,7 @@ def test_every_registered_architecture_loads_under_its_own_name(name: str) -> No
         *POOLED.values(),
         *encoder_decoder_configs.EVERY,
         *vision_configs.EVERY,
+        *whisper_configs.EVERY.values(),
     )
     config = next(config for config in known if config["architectures"] == [name])
     assert ARCHITECTURES[name].spec(config).architecture == name

@@ -27,8 +27,8 @@ from ridgeline.media.rates import resampled
 from ridgeline.parallel.axis import ALONE
 from ridgeline.text.speech.cuts import cut_at_silence
 from ridgeline.text.speech.formats import srt, vtt
-from ridgeline.text.speech.recogniser import Answer, Ask, Recogniser, SpeechOptions, Transcript
-from ridgeline.text.speech.segments import Segment, parts_of, rest_of
+from ridgeline.text.speech.recogniser import Recogniser, SpeechAnswer, SpeechAsk, SpeechOptions, SpokenText
+from ridgeline.text.speech.segments import SpokenSegment, parts_of, rest_of
 from ridgeline.worker.speech import SpeechScores
 from ridgeline.worker.vocabulary import Vocabulary
 from tests import whispers as oracle
@@ -64,8 +64,8 @@ def test_tokens_are_those_of_transformers(llm: LLM, timed: bool) -> None:
     times, options = recogniser(llm).tokens.times, SpeechOptions(language="nl", timed=timed, max_tokens=28, **PLAIN)
     compared = 0
     for samples in oracle.sounds(8):
-        asks = next(recogniser(llm).recognise(samples, options, Transcript("", 1.0)))
-        [result] = llm._running.finish([llm._jobs.ask(ask) for ask in asks], use_tqdm=False)
+        asks = next(recogniser(llm).recognise(samples, options, SpokenText("", 1.0)))
+        [result] = llm._running.finish([llm._jobs.make(ask, ask.params) for ask in asks], use_tqdm=False)
         want = theirs(samples, language="nl", return_timestamps=timed)[:28]
         pair = next((n for n, (a, b) in enumerate(pairwise(want)) if min(a, b) >= times), len(want))
         assert list(result.outputs[0].token_ids[: pair + 1]) == want[: pair + 1]
@@ -129,8 +129,8 @@ def test_windows_that_run_together_are_those_that_run_alone(llm: LLM) -> None:
 
 
 def test_a_prompt_stands_before_the_start_and_the_last_text_before_the_next_window(llm: LLM) -> None:
-    one, asked = recogniser(llm), list[Ask]()
-    known, found = one.tokens, Transcript("", 0.0)
+    one, asked = recogniser(llm), list[SpeechAsk]()
+    known, found = one.tokens, SpokenText("", 0.0)
     samples = np.concatenate(oracle.sounds(3))
     options = SpeechOptions(language="de", prompt="w5", condition_on_previous_text=True, **PLAIN)
     asking = one.recognise(samples, options, found)
@@ -140,7 +140,7 @@ def test_a_prompt_stands_before_the_start_and_the_last_text_before_the_next_wind
     try:
         while True:
             asked += asks
-            asks = asking.send([Answer([*written, known.end], [-0.1] * 9)])
+            asks = asking.send([SpeechAnswer([*written, known.end], [-0.1] * 9)])
     except StopIteration:
         pass
     assert asked[0].prompt == (known.before, *spelled, *known.prefix("de", "transcribe", timed=True))
@@ -150,17 +150,17 @@ def test_a_prompt_stands_before_the_start_and_the_last_text_before_the_next_wind
 
 def scripted(
     llm: LLM, options: SpeechOptions, answers: list[tuple[list[int], float, float]]
-) -> tuple[Transcript, list[float]]:
+) -> tuple[SpokenText, list[float]]:
     """Return the transcript of one window, and the temperatures asked for. answers: tokens, the mean log-probability,
     and the probability that nobody speaks, of each question."""
-    one, found, asked = recogniser(llm), Transcript("", 1.0), list[float]()
+    one, found, asked = recogniser(llm), SpokenText("", 1.0), list[float]()
     asking = one.recognise(oracle.sounds(1)[0], options, found)
     try:
         asks = next(asking)
         for tokens, average, silent in answers:
             asked.append(asks[0].params.temperature)
-            given = [Answer([*tokens, one.tokens.end], [average] * (len(tokens) + 1))]
-            given += [Answer([0], [0.0], [float(np.log(silent))]) for _ in asks[1:]]
+            given = [SpeechAnswer([*tokens, one.tokens.end], [average] * (len(tokens) + 1))]
+            given += [SpeechAnswer([0], [0.0], [float(np.log(silent))]) for _ in asks[1:]]
             asks = asking.send(given)
     except StopIteration:
         return found, asked
@@ -224,7 +224,7 @@ def test_other_rates_keep_what_both_can_hold(rate: int) -> None:
 
 
 def test_subtitles_are_written_as_their_formats_say() -> None:
-    each = Segment(0, 0, 3661.5, 3662.25, " a --> b ", [], 0.0, 0.0, 1.0, 0.0)
+    each = SpokenSegment(0, 0, 3661.5, 3662.25, " a --> b ", [], 0.0, 0.0, 1.0, 0.0)
     assert srt([each]) == "1\n01:01:01,500 --> 01:01:02,250\na -> b\n\n"
     assert vtt([each]) == "WEBVTT\n\n01:01:01.500 --> 01:01:02.250\na -> b\n\n"
 

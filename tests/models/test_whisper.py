@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
@@ -21,11 +22,14 @@ from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.small.log_mel.op import mel_filters
+from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
 from ridgeline.perf.roofline import ENCODER, step_ops
 from ridgeline.text.outputs import RequestOutput
+from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import whispers as oracle
 from tests.devices import DEVICES, placed
+from tests.models import whisper_configs
 
 TOLERANCE = 3e-4
 Folder = Callable[[str], Path]
@@ -239,6 +243,18 @@ def test_what_cannot_be_is_refused_by_name(llm: LLM, folder: Folder) -> None:
             run(llm, [wrong])
     with pytest.raises(InvalidConfig, match="max_num_batched_tokens is 49, and a window of sound takes 50"):
         LLM(folder("multilingual"), device="cpu", max_num_batched_tokens=49)
+
+
+@pytest.mark.parametrize("name", whisper_configs.EVERY)
+def test_published_models_hold_exactly_the_tensors_transformers_would(name: str) -> None:
+    """Biases of keys are in no file; the output layer is the table."""
+    config = whisper_configs.EVERY[name]
+    ours = model_config(config)
+    with torch.device("meta"):
+        theirs = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**config))
+    stored = {name: list(tensor.shape) for name, tensor in theirs.state_dict().items() if name != "proj_out.weight"}
+    views = checkpoint_views(empty_decoder(ours.spec), ours.weights)
+    assert {name: view.shape for name, view in views.items() if not name.endswith("k_proj.bias")} == stored
 
 
 def test_every_parameter_is_counted_once(llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""What a recogniser of speech reads and may write: a window of sound, and the rules of its output."""
+"""A window of sound, which a recogniser of speech reads, and the rules of its output."""
 
 from __future__ import annotations
 

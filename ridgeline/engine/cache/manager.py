@@ -239,10 +239,11 @@ class CacheManager:
     def _take_hit(self, seq: Sequence, hit: Hit) -> None:
         seq.has_emitted = False
         seq.blocks = [self._search.blocks(seq, g, hit) for g in range(len(self.specs))]
-        found = self.sounds.find(seq)
-        seq.heard = bool(found)
-        for g, blocks in found.items():
-            seq.blocks[g] = blocks
+        if seq.request.sound is not None:
+            found = self.sounds.find(seq)
+            seq.heard = bool(found)
+            for g, blocks in found.items():
+                seq.blocks[g] = blocks
         seq.source = [] if hit.end is None else [block or NULL_BLOCK for block in hit.end.blocks]
         if self.tier is not None:
             self.tier.hold(seq, hit)

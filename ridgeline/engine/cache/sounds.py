@@ -13,7 +13,7 @@ Name = tuple[str, tuple[str, ...], bytes]
 
 
 class Sounds:
-    """What is held: of each sound the blocks of each group. Blocks that the pool gives up leave it by `evicted`.
+    """The sounds that are held, each with its blocks in each group. Blocks that the pool gives up leave by `evicted`.
 
     enabled: sounds are shared. found, asked: requests that found their sound, and all that have one.
     """

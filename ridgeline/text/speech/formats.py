@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ridgeline.text.speech.segments import Segment
+from ridgeline.text.speech.segments import SpokenSegment
 
 
 def clock(seconds: float, separator: str) -> str:
@@ -14,7 +14,7 @@ def clock(seconds: float, separator: str) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{separator}{rest % 1000:03}"
 
 
-def srt(segments: Iterable[Segment]) -> str:
+def srt(segments: Iterable[SpokenSegment]) -> str:
     """Return subtitles as SubRip has them."""
     return "".join(
         f"{n}\n{clock(each.start, ',')} --> {clock(each.end, ',')}\n{_line(each)}\n\n"
@@ -22,18 +22,18 @@ def srt(segments: Iterable[Segment]) -> str:
     )
 
 
-def vtt(segments: Iterable[Segment]) -> str:
+def vtt(segments: Iterable[SpokenSegment]) -> str:
     """Return subtitles as WebVTT has them."""
     cues = (f"{clock(each.start, '.')} --> {clock(each.end, '.')}\n{_line(each)}\n\n" for each in segments)
     return "WEBVTT\n\n" + "".join(cues)
 
 
-def text(segments: Iterable[Segment]) -> str:
+def text(segments: Iterable[SpokenSegment]) -> str:
     return "".join(each.text for each in segments).strip() + "\n"
 
 
-def _line(segment: Segment) -> str:
+def _line(segment: SpokenSegment) -> str:
     return segment.text.strip().replace("-->", "->")
 
 
-FORMATS: dict[str, Callable[[Iterable[Segment]], str]] = {"text": text, "srt": srt, "vtt": vtt}
+FORMATS: dict[str, Callable[[Iterable[SpokenSegment]], str]] = {"text": text, "srt": srt, "vtt": vtt}

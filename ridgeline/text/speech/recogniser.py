@@ -23,7 +23,7 @@ from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.text.sounds import waveform
 from ridgeline.text.speech.cuts import cut_at_silence
-from ridgeline.text.speech.segments import Part, Segment, parts_of, rest_of
+from ridgeline.text.speech.segments import SpokenSegment, WindowPart, parts_of, rest_of
 from ridgeline.text.speech.tokens import SpeechTokens
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ class SpeechOptions:
         return HIGHER if self.temperature == 0 else (self.temperature,)
 
 
-class Ask(NamedTuple):
+class SpeechAsk(NamedTuple):
     """A question to the model: a window, and the tokens that its output follows."""
 
     sound: Waveform
@@ -74,7 +74,7 @@ class Ask(NamedTuple):
     rules: SpeechRules | None
 
 
-class Answer(NamedTuple):
+class SpeechAnswer(NamedTuple):
     """token_ids, logprobs: of each token of the output. named: the log-probabilities of the tokens that were asked for
     by name, at the first place."""
 
@@ -84,13 +84,13 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class Transcript:
+class SpokenText:
     """The result. seconds: of the sound. asked, written: tokens that questions had before their outputs, and that these
     had."""
 
     language: str
     seconds: float
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[SpokenSegment] = field(default_factory=list)
     asked: int = 0
     written: int = 0
 
@@ -99,7 +99,7 @@ class Transcript:
         return "".join(segment.text for segment in self.segments).strip()
 
 
-class Decoded(NamedTuple):
+class DecodedWindow(NamedTuple):
     """tokens: without the end. average: the mean log-probability, the end's included. ratio: of the text's bytes to
     those of it when it is compressed. silent: the probability that nobody speaks."""
 
@@ -111,11 +111,11 @@ class Decoded(NamedTuple):
     silent: float
 
 
-Asking = Generator[list[Ask], list[Answer], None]
+Asking = Generator[list[SpeechAsk], list[SpeechAnswer], None]
 
 
 class Recogniser:
-    """What recognises sounds for one model.
+    """The recogniser of sounds with one model's tokens.
 
     most: tokens of an output together with those before it.
     """
@@ -123,7 +123,7 @@ class Recogniser:
     def __init__(self, tokenizer: Tokenizer, tokens: SpeechTokens, stem: SoundStem, most: int) -> None:
         self._tokenizer, self.tokens, self.stem, self._most = tokenizer, tokens, stem, most
 
-    def recognise(self, samples_N: np.ndarray, options: SpeechOptions, found: Transcript) -> Asking:
+    def recognise(self, samples_N: np.ndarray, options: SpeechOptions, found: SpokenText) -> Asking:
         """Fill `found`, segment by segment. Yield questions that may run together, and take their answers in the same
         order. Raise InvalidRequest for options that this model cannot follow."""
         if options.task == "translate" and not self.tokens.tasks:
@@ -139,7 +139,7 @@ class Recogniser:
         else:
             yield from self._together(samples_N, options, found)
 
-    def _detect(self, samples_N: np.ndarray, found: Transcript) -> Asking:
+    def _detect(self, samples_N: np.ndarray, found: SpokenText) -> Asking:
         """Tell the language from the first window."""
         codes = list(self.tokens.languages)
         ids = [self.tokens.languages[code] for code in codes]
@@ -147,7 +147,7 @@ class Recogniser:
         found.asked += 1
         found.language = codes[int(np.argmax(answer.named))]
 
-    def _together(self, samples_N: np.ndarray, options: SpeechOptions, found: Transcript) -> Asking:
+    def _together(self, samples_N: np.ndarray, options: SpeechOptions, found: SpokenText) -> Asking:
         windows = cut_at_silence(samples_N, self.stem.samples)
         before = self._before(options.prompt)
         for first in range(0, len(windows), AT_ONCE):
@@ -159,11 +159,11 @@ class Recogniser:
                     continue
                 seconds = (end - start) / RATE
                 parts = rest_of(result.tokens, self.tokens, seconds) if options.timed else [
-                    Part(0.0, seconds, result.tokens)
+                    WindowPart(0.0, seconds, result.tokens)
                 ]  # fmt: skip
                 self._add(parts, result, start, found, seconds)
 
-    def _in_turn(self, samples_N: np.ndarray, options: SpeechOptions, found: Transcript) -> Asking:
+    def _in_turn(self, samples_N: np.ndarray, options: SpeechOptions, found: SpokenText) -> Asking:
         start, context = 0, list(self._before(options.prompt)[1:])
         while len(samples_N) - start >= HOP or start == 0:
             piece = samples_N[start : start + self.stem.samples]
@@ -172,7 +172,7 @@ class Recogniser:
             [result] = yield from self._decode([waveform(piece)], [before], options, found)
             step = seconds
             if not self._is_silent(result, options):
-                parts, step = [Part(0.0, seconds, result.tokens)], seconds
+                parts, step = [WindowPart(0.0, seconds, result.tokens)], seconds
                 if options.timed:
                     parts, step = parts_of(result.tokens, self.tokens, seconds)
                 self._add(parts, result, start, found, seconds)
@@ -181,13 +181,13 @@ class Recogniser:
             start += max(round(step * RATE), HOP)
 
     def _decode(
-        self, sounds: list[Waveform], before: list[tuple[int, ...]], options: SpeechOptions, found: Transcript
-    ) -> Generator[list[Ask], list[Answer], list[Decoded]]:
+        self, sounds: list[Waveform], before: list[tuple[int, ...]], options: SpeechOptions, found: SpokenText
+    ) -> Generator[list[SpeechAsk], list[SpeechAnswer], list[DecodedWindow]]:
         """Return the texts of windows. Those that are bad are asked for again, at the next temperature."""
         prefix = self.tokens.prefix(found.language, options.task, timed=options.timed)
         rules = self.tokens.rules(timed=options.timed)
         silent = [0.0] * len(sounds)
-        done: dict[int, Decoded] = {}
+        done: dict[int, DecodedWindow] = {}
         for temperature in options.temperatures:
             left = [n for n in range(len(sounds)) if n not in done or self._is_bad(done[n], options)]
             first = not done and options.no_speech_threshold is not None
@@ -205,14 +205,14 @@ class Recogniser:
                 break
         return [done[n] for n in range(len(sounds))]
 
-    def _decoded(self, answer: Answer, temperature: float, silent: float) -> Decoded:
+    def _decoded(self, answer: SpeechAnswer, temperature: float, silent: float) -> DecodedWindow:
         tokens = [token for token in answer.token_ids if token != self.tokens.end]
         text = self._text(tokens).strip()
         average = sum(answer.logprobs) / (len(tokens) + 1)
         data = text.encode()
-        return Decoded(tokens, text, temperature, average, len(data) / len(compress(data)), silent)
+        return DecodedWindow(tokens, text, temperature, average, len(data) / len(compress(data)), silent)
 
-    def _is_bad(self, result: Decoded, options: SpeechOptions) -> bool:
+    def _is_bad(self, result: DecodedWindow, options: SpeechOptions) -> bool:
         ratio, least, silence = (
             options.compression_ratio_threshold, options.logprob_threshold, options.no_speech_threshold
         )  # fmt: skip
@@ -221,19 +221,21 @@ class Recogniser:
             return False
         return unlikely or (ratio is not None and result.ratio > ratio)
 
-    def _is_silent(self, result: Decoded, options: SpeechOptions) -> bool:
+    def _is_silent(self, result: DecodedWindow, options: SpeechOptions) -> bool:
         if options.no_speech_threshold is None or result.silent <= options.no_speech_threshold:
             return False
         return options.logprob_threshold is None or result.average <= options.logprob_threshold
 
-    def _add(self, parts: list[Part], result: Decoded, start: int, found: Transcript, seconds: float) -> None:
+    def _add(
+        self, parts: list[WindowPart], result: DecodedWindow, start: int, found: SpokenText, seconds: float
+    ) -> None:
         begin, numbers = start / RATE, count(len(found.segments))
         for part in parts:
             text = self._text(part.tokens)
             if not text.strip() or (part.start == part.end and len(parts) > 1):
                 continue
             found.segments.append(
-                Segment(
+                SpokenSegment(
                     id=next(numbers),
                     seek=start // HOP,
                     start=round(begin + min(part.start, seconds), 3),
@@ -254,7 +256,7 @@ class Recogniser:
         rules: SpeechRules,
         temperature: float,
         options: SpeechOptions,
-    ) -> Ask:
+    ) -> SpeechAsk:
         room = self._most // 2 if options.max_tokens is None else options.max_tokens
         params = SamplingParams(
             temperature=temperature,
@@ -263,12 +265,12 @@ class Recogniser:
             detokenize=False,
             **options.sampling,
         )
-        return Ask(sound, prompt, params, rules)
+        return SpeechAsk(sound, prompt, params, rules)
 
-    def _probe(self, sound: Waveform, prompt: tuple[int, ...], ids: list[int]) -> Ask:
+    def _probe(self, sound: Waveform, prompt: tuple[int, ...], ids: list[int]) -> SpeechAsk:
         """Return the question for the log-probabilities of some tokens behind the transcript's begin."""
         params = SamplingParams(temperature=0, max_tokens=1, logprob_token_ids=ids, detokenize=False, ignore_eos=True)
-        return Ask(sound, prompt, params, None)
+        return SpeechAsk(sound, prompt, params, None)
 
     def _before(self, prompt: str) -> tuple[int, ...]:
         return self._as_context(self._tokenizer.encode(" " + prompt.strip(), False) if prompt.strip() else [])

@@ -10,7 +10,7 @@ from ridgeline.text.speech.tokens import STEP, SpeechTokens
 
 
 @dataclass
-class Segment:
+class SpokenSegment:
     """A part of a transcript. start, end: seconds from the beginning of the sound.
 
     seek: the begin of its window, in hundredths of a second.
@@ -28,7 +28,7 @@ class Segment:
     no_speech_prob: float
 
 
-class Part(NamedTuple):
+class WindowPart(NamedTuple):
     """start, end: seconds from the window's begin. tokens: with the times around them."""
 
     start: float
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     tokens: list[int]
 
 
-def parts_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> tuple[list[Part], float]:
+def parts_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> tuple[list[WindowPart], float]:
     """Return the parts of a window of so many seconds, and the seconds after which the next window begins, so that
     speech which the window cuts is heard again."""
     timed = [token >= known.times for token in tokens]
@@ -44,17 +44,17 @@ def parts_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> tupl
     if not ends:
         times = [token for token, is_time in zip(tokens, timed, strict=True) if is_time]
         heard = (times[-1] - known.times) * STEP if times and times[-1] != known.times else seconds
-        return [Part(0.0, heard, list(tokens))], seconds
+        return [WindowPart(0.0, heard, list(tokens))], seconds
     ended = timed[-2:] == [False, True]  # nothing is said after this time
-    found, first = list[Part](), 0
+    found, first = list[WindowPart](), 0
     for end in [*ends, len(tokens)] if ended else ends:
         piece = list(tokens[first:end])
-        found.append(Part((piece[0] - known.times) * STEP, (piece[-1] - known.times) * STEP, piece))
+        found.append(WindowPart((piece[0] - known.times) * STEP, (piece[-1] - known.times) * STEP, piece))
         first = end
     return found, seconds if ended else (tokens[first - 1] - known.times) * STEP
 
 
-def rest_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> list[Part]:
+def rest_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> list[WindowPart]:
     """Return the parts of a window behind which nothing is heard again: one that it cuts ends with it."""
     found, goes_on = parts_of(tokens, known, seconds)
     taken = sum(len(part.tokens) for part in found)
@@ -62,5 +62,5 @@ def rest_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> list[
         rest = list(tokens[taken:])
         start = (rest[0] - known.times) * STEP if rest[0] >= known.times else goes_on
         last = (rest[-1] - known.times) * STEP if len(rest) > 1 and rest[-1] >= known.times else seconds
-        found.append(Part(start, max(start, last), rest))
+        found.append(WindowPart(start, max(start, last), rest))
     return found

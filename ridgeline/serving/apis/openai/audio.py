@@ -33,8 +33,8 @@ from ridgeline.text.requests import Heard
 from ridgeline.text.speech.answers import answer_of
 from ridgeline.text.speech.formats import FORMATS
 from ridgeline.text.speech.languages import LANGUAGES
-from ridgeline.text.speech.recogniser import Answer, Ask, Recogniser, Transcript
-from ridgeline.text.speech.segments import Segment
+from ridgeline.text.speech.recogniser import Recogniser, SpeechAnswer, SpeechAsk, SpokenText
+from ridgeline.text.speech.segments import SpokenSegment
 from ridgeline.text.speech.tokens import SpeechTokens
 from ridgeline.weights.formats.json_file import read_json
 
@@ -75,14 +75,14 @@ async def _answer(api: ApiServer, request: Request, model: type[TranslationBody]
     served = check_model(api, body.model)
     samples_N = await asyncio.to_thread(_decoded, api, data, owner.current())
     del data
-    run = Transcription(api, recogniser, samples_N, body, name, task)
+    run = SoundAnswer(api, recogniser, samples_N, body, name, task)
     if body.stream:
         return EventStream(run.stream)
     return await while_connected(request.receive, run.whole(served))
 
 
 def recogniser_of(api: ApiServer) -> Recogniser:
-    """Return what asks this server's model. Raise BadRequest if that hears nothing."""
+    """Return a recogniser with this server's model. Raise BadRequest if that hears nothing."""
     limits = api.service.limits()
     if limits.stem is None:
         raise BadRequest(f"the model {api.names[0]} reads text, not sound; ask another one.", param="model")
@@ -121,7 +121,7 @@ def _decoded(api: ApiServer, data: bytes, mine: str) -> np.ndarray:
         raise Unavailable("there is no memory for another sound now; try again soon.", retry_after=5) from error
 
 
-class Transcription:
+class SoundAnswer:
     """One file under way. Each of its windows runs as a request of the same client."""
 
     def __init__(
@@ -134,12 +134,12 @@ class Transcription:
         task: Task,
     ) -> None:
         self._api, self._body, self._name, self._task = api, body, name, task
-        self._found, self._count = Transcript("", len(samples_N) / RATE), 0
+        self._found, self._count = SpokenText("", len(samples_N) / RATE), 0
         self._asking = recogniser.recognise(samples_N, body.options(task), self._found)
 
-    async def segments(self) -> AsyncIterator[Segment]:
+    async def segments(self) -> AsyncIterator[SpokenSegment]:
         """Yield the segments as they come."""
-        told, given = 0, list[Answer]()
+        told, given = 0, list[SpeechAnswer]()
         while True:
             asks = await asyncio.to_thread(self._next, given)  # it hashes and cuts samples
             for segment in self._found.segments[told:]:
@@ -150,13 +150,13 @@ class Transcription:
             results = await together([self._run(ask) for ask in asks])
             given = [answer_of(ask, result) for ask, result in zip(asks, results, strict=True)]
 
-    def _next(self, given: list[Answer]) -> list[Ask] | None:
+    def _next(self, given: list[SpeechAnswer]) -> list[SpeechAsk] | None:
         try:
             return self._asking.send(given) if given else next(self._asking)
         except StopIteration:
             return None
 
-    async def _run(self, ask: Ask) -> RequestOutput:
+    async def _run(self, ask: SpeechAsk) -> RequestOutput:
         config = self._api.config
         self._count += 1
         asked = GenerationRequest(
@@ -206,7 +206,7 @@ class Transcription:
         return answers.TranscriptUsage(type="duration", seconds=ceil(self._found.seconds))
 
 
-def _shown(segment: Segment) -> answers.TranscriptSegment:
+def _shown(segment: SpokenSegment) -> answers.TranscriptSegment:
     names = ("id", "seek", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio")
     known = {name: getattr(segment, name) for name in names}
     return answers.TranscriptSegment(**known, no_speech_prob=segment.no_speech_prob)
