@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from ridgeline import LLM, LoRARequest, SamplingParams
+from ridgeline.core.errors import DeviceLost
 from ridgeline.layers.decoder import Decoder
 from ridgeline.training.export import write_model
 from ridgeline.training.rollouts import RolloutEngine, prompts_of
@@ -113,6 +114,30 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(
         assert [row["staleness"] for row in whole] == [min(step, stale) for step in range(6)]
         assert whole[0]["kl"] == 0
         assert whole[-1]["kl"] > 0
+
+
+@pytest.mark.parametrize("staleness", ["0", "1"])
+def test_a_rollout_that_dies_leaves_a_checkpoint(
+    staleness: str, folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is lost while it draws, here or in the thread that draws ahead."""
+    more = ("--steps", "4", "--checkpoint-every", "1", "--staleness", staleness)
+    whole, draw = trained("grpo", folder, prompts, tmp_path / "whole", *more), RolloutEngine.draw
+
+    def dying(self: RolloutEngine, step: int, *given: Any) -> Any:
+        if step == 3:
+            raise DeviceLost("the device does no work any more; start a new process.")
+        return draw(self, step, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RolloutEngine, "draw", dying)
+        run = begun("grpo", folder, prompts, tmp_path / "parts", *more)
+        assert (run.returncode != 0, "the device does no work" in run.stderr) == (True, True), run.stderr
+    assert 1 < len(rows(tmp_path / "parts")) < 4
+    parts = trained("grpo", folder, prompts, tmp_path / "parts", *more)
+    assert [row["loss"] for row in parts] == [row["loss"] for row in whole]
+    one, other = (load_file(tmp_path / each / "adapter/adapter_model.safetensors") for each in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_recipe_and_code_that_is_tested(folder: Path, tmp_path: Path) -> None:
