@@ -292,7 +292,7 @@ class GenerationBody(SampledBody):
     logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NAMED)] | None = None
     repetition_detection: RepetitionBody | None = None
     return_token_ids: bool | None = None
-    return_weight_versions: bool = False
+    return_weight_versions: bool | None = None
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     include_breakdown: bool | None = None
