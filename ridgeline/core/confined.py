@@ -87,9 +87,9 @@ class Confined:
             self._idle.append(child)
         return reply["result"]
 
-    def warm(self) -> None:
-        """Start a child for the first call, without waiting for it."""
-        if not self._idle:
+    def warm(self, count: int = 1) -> None:
+        """Start children for the next calls until so many wait for one, and do not wait until they are ready."""
+        while len(self._idle) < count:
             self._idle.append(self._start())
 
     def _check(self, child: Child, reply: Any) -> None:

@@ -67,9 +67,9 @@ class Decoders:
             sealed=True,
         )
 
-    def warm(self) -> None:
-        """Start a process for the first call, without waiting for it."""
-        self._run.warm()
+    def warm(self, count: int = 1) -> None:
+        """Start processes for the first calls, without waiting for them."""
+        self._run.warm(count)
 
     def picture(self, data: bytes, *, background: Sequence[int] = (255, 255, 255), owner: str = "") -> Picture:
         """Return a picture. Raise BadMedia, NoMemory.

@@ -67,18 +67,20 @@ class MediaReader:
         share = config.api_server_count
         processes = config.media_processes or min(max(available() // share, FEWEST), MOST)
         bounds = MediaBounds(held=max(config.max_media_bytes // share, 1))
-        self._config, self._bounds = config, bounds
+        self._config, self._bounds, self._processes = config, bounds, processes
         self._decoders = Decoders(bounds, processes)
-        self._threads = Shares(max(processes, 2), "media", patience=PATIENCE, seconds=SECONDS)
+        self._threads = Shares(
+            max(processes, 2), "media", patience=PATIENCE, seconds=SECONDS, held=max(1, processes // 2)
+        )
         self._sources = MediaSources(
             domains=config.allowed_media_domains, folder=config.allowed_local_media_path, most=bounds.file_bytes
         )
         self._turns, self._named = _Turns(), NamedFiles()
 
     def warm(self) -> None:
-        """Start a process for the first file, without waiting for it."""
+        """Start the processes, without waiting for them: their start would keep the first clients waiting."""
         if _installed():
-            self._decoders.warm()
+            self._decoders.warm(self._processes)
 
     async def read(
         self,

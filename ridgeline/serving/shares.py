@@ -35,13 +35,15 @@ class Busy(Unavailable):
 
 
 class Shares:
-    """Threads that owners share, of which each owner holds at most all but one.
+    """Threads that owners share, of which each owner holds at most all but one, or at most `held`.
 
     patience, seconds: how long work may wait for its turn, and how long it may take then.
     """
 
-    def __init__(self, threads: int, name: str, *, patience: float = PATIENCE, seconds: float = SECONDS) -> None:
-        self._pool = FairPool(threads, name, most_each=MOST_EACH, most=MOST)
+    def __init__(
+        self, threads: int, name: str, *, patience: float = PATIENCE, seconds: float = SECONDS, held: int | None = None
+    ) -> None:
+        self._pool = FairPool(threads, name, most_each=MOST_EACH, most=MOST, held=held)
         self._patience, self._seconds = patience, seconds
 
     async def run(self, work: Callable[[], T]) -> T:

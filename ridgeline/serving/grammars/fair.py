@@ -43,9 +43,13 @@ class FairPool:
 
     An owner holds at most all threads but one, so long work of one owner never makes the next owner wait. Threads start
     with the first work, and none of them delays the end of the process. `most_each` and `most` bound what may wait.
+    `held` is the most threads of an owner, if they are fewer.
     """
 
-    def __init__(self, threads: int, name: str, *, most_each: int = MOST_EACH, most: int = MOST) -> None:
+    def __init__(
+        self, threads: int, name: str, *, most_each: int = MOST_EACH, most: int = MOST, held: int | None = None
+    ) -> None:
+        self._held = min(threads - 1, held or threads)
         self._threads, self._name, self._most_each, self._most = threads, name, most_each, most
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[Job]] = {}  # by owner; the owner to be served next comes first
@@ -82,7 +86,7 @@ class FairPool:
     def _next(self) -> Job | None:
         """Return the first waiting job that was not cancelled and whose owner may have another thread."""
         for owner in list(self._waiting):
-            if self._running[owner] >= self._threads - 1:
+            if self._running[owner] >= self._held:
                 continue
             queue = self._waiting.pop(owner)
             while queue:

@@ -114,6 +114,8 @@ async def _serve(
     engines = asyncio.create_task(_together(works))
     for each in apis:
         each.chat_template.warm()
+    if any(each.processor is not None for each in apis):
+        api.media.warm()
     # a client that waited for an API server that died finds an engine behind its successor
     with suppress(TimeoutError):
         await asyncio.wait_for(api.client.wait_until_up(), GREETING)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.settings.serving import TEMPLATE_FIELDS
-from ridgeline.media.items import Item
+from ridgeline.media.items import Item, Picture
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
@@ -248,7 +248,7 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
 async def _with_media(
     api: ApiServer,
     body: ChatBody,
-    items: Sequence[Item],
+    items: list[Item],
     request_id: str,
     params: SamplingParams,
     grammar: Grammar | None,
@@ -260,9 +260,7 @@ async def _with_media(
             raise BadRequest(f"{name} is not for prompts with pictures; leave it out.", param=name)
     made = await _media_prompt(api, body, items)
     shown = {id(each.shown): each.shown.num_bytes for each in made.inserted if each.shown is not None}
-    if (size := sum(shown.values())) > MOST_BYTES:
-        message = f"the pictures are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
-        raise BadRequest(message, param="messages")
+    _check_decoded(sum(shown.values()))
     bare = GenerationRequest(
         id=request_id,
         prompt=made.text,
@@ -274,8 +272,15 @@ async def _with_media(
     return readable(api, body, _fitted(api, body, bare, "messages", wanted))
 
 
-async def _media_prompt(api: ApiServer, body: TemplateBody, items: Sequence[Item]) -> MediaPrompt:
-    """Return the prompt of a conversation with marks in place of these items."""
+def _check_decoded(size: int) -> None:
+    if size > MOST_BYTES:
+        message = f"the pictures are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
+        raise BadRequest(message, param="messages")
+
+
+async def _media_prompt(api: ApiServer, body: TemplateBody, items: list[Item]) -> MediaPrompt:
+    """Return the prompt of a conversation with marks in place of these items. They are taken out of the list: giving
+    back the memory of a large one takes a moment, which must not be the event loop's."""
     use_tools = not isinstance(body, ChatBody) or body.tool_choice != "none"
     contents = (message.content for message in body.messages)
     parts = (part for content in contents for part in (content if isinstance(content, list) else [{"text": content}]))
@@ -283,11 +288,15 @@ async def _media_prompt(api: ApiServer, body: TemplateBody, items: Sequence[Item
     check_text(api.service.facts().max_model_len, length, "messages")
 
     def work() -> MediaPrompt:
-        turn = _template_turn(api, body, use_tools)
-        assert api.processor is not None
-        return prompt_with(
-            turn.template, api.tokenizer, api.processor, turn.messages, items, open_ended=turn.goes_on, **turn.arguments
-        )
+        try:
+            turn, processor = _template_turn(api, body, use_tools), api.processor
+            assert processor is not None
+            _check_decoded(sum(item.pixels_HWC.nbytes for item in items if isinstance(item, Picture)))
+            return prompt_with(
+                turn.template, api.tokenizer, processor, turn.messages, items, open_ended=turn.goes_on, **turn.arguments
+            )
+        finally:
+            items.clear()
 
     return await TEMPLATES.run(work)
 

@@ -135,6 +135,18 @@ def test_turns_go_round_and_one_owner_never_holds_every_thread() -> None:
     assert order.index("c") < 6  # not behind all of a's and b's
 
 
+def test_an_owner_holds_no_more_threads_than_it_may() -> None:
+    pool, gate = FairPool(4, "test", held=2), threading.Event()
+    blocked = [pool.submit("a", gate.wait) for _ in range(3)]
+    assert [pool.submit("b", lambda: 7).future.result(20) for _ in range(2)] == [7, 7]
+    deadline = time.monotonic() + 20
+    while sum(job.started is not None for job in blocked) < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert pool.submit("b", lambda: 7).future.result(20) == 7
+    assert [job.started is not None for job in blocked] == [True, True, False]
+    gate.set()
+
+
 def test_nothing_is_kept_of_owners_that_are_done() -> None:
     """Their number has no bound: addresses cost nothing."""
     pool = FairPool(2, "test")
