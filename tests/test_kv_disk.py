@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ import pytest
 from ridgeline.core.errors import DeviceLost, InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.engine.cache.disk import DiskBelow
+from ridgeline.engine.price import Price
 from ridgeline.engine.side_by_side import Engines
-from tests.driving import Rig, ask, rig
+from tests.driving import Rig, ask, disturbed, rig
 from tests.test_host_tier import AXES, FAMILIES, PROMPTS, SIZE, room
 
 ONE_AXIS = [AXES[0], *(pytest.param(axis, marks=pytest.mark.thorough) for axis in AXES[1:])]
@@ -85,6 +87,32 @@ def test_an_engine_that_starts_again_finds_what_was_computed(
         assert own.engine.scheduler.figures().hit_tokens >= counts.hit
         assert not own.errors
     assert after == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_of_every_kind_go_through_all_tiers_behind_preemption_forks_and_restarts(
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Prompts fork, requests give way and leave, and the engine starts again; the tokens are those of each alone."""
+    folder = tiny_model(family)
+    forks = {f"{n} {k}": (*PROMPTS[n], *PROMPTS[k][:5]) for n in range(3) for k in (3, 4)}
+    with rig(folder, max_model_len=60) as own:
+        expected = {name: own.run(ask(name, prompt)).pop(name).tokens for name, prompt in forks.items()}
+    for again in (False, True):
+        with served(folder, tmp_path / "kv") as own:
+            tier = own.engine.scheduler.cache.tier
+            assert tier is not None
+            tier.price = Price()  # tokens are dear, so that blocks are loaded
+            for turn in range(2):
+                own.add(*(ask(f"{turn} {name}", prompt) for name, prompt in forks.items()))
+                left = disturbed(own, Random(7 + turn), gives_way=0.4, leaves=0.03)
+                found = {name: own.outcomes[f"{turn} {name}"].tokens for name in forks if f"{turn} {name}" not in left}
+                assert found == {name: expected[name] for name in found}
+                assert len(found) > len(forks) // 2
+                written(own)
+            assert not own.errors
+            assert tier.counts.loaded_blocks > 0
+            assert (disk_of(own).counts.hit > 0) == again
 
 
 def test_a_disk_that_is_believed_to_be_slow_is_tried_in_time(
@@ -184,7 +212,7 @@ def check_parts(folder: Path, disk: Path, axis: str) -> None:
         assert disk_of(own).counts.hit == 0, "a block of two parts is none of one device"
 
 
-@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("axis", [*AXES[:2], pytest.param(AXES[2], marks=pytest.mark.thorough)])
 def test_ranks_that_start_again_find_their_parts(axis: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     check_parts(tiny_model("llama"), tmp_path / "kv", axis)
 
@@ -225,6 +253,7 @@ def test_ranks_with_requests_of_their_own_find_what_each_of_them_had(
     assert sum(hits[1]) >= len(PROMPTS) * 30
 
 
+@pytest.mark.thorough
 def test_ranks_with_requests_of_their_own_that_are_killed_leave_what_they_had_written(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

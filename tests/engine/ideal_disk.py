@@ -68,11 +68,13 @@ class Order(NamedTuple):
 
 
 class IdealDisk:
-    """full: nothing more is written. prompt: all is done at once."""
+    """full: nothing more is written. prompt: all is done at once. known: all that was ever stored and not removed,
+    which other engines of the model may write again."""
 
     def __init__(self) -> None:
         self.memory: HostOctets
         self.stored: dict[Key, Block] = {}
+        self.known: dict[Key, Block] = {}
         self.full = self.prompt = False
         self.orders: deque[Order] = deque()
 
@@ -112,11 +114,12 @@ class IdealDisk:
                 continue
             assert self.memory.blocks[place] == seen, "a block was changed while it was written"
             if not self.full:
-                self.stored[key] = seen
+                self.stored[key] = self.known[key] = seen
             done.set_result(not self.full)
 
     def remove(self, name: BlockName, tenant: str = "") -> None:
         self.stored.pop((tenant, name), None)
+        self.known.pop((tenant, name), None)
         for order in [order for order in self.orders if order.key == (tenant, name) and order.seen is not None]:
             self.orders.remove(order)
             order.done.set_result(False)

@@ -57,6 +57,14 @@ class DiskMachine(HostMachine):
         for key in list(self.disk.stored) if many else [data.draw(st.sampled_from([*self.disk.stored]))]:
             del self.disk.stored[key]
 
+    @precondition(lambda self: hasattr(self, "disk") and self.disk.known)
+    @rule(data=st.data(), many=st.booleans())
+    def another_engine_writes(self, data, many) -> None:
+        """Engines of one model share a directory: blocks come back that it had given up."""
+        known = self.disk.known
+        for key in list(known) if many else [data.draw(st.sampled_from([*known]))]:
+            self.disk.stored.setdefault(key, known[key])
+
     @precondition(lambda self: hasattr(self, "disk"))
     @rule(
         orderly=st.sampled_from([True, True, False]),
