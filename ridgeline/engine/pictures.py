@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil
 
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.core.plan.pictures import Shown
+from ridgeline.core.plan.pictures import ShownPictures
 from ridgeline.engine.plan_builder import PlanBuilder
 
 
@@ -30,7 +30,7 @@ class HeldVectors:
         self.due = False
         self.hits = self.misses = 0
 
-    def cost(self, shown: Shown) -> int:
+    def cost(self, shown: ShownPictures) -> int:
         """Return the tokens that cost as much as the tower's work on a picture."""
         return ceil(shown.patches * self._patch_cost)
 

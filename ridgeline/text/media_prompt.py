@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import PLACEHOLDER as UNKNOWN
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.core.plan.pictures import Pixels, Shown
+from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.media.items import Clip, Item, Picture
 from ridgeline.media.layout import Layout, Processor, VideoProcessor
 from ridgeline.text.chat_template import ChatTemplate
@@ -41,7 +41,7 @@ class Placed:
     """An item with its place in prompts. layout: what stands in the prompt. shown: what the tower sees."""
 
     layout: Layout
-    shown: Shown
+    shown: ShownPictures
     key: bytes
 
     @property
@@ -141,7 +141,7 @@ def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Plac
     else:
         kind = "videos" if isinstance(item, Clip) else "sounds"
         raise InvalidRequest(f"this model takes no {kind}; leave them out.", param="messages")
-    shown = Shown(frames, layout.views, processor.patching, layout.order)
+    shown = ShownPictures(frames, layout.views, processor.patching, layout.order)
     told = repr((layout.views, layout.order, layout.grids, layout.interval, processor.patching))
     return Placed(layout, shown, sha256(item.digest + told.encode()).digest()[:KEY_BYTES])
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan.pictures import Pixels, Shown
+from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.kernels.ops import Ops
@@ -59,7 +59,7 @@ class Pictures:
         self._tower, self._device = tower, device
         self.encoded = 0  # pictures so far
 
-    def encode(self, shown: Mapping[str, Shown], stored: dict[str, Tensor]) -> None:
+    def encode(self, shown: Mapping[str, ShownPictures], stored: dict[str, Tensor]) -> None:
         """Store the vectors of pictures under their names: [L, M] each. Pictures that fit together run together."""
         for group in self._groups(shown):
             patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
@@ -70,8 +70,8 @@ class Pictures:
                 stored[name] = own_LM.clone() if each.order is None else own_LM[list(each.order)]
             self.encoded += len(group)
 
-    def _groups(self, shown: Mapping[str, Shown]) -> Iterator[dict[str, Shown]]:
-        group: dict[str, Shown] = {}
+    def _groups(self, shown: Mapping[str, ShownPictures]) -> Iterator[dict[str, ShownPictures]]:
+        group: dict[str, ShownPictures] = {}
         for name, each in shown.items():
             alike = all(each.patching == one.patching for one in group.values())
             if group and (not alike or each.patches + sum(one.patches for one in group.values()) > PATCHES):
@@ -82,7 +82,7 @@ class Pictures:
             yield group
 
 
-def rows_of(shown: Iterable[Shown], ops: Ops, dtype: torch.dtype, device: torch.device) -> Tensor:
+def rows_of(shown: Iterable[ShownPictures], ops: Ops, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the patches of all views of these: [T, X]. They have one way to make patches."""
     pictures, views = list[Pixels](), list[View]()
     patching: Patching | None = None

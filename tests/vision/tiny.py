@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.core.plan.pictures import Pixels, Shown
+from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.request import Request
 from ridgeline.kernels.pictures.views import Box, Patching, View
 from ridgeline.media.items import picture
@@ -189,10 +189,10 @@ def drawn(name: str, number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def shown(name: str, pixels: np.ndarray) -> Shown:
+def shown(name: str, pixels: np.ndarray) -> ShownPictures:
     height, width, _ = pixels.shape
     view = View(height, width, Box(0, 0, height, width))
-    return Shown((Pixels(height, width, pixels.tobytes()),), (view,), FAMILIES[name].patching)
+    return ShownPictures((Pixels(height, width, pixels.tobytes()),), (view,), FAMILIES[name].patching)
 
 
 def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, **params: Any) -> Request:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.plan.pictures import Shown
+from ridgeline.core.plan.pictures import ShownPictures
 from ridgeline.core.specs.model import ModelSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -62,7 +62,7 @@ class Inserted:
     embeds: Embeds | None = None
     name: str = ""
     first: int = 0
-    shown: Shown | None = None
+    shown: ShownPictures | None = None
     grid: tuple[int, int, int] | None = None
     interval: float = 1.0
 

@@ -17,7 +17,7 @@ class Pixels(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownPictures:
     """The tower's inputs for a picture, or for the frames of a video.
 
     views: what the tower sees; their frames are numbers of pictures.
