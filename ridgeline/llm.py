@@ -333,7 +333,12 @@ class LLM:
         options |= {"continue_final_message": continue_final_message}
         if not continue_final_message:
             options["add_generation_prompt"] = add_generation_prompt
-        prompts = [self.chat_prompt(conversation, **options) for conversation in (messages if many else [messages])]
+        listed = messages if many else [messages]
+        adapters = listed_adapters(lora_request, len(listed))
+        prompts = [
+            self.chat_prompt(conversation, **options, lora_request=adapter)
+            for conversation, adapter in zip(listed, adapters, strict=True)
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
 
     def _processor(self, tokenizer: Tokenizer | None) -> Processor | None:
@@ -348,12 +353,16 @@ class LLM:
         *,
         chat_template: str | None = None,
         continue_final_message: bool = False,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> TokensPrompt | MediaPrompt:
-        """Return a conversation as the prompt that the model was trained to continue."""
+        """Return a conversation as the prompt that the model was trained to continue, or an adapter if its folder has a
+        template of its own."""
         if self._chat_template is None:
             raise InvalidRequest("chat needs the tokenizer; build LLM without skip_tokenizer_init.", param="messages")
         template = self._chat_template if chat_template is None else self._chat_template.with_source(chat_template)
+        if chat_template is None and isinstance(lora_request, LoRARequest):
+            template = template.of_adapter(Path(lora_request.lora_path))
         messages, items = with_items(messages)
         if items:
             processor = self._jobs.needed_processor

@@ -259,6 +259,11 @@ def words(seed: int, count: int = 20) -> list[int]:
     return [draw.randrange(3, 300) for _ in range(count)]
 
 
+def test_ranks_from_1_to_256_run_in_one_batch(tiny_model: TinyModel, tmp_path: Path) -> None:
+    adapters = [PeftAdapter("llama", tmp_path / str(rank), seed=rank, r=rank, lora_alpha=2) for rank in (1, 48, 256)]
+    compare("llama", tiny_model("llama"), adapters, enable_lora_factors=False, max_lora_rank=256, max_loras=3)
+
+
 def test_requests_wait_for_a_place_and_preemption_changes_nothing(tiny_model: TinyModel, tmp_path: Path) -> None:
     """Four adapters and the model itself share two places, while requests are preempted by chance."""
     adapters = [PeftAdapter("llama", tmp_path / str(i), seed=i, r=1 + 3 * i) for i in range(4)]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.media.bounds import MediaBounds
 from ridgeline.media.layout import Processor, VideoProcessor
 from ridgeline.media.pool import Decoders
-from ridgeline.serving.errors import Unavailable
+from ridgeline.serving.errors import BadRequest, Unavailable
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.beam_run import BeamRun
 from ridgeline.serving.generation.engine_client import EngineClient
@@ -38,6 +38,8 @@ from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.pooled import Encoder
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.modules import read_prompts, read_sides
+
+MOST_TEMPLATES = 64  # of adapters' own that are kept
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class ApiServer:
     media: MediaReader = field(default_factory=lambda: MediaReader(ServeConfig()))
     processor: Processor | None = None
     beside: tuple[ApiServer, ...] = ()
+    _templates: dict[tuple[str, str], ChatTemplate] = field(default_factory=dict)  # of adapters' folders
 
     def __post_init__(self) -> None:
         self.beside = (self,)
@@ -163,6 +166,23 @@ class ApiServer:
         if found is None:
             raise Unavailable(f"the adapter {name} is not loaded; try again soon.", retry_after=5)
         return UsedAdapter(found.number, found.key)
+
+    def template_of(self, name: str | None) -> ChatTemplate:
+        """Return the template of what a client names as its model: the one in an adapter's folder, unless the operator
+        gave one for all, or the model's. Raise BadRequest for one that cannot be read."""
+        known = self.client.known
+        found = next((each for each in known.adapters if each.name == name), None) if known is not None else None
+        if found is None or self.config.chat_template is not None:
+            return self.chat_template
+        if (place := (found.folder, found.key)) not in self._templates:
+            try:
+                template = self.chat_template.of_adapter(Path(found.folder))
+            except ModelLoadError as error:
+                raise BadRequest(f"the adapter's chat template cannot be used: {error}", param="model") from error
+            if len(self._templates) >= MOST_TEMPLATES:
+                self._templates.clear()
+            self._templates[place] = template
+        return self._templates[place]
 
     @cached_property
     def encoder(self) -> Encoder:

@@ -57,12 +57,13 @@ class ChatTemplate:
         folder = Path(folder)
         if is_gguf(folder):
             return cls(gguf_templates(read_gguf(folder)), special_tokens)
-        return cls(
-            _template_files(folder)
-            or _templates_in(folder / "tokenizer_config.json")
-            or _templates_in(folder / "chat_template.json"),
-            special_tokens,
-        )
+        return cls(_templates_of(folder), special_tokens)
+
+    def of_adapter(self, path: Path) -> ChatTemplate:
+        """Return the template in an adapter's folder, with the same special tokens and processes, or this one if there
+        is none. Raise ModelLoadError for one that cannot be read."""
+        found = _templates_of(path) if path.is_dir() else None
+        return ChatTemplate(found, self._special_tokens, self._render) if found else self
 
     @property
     def available(self) -> bool:
@@ -232,6 +233,14 @@ def _check_content(where: str, message: Message) -> None:
 def _check_tools(tools: object) -> None:
     if tools is not None and not (isinstance(tools, (list, tuple)) and all(isinstance(t, Mapping) for t in tools)):
         raise InvalidRequest("tools must be a list of JSON objects, one for each function.", param="tools")
+
+
+def _templates_of(folder: Path) -> dict[str, str]:
+    return (
+        _template_files(folder)
+        or _templates_in(folder / "tokenizer_config.json")
+        or _templates_in(folder / "chat_template.json")
+    )
 
 
 def _template_files(folder: Path) -> dict[str, str]:

@@ -106,6 +106,22 @@ def test_what_a_config_asks_for_in_vain_is_refused_by_name(
     assert said in refused(adapted.folder, places)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target_modules": ["embed_tokens", "q_proj"]}, "embed_tokens"),
+        ({"target_modules": ["lm_head", "q_proj"]}, "lm_head"),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [1, 2]}, "trainable_token_indices"),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, "modules_to_save"),
+    ],
+    ids=["embeddings", "head", "tokens", "whole embeddings"],
+)
+def test_adapters_of_tables_are_refused_by_name(
+    options: dict[str, Any], said: str, places: dict[str, ModulePlace], tmp_path: Path
+) -> None:
+    assert said in refused(PeftAdapter("llama", tmp_path / "a", **options).folder, places)
+
+
 def test_factors_are_read_where_they_are_served(places: dict[str, ModulePlace], tmp_path: Path) -> None:
     """Those of a fused map's inputs, of other shapes and names, and numbers that are not finite are refused."""
     both = ["q_proj", "down_proj"]

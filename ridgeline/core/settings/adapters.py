@@ -15,6 +15,7 @@ from ridgeline.core.settings.checks import AtLeast, Settings
 MOST_RANK = 512  # the largest that is in use has 256
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 FILES = CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+TEMPLATES = "chat_template.jinja", "additional_chat_templates", "tokenizer_config.json", "chat_template.json"
 GRAMMAR = (
     "a name has up to 128 letters, digits, dots, dashes, underscores, colons and slashes, and begins with a letter or "
     "digit"

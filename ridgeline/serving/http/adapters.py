@@ -12,7 +12,7 @@ from secrets import randbelow
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
-from ridgeline.core.settings.adapters import FILES, GRAMMAR, NAME, gguf_adapter
+from ridgeline.core.settings.adapters import FILES, GRAMMAR, NAME, TEMPLATES, gguf_adapter
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http.exchange import read_body
@@ -84,7 +84,8 @@ def below(root: Path, given: str) -> Path:
             raise outside
         if not folder.is_dir():
             raise AdapterNotFound("there is no such folder below the server's --lora-dir.", param="lora_path")
-        files = [folder / name for name in FILES] + [each for each in [gguf_adapter(folder)] if each is not None]
+        files = [folder / name for name in (*FILES, *TEMPLATES)]
+        files += [each for each in [gguf_adapter(folder)] if each is not None]
         if any(not file.resolve().is_relative_to(top) for file in files):
             raise outside
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a name too long, a null character

@@ -373,7 +373,7 @@ def _switches(template: ChatTemplate, body: TemplateBody) -> dict[str, bool]:
 def _template(api: ApiServer, body: TemplateBody) -> ChatTemplate:
     """Return the template of a request: the model's, or its own where the operator lets it bring one."""
     if body.chat_template is None:
-        return api.chat_template
+        return api.template_of(getattr(body, "model", None))
     if not api.config.trust_request_chat_template:
         message = "a request cannot bring a chat template here (--trust-request-chat-template); leave it out."
         raise BadRequest(message, param="chat_template")

@@ -29,20 +29,28 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> NamedAdapter:
 
 
 @pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> NamedAdapter:
+    """An adapter with a template of its own, which leaves out what roles there are."""
+    folder = save_random(EMBEDDED_MODEL, tmp_path_factory.mktemp("spoken"), seed=2)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return NamedAdapter("blunt", str(folder), "alias")
+
+
+@pytest.fixture(scope="module")
 def server(
-    adapter: NamedAdapter, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+    adapter: NamedAdapter, spoken: NamedAdapter, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     socket = tmp_path_factory.mktemp("engine") / "socket"
     with (
-        engine_in_a_thread(socket, adapters=(adapter,), enable_lora=True),
-        start_server(engine=socket, adapters=(adapter,)) as running,
+        engine_in_a_thread(socket, adapters=(adapter, spoken), enable_lora=True),
+        start_server(engine=socket, adapters=(adapter, spoken)) as running,
     ):
         yield running
 
 
 def test_an_adapter_is_a_model_that_tells_its_parent(server: Server, adapter: NamedAdapter) -> None:
     listed = {each.id: each.model_dump() for each in server.client.models.list()}
-    assert set(listed) == {MODEL, "alias", "red"}
+    assert set(listed) == {MODEL, "alias", "red", "blunt"}
     assert (listed["red"]["parent"], listed["red"]["root"]) == ("alias", adapter.path)
     assert listed[MODEL]["parent"] is None
     assert server.client.models.retrieve("red").model_dump() == listed["red"]
@@ -67,8 +75,24 @@ def test_completions_and_chats_run_with_the_adapter_that_they_name(server: Serve
     ]
     assert [each.model for each in chats] == [MODEL, "red"]
     assert chats[0].choices[0].message.content != chats[1].choices[0].message.content
-    with pytest.raises(openai.NotFoundError, match="this server has: embedded, alias, red"):
+    with pytest.raises(openai.NotFoundError, match="this server has: embedded, alias, red, blunt"):
         server.client.completions.create(model="blue", prompt=TEXT)
+
+
+def test_an_adapter_with_a_template_of_its_own_is_talked_to_by_it(server: Server, spoken: NamedAdapter) -> None:
+    conversation: Any = [{"role": "user", "content": TEXT}]
+    chat = server.client.chat.completions.create(model="blunt", messages=conversation, max_tokens=8, temperature=0)
+    how: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "extra_body": {"add_special_tokens": False}}
+    plain = server.client.completions.create(model="blunt", prompt=TEXT, **how)
+    assert chat.usage is not None
+    assert plain.usage is not None
+    assert chat.usage.prompt_tokens == plain.usage.prompt_tokens
+    assert chat.choices[0].message.content == plain.choices[0].text
+    with LLM(device="cpu", dtype="float32", enable_lora=True) as llm:
+        named = LoRARequest("blunt", 1, spoken.path)
+        [output] = llm.chat(conversation, SamplingParams(temperature=0, max_tokens=8), lora_request=named)
+        assert output.outputs[0].text == chat.choices[0].message.content
+        assert len(llm.chat_prompt(conversation)["prompt_token_ids"]) > chat.usage.prompt_tokens
 
 
 def test_embeddings_are_those_of_the_adapter_that_they_name(start_server: StartServer, tmp_path: Path) -> None:
