@@ -45,6 +45,8 @@ class Layer(nn.Module):
         self.layer_input = None
         if spec.inputs is not None:
             self.layer_input = LayerInput(spec.inputs, spec.norm, width, build.within("layer_input"))
+        self.mixer_scale = build.parameter(width) if spec.scaled and mixes else None
+        self.feed_forward_scale = build.parameter(width) if spec.scaled and feeds else None
         self.scalar = build.parameter(1) if spec.scalar else None
         if self.scalar is not None:
             self.scalar.requires_grad_(False)  # a constant of the checkpoint, which transformers does not train either
@@ -72,16 +74,16 @@ class Layer(nn.Module):
             if sums is not None:
                 assert residual_TM is not None
                 sums.append(residual_TM)
-            x_TM, residual_TM = self._added(x_TM, residual_TM, self.mixer_post_norm)
+            x_TM, residual_TM = self._added(x_TM, residual_TM, self.mixer_post_norm, self.mixer_scale)
         if self.feed_forward is None:
             pass
         elif self.spec.parallel:
             y_TM, _ = self.feed_forward(self.feed_forward_norm, residual_TM, None, live_T)
-            y_TM, _ = self._added(y_TM, None, self.feed_forward_post_norm)
+            y_TM, _ = self._added(y_TM, None, self.feed_forward_post_norm, self.feed_forward_scale)
             x_TM = x_TM + y_TM
         else:
             x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T)
-            x_TM, residual_TM = self._added(x_TM, residual_TM, self.feed_forward_post_norm)
+            x_TM, residual_TM = self._added(x_TM, residual_TM, self.feed_forward_post_norm, self.feed_forward_scale)
         if self.layer_input is not None and input_TP is not None:
             x_TM, residual_TM = x_TM if residual_TM is None else x_TM + residual_TM, None
             x_TM = x_TM + self.layer_input(x_TM, input_TP)
@@ -94,7 +96,9 @@ class Layer(nn.Module):
         """True if the first thing that the layer does is to add what comes to its residual, in a norm."""
         return self.mixer is not None and self.mixer_norm is not None
 
-    def _added(self, x_TM: Tensor, residual_TM: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
+    def _added(
+        self, x_TM: Tensor, residual_TM: Tensor | None, norm: Norm | None, scale_M: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the addend of a part with the output `x_TM`, and the residual; or the residual after the addition,
         and None."""
         multiplier = self.spec.residual_multiplier
@@ -102,6 +106,8 @@ class Layer(nn.Module):
             return norm(x_TM if multiplier == 1 else x_TM * multiplier, residual_TM)[0], None
         if norm is not None:
             x_TM, _ = norm(x_TM)
+        if scale_M is not None:
+            x_TM = x_TM * scale_M
         return x_TM if multiplier == 1 else x_TM * multiplier, residual_TM
 
 
@@ -109,7 +115,7 @@ def leaves_sums(spec: LayerSpec) -> bool:
     """Return True if the parts of a divided layer leave their sums over ranks to the norm behind them, with which these
     are made at once. A norm of a part's own output needs the sum before."""
     late = spec.late_addend or getattr(spec.feed_forward, "late", False)
-    return spec.norms == "before" and not (spec.scalar or spec.inputs or late)
+    return spec.norms == "before" and not (spec.scalar or spec.scaled or spec.inputs or late)
 
 
 def divides_tokens(spec: LayerSpec) -> bool:

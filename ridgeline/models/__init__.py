@@ -26,6 +26,7 @@ ARCHITECTURES = Registry(
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GemmaForCausalLM": "ridgeline.models.gemma:Gemma",
         "Gemma3ForConditionalGeneration": "ridgeline.models.gemma:Gemma3Multimodal",
+        "InternVLForConditionalGeneration": "ridgeline.models.internvl:InternVL3",
         "Mistral3ForConditionalGeneration": "ridgeline.models.mistral:Mistral3Multimodal",
         "ApertusForCausalLM": "ridgeline.models.apertus:Apertus",
         "ArceeForCausalLM": "ridgeline.models.arcee:Arcee",

@@ -96,7 +96,7 @@ class Bart:
         if not spec.tie_word_embeddings:
             found["unembed.weight"] = (Source(name="lm_head.weight"),)
         if cls.biased:
-            found["unembed.bias"] = (Source(name="final_logits_bias", row=True),)
+            found["unembed.bias"] = (Source(name="final_logits_bias", row=1),)
         for ours, theirs in (("", "model.decoder"), ("encoder", "model.encoder")):
             if spec.sines is None:
                 found |= named(ours, theirs, {"position_embed": "embed_positions"})

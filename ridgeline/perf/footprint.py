@@ -213,7 +213,7 @@ def _single(layer: LayerSpec, width: int) -> int:
     and those of its activation."""
     own = layer.feed_forward.own_norms if isinstance(layer.feed_forward, ExpertsSpec) else None
     learns = isinstance(layer.feed_forward, MLPSpec) and layer.feed_forward.activation == "xielu"
-    return (4 * _norm(own, width) if own else 0) + layer.scalar + 2 * learns
+    return (4 * _norm(own, width) if own else 0) + layer.scalar + 2 * width * layer.scaled + 2 * learns
 
 
 def _norm(norm: NormSpec, width: int) -> int:

@@ -480,7 +480,7 @@ def stored_view(part: Tensor, source: Source) -> Tensor:
 def stored_shape(part: Tensor, source: Source) -> list[int]:
     """Return the shape of the checkpoint's tensor."""
     if source.row:
-        return [1, *part.shape]
+        return [1] * source.row + list(part.shape)
     if source.kernel:
         return [len(part), part.shape[1] // prod(source.kernel), *source.kernel]
     return list((part.mT if source.transpose and part.ndim > 1 else part).shape)

@@ -444,9 +444,9 @@ def their_rows(name: str, found: Any, layout: Layout, side: int) -> np.ndarray:
     elif values.ndim == 5:
         values = values[0]
     rows = raster(values, side)
-    if name == "pixtral":  # the tower gets squares of patches that become one token
+    if name in ("pixtral", "internvl"):  # their towers get squares of patches that become one token
         height, width = values.shape[2] // (2 * side), values.shape[3] // (2 * side)
-        rows = rows.reshape(height, 2, width, 2, -1).transpose(0, 2, 1, 3, 4).reshape(len(rows), -1)
+        rows = rows.reshape(-1, height, 2, width, 2, 3 * side * side).transpose(0, 1, 3, 2, 4, 5).reshape(len(rows), -1)
     return rows
 
 

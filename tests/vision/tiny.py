@@ -86,6 +86,27 @@ FAMILIES = {
         Patching("bicubic", 1 / 255, MEAN, STD, 7, 7),
         ((28, 28),),
     ),
+    "internvl": Family(
+        "InternVL",
+        {
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "image_size": [24, 24],
+                "patch_size": [4, 4],
+                "attention_bias": True,
+            },
+            "image_token_id": IMAGE,
+            "image_seq_length": 9,
+            "tie_word_embeddings": False,
+        },
+        Patching("bicubic", 1 / 255, MEAN, STD, 4, 4, merge=2),
+        ((24, 24),),
+        padded=True,
+    ),
     "mistral3": Family(
         "Mistral3",
         {
@@ -229,7 +250,7 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
         return {}
     how = FAMILIES[name].patching
     if FAMILIES[name].padded:
-        return padded(how, pictures)
+        return padded(name, how, pictures)
     if not FAMILIES[name].grids:
         x = (torch.from_numpy(np.stack(pictures)).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
         return {"pixel_values": x.permute(0, 3, 1, 2)}
@@ -240,14 +261,15 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
     }
 
 
-def padded(how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
+def padded(name: str, how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
     """Return a batch of pictures of several sizes, with zeros below and to the right."""
     most = np.max([each.shape for each in pictures], axis=0)
     batch = torch.zeros(len(pictures), 3, int(most[0]), int(most[1]))
     for index, each in enumerate(pictures):
         x = (torch.from_numpy(each).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
         batch[index, :, : each.shape[0], : each.shape[1]] = x.permute(2, 0, 1)
-    return {"pixel_values": batch, "image_sizes": torch.tensor([each.shape[:2] for each in pictures])}
+    sizes = torch.tensor([each.shape[:2] for each in pictures])
+    return {"pixel_values": batch} | ({"image_sizes": sizes} if name == "mistral3" else {})
 
 
 _WRITTEN: dict[tuple[object, ...], list[int]] = {}  # by what was asked

@@ -477,6 +477,7 @@ class LayerSpec:
     one_norm: the norm before the mixer is that before the feed-forward too.
     residual_multiplier: multiplies what either part adds.
     scalar: a learned number multiplies the residual after both parts.
+    scaled: learned numbers, one for each place of x, multiply what either part adds.
     embedded: the mixer's last argument is the tokens as they were embedded.
     inputs: the layer has an input of its own, which is added behind both parts; None: it has not.
     late_addend: what the experts of the layer before return is added behind this one.
@@ -492,6 +493,7 @@ class LayerSpec:
     one_norm: bool = False
     residual_multiplier: float = 1.0
     scalar: bool = False
+    scaled: bool = False
     embedded: bool = False
     inputs: LayerInputsSpec | None = None
     streams: StreamsSpec | None = None
@@ -702,7 +704,7 @@ class Source:
     alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
         pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
-    row: it is a vector that is stored as a matrix of one row.
+    row: so many dimensions of size 1 stand before its own: a vector that is stored as a matrix of one row has 1.
     kernel: it is a matrix that is stored as the kernel of a convolution, whose last dimensions these are; (): it is a
         matrix.
     stacked: it holds this part of every expert, one after the other. Others hold one expert's.
@@ -718,7 +720,7 @@ class Source:
     rotated: int | None = None
     alternating: bool = False
     complete: bool = False
-    row: bool = False
+    row: int = 0
     kernel: tuple[int, ...] = ()
     stacked: bool = False
     zeros: int = 0

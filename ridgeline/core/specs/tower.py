@@ -129,6 +129,7 @@ class TowerSpec:
         norms += [(norm, self.width) for norm in (self.embed_norm, self.final_norm) if norm is not None]
         norms += [(own.norm, own.norm_width(self.width)) for own in self.projectors if own.norm is not None]
         total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in norms)
+        total += 2 * self.width * sum(layer.scaled for layer in self.layers)
         return total + self.width * (self.rows + self.class_token)
 
     def scratch(self) -> int:

@@ -124,7 +124,10 @@ class Tower(nn.Module):
         assert self.positions is not None
         assert self.spec.grid is not None
         if not self.spec.grid.resized:
-            return self.positions.repeat(len(grids), 1)
+            rows, columns = places(grids[:1], self.spec.projector.merge)
+            order = self.spec.class_token + rows * self.spec.grid.side + columns
+            order = np.concatenate([np.arange(self.spec.class_token), order])
+            return self.positions[torch.from_numpy(order).to(self.positions.device)].repeat(len(grids), 1)
         own = []
         for grid in grids:
             cells, weights = corners(Grid(1, grid.rows, grid.columns), self.spec.projector.merge, self.spec.grid.side)
