@@ -1,0 +1,85 @@
+"""Pictures of odd sizes from processor to tokens, beside transformers' processor and model of the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.pictures import Pixels, Shown
+from ridgeline.core.plan.request import Request
+from ridgeline.media.items import picture
+from ridgeline.media.processors import processor_of
+from tests.driving import ask, rig
+from tests.vision import tiny
+
+BREAK = 301  # stands for all text of a picture's part
+SETTINGS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
+    "internvl": (
+        GotOcr2ImageProcessorPil,
+        {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 6},
+        {"image_seq_length": 9},
+    ),
+    "mistral3": (
+        PixtralImageProcessorPil,
+        {"size": {"longest_edge": 40}, "patch_size": 8},
+        {"patch_size": 4, "spatial_merge_size": 2},
+    ),
+}
+
+
+def asked(family: str, pixels: np.ndarray) -> Request:
+    _, settings, own = SETTINGS[family]
+    files = {
+        "config.json": {**tiny.FAMILIES[family].config, "model_type": family},
+        "preprocessor_config.json": settings,
+        "processor_config.json": own,
+    }
+    processor = processor_of(files, lambda text: [BREAK])
+    height, width, _ = pixels.shape
+    layout = processor.layout(height, width)
+    shown = Shown((Pixels(height, width, pixels.tobytes()),), layout.views, processor.patching)
+    tokens, inserted, key = [5, 6, 7], list[Inserted](), picture(pixels).digest[:16]
+    for piece in layout.pieces:
+        if isinstance(piece, str):
+            tokens.append(BREAK)
+            continue
+        first = sum(each.count for each in inserted)
+        inserted.append(Inserted(start=len(tokens), count=piece, key=key, name=key.hex(), first=first, shown=shown))
+        tokens += [tiny.IMAGE] * piece
+    found = ask(f"{height}x{width}", [*tokens, 8, 9], max_tokens=8)
+    return replace(found, inserted=tuple(inserted))
+
+
+@pytest.mark.parametrize("family", SETTINGS)
+def test_odd_pictures_become_the_tokens_of_transformers(family: str, tiny_vision: Callable[[str], Path]) -> None:
+    """InternVL's become 3 to 7 tiles of 24 x 24, Mistral's 2 to 5 lines of squares of 8 x 8."""
+    kind, settings, _ = SETTINGS[family]
+    draw = np.random.default_rng(3)
+    pictures = [draw.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((31, 75), (50, 22), (17, 29))]
+    with rig(tiny_vision(family), max_num_batched_tokens=32) as own:
+        requests = [asked(family, each) for each in pictures]
+        outcomes = own.run(*requests)
+    for request, pixels in zip(requests, pictures, strict=True):
+        given = kind(**settings)(pixels, input_data_format="channels_last", return_tensors="pt")
+        inputs = {name: given[name] for name in ("pixel_values", "image_sizes") if name in given}
+        ids = torch.tensor([request.prompt_token_ids])
+        with torch.inference_mode():
+            found = tiny.build(family).generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=8,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                **inputs,
+            )
+        assert outcomes[request.id].tokens == found[0, ids.shape[1] :].tolist(), request.id
