@@ -14,7 +14,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.core.plan.pictures import Pixels, Shown
+from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.request import Request
 from ridgeline.media.items import picture
 from ridgeline.media.processors import processor_of
@@ -46,7 +46,7 @@ def asked(family: str, pixels: np.ndarray) -> Request:
     processor = processor_of(files, lambda text: [BREAK])
     height, width, _ = pixels.shape
     layout = processor.layout(height, width)
-    shown = Shown((Pixels(height, width, pixels.tobytes()),), layout.views, processor.patching)
+    shown = ShownPictures((Pixels(height, width, pixels.tobytes()),), layout.views, processor.patching)
     tokens, inserted, key = [5, 6, 7], list[Inserted](), picture(pixels).digest[:16]
     for piece in layout.pieces:
         if isinstance(piece, str):

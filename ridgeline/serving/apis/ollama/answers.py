@@ -106,7 +106,7 @@ class LoadedModels(Answer, kw_only=True):
     models: list[Loaded]
 
 
-class ShownModel(Answer, kw_only=True):
+class Shown(Answer, kw_only=True):
     modelfile: str
     parameters: str
     template: str

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.apis.ollama.answers import Details, Loaded, LoadedModels, OllamasVersion, ShownModel, Tag, Tags
+from ridgeline.serving.apis.ollama.answers import Details, Loaded, LoadedModels, OllamasVersion, Shown, Tag, Tags
 from ridgeline.serving.apis.ollama.bodies import ShowBody, known_name
 from ridgeline.serving.http.answers import OllamasError
 from ridgeline.serving.http.describe import answers, described
@@ -49,7 +49,7 @@ def router(api: ApiServer) -> APIRouter:
     async def version() -> Response:
         return json_of(OllamasVersion(version=VERSION))
 
-    @routes.post("/api/show", **described(ShowBody, "A model", ShownModel, error=OllamasError))
+    @routes.post("/api/show", **described(ShowBody, "A model", Shown, error=OllamasError))
     async def show(request: Request) -> Response:
         body = await read_body(request, ShowBody)
         return json_of(shown(api, check_model(api, known_name(api, body.model or body.name))))
@@ -63,7 +63,7 @@ async def _there() -> Response:
     return Response()
 
 
-def shown(api: ApiServer, name: str) -> ShownModel:
+def shown(api: ApiServer, name: str) -> Shown:
     """Return the description of a model. Raise Unavailable while no engine is there."""
     facts, defaults = api.service.facts(), api.defaults.sampling
     family = family_of(facts.architecture)
@@ -74,7 +74,7 @@ def shown(api: ApiServer, name: str) -> ShownModel:
         f"{family}.embedding_length": facts.width,
         f"{family}.block_count": facts.layers,
     }
-    return ShownModel(
+    return Shown(
         modelfile=f"# served by Ridgeline\nFROM {name}\n",
         parameters="\n".join(f"{option} {value}" for option, value in defaults.items()),
         template=api.chat_template.source or "",
