@@ -199,7 +199,7 @@ def test_token_gates(case: TokenGateCase, dtype: torch.dtype, device: str) -> No
     assert_close(run(*inputs), op.reference(*inputs), 4, slack=256)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"])
 def test_activations_hold_at_the_ends_of_the_range(kind: str) -> None:
     x = torch.tensor([[-1e4, -100.0, -20.0, -0.0, 0.0, 20.0, 100.0, 1e4]])
     ours = activation.ACTIVATION.choose(Platform(device_type="cpu"), "triton")(x, kind)
