@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import wave
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -32,6 +33,7 @@ from ridgeline.text.speech.segments import SpokenSegment, parts_of, rest_of
 from ridgeline.worker.speech import SpeechScores
 from ridgeline.worker.vocabulary import Vocabulary
 from tests import whispers as oracle
+from tests.command import run_here
 
 KIND = "multilingual"
 PLAIN = {"compression_ratio_threshold": None, "logprob_threshold": None, "no_speech_threshold": None}
@@ -273,3 +275,25 @@ def test_a_time_comes_where_all_times_together_are_likelier_than_any_text() -> N
     told = [bool(torch.isinf(given[n, :times]).all()) for n in masks]
     assert any(told)
     assert not all(told)
+
+
+def test_the_command_writes_subtitles_and_refuses_what_is_no_format(llm: LLM, tmp_path: Path) -> None:
+    with wave.open(str(tmp_path / "x.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(oracle.RATE)
+        file.writeframes((oracle.sounds(1)[0].clip(-1, 1) * 32767).astype("<i2").tobytes())
+    model = ("--model", llm.assembly.folder, "--device", "cpu", "--dtype", "float32", "--max-tokens", 6)
+    ran = run_here(
+        "transcribe", tmp_path / "x.wav", *model, "--format", "srt", "--language", "de", "--temperature", 1e-4
+    )
+    want = llm.transcribe(tmp_path / "x.wav", language="de", max_tokens=6, temperature=1e-4)
+    assert (ran.returncode, ran.stdout) == (0, srt(want.segments))
+    assert "1.0 s of sound" in ran.stderr
+    for wrong, match in (
+        (("x.wav", "--format", "xml"), "text, srt, vtt, json"),
+        (("none.wav",), "is no file"),
+        (("x.wav", "--guidance-scale", "2"), "guidance_scale is not for transcripts"),
+    ):
+        ran = run_here("transcribe", tmp_path / wrong[0], *wrong[1:], *model[:2])
+        assert (ran.returncode, match in ran.stderr) == (2, True), ran.stderr
