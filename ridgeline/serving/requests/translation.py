@@ -145,18 +145,21 @@ def text_of(content: object, path: str, kinds: Mapping[str, str]) -> str:
     return BETWEEN.join(texts)
 
 
-def result_text(content: object, path: str, kinds: Mapping[str, str], ignored: list[str], place: str) -> str:
+def result_text(
+    content: object, path: str, kinds: Mapping[str, str], ignored: list[str], place: str, *, sees: bool = False
+) -> str:
     """Return the text of what a tool returned or the model said, as `text_of` does.
 
     A note stands in place of an image, a file or a part of an unknown type, whose name is added to `ignored` behind
-    `place`: the conversation would end if it were refused, since clients send all of it each time.
+    `place`: the conversation would end if it were refused, since clients send all of it each time. `sees`: the
+    model takes pictures elsewhere.
     """
     if isinstance(content, list):
-        content = [_noted(part, kinds, ignored, place) for part in content]
+        content = [_noted(part, kinds, ignored, place, sees=sees) for part in content]
     return text_of(content, path, kinds)
 
 
-def _noted(part: object, kinds: Mapping[str, str], ignored: list[str], place: str) -> object:
+def _noted(part: object, kinds: Mapping[str, str], ignored: list[str], place: str, *, sees: bool) -> object:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind in kinds:
         return part
@@ -165,7 +168,8 @@ def _noted(part: object, kinds: Mapping[str, str], ignored: list[str], place: st
         return part
     kind = kind[:MOST_KIND]
     ignored.append(f"{place}.{kind}")
-    why = "the model reads text alone" if media else "this server does not know it"
+    reader = "only text is read here" if sees else "the model reads text alone"
+    why = reader if media else "this server does not know it"
     return {"type": "text", "text": f"[{kind}: left out, because {why}]"}
 
 

@@ -261,7 +261,7 @@ def _ask(said: Transcript, content: str | list[Object], path: str, ignored: list
                 said.ask(_picture(block, place))
             case "tool_result":
                 content = _shown(block.get("content") or "", f"{place}.content")
-                text = result_text(content, f"{place}.content", TEXT, ignored, "tool_result")
+                text = result_text(content, f"{place}.content", TEXT, ignored, "tool_result", sees=pictures)
                 more = {"is_error": True} if block.get("is_error") else {}
                 said.say("tool", text, tool_call_id=text_at(block, "tool_use_id", place), **more)
             case _:
