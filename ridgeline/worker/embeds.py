@@ -36,7 +36,8 @@ class InsertedVectors(StepPart):
         """Find the vectors that the plan's spans bring or name, and the places of their tokens in the step."""
         for name in step.plan.forgets:
             self.stored.pop(name, None)
-        self._place(step)
+        if placed := [(span.row, span.positions_3T) for span in step.plan.spans if span.positions_3T is not None]:
+            self._place(step, placed)
         given = [(span.row, each) for span in step.plan.spans for each in span.inserted]
         if not given:
             return
@@ -49,11 +50,8 @@ class InsertedVectors(StepPart):
         x_tM, *deep = x_tM.split(self._width, dim=1)
         step.given = GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM, deep)
 
-    def _place(self, step: PlannedStep) -> None:
-        """Bring the positions of spans whose tokens have three to the device."""
-        given = [(span.row, span.positions_3T) for span in step.plan.spans if span.positions_3T is not None]
-        if not given:
-            return
+    def _place(self, step: PlannedStep, given: list[tuple[int, np.ndarray]]) -> None:
+        """Bring the positions of spans whose tokens have three to the device, by their rows."""
         rows = step.plan.rows
         start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
         token_t = np.concatenate([start_R[row] + np.arange(places.shape[1]) for row, places in given])
