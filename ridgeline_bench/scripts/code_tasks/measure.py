@@ -100,7 +100,7 @@ def main() -> None:
             for kind, value_T in solved._asdict().items():
                 low, high = interval(value_T, function_T)
                 row: dict[str, Any] = {
-                    "adapter": adapter, "answers": kind[:-2], "pass_at_1": float(value_T.mean()),
+                    "adapter": _label(adapter), "answers": kind[:-2], "pass_at_1": float(value_T.mean()),
                     "interval": [low, high],
                     "grades": {GRADES[g]: float(value_T[grade_T == g].mean()) for g in GRADES if (grade_T == g).any()},
                 }  # fmt: skip
@@ -118,6 +118,11 @@ def main() -> None:
     keep(given.output, {"machine": machine, **what, "samples": given.samples, "rows": rows})
     if given.plot:
         draw(rows, given.plot, given.model)
+
+
+def _label(adapter: str) -> str:
+    """Return the end of a path, which names an adapter wherever its run lies."""
+    return "/".join(Path(adapter).parts[-2:])
 
 
 def _shown(row: dict[str, Any], model: str) -> list[str]:
