@@ -242,6 +242,9 @@ class Scheduler:
 
     def _follow_policy(self) -> None:
         """Give waiting requests the places that they have by now, and preempt those that may not run any more."""
+        if self._policy.fell:
+            self._policy.fell = False
+            self._waiting.sort()
         for seq, order in self._policy.due():
             seq.order = order
             self._push(seq)

@@ -89,6 +89,15 @@ class WaitingQueue:
             self._noted += 1
             heapq.heappush(self._tops, (place, self._noted, lane))
 
+    def sort(self) -> None:
+        """Look at the places of all lanes anew: `head` alone finds those that rose."""
+        self._tops.clear()
+        for name, lane in list(self.lanes.items()):
+            lane.place = None
+            self._note(lane)
+            if lane.place is None and not lane.aside:
+                del self.lanes[name]
+
     def head(self) -> Sequence | None:
         """The next to be admitted."""
         while self._tops:

@@ -21,6 +21,7 @@ from ridgeline.engine.waiting import Lane
 class Policy(Protocol):
     """A policy is made with `policy.base.Terms`. `policy.base.Ordered` has all of this but `order`."""
 
+    fell: bool  # whether waiting requests may have lower places than when they came to wait; the scheduler clears it
     preempts: bool  # whether any request may take the place of another
     counts: bool  # whether `serve` is to be called
     itl: float | None  # seconds between tokens that a running request was promised, the least

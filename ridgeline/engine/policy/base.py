@@ -32,8 +32,10 @@ class Ordered:
 
     preempts: some request may take the place of another. counts: `serve` wants to know of steps. itl: as in `Policy`.
     aged: the moment after which a request that waits is to be given another place, with its order until then.
+    fell: places of waiting requests may be lower than they were when these came to wait.
     """
 
+    fell = False
     preempts = False
     counts = False
     itl: float | None = None

@@ -90,7 +90,8 @@ class Tenants(Ordered):
         return (seq.order[0], self.turn(seq.tenant), seq.order[1])
 
     def turn(self, tenant: int) -> float:
-        """Return the count by which tenants come, the least first. It never falls while a tenant waits."""
+        """Return the count by which tenants come, the least first. While a tenant waits it falls only where `fell` is
+        set."""
         return self.spent_T.item(tenant)
 
     # ---- tenants ----------------------------------------------------------------------------------------------
@@ -230,6 +231,7 @@ class Tenants(Ordered):
         costs = Counter[int]()
         for seq, cost in zip(seqs, self.price.of_rows(rows, kv_len_R).tolist(), strict=True):
             costs[seq.tenant] += cost
+        self.fell = True
         for tenant, cost in costs.items():
             self.spent_T[tenant] -= cost / self._weight_T[tenant]
             if self._waiting[tenant] and tenant not in self._places:
