@@ -14,6 +14,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from errno import ENOMEM
 from io import BytesIO
 from typing import Any
 
@@ -67,6 +68,8 @@ def decode(data: Any, bounds: MediaBounds, room: Room, background: Sequence[int]
     except (BadMedia, MemoryTaken, MemoryError):
         raise
     except Exception as error:  # plugins raise whatever the bytes led to
+        if isinstance(error, OSError) and error.errno == ENOMEM:  # as some libraries tell it
+            raise MemoryError from None
         raise BadMedia(f"the picture cannot be read as {PICTURES[form]} ({_words(error)}); send it anew.") from None
 
 

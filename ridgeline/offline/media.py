@@ -63,6 +63,8 @@ def with_items(messages: Sequence[Any]) -> tuple[list[Any], list[Item]]:
             return value
         return {**value, "content": [part(each) for each in value["content"]]}
 
+    if not isinstance(messages, (list, tuple)):
+        return messages, items  # the template says what is wrong
     return [message(each) for each in messages], items
 
 

@@ -100,7 +100,7 @@ def test_prompts_may_be_dictionaries_of_text_or_tokens(llm: LLM) -> None:
     assert isinstance(found[0].outputs[0], ridgeline.CompletionOutput)
     empty: Any = {"prompt": "the quick", "multi_modal_data": None}
     assert llm.generate(empty, GREEDY)[0].outputs[0].token_ids == plain.outputs[0].token_ids
-    with pytest.raises(InvalidRequest, match="'multi_modal_data'"):
+    with pytest.raises(InvalidRequest, match="sees no pictures"):
         llm.generate({**empty, "multi_modal_data": {"image": 1}}, GREEDY)
 
 

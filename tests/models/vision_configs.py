@@ -99,4 +99,20 @@ QWEN3_VL_30B_A3B: Values = {
     "vision_config": {**_QWEN3_TOWER, "out_hidden_size": 2048},
 }
 
-EVERY = (LLAVA_1_5_7B, QWEN2_VL_7B, QWEN2_5_VL_7B, QWEN3_VL_8B, QWEN3_VL_30B_A3B)
+INTERNVL3_8B: Values = {
+    "architectures": ["InternVLForConditionalGeneration"],
+    "model_type": "internvl",
+    **{"image_seq_length": 256, "image_token_id": 151667, "downsample_ratio": 0.5, "projector_hidden_act": "gelu"},
+    **{"vision_feature_layer": -1, "vision_feature_select_strategy": "default", "tie_word_embeddings": False},
+    "text_config": {
+        **{"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28},
+        **{"num_key_value_heads": 4, "vocab_size": 151674, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+        **{"max_position_embeddings": 32768, "hidden_act": "silu", "model_type": "qwen2", "dtype": "bfloat16"},
+    },
+    "vision_config": {
+        **{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+        **{"image_size": [448, 448], "patch_size": [14, 14], "attention_bias": True, "hidden_act": "gelu"},
+    },
+}
+
+EVERY = (LLAVA_1_5_7B, QWEN2_VL_7B, QWEN2_5_VL_7B, QWEN3_VL_8B, QWEN3_VL_30B_A3B, INTERNVL3_8B)

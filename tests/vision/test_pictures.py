@@ -187,6 +187,7 @@ PUBLISHED = {  # parameters, as the hub counts them
     "Qwen2_5_VLForConditionalGeneration": 8_292_166_656,
     "Qwen3VLForConditionalGeneration": 8_767_123_696,
     "Qwen3VLMoeForConditionalGeneration": 31_070_754_032,
+    "InternVLForConditionalGeneration": 7_944_373_760,
 }
 
 

@@ -7,6 +7,7 @@ from ridgeline.serving.http.paths import is_under
 _SOUND = "no sound is written here; /v1/audio/transcriptions reads it"
 _TRAINING = "a trainer sends weights by POST /update_weights, which --weight-transfer opens, and ends by finishing"
 _TOKENS = "send token ids as the prompt of /v1/completions, with return_token_ids"
+_KEPT = "what is kept of pictures and sound is bounded, and the oldest goes first"
 _CACHES = "caches are not handed between servers"
 _FIXED = "the number of engines is fixed; start the server anew with --data-parallel-size"
 _OLLAMAS = "the server has the models that it was started with, and changes none; name another to `ridgeline serve`"
@@ -29,8 +30,8 @@ ABSENT: dict[str, str] = {
     "/is_scaling_elastic_ep": _FIXED,
     "/kv_event_sources": _CACHES,
     "/release_kv_cache_memory": "use POST /sleep, which gives back weights too",
-    "/reset_encoder_cache": "only text is read, so nothing of images or sound is kept",
-    "/reset_mm_cache": "only text is read, so nothing of images or sound is kept",
+    "/reset_encoder_cache": _KEPT,
+    "/reset_mm_cache": _KEPT,
     "/scale_elastic_ep": _FIXED,
     "/shutdown_weight_transfer_engine": _TRAINING,
     "/start_draft_weight_update": _TRAINING,
@@ -38,7 +39,7 @@ ABSENT: dict[str, str] = {
     "/stop_profile": "`ridgeline profile` measures kernels",
     "/update_weight_version": _TRAINING,
     "/v1/assistants": "use /v1/responses",
-    "/v1/audio": _SOUND,
+    "/v1/audio/speech": _SOUND,
     "/v1/chat/completions/batch": "send each conversation to /v1/chat/completions, or a file of them to /v1/batches",
     "/v1/chat/completions/derender": _TOKENS,
     "/v1/completions/derender": _TOKENS,

@@ -393,6 +393,7 @@ class ServerInfo(Answer, kw_only=True):
     names: list[str]
     config: Annotated[dict[str, Any], Meta(description="the server's settings, and the engine's as they were given")]
     engine: Annotated[dict[str, Any] | None, Meta(description="what the engine is; null before it has told")]
+    vllm_config: Annotated[dict[str, Any] | None, Meta(description="what trainers read, under vLLM's names")]
 
 
 class Forgotten(Answer, kw_only=True):

@@ -147,7 +147,7 @@ class Language:
 
     def __getattr__(self, name: str) -> Any:
         """Return something for each kind of layout."""
-        if name.endswith("CuteLayout"):
+        if name.endswith("Layout"):
             return lambda *args, **kwargs: None
         raise AttributeError(name)
 

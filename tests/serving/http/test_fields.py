@@ -127,7 +127,14 @@ VALUES: dict[str, dict[str, Any]] = {
     },
 }
 # These need an operator's flag, or a model that reasons; their own tests have them.
-ELSEWHERE = {"chat_template", "thinking_token_budget", "thinking", "previous_response_id", "prompt_embeds"}
+ELSEWHERE = {
+    "chat_template",
+    "media_io_kwargs",
+    "thinking_token_budget",
+    "thinking",
+    "previous_response_id",
+    "prompt_embeds",
+}
 
 
 def post(server: Server, route: str, **fields: Any) -> httpx.Response:

@@ -57,7 +57,7 @@ def test_a_response_and_a_message_are_shown_as_the_chat_that_they_become(server:
 
 
 def test_a_route_of_another_server_says_what_to_use(server: Server) -> None:
-    for path in ("audio/transcriptions", "chat/completions/batch", "decisions"):
+    for path in ("audio/speech", "chat/completions/batch", "decisions"):
         error = post(server, path).json()["error"]
         assert (error["code"], error["type"]) == ("not_found", "invalid_request_error")
         assert error["message"].startswith("/v1/")
