@@ -46,7 +46,7 @@ def item_of(value: Any) -> Item:
     return picture(array)
 
 
-def with_items(messages: Sequence[Any]) -> tuple[list[Any], list[Item]]:
+def with_items(messages: Sequence[Any]) -> tuple[Sequence[Any], list[Item]]:
     """Return messages with {"type": "image"} in place of parts that hold a picture, and these pictures: parts
     {"type": "image_pil", "image_pil": a picture} and {"type": "image", "image": a picture}. Raise InvalidRequest."""
     items = list[Item]()
