@@ -102,7 +102,7 @@ METHODS: dict[str, str] = {
     "init_weight_transfer_engine": "use update_weights, or `ridgeline serve --weight-transfer`",
     "llm_engine": "use LLM().engine",
     "release_kv_cache_memory": "use sleep, which gives back weights too",
-    "reset_mm_cache": "only text is read, so nothing of images or sound is kept",
+    "reset_mm_cache": "what is kept of pictures and sound is bounded, and the oldest goes first",
     "reward": "use encode or classify",
     "start_profile": "`ridgeline profile` measures kernels",
     "stop_profile": "`ridgeline profile` measures kernels",

@@ -116,8 +116,8 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         VALUE,
         "lora-dtype lora-extra-vocab-size max-lora-cls-labels",
     ),
-    ("only text is read, so adapters are those of the text model", SWITCH, "enable-tower-connector-lora"),
-    ("only text is read, so no other kind of input asks for an adapter", VALUE, "default-mm-loras"),
+    ("adapters change the text model alone, and no tower of pictures", SWITCH, "enable-tower-connector-lora"),
+    ("an adapter is asked for by its name, never by a kind of input", VALUE, "default-mm-loras"),
     ("long prompts always run in parts, beside requests that decode", SWITCH, "enable-chunked-prefill"),
     (
         "a preempted request's blocks go to the memory of --kv-offloading-size, and come back where that is faster "
@@ -236,7 +236,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "renderer-num-workers tokenizer-pool-size",
     ),
     (
-        "only text is read, so there is nothing to prepare for images, sound or video",
+        "there is one way to prepare pictures and sound, and what is kept of them is bounded",
         VALUE,
         "mm-processor-cache-gb mm-processor-cache-type "
         "mm-hasher-algorithm mm-shm-cache-max-object-size-mb mm-encoder-tp-mode mm-encoder-attn-dtype "
@@ -244,7 +244,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "video-pruning-method mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb ec-manager-config",
     ),
     (
-        "only text is read, so there is nothing to prepare for images, sound or video",
+        "there is one way to prepare pictures and sound, and what is kept of them is bounded",
         SWITCH,
         "language-model-only skip-mm-profiling interleave-mm-strings mm-device-do-normalize "
         "disable-mm-preprocessor-cache trust-request-mm-kwargs enable-mm-processor-stats",
