@@ -382,7 +382,7 @@ class LLM:
     def transcribe(
         self, audio: Any, *, options: SpeechOptions | None = None, cache_salt: str = "", **wishes: Any
     ) -> SpokenText:
-        """Return what is said in a sound: a path, the bytes of a file, or (samples, rate). wishes: fields of
+        """Return the text that is spoken in a sound: a path, the bytes of a file, or (samples, rate). wishes: fields of
         SpeechOptions, if `options` are not given. Raise InvalidRequest."""
         self._check_running()
         found = SpokenText("", 0.0)

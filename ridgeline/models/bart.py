@@ -66,7 +66,7 @@ class Bart:
         rows, offset, sines = cls.positions(positions, width)
         if sines is not None and width % 2:
             raise wrong("d_model", width, "even, since half of a position's numbers are sines")
-        attention, mlp = _attention(values, "decoder"), _mlp(values, "decoder")
+        attention, mlp = side_attention(values, "decoder"), side_mlp(values, "decoder")
         like = LayerSpec(mixer=attention, feed_forward=mlp, norm=NORM, norms="before" if cls.before else "around")
         spec = ModelSpec(
             architecture=cls.name,
@@ -85,8 +85,8 @@ class Bart:
             unused=tuple(f"model.{side}.{name}" for side in ("encoder", "decoder")
                          for name in (*UNUSED, *(() if sines is None else ("embed_positions.",)))),
         )  # fmt: skip
-        own = replace(_attention(values, "encoder"), bidirectional=True)
-        layer = replace(like, mixer=own, feed_forward=_mlp(values, "encoder"))
+        own = replace(side_attention(values, "encoder"), bidirectional=True)
+        layer = replace(like, mixer=own, feed_forward=side_mlp(values, "encoder"))
         return replace(spec, encoder=encoder_of(spec, (layer,) * values.integer("encoder_layers"), NORM))
 
     @classmethod
@@ -104,19 +104,7 @@ class Bart:
                 found |= named(ours, theirs, {"embed_norm": "layernorm_embedding"}, bias=True)
             if cls.before:
                 found |= named(ours, theirs, {"final_norm": "layer_norm"}, bias=True)
-        place = "norm" if cls.before else "post_norm"
-        own, fed = (
-            {f"mixer_{place}": "self_attn_layer_norm", **SELF},
-            {f"feed_forward_{place}": "final_layer_norm", **FED},
-        )
-        across = {f"mixer_{place}": "encoder_attn_layer_norm", **ACROSS}
-        for index in range(len(spec.layers) // 2):
-            theirs = f"model.decoder.layers.{index}"
-            found |= named(f"layers.{2 * index}", theirs, own, bias=True)
-            found |= named(f"layers.{2 * index + 1}", theirs, across | fed, bias=True)
-        for index in range(len(spec.encoder.layers)):
-            found |= named(f"encoder.layers.{index}", f"model.encoder.layers.{index}", own | fed, bias=True)
-        return found
+        return found | layer_weights(spec, "norm" if cls.before else "post_norm")
 
 
 SELF = {
@@ -131,7 +119,24 @@ ACROSS = {
 FED = {"feed_forward.up": "fc1", "feed_forward.down": "fc2"}
 
 
-def _attention(config: Config, side: str) -> AttentionSpec:
+def layer_weights(spec: ModelSpec, place: str) -> WeightMap:
+    """Return the tensors of all layers. place: how the norms' names end here: norm, or post_norm."""
+    assert spec.encoder is not None
+    found: WeightMap = {}
+    own = {f"mixer_{place}": "self_attn_layer_norm", **SELF}
+    fed = {f"feed_forward_{place}": "final_layer_norm", **FED}
+    across = {f"mixer_{place}": "encoder_attn_layer_norm", **ACROSS}
+    for index in range(len(spec.layers) // 2):
+        theirs = f"model.decoder.layers.{index}"
+        found |= named(f"layers.{2 * index}", theirs, own, bias=True)
+        found |= named(f"layers.{2 * index + 1}", theirs, across | fed, bias=True)
+    for index in range(len(spec.encoder.layers)):
+        found |= named(f"encoder.layers.{index}", f"model.encoder.layers.{index}", own | fed, bias=True)
+    return found
+
+
+def side_attention(config: Config, side: str) -> AttentionSpec:
+    """Return the attention of the encoder or the decoder."""
     heads = config.integer(f"{side}_attention_heads")
     head_dim = head_width(config, "d_model", f"{side}_attention_heads")
     return AttentionSpec(
@@ -139,7 +144,8 @@ def _attention(config: Config, side: str) -> AttentionSpec:
     )
 
 
-def _mlp(config: Config, side: str) -> MLPSpec:
+def side_mlp(config: Config, side: str) -> MLPSpec:
+    """Return the feed-forward of the encoder or the decoder."""
     activation = config.ungated_activation("activation_function")
     size = config.integer(f"{side}_ffn_dim")
     return MLPSpec(intermediate_size=size, activation=activation, gated=False, bias=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec, Source, WeightMap
 from ridgeline.core.specs.pooling import PoolingSpec
 from ridgeline.core.specs.stem import TAPS, SoundStem
-from ridgeline.models.bart import ACROSS, FED, SELF
-from ridgeline.models.config import Config, head_width, wrong
+from ridgeline.models.bart import layer_weights, side_attention, side_mlp
+from ridgeline.models.config import Config, wrong
 from ridgeline.models.encoder_decoder import decoder_layers
 from ridgeline.models.names import named
 
@@ -46,11 +46,11 @@ class Whisper:
             raise wrong("scale_embedding", True, "false, as in every Whisper")
         if values.raw("activation_function") != "gelu":
             raise wrong("activation_function", values.raw("activation_function"), "gelu, as in every Whisper")
-        attention = _attention(values, "decoder")
-        like = LayerSpec(mixer=attention, feed_forward=_mlp(values, "decoder"), norm=NORM)
+        attention = side_attention(values, "decoder")
+        like = LayerSpec(mixer=attention, feed_forward=side_mlp(values, "decoder"), norm=NORM)
         count, positions = values.integer("decoder_layers"), values.integer("max_target_positions")
-        own = replace(_attention(values, "encoder"), bidirectional=True)
-        layer = replace(like, mixer=own, feed_forward=_mlp(values, "encoder"))
+        own = replace(side_attention(values, "encoder"), bidirectional=True)
+        layer = replace(like, mixer=own, feed_forward=side_mlp(values, "encoder"))
         stem = SoundStem(bands=bands, positions=values.integer("max_source_positions"))
         encoder = ModelSpec(
             architecture=cls.name,
@@ -67,7 +67,7 @@ class Whisper:
             architecture=cls.name,
             vocab_size=values.integer("vocab_size"),
             hidden_size=width,
-            layers=decoder_layers([attention] * count, attention, _mlp(values, "decoder"), like),
+            layers=decoder_layers([attention] * count, attention, side_mlp(values, "decoder"), like),
             final_norm=NORM,
             max_position_embeddings=positions,
             tie_word_embeddings=values.boolean("tie_word_embeddings"),
@@ -84,15 +84,7 @@ class Whisper:
             found["unembed.weight"] = (Source(name="proj_out.weight"),)
         found |= named("", "model.decoder", {"position_embed": "embed_positions"})
         found |= named("", "model.decoder", {"final_norm": "layer_norm"}, bias=True)
-        own = {"mixer_norm": "self_attn_layer_norm", **SELF}
-        fed = {"feed_forward_norm": "final_layer_norm", **FED}
-        across = {"mixer_norm": "encoder_attn_layer_norm", **ACROSS}
-        for index in range(len(spec.layers) // 2):
-            theirs = f"model.decoder.layers.{index}"
-            found |= named(f"layers.{2 * index}", theirs, own, bias=True)
-            found |= named(f"layers.{2 * index + 1}", theirs, across | fed, bias=True)
-        for index in range(len(spec.encoder.layers)):
-            found |= named(f"encoder.layers.{index}", f"model.encoder.layers.{index}", own | fed, bias=True)
+        found |= layer_weights(spec, "norm")
         found |= named("encoder", "model.encoder", {"final_norm": "layer_norm"}, bias=True)
         for conv in ("conv1", "conv2"):
             stored = f"model.encoder.{conv}"
@@ -105,16 +97,3 @@ class Whisper:
 def _biasless(source: Source, width: int) -> Source:
     """Return the source with zeros in place of a bias of keys, which no checkpoint has: scores would not change."""
     return replace(source, zeros=width) if source.name.endswith("k_proj.bias") else source
-
-
-def _attention(config: Config, side: str) -> AttentionSpec:
-    heads = config.integer(f"{side}_attention_heads")
-    head_dim = head_width(config, "d_model", f"{side}_attention_heads")
-    return AttentionSpec(
-        num_heads=heads, num_kv_heads=heads, head_dim=head_dim, scale=head_dim**-0.5, qkv_bias=True, out_bias=True
-    )
-
-
-def _mlp(config: Config, side: str) -> MLPSpec:
-    size = config.integer(f"{side}_ffn_dim")
-    return MLPSpec(intermediate_size=size, activation="gelu", gated=False, bias=True)
