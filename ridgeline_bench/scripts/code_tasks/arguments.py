@@ -50,26 +50,32 @@ _TABLES: tuple[Any, ...] = (
 _POOLS: tuple[tuple[Any, ...], ...] = (_WORDS, _WHOLE, _LISTS, _FRACTIONS, _TABLES, (True, False), (None,))
 _WEIGHTS = 30, 30, 24, 6, 6, 2, 2
 
-# Calls the function with each list of arguments, twice, for at most a twentieth of a second each. An answer has either
-# what the function returned, as JSON gives it back, or nothing.
-_SEARCH = """
+# A call of a function for at most a twentieth of a second: what it returned, as JSON.
+CALLED = """
 
-def _found(name, tries):
-    import copy, json, signal
+def _called(function, arguments):
+    import json, signal
 
     def late(*_):
         raise TimeoutError
 
     signal.signal(signal.SIGALRM, late)
-    results, function = [], globals()[name]
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        return json.dumps(function(*json.loads(json.dumps(arguments))), allow_nan=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+# Calls the function with each list of arguments, twice. An answer has either what it returned, or nothing.
+_SEARCH = """
+def _found(name, tries):
+    results = []
     for arguments in tries:
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            texts = [json.dumps(function(*copy.deepcopy(arguments)), allow_nan=False) for _ in range(2)]
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            results.append([texts[0]] if texts[0] == texts[1] and len(texts[0]) <= 400 else [])
+            first, again = (_called(globals()[name], arguments) for _ in range(2))
+            results.append([first] if first == again and len(first) <= 400 else [])
         except BaseException:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             results.append([])
     return results
 """
@@ -87,7 +93,7 @@ def found_tests(function: LoneFunction, seed: int, *, isolated: bool) -> list[Co
     draw = Random(f"{seed} {function.package} {function.path} {function.name}")
     tries = [_drawn(draw, len(function.parameters)) for _ in range(TRIED)]
     try:
-        found = returned(function.whole + _SEARCH, "_found", [function.name, tries], LIMITS, isolated=isolated)
+        found = returned(function.whole + CALLED + _SEARCH, "_found", [function.name, tries], LIMITS, isolated=isolated)
     except CodeEnded:
         return []
     if not isinstance(found, list) or len(found) != len(tries):

@@ -54,8 +54,7 @@ def read_tasks(path: Path, most: int) -> list[CodeTask]:
     return found
 
 
-def solved_by(llm: LLM, tasks: Sequence[CodeTask], adapter: str, given: Any) -> Solved:
-    request = LoRARequest(adapter, abs(hash(adapter)) % 1000 + 1, adapter) if adapter else None
+def solved_by(llm: LLM, tasks: Sequence[CodeTask], request: LoRARequest | None, given: Any) -> Solved:
     shares = []
     for count, temperature in ((1, 0.0), (given.samples, 1.0)):
         params = [
@@ -95,8 +94,9 @@ def main() -> None:
     some = [each for each in given.adapters if each]
     lora: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 256} if some else {}
     with LLM(given.model, max_model_len=1024, **lora) as llm:
-        for adapter in given.adapters:
-            solved = solved_by(llm, tasks, adapter, given)
+        for number, adapter in enumerate(given.adapters, 1):
+            request = LoRARequest(adapter, number, adapter) if adapter else None
+            solved = solved_by(llm, tasks, request, given)
             for kind, value_T in solved._asdict().items():
                 low, high = interval(value_T, function_T)
                 row: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.training.corpus import Document, shingles
 from ridgeline.training.sandbox import CodeCall, CodeEnded, Limits, passed, returned
-from ridgeline_bench.scripts.code_tasks.arguments import CodeTest
+from ridgeline_bench.scripts.code_tasks.arguments import CALLED, CodeTest
 from ridgeline_bench.scripts.code_tasks.functions import LoneFunction, shape_of
 
 GRADES = {1: "the last statement", 2: "the later half", 3: "the whole body"}
@@ -52,26 +52,19 @@ def tasks_of(function: LoneFunction, tests: Sequence[CodeTest]) -> list[CodeTask
 # the sources are the package's own text and trivial answers.
 _TRIED = """
 def tried(sources, entry, tests):
-    import json, signal
+    import json
 
-    def late(*_):
-        raise TimeoutError
-
-    signal.signal(signal.SIGALRM, late)
     found = []
     for source in sources:
         names, right = {"__name__": "solution"}, 0
         try:
             exec(compile(source, "solution", "exec"), names)
             for arguments, expected in tests:
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
-                result = json.dumps(names[entry](*json.loads(json.dumps(arguments))))
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                if result != json.dumps(expected):
+                if _called(names[entry], arguments) != json.dumps(expected):
                     break
                 right += 1
         except BaseException:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            pass
         found.append(right)
     return found
 """
@@ -83,7 +76,7 @@ def worthwhile(tasks: Sequence[CodeTask], parameters: Sequence[str], *, isolated
     sources = [task.prompt + each for task in tasks for each in (task.answer, *_returning(task, trivial))]
     asked = [sources, tasks[0].name, [list(each) for each in tasks[0].tests]]
     try:
-        found = returned(_TRIED, "tried", asked, Limits(seconds=20.0, cpu_seconds=15), isolated=isolated)
+        found = returned(CALLED + _TRIED, "tried", asked, Limits(seconds=20.0, cpu_seconds=15), isolated=isolated)
     except CodeEnded:
         return []
     count, kept = len(tasks[0].tests), list[CodeTask]()
