@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline_bench.results import append_lines
 
 
@@ -45,6 +48,16 @@ def _kind(default: Any) -> dict[str, Any]:
     if isinstance(default, list):
         return {"nargs": "+", **_kind(default[0]), "default": None if isinstance(default[0], type) else default}
     return {"type": default} if isinstance(default, type) else {"type": type(default), "default": default}
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End the program with exit code 2 and one sentence where what was asked for cannot be done."""
+    try:
+        yield
+    except (InvalidConfig, InvalidRequest, ModelLoadError, OSError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def keep(output: Path | None, line: Mapping[str, object]) -> None:

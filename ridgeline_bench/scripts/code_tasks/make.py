@@ -33,7 +33,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.training.corpus import CorpusConfig, Document, build_corpus
 from ridgeline.training.packages import Package, installed_packages, standard_library
 from ridgeline.training.sandbox import refusal
-from ridgeline_bench.scripts.asked import asked
+from ridgeline_bench.scripts.asked import asked, told
 from ridgeline_bench.scripts.code_tasks.arguments import found_tests
 from ridgeline_bench.scripts.code_tasks.functions import LoneFunction, lone_functions
 from ridgeline_bench.scripts.code_tasks.tasks import GRADES, CodeTask, apart, tasks_of, worthwhile
@@ -43,6 +43,8 @@ CARD = Path(__file__).parents[3] / "ridgeline/assets/embedded/README.md"
 
 def main() -> None:
     given = asked(__doc__, held_out=str, out=Path, seed=0, most=0, unsafe=False)
+    if not (given.held_out and given.out):
+        raise InvalidConfig("give --held-out and --out, a folder each.")
     if not given.unsafe and (why := refusal()) is not None:
         raise InvalidConfig(f"code cannot be isolated here: {why}; --unsafe runs it as this user.")
     out: Path = given.out
@@ -64,7 +66,7 @@ def main() -> None:
     }
     for part, candidates in written.items():
         chosen = candidates[: given.most] if given.most else candidates
-        tasks = made(chosen, given.seed, isolated=not given.unsafe, told=part)
+        tasks = made(chosen, given.seed, isolated=not given.unsafe, part=part)
         (out / f"{part}.jsonl").write_text("".join(json.dumps(task.record()) + "\n" for task in tasks))
         counts = Counter(task.grade for task in tasks)
         report[part] = {
@@ -89,7 +91,7 @@ def versions(packages: Sequence[Package]) -> dict[str, str]:
     return {each.name: each.version for each in packages}
 
 
-def made(functions: Sequence[LoneFunction], seed: int, *, isolated: bool, told: str) -> list[CodeTask]:
+def made(functions: Sequence[LoneFunction], seed: int, *, isolated: bool, part: str) -> list[CodeTask]:
     """Return the tasks of those functions that can be tested."""
 
     def each(function: LoneFunction) -> list[CodeTask]:
@@ -98,8 +100,9 @@ def made(functions: Sequence[LoneFunction], seed: int, *, isolated: bool, told: 
 
     with ThreadPoolExecutor(available()) as threads:
         found = threads.map(each, functions)
-        return [task for tasks in track(found, told, total=len(functions)) for task in tasks]
+        return [task for tasks in track(found, part, total=len(functions)) for task in tasks]
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

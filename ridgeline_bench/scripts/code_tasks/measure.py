@@ -29,7 +29,7 @@ from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.training.sandbox import refusal
 from ridgeline_bench.results import host_with
-from ridgeline_bench.scripts.asked import asked, keep
+from ridgeline_bench.scripts.asked import asked, keep, told
 from ridgeline_bench.scripts.code_tasks.arguments import CodeTest
 from ridgeline_bench.scripts.code_tasks.tasks import GRADES, CodeTask, share, within
 
@@ -83,6 +83,8 @@ def main() -> None:
         __doc__, tasks=Path, model="embedded", adapters=[""], samples=8, tokens=128, most=0, commit="", output=Path,
         plot=Path, unsafe=False,
     )  # fmt: skip
+    if given.tasks is None:
+        raise InvalidConfig("give --tasks, a file that code_tasks.make wrote.")
     if not given.unsafe and (why := refusal()) is not None:
         raise InvalidConfig(f"code cannot be isolated here: {why}; --unsafe runs it as this user.")
     tasks = read_tasks(given.tasks, given.most)
@@ -159,4 +161,5 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, model: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()
