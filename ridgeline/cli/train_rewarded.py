@@ -48,7 +48,7 @@ class PromptFlags:
 class RewardFlags:
     """The rewards."""
 
-    reward: Annotated[str, typer.Option(help="length, regex, arithmetic, code; several with commas.")]
+    reward: Annotated[str, typer.Option(help="length, regex, arithmetic, code, solved; several with commas.")]
     reward_weights: Annotated[str, typer.Option(help="Their weights, with commas; default: 1 each.")] = ""
     length_target: Annotated[int, typer.Option(help="Tokens that an answer should have.", min=0)] = 0
     pattern: Annotated[str, typer.Option(help="Expression that an answer should match.")] = ""

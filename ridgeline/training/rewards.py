@@ -7,6 +7,7 @@ A line of the prompts' file brings what its reward compares with:
     regex        "pattern": an expression
     arithmetic   "answer": a number, or a calculation
     code         "entry": a function's name, "tests": [[arguments, expected], …], maybe "prefix": text before the code
+    solved       as `code`, but all or nothing
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Rewards:
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
-        if "code" in config.names and not config.unsafe and (why := refusal()) is not None:
+        if {"code", "solved"} & set(config.names) and not config.unsafe and (why := refusal()) is not None:
             raise InvalidConfig(
                 f"code cannot be isolated here: {why}. Run on another machine, or give --unsafe-local-rewards: the "
                 "code that the model writes may then do all that you may."
@@ -226,6 +227,12 @@ def by_code(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]
         return list(threads.map(partial(_share_passed, unsafe=config.unsafe), answers))
 
 
+def by_solved(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
+    """Return 1 for code that passes all of a line's tests, else 0. A share of the tests also rewards a constant that is
+    right for some of them."""
+    return [float(share == 1) for share in by_code(answers, config)]
+
+
 def _share_passed(answer: DrawnAnswer, *, unsafe: bool) -> float:
     calls = [CodeCall(arguments, expected) for arguments, expected in answer.record["tests"]]
     source = answer.record.get("prefix", "") + code_in(answer.text)
@@ -263,9 +270,9 @@ def _check_code(record: Mapping[str, Any], config: RewardConfig) -> None:
     tests, entry = record.get("tests"), record.get("entry")
     paired = isinstance(tests, list) and tests and all(isinstance(t, list) and len(t) == 2 for t in tests)
     if not paired or not all(isinstance(arguments, list) for arguments, _ in tests or ()):
-        raise InvalidConfig("the reward code needs tests: a list of [[arguments, …], expected].")
+        raise InvalidConfig("rewards for code need tests: a list of [[arguments, …], expected].")
     if not isinstance(entry, str) or not entry.isidentifier():
-        raise InvalidConfig(f"the reward code needs the name of a function as entry, got {entry!r}.")
+        raise InvalidConfig(f"rewards for code need the name of a function as entry, got {entry!r}.")
 
 
 REWARDS: Mapping[str, Callable[[Sequence[DrawnAnswer], RewardConfig], list[float]]] = {
@@ -273,10 +280,12 @@ REWARDS: Mapping[str, Callable[[Sequence[DrawnAnswer], RewardConfig], list[float
     "regex": by_regex,
     "arithmetic": by_arithmetic,
     "code": by_code,
+    "solved": by_solved,
 }
 CHECKS: Mapping[str, Callable[[Mapping[str, Any], RewardConfig], None]] = {
     "length": _check_length,
     "regex": _check_regex,
     "arithmetic": _check_arithmetic,
     "code": _check_code,
+    "solved": _check_code,
 }

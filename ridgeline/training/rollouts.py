@@ -85,12 +85,13 @@ class RolloutConfig:
 
 
 class RolloutEngine:
-    """An engine that draws answers. version: how many updates its weights have had."""
+    """An engine that draws answers. version: how many updates its weights have had, or -1: they are the folder's, which
+    the policy's need not be, since a run may go on from an adapter."""
 
     def __init__(
         self, build: BuildsEngine, folder: Path, dtype: torch.dtype, device: torch.device, config: RolloutConfig
     ) -> None:
-        self.config, self.version = config, 0
+        self.config, self.version = config, -1
         most = min(config.prompts * config.samples, MOST_AT_ONCE[device.type])
         options: dict[str, Any] = {"kv_cache_memory": config.cache} if device.type == "cuda" else {}
         self._llm = build(

@@ -171,6 +171,8 @@ def test_rewards_rise_and_the_adapter_is_served(folder: Path, prompts: Path, tmp
             outputs = llm.generate(texts, params, lora_request=request, use_tqdm=False)
             right.append(sum(re.search(PATTERN, each.outputs[0].text) is not None for each in outputs))
     assert right[1] > right[0] + 4
+    [row] = trained("grpo", folder, prompts, tmp_path / "on", "--adapter", str(out / "adapter"), "--steps", "1")
+    assert (row["kl"], row["differing"]) == (0, 0), "the first answers are drawn by the adapter too"
 
 
 def test_a_push_is_what_loading_gives(folder: Path, prompts: Path, tmp_path: Path) -> None:

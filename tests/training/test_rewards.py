@@ -69,6 +69,7 @@ def test_code_gets_the_share_of_tests_that_it_passes() -> None:
     record = {"entry": "f", "tests": [[[3], 13], [[-1], 9]]}
     answers = [of(f"Here:\n```python\n{RIGHT}```", **record), of("def f(x): return 13", **record), of("no", **record)]
     assert reward("code", *answers) == [1.0, 0.5, 0.0]
+    assert reward("solved", *answers) == [1.0, 0.0, 0.0]
 
 
 ATTACKS = {
@@ -165,7 +166,7 @@ def test_code_is_refused_where_it_cannot_be_isolated(monkeypatch: pytest.MonkeyP
         ("regex", {"pattern": "("}, "is no expression"),
         ("regex", {}, "needs a pattern"),
         ("arithmetic", {"answer": "twelve"}, "needs a number as answer, got 'twelve'"),
-        ("code", {"entry": "f", "tests": [[3, 13]]}, "needs tests: a list of"),
+        ("code", {"entry": "f", "tests": [[3, 13]]}, "need tests: a list of"),
         ("code", {"entry": "a b", "tests": [[[3], 13]]}, "the name of a function as entry"),
     ],
 )
