@@ -483,6 +483,7 @@ def _pictures(wiring: Wiring) -> dict[str, Any]:
         "vectors_kept": vectors_kept(sizes),
         "patch_cost": tower.patch_flops / flops,
         "most_patches": patches_at_once(sizes, tower),
+        "view_side": 0 if tower.grid is None or tower.grid.resized else tower.grid.side,
     }
 
 

@@ -441,6 +441,14 @@ class Engine:
                     "it smaller, or raise max_num_batched_tokens.",
                     param="multi_modal_data",
                 )
+            side = self.config.view_side
+            if side and (other := set(shown.grids) - {(side, side)}):
+                rows, columns = other.pop()
+                raise InvalidRequest(
+                    f"a view of a picture has {rows} x {columns} patches, and the model's have {side} x {side}; leave "
+                    "out the settings of sizes.",
+                    param="mm_processor_kwargs",
+                )
         if request.params.guidance_scale != 1 and request.inserted:
             raise InvalidRequest(
                 "guidance_scale is not for prompts with pictures; leave it out.", param="guidance_scale"

@@ -21,6 +21,7 @@ ARCHITECTURES = Registry(
         "Qwen2_5_VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen2_5VL",
         "Qwen3VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen3VL",
         "Qwen3VLMoeForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen3VLMoe",
+        "Idefics3ForConditionalGeneration": "ridgeline.models.idefics3:Idefics3Vision",
         "LlavaForConditionalGeneration": "ridgeline.models.llava:Llava",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
@@ -187,6 +188,7 @@ SAME = {
     "PhimoeForCausalLM": "PhiMoEForCausalLM",
     "MT5ForConditionalGeneration": "T5ForConditionalGeneration",
     "MT5EncoderModel": "T5EncoderModel",
+    "SmolVLMForConditionalGeneration": "Idefics3ForConditionalGeneration",
     "RWForCausalLM": "FalconForCausalLM",
 }
 

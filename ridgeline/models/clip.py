@@ -52,16 +52,22 @@ def vit_layers(config: Config, norm: NormSpec, count: int) -> tuple[LayerSpec, .
     return (LayerSpec(mixer=attention, feed_forward=mlp, norm=norm),) * count
 
 
-def clip_tower(config: Config, projector: ProjectorSpec, layers: int) -> TowerSpec:
-    """Return CLIP's tower up to one of its layers, and what projects the patches behind that one."""
-    config = Config(config.entries, DEFAULTS)
-    patch, side, width = config.integer("patch_size"), config.integer("image_size"), config.integer("hidden_size")
+def checked_layers(config: Config, layers: int) -> int:
+    """Return the number of layers up to the one whose output is taken, if a tower for colors has as many."""
     if config.integer("num_channels") != 3:
         raise config.wrong("num_channels", config.integer("num_channels"), "3, as pictures have red, green and blue")
     if not 0 < layers <= config.integer("num_hidden_layers"):
         raise ModelLoadError(
             f"config.json takes the output of layer {layers} of a tower of {config.integer('num_hidden_layers')}."
         )
+    return layers
+
+
+def clip_tower(config: Config, projector: ProjectorSpec, layers: int) -> TowerSpec:
+    """Return CLIP's tower up to one of its layers, and what projects the patches behind that one."""
+    config = Config(config.entries, DEFAULTS)
+    layers = checked_layers(config, layers)
+    patch, side, width = config.integer("patch_size"), config.integer("image_size"), config.integer("hidden_size")
     norm = NormSpec(kind="layer", eps=config.number("layer_norm_eps"))
     return TowerSpec(
         width=width,

@@ -32,16 +32,17 @@ def text_spec(spec: ModelSpec, towers: tuple[str, ...]) -> ModelSpec:
     return replace(spec, unused=(*towers, *own))
 
 
-def text_weights(weights: WeightMap, *, whole: bool = False) -> WeightMap:
+def text_weights(weights: WeightMap, *, whole: bool = False, part: str = "language_model") -> WeightMap:
     """Return a text model's weight map with the names that its tensors have inside such a checkpoint.
 
     whole: the text model is there with its output layer, as "language_model." (default: without, inside "model.").
+    part: its name there.
     """
 
     def within(name: str) -> str:
         if whole:
-            return f"language_model.{name}"
-        return f"model.language_model.{name.removeprefix('model.')}" if name.startswith("model.") else name
+            return f"{part}.{name}"
+        return f"model.{part}.{name.removeprefix('model.')}" if name.startswith("model.") else name
 
     return {
         parameter: tuple(replace(source, name=within(source.name)) for source in sources)

@@ -423,7 +423,7 @@ def raster(images: np.ndarray, side: int) -> np.ndarray:
     return cut.transpose(0, 2, 4, 1, 3, 5).reshape(-1, 3 * side * side)
 
 
-def their_rows(name: str, found: Any, layout: Layout, side: int) -> np.ndarray:
+def their_rows(name: str, found: Any, layout: Layout, side: int, merge: int) -> np.ndarray:
     """Return transformers' pixel values as rows, without what only fills up a batch."""
     values = np.asarray(found["pixel_values"])
     if name in ("qwen2", "qwen3", "glm"):
@@ -444,10 +444,11 @@ def their_rows(name: str, found: Any, layout: Layout, side: int) -> np.ndarray:
     elif values.ndim == 5:
         values = values[0]
     rows = raster(values, side)
-    if name in ("pixtral", "internvl"):  # their towers get squares of patches that become one token
-        height, width = values.shape[2] // (2 * side), values.shape[3] // (2 * side)
-        rows = rows.reshape(-1, height, 2, width, 2, 3 * side * side).transpose(0, 1, 3, 2, 4, 5).reshape(len(rows), -1)
-    return rows
+    if merge == 1:
+        return rows
+    height, width = values.shape[2] // (merge * side), values.shape[3] // (merge * side)
+    rows = rows.reshape(-1, height, merge, width, merge, 3 * side * side).transpose(0, 1, 3, 2, 4, 5)
+    return rows.reshape(-1, 3 * side * side)  # squares of patches that become one token
 
 
 def tokens_of(family: Family, prompt: str, layout: Layout, processor: Processor) -> list[int]:
@@ -478,7 +479,7 @@ def test_sizes_pixels_and_tokens_are_those_of_transformers(name: str, height: in
             processor.layout(height, width)
         return
     layout = processor.layout(height, width)
-    rows = their_rows(name, found, layout, processor.patching.rows)
+    rows = their_rows(name, found, layout, processor.patching.rows, processor.patching.merge)
     np.testing.assert_array_equal(patches(pixels, layout, processor), rows)
     assert layout.order is None or max(layout.order) < len(rows)
     if family.text is None:

@@ -115,4 +115,19 @@ INTERNVL3_8B: Values = {
     },
 }
 
-EVERY = (LLAVA_1_5_7B, QWEN2_VL_7B, QWEN2_5_VL_7B, QWEN3_VL_8B, QWEN3_VL_30B_A3B, INTERNVL3_8B)
+IDEFICS3_8B: Values = {
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "model_type": "idefics3",
+    **{"image_token_id": 128257, "scale_factor": 2, "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    "text_config": {
+        **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"num_key_value_heads": 8, "vocab_size": 128259, "rope_theta": 500000.0, "rms_norm_eps": 1e-5},
+        **{"max_position_embeddings": 10240, "model_type": "llama"},
+    },
+    "vision_config": {
+        **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
+        **{"image_size": 364, "patch_size": 14, "model_type": "idefics3"},
+    },
+}
+
+EVERY = (IDEFICS3_8B, LLAVA_1_5_7B, QWEN2_VL_7B, QWEN2_5_VL_7B, QWEN3_VL_8B, QWEN3_VL_30B_A3B, INTERNVL3_8B)

@@ -160,6 +160,9 @@ def test_what_has_no_place_is_refused(tiny_vision: TinyModel, tiny_model: TinyMo
     a = tiny.drawn("llava", 0)
     with rig(tiny_model("llama")) as own, pytest.raises(InvalidRequest, match="sees no pictures"):
         own.engine.check(request("llava", "x", words(3, 1), a)[0])
+    other = np.zeros((35, 28, 3), np.uint8)
+    with rig(tiny_vision("llava")) as own, pytest.raises(InvalidRequest, match=r"has 5 x 4 patches.* have 4 x 4"):
+        own.engine.check(request("llava", "x", words(3, 1), other)[0])
     with rig(tiny_vision("llava")) as own, pytest.raises(InvalidRequest, match="guidance_scale is not"):
         own.engine.check(request("llava", "x", words(3, 1), a, guidance_scale=2.0)[0])
 
@@ -181,7 +184,8 @@ def test_memory_is_planned_for_the_tower(tiny_vision: TinyModel, tiny_model: Tin
     assert parameters(spec).total == count - unused
 
 
-PUBLISHED = {  # parameters, as the hub counts them
+PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
+    "Idefics3ForConditionalGeneration": 8_462_086_384,
     "LlavaForConditionalGeneration": 7_063_427_072,
     "Qwen2VLForConditionalGeneration": 8_291_375_616,
     "Qwen2_5_VLForConditionalGeneration": 8_292_166_656,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from ridgeline.core.plan.embeds import Inserted
@@ -27,6 +28,11 @@ SETTINGS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
         GotOcr2ImageProcessorPil,
         {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 6},
         {"image_seq_length": 9},
+    ),
+    "idefics3": (
+        Idefics3ImageProcessorPil,
+        {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
+        {"image_seq_len": 16},
     ),
     "mistral3": (
         PixtralImageProcessorPil,
@@ -61,7 +67,8 @@ def asked(family: str, pixels: np.ndarray) -> Request:
 
 @pytest.mark.parametrize("family", SETTINGS)
 def test_odd_pictures_become_the_tokens_of_transformers(family: str, tiny_vision: Callable[[str], Path]) -> None:
-    """InternVL's become 3 to 7 tiles of 24 x 24, Mistral's 2 to 5 lines of squares of 8 x 8."""
+    """Idefics' become 3 to 5 splits of 32 x 32, InternVL's 3 to 7 tiles of 24 x 24, and Mistral's 2 to 5 lines of
+    squares of 8 x 8."""
     kind, settings, _ = SETTINGS[family]
     draw = np.random.default_rng(3)
     pictures = [draw.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((31, 75), (50, 22), (17, 29))]
@@ -70,7 +77,9 @@ def test_odd_pictures_become_the_tokens_of_transformers(family: str, tiny_vision
         outcomes = own.run(*requests)
     for request, pixels in zip(requests, pictures, strict=True):
         given = kind(**settings)(pixels, input_data_format="channels_last", return_tensors="pt")
-        inputs = {name: given[name] for name in ("pixel_values", "image_sizes") if name in given}
+        inputs = {
+            name: given[name] for name in ("pixel_values", "pixel_attention_mask", "image_sizes") if name in given
+        }
         ids = torch.tensor([request.prompt_token_ids])
         with torch.inference_mode():
             found = tiny.build(family).generate(

@@ -37,6 +37,7 @@ TEXT: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+VIT: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
 PIXTRAL: dict[str, Any] = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -105,6 +106,20 @@ FAMILIES = {
         },
         Patching("bicubic", 1 / 255, MEAN, STD, 4, 4, merge=2),
         ((24, 24),),
+        padded=True,
+    ),
+    "idefics3": Family(
+        "Idefics3",
+        {
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {**VIT, "image_size": 32, "patch_size": 4},
+            "image_token_id": IMAGE,
+            "scale_factor": 2,
+            "pad_token_id": 0,
+            "tie_word_embeddings": False,
+        },
+        Patching("lanczos", 1 / 255, MEAN, STD, 4, 4, merge=2),
+        ((32, 32),),
         padded=True,
     ),
     "mistral3": Family(
@@ -269,6 +284,8 @@ def padded(name: str, how: Patching, pictures: Sequence[np.ndarray]) -> dict[str
         x = (torch.from_numpy(each).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
         batch[index, :, : each.shape[0], : each.shape[1]] = x.permute(2, 0, 1)
     sizes = torch.tensor([each.shape[:2] for each in pictures])
+    if name == "idefics3":
+        return {"pixel_values": batch[None]}
     return {"pixel_values": batch} | ({"image_sizes": sizes} if name == "mistral3" else {})
 
 

@@ -90,6 +90,7 @@ class EngineConfig:
         model sees no pictures.
     patch_cost: the tokens that cost as much as one patch of a picture.
     most_patches: the patches of the largest picture.
+    view_side: the patches along both sides of every view, if the tower has learned positions of that shape; 0: any.
     hears: it reads sounds, and every input has that many tokens.
     num_drafts: how many drafts of a request's next tokens a step verifies at most.
     draft_depth: how many of these can be right at most, if they form a tree, of which rows verify all or nothing. None:
@@ -124,6 +125,7 @@ class EngineConfig:
     vectors_kept: int = 0
     patch_cost: float = 0.0
     most_patches: int = 0
+    view_side: int = 0
     hears: bool = False
     num_drafts: int = 0
     draft_depth: int | None = None

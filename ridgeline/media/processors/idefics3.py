@@ -19,11 +19,12 @@ class Idefics3:
         self._files = files
         self.marker = self.placeholder = "<image>"
         side = int(files.vision.get("patch_size", 14))
-        self.patching = patching(files.image, DEFAULTS, side)
+        merge = int(files.config.get("scale_factor", 2))
+        self.patching = patching(files.image, DEFAULTS, side, merge=merge)
         self._size = files.image.get("size", {"longest_edge": 4 * 364})
         self._split = int(files.image.get("max_image_size", {"longest_edge": 364})["longest_edge"])
         own = files.processor.get("image_seq_len") or files.image.get("image_seq_len")
-        self._tokens = int(own or (self._split // side) ** 2 // int(files.config.get("scale_factor", 2)) ** 2)
+        self._tokens = int(own or (self._split // side) ** 2 // merge**2)
 
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
         first = self._first(height, width)
