@@ -141,7 +141,8 @@ class Rotary(nn.Module):
     def by_axes(self, places_3T: Tensor) -> Tensor:
         """Return the angles of tokens with three positions, each pair's by its axis: [T, Y]."""
         axis_Y = torch.tensor(self.spec.axes * 2, device=places_3T.device)
-        return self.cos_sin_ZY[places_3T[axis_Y].T, torch.arange(len(axis_Y), device=places_3T.device)]
+        found_TY = self.cos_sin_ZY[places_3T[axis_Y].T, torch.arange(len(axis_Y), device=places_3T.device)]
+        return found_TY.contiguous()  # indexing keeps the order of the indices' memory, and kernels read whole rows
 
 
 def grown(q: Tensor, positions_T: Tensor, growth: Growth) -> Tensor:

@@ -18,9 +18,12 @@ from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
+from ridgeline.worker import graphs
 from ridgeline.worker.pictures import TowerMemory
 from tests.driving import ask, disturbed, rig
 from tests.models import vision_configs
+from tests.test_speculation import Replayed
+from tests.test_triton_engine import TRITON
 from tests.vision import tiny
 
 TinyModel = Callable[[str], Path]
@@ -66,6 +69,23 @@ def test_a_gpu_writes_what_transformers_writes(family: str, tiny_vision: TinyMod
         outcomes = own.run(*(each for each, _ in requests(family)))
         for each, pictures in requests(family):
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+@pytest.mark.parametrize(
+    "family", [each if each == "qwen3_vl" else pytest.param(each, marks=pytest.mark.thorough) for each in FAMILIES]
+)
+def test_kernels_and_buckets_write_it_too(family: str, tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take rows of angles as they lie in memory, and a row that decodes is rotated by its position, which is
+    behind pictures not the number of its keys."""
+    pytest.importorskip("triton")
+    wanted = requests(family)[:4:3]
+    monkeypatch.setattr(graphs, "Graph", Replayed)
+    with rig(tiny_vision(family), block_size=16, max_num_batched_tokens=32, kernels=TRITON) as own:
+        own.runner.launch.graphs = found = graphs.Graphs(own.runner.segments, 4, 32)
+        outcomes = own.run(*(each for each, _ in wanted))
+        for each, pictures in wanted:
+            assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+        assert sum(graph.replays for graph in found._graphs.values()) == 7  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen3_vl"])

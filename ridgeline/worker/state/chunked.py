@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.specs.state import ChunkedKVSpec
-from ridgeline.worker.state.paged import PagedKV, PagedLayer
+from ridgeline.worker.state.paged import PagedKV
 from ridgeline.worker.state.states import DeviceRows
 
 
@@ -32,15 +32,6 @@ class ChunkedKV(PagedKV):
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         assert isinstance(self._spec, ChunkedKVSpec)
         super().begin(*by_chunk(rows, block_table_SC, self._spec.chunk, self._block_size), place_T)
-
-    def layer(self, index: int) -> ChunkedLayer:
-        return ChunkedLayer(self, self._ways[index], *self.views[index], self.scales[index])
-
-
-class ChunkedLayer(PagedLayer):
-    """The keys and values of one layer, whose rows have lengths within their chunk."""
-
-    from_start = False
 
 
 def by_chunk(rows: DeviceRows, block_table_SC: Tensor, chunk: int, block_size: int) -> tuple[DeviceRows, Tensor]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -155,12 +155,7 @@ def _memory_for_wide(memory: StateMemory, spec: KVSpec, dtype: torch.dtype, ops:
 
 
 class PagedLayer:
-    """The keys and values of one layer, a `layers.attention.Attends`.
-
-    from_start: a row's length is the position behind its last token, which `decode_attention` rotates by.
-    """
-
-    from_start: ClassVar[bool] = True
+    """The keys and values of one layer, a `layers.attention.Attends`."""
 
     def __init__(
         self, group: PagedKV, way: Scheduled, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, scales: KVScales | None
@@ -173,7 +168,7 @@ class PagedLayer:
         """Return the attended heads, [T, H * D], or `room` with them, rounded."""
         batch, ops = self._group.batches[self._way], self._group.ops
         projected = self._projected(qkv_TX, positions_T, heads)
-        if batch.tokens_each == 1 and batch.tree is None and self.from_start:
+        if batch.tokens_each == 1 and batch.tree is None:
             out_THD = ops.decode_attention(projected, batch, heads.softmax, room)
             if room is not None:
                 return room

@@ -74,6 +74,15 @@ def test_implementations_give_the_bits_of_the_reference(case: PatchesCase, name:
         assert torch.equal(found.cpu(), wanted)
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_plain_torch_makes_all_tensors_where_the_pixels_are(case: PatchesCase) -> None:
+    """Ops refuse tensors of two devices, and those of "meta" hold no numbers that could be asked for."""
+    pixels_O, *others = case.inputs(torch.float32, torch.device("cpu"))
+    found = PATCHES.choose(Platform(device_type="cpu"), "torch")(pixels_O.to("meta"), *others)
+    assert found.device.type == "meta"
+    assert found.shape == PATCHES.reference(pixels_O, *others).shape
+
+
 def test_a_picture_of_one_color_keeps_it() -> None:
     """The weights of each new pixel sum to one, to rounding."""
     for filter in get_args(Filter):

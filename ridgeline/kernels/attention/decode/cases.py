@@ -26,6 +26,7 @@ class DecodeCase(OpCase):
     lengths: cached tokens by row, the new one included.
     rotary_dim: None for no rotation.
     norm_float32: the norms' weights are float32, whatever the activations are.
+    behind: the most by which a token's position is below the number of its keys (pictures take few positions).
     """
 
     epsilons: ClassVar[int] = 16  # for the heads and for the attention
@@ -46,6 +47,7 @@ class DecodeCase(OpCase):
     values_are_keys: bool = False
     cache: torch.dtype | None = None
     distances: int = 0
+    behind: int = 0
 
     @property
     def attention(self) -> AttentionCase:
@@ -98,7 +100,7 @@ class DecodeCase(OpCase):
             normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
             1e-6,
             table,
-            positions_T.to(device),
+            (positions_T - self.behind).clamp(min=0).to(device),
             units[:, 0],
             units[:, 1],
             torch.tensor(places, device=device) + (positions_T % self.block_size).to(device),
@@ -152,6 +154,7 @@ CASES = (
     DecodeCase(lengths=(400, 17), num_heads=6, head_dim=48, window=90, alibi=True),
     DecodeCase(lengths=(300, 1, 77), num_heads=6, head_dim=20, rotary_dim=None, distances=33),
     DecodeCase(lengths=(300, 1, 77), window=20, num_heads=8, sinks=True),
+    DecodeCase(lengths=(300, 1, 77, 64), norm=True, behind=60),
     DecodeCase(lengths=(600, 33), num_heads=8, norm=True, v_norm=True, values_are_keys=True),
 )
 

@@ -28,8 +28,8 @@ def decode_attention(
     (tokens_each is 1). Returns [T, H, D]. With `buffer` this is rounded to E4M3 there, with a scale for each token and
     128 elements of its heads in a row.
 
-    Token r is at position kv_len_R[r] - 1, or at that of its node in a
-    tree. Its place holds the row's newest key afterwards, and is not read before. No row reads what another row of the
+    Token r is its row's last. It is rotated by its position, which may be another number than that of the keys before
+    it. Its place holds the row's newest key afterwards, and is not read before. No row reads what another row of the
     step writes.
     """
     return _plain(projected, batch, softmax, buffer)

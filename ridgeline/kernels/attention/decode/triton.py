@@ -89,7 +89,7 @@ def decode_attention(
     """Compute `op.decode_attention`. Returns a contiguous [T, H, D]. The caches must be as `triton.paged_attention`
     wants them. Cells that no query sees may hold NaN."""
     (
-        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, _, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
         num_kv_heads, v_norm, scales,
     ) = projected  # fmt: skip
     scale, softcap, sinks_H, slopes_H, window, bias_HL = softmax
@@ -135,6 +135,7 @@ def decode_attention(
         q_norm_D,
         k_norm_D,
         cos_sin_ZY,
+        positions_T,
         place_T,
         *cache.tensors,
         None if scales is None else scales.saturated_1,
@@ -190,11 +191,11 @@ def _aot(
     archs: tuple[str, ...] = ARCHS,
 ) -> AotKernel:  # fmt: skip
     pointers = (
-        "qkv", "q_norm", "k_norm", "cos_sin", "place", "k", "v", "out", "table", "items",
+        "qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "k", "v", "out", "table", "items",
         "arrivals", "parts", "part_lse", "sinks", "slopes",
     )  # fmt: skip
-    kinds = {"place": "*i64"} | dict.fromkeys(("cos_sin", "parts", "part_lse", "slopes"), "*fp32")
-    kinds |= dict.fromkeys(("table", "items", "arrivals"), "*i32")
+    kinds = dict.fromkeys(("cos_sin", "parts", "part_lse", "slopes"), "*fp32")
+    kinds |= dict.fromkeys(("positions", "place"), "*i64") | dict.fromkeys(("table", "items", "arrivals"), "*i32")
     signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
     signature |= {"eps": "fp32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
     signature["num_rows"] = "i32"

@@ -48,12 +48,13 @@ from ridgeline.kernels.base.triton_levels import (
 )
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["place_ptr"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["positions_ptr", "place_ptr"])
 def fused_kernel(
     qkv_ptr,
     q_norm_ptr,
     k_norm_ptr,
     cos_sin_ptr,
+    positions_ptr,
     place_ptr,
     k_ptr,
     v_ptr,
@@ -146,7 +147,7 @@ def fused_kernel(
     place = tl.load(place_ptr + token)
     angle_ptr = cos_sin_ptr
     if ROTATED > 0:
-        angle_ptr += (kv_len - 1).to(tl.int64) * ROTATED  # a row's token is its last
+        angle_ptr += tl.load(positions_ptr + token).to(tl.int64) * ROTATED
     angles = load_angles(angle_ptr, d_DM, ROTATED)
     q_weights = load_weights(q_norm_ptr, d_DM, HEAD_DIM, ROTATED, NORM)
     k_weights = load_weights(k_norm_ptr, d_DM, HEAD_DIM, ROTATED, NORM)

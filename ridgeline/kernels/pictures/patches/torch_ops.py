@@ -1,4 +1,4 @@
-"""Patches on a CPU: integers, one tap after the other. The legend is that of op.py."""
+"""Patches in plain torch, written for CPUs: integers, one tap after the other. The legend is that of op.py."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def _across(x_HWC: Tensor, axis: AxisTaps, skipped: int) -> Tensor:
 
 def _along(x: Tensor, axis: AxisTaps, skipped: int) -> Tensor:
     """Return new lines along the first axis, made of lines of which `skipped` were left out before `x`."""
-    first = torch.from_numpy(axis.first_Q) - skipped
-    weights = torch.from_numpy(axis.weights_QK)
+    first_Q = axis.first_Q - skipped
+    first, weights = (torch.from_numpy(each).to(x.device) for each in (first_Q, axis.weights_QK))
     if weights.shape[1] == 1:
         return x.index_select(0, first)
     found = x.new_empty(len(first), *x.shape[1:])
     block = max(1, CACHED // max(1, x[0].numel()))
     for start in range(0, len(first), block):
         part, weights_QK = slice(start, start + block), weights[start : start + block]
-        low = int(first[part][0])
-        x_part = x[low : int(first[part][-1]) + weights.shape[1]].int()
-        total = torch.full((len(weights_QK), *x.shape[1:]), HALF, dtype=torch.int32)
+        low = int(first_Q[part][0])
+        x_part = x[low : int(first_Q[part][-1]) + weights.shape[1]].int()
+        total = torch.full((len(weights_QK), *x.shape[1:]), HALF, dtype=torch.int32, device=x.device)
         for tap in range(weights.shape[1]):
             lines = (first[part] - low + tap).clamp(max=len(x_part) - 1)  # past the last one weights are zero
             total.addcmul_(x_part.index_select(0, lines), weights_QK[:, tap, None, None])
