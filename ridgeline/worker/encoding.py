@@ -71,28 +71,50 @@ class EncoderPart(StepPart):
         if spans := [span for span in spans if not span.heard]:
             self._encode(step, spans)
 
+    def rehearse(self, tokens: int) -> None:
+        """Run the encoder over inputs of so many tokens together, which are stored in the first slot."""
+        longest = min(self._encoder.spec.max_position_embeddings, tokens)
+        lengths = np.full(tokens // longest, longest)
+        samples_NS, device = None, self._slots.device
+        if (stem := self._encoder.stem) is not None:
+            samples_NS = torch.zeros(len(lengths), stem.spec.samples, device=device)
+        position_T = torch.arange(longest, device=device).repeat(len(lengths))
+        slot_T = torch.zeros_like(position_T)
+        self._stored((slot_T, position_T, slot_T), lengths, samples_NS)
+
     def _encode(self, step: PlannedStep, spans: Sequence[Span]) -> None:
         slots, device = step.plan.rows.slots_R[[span.row for span in spans]], self._slots.device
         lengths = np.array([len(span.encoded) for span in spans])
         tokens = np.concatenate([span.encoded for span in spans])
         positions = np.concatenate([np.arange(length) for length in lengths])
-        token_T, position_T, slot_T = upload(np.stack((tokens, positions, np.repeat(slots, lengths))), device)
+        sent = upload(np.stack((tokens, positions, np.repeat(slots, lengths))), device)
         sounds = [span.sound for span in spans if span.sound is not None]
-        encoded_TM = self._encoded(token_T, position_T, lengths, self._heard(sounds) if sounds else None)
+        self._stored(sent.unbind(), lengths, self._samples(sounds) if sounds else None)
+
+    def _stored(self, inputs: Sequence[Tensor], lengths: np.ndarray, samples_NS: Tensor | None) -> None:
+        """Encode inputs, and store what the decoder's layers make of them.
+
+        inputs: tokens, positions and slots, [T] each. samples_NS: of sounds, in place of tokens.
+        """
+        token_T, position_T, slot_T = inputs
+        stem, x_TM = self._encoder.stem, None
+        if samples_NS is not None and stem is not None:
+            x_TM = stem(samples_NS)
+        encoded_TM = self._encoded(token_T, position_T, lengths, x_TM)
         for g, group in self._groups:
             group.place(slot_T, position_T, self._slots.block_tables_ASC[g])
         for index, mixer in self._layers:
             mixer.encode(encoded_TM, self._states[index])
 
-    def _heard(self, sounds: Sequence[Waveform]) -> Tensor:
-        """Return the input of the first layer, made of sounds: [T, M]."""
+    def _samples(self, sounds: Sequence[Waveform]) -> Tensor:
+        """Return sounds on the device, with silence behind each: [N, samples of a window]."""
         stem = self._encoder.stem
         assert stem is not None
         samples_NS = np.zeros((len(sounds), stem.spec.samples), np.float32)
         for row_S, sound in zip(samples_NS, sounds, strict=True):
             given_S = np.frombuffer(sound.samples, "<f4")[: len(row_S)]
             row_S[: len(given_S)] = given_S
-        return stem(torch.from_numpy(samples_NS).to(self._slots.device))
+        return upload(samples_NS, self._slots.device)
 
     def _encoded(self, token_T: Tensor, position_T: Tensor, lengths: np.ndarray, x_TM: Tensor | None) -> Tensor:
         """Return the encoder's output: [T, M]. x_TM: what the first layer reads, if that is not made of tokens."""

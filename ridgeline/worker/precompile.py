@@ -21,7 +21,7 @@ from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.core.settings.speculation import Speculation
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.draft_head import HeadSpec
-from ridgeline.core.specs.model import ModelSpec
+from ridgeline.core.specs.model import LayerSpec, ModelSpec
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.foreign.recipe import FusionRecipe
 from ridgeline.kernels.base.aot import Compiled, compiling_for
@@ -40,7 +40,7 @@ from ridgeline.worker.step import DeviceStep, HostLengths
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
 SOURCES = ("core", "foreign", "kernels", "layers", "models", "parallel", "perf", "quantization", "worker")
-ALIKE = 2  # layers that are run of many alike: the first, and one behind another
+ALIKE = 2  # turns of layers that are run of many alike: the first, and one behind another
 PRIORITY = 5  # a lower priority than the process that loads the weights meanwhile
 
 
@@ -95,15 +95,19 @@ def _debugging() -> list[tuple[str, str]]:
 
 
 def few_layers(kernels: KernelSet) -> KernelSet:
-    """Return the kernels' engine with two of its layers, where all are alike: they run the same kernels, and running
-    all shapes through fewer takes less time."""
-    if kernels.foreign is not None:
+    """Return the kernels' engine with two of its layers of each kind, where these follow one another in turn: they run
+    the same kernels, and running all shapes through fewer takes less time."""
+    if kernels.foreign is not None or kernels.draft is not None:
         return kernels  # the class builds all of its modules
-    layers = kernels.spec.layers
-    own = kernels.draft is None and kernels.foreign is None
-    if own and len(layers) > ALIKE and all(layer == layers[0] for layer in layers):
-        return replace(kernels, spec=replace(kernels.spec, layers=layers[:ALIKE]))
-    return kernels
+    spec, encoder = kernels.spec, kernels.spec.encoder
+    few = None if encoder is None else replace(encoder, layers=_turns(encoder.layers))
+    return replace(kernels, spec=replace(spec, layers=_turns(spec.layers), encoder=few))
+
+
+def _turns(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Return the first layers of some that repeat themselves."""
+    period = next((p for p in range(1, len(layers)) if layers[p:] == layers[:-p]), len(layers))
+    return layers[: ALIKE * period]
 
 
 def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
@@ -150,13 +154,16 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             num_pages=1024,
             scratch=sizes.scratch,
         )
-        segments = Runner(
+        runner = Runner(
             decoder,
             layout,
             num_slots=kernels.max_seqs,
             max_model_len=longest,
             drafts=None if kernels.speculation is None else DraftSource(kernels.speculation, draft),
-        ).segments
+        )
+        segments = runner.segments
+        if runner.encoding is not None:
+            runner.encoding.rehearse(kernels.max_tokens)
         buckets = Buckets(kernels.max_seqs, kernels.max_tokens, segments.widths)
         uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}
         shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]

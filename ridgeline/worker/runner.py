@@ -52,6 +52,7 @@ class Runner:
 
     draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
     drafted: the part that says which drafts rows verify; None: they verify none.
+    encoding: the part that runs the encoder; None: the model has none.
     host: the part that moves blocks to the host's memory and back; None: they stay on the device.
     adapters: the part that brings adapters to the device; None: requests have none.
     received: the weights, as a trainer may send others; None: their names are not known.
@@ -97,6 +98,7 @@ class Runner:
         self.launch = Launch(self.segments, cascade=cascade)
         if exchange is not None:
             self.launch = RoundLaunch(self.segments, decoder, exchange, cascade=cascade)
+        self.encoding: EncoderPart | None = None
         parts = self._parts()
         self.host: HostMemory | None = None
         self.adapters: StepOfAdapters | None = None
@@ -115,7 +117,8 @@ class Runner:
         if decoder.spec.embeds:
             parts.append(self.inserted)
         if decoder.encoder is not None:
-            parts.append(EncoderPart(decoder, self.slots, segments.states))
+            self.encoding = EncoderPart(decoder, self.slots, segments.states)
+            parts.append(self.encoding)
         parts += [self.launch, segments.network, segments.ending]
         if self.draws:
             parts += [

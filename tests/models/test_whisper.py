@@ -27,6 +27,7 @@ from ridgeline.perf.footprint import parameters
 from ridgeline.perf.roofline import ENCODER, step_ops
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.weights.loader import checkpoint_views, empty_decoder
+from ridgeline.worker.state import cross
 from tests import whispers as oracle
 from tests.devices import DEVICES, placed
 from tests.models import whisper_configs
@@ -83,6 +84,13 @@ def test_outputs_equal_those_of_transformers(kind: str, device: str, folder: Fol
             check(kind, prompt, result)
             assert len({*result.outputs[0].token_ids}) > 3  # so that places matter
         assert llm.engine.scheduler.figures().pages_used == 0  # type: ignore[attr-defined]
+
+
+def test_rows_of_a_large_step_attend_in_passes(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross, "MOST_ROWS", 3)  # of 5 to 10 tokens
+    with LLM(folder("multilingual"), device="cpu", dtype="float32", max_num_seqs=3, debug_checks=True) as llm:
+        for prompt, result in zip(prompts("multilingual"), run(llm, prompts("multilingual")), strict=True):
+            check("multilingual", prompt, result)
 
 
 @pytest.mark.parametrize("bands", [80, 128])

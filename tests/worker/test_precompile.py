@@ -40,6 +40,7 @@ from ridgeline.worker.precompile import KernelSet
 pytest.importorskip("triton")
 from tests.foreign_models import cut
 from tests.models.latent_configs import DEEPSEEK_V2_LITE
+from tests.models.whisper_configs import EVERY
 
 FALCON_MAMBA = Path(__file__).parents[1] / "perf/configs/falcon-mamba-7b.json"
 HELD = HeldMatrix(helds=(Held(format=Fp8Format()),) * 3, rows=(128, 64, 64), inputs=128)
@@ -117,6 +118,13 @@ def cases() -> dict[str, KernelSet]:
             speculation=None,
             max_tokens=256,
             max_model_len=512,
+        ),
+        "sounds": replace(
+            KERNELS,
+            spec=model_config(EVERY["openai/whisper-tiny"]).spec,
+            speculation=None,
+            max_tokens=6000,
+            max_model_len=448,
         ),
         **{name: replace(KERNELS, **changes) for name, (changes, _) in QUANTIZED.items()},
     }
@@ -230,6 +238,15 @@ def test_kernels_that_steps_with_prompts_choose_by_their_lengths_are_known_befor
     names = names_of("latents")
     assert "attention.latent.triton_kernel.latent_kernel" in names
     assert "attention.expanded.triton._expanded_attention" in names
+
+
+def test_kernels_of_an_encoder_are_known_beforehand_and_no_schedule_is_wide(names_of: NamesOf) -> None:
+    """A schedule of 24,000 rows, one for each token of a step, took longer to compile than all other kernels."""
+    found = names_of("sounds")
+    assert "_packed_attention" in found
+    schedules = [name for name in found.splitlines() if "_schedule_kernel" in name]
+    assert schedules
+    assert not any(re.search(r"\b(4096|16384|65536)\b", name) for name in schedules)
 
 
 def test_kernels_of_modules_of_transformers_are_known_beforehand(names_of: NamesOf) -> None:

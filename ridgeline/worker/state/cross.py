@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.specs.model import AttentionSpec
-from ridgeline.kernels.attention.paged.op import Softmax
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.small.rotary.op import Projected
-from ridgeline.worker.state.paged import PagedKV, PagedLayer
+from ridgeline.worker.state.paged import PagedKV, PagedLayer, Scheduled
 from ridgeline.worker.state.states import DeviceRows
+
+MOST_ROWS = 1024  # that a schedule has: its pieces are counted with work that grows by the square of the rows
 
 
 class CrossKV(PagedKV):
@@ -31,10 +33,12 @@ class CrossKV(PagedKV):
 
     length_S: tokens of each slot's encoder input, at least 1, so that attention is always defined. The
         part that encodes sets it before the first step.
+    passes: the step's rows, at most MOST_ROWS together, each with the schedules of their own.
     """
 
     length_S: Tensor
     position_T: Tensor
+    passes: list[dict[Scheduled, RaggedBatch]]
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         slots_T, start_T1 = rows.slots_R, rows.start_R1
@@ -42,15 +46,19 @@ class CrossKV(PagedKV):
             token_T = torch.arange(rows.num_tokens + 1, dtype=torch.int32, device=slots_T.device)
             row_T = torch.searchsorted(rows.start_R1[1:], token_T[:-1], right=True).clamp(max=len(slots_T) - 1)
             slots_T, start_T1 = slots_T[row_T], token_T
-        rows = DeviceRows(
-            slots_R=slots_T,
-            start_R1=start_T1,
-            kv_len_R=self.length_S[slots_T.long()],
-            last_R=start_T1[:-1],
-            num_tokens=rows.num_tokens,
-            tokens_each=1,
-        )
-        super().begin(rows, block_table_SC, place_T)
+        self.passes = []
+        for first in range(0, max(len(slots_T), 1), MOST_ROWS):
+            own_T = slots_T[first : first + MOST_ROWS]
+            part = DeviceRows(
+                slots_R=own_T,
+                start_R1=start_T1[: len(own_T) + 1],
+                kv_len_R=self.length_S[own_T.long()],
+                last_R=start_T1[: len(own_T)],
+                num_tokens=len(own_T),
+                tokens_each=1,
+            )
+            super().begin(part, block_table_SC, place_T)
+            self.passes.append(self.batches)
 
     def place(self, slot_T: Tensor, position_T: Tensor, block_table_SC: Tensor) -> None:
         """Say where the encoder inputs go that are stored next, by the slot and the position of each token."""
@@ -70,8 +78,12 @@ class CrossLayer(PagedLayer):
         """Return the attended heads, [T, H * D]."""
         group = self._group
         q_THD = q_TX.view(len(q_TX), self._way.num_heads, -1)
-        batch = group.batches[self._way]
-        return group.ops.paged_attention(q_THD, self._k, self._v, batch, softmax, self._scales).flatten(1)
+        parts = zip(q_THD.split(MOST_ROWS), (batches[self._way] for batches in group.passes), strict=True)
+        each = [
+            group.ops.paged_attention(part_THD, self._k, self._v, batch, softmax, self._scales)
+            for part_THD, batch in parts
+        ]
+        return (each[0] if len(each) == 1 else torch.cat(each)).flatten(1)
 
     def write(self, kv_TX: Tensor, spec: AttentionSpec) -> None:
         """Store keys and values where the group was told to."""
