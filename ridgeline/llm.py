@@ -558,7 +558,7 @@ class LLM:
                 template=template,
                 sides=read_sides(self.assembly.folder),
             )
-        return PoolingRuns(self.engine, spec, encoder)
+        return PoolingRuns(self.engine, spec, encoder, self._jobs.processor)
 
     def _pool(
         self,

@@ -482,6 +482,9 @@ class Engine:
     def _check_pooled(self, request: Request) -> None:
         length, most = len(request.prompt_token_ids), self.config.max_num_batched_tokens
         self._check_ids(request.prompt_token_ids, "prompt")
+        if request.inserted:
+            check_inserted(request)
+            self._check_pictures(request)
         if length > self.config.max_model_len:
             raise InvalidRequest(
                 f"the prompt has {length} tokens and the model takes {self.config.max_model_len}; shorten it, or set "

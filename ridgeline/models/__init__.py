@@ -126,6 +126,7 @@ ARCHITECTURES = Registry(
         "M2M100ForConditionalGeneration": "ridgeline.models.m2m100:M2M100",
         "BartForConditionalGeneration": "ridgeline.models.bart:Bart",
         "MBartForConditionalGeneration": "ridgeline.models.bart:MBart",
+        "CLIPModel": "ridgeline.models.contrastive:ClipEmbedder",
         "BertModel": "ridgeline.models.bert:Bert",
         "BertForSequenceClassification": "ridgeline.models.bert:BertClassifier",
         "RobertaModel": "ridgeline.models.roberta:Roberta",

@@ -74,6 +74,8 @@ def pooled(
         return replace(model, spec=spec)
     if convert == "classify":
         raise InvalidConfig("convert is classify, and the model has no map to labels; leave convert out.")
+    if spec.pooling is not None and spec.pooling.apart:
+        return replace(model, spec=spec)
     modules = modules or Modules()
     if modules.splade is not None or ASKED in (config.get("architectures") or ()):
         return _of_vocabulary(model, spec, values, modules.splade or {})
@@ -132,7 +134,9 @@ def _embedding(model: ModelConfig, spec: ModelSpec, config: Config, modules: Mod
     for index, module in enumerate(modules.dense, start=len(own)):
         for kind_of in ("weight",) if pooling.head[index].biasless else ("weight", "bias"):
             weights[f"head.maps.{index}.dense.{kind_of}"] = (Source(name=f"{module.prefix}linear.{kind_of}"),)
-    return replace(model, spec=replace(spec, pooling=pooling, unused=(*spec.unused, "lm_head.")), weights=weights)
+    scored = (source.name for name in model.weights if name.startswith("unembed.") for source in model.weights[name])
+    unused = (*spec.unused, "lm_head.", *scored)
+    return replace(model, spec=replace(spec, pooling=pooling, unused=unused), weights=weights)
 
 
 def pooling_kind(config: Mapping[str, Any]) -> Kind:

@@ -20,6 +20,7 @@ from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.media.items import Clip, Item, Picture
 from ridgeline.media.layout import Layout, Processor, VideoProcessor
 from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.pooled import Encoded
 from ridgeline.text.tokenizer import Tokenizer
 
 KEY_BYTES = 16
@@ -119,6 +120,18 @@ def expanded_ids(
             ids += [_placeholder_id(tokenizer, processor)] * piece
             run += 1
     return MediaPrompt("", ids, tuple(inserted))
+
+
+def lone_picture(processor: Processor, items: Sequence[Item]) -> Encoded:
+    """Return the prompt of a picture that a tower embeds by itself: one placeholder. Raise InvalidRequest."""
+    if len(items) != 1:
+        raise InvalidRequest(
+            f"each picture is embedded by itself here, and this prompt has {len(items)}; give each its own prompt.",
+            param="multi_modal_data",
+        )
+    [own] = placed_items(processor, items)
+    place = Inserted(start=0, count=1, key=own.key, name=own.key.hex(), shown=own.shown)
+    return Encoded([UNKNOWN], inserted=(place,))
 
 
 def placed_items(processor: Processor, items: Sequence[Item]) -> list[Placed]:

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan.embeds import Inserted, named_within
 from ridgeline.core.plan.request import Request, SamplingParams
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Side, checked
 from ridgeline.text.arguments import integers, short
@@ -38,11 +39,13 @@ RERANKER_INSTRUCTION = "Given a web search query, retrieve relevant passages tha
 
 
 class Encoded(NamedTuple):
-    """A prompt as token ids. text: as it came, if it was one text. second_text: as in `core.plan.request.Request`."""
+    """A prompt as token ids. text: as it came, if it was one text. second_text, inserted: as in
+    `core.plan.request.Request`."""
 
     ids: list[int]
     text: str | None = None
     second_text: int = 0
+    inserted: tuple[Inserted, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -263,18 +266,23 @@ def pooling_request(
     cache_salt: str = "",
 ) -> Request:
     """Return the request that the engine runs. Raise InvalidRequest for what the model cannot do."""
-    task = checked(params, spec)
+    task, ids, inserted = checked(params, spec), tuple(encoded.ids), encoded.inserted
+    if inserted and spec.apart and task != "embed":
+        raise InvalidRequest(f"a picture has one vector here, so {task} is not for pictures; use embed.", param="task")
+    if not inserted:
+        ids += (spec.filler,) * (spec.filled - len(ids))
     return Request(
         id=request_id,
-        prompt_token_ids=tuple(encoded.ids),
+        prompt_token_ids=ids,
         params=NOTHING_DRAWN,
         seed=0,
-        max_total_tokens=len(encoded.ids),
+        max_total_tokens=len(ids),
         cache_salt=cache_salt,
         priority=priority,
         task=task,
         whole=spec.runs_whole(task),
         second_text=encoded.second_text if spec.token_types > 1 else 0,
+        inserted=named_within(inserted, cache_salt),
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.plan.embeds import Embeds, Inserted
+from ridgeline.core.plan.embeds import Embeds, Inserted, named_within
 from ridgeline.core.plan.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams
 from ridgeline.core.plan.sounds import SpeechRules, Waveform
 from ridgeline.core.specs.stem import SoundStem
@@ -80,8 +80,7 @@ def make_requests(
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     _check_reported(params, len(prompt_token_ids), max_tokens)
     base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, but seeds do not
-    # Tenants share no vectors, as they share no blocks
-    own = tuple(replace(each, name=f"{cache_salt}/{each.name}") if each.name else each for each in inserted)
+    own = named_within(inserted, cache_salt)
     prompt, stop_ids = tuple(prompt_token_ids), frozenset(params.stop_token_ids or ())
     return [
         Request(

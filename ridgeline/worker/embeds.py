@@ -43,6 +43,9 @@ class InsertedVectors(StepPart):
             return
         if self._pictures is not None:
             self._pictures.encode({each.name: each.shown for _, each in given if each.shown is not None}, self.stored)
+        if self._pictures is not None and self._pictures.embeds:
+            step.pictured = {row: self._vectors(each)[0] for row, each in given}
+            return
         rows = step.plan.rows
         start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
         places = [start_R[row] + np.arange(each.start, each.end) for row, each in given]

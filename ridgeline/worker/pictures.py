@@ -57,6 +57,7 @@ class Pictures:
 
     def __init__(self, tower: Tower, device: torch.device) -> None:
         self._tower, self._device = tower, device
+        self.embeds = tower.spec.pooler is not None  # a picture's vector is its embedding, and stands for no token
         self.encoded = 0  # pictures so far
 
     def encode(self, shown: Mapping[str, ShownPictures], stored: dict[str, Tensor]) -> None:
@@ -65,7 +66,10 @@ class Pictures:
             patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
             grids = [Grid(1, *grid) for each in group.values() for grid in each.grids]
             vectors_LM = self._tower(patches_TX, grids)
-            counts = [each.patches * len(vectors_LM) // len(patches_TX) for each in group.values()]
+            counts = [
+                len(each.views) if self.embeds else each.patches * len(vectors_LM) // len(patches_TX)
+                for each in group.values()
+            ]
             for (name, each), own_LM in zip(group.items(), vectors_LM.split(counts), strict=True):
                 stored[name] = own_LM.clone() if each.order is None else own_LM[list(each.order)]
             self.encoded += len(group)

@@ -8,6 +8,8 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -73,19 +75,21 @@ class Pooling(Ending):
         self._slots.lengthen(step.inputs.slots_R, step.kv_len_R, step.active_R, self._ops)
 
     def after_forward(self, step: PlannedStep) -> None:
-        step.arriving = self._pooled(step.plan, step.device.hidden)
+        step.arriving = self._pooled(step.plan, step.device.hidden, step.pictured)
 
     def expected(self, step: PlannedStep) -> Vectors:
         assert isinstance(step.arriving, Vectors)
         step.arriving.done = mark(self._slots.device)
         return step.arriving
 
-    def _pooled(self, plan: StepPlan, hidden: Hidden) -> Vectors:
-        """Queue the pooling of a step's hidden states."""
+    def _pooled(self, plan: StepPlan, hidden: Hidden, pictured: Mapping[int, Tensor]) -> Vectors:
+        """Queue the pooling of a step's hidden states. pictured: the vectors of rows that are pictures."""
         decoder, spec, rows = self.decoder, self._spec, plan.rows
         end_R = np.cumsum(rows.num_tokens_R)
         start_R = end_R - rows.num_tokens_R
         complete = np.flatnonzero(rows.num_logits_R)
+        if pictured:
+            complete = np.array([row for row in complete if row not in pictured], np.int64)
         forms = self._slots.forms
         by_token = np.array([forms[int(rows.slots_R[row])].task in TOKENWISE for row in complete], bool)
         one_each = complete[~by_token]
@@ -94,8 +98,11 @@ class Pooling(Ending):
             row: self._headed(decoder.normed(hidden.at(slice(int(start_R[row]), int(end_R[row])))), places[row])
             for row in complete[by_token].tolist()
         }
+        drawn_R = np.fromiter(pictured, np.int64)
+        drawn_RM = [torch.stack(list(pictured.values())).float()] if pictured else []
         if not len(one_each):
-            return Vectors(plan, one_each, hidden.x_TM.new_empty((0, 1), dtype=torch.float32), tokenwise)
+            none_RM = hidden.x_TM.new_empty((0, 1), dtype=torch.float32)
+            return Vectors(plan, drawn_R, drawn_RM[0] if drawn_RM else none_RM, tokenwise)
         if spec.kind in ("max", "sum"):
             spans = ((int(start_R[row]), int(end_R[row]), places[row]) for row in one_each)
             vectors_RM = torch.stack([self._over_tokens(hidden, *span) for span in spans])
@@ -109,7 +116,8 @@ class Pooling(Ending):
                 return Vectors(plan, one_each, _scores(decoder, chosen, spec), tokenwise)
             vectors_RM = decoder.normed(chosen)
         headed_RM = self.heads(decoder, vectors_RM, [places[row] for row in one_each])
-        return Vectors(plan, one_each, headed_RM.float(), tokenwise)
+        found_RM = torch.cat((headed_RM.float(), *drawn_RM))
+        return Vectors(plan, np.concatenate((one_each, drawn_R)), found_RM, tokenwise)
 
     def _headed(self, x_TM: Tensor, place: int) -> Tensor:
         """Return vectors of one row's tokens behind its head, float32."""

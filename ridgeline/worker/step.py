@@ -203,6 +203,7 @@ class PlannedStep:
     plan: with the tokens that run: a part may cut it.
     given_drafts: by row, those of rows with masks. masks: by row, as `Worker.provide_masks` gets them.
     given, places: as in `DeviceStep`.
+    pictured: by row, the embeddings of pictures, where a tower makes these: [M].
     verifies: rows verify drafts. wanted: how many of a row the next step may verify.
     ran: how many tokens run, where that is not what was planned.
     graph: the graph that is replayed; None: the segments run op by op.
@@ -218,6 +219,7 @@ class PlannedStep:
     masks: Mapping[int, np.ndarray] = field(default_factory=dict)
     given: GivenRows | None = None
     places: GivenPlaces | None = None
+    pictured: Mapping[int, Tensor] = field(default_factory=dict)
     verifies: bool = False
     wanted: int = 0
     ran: int | None = None

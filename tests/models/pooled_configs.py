@@ -297,3 +297,40 @@ def classifier(decoder: dict[str, Any]) -> dict[str, Any]:
     name = decoder["architectures"][0].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
     name = name.removesuffix("Model") + "ForSequenceClassification"
     return {**decoder, "architectures": [name], "id2label": {"0": "a", "1": "b", "2": "c"}}
+
+
+CLIP_L_14: dict[str, Any] = {
+    "architectures": ["CLIPModel"],
+    "logit_scale_init_value": 2.6592,
+    "model_type": "clip",
+    "projection_dim": 768,
+    "text_config": {
+        "bos_token_id": 0,
+        "dropout": 0.0,
+        "eos_token_id": 2,
+        "hidden_act": "quick_gelu",
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 77,
+        "model_type": "clip_text_model",
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "pad_token_id": 1,
+        "projection_dim": 768,
+        "vocab_size": 49408,
+    },
+    "torch_dtype": "float32",
+    "vision_config": {
+        "hidden_act": "quick_gelu",
+        "hidden_size": 1024,
+        "image_size": 224,
+        "intermediate_size": 4096,
+        "layer_norm_eps": 1e-05,
+        "model_type": "clip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+    },
+}

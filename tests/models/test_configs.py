@@ -992,6 +992,7 @@ POOLED = {
             (f"{model['model_type']}_classifier", pooled_configs.classifier(model)),
         )
     },
+    "clip": pooled_configs.CLIP_L_14,
     "modernbert": pooled_configs.MODERNBERT,
     "modernbert_classifier": pooled_configs.MODERN_CLASSIFIER,
     "gemma2_classifier": pooled_configs.classifier(GEMMA_2_2B),

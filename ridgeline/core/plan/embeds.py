@@ -141,6 +141,11 @@ def parts_between(inserted: Iterable[Inserted], start: int, end: int) -> tuple[I
     return tuple(part for each in inserted if (part := each.part(start, end)) is not None)
 
 
+def named_within(inserted: Iterable[Inserted], salt: str) -> tuple[Inserted, ...]:
+    """Return vectors under names of a tenant's own: tenants share no vectors, as they share no blocks."""
+    return tuple(replace(each, name=f"{salt}/{each.name}") if each.name else each for each in inserted)
+
+
 def embeds_width(enabled: bool, spec: ModelSpec) -> int:
     """Return the width of vectors that prompts may be made of; 0: they may not. Raise InvalidConfig for a model that
     cannot take them."""

@@ -52,6 +52,8 @@ class PoolingSpec:
     dimensions: the lengths that embeddings may be cut to; None: any, since the config names none.
     only_token: of the vectors of tokens only those at this token are given; None: all are.
     token_types: rows of the table of token types. Where there are several, the second text of a pair has type 1.
+    apart: a prompt is a text or one picture, whose vector the tower makes by itself.
+    filled, filler: texts are filled up to so many tokens with this one; 0: they are not.
     """
 
     kind: Kind
@@ -67,6 +69,9 @@ class PoolingSpec:
     dimensions: tuple[int, ...] | None = None
     only_token: int | None = None
     token_types: int = 0
+    apart: bool = False
+    filled: int = 0
+    filler: int = 0
 
     @property
     def embeds(self) -> bool:

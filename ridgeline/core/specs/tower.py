@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ridgeline.core.specs.model import Activation, LayerSpec, NormSpec, Product, RopeSpec
+from ridgeline.core.specs.model import Activation, LayerSpec, MLPSpec, NormSpec, Product, RopeSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class ProjectorSpec:
         numbers, then their second ones, and so on.
     hidden: the width between the two linear maps; 0: there is one map, and no activation.
     bias: the maps have biases.
+    absent: there is no map: vectors stay as they are.
     """
 
     outputs: int
@@ -29,9 +30,12 @@ class ProjectorSpec:
     hidden: int = 0
     activation: Activation = "gelu"
     bias: bool = True
+    absent: bool = False
 
     def products(self, width: int) -> list[Product]:
         """Return the matrix products of a vector, for a tower of this width."""
+        if self.absent:
+            return []
         inputs = self.inputs(width)
         first = [Product(width * self.merge**2, width)] if self.merger else []
         if not self.hidden:
@@ -48,15 +52,40 @@ class ProjectorSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolerSpec:
+    """The map from a view's patches to one vector, before the projector: its class token, or what a learned query
+    attends to among the patches, x, with x + mlp(norm(x)) behind it (Zhai et al., arXiv 2106.04560).
+
+    heads: of that query; 0: the class token is the vector.
+    """
+
+    heads: int = 0
+    norm: NormSpec | None = None
+    mlp: MLPSpec | None = None
+
+    def products(self, width: int) -> list[Product]:
+        """Return the matrix products, for a tower of this width."""
+        if self.mlp is None:
+            return []
+        return [Product(width, 3 * width, True), Product(width, width, True), *self.mlp.products(width).values()]
+
+    def vectors(self, width: int) -> int:
+        """Return the number of parameters that belong to no products."""
+        return 0 if self.mlp is None else 3 * width
+
+
+@dataclass(frozen=True, kw_only=True)
 class GridSpec:
     """A learned table of positions, one for each cell of a square grid of side x side patches.
 
     resized: views of other shapes get values between those of the grid, whose corners lie on the view's corners
         (bilinear). Otherwise every view has the grid's own shape.
+    smooth: the cells' edges lie on the view's instead, and a value is the mean of all cells that it covers.
     """
 
     side: int
     resized: bool = False
+    smooth: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +101,7 @@ class TowerSpec:
     window: patches see those in the same square of so many merged patches to a side. 0: all of their view's frame.
     whole: the layers in which they see all of the frame nevertheless.
     projector: the map to the model's vectors.
+    pooler: what makes one vector of each view, which is the embedding of a picture; None: patches become vectors.
     deep: layers behind which further projectors read, whose vectors are added behind the decoder's first layers
         (DeepStack, arXiv 2406.04334). deep_projector: theirs.
     """
@@ -80,6 +110,7 @@ class TowerSpec:
     patch_width: int
     layers: tuple[LayerSpec, ...]
     projector: ProjectorSpec
+    pooler: PoolerSpec | None = None
     patch_bias: bool = False
     class_token: bool = False
     grid: GridSpec | None = None
@@ -122,6 +153,7 @@ class TowerSpec:
         """The number of parameters."""
         products = [p for layer in self.layers for p in layer.products(self.width).values()]
         products += [p for own in self.projectors for p in own.products(self.width)]
+        products += [] if self.pooler is None else self.pooler.products(self.width)
         products.append(Product(self.patch_width, self.width, self.patch_bias))
         total = sum(p.outputs * (p.inputs + p.bias) for p in products)
         norms = [(layer.norm, 2 * self.width) for layer in self.layers]
@@ -130,6 +162,7 @@ class TowerSpec:
         norms += [(own.norm, own.norm_width(self.width)) for own in self.projectors if own.norm is not None]
         total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in norms)
         total += 2 * self.width * sum(layer.scaled for layer in self.layers)
+        total += 0 if self.pooler is None else self.pooler.vectors(self.width)
         return total + self.width * (self.rows + self.class_token)
 
     def scratch(self) -> int:

@@ -11,12 +11,14 @@ Legend:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.core.specs.model import RopeSpec
@@ -25,6 +27,7 @@ from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
 from ridgeline.layers.encoder.grids import Grid, corners, frames, places, windows
 from ridgeline.layers.encoder.packed import PackedViews
+from ridgeline.layers.encoder.pooler import ViewPooler
 from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -43,7 +46,9 @@ class Projector(nn.Module):
         merged, inputs = width * spec.merge**2, spec.inputs(width)
         self.merger = Linear(merged, (width,), False, build.within("merger")) if spec.merger else None
         self.up = Linear(inputs, (spec.hidden,), spec.bias, build.within("up")) if spec.hidden else None
-        self.down = Linear(spec.hidden or inputs, (spec.outputs,), spec.bias, build.within("down"))
+        self.down: Linear | None = None
+        if not spec.absent:
+            self.down = Linear(spec.hidden or inputs, (spec.outputs,), spec.bias, build.within("down"))
 
     def forward(self, x_TW: Tensor) -> Tensor:
         """Return [L, M] of patches [T, W], of which the ones that are merged follow each other."""
@@ -57,7 +62,7 @@ class Projector(nn.Module):
             x = self.merger(x.unflatten(1, (self.spec.merge**2, -1)).transpose(1, 2).flatten(1))
         if self.up is not None:
             x = self.ops.activation(self.up(x), self.spec.activation)
-        return self.down(x)
+        return x if self.down is None else self.down(x)
 
 
 class Tower(nn.Module):
@@ -75,13 +80,14 @@ class Tower(nn.Module):
             Layer(layer, spec.width, build.within(f"layers.{n}")) for n, layer in enumerate(spec.layers)
         )
         self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, spec.width, build)
+        self.pooler = None if spec.pooler is None else ViewPooler(spec.pooler, spec.width, build.within("pooler"))
         self.projector = Projector(spec.projector, spec.width, build.within("projector"))
         deep = [] if spec.deep_projector is None else [spec.deep_projector] * len(spec.deep)
         self.deep = nn.ModuleList(Projector(own, spec.width, build.within(f"deep.{n}")) for n, own in enumerate(deep))
         self._rotary = None if spec.rope is None else build.rotary(spec.rope)
 
     def forward(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Return the vectors of views with these patches: [L, M]."""
+        """Return the vectors of views with these patches: [L, M]. With a pooler there is one of each view."""
         spec, merge = self.spec, self.spec.projector.merge
         x_TW = self._embedded(patches_TX, grids)
         whole = PackedViews(self.ops, PackedRows.of(frames(grids) + spec.class_token))
@@ -103,6 +109,8 @@ class Tower(nn.Module):
                 x_TW, residual_TW = _summed(x_TW, residual_TW), None
                 deep.append(self.deep[spec.deep.index(index)](x_TW))
         x_TW = _summed(x_TW, residual_TW) if self.final_norm is None else self.final_norm(x_TW, residual_TW)[0]
+        if self.pooler is not None:
+            return self.projector(self.pooler(x_TW, grids))
         if spec.class_token:
             x_TW = x_TW[torch.from_numpy(self._patch_rows(grids)).to(x_TW.device)]
         found_LM = torch.cat([self.projector(x_TW), *deep], dim=1)
@@ -130,12 +138,23 @@ class Tower(nn.Module):
             return self.positions[torch.from_numpy(order).to(self.positions.device)].repeat(len(grids), 1)
         own = []
         for grid in grids:
+            if self.spec.grid.smooth:
+                own.append(self._smoothed(grid))
+                continue
             cells, weights = corners(Grid(1, grid.rows, grid.columns), self.spec.projector.merge, self.spec.grid.side)
             cells_4T = torch.from_numpy(cells).to(self.positions.device)
             weights_4T = torch.from_numpy(weights).to(self.positions.device)
             each_TW = (self.positions[cells_4T].float() * weights_4T[..., None]).sum(0).to(self.dtype)
             own.append(each_TW.repeat(grid.frames, 1))
         return torch.cat(own)
+
+    def _smoothed(self, grid: Grid) -> Tensor:
+        """Return the learned positions of a view's patches, as means over the cells that they cover: [T, W]."""
+        assert self.positions is not None
+        side = math.isqrt(len(self.positions))
+        table_1WRC = self.positions.T.unflatten(1, (side, side))[None].float()
+        size = grid.rows, grid.columns
+        return F.interpolate(table_1WRC, size, mode="bilinear", antialias=True)[0].flatten(1).T.to(self.dtype)
 
     @staticmethod
     def _patch_rows(grids: Sequence[Grid]) -> np.ndarray:

@@ -17,7 +17,8 @@ from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts
 from ridgeline.serving.requests.bodies import MOST_ID, MOST_NAME, Body, Name, Object, TemplateBody, texts_or_ids
 from ridgeline.serving.requests.context import check_input, check_text
 from ridgeline.serving.requests.fields import Refusal
-from ridgeline.serving.requests.validation import INLINE_CHARS, check_known, check_model, encode, render
+from ridgeline.serving.requests.pooled_chats import encoded_chat
+from ridgeline.serving.requests.validation import INLINE_CHARS, check_known, check_model
 from ridgeline.serving.shares import TEXTS
 from ridgeline.text.pooled import Encoded, check_scores, listed_tokens
 
@@ -189,9 +190,8 @@ async def inputs(
     check_model(api, body.model)
     checked(params, pooling_facts(api.service))
     if isinstance(body, ChatInputBody):
-        text = await render(api, body)
-        ids = await encode(api, text, add_special_tokens=bool(body.add_special_tokens), param="messages")
-        return asked(api, body, [listed_tokens(ids, params, api.service.facts().max_model_len)], params, request_id)
+        made = await encoded_chat(api, body, params, special=bool(body.add_special_tokens))
+        return asked(api, body, [made], params, request_id)
     one = isinstance(body.input, str) or isinstance(body.input[0], int)
     listed = [body.input] if one else body.input
     if isinstance(listed[0], str):

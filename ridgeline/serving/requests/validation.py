@@ -7,14 +7,14 @@ before any work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds
+from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds, Inserted
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.settings.serving import TEMPLATE_FIELDS
 from ridgeline.media.items import Item, Picture
@@ -258,9 +258,8 @@ async def _with_media(
     for name in ("truncate_prompt_tokens", "use_beam_search", "guidance_scale", "prompt_logprobs"):
         if getattr(body, name) not in (None, False):
             raise BadRequest(f"{name} is not for prompts with pictures; leave it out.", param=name)
-    made = await _media_prompt(api, body, items)
-    shown = {id(each.shown): each.shown.num_bytes for each in made.inserted if each.shown is not None}
-    _check_decoded(sum(shown.values()))
+    made = await media_prompt(api, body, items)
+    check_decoded(made.inserted)
     bare = GenerationRequest(
         id=request_id,
         prompt=made.text,
@@ -272,13 +271,19 @@ async def _with_media(
     return readable(api, body, _fitted(api, body, bare, "messages", wanted))
 
 
-def _check_decoded(size: int) -> None:
+def check_decoded(inserted: Iterable[Inserted]) -> None:
+    """Raise BadRequest for more pixels than a message to the engine holds."""
+    shown = {id(each.shown): each.shown.num_bytes for each in inserted if each.shown is not None}
+    _check_bytes(sum(shown.values()))
+
+
+def _check_bytes(size: int) -> None:
     if size > MOST_BYTES:
         message = f"the pictures are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
         raise BadRequest(message, param="messages")
 
 
-async def _media_prompt(api: ApiServer, body: TemplateBody, items: list[Item]) -> MediaPrompt:
+async def media_prompt(api: ApiServer, body: TemplateBody, items: list[Item]) -> MediaPrompt:
     """Return the prompt of a conversation with marks in place of these items. They are taken out of the list: giving
     back the memory of a large one takes a moment, which must not be the event loop's."""
     use_tools = not isinstance(body, ChatBody) or body.tool_choice != "none"
@@ -291,7 +296,7 @@ async def _media_prompt(api: ApiServer, body: TemplateBody, items: list[Item]) -
         try:
             turn, processor = _template_turn(api, body, use_tools), api.processor
             assert processor is not None
-            _check_decoded(sum(item.pixels_HWC.nbytes for item in items if isinstance(item, Picture)))
+            _check_bytes(sum(item.pixels_HWC.nbytes for item in items if isinstance(item, Picture)))
             return prompt_with(
                 turn.template, api.tokenizer, processor, turn.messages, items, open_ended=turn.goes_on, **turn.arguments
             )
@@ -305,7 +310,7 @@ async def chat_length(api: ApiServer, body: ChatBody) -> int:
     """Return the length of a chat's prompt, in tokens."""
     body, items = await with_items(api, body)
     if items:
-        return len((await _media_prompt(api, body, items)).token_ids)
+        return len((await media_prompt(api, body, items)).token_ids)
     prompt = await render(api, body, use_tools=body.tool_choice != "none")
     return len(await encode(api, prompt, False, "messages"))
 

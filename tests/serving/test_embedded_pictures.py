@@ -1,0 +1,71 @@
+"""/v1/embeddings and /pooling give texts and pictures of a tiny CLIP the vectors of transformers; wrong mixes are one
+sentence each."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.media.make_corpus import saved
+from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
+from tests.vision import embedders
+
+PIXELS = embedders.drawn(((31, 75), (50, 22)))
+URLS = [
+    f"data:image/png;base64,{base64.b64encode(saved(Image.fromarray(pixels), 'png')).decode()}" for pixels in PIXELS
+]
+PICTURES = [{"type": "image_url", "image_url": {"url": url}} for url in URLS]
+TEXT = {"type": "text", "text": "a photo of the cat"}
+
+
+@pytest.fixture(scope="module")
+def clip(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = embedders.save("CLIP", tmp_path_factory.mktemp("clip"))
+    socket = tmp_path_factory.mktemp("embeds") / "socket"
+    with (
+        engine_in_a_thread(socket, model=str(folder), kv_cache_memory=8 << 20),
+        start_server(folder, socket, limit_mm_per_prompt={"image": 1}, batch_dir=None) as running,
+    ):
+        yield running
+
+
+def post(server: Server, *parts: Any, path: str = "/v1/embeddings", **body: Any) -> httpx.Response:
+    given = {"messages": [{"role": "user", "content": list(parts)}], **body} if parts else body
+    return httpx.post(server.url + path, json={"model": MODEL, **given}, timeout=PATIENCE)
+
+
+def vector(answer: httpx.Response) -> np.ndarray:
+    assert answer.status_code == 200, answer.text
+    [found] = answer.json()["data"]
+    return np.array(found["embedding" if "embedding" in found else "data"])
+
+
+def test_texts_and_pictures_have_the_vectors_of_transformers(clip: Server) -> None:
+    for part, pixels in zip(PICTURES, PIXELS, strict=True):
+        wanted = embedders.of_picture("CLIP", pixels)
+        for path in ("/v1/embeddings", "/pooling"):
+            np.testing.assert_allclose(vector(post(clip, part, path=path)), wanted, atol=1e-5)
+    wanted = embedders.of_text("CLIP", TEXT["text"])
+    for found in (post(clip, TEXT), post(clip, input=TEXT["text"])):
+        np.testing.assert_allclose(vector(found), wanted, atol=1e-5)
+
+
+def test_wrong_mixes_are_refused(clip: Server) -> None:
+    for parts, told in (
+        ((TEXT, PICTURES[0]), "the message has 1 texts and 1 pictures; send a request for each"),
+        ((*PICTURES,), "2 parts of image, of at most 1 (--limit-mm-per-prompt)"),
+        (({"type": "input_audio", "input_audio": {"data": ""}},), "reads text and pictures alone"),
+        (({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},), "messages.0.content.0"),
+    ):
+        answer = post(clip, *parts)
+        assert answer.status_code == 400
+        assert told in answer.json()["error"]["message"]
+    many = [{"role": "user", "content": [TEXT]}] * 2
+    assert "there are 2 messages; send one" in post(clip, messages=many).text
+    assert "token_embed is not for pictures" in post(clip, PICTURES[0], path="/pooling", task="token_embed").text
