@@ -1,4 +1,4 @@
-"""One vector of each view, where a tower embeds pictures.
+"""The end of a tower that embeds pictures: one vector of each view.
 
 Legend:
     T  patches of all views, and their class tokens
@@ -49,7 +49,7 @@ class ViewPooler(nn.Module):
         return torch.add(*self.mlp(self.norm, found_LW, None))
 
     def _attended(self, x_TW: Tensor, counts_L: Tensor) -> Tensor:
-        """Return what the query attends to in each view: [L, W]."""
+        """Return the query's attention to each view: [L, W]."""
         qkv = self.qkv(torch.cat((self.query[None].to(x_TW.dtype), x_TW))).unflatten(1, (3, self.heads, -1))
         q_HD, k_THD, v_THD = qkv[0, 0].float(), qkv[1:, 1], qkv[1:, 2]
         scores_TH = (k_THD.float() * q_HD).sum(-1) * q_HD.shape[-1] ** -0.5
