@@ -22,6 +22,8 @@ ARCHITECTURES = Registry(
         "Qwen3VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen3VL",
         "Qwen3VLMoeForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen3VLMoe",
         "Idefics3ForConditionalGeneration": "ridgeline.models.idefics3:Idefics3Vision",
+        "LlavaNextForConditionalGeneration": "ridgeline.models.llava:LlavaNext",
+        "LlavaOnevisionForConditionalGeneration": "ridgeline.models.llava:LlavaOnevision",
         "LlavaForConditionalGeneration": "ridgeline.models.llava:Llava",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",

@@ -154,8 +154,8 @@ def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Plac
     else:
         kind = "videos" if isinstance(item, Clip) else "sounds"
         raise InvalidRequest(f"this model takes no {kind}; leave them out.", param="messages")
-    shown = ShownPictures(frames, layout.views, processor.patching, layout.order)
-    told = repr((layout.views, layout.order, layout.grids, layout.interval, processor.patching))
+    shown = ShownPictures(frames, layout.views, processor.patching, layout.order, layout.shrunk)
+    told = repr((layout.views, layout.order, layout.shrunk, layout.grids, layout.interval, processor.patching))
     return Placed(layout, shown, sha256(item.digest + told.encode()).digest()[:KEY_BYTES])
 
 

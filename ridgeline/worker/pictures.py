@@ -5,6 +5,8 @@ Legend:
     X  numbers of a patch
     L  vectors
     M  numbers of a vector
+    R  lines of a grid of vectors
+    C  columns of it, with the vector that ends a line
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.reserve import Reserved, StepSizes
@@ -47,6 +50,8 @@ class TowerMemory:
     def reserve(self, sizes: StepSizes) -> Reserved:
         patches = patches_at_once(sizes, self.tower)
         fresh = patches // self.tower.projector.merge**2
+        if self.tower.newline and self.tower.grid is not None:
+            fresh += fresh // self.tower.grid.side  # a line has at least as many patches
         kept = (vectors_kept(sizes) + max(fresh, sizes.max_tokens)) * self.tower.outputs * sizes.itemsize
         passing = patches * (self.tower.scratch() * sizes.itemsize + 4 * self.tower.patch_width)
         return Reserved(held=kept, passing=passing)
@@ -71,7 +76,7 @@ class Pictures:
                 for each in group.values()
             ]
             for (name, each), own_LM in zip(group.items(), vectors_LM.split(counts), strict=True):
-                stored[name] = own_LM.clone() if each.order is None else own_LM[list(each.order)]
+                stored[name] = placed(own_LM, each, self._tower.newline)
             self.encoded += len(group)
 
     def _groups(self, shown: Mapping[str, ShownPictures]) -> Iterator[dict[str, ShownPictures]]:
@@ -84,6 +89,22 @@ class Pictures:
             group[name] = each
         if group:
             yield group
+
+
+def placed(own_LM: Tensor, shown: ShownPictures, newline_M: Tensor | None) -> Tensor:
+    """Return a picture's vectors as they take places in a prompt, with the one that ends lines among them."""
+    if shown.order is None:
+        return own_LM.clone()
+    ended_LM = own_LM if newline_M is None else torch.cat((own_LM, newline_M[None]))
+    found_LM = ended_LM[list(shown.order)]
+    if shown.shrunk is None or newline_M is None:
+        return found_LM
+    (rows, columns), size = shown.shrunk
+    whole_LM, grid_LM = found_LM.split((len(found_LM) - rows * columns, rows * columns))
+    grid_1MRC = grid_LM.unflatten(0, (rows, columns)).permute(2, 0, 1)[None]
+    grid_RCM = interpolate(grid_1MRC, size, mode="bilinear")[0].permute(1, 2, 0)
+    lines_RCM = torch.cat((grid_RCM, newline_M.expand(size[0], 1, -1)), dim=1)
+    return torch.cat((whole_LM, lines_RCM.flatten(0, 1)))
 
 
 def rows_of(shown: Iterable[ShownPictures], ops: Ops, dtype: torch.dtype, device: torch.device) -> Tensor:

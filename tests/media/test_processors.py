@@ -122,6 +122,23 @@ def onevision_text(theirs: Any, found: Any) -> str:
     return taken(path, "replace_image_token", owner=owner)(own, found, 0)
 
 
+def next_text(theirs: Any, found: Any) -> str:
+    from transformers.image_processing_utils import select_best_resolution
+
+    path, owner = "llava_next/processing_llava_next.py", "LlavaNextProcessor"
+    own = SimpleNamespace(
+        image_processor=theirs,
+        patch_size=8,
+        num_additional_image_tokens=1,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+    )
+    for name in ("_get_number_of_features", "_get_unpadded_features"):
+        call = taken(path, name, owner=owner, select_best_resolution=select_best_resolution)
+        setattr(own, name, lambda *given, call=call: call(own, *given))
+    return taken(path, "replace_image_token", owner=owner)(own, found, 0)
+
+
 PAD = "<|image_pad|>"
 SPLITS = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
 FAMILIES: dict[str, Family] = {
@@ -383,6 +400,19 @@ FAMILIES: dict[str, Family] = {
             ["<image>"],
             found["num_local_patches"],
         )[0],
+    ),
+    "llava_next": Family(
+        {
+            "config.json": config("llava_next", 8),
+            "preprocessor_config.json": {
+                "size": {"shortest_edge": 32},
+                "crop_size": square(32),
+                "image_grid_pinpoints": [[32 * a, 32 * b] for a, b in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))],
+            },
+        },
+        "llava_next.image_processing_pil_llava_next:LlavaNextImageProcessorPil",
+        ("<image>",),
+        next_text,
     ),
     "llava_onevision": Family(
         {

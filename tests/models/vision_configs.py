@@ -35,6 +35,34 @@ LLAVA_1_5_7B: Values = {
     "vision_feature_select_strategy": "default",
 }
 
+LLAVA_1_6_MISTRAL_7B: Values = {
+    **LLAVA_1_5_7B,
+    "architectures": ["LlavaNextForConditionalGeneration"],
+    "model_type": "llava_next",
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    "text_config": {
+        **{"intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral"},
+        **{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None},
+        "vocab_size": 32064,
+    },
+}
+LLAVA_ONEVISION_7B: Values = {
+    "architectures": ["LlavaOnevisionForConditionalGeneration"],
+    "model_type": "llava_onevision",
+    **{"image_token_index": 151646, "video_token_index": 151647, "projector_hidden_act": "gelu"},
+    **{"vision_aspect_ratio": "anyres_max_9", "tie_word_embeddings": False, "torch_dtype": "float16"},
+    "text_config": {
+        **{"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28},
+        **{"num_key_value_heads": 4, "vocab_size": 152000, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+        **{"max_position_embeddings": 32768, "model_type": "qwen2"},
+    },
+    "vision_config": {
+        **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "num_attention_heads": 16},
+        **{"image_size": 384, "patch_size": 14, "model_type": "siglip_vision_model", "vision_use_head": False},
+    },
+    **{"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+}
+
 _QWEN: Values = {"tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False}
 _QWEN_TOWER: Values = {
     **{"depth": 32, "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
@@ -130,4 +158,14 @@ IDEFICS3_8B: Values = {
     },
 }
 
-EVERY = (IDEFICS3_8B, LLAVA_1_5_7B, QWEN2_VL_7B, QWEN2_5_VL_7B, QWEN3_VL_8B, QWEN3_VL_30B_A3B, INTERNVL3_8B)
+EVERY = (
+    IDEFICS3_8B,
+    LLAVA_1_5_7B,
+    LLAVA_1_6_MISTRAL_7B,
+    LLAVA_ONEVISION_7B,
+    QWEN2_VL_7B,
+    QWEN2_5_VL_7B,
+    QWEN3_VL_8B,
+    QWEN3_VL_30B_A3B,
+    INTERNVL3_8B,
+)

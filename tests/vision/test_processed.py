@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from ridgeline.core.plan.embeds import Inserted
@@ -22,7 +23,8 @@ from ridgeline.media.processors import processor_of
 from tests.driving import ask, rig
 from tests.vision import tiny
 
-BREAK = 301  # stands for all text of a picture's part
+INPUTS = ("pixel_values", "pixel_attention_mask", "image_sizes", "batch_num_images")
+BREAK = 302  # stands for all text of a picture's part
 SETTINGS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
     "internvl": (
         GotOcr2ImageProcessorPil,
@@ -34,6 +36,7 @@ SETTINGS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
         {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
         {"image_seq_len": 16},
     ),
+    "llava_onevision": (LlavaOnevisionImageProcessorPil, tiny.TILES, {"vision_aspect_ratio": "anyres_max_1"}),
     "mistral3": (
         PixtralImageProcessorPil,
         {"size": {"longest_edge": 40}, "patch_size": 8},
@@ -42,7 +45,7 @@ SETTINGS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def asked(family: str, pixels: np.ndarray) -> Request:
+def asked(family: str, name: str, pictures: Sequence[np.ndarray]) -> Request:
     _, settings, own = SETTINGS[family]
     files = {
         "config.json": {**tiny.FAMILIES[family].config, "model_type": family},
@@ -50,36 +53,38 @@ def asked(family: str, pixels: np.ndarray) -> Request:
         "processor_config.json": own,
     }
     processor = processor_of(files, lambda text: [BREAK])
-    height, width, _ = pixels.shape
-    layout = processor.layout(height, width)
-    shown = ShownPictures((Pixels(height, width, pixels.tobytes()),), layout.views, processor.patching)
-    tokens, inserted, key = [5, 6, 7], list[Inserted](), picture(pixels).digest[:16]
-    for piece in layout.pieces:
-        if isinstance(piece, str):
-            tokens.append(BREAK)
-            continue
-        first = sum(each.count for each in inserted)
-        inserted.append(Inserted(start=len(tokens), count=piece, key=key, name=key.hex(), first=first, shown=shown))
-        tokens += [tiny.IMAGE] * piece
-    found = ask(f"{height}x{width}", [*tokens, 8, 9], max_tokens=8)
-    return replace(found, inserted=tuple(inserted))
+    tokens, inserted = [5, 6, 7], list[Inserted]()
+    for number, pixels in enumerate(pictures):
+        height, width, _ = pixels.shape
+        layout, first = processor.layout(height, width, len(pictures), number), 0
+        shown = ShownPictures(
+            (Pixels(height, width, pixels.tobytes()),), layout.views, processor.patching, layout.order, layout.shrunk
+        )
+        key = bytes([len(pictures), *picture(pixels).digest[:15]])  # a layout may depend on their number
+        for piece in layout.pieces:
+            if isinstance(piece, str):
+                tokens.append(BREAK)
+                continue
+            inserted.append(Inserted(start=len(tokens), count=piece, key=key, name=key.hex(), first=first, shown=shown))
+            tokens += [tiny.IMAGE] * piece
+            first += piece
+    return replace(ask(name, [*tokens, 8, 9], max_tokens=8), inserted=tuple(inserted))
 
 
 @pytest.mark.parametrize("family", SETTINGS)
 def test_odd_pictures_become_the_tokens_of_transformers(family: str, tiny_vision: Callable[[str], Path]) -> None:
     """Idefics' become 3 to 5 splits of 32 x 32, InternVL's 3 to 7 tiles of 24 x 24, and Mistral's 2 to 5 lines of
-    squares of 8 x 8."""
+    squares of 8 x 8. OneVision's become up to 6 tiles, of which the patches of 3 and more are interpolated."""
     kind, settings, _ = SETTINGS[family]
     draw = np.random.default_rng(3)
-    pictures = [draw.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((31, 75), (50, 22), (17, 29))]
+    a, b, c = (draw.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((31, 75), (50, 22), (17, 29)))
+    prompts = {"a": [a], "b": [b], "c": [c], "c and b": [c, b]}
     with rig(tiny_vision(family), max_num_batched_tokens=32) as own:
-        requests = [asked(family, each) for each in pictures]
+        requests = [asked(family, name, pictures) for name, pictures in prompts.items()]
         outcomes = own.run(*requests)
-    for request, pixels in zip(requests, pictures, strict=True):
-        given = kind(**settings)(pixels, input_data_format="channels_last", return_tensors="pt")
-        inputs = {
-            name: given[name] for name in ("pixel_values", "pixel_attention_mask", "image_sizes") if name in given
-        }
+    for request, pictures in zip(requests, prompts.values(), strict=True):
+        given = kind(**settings)([pictures], input_data_format="channels_last", return_tensors="pt")
+        inputs = {name: given[name] for name in INPUTS if name in given}
         ids = torch.tensor([request.prompt_token_ids])
         with torch.inference_mode():
             found = tiny.build(family).generate(

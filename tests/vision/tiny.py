@@ -12,12 +12,14 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.request import Request
 from ridgeline.kernels.pictures.views import Box, Patching, View
 from ridgeline.media.items import picture
+from ridgeline.media.processors import processor_of
 from tests.driving import ask
 
 VOCAB = 320
@@ -49,11 +51,18 @@ PIXTRAL: dict[str, Any] = {
 }
 
 
+TILES: dict[str, Any] = {
+    "size": {"height": 32, "width": 32},
+    "image_grid_pinpoints": [[32 * rows, 32 * columns] for rows in (1, 2) for columns in (1, 2, 3)],
+}
+
+
 @dataclass(frozen=True)
 class Family:
     """config: of the whole model. patching: of its processor. sizes: of pictures that it takes, in pixels.
 
     padded: transformers takes pictures of several sizes as a padded batch, with their sizes.
+    processor: transformers' processor of pixels and its settings, of a family that cuts pictures into tiles.
     """
 
     name: str
@@ -61,6 +70,7 @@ class Family:
     patching: Patching
     sizes: tuple[tuple[int, int], ...]
     padded: bool = False
+    processor: tuple[type[Any], dict[str, Any]] | None = None
 
     @property
     def grids(self) -> bool:
@@ -120,6 +130,51 @@ FAMILIES = {
         },
         Patching("lanczos", 1 / 255, MEAN, STD, 4, 4, merge=2),
         ((32, 32),),
+        padded=True,
+    ),
+    "llava_next": Family(
+        "LlavaNext",
+        {
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 16},
+            "vision_config": {**VIT, "model_type": "clip_vision_model", "image_size": 28, "patch_size": 7},
+            "image_token_index": IMAGE,
+            "image_grid_pinpoints": [[28, 56], [56, 28]],
+        },
+        Patching("bicubic", 1 / 255, MEAN, STD, 7, 7),
+        ((20, 30), (41, 16), (50, 100)),
+        processor=(
+            LlavaNextImageProcessorPil,
+            {
+                "size": {"shortest_edge": 28},
+                "crop_size": {"height": 28, "width": 28},
+                "image_grid_pinpoints": [[28, 56], [56, 28]],
+            },
+        ),
+    ),
+    "llava_onevision": Family(
+        "LlavaOnevision",
+        {
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {**VIT, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8},
+            "image_token_index": IMAGE,
+            "video_token_index": 301,
+            "image_grid_pinpoints": TILES["image_grid_pinpoints"],
+            "vision_aspect_ratio": "anyres_max_1",
+        },
+        Patching("bicubic", 1 / 255, MEAN, STD, 8, 8),
+        ((32, 32),),
+    ),
+    "llava_pixtral": Family(
+        "Llava",
+        {
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 16},
+            "vision_config": {**PIXTRAL, "patch_size": 8},
+            "image_token_index": IMAGE,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+        Patching("bicubic", 1 / 255, MEAN, STD, 8, 8),
+        ((24, 16), (8, 40), (32, 24)),
         padded=True,
     ),
     "mistral3": Family(
@@ -227,8 +282,14 @@ def drawn(name: str, number: int) -> np.ndarray:
 
 def shown(name: str, pixels: np.ndarray) -> ShownPictures:
     height, width, _ = pixels.shape
+    own = Pixels(height, width, pixels.tobytes())
+    if (processor := FAMILIES[name].processor) is not None:
+        config = {**FAMILIES[name].config, "model_type": name}
+        ours = processor_of({"config.json": config, "preprocessor_config.json": processor[1]}, lambda text: ())
+        layout = ours.layout(height, width)
+        return ShownPictures((own,), layout.views, ours.patching, layout.order, layout.shrunk)
     view = View(height, width, Box(0, 0, height, width))
-    return ShownPictures((Pixels(height, width, pixels.tobytes()),), (view,), FAMILIES[name].patching)
+    return ShownPictures((own,), (view,), FAMILIES[name].patching)
 
 
 def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, **params: Any) -> Request:
@@ -240,7 +301,7 @@ def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens
             continue
         own = shown(name, part)
         key = picture(part).digest[:16]
-        [(rows, columns)] = own.grids
+        rows, columns = own.grids[0]
         grid = (1, rows // how.merge, columns // how.merge) if FAMILIES[name].grids else None
         inserted.append(Inserted(start=len(tokens), count=own.vectors, key=key, name=key.hex(), shown=own, grid=grid))
         tokens += [IMAGE] * own.vectors
@@ -264,6 +325,10 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
     if not pictures:
         return {}
     how = FAMILIES[name].patching
+    if (processor := FAMILIES[name].processor) is not None:
+        kind, settings = processor
+        found = kind(**settings)(list(pictures), input_data_format="channels_last", return_tensors="pt")
+        return {key: found[key] for key in ("pixel_values", "image_sizes")}
     if FAMILIES[name].padded:
         return padded(name, how, pictures)
     if not FAMILIES[name].grids:
@@ -286,7 +351,7 @@ def padded(name: str, how: Patching, pictures: Sequence[np.ndarray]) -> dict[str
     sizes = torch.tensor([each.shape[:2] for each in pictures])
     if name == "idefics3":
         return {"pixel_values": batch[None]}
-    return {"pixel_values": batch} | ({"image_sizes": sizes} if name == "mistral3" else {})
+    return {"pixel_values": batch} | ({"image_sizes": sizes} if name in ("mistral3", "llava_pixtral") else {})
 
 
 _WRITTEN: dict[tuple[object, ...], list[int]] = {}  # by what was asked

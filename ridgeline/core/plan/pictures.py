@@ -23,12 +23,15 @@ class ShownPictures:
     views: what the tower sees; their frames are numbers of pictures.
     order: the number of each placeholder's vector among those of all views, or -1 for the vector that ends a line;
         None: as they come.
+    shrunk: as `media.layout.Layout.shrunk`: the last vectors of `order` are a grid (rows, columns) that is interpolated
+        to another size, and then a vector ends each line of it. None: they are not.
     """
 
     pictures: tuple[Pixels, ...]
     views: tuple[View, ...]
     patching: Patching
     order: tuple[int, ...] | None = None
+    shrunk: tuple[tuple[int, int], tuple[int, int]] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -48,5 +51,10 @@ class ShownPictures:
 
     @property
     def vectors(self) -> int:
-        """The number of vectors that the tower makes of them, unless it pools them further."""
-        return self.patches // self.patching.merge**2
+        """The number of vectors that take places in a prompt, unless the tower pools them further."""
+        if self.order is None:
+            return self.patches // self.patching.merge**2
+        if self.shrunk is None:
+            return len(self.order)
+        (rows, columns), (fewer, narrower) = self.shrunk
+        return len(self.order) - rows * columns + fewer * (narrower + 1)

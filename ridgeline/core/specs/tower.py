@@ -102,6 +102,7 @@ class TowerSpec:
     whole: the layers in which they see all of the frame nevertheless.
     projector: the map to the model's vectors.
     pooler: what makes one vector of each view, which is the embedding of a picture; None: patches become vectors.
+    newline: there is a vector that ends lines of patches, or a picture's last view.
     deep: layers behind which further projectors read, whose vectors are added behind the decoder's first layers
         (DeepStack, arXiv 2406.04334). deep_projector: theirs.
     """
@@ -120,6 +121,7 @@ class TowerSpec:
     final_norm: NormSpec | None = None
     window: int = 0
     whole: tuple[int, ...] = ()
+    newline: bool = False
     deep: tuple[int, ...] = ()
     deep_projector: ProjectorSpec | None = None
 
@@ -163,7 +165,7 @@ class TowerSpec:
         total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in norms)
         total += 2 * self.width * sum(layer.scaled for layer in self.layers)
         total += 0 if self.pooler is None else self.pooler.vectors(self.width)
-        return total + self.width * (self.rows + self.class_token)
+        return total + self.width * (self.rows + self.class_token) + self.newline * self.projector.outputs
 
     def scratch(self) -> int:
         """Return the numbers per patch that lie between two layers, at most."""

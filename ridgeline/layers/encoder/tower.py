@@ -84,6 +84,7 @@ class Tower(nn.Module):
         self.projector = Projector(spec.projector, spec.width, build.within("projector"))
         deep = [] if spec.deep_projector is None else [spec.deep_projector] * len(spec.deep)
         self.deep = nn.ModuleList(Projector(own, spec.width, build.within(f"deep.{n}")) for n, own in enumerate(deep))
+        self.newline = build.parameter(spec.projector.outputs) if spec.newline else None
         self._rotary = None if spec.rope is None else build.rotary(spec.rope)
 
     def forward(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:

@@ -31,6 +31,8 @@ PROCESSORS = Registry(
         "LlavaProcessor": _HERE + "llava:LlavaPictures",
         "llava": _HERE + "llava:LlavaPictures",
         "vipllava": _HERE + "llava:LlavaPictures",
+        "LlavaNextProcessor": _HERE + "llava_onevision:LlavaNextTiles",
+        "llava_next": _HERE + "llava_onevision:LlavaNextTiles",
         "LlavaOnevisionProcessor": _HERE + "llava_onevision:LlavaOnevision",
         "llava_onevision": _HERE + "llava_onevision:LlavaOnevision",
         "Qwen2VLProcessor": _HERE + "qwen:Qwen2VL",

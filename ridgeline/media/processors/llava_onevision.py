@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: the whole picture, and tiles of the resolution that fits best, without what fills them up."""
+"""LLaVA-OneVision and 1.6: the whole picture, and tiles of the resolution that fits best, without their borders."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ridgeline.media.processors.files import (
 
 DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 PINPOINTS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
 
 class LlavaOnevision:
@@ -50,8 +51,7 @@ class LlavaOnevision:
         views = [View(*size, each.window._replace(top=each.window.top - shift[0], left=each.window.left - shift[1]))
                  for each in cut]  # fmt: skip
         order, lines = self._order(height, width, best[0] // self._size[0], best[1] // self._size[1])
-        ratio = math.sqrt(math.prod(lines) / (self._most * self._edge**2))
-        shrunk = (int(lines[0] // ratio), int(lines[1] // ratio)) if ratio > 1.1 else None
+        shrunk = self._shrunk(lines)
         rows, columns = shrunk or lines
         more: dict[str, Any] = {"shrunk": (lines, shrunk)} if shrunk else {}
         if not shrunk:
@@ -59,6 +59,11 @@ class LlavaOnevision:
             order = [each for line in ended for each in line]
         tokens = len(base) + rows * (columns + 1)
         return self._files.layout([whole(*self._size), *views], [tokens], order=(*base, *order), **more)
+
+    def _shrunk(self, lines: tuple[int, int]) -> tuple[int, int] | None:
+        """Return the size to which so many lines and columns of vectors are interpolated; None: they are not."""
+        ratio = math.sqrt(math.prod(lines) / (self._most * self._edge**2))
+        return (int(lines[0] // ratio), int(lines[1] // ratio)) if ratio > 1.1 else None
 
     def _resolution(self, height: int, width: int) -> tuple[int, int]:
         """Return the resolution that keeps most pixels of the picture; of equal ones, which wastes least."""
@@ -87,6 +92,22 @@ class LlavaOnevision:
             for x in range(left, wide - left)
         ]
         return order, (tall - 2 * top, wide - 2 * left)
+
+
+class LlavaNextTiles(LlavaOnevision):
+    """LLaVA 1.6 cuts each of several pictures into tiles too, and interpolates none."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        super().__init__(files)
+        self._size = square(files.image.get("crop_size") or files.image.get("size", 336))
+        self._points = files.image.get("image_grid_pinpoints") or NEXT_PINPOINTS
+        self._edge = self._size[0] // self.patching.rows
+
+    def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
+        return super().layout(height, width)
+
+    def _shrunk(self, lines: tuple[int, int]) -> tuple[int, int] | None:
+        return None
 
 
 def _within(height: int, width: int, best: tuple[int, int]) -> tuple[int, int]:
