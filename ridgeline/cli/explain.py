@@ -33,6 +33,9 @@ class StepFlags:
     batch: Annotated[int, typer.Option(help="Requests that decode one token each.")] = 1
     context: Annotated[int, typer.Option(help="Cached tokens of each of them, the new one included.")] = 1024
     prefill: Annotated[int, typer.Option(help="Tokens of a prompt that runs in the same step.")] = 0
+    patches: Annotated[
+        str, typer.Option(help="Patches of each view of a picture that a tower sees in the step, such as 1024,256.")
+    ] = ""
     reached: Annotated[
         float | None,
         typer.Option(
@@ -54,7 +57,18 @@ class StepFlags:
 
 
 def _shape(model: ModelSpec, step: StepFlags) -> StepShape:
-    return step_shape(step.batch, step.context, step.prefill, encodes=model.encoder is not None)
+    views = _views(step.patches)
+    if views and model.tower is None:
+        raise InvalidConfig("--patches counts what a tower sees of pictures, and this model has none; leave it out.")
+    encodes = model.encoder is not None
+    return step_shape(step.batch, step.context, step.prefill, encodes=encodes, views=views)
+
+
+def _views(text: str) -> list[int]:
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise InvalidConfig(f"--patches must be numbers from 1 on with commas between, got {text!r}.")
+    return [int(part) for part in parts]
 
 
 @with_records

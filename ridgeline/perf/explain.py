@@ -145,9 +145,12 @@ def _sum(costs: Sequence[Cost]) -> Cost:
     return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs))
 
 
-def step_shape(batch: int, context: int, prefill: int = 0, *, encodes: bool = False) -> StepShape:
+def step_shape(
+    batch: int, context: int, prefill: int = 0, *, encodes: bool = False, views: Sequence[int] = ()
+) -> StepShape:
     """Return the shape of a step of `batch` decoding rows, with `context` tokens cached after it, beside a prompt of
-    `prefill` tokens. encodes: an encoder reads the prompt, and other rows attend to inputs of `context` tokens.
+    `prefill` tokens. encodes: an encoder reads the prompt, and other rows attend to inputs of `context` tokens. views:
+    as in `StepShape`.
 
     Raises InvalidConfig if there is nothing to run.
     """
@@ -160,7 +163,8 @@ def step_shape(batch: int, context: int, prefill: int = 0, *, encodes: bool = Fa
     if encodes and prefill:
         cached = [context] * batch
         return StepShape([1] * (batch + 1), [*cached, 1], batch + 1, encoded=extra, crossed_R=[*cached, prefill])
-    return StepShape([1] * batch + extra, [context] * batch + extra, batch + len(extra))
+    cached = [context] * batch + extra
+    return StepShape([1] * batch + extra, cached, batch + len(extra), views=views)
 
 
 def reached_experts(model: ModelSpec, shape: StepShape) -> list[tuple[float, int]]:

@@ -35,6 +35,7 @@ from ridgeline.perf.parts import (
     stem,
 )
 from ridgeline.perf.precision import Precision, precision
+from ridgeline.perf.towers import TOWER, tower_ops
 
 Join = Callable[[Any, Any], Any]  # seconds of memory and of arithmetic → seconds of an op
 
@@ -62,6 +63,8 @@ PRODUCTS = (
     *(f"block.{name}" for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
     *(f"{name}_adapter.{part}" for name in ("qkv", "mlp") for part in ("down", "up.0", "up.1", "up.2")),
     "link",
+    "patch",
+    *("projector.0", "projector.1", "projector.2"),
     "shared.gate_up",
     "shared.up",
     "shared.down",
@@ -106,6 +109,8 @@ def step_ops(
 
 
 def _encoding(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | None) -> Iterator[OpCost]:
+    if model.tower is not None and len(shape.views):
+        yield from tower_ops(model.tower, shape.views, p)
     if model.encoder is None or not len(shape.encoded):
         return
     for op in step_ops(model.encoder, StepShape(shape.encoded, shape.encoded, 0), dtype=p):
@@ -192,7 +197,7 @@ def _sampled(name: str) -> bool:
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
     """Return the FLOP/s at which the op called `name` can run."""
-    name = name.removeprefix(ENCODER)
+    name = name.removeprefix(ENCODER).removeprefix(TOWER)
     if name in VECTOR and "float32" in hardware.matrix:
         return hardware.rate("float32")
     usual = p.product_rate if name in PRODUCTS else p.other_rate
@@ -305,6 +310,8 @@ class Roofline:
         """Return the sum over all ops. ran: the tokens of all rows. tokens: those that run, if padding is included."""
         length_R, tokens = np.asarray(shape.kv_len_R, np.float64), tokens or ran
         rows, seen = int(np.count_nonzero(new_R)), None
+        if len(shape.views):
+            return self._seeing(shape) + self._total(shape._replace(views=()), new_R, ran, tokens)
         if not shape.shared and rows == len(new_R):  # what `visible` returns without a window, in fewer operations
             pairs = keys = float(np.add.reduce(length_R))
             if ran != rows:
@@ -341,6 +348,13 @@ class Roofline:
             rate = op_rate(name, hardware, p)
             total += times * float(self._join(cost.bytes / hardware.bandwidth, cost.flops / rate))
         return total
+
+    def _seeing(self, shape: StepShape) -> float:
+        """Return the seconds of the tower, of which each op is looked at: few steps have pictures."""
+        hardware, p = self._hardware, self._precision
+        ops = () if self._model.tower is None else tower_ops(self._model.tower, shape.views, p)
+        rated = ((op.cost, op.count, op_rate(op.name, hardware, p)) for op in ops)
+        return sum(n * float(self._join(c.bytes / hardware.bandwidth, c.flops / rate)) for c, n, rate in rated)
 
     def _by_row(self, shape: StepShape, tokens: int) -> Iterator[float]:
         """Yield the limits of the ops that are not linear."""

@@ -52,6 +52,7 @@ class StepShape(NamedTuple):
         was not measured.
     encoded: the tokens of each encoder input that the step reads.
     crossed_R: the tokens of encoder input to which each row attends; none: as many as are cached.
+    views: the patches of each view of a picture, or frame of a video, that a tower sees in the step.
     """
 
     num_tokens_R: np.ndarray | Sequence[int]
@@ -61,6 +62,7 @@ class StepShape(NamedTuple):
     reach: float = 1.0
     encoded: np.ndarray | Sequence[int] = ()
     crossed_R: np.ndarray | Sequence[int] = ()
+    views: Sequence[int] = ()
 
 
 class CostModel(Protocol):
