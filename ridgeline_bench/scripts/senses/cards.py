@@ -1,0 +1,184 @@
+"""Put a trained model's folder where it ships, with a card whose numbers are those of its report.
+
+    python -m ridgeline_bench.scripts.senses.cards see FOLDER --to FOLDER [--beside FILE]
+    python -m ridgeline_bench.scripts.senses.cards hear FOLDER --to FOLDER
+
+The first folder is the --out of `senses.see` or `senses.hear`. --beside is the report of `senses.see --beside`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+from ridgeline_bench.scripts.asked import asked, told
+from ridgeline_bench.scripts.senses.drawn import COLORS, MOST_BARS, MOST_SHAPES, SHAPES
+from ridgeline_bench.scripts.senses.split import MOST_LETTERS
+from ridgeline_bench.scripts.senses.spoken import FAST, SLOW, SPEEDS
+
+Report = Mapping[str, Any]
+FRONT = """---
+license: apache-2.0
+language:
+- en
+library_name: ridgeline
+pipeline_tag: {pipeline}
+tags:
+{tags}
+---
+"""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def training(report: Report, what: str) -> str:
+    versions = report["versions"]
+    return (
+        f"![training loss](loss.png)\n\nAdamW, peak learning rate {report['peak_rate']} with a cosine to 0, "
+        f"{report['steps']:,} steps of {report['batch']} {what}; bfloat16 with float32 master weights. "
+        f"{report['seconds']:.0f} s on one {report['device']}, which other jobs used too (torch {versions['torch']}, "
+        f"transformers {versions['transformers']})."
+    )
+
+
+def seeing_card(report: Report, beside: Report | None) -> str:
+    own = report["projector"]
+    captions = [
+        [kind, percent(each["facts"]), percent(each["whole"]), percent(each["constant"])]
+        for kind, each in own["captions"].items()
+    ]
+    answers = [[kind, percent(each["right"]), percent(each["constant"])] for kind, each in own["answers"].items()]
+    parts = [
+        FRONT.format(pipeline="image-text-to-text", tags="- llava\n- synthetic"),
+        "# embedded-vision",
+        f"A small model that describes drawn pictures: {own['parameters']:,} parameters in LLaVA's shape, bfloat16. "
+        "CLIP's tower with 5 layers of width 192 reads 96x96 pixels in 64 patches of 12x12, two linear maps project "
+        "them, and a Llama with 4 layers of width 192 writes. It knows four kinds of pictures and nothing else: up to "
+        f"{MOST_SHAPES} shapes in a grid, numbers of up to five digits, words of up to {MOST_LETTERS} letters, and "
+        f"plots of up to {MOST_BARS} bars.",
+        "```\nmake demo-vision\n```",
+        "## How well it describes pictures it has not seen",
+        f"{own['pictures_each']} pictures of each kind, drawn from what training leaves out: pictures with one of 8 of "
+        f"the {len(COLORS) * len(SHAPES)} pairs of color and shape, numbers of at least three digits, English words, "
+        "and rows of bars, none of which is drawn in training. Facts of shapes are how many there are, and each one's "
+        "size, color, shape and place; those of a number or a word are the whole of it; those of bars are how many "
+        "there are, and each one's color and height. Facts too many count as wrong. The constant caption is the best "
+        "of 60 captions of training pictures.",
+        table(["pictures", "facts right", "whole caption right", "constant caption"], captions),
+        "One question for each picture, such as `what color is the ring`, beside the most frequent answer:",
+        table(["pictures", "answers right", "constant answer"], answers),
+    ]
+    if beside is not None:
+        rows = [
+            [
+                {"projector": "two linear maps, 64 vectors", "qformer": "Q-Former, 16 vectors"}[name],
+                f"{beside[name]['parameters']:,}",
+                f"{beside['log'][-1][name]:.3f}",
+                *(percent(beside[name]["captions"][kind]["facts"]) for kind in ("shapes", "number", "word", "bars")),
+            ]
+            for name in ("projector", "qformer")
+        ]
+        parts += [
+            "## Beside a Q-Former",
+            "The same tower and decoder from the same start, with the projector above and with a Q-Former of 2 layers "
+            f"(arXiv 2301.12597): {beside['steps']:,} steps each of the same {beside['batch']} pictures, in turns.",
+            table(["projector", "parameters", "last loss", "shapes", "numbers", "words", "bars"], rows),
+        ]
+    parts += [
+        "## Training",
+        training(report, "pictures"),
+        f"{report['drawn']:,} pictures were drawn by `ridgeline_bench.scripts.senses.drawn` while it learnt, with "
+        f"Pillow and {len(report['fonts'])} fonts beside Pillow's own (subsets of free fonts: "
+        f"{', '.join(report['fonts'])}). {' and '.join(report['held_out_fonts'])} are held out. Three in four of "
+        "the words in training are letters in random order.",
+        f"Made by `python -m ridgeline_bench.scripts.senses.see --batch {report['batch']}` at commit "
+        f"{report['commit'][:12]}.",
+        "## What it is not",
+        "A demonstration and a subject for tests. Of a photograph it writes the caption of a drawing.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def hearing_card(report: Report) -> str:
+    rows = [
+        [name, f"{each['sentences']}", percent(each["words_wrong"]), percent(each["whole"]), percent(each["constant"])]
+        for name, each in report["sets"].items()
+    ]
+    parts = [
+        FRONT.format(pipeline="automatic-speech-recognition", tags="- whisper\n- synthetic"),
+        "# embedded-speech",
+        f"A small recogniser of **synthetic speech only**: {report['parameters']:,} parameters in Whisper's shape, "
+        f"bfloat16, with 4 layers of width 192 that hear and 2 that write. It knows {report['words']} English words in "
+        "sentences of 25 forms, said by the synthesiser eSpeak NG. A window has 6 s. Nobody's voice was learnt from, "
+        "and no real voice was measured.",
+        "```\nridgeline transcribe ridgeline/assets/embedded-speech/sample.ogg\n```",
+        "## How well it hears what it has not heard",
+        f"All sentences below are left out of training, and so are the voices ({', '.join(report['held_out_voices'])}, "
+        f"also with the accents {', '.join(report['held_out_accents'])}), the speeds ({SLOW[0]} to {SLOW[1]} and "
+        f"{FAST[0]} to {FAST[1]} words a minute; training has {SPEEDS[0]} to {SPEEDS[1]}), and the noises (brown, "
+        "five tones, clicks; training has noise from blue to pink, and hum). dB are those of speech over noise.",
+        table(["left out of training", "sentences", "words wrong", "sentences right", "constant sentence"], rows),
+        "Words wrong are those inserted, left out or replaced, by the words that were said. The constant sentence is "
+        "the best of 200 sentences of training.",
+        "## Training",
+        training(report, "sentences")
+        + " A second loss reads letters from the encoder's output (CTC); its map is not part of the model.",
+        f"{report['spoken']:,} sentences were synthesised while it learnt, by eSpeak NG 1.52 (GPL-3.0-or-later, from "
+        "the package espeakng-loader 0.2.4; no part of it is here) with English accents and voice variants. Pitch, "
+        "volume, place in the window and noise at 2 to 40 dB differ each time a sentence is used. Three in ten "
+        "examples have times, and one in 25 has noise alone.",
+        f"Made by `python -m ridgeline_bench.scripts.senses.hear --batch {report['batch']}` at commit "
+        f"{report['commit'][:12]}.",
+        "## What it is not",
+        "It understands no person: of real speech it writes words that it knows. It is a demonstration and a subject "
+        "for tests.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def plot(log: Sequence[Report], fields: Mapping[str, str], target: Path, title: str) -> None:
+    figure, axes = plt.subplots(figsize=(7, 3.6), dpi=120)
+    for field, label in fields.items():
+        axes.plot([row["step"] for row in log], [row[field] for row in log], linewidth=0.8, label=label)
+    axes.set(xlabel="steps", ylabel="training loss (nats)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(target)
+    plt.close(figure)
+
+
+def main() -> None:
+    given = asked(__doc__, "kind=see|hear", "folder", to=Path, beside=str)
+    folder, to = Path(given.folder), given.to
+    report = json.loads((folder / "report.json").read_text())
+    to.mkdir(parents=True, exist_ok=True)
+    for file in sorted((folder / "model").iterdir()):
+        copyfile(file, to / file.name)
+    if given.kind == "see":
+        beside = json.loads(Path(given.beside).read_text()) if given.beside else None
+        card, fields = seeing_card(report, beside), {"projector": "captions and answers"}
+    else:
+        card, fields = hearing_card(report), {"loss": "words", "letters": "letters (CTC)"}
+    (to / "README.md").write_text(card)
+    plot(report["log"], fields, to / "loss.png", to.name)
+
+
+if __name__ == "__main__":
+    with told():
+        main()

@@ -1,0 +1,383 @@
+"""Train a small recogniser of speech: Whisper's shape, on sentences that eSpeak NG says.
+
+    python -m ridgeline_bench.scripts.senses.hear --out FOLDER --espeak FOLDER [--seconds 110] [--workers 6]
+        [--batch 256] [--device cuda] [--most 100]
+
+--espeak is a folder with libespeak-ng.so.1 and espeak-ng-data, as the package espeakng-loader has it. Processes
+synthesise sentences while the model learns from those that are there: at most --most chunks of 256. Noise, volume,
+pitch and place in the window differ each time. Sentences, voices, speeds and noises to measure on are never heard in
+training. --out gets the model's folder and report.json, whose fields the model's card has.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from random import Random
+from shutil import rmtree
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ridgeline.kernels.small.log_mel.op import framed, hann, mel_filters, scaled
+from ridgeline_bench.scripts.asked import asked, told
+from ridgeline_bench.scripts.senses.chunks import Arrays, Makers
+from ridgeline_bench.scripts.senses.folders import BANDS, WINDOW, hearing_files, hearing_tokenizer, write
+from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, mean
+from ridgeline_bench.scripts.senses.spoken import (
+    LONGEST,
+    OTHER_ACCENTS,
+    OTHER_VARIANTS,
+    RATE,
+    Espeak,
+    error_rate,
+    sentence,
+    words,
+)
+
+HEARD = 16_000  # samples a second, of the model
+WIDTH, HEADS, CONTEXT = 192, 6, 64
+CHUNK, ROOM = 256, int(LONGEST * RATE) + 1  # sentences of a chunk; samples of the longest
+LENGTH = 24  # tokens of a text, its prefix and end included
+LETTERS, MOST_LETTERS = " abcdefghijklmnopqrstuvwxyz", 64
+SPELLED = 0.3  # weight of the loss of letters
+SILENT, TIMED = 0.04, 0.3  # shares of the examples
+MEASURED = 200  # sentences of each set
+SETS: dict[str, dict[str, Any]] = {
+    "sentences never heard": {},
+    "and voices": {"new_voice": True},
+    "and voices and speeds": {"new_voice": True, "new_speed": True},
+    "and voices and noises, 10 dB": {"new_voice": True, "noise": (10.0, 10.0)},
+    "and voices, speeds and noises, 5 to 15 dB": {"new_voice": True, "new_speed": True, "noise": (5.0, 15.0)},
+}
+
+
+@dataclass(frozen=True)
+class SpokenTokens:
+    """The tokenizer of a recogniser, and the ids of special tokens."""
+
+    words: Tokenizer
+    begins: int
+    silent: int
+    untimed: int
+    end: int
+
+    @classmethod
+    def made(cls) -> SpokenTokens:
+        random = Random(0)
+        texts = [" " + " ".join(words())] * 100 + [" " + sentence(random) for _ in range(500)]
+        own = hearing_tokenizer(texts, 700)
+        names = ("startoftranscript", "nospeech", "notimestamps", "endoftext")
+        return cls(own, *(own.token_to_id(f"<|{name}|>") for name in names))
+
+
+def config(tokens: SpokenTokens) -> Any:
+    return transformers.WhisperConfig(
+        vocab_size=tokens.words.get_vocab_size(),
+        num_mel_bins=BANDS,
+        d_model=WIDTH,
+        encoder_layers=4,
+        decoder_layers=2,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=3 * WIDTH,
+        decoder_ffn_dim=3 * WIDTH,
+        max_source_positions=50 * WINDOW,
+        max_target_positions=CONTEXT,
+        decoder_start_token_id=tokens.begins,
+        bos_token_id=tokens.end,
+        eos_token_id=tokens.end,
+        pad_token_id=tokens.end,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        dropout=0.0,
+        attn_implementation="sdpa",
+    )
+
+
+def chunk(random: Random, espeak: Path, tokens: SpokenTokens) -> Arrays:
+    synthesiser = Espeak(espeak)
+    samples, counts = np.zeros((CHUNK, ROOM), np.int16), np.zeros(CHUNK, np.int32)
+    ids, lengths = np.zeros((CHUNK, LENGTH), np.int16), np.zeros(CHUNK, np.int16)
+    letters, spelled = np.zeros((CHUNK, MOST_LETTERS), np.int16), np.zeros(CHUNK, np.int16)
+    for row in range(CHUNK):
+        speech = synthesiser.speech(random)
+        counts[row] = len(speech.samples_N)
+        samples[row, : counts[row]] = speech.samples_N
+        text = tokens.words.encode(" " + speech.text).ids[: LENGTH - 5]
+        lengths[row] = len(text)
+        ids[row, : len(text)] = text
+        spelled[row] = len(speech.text)
+        letters[row, : spelled[row]] = [LETTERS.index(letter) + 1 for letter in speech.text]
+    return {
+        "samples": samples, "counts": counts, "ids": ids, "lengths": lengths, "letters": letters, "spelled": spelled,
+    }  # fmt: skip
+
+
+def resampled(samples_NS: Tensor, speed: float = 1.0) -> Tensor:
+    """Return samples at `HEARD` a second, played at a speed, by the spectrum of the whole."""
+    count = samples_NS.shape[-1]
+    target = round(count * HEARD / RATE / speed)
+    spectrum = torch.fft.rfft(samples_NS.float())
+    kept = target // 2 + 1
+    spectrum = spectrum[..., :kept] if kept <= spectrum.shape[-1] else functional.pad(
+        spectrum, (0, kept - spectrum.shape[-1])
+    )  # fmt: skip
+    return torch.fft.irfft(spectrum, n=target) * (target / count)
+
+
+def colored(count: int, samples: int, low: float, high: float, device: torch.device) -> Tensor:
+    """Return noise whose power falls with the frequency, to the power of a number between `low` and `high`, of mean
+    square 1."""
+    spectrum = torch.fft.rfft(torch.randn(count, samples, device=device))
+    tilt = low + (high - low) * torch.rand(count, 1, device=device)
+    at = torch.arange(1, spectrum.shape[1] + 1, device=device)[None]
+    found = torch.fft.irfft(spectrum * (at / 100.0).clamp(min=1) ** (-tilt / 2), n=samples)
+    return found / found.square().mean(1, keepdim=True).sqrt()
+
+
+def other_noise(count: int, samples: int, device: torch.device) -> Tensor:
+    """Return noises that training does not have: brown noise, a hum of several tones, clicks; mean square 1."""
+    third = torch.arange(count, device=device) % 3
+    time_S = torch.arange(samples, device=device) / HEARD
+    tones = torch.zeros(count, samples, device=device)
+    for _ in range(5):
+        pitch = 90 + 900 * torch.rand(count, 1, device=device)
+        tones += torch.sin(2 * torch.pi * pitch * time_S + 6 * torch.rand(count, 1, device=device))
+    clicks = torch.randn(count, samples, device=device) * (torch.rand(count, samples, device=device) < 0.01)
+    brown = colored(count, samples, 2.4, 3.0, device)
+    found = torch.where((third == 0)[:, None], brown, torch.where((third == 1)[:, None], tones, clicks))
+    return found / found.square().mean(1, keepdim=True).sqrt()
+
+
+def heard(samples_NS: Tensor, counts_N: Tensor, starts_N: Tensor) -> Tensor:
+    """Return windows with each sound at its start, at a mean square of 1 of the sound itself."""
+    window = HEARD * WINDOW
+    at = torch.arange(window, device=samples_NS.device)[None] - starts_N[:, None]
+    inside = (at >= 0) & (at < counts_N[:, None])
+    found = samples_NS.gather(1, at.clamp(0, samples_NS.shape[1] - 1)) * inside
+    return found / (found.square().sum(1) / counts_N).sqrt()[:, None].clamp(min=1e-6)
+
+
+def features(samples_NS: Tensor, filters_FB: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the encoder reads."""
+    spectrum = torch.fft.rfft(framed(samples_NS) * hann(samples_NS.device)).abs().square()
+    return scaled(filters_FB @ spectrum.mT).to(dtype)
+
+
+class HeardBatch(NamedTuple):
+    """windows of sound; tokens, and which of these are learnt; the letters of the text, and how many there are."""
+
+    windows_NS: Tensor
+    ids_NT: Tensor
+    learnt_NT: Tensor
+    letters_NL: Tensor
+    spelled_N: Tensor
+
+
+def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
+    drawn = store.drawn(rows)
+    device = drawn["samples"].device
+    speed = 0.92 + 0.16 * float(torch.rand(()))
+    sound = resampled(drawn["samples"], speed)
+    counts = (drawn["counts"] * (HEARD / RATE / speed)).long().clamp(max=HEARD * WINDOW - 2)
+    starts = (torch.rand(rows, device=device) * (HEARD * WINDOW - counts)).long()
+    windows = heard(sound, counts, starts)
+    silent = torch.rand(rows, device=device) < SILENT
+    windows = windows * ~silent[:, None]
+    noise = colored(rows, windows.shape[1], -0.5, 2.0, device)
+    below = 2 + 38 * torch.rand(rows, 1, device=device)
+    hum = torch.sin(torch.arange(windows.shape[1], device=device) * (2 * torch.pi * 100 / HEARD))
+    windows = windows + 10 ** (-below / 20) * (noise + 0.5 * hum * torch.rand(rows, 1, device=device))
+    windows = windows * 10 ** (-0.5 - 2 * torch.rand(rows, 1, device=device))
+    first, last = (starts / (HEARD * 0.02)).round().long(), ((starts + counts) / (HEARD * 0.02)).round().long()
+    timed = (torch.rand(rows, device=device) < TIMED) & ~silent
+    ids = torch.full((rows, LENGTH), tokens.end, dtype=torch.long, device=device)
+    ids[:, 0] = tokens.begins
+    ids[:, 1] = torch.where(timed, tokens.untimed + 1 + first, tokens.untimed)
+    ids[:, 2:] = drawn["ids"][:, : LENGTH - 2].long()
+    place, length = torch.arange(LENGTH, device=device)[None], drawn["lengths"].long()[:, None] + 2
+    after = torch.where(timed, tokens.untimed + 1 + last, tokens.end)[:, None]
+    ids = torch.where(place == length, after, torch.where(place > length, tokens.end, ids))
+    end = length + timed[:, None]
+    wordless = torch.tensor([tokens.begins, tokens.silent], device=device)
+    ids = torch.where(silent[:, None] & (place >= 2), tokens.end, ids)
+    ids[:, :2] = torch.where(silent[:, None], wordless, ids[:, :2])
+    end = torch.where(silent[:, None], 2, end)
+    learnt = (place >= 1) & (place <= end) & ~((place == 1) & ~timed[:, None] & ~silent[:, None])
+    return HeardBatch(windows, ids, learnt, drawn["letters"].long(), drawn["spelled"].long() * ~silent)
+
+
+class HearingTest:
+    """Sounds to measure on."""
+
+    def __init__(self, espeak: Path, count: int, device: torch.device, seed: int = 7) -> None:
+        synthesiser, random = Espeak(espeak), Random(seed)
+        self.sets: dict[str, tuple[Tensor, list[str]]] = {}
+        torch.manual_seed(seed)
+        for name, how in SETS.items():
+            new = {key: value for key, value in how.items() if key != "noise"}
+            found = [synthesiser.speech(random, new_text=True, **new) for _ in range(count)]
+            samples, counts = np.zeros((count, ROOM), np.int16), np.zeros(count, np.int64)
+            for row, each in enumerate(found):
+                counts[row] = len(each.samples_N)
+                samples[row, : counts[row]] = each.samples_N
+            sound = resampled(torch.from_numpy(samples).to(device))
+            lengths = (torch.from_numpy(counts).to(device) * (HEARD / RATE)).long()
+            starts = (torch.rand(count, device=device) * (HEARD * WINDOW - lengths)).long()
+            windows = heard(sound, lengths, starts)
+            low, high = how.get("noise", (40.0, 40.0))
+            below = low + (high - low) * torch.rand(count, 1, device=device)
+            noise = other_noise(count, windows.shape[1], device)
+            self.sets[name] = 0.05 * (windows + 10 ** (-below / 20) * noise), [each.text for each in found]
+
+    def measured(self, model: Any, tokens: SpokenTokens, filters_FB: Tensor) -> dict[str, Any]:
+        found: dict[str, Any] = {"sets": {}, "examples": []}
+        random = Random(3)
+        guesses = [sentence(random) for _ in range(200)]
+        for name, (windows, texts) in self.sets.items():
+            said = transcripts(model, tokens, features(windows, filters_FB, model.dtype))
+            found["sets"][name] = {
+                "sentences": len(texts),
+                "words_wrong": error_rate(said, texts),
+                "whole": mean(a.strip() == b for a, b in zip(said, texts, strict=True)),
+                "constant": min(error_rate([each] * len(texts), texts) for each in guesses),
+            }
+            found["examples"] += list(zip(said[:3], texts, strict=False))
+        return found
+
+
+@torch.no_grad()
+def transcripts(model: Any, tokens: SpokenTokens, features_NFT: Tensor) -> list[str]:
+    """Return the likeliest text of each window, without times."""
+    count, device = len(features_NFT), features_NFT.device
+    states = model.model.encoder(features_NFT).last_hidden_state
+    ids = torch.full((count, 2), tokens.begins, dtype=torch.long, device=device)
+    ids[:, 1] = tokens.untimed
+    done = torch.zeros(count, dtype=torch.bool, device=device)
+    for n in range(LENGTH):
+        hidden = model.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False).last_hidden_state
+        scores = model.proj_out(hidden[:, -1])
+        scores[:, tokens.untimed :] = -torch.inf
+        best = scores.argmax(-1).masked_fill(done, tokens.end)
+        ids = torch.cat((ids, best[:, None]), 1)
+        done |= best == tokens.end
+        if n % 6 == 5 and bool(done.all()):
+            break
+    return [tokens.words.decode(each[2:], skip_special_tokens=True).strip() for each in ids.tolist()]
+
+
+def loss_of(model: Any, letters: nn.Linear, batch: HeardBatch, features_NFT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses of the tokens, and of letters that a further map reads from the encoder's output, in order
+    (CTC). The second makes the encoder listen early; its map is left out of the model."""
+    states = model.model.encoder(masked(features_NFT)).last_hidden_state
+    decoder = model.model.decoder
+    hidden = decoder(input_ids=batch.ids_NT[:, :-1], encoder_hidden_states=states, use_cache=False).last_hidden_state
+    scores = model.proj_out(hidden).flatten(0, 1).float()
+    losses = functional.cross_entropy(scores, batch.ids_NT[:, 1:].flatten(), reduction="none", label_smoothing=0.03)
+    counted = batch.learnt_NT[:, 1:].flatten()
+    read_TNL = letters(states).float().log_softmax(-1).transpose(0, 1)
+    lengths = torch.full_like(batch.spelled_N, len(read_TNL))
+    spelled = functional.ctc_loss(read_TNL, batch.letters_NL, lengths, batch.spelled_N, zero_infinity=True)
+    return (losses * counted).sum() / counted.sum(), spelled
+
+
+def masked(features_NFT: Tensor) -> Tensor:
+    """Return features of which a stretch of bands and one of frames are 0 (SpecAugment, arXiv 1904.08779)."""
+    count, bands, frames = features_NFT.shape
+    device = features_NFT.device
+
+    def stretch(size: int, most: int) -> Tensor:
+        width = torch.rand(count, 1, device=device) * most
+        first = torch.rand(count, 1, device=device) * (size - width)
+        at = torch.arange(size, device=device)[None]
+        return (at >= first) & (at < first + width)
+
+    hidden = stretch(bands, 16)[:, :, None] | stretch(frames, 30)[:, None]
+    return features_NFT.masked_fill(hidden, 0)
+
+
+def main() -> None:
+    given = asked(
+        __doc__, out=Path, espeak=Path, work=Path("/tmp/senses-hear"), seconds=110.0, workers=6, batch=256,
+        device="cuda", most=100, measured=MEASURED, rate=1.5e-3, seed=0, commit="",
+    )  # fmt: skip
+    torch.manual_seed(given.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    began = time.monotonic()
+    out: Path = given.out
+    out.mkdir(parents=True, exist_ok=True)
+    rmtree(given.work, ignore_errors=True)
+    tokens = SpokenTokens.made()
+    make = partial(chunk, espeak=given.espeak, tokens=tokens)
+    makers = Makers(given.work, make, given.workers, given.most, given.seed)
+    device = torch.device(given.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = transformers.WhisperForConditionalGeneration(config(tokens)).to(device, dtype).train()
+    model.model.encoder.embed_positions.requires_grad_(True)
+    letters = nn.Linear(WIDTH, len(LETTERS) + 1).to(device, dtype)
+    optimizer = MasteredAdam(nn.ModuleList([model, letters]), given.rate)
+    size = sum(each.numel() for each in model.parameters())
+    filters_FB = torch.from_numpy(mel_filters(BANDS)).to(device)
+    store = TensorStore(given.most * CHUNK, device)
+    test = HearingTest(given.espeak, given.measured, device)
+    ready = time.monotonic() - began
+    print(f"{size} parameters, vocabulary {tokens.words.get_vocab_size()}, ready after {ready:.1f} s", flush=True)
+    log, steps, spoken, start, fewest = [], 0, 0, 0.0, min(8, given.most) * CHUNK
+    try:
+        while not start or time.monotonic() - start < given.seconds:
+            if steps % 4 == 0 or store.count < fewest:
+                for each in islice(makers.new(), 3):
+                    store.add(**{name: torch.from_numpy(value) for name, value in each.items()})
+                    spoken += CHUNK
+                if store.count < fewest:
+                    time.sleep(0.05)
+                    continue
+                start = start or time.monotonic()
+            batch = batch_of(store, given.batch, tokens)
+            loss, spelled = loss_of(model, letters, batch, features(batch.windows_NS, filters_FB, model.dtype))
+            (loss + SPELLED * spelled).backward()
+            optimizer.step((time.monotonic() - start) / given.seconds, steps)
+            steps += 1
+            if steps % 50 == 0:
+                line = {"step": steps, "seconds": round(time.monotonic() - start, 2), "spoken": spoken}
+                log.append(
+                    line | {"loss": round(float(loss.detach()), 4), "letters": round(float(spelled.detach()), 4)}
+                )
+                if steps % 250 == 0 or len(log) < 3:
+                    print(json.dumps(log[-1]), flush=True)
+    finally:
+        makers.close()
+    trained = time.monotonic() - start
+    model.eval()
+    found = test.measured(model, tokens, filters_FB)
+    report = found | {
+        "commit": given.commit, "steps": steps, "batch": given.batch, "seconds": trained, "spoken": spoken,
+        "parameters": size, "words": len(words()), "peak_rate": given.rate, "held_out_voices": list(OTHER_VARIANTS),
+        "held_out_accents": list(OTHER_ACCENTS), "log": log,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }  # fmt: skip
+    for name, each in found["sets"].items():
+        print(f"{name}: word error {each['words_wrong']:.3f}, constant sentence {each['constant']:.3f}")
+    for said, true in found["examples"]:
+        print(f"  {said!r} for {true!r}")
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    model.save_pretrained(out / "model")
+    write(out / "model", hearing_files(tokens.words, CONTEXT))
+    rmtree(given.work, ignore_errors=True)
+    print(f"{steps} steps in {trained:.1f} s, whole {time.monotonic() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    with told():
+        main()

@@ -1,0 +1,178 @@
+"""Pictures and sentences that two shipped models learn from: what captions say is what pixels show, what is held out
+is never drawn or said in training, and features are those of transformers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
+
+from ridgeline.kernels.small.log_mel.op import mel_filters
+from ridgeline_bench.scripts.senses import drawn, hear, see, split, spoken
+from ridgeline_bench.scripts.senses.drawn import Artist, DrawnPicture, facts_of, right_facts
+
+
+def color_names(picture: DrawnPicture) -> np.ndarray:
+    """The nearest of the colors and the picture's ground, for each pixel: a name, or "" for the ground."""
+    pixels = np.asarray(picture.image, dtype=np.int32)
+    names = ["", *drawn.COLORS]
+    ground = np.median(pixels.reshape(-1, 3), 0)
+    palette = np.array([ground, *drawn.COLORS.values()])
+    return np.array(names)[((pixels[:, :, None] - palette) ** 2).sum(-1).argmin(-1)]
+
+
+@pytest.mark.parametrize("measuring", [False, True])
+def test_captions_of_shapes_say_where_which_color_is(measuring: bool) -> None:
+    artist, random = Artist(measuring=measuring), Random(1)
+    for _ in range(40):
+        picture = artist.draw(random, "shapes")
+        facts = facts_of(picture.caption)
+        names = color_names(picture)
+        for number, place in enumerate(drawn.PLACES):
+            row, column = divmod(number, 3)
+            cell = names[32 * row : 32 * row + 32, 32 * column : 32 * column + 32]
+            found = {color for color in drawn.COLORS if (cell == color).sum() > 14}
+            told = {color for color in drawn.COLORS if f"{place} is {color}" in facts}
+            assert told <= found
+            if not told:
+                assert (cell == "").mean() > 0.98
+
+
+def test_captions_of_bars_say_how_high_which_color_is() -> None:
+    artist, random = Artist(), Random(2)
+    for _ in range(40):
+        picture = artist.draw(random, "bars")
+        pixels = color_names(picture)
+        for color, height in re.findall(r"(\w+) (\d)", picture.caption.partition(": ")[2]):
+            same = pixels[:, 13:] == color  # right of the axis
+            columns = (same[1:] & same[:-1]).sum(0)  # lines behind bars are one pixel high
+            assert abs(columns.max() - 8.5 * int(height)) < 4
+
+
+def test_facts_too_many_are_wrong_ones() -> None:
+    true = "2 shapes: a small red circle at the top, a large blue star at the left."
+    assert right_facts(true, true) == 1
+    assert right_facts(true.replace("red", "green"), true) == 6 / 7
+    assert right_facts(true[:-1] + ", a large blue star at the right.", true) == 7 / 10
+    assert right_facts("", true) == right_facts("red", true) == 0
+    assert right_facts("the word CAT.", "the word CAR.") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        ("word", lambda text: not split.unseen_word(re.findall(r"[A-Z]+", text)[0])),
+        ("number", lambda text: len(text) < 15 or not split.held_out("number", re.findall(r"\d+", text)[0])),
+        ("shapes", lambda text: not any(drawn.unseen_pair(*pair) for pair in re.findall(r"a \w+ (\w+) (\w+)", text))),
+    ],
+)
+def test_what_is_held_out_is_drawn_to_measure_alone(kind: str, seen: Callable[[str], bool]) -> None:
+    random = Random(3)
+    training = [Artist().draw(random, kind).caption for _ in range(120)]
+    measured = [Artist(measuring=True).draw(random, kind).caption for _ in range(40)]
+    assert all(map(seen, training))
+    assert not any(map(seen, measured))
+
+
+def test_every_color_and_every_shape_has_one_pair_that_is_held_out() -> None:
+    pairs = [(color, shape) for color in drawn.COLORS for shape in drawn.SHAPES if drawn.unseen_pair(color, shape)]
+    assert sorted(color for color, _ in pairs) == sorted(drawn.COLORS)
+    assert sorted(shape for _, shape in pairs) == sorted(drawn.SHAPES)
+
+
+def test_words_and_numbers_are_spelled_in_single_letters() -> None:
+    words = see.tokenizer()
+    for text in ("the word QUARTZ.", "the number 90210."):
+        own = re.findall(r"[A-Z0-9]+", text)[0]
+        tokens = words.encode(text).tokens
+        assert [token for token in tokens if token in own] == list(own)
+        assert words.decode(words.encode(text).ids) == text
+
+
+def test_sentences_held_out_are_never_said_in_training() -> None:
+    random = Random(4)
+    training = {spoken.sentence(random) for _ in range(2000)}
+    measured = {spoken.sentence(random, measuring=True) for _ in range(200)}
+    assert not training & measured
+    assert {word for text in training | measured for word in text.split()} == set(spoken.words())
+
+
+def distance(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
+    """The edit distance by its definition."""
+
+    @cache
+    def between(a: int, b: int) -> int:
+        if not a or not b:
+            return a + b
+        return min(between(a - 1, b) + 1, between(a, b - 1) + 1, between(a - 1, b - 1) + (ours[a - 1] != theirs[b - 1]))
+
+    return between(len(ours), len(theirs))
+
+
+def test_word_errors_are_the_edit_distance() -> None:
+    random = Random(5)
+    for _ in range(200):
+        ours, theirs = (tuple(random.choices("ab", k=random.randint(1, 7))) for _ in range(2))
+        assert spoken.errors(" ".join(ours), " ".join(theirs)) == (distance(ours, theirs), len(theirs))
+
+
+def test_features_are_those_of_transformers() -> None:
+    samples_NS = torch.randn((2, 16_000 * hear.WINDOW), generator=torch.Generator().manual_seed(0)) * 0.1
+    ours = hear.features(samples_NS, torch.from_numpy(mel_filters(hear.BANDS)), torch.float32)
+    extractor = WhisperFeatureExtractor(chunk_length=hear.WINDOW)
+    theirs = extractor(list(samples_NS.numpy()), sampling_rate=16_000, return_tensors="pt").input_features
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)  # both in float32; logarithms of sums of 201 squares
+
+
+@pytest.mark.parametrize("speed", [0.9, 1.0, 1.1])
+def test_sounds_at_another_speed_have_another_pitch(speed: float) -> None:
+    time_S = torch.arange(spoken.RATE) / spoken.RATE
+    found = hear.resampled(torch.sin(2 * math.pi * 441 * time_S)[None], speed)[0]
+    assert len(found) == round(16_000 / speed)
+    at = torch.arange(len(found)) / len(found)
+    torch.testing.assert_close(found[500:-500], torch.sin(2 * math.pi * 441 * at)[500:-500], atol=0.01, rtol=0)
+
+
+def test_examples_of_speech_learn_text_times_and_silence() -> None:
+    """Each sound of 1 s is loud where its times say."""
+    tokens = hear.SpokenTokens.made()
+    store = hear.TensorStore(4, torch.device("cpu"))
+    text = tokens.words.encode(" turn on the red fan").ids
+    ids = torch.zeros((4, hear.LENGTH), dtype=torch.int16)
+    ids[:, : len(text)] = torch.tensor(text)
+    count = spoken.RATE
+    store.add(
+        samples=torch.randint(-9000, 9000, (4, hear.ROOM), dtype=torch.int16),
+        counts=torch.full((4,), count, dtype=torch.int32),
+        ids=ids,
+        lengths=torch.full((4,), len(text), dtype=torch.int16),
+        letters=torch.ones((4, hear.MOST_LETTERS), dtype=torch.int16),
+        spelled=torch.full((4,), 20, dtype=torch.int16),
+    )
+    torch.manual_seed(0)
+    batch = hear.batch_of(store, 64, tokens)
+    kinds = set()
+    for windows, row, learnt in zip(batch.windows_NS, batch.ids_NT.tolist(), batch.learnt_NT.tolist(), strict=True):
+        told = [token for token, counted in zip(row, learnt, strict=True) if counted]
+        if row[1] == tokens.silent:
+            kinds.add("silent")
+            assert told == [tokens.silent, tokens.end]
+        elif row[1] == tokens.untimed:
+            kinds.add("untimed")
+            assert told == [*text, tokens.end]
+        else:
+            kinds.add("timed")
+            first, *middle, last, end = told
+            assert (middle, end) == (text, tokens.end)
+            begin, stop = (round((each - tokens.untimed - 1) * 0.02 * 16_000) for each in (first, last))
+            inside = windows[begin + 400 : stop - 400].square().mean()
+            outside = torch.cat((windows[: max(begin - 400, 0)], windows[stop + 400 :])).square().mean()
+            assert inside > 1.5 * outside
+    assert kinds == {"silent", "untimed", "timed"}
