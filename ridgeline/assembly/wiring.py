@@ -30,8 +30,8 @@ from ridgeline.core.settings.host_tier import HostTierSettings, SessionBounds
 from ridgeline.core.settings.speculation import NAMED
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
-from ridgeline.core.specs.model import NO_RULES, ModelSpec, OutputRules, with_draft
-from ridgeline.core.specs.state import DTYPE_BYTES
+from ridgeline.core.specs.model import NO_RULES, ModelSpec, OutputRules, attention_of, with_draft
+from ridgeline.core.specs.state import DTYPE_BYTES, WINDOW_CHUNK
 from ridgeline.core.timeline import Timeline
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, device_of_rank
 from ridgeline.engine.engine import Engine
@@ -473,7 +473,7 @@ def _host_tier(config: LLMConfig, memory: MemoryReport, bytes_per_second: float)
     )
 
 
-def _pictures(wiring: Wiring) -> dict[str, Any]:
+def _pictures(config: LLMConfig, wiring: Wiring) -> dict[str, Any]:
     """Return the facts that an engine needs of a tower."""
     if wiring.model is None or wiring.model.tower is None:
         return {}
@@ -484,7 +484,25 @@ def _pictures(wiring: Wiring) -> dict[str, Any]:
         "patch_cost": tower.patch_flops / flops,
         "most_patches": patches_at_once(sizes, tower),
         "view_side": 0 if tower.grid is None or tower.grid.resized else tower.grid.side,
+        "both_ways": wiring.model.both_ways,
+        "most_together": 0 if wiring.model.both_ways is None else _most_together(config, wiring, wiring.model),
     }
+
+
+def _most_together(config: LLMConfig, wiring: Wiring, model: ModelSpec) -> int:
+    """Return the most tokens that a step has room for beside rows that decode. Beside a window the cache has room for
+    WINDOW_CHUNK, and a prompt whose tokens all see each other fits the window. Raise InvalidConfig for trees of
+    drafts."""
+    if config.draft_depth is not None:
+        raise InvalidConfig(
+            "drafts that form trees are not for models whose pictures are seen both ways; draft chains."
+        )
+    most = wiring.memory.sizes.max_tokens - (wiring.max_seqs - 1) * (1 + config.num_drafts)
+    mixers = (attention_of(layer.mixer) for layer in model.layers)
+    windows = [each.window for each in mixers if each is not None and each.window is not None]
+    if not windows:
+        return most
+    return min(most, *windows) if model.both_ways == "prompt" else min(most, WINDOW_CHUNK)
 
 
 def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
@@ -508,7 +526,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         cascade=wiring.cascade,
         pools=wiring.pools,
         encodes=encodes,
-        **_pictures(wiring),
+        **_pictures(config, wiring),
         hears=bool(memory.sizes.encoded),
         num_drafts=config.num_drafts,
         draft_depth=config.draft_depth,

@@ -23,6 +23,7 @@ from ridgeline.engine.cache.disk import BlockStore
 from ridgeline.engine.cache.events import BlockSink, Changes
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.together import runs_of
 from ridgeline.kernels.base.cost import CostModel, Headroom, StepShape
 
 logger = logging.getLogger(__name__)
@@ -388,6 +389,7 @@ class Engine:
         if request.inserted:
             check_inserted(request)
             self._check_pictures(request)
+        self._check_together(request)
         companion = request.companion()
         members = [request] if companion is None else [request, companion]
         if companion is not None:
@@ -453,6 +455,20 @@ class Engine:
             raise InvalidRequest(
                 "guidance_scale is not for prompts with pictures; leave it out.", param="guidance_scale"
             )
+
+    def _check_together(self, request: Request) -> None:
+        """Raise InvalidRequest for tokens that see each other both ways and do not fit a step."""
+        most, prompt = self.config.most_together, self.config.both_ways == "prompt"
+        for first, end in runs_of(request, self.config.both_ways):
+            if end - first > most:
+                raise InvalidRequest(
+                    f"{'the prompt' if prompt else 'a picture'} has {end - first} tokens, which must run in one step, "
+                    f"and a step has room for {most}; {'shorten it' if prompt else 'make it smaller'}, or raise "
+                    "max_num_batched_tokens.",
+                    param="prompt" if prompt else "multi_modal_data",
+                )
+        if prompt and request.params.guidance_scale != 1:
+            raise InvalidRequest("guidance_scale is not for this model; leave it out.", param="guidance_scale")
 
     def _check_encoded(self, request: Request) -> None:
         """Raise InvalidRequest for an encoder input that the model, or a step, has no place for."""

@@ -132,7 +132,7 @@ class PlanBuilder:
     """The standing decode rows (shared, not copied, when nothing else runs) and the rows besides them."""
 
     def __init__(self, budget: int, slots: SlotTable) -> None:
-        self.budget, self._slots = budget, slots
+        self.budget, self._most, self._slots = budget, budget, slots
         self.share = 0  # tokens of one prompt at most; 0: as many as fit
         self.standing = NOBODY
         self.published: list[bytes] = []  # hashes of the prompt blocks this plan will write
@@ -146,6 +146,7 @@ class PlanBuilder:
         self._inserted: list[tuple[Inserted, ...]] = []
         self._encoded: list[tuple[int, ...]] = []
         self.positions: dict[Sequence, np.ndarray] = {}  # of rows, where these have three axes
+        self.both_ways: dict[Sequence, tuple[tuple[int, int], ...]] = {}  # of rows, as in `Span`
         self._reads: list[int] = []  # tokens of these that the encoder runs
         self.encoded_tokens = 0  # of the encoder inputs that rows bring
         self.seen_tokens = 0  # those that cost as much as the pictures that the plan brings to the tower
@@ -160,6 +161,11 @@ class PlanBuilder:
     def columns(self) -> list[int]:
         """Slots of the rows so far."""
         return [*self.standing.columns_R.tolist(), *(seq.slot for seq in self.others)]
+
+    @property
+    def room(self) -> int:
+        """The tokens that the step can still hold, whatever its budget."""
+        return self._most - int(self.standing.rows.num_tokens_R.sum()) - sum(self._num_tokens) - self.encoded_tokens
 
     def add(
         self,
@@ -191,7 +197,16 @@ class PlanBuilder:
         first = len(seqs)
         given = enumerate(zip(self.others, self._spans, self._inserted, self._encoded, strict=True), first)
         spans = tuple(
-            Span(row, ids, inside, read, self.positions.get(seq), *((seq.request.sound, seq.heard) if read else ()))
+            Span(
+                row,
+                ids,
+                inside,
+                read,
+                self.positions.get(seq),
+                seq.request.sound if read else None,
+                bool(read) and seq.heard,
+                self.both_ways.get(seq, ()),
+            )
             for row, (seq, ids, inside, read) in given
             if ids is not None
         )

@@ -49,6 +49,7 @@ from ridgeline.engine.recovery import Recovery
 from ridgeline.engine.results import Results
 from ridgeline.engine.running import Running
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
+from ridgeline.engine.together import parts, runs_of, uncut
 from ridgeline.engine.waiting import WaitingQueue
 from ridgeline.kernels.base.cost import CostModel
 
@@ -146,7 +147,10 @@ class Scheduler:
         if self._looked.seq is not None and self._looked.seq.request.owner != request.owner:
             self._looked = NOTHING  # it may be entitled to what another owner has
         self._by_id[request.id] = seq
-        self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else 1)
+        seq.together = runs_of(request, self.config.both_ways)
+        seq.private |= self.config.both_ways == "prompt"  # keys of its first tokens depend on the last one
+        longest = max((end - first for first, end in seq.together), default=1)
+        self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else longest)
         sessions = self.cache.sessions
         session = sessions.came(seq) if sessions is not None and sessions.due else None
         if self._disk is None or not self._disk.fetch(seq, None if session is None else session.ahead):
@@ -539,6 +543,8 @@ class Scheduler:
             stop = min(end, start + budget)
             if member.inserted:
                 stop = self.pictures.end(member.inserted, start, stop, builder)
+            if member.together:
+                stop = uncut(member.together, start, stop, builder)
             count = self.cache.chunk_end(member, start, stop) - start
             budget -= count
             if count:
@@ -555,6 +561,8 @@ class Scheduler:
         inserted = self.pictures.placed(parts_between(seq.inserted, start, end), builder) if seq.inserted else ()
         if seq.inserted and (positions_3T := positions_between(seq.inserted, start, end)) is not None:
             builder.positions[seq] = positions_3T
+        if seq.together:
+            builder.both_ways[seq] = parts(seq.together, start, end)
         ids, encoded = np.array(seq.tokens[start:end], np.int32), () if start else seq.request.encoder_ids
         builder.add(seq, end - start, int(complete), ids, inserted, encoded)
         if encoded and not seq.heard:

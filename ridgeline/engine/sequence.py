@@ -95,6 +95,7 @@ class Sequence:
         "status",
         "tenant",
         "text",
+        "together",
         "tokens",
         "trials",
         "undrafted",
@@ -129,6 +130,7 @@ class Sequence:
         self.inserted = request.inserted if request.embeds is None else request.all_inserted
         alone = request.whole or bool(request.encoder_ids)
         self.private = alone or not all(each.key for each in self.inserted)
+        self.together: tuple[tuple[int, int], ...] = ()  # tokens that always run in one step
         self.distrusted = False
         self.cached_tokens = self.shared_tokens = 0
         self.last_plan = 0

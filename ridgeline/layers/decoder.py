@@ -348,12 +348,12 @@ class Decoder(nn.Module):
             second_T = token_ids_T >= SECOND_TEXT
             token_ids_T = token_ids_T - SECOND_TEXT * second_T
         x_TM = self.embed(token_ids_T)
+        if self._embedding_multiplier != 1:
+            x_TM = x_TM * self._embedding_multiplier
         if given is not None:
             # Where ranks add their parts up later, the first one's part is all
             x_tM = torch.zeros_like(given.x_tM) if self._embed_adds_up and self.tp.rank > 0 else given.x_tM
             x_TM = x_TM.index_copy(0, given.token_t, x_tM.to(x_TM.dtype))
-        if self._embedding_multiplier != 1:
-            x_TM = x_TM * self._embedding_multiplier
         if self.type_embed is not None and second_T is not None:
             x_TM = x_TM + self.type_embed(second_T.to(token_ids_T.dtype))
         if self.position_embed is not None:

@@ -1,18 +1,24 @@
-"""Gemma 1, 2 and 3 (text): scaled embeddings and, from 2 on, norms on both sides of each part, and windows.
+"""Gemma 1, 2 and 3: scaled embeddings and, from 2 on, norms on both sides of each part, and windows.
 
-Gemma 2 has soft caps; Gemma 3 norms on queries and keys instead, and a rotation of its own on layers with a window.
+Gemma 2 has soft caps; Gemma 3 norms on queries and keys instead, and a rotation of its own on layers with a window. Its
+pictures come from SigLIP's tower, and their tokens see each other both ways.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isqrt
 from typing import Any
 
-from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec, WeightMap
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec, Source, WeightMap
+from ridgeline.core.specs.tower import ProjectorSpec
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.names import named
+from ridgeline.models.siglip import DEFAULTS as SIGLIP
+from ridgeline.models.siglip import siglip_tower, siglip_weights
 from ridgeline.models.windows import pattern_windows
 from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
@@ -104,16 +110,50 @@ class Gemma3:
 
 
 class Gemma3Multimodal:
-    """The text model of a checkpoint that also has a tower for images."""
+    """The text model with SigLIP's tower. Without a vision_config it is the text model alone."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         spec = Gemma3.spec(text_config(config, NESTED_3))
-        return replace(spec, architecture="Gemma3ForConditionalGeneration", unused=TOWERS)
+        spec = replace(spec, architecture="Gemma3ForConditionalGeneration", unused=TOWERS)
+        if not config.get("vision_config"):
+            return spec
+        values = Config(config, {"mm_tokens_per_image": 256})
+        vision = Config(values.section("vision_config").entries, SIGLIP)
+        tokens, side = (
+            values.integer("mm_tokens_per_image"),
+            vision.integer("image_size") // vision.integer("patch_size"),
+        )
+        merge = side // max(1, isqrt(tokens))
+        if merge**2 * tokens != side**2:
+            raise values.wrong("mm_tokens_per_image", tokens, f"the number of squares of {side} x {side} patches")
+        projector = ProjectorSpec(
+            outputs=spec.hidden_size,
+            merge=merge,
+            averaged=True,
+            norm=NormSpec(eps=vision.number("layer_norm_eps"), offset=1.0),
+            norm_merged=True,
+            bias=False,
+        )
+        head = ("vision_tower.head.", "vision_tower.vision_model.head.")
+        return replace(seeing_ahead(spec), tower=siglip_tower(vision, projector), unused=head)
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        return text_weights(Llama.weights(spec), whole=True)
+        found = text_weights(Llama.weights(spec), whole=True)
+        if spec.tower is None:
+            return found
+        projection = Source(name="multi_modal_projector.mm_input_projection_weight", transpose=True)
+        norm = named("tower.projector", "multi_modal_projector", {"norm": "mm_soft_emb_norm"})
+        return (
+            found | siglip_weights(spec.tower, "vision_tower") | norm | {"tower.projector.down.weight": (projection,)}
+        )
+
+
+def seeing_ahead(spec: ModelSpec) -> ModelSpec:
+    """Return the model with pictures whose tokens see each other both ways, in all layers."""
+    layers = (replace(layer, mixer=replace(layer.attention, ahead=True)) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers), both_ways="pictures")
 
 
 def _both_ways(spec: ModelSpec) -> ModelSpec:

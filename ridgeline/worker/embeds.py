@@ -38,6 +38,8 @@ class InsertedVectors(StepPart):
             self.stored.pop(name, None)
         if placed := [(span.row, span.positions_3T) for span in step.plan.spans if span.positions_3T is not None]:
             self._place(step, placed)
+        if any(span.both_ways for span in step.plan.spans):
+            step.ahead_T = self._ahead(step)
         given = [(span.row, each) for span in step.plan.spans for each in span.inserted]
         if not given:
             return
@@ -61,6 +63,16 @@ class InsertedVectors(StepPart):
         both = np.concatenate([token_t[None], np.concatenate([places for _, places in given], axis=1)])
         token_t, *axes = upload(both.astype(np.int64), self._device)
         step.places = GivenPlaces(token_t, torch.stack(axes))
+
+    def _ahead(self, step: PlannedStep) -> Tensor:
+        """Return the number of tokens behind its own that each of the step's tokens sees too."""
+        rows = step.plan.rows
+        start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
+        ahead_T = np.zeros(step.plan.num_tokens, np.int32)
+        for span in step.plan.spans:
+            for first, end in span.both_ways:
+                ahead_T[start_R[span.row] + first : start_R[span.row] + end] = np.arange(end - first)[::-1]
+        return upload(ahead_T, self._device)
 
     def _vectors(self, inserted: Inserted) -> Tensor:
         if inserted.embeds is None:

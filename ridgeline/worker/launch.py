@@ -28,7 +28,7 @@ class Launch(StepPart):
 
     def prepare(self, step: PlannedStep) -> None:
         plan, adapted = step.plan, bool(step.plan.rows.features & Feature.ADAPTER)
-        captured = step.given is None and step.places is None
+        captured = step.given is None and step.places is None and step.ahead_T is None
         graph = self._graph_of(plan, self.graphs) if self.graphs is not None and captured else None
         if graph is not None:
             graph.inputs.load(plan)
@@ -38,7 +38,7 @@ class Launch(StepPart):
             return
         rows = plan.rows
         lengths = HostLengths(rows.num_tokens_R, plan.kv_bound_R, rows.kinds_R == RowKind.VERIFY)
-        given = step.given, step.places
+        given = step.given, step.places, step.ahead_T
         step.device = DeviceStep(self.inputs(plan), lengths, *given, wanted=step.wanted, adapted=adapted)
 
     def _graph_of(self, plan: StepPlan, graphs: Graphs) -> Graph | None:

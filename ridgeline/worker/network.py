@@ -60,6 +60,7 @@ class ModelNetwork(StepPart):
             verify_R=lengths.verify_R if lengths and inputs.tokens_each == 0 else None,
             share=step.share,
             tree=found.tree,
+            ahead_T=step.ahead_T,
         )
         self.states.begin(rows, slots.block_tables_ASC.unbind(), found.places_AT.unbind(), found.live_T)
         self.run(step, found)

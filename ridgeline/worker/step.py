@@ -110,6 +110,7 @@ class DeviceStep:
     lengths: None inside a graph.
     given: vectors of tokens that came as such.
     places: the positions of tokens that have three.
+    ahead_T: how many tokens behind its own each sees too, int32; None: none.
     drafts: the positions that are scored, where rows verify drafts.
     catching: the time at which a network that drafts runs over the step's tokens; None: that of a step of these shapes
         in a graph.
@@ -142,6 +143,7 @@ class DeviceStep:
     lengths: HostLengths | None = None
     given: GivenRows | None = None
     places: GivenPlaces | None = None
+    ahead_T: Tensor | None = None
     drafts: Drafts | None = None
     catching: Catching | None = None
     share: Stripes | Stretches | None = None
@@ -202,7 +204,7 @@ class PlannedStep:
 
     plan: with the tokens that run: a part may cut it.
     given_drafts: by row, those of rows with masks. masks: by row, as `Worker.provide_masks` gets them.
-    given, places: as in `DeviceStep`.
+    given, places, ahead_T: as in `DeviceStep`.
     pictured: by row, the embeddings of pictures, where a tower makes these: [M].
     verifies: rows verify drafts. wanted: how many of a row the next step may verify.
     ran: how many tokens run, where that is not what was planned.
@@ -219,6 +221,7 @@ class PlannedStep:
     masks: Mapping[int, np.ndarray] = field(default_factory=dict)
     given: GivenRows | None = None
     places: GivenPlaces | None = None
+    ahead_T: Tensor | None = None
     pictured: Mapping[int, Tensor] = field(default_factory=dict)
     verifies: bool = False
     wanted: int = 0

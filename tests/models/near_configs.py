@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models import vision_configs
+
 Values = dict[str, Any]
 
 
@@ -15,20 +17,6 @@ def _sized(kind: str, name: str, sizes: tuple[int, ...], **others: Any) -> Value
 
 
 GEMMA_2B = _sized("gemma", "GemmaForCausalLM", (2048, 16384, 18, 8, 1, 256000), head_dim=256, hidden_act="gelu")
-GEMMA_3_4B: Values = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "model_type": "gemma3",
-    "torch_dtype": "bfloat16",
-    "text_config": {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    },
-    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 2},
-}
 MISTRAL_SMALL_3_1: Values = {
     "architectures": ["Mistral3ForConditionalGeneration"],
     "model_type": "mistral3",
@@ -378,7 +366,7 @@ NEAR: dict[str, Values] = {
     "step3p7": STEP_3_7_FLASH,
     "apertus": APERTUS_8B,
     "gemma": GEMMA_2B,
-    "gemma3_multimodal": GEMMA_3_4B,
+    "gemma3_multimodal": vision_configs.GEMMA_3_4B,
     "mistral3_multimodal": MISTRAL_SMALL_3_1,
     "arcee": AFM_4_5B,
     "seed_oss": SEED_OSS_36B,

@@ -93,6 +93,25 @@ QWEN2_5_VL_7B: Values = {
         **{"window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2},
     },
 }
+GEMMA_3_4B: Values = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {
+        **{"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27},
+        **{"image_size": 896, "patch_size": 14, "model_type": "siglip_vision_model", "vision_use_head": False},
+    },
+}
+
 _QWEN3_TEXT: Values = {
     **{"num_attention_heads": 32, "head_dim": 128, "vocab_size": 151936, "rope_theta": 5e6, "rms_norm_eps": 1e-6},
     **{"hidden_act": "silu", "max_position_embeddings": 262144},
@@ -168,4 +187,5 @@ EVERY = (
     QWEN3_VL_8B,
     QWEN3_VL_30B_A3B,
     INTERNVL3_8B,
+    GEMMA_3_4B,
 )

@@ -54,9 +54,9 @@ def requests(family: str) -> list[Asked]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("chunk", [8, 64])  # all pictures are cut by chunks of 8
+@pytest.mark.parametrize("chunk", [8, 64])  # chunks of 8 cut all pictures but those that are seen both ways
 def test_tokens_are_those_of_transformers(family: str, chunk: int, tiny_vision: TinyModel) -> None:
-    with rig(tiny_vision(family), max_num_batched_tokens=chunk) as own:
+    with rig(tiny_vision(family), max_num_batched_tokens=max(chunk, tiny.FAMILIES[family].chunk)) as own:
         outcomes = own.run(*(each for each, _ in requests(family)))
         for each, pictures in requests(family):
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
@@ -73,7 +73,8 @@ def test_a_gpu_writes_what_transformers_writes(family: str, tiny_vision: TinyMod
 
 
 @pytest.mark.parametrize(
-    "family", [each if each == "qwen3_vl" else pytest.param(each, marks=pytest.mark.thorough) for each in FAMILIES]
+    "family",
+    [each if each in ("qwen3_vl", "gemma3") else pytest.param(each, marks=pytest.mark.thorough) for each in FAMILIES],
 )
 def test_kernels_and_buckets_write_it_too(family: str, tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take rows of angles as they lie in memory, and a row that decodes is rotated by its position, which is
@@ -89,7 +90,7 @@ def test_kernels_and_buckets_write_it_too(family: str, tiny_vision: TinyModel, m
         assert sum(graph.replays for graph in found._graphs.values()) == 7  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3"])
 def test_two_ranks_see_what_one_sees(family: str, tiny_vision: TinyModel) -> None:
     """Each has the whole tower. Vectors behind layers are added where sums over ranks are still to be made."""
     with rig(tiny_vision(family), max_num_batched_tokens=16, tensor_parallel_size=2) as own:
@@ -215,6 +216,7 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "Qwen3VLForConditionalGeneration": 8_767_123_696,
     "Qwen3VLMoeForConditionalGeneration": 31_070_754_032,
     "InternVLForConditionalGeneration": 7_944_373_760,
+    "Gemma3ForConditionalGeneration": 4_300_079_472,
 }
 
 

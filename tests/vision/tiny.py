@@ -63,6 +63,7 @@ class Family:
 
     padded: transformers takes pictures of several sizes as a padded batch, with their sizes.
     processor: transformers' processor of pixels and its settings, of a family that cuts pictures into tiles.
+    chunk: the fewest tokens of a step beside three rows that decode.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Family:
     sizes: tuple[tuple[int, int], ...]
     padded: bool = False
     processor: tuple[type[Any], dict[str, Any]] | None = None
+    chunk: int = 0
 
     @property
     def grids(self) -> bool:
@@ -252,6 +254,34 @@ FAMILIES |= {
 }  # fmt: skip
 
 
+_SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 24,
+    "patch_size": 4,
+}
+_GEMMA: dict[str, Any] = {**TEXT, "num_hidden_layers": 4, "head_dim": 16, "query_pre_attn_scalar": 16}
+FAMILIES |= {
+    "gemma3": Family(
+        "Gemma3",
+        {
+            # Of a picture's nine tokens a window shows seven before, and all behind
+            "text_config": {**_GEMMA, "sliding_window": 8, "sliding_window_pattern": 2},
+            "vision_config": _SIGLIP,
+            "image_token_id": IMAGE,
+            "mm_tokens_per_image": 9,
+        },
+        Patching("bilinear", 1 / 255, (0.5,) * 3, (0.5,) * 3, 4, 4, merge=2),
+        ((24, 24),),
+        padded=True,
+        chunk=12,
+    ),
+}
+
+
 @cache
 def build(name: str) -> Any:
     """Return the oracle in float32. The same numbers on every call."""
@@ -377,6 +407,8 @@ def scores(model: Any, name: str, ids: Sequence[int], pictures: Sequence[np.ndar
         model.model.rope_deltas = None
         if given:
             given["mm_token_type_ids"] = (row == IMAGE).int()
+    if name == "gemma3":
+        given["token_type_ids"] = (row == IMAGE).int()
     given = {key: value.to(model.dtype) if value.is_floating_point() else value for key, value in given.items()}
     with torch.inference_mode():
         found: Tensor = model(input_ids=row, attention_mask=torch.ones_like(row), **given).logits[0]

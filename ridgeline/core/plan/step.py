@@ -117,6 +117,7 @@ class Span(NamedTuple):
     positions_3T: int32, of its tokens on three axes; None: those are as the slot's length and shift say.
     sound: what the encoder reads, if it reads sounds. `encoded` then only counts its outputs.
     heard: the cache holds what the encoder would leave, so it does not run.
+    both_ways: (first, end) of its tokens that see each other both ways. None of these is ever cut.
     """
 
     row: int
@@ -126,6 +127,7 @@ class Span(NamedTuple):
     positions_3T: np.ndarray | None = None
     sound: Waveform | None = None
     heard: bool = False
+    both_ways: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

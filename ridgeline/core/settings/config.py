@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import AdapterSettings
@@ -91,6 +92,7 @@ class EngineConfig:
     patch_cost: the tokens that cost as much as one patch of a picture.
     most_patches: the patches of the largest picture.
     view_side: the patches along both sides of every view, if the tower has learned positions of that shape; 0: any.
+    both_ways: as in `ModelSpec`. most_together: the most tokens of a picture, or a prompt, that always run in one step.
     hears: it reads sounds, and every input has that many tokens.
     num_drafts: how many drafts of a request's next tokens a step verifies at most.
     draft_depth: how many of these can be right at most, if they form a tree, of which rows verify all or nothing. None:
@@ -126,6 +128,8 @@ class EngineConfig:
     patch_cost: float = 0.0
     most_patches: int = 0
     view_side: int = 0
+    both_ways: Literal["pictures", "prompt"] | None = None
+    most_together: int = 0
     hears: bool = False
     num_drafts: int = 0
     draft_depth: int | None = None

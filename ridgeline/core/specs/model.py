@@ -195,6 +195,7 @@ class AttentionSpec:
     growth: how queries grow with their positions; None: not.
     bidirectional: a query sees the tokens behind it too. Then nothing is kept between steps, and all tokens of a row
         are in one step.
+    ahead: a query of a picture sees all of the picture, also what lies behind it (`ModelSpec.both_ways`).
     window: how many tokens a query sees, itself included; None: all before it. Of bidirectional attention it is so many
         to either side.
     chunk: a query sees only keys since the last position that this number divides; None: it sees further. It excludes
@@ -231,6 +232,7 @@ class AttentionSpec:
     growth: Growth | None = None
     rope: RopeSpec | None = None
     bidirectional: bool = False
+    ahead: bool = False
     window: int | None = None
     chunk: int | None = None
     softcap: float | None = None
@@ -363,6 +365,7 @@ def lender_of(mixer: MixerSpec) -> int | None:
 
 Bounded = Literal["silu_clamped_7", "silu_clamped_16"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "xielu"] | Bounded
+BothWays = Literal["pictures", "prompt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -577,6 +580,8 @@ class ModelSpec:
     decoder_start: the tokens that an output follows, if the request names no others. Only models with an encoder have
         them.
     tower: what turns pictures into vectors that stand in the place of tokens; None: there are only tokens.
+    both_ways: the tokens that see each other both ways, in layers whose attention is `ahead`: those of a picture, or of
+        the whole prompt. They always run in one step. None: none do.
     output_rules: what holds for every output. Only those of models with an encoder are read.
     stage: the place of these layers in a pipeline; None: they are all of the model's.
     """
@@ -605,6 +610,7 @@ class ModelSpec:
     decoder_start: tuple[int, ...] = ()
     output_rules: OutputRules = NO_RULES
     tower: TowerSpec | None = None
+    both_ways: BothWays | None = None
     stage: StageSpec | None = None
 
     @cached_property

@@ -10,10 +10,11 @@ from ridgeline.core.specs.model import Activation, LayerSpec, MLPSpec, NormSpec,
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectorSpec:
-    """The map from a tower's patches to vectors as wide as the model: [norm →] merge x merge patches side by side
-    [→ norm] [→ merger] → linear → activation → linear.
+    """The map from a tower's patches to vectors as wide as the model: [norm →] merge x merge patches side by side, or
+    their average, [→ norm] [→ merger] → linear → activation → linear.
 
     merge: the patches of a square that become one vector are merge x merge. They follow each other.
+    averaged: their average is taken, and they do not lie side by side.
     norm: None: there is none. norm_merged: it normalizes the merged patches together.
     merger: a linear map without bias takes merged patches back to the tower's width. Its inputs are the patches' first
         numbers, then their second ones, and so on.
@@ -24,6 +25,7 @@ class ProjectorSpec:
 
     outputs: int
     merge: int = 1
+    averaged: bool = False
     norm: NormSpec | None = None
     norm_merged: bool = False
     merger: bool = False
@@ -44,11 +46,11 @@ class ProjectorSpec:
 
     def inputs(self, width: int) -> int:
         """Return the inputs of the first map that has an activation behind it."""
-        return width if self.merger else width * self.merge**2
+        return width if self.merger or self.averaged else width * self.merge**2
 
     def norm_width(self, width: int) -> int:
         """Return the width of the norm; 0: there is none."""
-        return 0 if self.norm is None else width * (self.merge**2 if self.norm_merged else 1)
+        return 0 if self.norm is None else width * (self.merge**2 if self.norm_merged and not self.averaged else 1)
 
 
 @dataclass(frozen=True, kw_only=True)

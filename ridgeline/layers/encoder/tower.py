@@ -55,7 +55,7 @@ class Projector(nn.Module):
         merged = self.spec.merge**2 * x_TW.shape[1]
         if self.norm is not None and not self.spec.norm_merged:
             x_TW = self.norm(x_TW)[0]
-        x = x_TW.reshape(-1, merged)
+        x = x_TW.unflatten(0, (-1, self.spec.merge**2)).mean(1) if self.spec.averaged else x_TW.reshape(-1, merged)
         if self.norm is not None and self.spec.norm_merged:
             x = self.norm(x)[0]
         if self.merger is not None:

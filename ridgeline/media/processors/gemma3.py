@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import isqrt
 from typing import Any
 
 from ridgeline.media.layout import Box, Layout, Piece, View
@@ -19,10 +20,12 @@ class Gemma3Pictures:
         self.marker = files.token("boi_token", "<start_of_image>")
         self.placeholder = files.token("image_token", "<image_soft_token>")
         self._end = files.token("eoi_token", "<end_of_image>")
-        self.patching = patching(files.image, DEFAULTS, int(files.vision.get("patch_size", 14)))
         self._size = square(files.image.get("size", {"height": 224, "width": 224}))
+        side = int(files.vision.get("patch_size", 14))
         own = files.processor.get("image_seq_length") or files.image.get("image_seq_length")
         self._tokens = int(own or files.config.get("mm_tokens_per_image", 256))
+        merge = max(1, self._size[0] // side // max(1, isqrt(self._tokens)))  # squares whose average is a vector
+        self.patching = patching(files.image, DEFAULTS, side, merge=merge)
 
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
         boxes = self._crops(height, width) if self._files.image.get("do_pan_and_scan") else []

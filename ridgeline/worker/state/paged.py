@@ -42,10 +42,12 @@ class Scheduled(NamedTuple):
     num_heads: int
     capped: bool
     alibi: bool  # or biases by distance
+    ahead: bool
 
     @staticmethod
     def of(mixer: AttentionSpec) -> Scheduled:
-        return Scheduled(mixer.num_heads, mixer.softcap is not None, mixer.alibi or mixer.relative is not None)
+        alibi = mixer.alibi or mixer.relative is not None
+        return Scheduled(mixer.num_heads, mixer.softcap is not None, alibi, mixer.ahead)
 
 
 class PagedKV:
@@ -116,6 +118,7 @@ class PagedKV:
             self.ops.step_compact(verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, units)
 
     def _batch(self, way: Scheduled, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
+        rows = rows if way.ahead or rows.ahead_T is None else replace(rows, ahead_T=None)
         shape = AttentionShape(
             num_tokens=rows.num_tokens,
             tokens_each=rows.tokens_each,
@@ -128,6 +131,7 @@ class PagedKV:
             head_bytes=self._spec.head_dim * self._dtype.itemsize,
             widened=self._wide is not None,
             trees=rows.tree is not None,
+            ahead=rows.ahead_T is not None,
         )
         schedule = self.ops.attention_schedule(rows.start_R1, rows.kv_len_R, rows.slots_R, shape)
         return rows.batch(block_table_SC, schedule, self._wide)

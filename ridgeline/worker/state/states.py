@@ -70,6 +70,7 @@ class DeviceRows:
     verify_R: bool, the rows that do, where the host knows them; None: all, and each runs `tokens_each` tokens.
     share: the tokens that this rank runs, if ranks divide those of the step. All other fields are those of all tokens.
     tree: what the tokens see of each other, if rows have trees of drafts, or blocks.
+    ahead_T: how many of its row's tokens behind its own each sees too, int32, in layers with `AttentionSpec.ahead`.
     windows_causal: layers with windows see none of the tokens behind a token, whatever the tree says.
     """
 
@@ -87,6 +88,7 @@ class DeviceRows:
     verify_R: np.ndarray | None = None
     share: Stripes | Stretches | None = None
     tree: Tree | None = None
+    ahead_T: Tensor | None = None
     windows_causal: bool = False
 
     def batch(
@@ -104,6 +106,7 @@ class DeviceRows:
             schedule=schedule,
             wide=wide,
             tree=self.tree,
+            ahead_T=self.ahead_T,
         )
 
 

@@ -55,18 +55,19 @@ def dense(case: AttentionCase, dtype: torch.dtype) -> torch.Tensor:
         for i in range(new):
             position = length - new + i
             first = 0 if case.window is None else max(0, position - case.window + 1)
+            last = position + int(case.ahead[start + i])
             heads = []
             for head in range(case.num_heads):
                 g = head // (case.num_heads // case.num_kv_heads)
-                scores = scale_of(case) * k[first : position + 1, g] @ q_THD[start + i, head].double()
+                scores = scale_of(case) * k[first : last + 1, g] @ q_THD[start + i, head].double()
                 if case.softcap is not None:
                     scores = case.softcap * (scores / case.softcap).tanh()
-                distances = torch.arange(position - first, -1, -1)
+                distances = position - torch.arange(first, last + 1)
                 scores -= slopes[head] * distances
                 if softmax.bias_HL is not None:
                     scores += softmax.bias_HL[head, distances.clamp(max=case.distances - 1)]
                 weights = scores.exp() / (scores.exp().sum() + sinks[head].exp())
-                heads.append(weights @ v[first : position + 1, g])
+                heads.append(weights @ v[first : last + 1, g])
             outputs.append(torch.stack(heads))
         start += new
     return torch.stack(outputs)

@@ -20,7 +20,8 @@ from ridgeline.kernels.base.op import Platform
 from tests.kernels.attention.test_attention import DEVICES, dense, tolerance
 from tests.kernels.unseen import spoiled
 
-PLAIN = [replace(case, sinks=False) for case in (*CASES, *WIDE_CASES[2:3], *WIDE_CASES[6:7]) if case.window is None]
+CAUSAL = [case for case in CASES if not case.pictures]
+PLAIN = [replace(case, sinks=False) for case in (*CAUSAL, *WIDE_CASES[2:3], *WIDE_CASES[6:7]) if case.window is None]
 # A row's first queries may see nothing of a rank's keys, and the whole row too
 BEHIND = (
     AttentionCase(rows=((3, 2), (1, 0), (1, 5), (2, 1)), num_heads=8),

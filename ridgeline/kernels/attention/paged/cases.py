@@ -30,6 +30,7 @@ class AttentionCase(OpCase):
     cache: the dtype of a cache of 8 bits, with random numbers and scales; None: that of the activations.
     captured: the host does not know the rows, as in a captured graph.
     distances: of a bias by distance; 0: there is none.
+    pictures: (row, first, number) of tokens that see each other both ways, counted from the row's first new one.
     """
 
     epsilons: ClassVar[int] = 8  # two products and the output; the weights sum to one, so the length does not matter
@@ -46,6 +47,7 @@ class AttentionCase(OpCase):
     cache: torch.dtype | None = None
     captured: bool = False
     distances: int = 0
+    pictures: tuple[tuple[int, int, int], ...] = ()
 
     def options(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
         """Return the keyword arguments of a self."""
@@ -80,6 +82,8 @@ class AttentionCase(OpCase):
         batch, num_blocks = scattered(self.rows, self.block_size, device, generator)
         if self.captured:
             batch = replace(batch, num_tokens_R=None, kv_bound_R=None, tokens_each=0)
+        if self.pictures:
+            batch = replace(batch, ahead_T=torch.from_numpy(self.ahead).to(device))
         made = generator if device.type == "cpu" else torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> torch.Tensor:
@@ -92,6 +96,16 @@ class AttentionCase(OpCase):
 
     def _cached(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.to(dtype) if self.cache is None else x.mul_(LEVEL).clamp_(-LARGEST, LARGEST).to(self.cache)
+
+    @property
+    def ahead(self) -> np.ndarray:
+        """The number of keys behind its own that each query sees, int32 [T]."""
+        counts = [new for new, _ in self.rows]
+        ahead_T = np.zeros(sum(counts), np.int32)
+        for row, first, number in self.pictures:
+            start = sum(counts[:row]) + first
+            ahead_T[start : start + number] = np.arange(number)[::-1]
+        return ahead_T
 
     @property
     def form(self) -> str:
@@ -142,6 +156,9 @@ CASES = (
     AttentionCase(rows=((3, 150), (3, 9), (3, 300)), num_heads=8),
     AttentionCase(rows=((4, 100), (4, 4)), window=30),
     AttentionCase(rows=((1, 70), (40, 75), (1, 300), (3, 9)), window=20, num_heads=8, sinks=True),
+    AttentionCase(rows=((40, 100), (1, 90), (5, 30)), block_size=4, pictures=((0, 3, 20), (0, 24, 9), (2, 1, 3))),
+    AttentionCase(rows=((1, 150), (33, 90), (6, 6), (5, 40)), window=12, pictures=((1, 0, 33), (2, 1, 4), (3, 0, 5))),
+    AttentionCase(rows=((16, 33), (16, 16)), num_heads=8, pictures=((0, 0, 16), (1, 4, 9))),
 )
 
 
@@ -154,6 +171,7 @@ WIDE_CASES = (  # cases that the plain implementation need not support, and more
     AttentionCase(rows=((1, 520), (17, 300)), num_heads=2, num_kv_heads=1, head_dim=256, block_size=64, window=300),
     AttentionCase(rows=((1, 900), (70, 401), (0, 3)), num_heads=8, num_kv_heads=1, alibi=True, softcap=5.0, sinks=True),
     AttentionCase(rows=((1, 520), (17, 90)), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64),
+    AttentionCase(rows=((150, 290), (1, 70)), num_heads=8, window=70, sinks=True, softcap=9.0, pictures=((0, 9, 140),)),
     AttentionCase(rows=((1, 1300), (1, 700)), num_heads=3, num_kv_heads=1, head_dim=80, alibi=True, block_size=256),
 )
 

@@ -85,7 +85,8 @@ def _alike(batch: RaggedBatch, block_size: int, window: int | None) -> Iterator[
     row_T = np.repeat(np.arange(len(end_R)), np.diff(start_R1))
     place_T = end_R[row_T] - start_R1[1:][row_T] + np.arange(len(row_T))
     first_T = np.zeros_like(place_T) if window is None else np.maximum(place_T - window + 1, 0)
-    count_T, keys = place_T + 1 - first_T, dict[int, tuple[np.ndarray, np.ndarray]]()
+    ahead_T = 0 if batch.ahead_T is None else batch.ahead_T[: len(row_T)].cpu().numpy()
+    count_T, keys = place_T + 1 + ahead_T - first_T, dict[int, tuple[np.ndarray, np.ndarray]]()
     if batch.tree is not None:
         bits_T, base_T = (x[: len(row_T)].cpu() for x in batch.tree)
         position_T = batch.tree.positions_T[: len(row_T)].cpu().numpy()
@@ -128,7 +129,7 @@ def _gained(alike: Alike, softmax: Softmax, q_BGED: Tensor) -> Tensor:
         -1, q_BGED[0, ..., 0].numel(), -1
     )
     if softmax.bias_HL is not None:
-        gained_BHK = softmax.bias_HL[:, alike.distance_BK.clamp(max=softmax.bias_HL.shape[1] - 1)].transpose(0, 1)
+        gained_BHK = softmax.bias_HL[:, alike.distance_BK.clamp(0, softmax.bias_HL.shape[1] - 1)].transpose(0, 1)
     elif softmax.slopes_H is not None:
         gained_BHK = -softmax.slopes_H[:, None] * alike.distance_BK.float()[:, None]
     seen_BHK = gained_BHK.masked_fill(~alike.seen_BK[:, None], -torch.inf)

@@ -135,6 +135,8 @@ class RaggedBatch:
     tree: what queries see of their rows' newest keys, on the device, where rows verify trees of drafts or draft them.
         The queries' positions, and those of the keys that they see, are then those of the trees. None: queries see all
         keys before them, and positions are places.
+    ahead_T: int32, on the device: how many of its row's keys behind its own a query sees too, as one of a picture does
+        whose tokens see each other both ways. A window bounds only what lies before it. None: none. It excludes `tree`.
 
     Cells of the cache that none of a row's queries sees never influence the row's outputs, whatever they hold, NaN and
     inf included. These are the cells behind its last position or before its window, in blocks of other rows, in free
@@ -153,6 +155,7 @@ class RaggedBatch:
     wide: tuple[Tensor, Tensor] | None = None
     derived: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
     tree: Tree | None = None
+    ahead_T: Tensor | None = None
 
 
 class Softmax(NamedTuple):
@@ -211,7 +214,8 @@ def paged_attention_reference(
         v_GKD = v_NGPD.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length]
         position_Q1 = torch.arange(length - (last - first), length, device=q_THD.device)[:, None]
         key_QK = torch.arange(length, device=q_THD.device)[None, :]  # their positions; without a tree alike for all
-        visible_QK = key_QK <= position_Q1
+        ahead_Q1 = 0 if batch.ahead_T is None else batch.ahead_T[first:last, None]
+        visible_QK = key_QK <= position_Q1 + ahead_Q1
         if batch.tree is not None:
             position_Q1 = batch.tree.positions_T[first:last, None]
             bits_T, base_T = batch.tree
@@ -256,6 +260,7 @@ class AttentionShape(NamedTuple):
     widened: these keys are converted copies of others, if they fit the memory; otherwise the long rows need `tiles_J4`.
     trees: the batch has a `Tree`.
     fixed: see `Schedule`.
+    ahead: the batch has `ahead_T`.
     """
 
     num_tokens: int
@@ -271,6 +276,7 @@ class AttentionShape(NamedTuple):
     widened: bool = False
     trees: bool = False
     fixed: bool = False
+    ahead: bool = False
 
 
 def no_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: AttentionShape) -> Schedule | None:

@@ -66,6 +66,7 @@ def make_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: At
         and not all_short
         and not fixed
         and not trees
+        and not shape.ahead
         and hopper_is_faster(num_tokens, cache_NGPD)
     ):
         from ridgeline.kernels.attention.paged.hopper_items import prefill_items, tile_shape

@@ -80,6 +80,7 @@ class Spans(NamedTuple):
 
     branches_R: bool, the rows of which a query does not see all keys before it. tree: that of the step, if there are
         such rows.
+    ahead_T: how many keys behind its own each of the step's tokens sees.
     """
 
     start_R: np.ndarray
@@ -89,6 +90,7 @@ class Spans(NamedTuple):
     slots_R: Tensor
     branches_R: np.ndarray
     tree: Tree | None
+    ahead_T: np.ndarray
 
 
 def paged_attention(
@@ -149,7 +151,8 @@ def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv
         branches_R[row_T[position_T != least_R[row_T] + np.arange(len(row_T)) - start_R1[row_T]]] = True
         np.minimum.at(least_R, row_T, position_T)
     first_R = np.zeros_like(kv_len_R) if window is None else np.maximum(least_R - window + 1, 0)
-    spans = Spans(start_R1[:-1], tokens_R, first_R, kv_len_R, batch.slots_R, branches_R, tree)
+    ahead_T = np.zeros(start_R1[-1], np.int64) if batch.ahead_T is None else batch.ahead_T.cpu().numpy()
+    spans = Spans(start_R1[:-1], tokens_R, first_R, kv_len_R, batch.slots_R, branches_R, tree, ahead_T)
     where = batch.block_table_SC, k_cache_NGPD.shape[2], window, per_kv
     together_R = (tokens_R > 0) & ((tokens_R <= FEW) | branches_R)
     for branches in (False, True):
@@ -208,7 +211,8 @@ def _decode_pass(
     tree = spans.tree if spans.branches_R[rows[0]] else None
     if among.any() or queries > 1 or tree is not None:
         if tree is None:
-            seen_BQK = seen_BK[:, None, keys] & (key_BQK <= position_BQ[..., None])
+            last_BQ = position_BQ + spans.ahead_T[token_BQ]
+            seen_BQK = seen_BK[:, None, keys] & (key_BQK <= last_BQ[..., None])
         else:
             position_BQ, key_BQK, seen_BQK = _along_branches(tree, token_BQ, key_BQK, seen_BK[:, None, keys])
         if window is not None:
@@ -249,9 +253,10 @@ def _prefill_pass(row: int, spans: Spans, table_SC: Tensor, block_size: int, win
     for a in range(0, count, TILE):
         b = min(a + TILE, count)
         position_1Q = torch.arange(end - count + a, end - count + b, device=device)[None]
+        last_Q = np.arange(end - count + a, end - count + b) + spans.ahead_T[start + a : start + b]
         least = 0 if window is None else max(first, end - count + a - window + 1)
-        key_1K = torch.arange(least, max(least + 1, end - count + b), device=device)[None]
-        seen_1QK = key_1K[:, None] <= position_1Q[..., None]
+        key_1K = torch.arange(least, max(least, int(last_Q.max())) + 1, device=device)[None]
+        seen_1QK = key_1K[:, None] <= torch.from_numpy(last_Q).to(device)[None, :, None]
         if window is not None:
             seen_1QK &= key_1K[:, None] > position_1Q[..., None] - window
         keys = slice(least - base * block_size, int(key_1K[0, -1]) + 1 - base * block_size)

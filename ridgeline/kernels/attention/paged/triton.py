@@ -119,6 +119,7 @@ def paged_attention(
             cache_NGPD=k_cache_NGPD if softcap is None and not alibi else None,
             head_bytes=head_dim * q_THD.element_size(),
             trees=batch.tree is not None,
+            ahead=batch.ahead_T is not None,
         )
         schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
     elif schedule.window != window:
@@ -142,13 +143,15 @@ def paged_attention(
         "SOFTCAP": softcap is not None,
         "ALIBI": alibi,
         "TREE": batch.tree is not None,
+        "AHEAD": batch.ahead_T is not None,
         "LSE": lse_TH is not None,
         "KV": cache.KV,
         **launch_options(q_THD.device),
     }
     any_pointer = schedule.counts_2  # where none is read or written
     tree = (None, None) if batch.tree is None else batch.tree
-    given = any_pointer if sinks_H is None else sinks_H, slopes, *tree, any_pointer if lse_TH is None else lse_TH
+    ahead, lse = batch.ahead_T, any_pointer if lse_TH is None else lse_TH
+    given = any_pointer if sinks_H is None else sinks_H, slopes, *tree, ahead, lse
     counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
         together = min(TOGETHER, batch.tokens_each * group)
@@ -193,7 +196,7 @@ def _decode(
     together: int,
 ) -> None:  # fmt: skip
     """Attend with the short rows. together: of how many queries a program adds up the parts at once, at least."""
-    q_THD, (sinks, slopes, bits_T, base_T, lse) = tensors[0], given
+    q_THD, (sinks, slopes, bits_T, base_T, ahead_T, lse) = tensors[0], given
     group, kv_heads, together = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(together)
     queries = triton.next_power_of_2(schedule.few * group)
     config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1, queries)
@@ -214,6 +217,7 @@ def _decode(
         slopes,
         bits_T,
         base_T,
+        ahead_T,
         cascade.items_I3 if cascade else sinks,
         *shared_parts,
         lse,
@@ -261,7 +265,7 @@ def _attend_to_shared(
         QUERIES=cascade.queries,
         TILE=config.tile,
         **shared_options(cascade.queries, q_THD.shape[2]),
-        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS", "LSE", "TREE")},
+        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS", "LSE", "TREE", "AHEAD")},
     )
     return part_values, part_lse
 
@@ -297,12 +301,13 @@ def _aot(
         ("parts_ptr", "part_lse_ptr", "lse_ptr"),
     )
     kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
-    kinds |= {"bits_ptr": "*i64", "base_ptr": "*i64"}
+    kinds |= {"bits_ptr": "*i64", "base_ptr": "*i64", "ahead_ptr": "*i32"}
     absent = [
         "sinks_ptr",
         "slopes_ptr",
         *([] if constants.get("LSE") else ["lse_ptr"]),
         *([] if constants.get("TREE") else ["bits_ptr", "base_ptr"]),
+        *([] if constants.get("AHEAD") else ["ahead_ptr"]),
         *(name for name in kernel.arg_names if name.startswith("shared_")),
     ]
     scales = [name for name in kernel.arg_names if "scale_" in name and name != "out_scale_ptr"]
@@ -318,7 +323,7 @@ def _aot(
         signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
         signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
     constants = {
-        "LSE": False, "TREE": False, **constants,
+        "LSE": False, "TREE": False, "AHEAD": False, **constants,
         "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": dim, "DIM": dim, "BLOCK_SIZE": 64, "TILE": config.tile,
         "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "KV": kv,
         **({"stride_scale_token": 1} if kv else {}),
@@ -381,5 +386,9 @@ AOT = (
     _aot(
         prefill_kernel, Config(64, num_warps=8, num_stages=1), "HGMMA", 128, archs=("gfx942",),
         QUERIES=128, FIXED=False, TREE=True,
+    ),
+    _aot(
+        prefill_kernel, Config(64, num_warps=8, num_stages=2), "HGMMA", 256, archs=("sm_90",),
+        QUERIES=128, FIXED=False, AHEAD=True,
     ),
 )  # fmt: skip

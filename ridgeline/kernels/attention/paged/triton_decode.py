@@ -65,6 +65,7 @@ def decode_kernel(
     slopes_ptr,
     bits_ptr,
     base_ptr,
+    ahead_ptr,
     shared_items_ptr,
     shared_parts_ptr,
     shared_lse_ptr,
@@ -97,6 +98,7 @@ def decode_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     TREE: tl.constexpr,
+    AHEAD: tl.constexpr,
     CASCADE: tl.constexpr,
     LSE: tl.constexpr,
     KV: tl.constexpr,
@@ -112,6 +114,7 @@ def decode_kernel(
     QUERIES, DIM: FEW · GROUP and HEAD_DIM, rounded up to powers of two.
     TOGETHER, PARTS: of how many queries (a power of two, at least GROUP) to add up how many parts at once.
     TREE: queries see the keys of a tree, by bits and base, int64 [T].
+    AHEAD: they see so many keys behind their own, int32 [T].
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
     ROUND: out is E4M3, with a scale for each head in out_scale, float32 [heads, tokens]. Heads are 128 wide.
     """
@@ -140,6 +143,9 @@ def decode_kernel(
     position_M = kv_len - tokens + token_M
     if TREE:
         bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M, window, WINDOW)
+    last_M = position_M
+    if AHEAD:
+        last_M += tl.load(ahead_ptr + first_token + token_M, mask=real_M, other=0)
     inside_D = d_D < HEAD_DIM
     q_M = (first_token + token_M).to(tl.int64) * stride_q_token + head_M * stride_q_head
     q_DM = tl.load(q_ptr + q_M[None, :] + d_D[:, None], mask=real_M[None, :] & inside_D[:, None], other=0)
@@ -193,7 +199,7 @@ def decode_kernel(
             visible_KM = visible_KM & in_bits(seen_M[None, :], n_K[:, None])
             offset_KM = behind_in_tree(key_K[:, None], bits_M[None, :], base_M[None, :], position_M[None, :], ALIBI)
         elif FEW > 1:
-            visible_KM = visible_KM & (key_K[:, None] <= position_M[None, :])
+            visible_KM = visible_KM & (key_K[:, None] <= last_M[None, :])
             if WINDOW:
                 visible_KM = visible_KM & (key_K[:, None] > position_M[None, :] - window)
         max_M, sum_KM, acc = add_tile(

@@ -51,6 +51,7 @@ def prefill_kernel(
     slopes_ptr,
     bits_ptr,
     base_ptr,
+    ahead_ptr,
     lse_ptr,
     scale,
     softcap,
@@ -76,6 +77,7 @@ def prefill_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     TREE: tl.constexpr,
+    AHEAD: tl.constexpr,
     FIXED: tl.constexpr,  # treat all keys by the masked loop's instructions, since the others round differently
     LSE: tl.constexpr,
     KV: tl.constexpr,
@@ -84,6 +86,7 @@ def prefill_kernel(
     """Attend with the queries of one tile and one key head.
 
     TREE: queries see the keys of a tree, by bits and base, int64 [T].
+    AHEAD: they see so many keys behind their own, int32 [T].
     LSE: write the natural logarithms of the softmax's sums to lse, float32 [T, H].
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
     """
@@ -122,6 +125,7 @@ def prefill_kernel(
 
     end = position + tokens
     end_position = end
+    last_M = position_M
     tree = (position_M, position_M)  # not read
     end_full = (position + 1) // TILE * TILE
     if TREE:
@@ -131,25 +135,29 @@ def prefill_kernel(
         end_full = tl.min(tl.where(real_M, base_M, end), 0) // TILE * TILE
         position = tl.min(tl.where(real_M, position_M, end), 0)
         end_position = tl.max(position_M, 0) + 1
+        last_M = position_M
+    if AHEAD:
+        last_M += tl.load(ahead_ptr + first_token + token_M, mask=token_M < tokens, other=0)
+        end = tl.max(last_M, 0) + 1
     first_key = 0
     first_full = 0
     if WINDOW:
         first_key = tl.maximum(position - window + 1, 0)
         first_full = tl.minimum(tl.cdiv(tl.maximum(end_position - window, 0), TILE) * TILE, end_full)
         max_M, sum_M, acc = _attend(
-            max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M, tree,
+            max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, last_M, slope_M, tree,
             first_key // TILE * TILE, first_full, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
             HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, TREE, True, KV, PDL,
         )  # fmt: skip
     max_M, sum_M, acc = _attend(
-        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M, tree,
+        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, last_M, slope_M, tree,
         first_full, end_full, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
         HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, TREE, FIXED, KV, PDL,
     )  # fmt: skip
     max_M, sum_M, acc = _attend(
-        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M, tree,
+        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, last_M, slope_M, tree,
         end_full, end, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
         HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, TREE, True, KV, PDL,
@@ -176,6 +184,7 @@ def _attend(
     scale_ptr,
     table_ptr,
     position_M,
+    last_M,
     slope_M,
     tree,
     begin,
@@ -202,7 +211,7 @@ def _attend(
     ASM: tl.constexpr,
 ):
     """Add key tiles begin … stop to the running softmax. Only keys first_key … end are read, which matters only if
-    MASKED. tree: with TREE, the queries' bits and bases."""
+    MASKED. last: the last keys that queries see, without TREE. tree: with TREE, the queries' bits and bases."""
     PAIR: tl.constexpr = 1 if KV is None else 2
     n_K, w_W = tl.arange(0, TILE), tl.arange(0, DIM // PAIR)
     inside_W = w_W < HEAD_DIM // PAIR
@@ -242,7 +251,7 @@ def _attend(
                 )
                 visible_MK = in_bits(seen_M[:, None], n_K[None, :])
             else:
-                visible_MK = key_K[None, :] <= position_M[:, None]
+                visible_MK = key_K[None, :] <= last_M[:, None]
                 if WINDOW:
                     visible_MK = visible_MK & (key_K[None, :] > position_M[:, None] - window)
             x_MK = nearer(x_MK, slope_M[:, None], offset_MK, ALIBI)
