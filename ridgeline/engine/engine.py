@@ -380,6 +380,7 @@ class Engine:
             raise InvalidRequest(f"this model {does} and cannot {not_that}; ask another one.", param="model")
         if request.task is not None:
             self._check_pooled(request)
+            self._check_together(request)
             return
         if request.encoder_ids or self.config.encodes:
             self._check_encoded(request)
