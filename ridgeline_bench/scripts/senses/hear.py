@@ -46,7 +46,10 @@ from ridgeline_bench.scripts.senses.spoken import (
 
 HEARD = 16_000  # samples a second, of the model
 WIDTH, HEADS, CONTEXT = 192, 6, 64
-CHUNK, ROOM = 256, int(LONGEST * RATE) + 1  # sentences of a chunk; samples of the longest
+CHUNK, ROOM = 256, round(LONGEST * RATE)  # sentences of a chunk; samples of the longest
+# Lengths of ROOM at HEARD samples a second, at speeds from 1.08 to 0.92: they are products of small primes, of which
+# spectra are fast
+LENGTHS = (76800, 78400, 80000, 81920, 83200, 84672, 86400, 87808, 90000)
 LENGTH = 24  # tokens of a text, its prefix and end included
 LETTERS, MOST_LETTERS = " abcdefghijklmnopqrstuvwxyz", 64
 SPELLED = 0.3  # weight of the loss of letters
@@ -187,7 +190,7 @@ class HeardBatch(NamedTuple):
 def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
     drawn = store.drawn(rows)
     device = drawn["samples"].device
-    speed = 0.92 + 0.16 * float(torch.rand(()))
+    speed = ROOM * HEARD / RATE / LENGTHS[int(torch.randint(len(LENGTHS), ()))]
     sound = resampled(drawn["samples"], speed)
     counts = (drawn["counts"] * (HEARD / RATE / speed)).long().clamp(max=HEARD * WINDOW - 2)
     starts = (torch.rand(rows, device=device) * (HEARD * WINDOW - counts)).long()
