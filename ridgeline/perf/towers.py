@@ -12,7 +12,6 @@ from ridgeline.core.specs.model import Product
 from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.kernels.base.cost import OpCost, StepShape
 from ridgeline.kernels.small.activation.cost import activation_cost
-from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, NormBefore, Priced, Reach, product_cost
 from ridgeline.perf.precision import Precision
 
@@ -43,9 +42,8 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
             found[f"projector.{number}", product_cost(f"projector.{number}", product, vectors, p)] += 1
         if own.norm is not None:
             width = own.norm_width(tower.width)
-            kind = "rms" if own.norm.kind == "rms" else "layer"
-            count = patches * tower.width // width
-            found["projector.norm", norm_cost(count, width, itemsize=p.item, kind=kind, residual=False)] += 1
+            norm = NormBefore("rms" if own.norm.kind == "rms" else "layer", residual=False)
+            found["projector.norm", norm.cost(patches * tower.width // width, width, p)] += 1
         if own.hidden:
             cost = activation_cost(vectors, own.hidden, kind=own.activation, itemsize=p.item)
             found["projector.activation", cost] += 1
