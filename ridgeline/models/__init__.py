@@ -129,6 +129,8 @@ ARCHITECTURES = Registry(
         "BartForConditionalGeneration": "ridgeline.models.bart:Bart",
         "MBartForConditionalGeneration": "ridgeline.models.bart:MBart",
         "CLIPModel": "ridgeline.models.contrastive:ClipEmbedder",
+        "SiglipModel": "ridgeline.models.contrastive:SiglipEmbedder",
+        "Siglip2Model": "ridgeline.models.contrastive:Siglip2Embedder",
         "BertModel": "ridgeline.models.bert:Bert",
         "BertForSequenceClassification": "ridgeline.models.bert:BertClassifier",
         "RobertaModel": "ridgeline.models.roberta:Roberta",

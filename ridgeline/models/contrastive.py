@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec, Source, WeightMap
 from ridgeline.core.specs.pooling import HeadSpec, PoolingSpec
-from ridgeline.core.specs.tower import PoolerSpec, ProjectorSpec, TowerSpec
+from ridgeline.core.specs.tower import GridSpec, PoolerSpec, ProjectorSpec, TowerSpec
 from ridgeline.models.clip import LAYER, clip_tower, clip_weights, vit_layers
 from ridgeline.models.config import Config
 from ridgeline.models.names import named
+from ridgeline.models.siglip import DEFAULTS as SIGLIP_PICTURES
+from ridgeline.models.siglip import siglip_tower, siglip_weights
 
 CLIP_TEXT = {
     "vocab_size": 49408,
@@ -22,6 +25,17 @@ CLIP_TEXT = {
     "max_position_embeddings": 77,
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
+}
+SIGLIP_TEXT = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 64,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "pad_token_id": 1,
 }
 TEXT, PICTURES = "text_model", "vision_model"
 
@@ -92,3 +106,75 @@ def text_weights(spec: ModelSpec) -> WeightMap:
 
 def _causal(layer: LayerSpec) -> LayerSpec:
     return replace(layer, mixer=replace(layer.attention, bidirectional=False))
+
+
+class SiglipEmbedder:
+    """SigLIP: A text's vector is that of its last token, which is mostly padding, and a picture's what a learned query
+    sees of its patches."""
+
+    name: ClassVar[str] = "SiglipModel"
+
+    @classmethod
+    def spec(cls, config: Mapping[str, Any]) -> ModelSpec:
+        values = Config(config)
+        text, vision = (values.section(f"{kind}_config") for kind in ("text", "vision"))
+        text = Config({**SIGLIP_TEXT, **{name: value for name, value in text.entries.items() if value is not None}})
+        tower = cls.tower(vision)
+        width = text.integer("projection_size" if "projection_size" in text else "hidden_size")
+        if width != tower.width:
+            raise text.wrong("projection_size", width, f"{tower.width}, the width of pictures' vectors")
+        layer, head = tower.layers[-1], (HeadSpec(outputs=width),)
+        pooler = PoolerSpec(heads=layer.attention.num_heads, norm=layer.norm, mlp=layer.mlp)
+        pooling = PoolingSpec(
+            kind="last",
+            task="embed",
+            width=width,
+            head=head,
+            apart=True,
+            filled=text.integer("max_position_embeddings"),
+            filler=text.integer("pad_token_id", at_least=0),
+        )
+        return texts(cls.name, text, pooling, replace(tower, pooler=pooler), both_ways=True)
+
+    @staticmethod
+    def tower(vision: Config) -> TowerSpec:
+        """Return the tower without its end."""
+        width = Config(vision.entries, SIGLIP_PICTURES).integer("hidden_size")
+        return siglip_tower(vision, ProjectorSpec(outputs=width, absent=True))
+
+    @classmethod
+    def weights(cls, spec: ModelSpec) -> WeightMap:
+        assert spec.tower is not None
+        end = f"{PICTURES}.head"
+        found = {
+            **text_weights(spec),
+            **named("head.maps.0", TEXT, {"dense": "head"}, bias=True),
+            **siglip_weights(spec.tower, PICTURES),
+            "tower.pooler.query": (Source(name=f"{end}.probe", row=2),),
+            "tower.pooler.qkv.weight": (Source(name=f"{end}.attention.in_proj_weight"),),
+            "tower.pooler.qkv.bias": (Source(name=f"{end}.attention.in_proj_bias"),),
+        }
+        parts = {"out": "attention.out_proj", "norm": "layernorm", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+        return found | named("tower.pooler", end, parts, bias=True)
+
+
+class Siglip2Embedder(SiglipEmbedder):
+    """SigLIP 2 for pictures of any shape (NaFlex), whose patches get positions of a resized table."""
+
+    name = "Siglip2Model"
+
+    @staticmethod
+    def tower(vision: Config) -> TowerSpec:
+        """Return the tower without its end."""
+        own = Config(vision.entries, {**SIGLIP_PICTURES, "num_patches": 256})
+        count = own.integer("num_patches")
+        side = math.isqrt(count)
+        if side**2 != count:
+            raise own.wrong("num_patches", count, "a square number, as positions lie in a square")
+        tower = SiglipEmbedder.tower(own.changed(image_size=side * own.integer("patch_size")))
+        return replace(tower, grid=GridSpec(side=side, resized=True, smooth=True))
+
+    @classmethod
+    def weights(cls, spec: ModelSpec) -> WeightMap:
+        patch = (Source(name=f"{PICTURES}.embeddings.patch_embedding.weight"),)
+        return {**super().weights(spec), "tower.patch.weight": patch}

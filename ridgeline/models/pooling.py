@@ -14,6 +14,7 @@ from ridgeline.models import decoder_of
 from ridgeline.models.config import Config, ModelConfig
 from ridgeline.models.splade import ASKED, masked_head
 
+FILLER = "pad_token"  # the entry of tokenizer_config.json that names the token that fills texts up
 RERANKER_TOKENS = ("no", "yes")  # what Qwen3-Reranker answers
 
 MODES: dict[str, Kind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
@@ -58,7 +59,7 @@ def pooled(
     """Return the model as it pools, or as it is if it generates. Raise InvalidConfig or ModelLoadError.
 
     modules: None: sentence-transformers keeps nothing beside the model.
-    runner, convert: as in `LLMConfig`. token_id: finds a token's id by its text.
+    runner, convert: as in `LLMConfig`. token_id: finds a token's id by its text, or that of FILLER.
     """
     spec = model.spec
     if not _pools(spec, config, modules, runner, convert):
@@ -75,7 +76,9 @@ def pooled(
     if convert == "classify":
         raise InvalidConfig("convert is classify, and the model has no map to labels; leave convert out.")
     if spec.pooling is not None and spec.pooling.apart:
-        return replace(model, spec=spec)
+        filler = token_id(FILLER) if spec.pooling.filled else None
+        own = spec.pooling if filler is None else replace(spec.pooling, filler=filler)
+        return replace(model, spec=replace(spec, pooling=own))
     modules = modules or Modules()
     if modules.splade is not None or ASKED in (config.get("architectures") or ()):
         return _of_vocabulary(model, spec, values, modules.splade or {})

@@ -23,7 +23,7 @@ from ridgeline.text.tiktoken_tokenizer import add_reserved_tokens, tiktoken_back
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import bounded_text, read_json
 from ridgeline.weights.formats.sentencepiece_file import read_sentencepiece
-from ridgeline.weights.modules import lowers_case
+from ridgeline.weights.modules import drops_punctuation, lowers_case
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", TEKKEN)  # the first that is there counts
@@ -36,6 +36,12 @@ ALONE = 4096
 CHARS, SPARE = 8, 64
 WORD = re.compile(r"(?<=\S)\s")
 BYTE = re.compile("<0x([0-9A-Fa-f+][0-9A-Fa-f])>")  # as the library reads it, which accepts a sign for a digit
+# Texts without ASCII's punctuation, and with one space between words, as SigLIP was trained on
+BARE = (
+    normalizers.Replace(tokenizers.Regex("[!-/:-@\\[-`{-~]"), ""),
+    normalizers.Replace(tokenizers.Regex(r"\s+"), " "),
+    normalizers.Strip(),
+)
 MOST_SPELLED = 1 << 16  # spellings of tokens that are kept
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
@@ -113,7 +119,8 @@ class Tokenizer:
             config |= read_json(folder / "special_tokens_map.json")
         if lowers_case(folder):
             rest = [] if backend.normalizer is None else [backend.normalizer]
-            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
+            first = [normalizers.Lowercase(), *(BARE if drops_punctuation(folder) else ())]
+            backend.normalizer = normalizers.Sequence([*first, *rest])
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         try:
             if file == "tiktoken.model":

@@ -147,8 +147,16 @@ def transformer_settings(folder: Path) -> dict[str, Any]:
 
 
 def lowers_case(folder: Path) -> bool:
-    """Return True if sentence-transformers makes small letters of a text before the tokenizer sees it."""
-    return (folder / "modules.json").exists() and transformer_settings(folder).get("do_lower_case") is True
+    """Return True if small letters are made of a text before the tokenizer sees it: by sentence-transformers, or by the
+    class of SigLIP's tokenizers, whose files do not say so."""
+    if (folder / "modules.json").exists() and transformer_settings(folder).get("do_lower_case") is True:
+        return True
+    return read_json(folder / "config.json").get("model_type") == "siglip2" or drops_punctuation(folder)
+
+
+def drops_punctuation(folder: Path) -> bool:
+    """Return True if the class of a tokenizer takes punctuation out of texts: SigLIP's first one."""
+    return read_json(folder / "tokenizer_config.json").get("tokenizer_class") == "SiglipTokenizer"
 
 
 def cross_encoder(folder: Path) -> dict[str, Any]:
@@ -165,7 +173,16 @@ def first_colbert(folder: Path) -> dict[str, Any]:
 
 
 def token_id(folder: Path, text: str) -> int | None:
-    """Return the id of a token by its text, or None."""
+    """Return the id of a token by its text, or None. text: or the name of an entry of tokenizer_config.json, whose
+    token is meant."""
+    named = read_json(folder / "tokenizer_config.json").get(text)
+    if named is not None:
+        content = named.get("content") if isinstance(named, dict) else named
+        added = read_json(folder / "tokenizer.json").get("added_tokens")
+        for each in added if isinstance(added, list) else ():
+            if isinstance(each, dict) and each.get("content") == content and isinstance(each.get("id"), int):
+                return int(each["id"])
+        text = str(content)
     model = read_json(folder / "tokenizer.json").get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else read_json(folder / "vocab.json")
     found = vocabulary.get(text) if isinstance(vocabulary, dict) else None

@@ -334,3 +334,33 @@ CLIP_L_14: dict[str, Any] = {
         "projection_dim": 768,
     },
 }
+SIGLIP_SO400M: dict[str, Any] = {
+    "architectures": ["SiglipModel"],
+    "initializer_factor": 1.0,
+    "model_type": "siglip",
+    "text_config": {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "model_type": "siglip_text_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+    },
+    "torch_dtype": "float32",
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 384,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+    },
+}
+SIGLIP_2_NAFLEX: dict[str, Any] = {
+    "architectures": ["Siglip2Model"],
+    "initializer_factor": 1.0,
+    "model_type": "siglip2",
+    "text_config": {"model_type": "siglip2_text_model", "vocab_size": 256000},
+    "torch_dtype": "float32",
+    "vision_config": {"model_type": "siglip2_vision_model", "num_patches": 256},
+}

@@ -993,6 +993,8 @@ POOLED = {
         )
     },
     "clip": pooled_configs.CLIP_L_14,
+    "siglip": pooled_configs.SIGLIP_SO400M,
+    "siglip2": pooled_configs.SIGLIP_2_NAFLEX,
     "modernbert": pooled_configs.MODERNBERT,
     "modernbert_classifier": pooled_configs.MODERN_CLASSIFIER,
     "gemma2_classifier": pooled_configs.classifier(GEMMA_2_2B),

@@ -15,6 +15,8 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 WORDS = ["a", "photo", "of", "the", "cat", "dog", "car", "red", "blue", "one", "two"]
 LETTERS = {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, **{word: place for place, word in enumerate(WORDS, 4)}}
@@ -44,13 +46,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {**_PICTURES, "image_size": 28},
         "projection_dim": 24,
     },
+    "Siglip": {
+        "text_config": {**_TEXT, "projection_size": 32, "pad_token_id": 1},
+        "vision_config": {**_PICTURES, "image_size": 28},
+    },
+    "Siglip2": {
+        "text_config": {**_TEXT, "projection_size": 32, "pad_token_id": 1},
+        "vision_config": {**_PICTURES, "num_patches": 16, "patch_size": 8},
+    },
 }
 CLIP_SETTINGS = {
     "size": {"shortest_edge": 28},
     "crop_size": {"height": 28, "width": 28},
     "image_processor_type": "CLIPImageProcessor",
 }
-SETTINGS: dict[str, tuple[type[Any], dict[str, Any]]] = {"CLIP": (CLIPImageProcessorPil, CLIP_SETTINGS)}
+SETTINGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "CLIP": (CLIPImageProcessorPil, CLIP_SETTINGS),
+    "Siglip": (SiglipImageProcessorPil, {"size": {"height": 28, "width": 28}}),
+    "Siglip2": (Siglip2ImageProcessorPil, {"patch_size": 8, "max_num_patches": 24}),
+}
 
 
 @cache
@@ -74,7 +88,8 @@ def save(family: str, folder: Path) -> Path:
     backend.post_processor = processors.TemplateProcessing(single=frame, special_tokens=[("<s>", 2), ("</s>", 3)])
     backend.add_special_tokens(["<pad>", "<unk>", "<s>", "</s>"])
     backend.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    kind = {"CLIP": "PreTrainedTokenizerFast"}.get(family, f"{family}Tokenizer")
+    settings = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "<pad>"}))
     _, given = SETTINGS[family]
     own = {"processor_class": f"{family}Processor", "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
@@ -90,6 +105,8 @@ def unit(x: Tensor) -> np.ndarray:
 
 def of_text(family: str, text: str) -> np.ndarray:
     """Return transformers' vector of a text."""
+    if family != "CLIP":
+        text = text.lower().replace("," if family == "Siglip" else "\0", "")
     ids = [LETTERS.get(word, 1) for word in text.split()] + [3]
     ids = [2, *ids] if family == "CLIP" else ids + [0] * (POSITIONS - len(ids))
     with torch.inference_mode():

@@ -18,7 +18,7 @@ from ridgeline import LLM, PoolingParams
 from ridgeline.core.errors import InvalidRequest
 from tests.vision import embedders, folders, tiny
 
-TEXTS = ["a photo of the cat", "dog", "one two red blue car", "the the the the the the"]
+TEXTS = ["A photo, of the  cat", "dog", "one two red blue car", "the the the the the the"]
 SIZES = ((31, 75), (50, 22), (28, 28), (17, 29), (90, 64))
 SMALL: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_num_seqs": 5, "block_size": 4, "debug_checks": True}
 
