@@ -25,6 +25,7 @@ ARCHITECTURES = Registry(
         "LlavaNextForConditionalGeneration": "ridgeline.models.llava:LlavaNext",
         "LlavaOnevisionForConditionalGeneration": "ridgeline.models.llava:LlavaOnevision",
         "LlavaForConditionalGeneration": "ridgeline.models.llava:Llava",
+        "PaddleOCRVLForConditionalGeneration": "ridgeline.models.paddleocr_vl:PaddleOCRVL",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GemmaForCausalLM": "ridgeline.models.gemma:Gemma",

@@ -453,13 +453,20 @@ def raster(images: np.ndarray, side: int) -> np.ndarray:
     return cut.transpose(0, 2, 4, 1, 3, 5).reshape(-1, 3 * side * side)
 
 
+def squares(rows: np.ndarray, height: int, width: int, merge: int) -> np.ndarray:
+    """Return patches line by line, height x width of each view, in squares that become one token."""
+    cut = rows.reshape(-1, height // merge, merge, width // merge, merge, rows.shape[1])
+    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(rows.shape)
+
+
 def their_rows(name: str, found: Any, layout: Layout, side: int, merge: int) -> np.ndarray:
     """Return transformers' pixel values as rows, without what only fills up a batch."""
     values = np.asarray(found["pixel_values"])
     if name in ("qwen2", "qwen3", "glm"):
         return values
     if name == "paddle":
-        return values.reshape(len(values), -1)
+        ((_, height, width),) = found["image_grid_thw"]
+        return squares(values.reshape(len(values), -1), int(height), int(width), merge)
     if name == "siglip2":
         return values[0][: np.prod(found["spatial_shapes"][0])]
     if name == "gemma4":
@@ -476,9 +483,7 @@ def their_rows(name: str, found: Any, layout: Layout, side: int, merge: int) -> 
     rows = raster(values, side)
     if merge == 1:
         return rows
-    height, width = values.shape[2] // (merge * side), values.shape[3] // (merge * side)
-    rows = rows.reshape(-1, height, merge, width, merge, 3 * side * side).transpose(0, 1, 3, 2, 4, 5)
-    return rows.reshape(-1, 3 * side * side)  # squares of patches that become one token
+    return squares(rows, values.shape[2] // side, values.shape[3] // side, merge)
 
 
 def tokens_of(family: Family, prompt: str, layout: Layout, processor: Processor) -> list[int]:

@@ -177,7 +177,21 @@ IDEFICS3_8B: Values = {
     },
 }
 
+PADDLEOCR_VL: Values = {
+    "architectures": ["PaddleOCRVLForConditionalGeneration"],
+    "model_type": "paddleocr_vl",
+    **{"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18, "num_attention_heads": 16},
+    **{"num_key_value_heads": 2, "head_dim": 128, "vocab_size": 103424, "rope_theta": 5e5, "rms_norm_eps": 1e-5},
+    **{"hidden_act": "silu", "use_bias": False, "tie_word_embeddings": False, "max_position_embeddings": 131072},
+    **{"image_token_id": 100295, "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default"}},
+    "vision_config": {
+        **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
+        **{"image_size": 384, "patch_size": 14, "spatial_merge_size": 2, "hidden_act": "gelu_pytorch_tanh"},
+    },
+}
+
 EVERY = (
+    PADDLEOCR_VL,
     IDEFICS3_8B,
     LLAVA_1_5_7B,
     LLAVA_1_6_MISTRAL_7B,

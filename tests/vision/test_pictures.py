@@ -211,6 +211,7 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "LlavaForConditionalGeneration": 7_063_427_072,
     "LlavaNextForConditionalGeneration": 7_566_747_648,
     "LlavaOnevisionForConditionalGeneration": 8_029_890_080,
+    "PaddleOCRVLForConditionalGeneration": 905_601_648,  # with an output layer of its own; transformers 5.17 ties it
     "Qwen2VLForConditionalGeneration": 8_291_375_616,
     "Qwen2_5_VLForConditionalGeneration": 8_292_166_656,
     "Qwen3VLForConditionalGeneration": 8_767_123_696,

@@ -244,6 +244,17 @@ FAMILIES |= {
         _SQUARES,
         _SIZES,
     ),
+    "paddleocr_vl": Family(
+        "PaddleOCRVL",
+        {
+            **_IDS,
+            "text_config": {**_QWEN2, "head_dim": 16, "tie_word_embeddings": False},
+            "vision_config": {**VIT, "image_size": 24, "patch_size": 4},
+            "tie_word_embeddings": False,
+        },
+        _SQUARES._replace(frames=1),
+        _SIZES,
+    ),
     "qwen3_vl": Family("Qwen3VL", {**_IDS, "text_config": _QWEN3, "vision_config": _TOWER_3}, _SQUARES, _SIZES),
     "qwen3_vl_moe": Family(
         "Qwen3VLMoe",
@@ -346,6 +357,8 @@ def patches(name: str, pixels: np.ndarray) -> Tensor:
     x = x.permute(2, 0, 1)[None].repeat(how.frames, 1, 1, 1)
     merge, side = how.merge, how.rows
     rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    if name == "paddleocr_vl":  # its projector merges lines
+        return x.reshape(3, rows, side, columns, side).permute(1, 3, 0, 2, 4).reshape(rows * columns, 3, side, side)
     x = x.reshape(how.frames, 3, rows // merge, merge, side, columns // merge, merge, side)
     return x.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns, -1)
 

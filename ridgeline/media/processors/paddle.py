@@ -1,4 +1,4 @@
-"""PaddleOCR-VL: as Qwen2-VL, with patches line by line, of one frame, and small pictures made larger first."""
+"""PaddleOCR-VL: as Qwen2-VL, with patches of one frame, and small pictures made larger first."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image
 
 
 class PaddleOCR:
-    """The tower merges squares of patches itself."""
-
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<|IMAGE_PLACEHOLDER|>")
         side = int(files.image.get("patch_size", 14))
-        self.patching = patching(files.image, DEFAULTS, side, frames=int(files.image.get("temporal_patch_size", 1)))
-        self._factor = side * int(files.image.get("merge_size", 2))
+        merge, frames = int(files.image.get("merge_size", 2)), int(files.image.get("temporal_patch_size", 1))
+        self.patching = patching(files.image, DEFAULTS, side, frames=frames, merge=merge)
+        self._factor = side * merge
         self._bounds = bounds(files.image, (384 * 384, 1536 * 1536))
 
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
