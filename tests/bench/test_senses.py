@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from random import Random
@@ -141,38 +142,47 @@ def test_sounds_at_another_speed_have_another_pitch(speed: float) -> None:
 
 
 def test_examples_of_speech_learn_text_times_and_silence() -> None:
-    """Each sound of 1 s is loud where its times say."""
+    """Sounds of 1 s, one or two in a window, are loud where their times say."""
     tokens = hear.SpokenTokens.made()
     store = hear.TensorStore(4, torch.device("cpu"))
     text = tokens.words.encode(" turn on the red fan").ids
     ids = torch.zeros((4, hear.LENGTH), dtype=torch.int16)
     ids[:, : len(text)] = torch.tensor(text)
-    count = spoken.RATE
     store.add(
         samples=torch.randint(-9000, 9000, (4, hear.ROOM), dtype=torch.int16),
-        counts=torch.full((4,), count, dtype=torch.int32),
+        counts=torch.full((4,), spoken.RATE, dtype=torch.int32),
         ids=ids,
         lengths=torch.full((4,), len(text), dtype=torch.int16),
-        letters=torch.ones((4, hear.MOST_LETTERS), dtype=torch.int16),
+        letters=torch.arange(2, hear.MOST_LETTERS + 2, dtype=torch.int16).repeat(4, 1),
         spelled=torch.full((4,), 20, dtype=torch.int16),
     )
     torch.manual_seed(0)
-    batch = hear.batch_of(store, 64, tokens)
-    kinds = set()
-    for windows, row, learnt in zip(batch.windows_NS, batch.ids_NT.tolist(), batch.learnt_NT.tolist(), strict=True):
+    batch = hear.batch_of(store, 96, tokens)
+    kinds = Counter[str]()
+    for window, row, learnt, letters, count in zip(
+        batch.windows_NS,
+        batch.ids_NT.tolist(),
+        batch.learnt_NT,
+        batch.letters_NL.tolist(),
+        batch.spelled_N,
+        strict=True,
+    ):
         told = [token for token, counted in zip(row, learnt, strict=True) if counted]
-        if row[1] == tokens.silent:
-            kinds.add("silent")
-            assert told == [tokens.silent, tokens.end]
+        sentences = told.count(text[0])
+        assert letters[:count] == [[], [*range(2, 22)], [*range(2, 22), 1, *range(2, 22)]][sentences]
+        kinds[f"{sentences} {row[1] == tokens.untimed}"] += 1
+        if not sentences:
+            assert (row[1], told) == (tokens.silent, [tokens.silent, tokens.end])
         elif row[1] == tokens.untimed:
-            kinds.add("untimed")
-            assert told == [*text, tokens.end]
+            assert told == [*text * sentences, tokens.end]
         else:
-            kinds.add("timed")
-            first, *middle, last, end = told
-            assert (middle, end) == (text, tokens.end)
-            begin, stop = (round((each - tokens.untimed - 1) * 0.02 * 16_000) for each in (first, last))
-            inside = windows[begin + 400 : stop - 400].square().mean()
-            outside = torch.cat((windows[: max(begin - 400, 0)], windows[stop + 400 :])).square().mean()
-            assert inside > 1.5 * outside
-    assert kinds == {"silent", "untimed", "timed"}
+            times = [told[at : at + len(text) + 2] for at in range(0, len(told) - 1, len(text) + 2)]
+            assert len(times) == sentences
+            assert all(part[1:-1] == text for part in times)
+            assert told[-1] == tokens.end
+            inside = torch.zeros(len(window), dtype=torch.bool)
+            for part in times:
+                begin, stop = (round((part[at] - tokens.untimed - 1) * 0.02 * 16_000) for at in (0, -1))
+                inside[begin + 200 : stop - 200] = True
+            assert window[inside].square().mean() > 1.4 * window[~inside].square().mean()
+    assert set(kinds) == {"0 False", "1 True", "1 False", "2 True", "2 False"}

@@ -141,7 +141,7 @@ def hearing_card(report: Report) -> str:
         f"{report['spoken']:,} sentences were synthesised while it learnt, by eSpeak NG 1.52 (GPL-3.0-or-later, from "
         "the package espeakng-loader 0.2.4; no part of it is here) with English accents and voice variants. Pitch, "
         "volume, place in the window and noise at 2 to 40 dB differ each time a sentence is used. Three in ten "
-        "examples have times, and one in 25 has noise alone.",
+        "examples have times, three in ten windows have two sentences, and one in 25 has noise alone.",
         f"Made by `python -m ridgeline_bench.scripts.senses.hear --batch {report['batch']}` at commit "
         f"{report['commit'][:12]}.",
         "## What it is not",

@@ -50,10 +50,11 @@ CHUNK, ROOM = 256, round(LONGEST * RATE)  # sentences of a chunk; samples of the
 # Lengths of ROOM at HEARD samples a second, at speeds from 1.08 to 0.92: they are products of small primes, of which
 # spectra are fast
 LENGTHS = (76800, 78400, 80000, 81920, 83200, 84672, 86400, 87808, 90000)
-LENGTH = 24  # tokens of a text, its prefix and end included
-LETTERS, MOST_LETTERS = " abcdefghijklmnopqrstuvwxyz", 64
+LENGTH = 28  # tokens of a text, its prefix and end included
+LETTERS, MOST_LETTERS = " abcdefghijklmnopqrstuvwxyz", 96
 SPELLED = 0.3  # weight of the loss of letters
-SILENT, TIMED = 0.04, 0.3  # shares of the examples
+SILENT, TIMED, PAIRED = 0.04, 0.3, 0.3  # shares of the examples
+STEP = 0.02  # seconds from one time to the next
 MEASURED = 200  # sentences of each set
 SETS: dict[str, dict[str, Any]] = {
     "sentences never heard": {},
@@ -188,36 +189,74 @@ class HeardBatch(NamedTuple):
 
 
 def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
+    """Return examples: a sentence or two in each window, or noise alone."""
     drawn = store.drawn(rows)
+    other = {name: each.roll(1, 0) for name, each in drawn.items()}  # the second sentence of a window
     device = drawn["samples"].device
     speed = ROOM * HEARD / RATE / LENGTHS[int(torch.randint(len(LENGTHS), ()))]
     sound = resampled(drawn["samples"], speed)
-    counts = (drawn["counts"] * (HEARD / RATE / speed)).long().clamp(max=HEARD * WINDOW - 2)
-    starts = (torch.rand(rows, device=device) * (HEARD * WINDOW - counts)).long()
-    windows = heard(sound, counts, starts)
-    silent = torch.rand(rows, device=device) < SILENT
-    windows = windows * ~silent[:, None]
-    noise = colored(rows, windows.shape[1], -0.5, 2.0, device)
-    below = 2 + 38 * torch.rand(rows, 1, device=device)
-    hum = torch.sin(torch.arange(windows.shape[1], device=device) * (2 * torch.pi * 100 / HEARD))
-    windows = windows + 10 ** (-below / 20) * (noise + 0.5 * hum * torch.rand(rows, 1, device=device))
-    windows = windows * 10 ** (-0.5 - 2 * torch.rand(rows, 1, device=device))
-    first, last = (starts / (HEARD * 0.02)).round().long(), ((starts + counts) / (HEARD * 0.02)).round().long()
-    timed = (torch.rand(rows, device=device) < TIMED) & ~silent
-    ids = torch.full((rows, LENGTH), tokens.end, dtype=torch.long, device=device)
+    window = HEARD * WINDOW
+
+    def random(*columns: int) -> Tensor:
+        return torch.rand(rows, *columns, device=device)
+
+    counts = (drawn["counts"] * (HEARD / RATE / speed)).long().clamp(max=window - 2)
+    silent = random() < SILENT
+    pauses = (HEARD * (0.15 + 0.85 * random())).long()
+    whole, words_of_both = counts + pauses + counts.roll(1), drawn["lengths"] + other["lengths"]
+    paired = (random() < PAIRED) & ~silent & (whole < window - 2) & (words_of_both < LENGTH - 7)
+    paired &= drawn["spelled"] + other["spelled"] < MOST_LETTERS
+    starts = (random() * (window - torch.where(paired, whole, counts))).long()
+    later = starts + counts + pauses
+    windows = heard(sound, counts, starts) * ~silent[:, None]
+    windows = windows + heard(sound.roll(1, 0), counts.roll(1), later) * paired[:, None]
+    noise = colored(rows, window, -0.5, 2.0, device)
+    hum = torch.sin(torch.arange(window, device=device) * (2 * torch.pi * 100 / HEARD))
+    windows = windows + 10 ** (-(2 + 38 * random(1)) / 20) * (noise + 0.5 * hum * random(1))
+    windows = windows * 10 ** (-0.5 - 2 * random(1))
+    timed = (random() < TIMED) & ~silent
+    times = torch.stack((starts, starts + counts, later, later + counts.roll(1)), 1)
+    time_N4 = tokens.untimed + 1 + (times / (HEARD * STEP)).round().long()
+    ids, learnt = _texts(drawn, other, time_N4, timed, paired, tokens)
+    alone = torch.full((LENGTH,), tokens.end, device=device)
+    alone[0], alone[1] = tokens.begins, tokens.silent
+    place = torch.arange(LENGTH, device=device)
+    ids = torch.where(silent[:, None], alone, ids)
+    learnt = torch.where(silent[:, None], (place == 1) | (place == 2), learnt)
+    letters, spelled = _letters(drawn, other, paired)
+    return HeardBatch(windows, ids, learnt, letters, spelled * ~silent)
+
+
+def _texts(
+    first: dict[str, Tensor], second: dict[str, Tensor], time_N4: Tensor, timed: Tensor, paired: Tensor,
+    tokens: SpokenTokens,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the tokens of a sentence or two with their times, and which of them are learnt: [N, LENGTH]."""
+    place = torch.arange(LENGTH, device=timed.device)[None].expand(len(timed), -1)
+    timed, paired = timed[:, None], paired[:, None]
+    stop = 2 + first["lengths"].long()[:, None]
+    begin = stop + 2 * timed
+    end = torch.where(paired, begin + second["lengths"].long()[:, None], stop)
+    ids = torch.full_like(place, tokens.end)
+    for given, start, until in ((first, 2, stop), (second, begin, torch.where(paired, end, begin))):
+        own = given["ids"].long().gather(1, (place - start).clamp(0, LENGTH - 1))
+        ids = torch.where((place >= start) & (place < until), own, ids)
     ids[:, 0] = tokens.begins
-    ids[:, 1] = torch.where(timed, tokens.untimed + 1 + first, tokens.untimed)
-    ids[:, 2:] = drawn["ids"][:, : LENGTH - 2].long()
-    place, length = torch.arange(LENGTH, device=device)[None], drawn["lengths"].long()[:, None] + 2
-    after = torch.where(timed, tokens.untimed + 1 + last, tokens.end)[:, None]
-    ids = torch.where(place == length, after, torch.where(place > length, tokens.end, ids))
-    end = length + timed[:, None]
-    wordless = torch.tensor([tokens.begins, tokens.silent], device=device)
-    ids = torch.where(silent[:, None] & (place >= 2), tokens.end, ids)
-    ids[:, :2] = torch.where(silent[:, None], wordless, ids[:, :2])
-    end = torch.where(silent[:, None], 2, end)
-    learnt = (place >= 1) & (place <= end) & ~((place == 1) & ~timed[:, None] & ~silent[:, None])
-    return HeardBatch(windows, ids, learnt, drawn["letters"].long(), drawn["spelled"].long() * ~silent)
+    ids[:, 1] = torch.where(timed[:, 0], time_N4[:, 0], tokens.untimed)
+    ids = torch.where(timed & (place == stop), time_N4[:, 1:2], ids)
+    ids = torch.where(timed & paired & (place == stop + 1), time_N4[:, 2:3], ids)
+    ids = torch.where(timed & paired & (place == end), time_N4[:, 3:4], ids)
+    return ids, (place <= end + timed) & ((place >= 2) | (timed & (place == 1)))
+
+
+def _letters(first: dict[str, Tensor], second: dict[str, Tensor], paired: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the letters of a sentence or two with a space between, and how many there are."""
+    one, two = first["letters"].long(), second["letters"].long()
+    place = torch.arange(MOST_LETTERS, device=paired.device)[None]
+    count, more = first["spelled"].long(), second["spelled"].long()
+    after = place - count[:, None] - 1
+    both = torch.where(after < -1, one, torch.where(after == -1, 1, two.gather(1, after.clamp(0, MOST_LETTERS - 1))))
+    return torch.where(paired[:, None], both, one), torch.where(paired, count + 1 + more, count)
 
 
 class HearingTest:
