@@ -232,9 +232,9 @@ def _assemble_group(
         raise InvalidConfig(
             f"a model with an encoder runs on one device yet; leave {' and '.join(config.divided_by)} out."
         )
-    if described.spec.tower is not None and config.divided_by != ["tensor_parallel_size"]:
+    if (described.spec.tower or described.spec.listener) is not None and config.divided_by != ["tensor_parallel_size"]:
         raise InvalidConfig(
-            f"a model that sees pictures divides its matrices alone yet (tensor_parallel_size); leave "
+            f"a model that sees pictures or hears sounds divides its matrices alone yet (tensor_parallel_size); leave "
             f"{' and '.join(name for name in config.divided_by if name != 'tensor_parallel_size')} out."
         )
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
@@ -474,11 +474,18 @@ def _host_tier(config: LLMConfig, memory: MemoryReport, bytes_per_second: float)
 
 
 def _pictures(config: LLMConfig, wiring: Wiring) -> dict[str, Any]:
-    """Return the facts that an engine needs of a tower."""
-    if wiring.model is None or wiring.model.tower is None:
+    """Return the facts that an engine needs of a tower, or of a listener where there is no tower."""
+    if wiring.model is None or (wiring.model.tower is None and wiring.model.listener is None):
         return {}
-    tower, sizes = wiring.model.tower, wiring.memory.sizes
-    flops = 2 * (active_parameters(wiring.model) - tower.parameters)
+    tower, listener, sizes = wiring.model.tower, wiring.model.listener, wiring.memory.sizes
+    flops = 2 * (active_parameters(wiring.model) - sum(each.parameters for each in (tower, listener) if each))
+    if tower is None:
+        assert listener is not None
+        return {
+            "vectors_kept": vectors_kept(sizes),
+            "patch_cost": listener.position_flops / flops,
+            "most_patches": listener.positions,
+        }
     return {
         "vectors_kept": vectors_kept(sizes),
         "patch_cost": tower.patch_flops / flops,

@@ -1,4 +1,4 @@
-"""The vectors of pictures that the worker holds. The least recently used go first, when there are too many."""
+"""The vectors of pictures and sounds that the worker holds. Where there are too many, the least recently used go."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import ceil
 
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.pictures import ShownPictures
+from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.engine.plan_builder import PlanBuilder
 
 
@@ -30,7 +31,7 @@ class HeldVectors:
         self.due = False
         self.hits = self.misses = 0
 
-    def cost(self, shown: ShownPictures) -> int:
+    def cost(self, shown: ShownPictures | HeardSound) -> int:
         """Return the tokens that cost as much as the tower's work on a picture."""
         return ceil(shown.patches * self._patch_cost)
 
@@ -39,13 +40,13 @@ class HeldVectors:
         it. The first picture of a step may be larger than that, if nothing else of a prompt runs with it."""
         spent, seen = 0, set[str]()
         for each in inserted:
-            if each.end <= start or each.shown is None or each.name in seen or each.name in self._held:
+            if each.end <= start or each.made_of is None or each.name in seen or each.name in self._held:
                 continue
             if each.start >= stop:
                 break
             before = max(each.start - start, 0)
             alone = not (spent or before or builder.seen_tokens or builder.chunks)
-            cost = self.cost(each.shown)
+            cost = self.cost(each.made_of)
             if not alone and before + spent + cost > builder.budget:
                 return start + before
             spent += cost
@@ -58,7 +59,7 @@ class HeldVectors:
         return tuple(self._placed(each, builder) for each in parts)
 
     def _placed(self, part: Inserted, builder: PlanBuilder) -> Inserted:
-        shown, name = part.shown, part.name
+        shown, name = part.made_of, part.name
         if shown is None:
             return part
         first = name not in self._used
@@ -67,7 +68,7 @@ class HeldVectors:
         if name in self._held:
             self._held.move_to_end(name)
             self.hits += first
-            return replace(part, shown=None)
+            return replace(part, shown=None, heard=None)
         cost, count = self.cost(shown), shown.vectors
         builder.seen_tokens += cost
         builder.budget -= cost

@@ -109,7 +109,8 @@ class ForeignDecoder(Decoder):
         self.whole = self.spec = spec
         self.dtype, self.ops, self.mesh = dtype, ops, Mesh()
         self.tp = self.mesh.tp
-        self.layers, self.final_norm, self.encoder, self.tower = nn.ModuleList(), None, None, None
+        self.layers, self.final_norm, self.encoder = nn.ModuleList(), None, None
+        self.tower = self.listener = None
         self._device = device
         self._below, self.streamed = (), None
         self._given: Tensor | None = None

@@ -22,6 +22,7 @@ from ridgeline.core.specs.pooling import SECOND_TEXT
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding, SinePositions
+from ridgeline.layers.encoder.listener import Listener
 from ridgeline.layers.encoder.tower import Tower
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
@@ -114,7 +115,7 @@ class Decoder(nn.Module):
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
     ranks together score. `dtype` is that of activations, which some parameters have not. A stage of a pipeline lacks
     the modules that other stages have: the embedding, or the final norm and the output layer. `encoder` is the decoder
-    of the spec's encoder, if it has one, and `tower` what turns pictures into vectors.
+    of the spec's encoder, if it has one, `tower` what turns pictures into vectors, and `listener` sounds.
 
     To change the dtype, build with another `dtype`. `.to(dtype)` would round the float32 rotary table.
     """
@@ -198,6 +199,9 @@ class Decoder(nn.Module):
         self.tower: Tower | None = None
         if spec.tower is not None and spec.embeds:
             self.tower = Tower(spec.tower, replace(build.within("tower"), positions=1, rotary_rows=None))
+        self.listener: Listener | None = None
+        if spec.listener is not None and spec.embeds:
+            self.listener = Listener(spec.listener, replace(build.within("listener"), positions=1, rotary_rows=None))
         self.encoder: Decoder | None = None
         if spec.encoder is not None:
             longest = min(positions, spec.encoder.max_position_embeddings)

@@ -15,31 +15,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ridgeline.core.specs.model import Sines
 from ridgeline.core.specs.stem import STRIDE, TAPS, SoundStem
 from ridgeline.kernels.small.log_mel.op import mel_filters
 from ridgeline.layers.build import Build
+from ridgeline.layers.embedding import SinePositions
 from ridgeline.layers.linear import Linear
 
 
 class Stem(nn.Module):
-    """The stem of Whisper's encoder: from samples to the input of its first layer."""
+    """The stem of Whisper's encoder: from samples to the input of its first layer. sines: how positions are computed;
+    None: they are learned."""
 
-    def __init__(self, spec: SoundStem, width: int, build: Build) -> None:
+    def __init__(self, spec: SoundStem, width: int, build: Build, sines: Sines | None = None) -> None:
         super().__init__()
         self.spec, self._ops, self._dtype = spec, build.ops, build.dtype
         self.conv1 = Linear(TAPS * spec.bands, (width,), True, build.within("conv1"))
         self.conv2 = Linear(TAPS * width, (width,), True, build.within("conv2"))
-        self.positions = build.parameter(spec.positions, width)
+        self._sines = None if sines is None else SinePositions(sines, spec.positions, width, build)
+        self.positions = build.parameter(spec.positions, width) if sines is None else None
         self._filters_FB: Tensor | None = None
 
     def forward(self, samples_NS: Tensor) -> Tensor:
         """Return the input of the first layer of float32 windows: [T, M], one window behind the other."""
+        return self.embedded(self.spectra(samples_NS)).flatten(0, 1)
+
+    def spectra(self, samples_NS: Tensor) -> Tensor:
+        """Return what the convolutions read of float32 samples: [N, F, t]."""
         if self._filters_FB is None:
             self._filters_FB = torch.from_numpy(mel_filters(self.spec.bands)).to(samples_NS.device)
-        x_NFt = self._ops.log_mel(samples_NS, self._filters_FB).to(self._dtype)
-        x_NFt = self._convolved(self.conv1, x_NFt, 1).view(len(x_NFt), x_NFt.shape[2], -1).mT
-        x_TM = self._convolved(self.conv2, x_NFt, STRIDE)
-        return (x_TM.view(len(samples_NS), *self.positions.shape) + self.positions).flatten(0, 1)
+        return self._ops.log_mel(samples_NS, self._filters_FB).to(self._dtype)
+
+    def embedded(self, x_NFt: Tensor, valid_N: Tensor | None = None) -> Tensor:
+        """Return the convolutions' output with positions added: [N, t / 2, M]. valid_N: frames of each, behind which
+        the second convolution reads zeros; None: it reads all."""
+        x_NtM = self._convolved(self.conv1, x_NFt, 1).view(len(x_NFt), x_NFt.shape[2], -1)
+        if valid_N is not None:
+            x_NtM = x_NtM * (torch.arange(x_NtM.shape[1], device=x_NtM.device) < valid_N[:, None])[..., None]
+        y_NtM = self._convolved(self.conv2, x_NtM.mT, STRIDE).view(len(x_NFt), -1, x_NtM.shape[2])
+        table_ZM = self.positions if self._sines is None else self._sines.table_ZM
+        assert table_ZM is not None
+        return y_NtM + table_ZM[: y_NtM.shape[1]]
 
     def _convolved(self, conv: Linear, x_NFt: Tensor, stride: int) -> Tensor:
         """Return the activated output of a convolution whose input has one zero at both ends: [N * t, M]."""

@@ -26,6 +26,7 @@ ARCHITECTURES = Registry(
         "LlavaOnevisionForConditionalGeneration": "ridgeline.models.llava:LlavaOnevision",
         "LlavaForConditionalGeneration": "ridgeline.models.llava:Llava",
         "PaddleOCRVLForConditionalGeneration": "ridgeline.models.paddleocr_vl:PaddleOCRVL",
+        "Qwen2AudioForConditionalGeneration": "ridgeline.models.qwen2_audio:Qwen2Audio",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GemmaForCausalLM": "ridgeline.models.gemma:Gemma",

@@ -91,9 +91,9 @@ class Whisper:
             found[f"encoder.stem.{conv}.weight"] = (Source(name=f"{stored}.weight", kernel=(TAPS,)),)
             found[f"encoder.stem.{conv}.bias"] = (Source(name=f"{stored}.bias"),)
         found["encoder.stem.positions"] = (Source(name="model.encoder.embed_positions.weight"),)
-        return {name: tuple(_biasless(each, spec.hidden_size) for each in sources) for name, sources in found.items()}
+        return {name: tuple(biasless(each, spec.hidden_size) for each in sources) for name, sources in found.items()}
 
 
-def _biasless(source: Source, width: int) -> Source:
+def biasless(source: Source, width: int) -> Source:
     """Return the source with zeros in place of a bias of keys, which no checkpoint has: scores would not change."""
     return replace(source, zeros=width) if source.name.endswith("k_proj.bias") else source

@@ -76,6 +76,8 @@ def parameters(model: ModelSpec) -> Parameters:
         products, embed, vectors = products + matrices, embed + table, vectors + biases
     if model.tower is not None and model.embeds:
         products += model.tower.parameters
+    if model.listener is not None and model.embeds:
+        products += model.listener.parameters
     vectors += model.vocab_size * (model.unembed_bias and model.scores)
     tabled, learned = model.embed_width or width, 0 if model.sines is not None else model.learned_positions
     widening = width * (model.embed_width + 1) if model.embed_width else 0
@@ -144,6 +146,8 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     )
     if model.tower is not None and model.embeds:
         products += model.tower.parameters * precision.item
+    if model.listener is not None and model.embeds:
+        products += model.listener.parameters * precision.item
     own = precision.weight_of("unembed", precision.item if count.unembed else 0.0)  # a tied one may have its own copy
     return products + table * own + (count.embed + count.vectors) * precision.item
 

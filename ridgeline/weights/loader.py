@@ -73,6 +73,7 @@ _OTHER_NAMES = {
     **{"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},  # of BERT's first checkpoints
     "model.": "model.language_model.",  # of text models inside larger ones, as newer versions of transformers save them
     "vision_tower.": "vision_tower.vision_model.",  # of CLIP and SigLIP, as older versions of transformers save them
+    "language_model.model.": "language_model.model.model.",  # of Qwen2-Audio, as transformers 5 saves it
     ".mlp.": ".block_sparse_moe.",  # of plain feed-forwards in Kimi Linear, as transformers saves it
 }
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.layers.decoder import Decoder, GivenRows
+from ridgeline.worker.listening import Sounds
 from ridgeline.worker.pictures import Pictures
 from ridgeline.worker.step import GivenPlaces, PlannedStep, StepPart
 from ridgeline.worker.upload import upload
@@ -31,6 +32,7 @@ class InsertedVectors(StepPart):
         self.stored: dict[str, Tensor] = {}
         self._device, self._width = device, decoder.spec.hidden_size
         self._pictures = None if decoder.tower is None else Pictures(decoder.tower, device)
+        self._sounds = None if decoder.listener is None else Sounds(decoder.listener, device)
 
     def prepare(self, step: PlannedStep) -> None:
         """Find the vectors that the plan's spans bring or name, and the places of their tokens in the step."""
@@ -45,6 +47,8 @@ class InsertedVectors(StepPart):
             return
         if self._pictures is not None:
             self._pictures.encode({each.name: each.shown for _, each in given if each.shown is not None}, self.stored)
+        if self._sounds is not None:
+            self._sounds.encode({each.name: each.heard for _, each in given if each.heard is not None}, self.stored)
         if self._pictures is not None and self._pictures.embeds:
             step.pictured = {row: self._vectors(each)[0] for row, each in given}
             return

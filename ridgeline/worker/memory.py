@@ -20,6 +20,7 @@ from ridgeline.parallel.scan import ToldStates
 from ridgeline.perf.activations import Activations, DraftActivations
 from ridgeline.perf.footprint import parameters
 from ridgeline.worker.host_memory import Staging
+from ridgeline.worker.listening import ListenerMemory
 from ridgeline.worker.moving import MovedExperts
 from ridgeline.worker.pictures import TowerMemory
 from ridgeline.worker.speculation.methods import DraftTables
@@ -187,6 +188,8 @@ def parts_of(
         parts.append(Activations(model.encoder))
     if model.tower is not None:
         parts.append(TowerMemory(model.tower))
+    if model.listener is not None:
+        parts.append(ListenerMemory(model.listener))
     if draft is not None:
         parts.append(DraftActivations(draft, draft_reads))
     if config.speculation is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.pictures import ShownPictures
+from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.core.specs.model import ModelSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -52,6 +53,7 @@ class Inserted:
         takes from the prefix cache nor leaves anything there.
     embeds: the vectors; None: the worker holds them under `name`, from number `first` on.
     shown: what a tower makes them of. In a plan it is there only if the worker does not hold them yet.
+    heard: what a listener makes them of, in the same way.
     grid: frames, rows and columns of these vectors, by which their positions have three axes; None: positions count.
     interval: how far apart two of the frames are on the first axis.
     """
@@ -63,12 +65,18 @@ class Inserted:
     name: str = ""
     first: int = 0
     shown: ShownPictures | None = None
+    heard: HeardSound | None = None
     grid: tuple[int, int, int] | None = None
     interval: float = 1.0
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def made_of(self) -> ShownPictures | HeardSound | None:
+        """What a tower or a listener makes them of."""
+        return self.shown or self.heard
 
     def part(self, start: int, end: int) -> Inserted | None:
         """Return the part between two positions, with places counted from the first of these; None: there is none."""

@@ -1,8 +1,10 @@
-"""A window of sound, which a recogniser of speech reads, and the rules of its output."""
+"""Sounds that a recogniser of speech or a listener reads, and the rules of a recogniser's output."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ridgeline.core.specs.stem import STRIDE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,24 @@ class Waveform:
 
     def __len__(self) -> int:
         return len(self.samples) // 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeardSound:
+    """A listener's input for a sound. samples: as of `Waveform`. frames: of its spectra. vectors: that become of it."""
+
+    samples: bytes
+    frames: int
+    vectors: int
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.samples)
+
+    @property
+    def patches(self) -> int:
+        """The positions of the listener's layers."""
+        return -(-self.frames // STRIDE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.kv_format import KVFormat
 
 if TYPE_CHECKING:
+    from ridgeline.core.specs.listener import ListenerSpec
     from ridgeline.core.specs.tower import TowerSpec
 
 
@@ -582,6 +583,7 @@ class ModelSpec:
     tower: what turns pictures into vectors that stand in the place of tokens; None: there are only tokens.
     both_ways: the tokens that see each other both ways, in layers whose attention is `ahead`: those of a picture, or of
         the whole prompt. They always run in one step. None: none do.
+    listener: what turns sounds into such vectors; None: it hears none.
     output_rules: what holds for every output. Only those of models with an encoder are read.
     stage: the place of these layers in a pipeline; None: they are all of the model's.
     """
@@ -611,6 +613,7 @@ class ModelSpec:
     output_rules: OutputRules = NO_RULES
     tower: TowerSpec | None = None
     both_ways: BothWays | None = None
+    listener: ListenerSpec | None = None
     stage: StageSpec | None = None
 
     @cached_property

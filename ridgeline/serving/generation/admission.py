@@ -135,6 +135,6 @@ def embedded_bytes(requests: Sequence[Request]) -> int:
 
 def inserted_bytes(request: Request) -> int:
     """Return the bytes of a request's vectors, pictures and sounds."""
-    shown = {id(each.shown): each.shown.num_bytes for each in request.inserted if each.shown is not None}
+    shown = {id(own): own.num_bytes for each in request.inserted if (own := each.made_of) is not None}
     heard = 0 if request.sound is None else len(request.sound.samples)
     return sum(shown.values()) + heard + (0 if request.embeds is None else len(request.embeds.data))

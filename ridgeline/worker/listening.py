@@ -1,0 +1,80 @@
+"""A listener's work: samples become vectors, on the device.
+
+Legend:
+    N  sounds
+    S  samples of the longest, silence included
+    L  vectors
+    M  numbers of a vector
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan.reserve import Reserved, StepSizes
+from ridgeline.core.plan.sounds import HeardSound
+from ridgeline.core.specs.listener import POOLED, ListenerSpec
+from ridgeline.kernels.base.sounds import FRAME, HOP
+from ridgeline.layers.encoder.listener import Listener
+from ridgeline.worker.pictures import vectors_kept
+from ridgeline.worker.upload import upload
+
+POSITIONS = 24_000  # of several sounds that are heard at once: 16 windows of 30 s
+
+
+@dataclass(frozen=True)
+class ListenerMemory:
+    """The activations of what is heard at once, and the vectors that are kept, with those of one more step."""
+
+    listener: ListenerSpec
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        positions = max(POSITIONS, self.listener.positions)
+        kept = vectors_kept(sizes) + max(positions // POOLED, sizes.max_tokens)
+        return Reserved(
+            held=kept * self.listener.outputs * sizes.itemsize,
+            passing=positions * self.listener.scratch() * sizes.itemsize,
+        )
+
+
+class Sounds:
+    """The part of a worker that turns sounds into vectors."""
+
+    def __init__(self, listener: Listener, device: torch.device) -> None:
+        self._listener, self._device = listener, device
+        self.encoded = 0  # sounds so far
+
+    def encode(self, heard: Mapping[str, HeardSound], stored: dict[str, Tensor]) -> None:
+        """Store the vectors of sounds under their names: [L, M] each. Sounds that fit together run together."""
+        for group in self._groups(heard):
+            frames = [each.frames for each in group.values()]
+            vectors_LM = self._listener(self._samples(group.values(), frames), frames)
+            for name, own_LM in zip(group, vectors_LM.split([each.vectors for each in group.values()]), strict=True):
+                stored[name] = own_LM.clone()
+            self.encoded += len(group)
+
+    def _samples(self, sounds: Iterable[HeardSound], frames: list[int]) -> Tensor:
+        """Return sounds on the device, with silence behind them: float32 [N, S]."""
+        spec = self._listener.spec
+        most = spec.stem.samples if not spec.chunk else max(frames) * HOP + 2 * FRAME // HOP * HOP
+        samples_NS = np.zeros((len(frames), most), np.float32)
+        for row_S, sound in zip(samples_NS, sounds, strict=True):
+            given_S = np.frombuffer(sound.samples, "<f4")
+            row_S[: len(given_S)] = given_S
+        return upload(samples_NS, self._device)
+
+    def _groups(self, heard: Mapping[str, HeardSound]) -> Iterator[dict[str, HeardSound]]:
+        group: dict[str, HeardSound] = {}
+        for name, each in heard.items():
+            most = max((one.patches for one in (*group.values(), each)), default=0)
+            if group and most * (len(group) + 1) > POSITIONS:
+                yield group
+                group = {}
+            group[name] = each
+        if group:
+            yield group

@@ -1,0 +1,89 @@
+"""Prompts with sounds through the whole engine, beside transformers' models with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from ridgeline.core.plan.request import Request
+from ridgeline.models import model_config
+from ridgeline.perf.footprint import parameters
+from tests.driving import rig
+from tests.hearing import tiny
+
+Folder = Callable[[str], Path]
+Asked = tuple[Request, list[np.ndarray]]
+MODELS = list(tiny.CONFIGS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return cache(lambda name: tiny.save(name, tmp_path_factory.mktemp(name)))
+
+
+def words(count: int, seed: int) -> list[int]:
+    draw = Random(seed)
+    return [draw.randrange(3, 290) for _ in range(count)]
+
+
+def request(name: str, request_id: str, *parts: list[int] | np.ndarray, **params: object) -> Asked:
+    asked = tiny.asked(name, request_id, *parts, **params)
+    return asked, [part for part in parts if isinstance(part, np.ndarray)]
+
+
+def requests(name: str) -> list[Asked]:
+    a, b, c, d = tiny.sounds()
+    return [
+        request(name, "in the middle", words(7, 1), a, words(5, 2)),
+        request(name, "first", b, words(3, 3)),
+        request(name, "last", words(6, 4), c),
+        request(name, "two", words(2, 5), a, words(1, 6), d, words(9, 6)),
+        request(name, "again", b, words(4, 8)),
+        request(name, "none", words(12, 10)),
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("chunk", [16, 256])  # all sounds but one are cut by chunks of 16
+def test_tokens_are_those_of_transformers(name: str, chunk: int, folder: Folder) -> None:
+    with rig(folder(name), max_num_batched_tokens=chunk, max_model_len=512) as own:
+        outcomes = own.run(*(each for each, _ in requests(name)))
+        for each, given in requests(name):
+            assert outcomes[each.id].tokens == tiny.by_transformers(name, each, given), each.id
+        listener = own.runner.inserted._sounds
+        assert listener is not None
+        assert chunk < 256 or listener.encoded == 4  # each sound once, where the vectors of all are kept
+
+
+def test_log_probabilities_are_those_of_transformers(folder: Folder) -> None:
+    """To the rounding of float32, as those of Whisper (`tests/models/test_whisper.py`)."""
+    [name, *_] = MODELS
+    asked, given = request(name, "scored", words(4, 1), tiny.sounds()[1], words(3, 2), logprobs=0)
+    with rig(folder(name), max_num_batched_tokens=64, max_model_len=512) as own:
+        found = own.run(asked)["scored"]
+    ids = [*asked.prompt_token_ids, *found.tokens]
+    want = tiny.scores(tiny.build(name), name, ids, given).log_softmax(-1)[len(asked.prompt_token_ids) - 1 : -1]
+    for place, (token, logprob) in enumerate(found.scored):
+        assert abs(float(want[place, token]) - logprob) < 3e-4
+
+
+def test_two_ranks_hear_what_one_hears(folder: Folder) -> None:
+    [name, *_] = MODELS
+    with rig(folder(name), max_num_batched_tokens=64, max_model_len=512, tensor_parallel_size=2) as own:
+        outcomes = own.run(*(each for each, _ in requests(name)[:2]))
+        for each, given in requests(name)[:2]:
+            assert outcomes[each.id].tokens == tiny.by_transformers(name, each, given), each.id
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_counted(name: str) -> None:
+    model = tiny.build(name)
+    spec = model_config({**model.config.to_dict(), "architectures": [type(model).__name__]}).spec
+    total = sum(each.numel() for each in model.parameters())
+    keys = 32 * len(spec.listener.layers) if spec.listener else 0  # biases of keys, which are zero here
+    assert parameters(spec).total == total + keys
