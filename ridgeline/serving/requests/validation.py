@@ -273,13 +273,13 @@ async def _with_media(
 
 def check_decoded(inserted: Iterable[Inserted]) -> None:
     """Raise BadRequest for more pixels than a message to the engine holds."""
-    shown = {id(each.shown): each.shown.num_bytes for each in inserted if each.shown is not None}
+    shown = {id(own): own.num_bytes for each in inserted if (own := each.made_of) is not None}
     _check_bytes(sum(shown.values()))
 
 
 def _check_bytes(size: int) -> None:
     if size > MOST_BYTES:
-        message = f"the pictures are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
+        message = f"the pictures and sounds are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
         raise BadRequest(message, param="messages")
 
 
