@@ -41,7 +41,7 @@ class Stem(nn.Module):
         return self.embedded(self.spectra(samples_NS)).flatten(0, 1)
 
     def spectra(self, samples_NS: Tensor) -> Tensor:
-        """Return what the convolutions read of float32 samples: [N, F, t]."""
+        """Return the spectra of float32 samples, which the convolutions read: [N, F, t]."""
         if self._filters_FB is None:
             self._filters_FB = torch.from_numpy(mel_filters(self.spec.bands)).to(samples_NS.device)
         return self._ops.log_mel(samples_NS, self._filters_FB).to(self._dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.layers.decoder import Decoder, GivenRows
-from ridgeline.worker.listening import Sounds
+from ridgeline.worker.listening import HeardSounds
 from ridgeline.worker.pictures import Pictures
 from ridgeline.worker.step import GivenPlaces, PlannedStep, StepPart
 from ridgeline.worker.upload import upload
@@ -32,7 +32,7 @@ class InsertedVectors(StepPart):
         self.stored: dict[str, Tensor] = {}
         self._device, self._width = device, decoder.spec.hidden_size
         self._pictures = None if decoder.tower is None else Pictures(decoder.tower, device)
-        self._sounds = None if decoder.listener is None else Sounds(decoder.listener, device)
+        self._sounds = None if decoder.listener is None else HeardSounds(decoder.listener, device)
 
     def prepare(self, step: PlannedStep) -> None:
         """Find the vectors that the plan's spans bring or name, and the places of their tokens in the step."""

@@ -42,7 +42,7 @@ class ListenerMemory:
         )
 
 
-class Sounds:
+class HeardSounds:
     """The part of a worker that turns sounds into vectors."""
 
     def __init__(self, listener: Listener, device: torch.device) -> None:

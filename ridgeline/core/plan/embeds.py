@@ -75,7 +75,7 @@ class Inserted:
 
     @property
     def made_of(self) -> ShownPictures | HeardSound | None:
-        """What a tower or a listener makes them of."""
+        """The picture or sound that a tower or a listener makes them of."""
         return self.shown or self.heard
 
     def part(self, start: int, end: int) -> Inserted | None:
