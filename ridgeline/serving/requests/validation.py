@@ -279,7 +279,9 @@ def check_decoded(inserted: Iterable[Inserted]) -> None:
 
 def _check_bytes(size: int) -> None:
     if size > MOST_BYTES:
-        message = f"pictures and sounds are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
+        message = (
+            f"pictures and sounds are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
+        )
         raise BadRequest(message, param="messages")
 
 
