@@ -24,6 +24,7 @@ ARCHITECTURES = Registry(
         "Idefics3ForConditionalGeneration": "ridgeline.models.idefics3:Idefics3Vision",
         "LlavaNextForConditionalGeneration": "ridgeline.models.llava:LlavaNext",
         "LlavaOnevisionForConditionalGeneration": "ridgeline.models.llava:LlavaOnevision",
+        "PaliGemmaForConditionalGeneration": "ridgeline.models.paligemma:PaliGemma",
         "LlavaForConditionalGeneration": "ridgeline.models.llava:Llava",
         "PaddleOCRVLForConditionalGeneration": "ridgeline.models.paddleocr_vl:PaddleOCRVL",
         "Qwen2AudioForConditionalGeneration": "ridgeline.models.qwen2_audio:Qwen2Audio",

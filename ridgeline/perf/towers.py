@@ -43,7 +43,8 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
         if own.norm is not None:
             width = own.norm_width(tower.width)
             norm = NormBefore("rms" if own.norm.kind == "rms" else "layer", residual=False)
-            found["projector.norm", norm.cost(patches * tower.width // width, width, p)] += 1
+            count = vectors if own.averaged else patches * tower.width // width
+            found["projector.norm", norm.cost(count, width, p)] += 1
         if own.hidden:
             cost = activation_cost(vectors, own.hidden, kind=own.activation, itemsize=p.item)
             found["projector.activation", cost] += 1

@@ -112,6 +112,20 @@ GEMMA_3_4B: Values = {
     },
 }
 
+PALIGEMMA_3B: Values = {
+    "architectures": ["PaliGemmaForConditionalGeneration"],
+    "model_type": "paligemma",
+    **{"image_token_index": 257152, "projection_dim": 2048, "hidden_size": 2048, "vocab_size": 257216},
+    "text_config": {
+        **{"hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8, "num_hidden_layers": 18},
+        **{"num_key_value_heads": 1, "vocab_size": 257216, "model_type": "gemma"},
+    },
+    "vision_config": {
+        **{"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27},
+        **{"patch_size": 14, "model_type": "siglip_vision_model", "vision_use_head": False},
+    },
+}
+
 _QWEN3_TEXT: Values = {
     **{"num_attention_heads": 32, "head_dim": 128, "vocab_size": 151936, "rope_theta": 5e6, "rms_norm_eps": 1e-6},
     **{"hidden_act": "silu", "max_position_embeddings": 262144},
@@ -202,4 +216,5 @@ EVERY = (
     QWEN3_VL_30B_A3B,
     INTERNVL3_8B,
     GEMMA_3_4B,
+    PALIGEMMA_3B,
 )

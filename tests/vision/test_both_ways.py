@@ -70,6 +70,22 @@ def test_what_fits_no_step_is_refused(tiny_vision: TinyModel) -> None:
         own.engine.check(asked)
 
 
+def test_a_prompt_that_is_seen_whole_runs_in_one_step(tiny_vision: TinyModel) -> None:
+    """Its keys are no other prompt's, so the cache keeps nothing of it, but the picture's vectors stay."""
+    a = tiny.drawn("paligemma", 0)
+    with rig(tiny_vision("paligemma"), max_num_batched_tokens=40, long_prefill_token_threshold=4) as own:
+        for name, behind in (("first", words(20, 2)), ("again", words(20, 2)), ("longer", [*words(20, 2), 7])):
+            each, pictures = request("paligemma", name, a, behind)
+            own.run(each)
+            assert own.outcomes[name].tokens == tiny.by_transformers("paligemma", each, pictures), name
+        assert own.engine.scheduler.cache.hit_tokens == 0
+        assert own.engine.scheduler.pictures.misses == 1
+        with pytest.raises(InvalidRequest, match="the prompt has 40 tokens, which must run in one step"):
+            own.engine.check(request("paligemma", "x", words(40, 1))[0])
+        with pytest.raises(InvalidRequest, match="guidance_scale"):
+            own.engine.check(request("paligemma", "x", words(4, 1), guidance_scale=2.0)[0])
+
+
 def test_trees_of_drafts_are_refused() -> None:
     heads = {"method": "medusa", "model": "heads", "speculative_token_tree": [[0], [1]]}
     with pytest.raises(InvalidConfig, match="draft chains"):

@@ -290,6 +290,30 @@ FAMILIES |= {
         padded=True,
         chunk=12,
     ),
+    "paligemma": Family(
+        "PaliGemma",
+        {
+            "text_config": {**TEXT, "model_type": "gemma", "head_dim": 16},
+            "vision_config": {**_SIGLIP, "image_size": 12},
+            "image_token_index": IMAGE,
+            "projection_dim": 64,
+        },
+        Patching("bicubic", 1 / 255, (0.5,) * 3, (0.5,) * 3, 4, 4),
+        ((12, 12),),
+        chunk=100,
+    ),
+    "paligemma_2": Family(
+        "PaliGemma",
+        {
+            "text_config": {**_GEMMA, "model_type": "gemma2", "sliding_window": 92},
+            "vision_config": {**_SIGLIP, "image_size": 12},
+            "image_token_index": IMAGE,
+            "projection_dim": 64,
+        },
+        Patching("bicubic", 1 / 255, (0.5,) * 3, (0.5,) * 3, 4, 4),
+        ((12, 12),),
+        chunk=100,
+    ),
 }
 
 
@@ -298,7 +322,8 @@ def build(name: str) -> Any:
     """Return the oracle in float32. The same numbers on every call."""
     family = FAMILIES[name]
     config = getattr(transformers, f"{family.name}Config")(**family.config)
-    model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).eval()
+    how = {"attn_implementation": "eager"} if name == "paligemma_2" else {}  # others leave caps of logits out
+    model = getattr(transformers, f"{family.name}ForConditionalGeneration")._from_config(config, **how).eval()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -407,13 +432,15 @@ def by_transformers(name: str, request: Request, pictures: Sequence[np.ndarray],
     if known not in _WRITTEN:
         model, ids = build(name), list(request.prompt_token_ids)
         for _ in range(tokens):
-            ids.append(int(scores(model, name, ids, pictures)[-1].argmax()))
+            ids.append(int(scores(model, name, ids, pictures, len(request.prompt_token_ids))[-1].argmax()))
         _WRITTEN[known] = ids[-tokens:]
     return _WRITTEN[known]
 
 
-def scores(model: Any, name: str, ids: Sequence[int], pictures: Sequence[np.ndarray]) -> Tensor:
-    """Return the scores of all tokens by a model of transformers: [T, V]."""
+def scores(
+    model: Any, name: str, ids: Sequence[int], pictures: Sequence[np.ndarray], prompt: int | None = None
+) -> Tensor:
+    """Return the scores of all tokens by a model of transformers: [T, V]. prompt: so many belong to it (None: all)."""
     row = torch.tensor([list(ids)])
     given = inputs(name, pictures)
     if FAMILIES[name].grids:
@@ -422,6 +449,8 @@ def scores(model: Any, name: str, ids: Sequence[int], pictures: Sequence[np.ndar
             given["mm_token_type_ids"] = (row == IMAGE).int()
     if name == "gemma3":
         given["token_type_ids"] = (row == IMAGE).int()
+    if name.startswith("paligemma"):
+        given["token_type_ids"] = (torch.arange(len(ids)) >= (prompt or len(ids)))[None].int()
     given = {key: value.to(model.dtype) if value.is_floating_point() else value for key, value in given.items()}
     with torch.inference_mode():
         found: Tensor = model(input_ids=row, attention_mask=torch.ones_like(row), **given).logits[0]
