@@ -26,12 +26,11 @@ from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.timeline import Timeline, now
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.kernels.base.sounds import RATE
-from ridgeline.media.layout import Processor
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.adapters import Adapters, LoRARequest, OfflineAdapters, listed_adapters
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TextPrompt, TokensPrompt
-from ridgeline.offline.media import with_items
+from ridgeline.offline.media import SETTINGS, callers_media
 from ridgeline.offline.pooling import Pooled, PoolingRuns, outputs, reranked, scored_output, with_options
 from ridgeline.offline.running import RunningJobs
 from ridgeline.offline.speech import Transcripts, heard, recogniser_of, speech_options
@@ -40,7 +39,7 @@ from ridgeline.text.arguments import listed_params, listed_priorities, listed_pr
 from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.continuations import continued, listed_continuations, score_of, scoring_params
-from ridgeline.text.media_folder import folder_processor
+from ridgeline.text.media_folder import FolderProcessors
 from ridgeline.text.media_prompt import MediaPrompt, prompt_with
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.text.pooled import (
@@ -81,6 +80,7 @@ class LLM:
 
     def __init__(self, model: str | Path = "", **options: Any) -> None:
         self.timeline = Timeline.of_process(IMPORTED)
+        self._media = {name: options.pop(name) for name in SETTINGS if name in options}
         kept, lines = of_keywords(options, frozenset(field.name for field in dataclasses.fields(LLMConfig)))
         for line in lines:
             logger.warning("%s", line)
@@ -117,7 +117,8 @@ class LLM:
             stem=None if model_config.spec.encoder is None else model_config.spec.encoder.stem,
         )
         self._tokenizer = tokenizer
-        self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed, self._processor(tokenizer))
+        media = callers_media(self._media, self._processors(tokenizer))
+        self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed, media)
         self._running = RunningJobs(self.engine)
         self._adapters = OfflineAdapters(self.assembly.worker)
         self._pooling = self._pooling_runs(model_config.spec.pooling)
@@ -320,6 +321,7 @@ class LLM:
         continue_final_message: bool = False,
         priority: Sequence[int] | None = None,
         lora_request: Adapters = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role", "content"}) or several, through the model's chat template or
         another. With `continue_final_message` (and no `add_generation_prompt`) the last message is gone on with."""
@@ -330,7 +332,7 @@ class LLM:
                 param="continue_final_message",
             )
         options = (chat_template_kwargs or {}) | {"chat_template": chat_template, "tools": tools}
-        options |= {"continue_final_message": continue_final_message}
+        options |= {"continue_final_message": continue_final_message, "mm_processor_kwargs": mm_processor_kwargs}
         if not continue_final_message:
             options["add_generation_prompt"] = add_generation_prompt
         listed = messages if many else [messages]
@@ -341,11 +343,11 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
 
-    def _processor(self, tokenizer: Tokenizer | None) -> Processor | None:
-        """Return the processor of pictures, for a model that sees them."""
+    def _processors(self, tokenizer: Tokenizer | None) -> FolderProcessors | None:
+        """Return the processors of pictures, for a model that sees them."""
         if tokenizer is None or self.assembly.model.spec.tower is None:
             return None
-        return folder_processor(self.assembly.folder, tokenizer)
+        return FolderProcessors.of(self.assembly.folder, tokenizer, self._media.get("mm_processor_kwargs"))
 
     def chat_prompt(
         self,
@@ -354,6 +356,7 @@ class LLM:
         chat_template: str | None = None,
         continue_final_message: bool = False,
         lora_request: LoRARequest | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> TokensPrompt | MediaPrompt:
         """Return a conversation as the prompt that the model was trained to continue, or an adapter if its folder has a
@@ -363,9 +366,11 @@ class LLM:
         template = self._chat_template if chat_template is None else self._chat_template.with_source(chat_template)
         if chat_template is None and isinstance(lora_request, LoRARequest):
             template = template.of_adapter(Path(lora_request.lora_path))
-        messages, items = with_items(messages)
+        media = self._jobs.media
+        processor = media.processor(mm_processor_kwargs) if mm_processor_kwargs else None
+        messages, items = media.with_items(messages, processor)
         if items:
-            processor = self._jobs.needed_processor
+            processor = processor or media.processor()
             return prompt_with(
                 template,
                 self.get_tokenizer(),
@@ -558,7 +563,7 @@ class LLM:
                 template=template,
                 sides=read_sides(self.assembly.folder),
             )
-        return PoolingRuns(self.engine, spec, encoder, self._jobs.processor)
+        return PoolingRuns(self.engine, spec, encoder, self._jobs.media)
 
     def _pool(
         self,

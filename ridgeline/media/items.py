@@ -27,16 +27,23 @@ class Picture(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """A video. frames_FHWC: uint8.
+    """The frames of a video that a model sees. frames_FHWC: uint8.
 
     times_F: seconds from the beginning, float64.
     fps: frames a second of the file, before frames were chosen.
+    total: the frames of the file; 0: as many as there are here.
     """
 
     frames_FHWC: np.ndarray
     times_F: np.ndarray
     fps: float
     digest: bytes
+    total: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Frames a second of those that are seen."""
+        return self.fps * len(self.frames_FHWC) / (self.total or len(self.frames_FHWC))
 
 
 class Sound(NamedTuple):
@@ -54,8 +61,8 @@ def picture(pixels_HWC: np.ndarray) -> Picture:
     return Picture(pixels_HWC, _digest("picture", pixels_HWC))
 
 
-def clip(frames_FHWC: np.ndarray, times_F: np.ndarray, fps: float) -> Clip:
-    return Clip(frames_FHWC, times_F, fps, _digest(f"clip {fps!r}", frames_FHWC, times_F))
+def clip(frames_FHWC: np.ndarray, times_F: np.ndarray, fps: float, total: int = 0) -> Clip:
+    return Clip(frames_FHWC, times_F, fps, _digest(f"clip {fps!r} {total}", frames_FHWC, times_F), total)
 
 
 def sound(samples_N: np.ndarray, rate: int) -> Sound:

@@ -76,17 +76,31 @@ class Processor(Protocol):
 
 @runtime_checkable
 class VideoProcessor(Processor, Protocol):
-    """The rules of a model that takes videos as well. video_marker: as `marker`, of a video."""
+    """The rules of a model that takes videos as well.
+
+    video_marker, video_placeholder: as `marker` and `placeholder`, of a video.
+    video_rate: frames a second of frames that come without times.
+    samples: frames of a video in a caller's memory are chosen among, as those of a file are.
+    """
 
     @property
     def video_marker(self) -> str: ...
+
+    @property
+    def video_placeholder(self) -> str: ...
+
+    @property
+    def video_rate(self) -> float: ...
+
+    @property
+    def samples(self) -> bool: ...
 
     def chosen(self, frames: int, fps: float) -> tuple[int, ...]:
         """Return the numbers of a video's frames that are seen, of so many at so many a second."""
         ...
 
-    def video(self, times: Sequence[float], height: int, width: int) -> Layout:
-        """Return the part of a video: chosen frames of that size, seen at `times` seconds."""
+    def video(self, times: Sequence[float], height: int, width: int, rate: float) -> Layout:
+        """Return the part of a video: chosen frames of that size, seen at `times` seconds, `rate` of them a second."""
         ...
 
 

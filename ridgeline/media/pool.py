@@ -83,9 +83,15 @@ class Decoders:
     def clip(self, data: bytes, choose: Callable[[int, float], Sequence[int]] | None = None, owner: str = "") -> Clip:
         """Return the frames of a video that `choose` names by the number of all frames and those a second; without it
         `media.frames.chosen` does. Raise BadMedia, NoMemory."""
-        asked = {"kind": "video"}
-        found, pixels = self._decoded(asked, data, owner, choose or frames.chosen)
-        return Clip(pixels, np.array(found["times"], np.float64), found["fps"], _digest(data, asked, found))
+        asked, total = {"kind": "video"}, 0
+
+        def counted(count: int, rate: float) -> Sequence[int]:
+            nonlocal total
+            total = count
+            return (choose or frames.chosen)(count, rate)
+
+        found, pixels = self._decoded(asked, data, owner, counted)
+        return Clip(pixels, np.array(found["times"], np.float64), found["fps"], _digest(data, asked, found), total)
 
     def sound(self, data: bytes, rate: int | None = None, *, owner: str = "") -> Sound:
         """Return a sound at a rate of samples a second, or at its own. Raise BadMedia, NoMemory."""

@@ -14,9 +14,8 @@ from ridgeline.core.plan.embeds import PLACEHOLDER, Inserted
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.engine.protocol import RunsRequests
 from ridgeline.kernels.base.sounds import RATE
-from ridgeline.media.layout import Processor
 from ridgeline.offline.embeds import embeds_of
-from ridgeline.offline.media import items_of
+from ridgeline.offline.media import CallersMedia
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.completion import Completion
 from ridgeline.text.media_prompt import MediaPrompt, expanded, expanded_ids
@@ -39,6 +38,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]
 
 
@@ -46,11 +46,15 @@ class TextPrompt(TypedDict):
     """A prompt as text. It may have a `cache_salt` of its own.
 
     multi_modal_data: {"image": one picture or a list of them}, each a PIL image, an array [height, width, 3] of uint8,
-        or a `media.items.Picture`. The prompt has the model's marker in the place of each.
+        a `media.items.Picture`, or the path or bytes of a file; {"video": one video or a list of them}, each an array
+        [frames, height, width, 3] of uint8, a list of pictures, (frames, metadata), a `media.items.Clip`, or the path
+        or bytes of a file. The prompt has the model's marker in the place of each.
+    mm_processor_kwargs: settings of the model's processor, such as `max_pixels`, `fps` or `num_frames`.
     """
 
     prompt: str
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]
 
 
@@ -63,7 +67,7 @@ class EncoderDecoderPrompt(TypedDict):
 
 
 SOUNDS = "multi_modal_data"
-KEYS = {"multi_modal_data", "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
+KEYS = {"mm_processor_kwargs", "multi_modal_data", "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
 Prompt = str | SpeechAsk | MediaPrompt | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -95,7 +99,7 @@ class Job:
 
 class JobMaker:
     """A maker of jobs, which numbers them. `seed` is used for prompts that bring none. Without a tokenizer prompts are
-    token ids. processor: of a model that sees pictures."""
+    token ids. media: the reader of pictures and videos."""
 
     def __init__(
         self,
@@ -103,10 +107,10 @@ class JobMaker:
         tokenizer: Tokenizer | None,
         limits: RequestLimits,
         seed: int,
-        processor: Processor | None = None,
+        media: CallersMedia | None = None,
     ) -> None:
         self._engine, self._tokenizer, self.limits, self._seed = engine, tokenizer, limits, seed
-        self.processor = processor
+        self.media = media or CallersMedia()
         self.count = 0  # the number of the newest job
         self._numbers = count(1)  # which threads may draw at the same time
 
@@ -198,9 +202,9 @@ class JobMaker:
 
     def _with_media(self, prompt: Mapping[str, Any]) -> MediaPrompt:
         """Return a prompt with pictures. Raise InvalidRequest."""
-        processor, tokenizer = self.needed_processor, self.tokenizer
+        processor, tokenizer = self.media.processor(prompt.get("mm_processor_kwargs")), self.tokenizer
         ids = prompt.get("prompt_token_ids")
-        items = items_of(prompt["multi_modal_data"])
+        items = self.media.items_of(prompt["multi_modal_data"], processor)
         if ids is not None:
             return expanded_ids(integers(ids), tokenizer, processor, items)
         text = prompt.get("prompt")
@@ -209,13 +213,6 @@ class JobMaker:
                 f"a prompt with multi_modal_data has prompt or prompt_token_ids, got {short(text)}.", param="prompt"
             )
         return expanded(text, tokenizer, processor, items)
-
-    @property
-    def needed_processor(self) -> Processor:
-        """The processor. Raise InvalidRequest if the model sees no pictures."""
-        if self.processor is None:
-            raise InvalidRequest("this model sees no pictures; leave them out.", param="multi_modal_data")
-        return self.processor
 
     def _of_sound(self, own: dict[str, Any]) -> Prompt:
         """Return a prompt in two parts whose first is a sound as one. Raise InvalidRequest."""

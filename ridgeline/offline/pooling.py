@@ -15,9 +15,8 @@ from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec
 from ridgeline.engine.protocol import RunsRequests
 from ridgeline.interrupts import uninterrupted
-from ridgeline.media.layout import Processor
 from ridgeline.offline.jobs import check_keys
-from ridgeline.offline.media import items_of
+from ridgeline.offline.media import CallersMedia
 from ridgeline.progress import batch_bar
 from ridgeline.text.arguments import integers, listed_prompts, short
 from ridgeline.text.media_prompt import expanded, expanded_ids, lone_picture
@@ -89,12 +88,12 @@ def with_options(params: Any, options: Mapping[str, Any]) -> Any:
 
 
 class PoolingRuns:
-    """The calls to a model that pools. encoder: None without a tokenizer. processor: of a model that sees pictures."""
+    """The calls to a model that pools. encoder: None without a tokenizer. media: the reader of pictures."""
 
     def __init__(
-        self, engine: RunsRequests, spec: PoolingSpec, encoder: Encoder | None, processor: Processor | None = None
+        self, engine: RunsRequests, spec: PoolingSpec, encoder: Encoder | None, media: CallersMedia | None = None
     ) -> None:
-        self._engine, self.spec, self._encoder, self._processor = engine, spec, encoder, processor
+        self._engine, self.spec, self._encoder, self._media = engine, spec, encoder, media or CallersMedia()
         self._count = 0
         self._turn = Lock()
         self._stats: dict[str, RequestStats] = {}
@@ -234,29 +233,28 @@ class PoolingRuns:
         check_keys(given)
         text, ids = given.get("prompt"), given.get("prompt_token_ids")
         if given.get("multi_modal_data"):
-            return self._with_pictures(text, ids, given["multi_modal_data"])
+            return self._with_pictures(text, ids, given)
         if isinstance(text, str) and ids is None:
             return self.encoder.one(before + text, params)
         return listed_tokens(ids, params, self._engine.config.max_model_len)
 
-    def _with_pictures(self, text: Any, ids: Any, data: Any) -> Encoded:
+    def _with_pictures(self, text: Any, ids: Any, prompt: Mapping[str, Any]) -> Encoded:
         """Return a prompt with pictures, or that is one. Raise InvalidRequest."""
-        if self._processor is None:
-            raise InvalidRequest("this model sees no pictures; leave them out.", param="multi_modal_data")
-        items = items_of(data)
+        processor = self._media.processor(prompt.get("mm_processor_kwargs"))
+        items = self._media.items_of(prompt["multi_modal_data"], processor)
         if not self.spec.apart:
             tokenizer = self.encoder.tokenizer
             if ids is not None:
-                made = expanded_ids(integers(ids), tokenizer, self._processor, items)
+                made = expanded_ids(integers(ids), tokenizer, processor, items)
             else:
-                made = expanded(_text(text), tokenizer, self._processor, items)
+                made = expanded(_text(text), tokenizer, processor, items)
             return Encoded(made.token_ids, inserted=made.inserted)
         if text or ids:
             raise InvalidRequest(
                 "this model embeds a text or a picture, and a prompt has both; give each its own prompt.",
                 param="multi_modal_data",
             )
-        return lone_picture(self._processor, items)
+        return lone_picture(processor, items)
 
     def _note(self, request: Request, stats: RequestStats) -> None:
         self._stats[request.id] = stats

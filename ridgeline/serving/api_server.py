@@ -33,7 +33,7 @@ from ridgeline.serving.repository.folder import served_models
 from ridgeline.serving.repository.models import ServedModel
 from ridgeline.text.arguments import short
 from ridgeline.text.chat_template import ChatTemplate
-from ridgeline.text.media_folder import folder_processor
+from ridgeline.text.media_folder import FolderProcessors
 from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.pooled import Encoder
 from ridgeline.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ class ApiServer:
     given_adapters: tuple[str, ...] = ()
     inferences: Inferences = field(default_factory=Inferences)
     media: MediaReader = field(default_factory=lambda: MediaReader(ServeConfig()))
-    processor: Processor | None = None
+    processors: FolderProcessors | None = None
     beside: tuple[ApiServer, ...] = ()
     _templates: dict[tuple[str, str], ChatTemplate] = field(default_factory=dict)  # of adapters' folders
 
@@ -135,8 +135,18 @@ class ApiServer:
             served=served_models(config.model_repository, (*names, *(each.name for each in model.adapters))),
             given_adapters=tuple(each.name for each in model.adapters),
             media=MediaReader(config),
-            processor=folder_processor(texts, tokenizer, config.mm_processor_kwargs),
+            processors=FolderProcessors.of(texts, tokenizer, config.mm_processor_kwargs),
         )
+
+    @property
+    def processor(self) -> Processor | None:
+        """The processor of pictures, with the operator's settings."""
+        return None if self.processors is None else self.processors.plain
+
+    def adjusted_processor(self, options: object) -> Processor:
+        """Return the processor with a request's `mm_processor_kwargs`. Raise InvalidRequest."""
+        assert self.processors is not None
+        return self.processors.adjusted(options)
 
     @property
     def modalities(self) -> tuple[str, ...]:

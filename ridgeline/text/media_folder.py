@@ -10,21 +10,42 @@ from typing import Any
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.media.layout import Processor
 from ridgeline.media.processors import NAMES, processor_of
+from ridgeline.media.processors.options import checked_options
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.formats.json_file import read_json
 
 logger = logging.getLogger(__name__)
 
 
-def folder_processor(folder: Path, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None) -> Processor | None:
-    """Return the processor, or None for a folder that describes none that is known. options: as `processor_of`'s."""
-    if not folder.is_dir():
+class FolderProcessors:
+    """The processors of a folder, whose files are read once.
+
+    options: settings that replace those of the files. plain: the processor with these.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None) -> None:
+        self._files = {name: read_json(folder / name) for name in NAMES if (folder / name).is_file()}
+        self._tokenizer, self._options = tokenizer, dict(options or {})
+        self.plain = self._made(self._options)
+
+    @staticmethod
+    def of(folder: Path, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None) -> FolderProcessors | None:
+        """Return those of a folder, or None if it describes none that is known."""
+        if not folder.is_dir():
+            return None
+        try:
+            return FolderProcessors(folder, tokenizer, options)
+        except InvalidConfig as error:
+            logger.debug("%s has no processor of pictures: %s", folder, error)
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("the processor of pictures in %s cannot be used (%r); pictures are refused", folder, error)
         return None
-    files = {name: read_json(folder / name) for name in NAMES if (folder / name).is_file()}
-    try:
-        return processor_of(files, lambda text: tokenizer.encode(text, add_special_tokens=False), options)
-    except InvalidConfig as error:
-        logger.debug("%s has no processor of pictures: %s", folder, error)
-    except (KeyError, TypeError, ValueError) as error:
-        logger.warning("the processor of pictures in %s cannot be used (%r); pictures are refused", folder, error)
-    return None
+
+    def adjusted(self, options: object) -> Processor:
+        """Return the processor with a request's `mm_processor_kwargs`. Raise InvalidRequest."""
+        if not options:
+            return self.plain
+        return self._made({**self._options, **checked_options(self.plain, options)})
+
+    def _made(self, options: Mapping[str, Any]) -> Processor:
+        return processor_of(self._files, lambda text: self._tokenizer.encode(text, add_special_tokens=False), options)

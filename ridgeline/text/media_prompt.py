@@ -39,11 +39,16 @@ class MediaPrompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Placed:
-    """An item with its place in prompts. layout: what stands in the prompt. shown: what the tower sees."""
+    """An item with its place in prompts.
+
+    layout: what stands in the prompt.
+    seen: what the tower sees, with its key: of all runs together, or of each, so that no step needs all of a video.
+    placeholder: the text in the place of each run.
+    """
 
     layout: Layout
-    shown: ShownPictures
-    key: bytes
+    seen: tuple[tuple[ShownPictures, bytes], ...]
+    placeholder: str
 
     @property
     def runs(self) -> list[int]:
@@ -53,13 +58,15 @@ class Placed:
     def inserted(self, run: int, start: int) -> Inserted:
         """Return the vectors of a run that begins at this token."""
         grids, runs = self.layout.grids, self.runs
+        apart = len(self.seen) > 1
+        shown, key = self.seen[run if apart else 0]
         return Inserted(
             start=start,
             count=runs[run],
-            key=self.key,
-            name=self.key.hex(),
-            first=sum(runs[:run]),
-            shown=self.shown,
+            key=key,
+            name=key.hex(),
+            first=0 if apart else sum(runs[:run]),
+            shown=shown,
             grid=grids[run] if grids else None,
             interval=self.layout.interval,
         )
@@ -89,7 +96,8 @@ def prompt_with(
 def expanded(
     text: str, tokenizer: Tokenizer, processor: Processor, items: Sequence[Item], *, add_special_tokens: bool = True
 ) -> MediaPrompt:
-    """Return a text whose markers stand for the items, in their order, as a prompt. Raise InvalidRequest."""
+    """Return a text whose markers stand for the items, those of a kind in their order, as a prompt. Raise
+    InvalidRequest."""
     return _encoded(text, tokenizer, processor, items, {}, add_special_tokens=add_special_tokens)
 
 
@@ -97,18 +105,17 @@ def expanded_ids(
     token_ids: Sequence[int], tokenizer: Tokenizer, processor: Processor, items: Sequence[Item]
 ) -> MediaPrompt:
     """Return token ids, in which the id of a marker stands for each of the items, as a prompt. Raise InvalidRequest."""
-    each = placed_items(processor, items)
-    marker = tokenizer.encode(processor.marker, add_special_tokens=False)
-    if len(marker) != 1:
+    marked = {tuple(tokenizer.encode(marker, add_special_tokens=False)): marker for marker in _markers(processor)}
+    if any(len(marker) != 1 for marker in marked):
         raise InvalidRequest(
             f"the marker of pictures, {processor.marker!r}, is no single token; give the prompt as text.",
             param="prompt",
         )
+    found = [marked[token,] for token in token_ids if (token,) in marked]
+    each = placed_items(processor, _ordered(found, items, processor))
     ids, parts, inserted = list[int](), iter(each), list[Inserted]()
-    count = sum(token == marker[0] for token in token_ids)
-    _check_count(count, len(each), processor.marker)
     for token in token_ids:
-        if token != marker[0]:
+        if (token,) not in marked:
             ids.append(token)
             continue
         own, run = next(parts), 0
@@ -117,7 +124,7 @@ def expanded_ids(
                 ids += tokenizer.encode(piece, add_special_tokens=False)
                 continue
             inserted.append(own.inserted(run, len(ids)))
-            ids += [_placeholder_id(tokenizer, processor)] * piece
+            ids += [_id(tokenizer, own.placeholder)] * piece
             run += 1
     return MediaPrompt("", ids, tuple(inserted))
 
@@ -130,7 +137,8 @@ def lone_picture(processor: Processor, items: Sequence[Item]) -> Encoded:
             param="multi_modal_data",
         )
     [own] = placed_items(processor, items)
-    place = Inserted(start=0, count=1, key=own.key, name=own.key.hex(), shown=own.shown)
+    [(shown, key)] = own.seen
+    place = Inserted(start=0, count=1, key=key, name=key.hex(), shown=shown)
     return Encoded([UNKNOWN], inserted=(place,))
 
 
@@ -142,21 +150,39 @@ def placed_items(processor: Processor, items: Sequence[Item]) -> list[Placed]:
 
 
 def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Placed:
-    if isinstance(item, Picture):
-        height, width, _ = item.pixels_HWC.shape
-        frames: tuple[Pixels, ...] = (Pixels(height, width, item.pixels_HWC.tobytes()),)
-        layout = processor.layout(height, width, pictures, index)
-    elif isinstance(item, Clip) and isinstance(processor, VideoProcessor):
-        _, height, width, _ = item.frames_FHWC.shape
-        chosen = processor.chosen(len(item.frames_FHWC), item.fps)
-        frames = tuple(Pixels(height, width, item.frames_FHWC[index].tobytes()) for index in chosen)
-        layout = processor.video([float(item.times_F[index]) for index in chosen], height, width)
-    else:
-        kind = "videos" if isinstance(item, Clip) else "sounds"
-        raise InvalidRequest(f"this model takes no {kind}; leave them out.", param="messages")
+    if isinstance(item, Clip):
+        return _placed_clip(processor, item)
+    if not isinstance(item, Picture):
+        raise InvalidRequest("this model takes no sounds; leave them out.", param="messages")
+    height, width, _ = item.pixels_HWC.shape
+    layout = processor.layout(height, width, pictures, index)
+    frames = (Pixels(height, width, item.pixels_HWC.tobytes()),)
     shown = ShownPictures(frames, layout.views, processor.patching, layout.order, layout.shrunk)
+    return Placed(layout, ((shown, _key(item, layout, processor)),), processor.placeholder)
+
+
+def _placed_clip(processor: Processor, item: Clip) -> Placed:
+    if not isinstance(processor, VideoProcessor):
+        raise InvalidRequest("this model takes no videos; leave them out.", param="messages")
+    _, height, width, _ = item.frames_FHWC.shape
+    layout = processor.video([float(each) for each in item.times_F], height, width, item.rate)
+    frames = [Pixels(height, width, each_HWC.tobytes()) for each_HWC in item.frames_FHWC]
+    how, key = processor.patching, _key(item, layout, processor)
+    views = layout.views
+    if len(views) == 1 or sum(isinstance(piece, int) for piece in layout.pieces) < len(views):
+        return Placed(layout, ((ShownPictures(tuple(frames), views, how), key),), processor.video_placeholder)
+    seen = []
+    for number, view in enumerate(views):
+        own = sorted({*view.frames})
+        renumbered = view._replace(frames=tuple(map(own.index, view.frames)))
+        shown = ShownPictures(tuple(frames[each] for each in own), (renumbered,), how)
+        seen.append((shown, sha256(key + number.to_bytes(4)).digest()[:KEY_BYTES]))
+    return Placed(layout, tuple(seen), processor.video_placeholder)
+
+
+def _key(item: Item, layout: Layout, processor: Processor) -> bytes:
     told = repr((layout.views, layout.order, layout.shrunk, layout.grids, layout.interval, processor.patching))
-    return Placed(layout, shown, sha256(item.digest + told.encode()).digest()[:KEY_BYTES])
+    return sha256(item.digest + told.encode()).digest()[:KEY_BYTES]
 
 
 def _encoded(
@@ -168,15 +194,9 @@ def _encoded(
     *,
     add_special_tokens: bool,
 ) -> MediaPrompt:
-    each = placed_items(processor, items)
-    video = processor.video_marker if isinstance(processor, VideoProcessor) else None
-    markers = [processor.marker] if video is None else [processor.marker, video]
-    wanted = [video if isinstance(item, Clip) else processor.marker for item in items]
-    found = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True)))).findall(text)
-    _check_count(len(found), len(each), processor.marker)
-    if found != wanted:
-        raise InvalidRequest("pictures and videos come in another order than their markers.", param="prompt")
-    filled = _filled(text, markers, each, processor.placeholder)
+    markers = re.compile("|".join(map(re.escape, sorted(_markers(processor), key=len, reverse=True))))
+    each = placed_items(processor, _ordered(markers.findall(text), items, processor))
+    filled = _filled(text, markers, each)
     ids = list[int]()
     for index, part in enumerate(_parts(filled, marks)):
         spelled = part if part in marks else None
@@ -188,39 +208,46 @@ def _encoded(
     shown = filled
     for spelled, mark in marks.items():
         shown = shown.replace(mark, spelled)
-    return _with_runs(shown, ids, each, _placeholder_id(tokenizer, processor))
+    return _with_runs(shown, ids, each, tokenizer)
 
 
-def _filled(text: str, markers: Sequence[str], each: Sequence[Placed], placeholder: str) -> str:
+def _filled(text: str, markers: re.Pattern[str], each: Sequence[Placed]) -> str:
     """Return the text with the pieces of each item in the place of its marker, and one placeholder for each run."""
     parts = iter(each)
 
-    def pieces(match: re.Match[str]) -> str:
-        return "".join(piece if isinstance(piece, str) else placeholder for piece in next(parts).layout.pieces)
+    def pieces(_: re.Match[str]) -> str:
+        own = next(parts)
+        return "".join(piece if isinstance(piece, str) else own.placeholder for piece in own.layout.pieces)
 
-    return re.sub("|".join(map(re.escape, sorted(markers, key=len, reverse=True))), pieces, text)
+    return markers.sub(pieces, text)
 
 
-def _with_runs(text: str, ids: Sequence[int], each: Sequence[Placed], placeholder: int) -> MediaPrompt:
+def _with_runs(text: str, ids: Sequence[int], each: Sequence[Placed], tokenizer: Tokenizer) -> MediaPrompt:
     """Return a prompt in which each placeholder has become as many as its run has vectors."""
     runs = [(own, run, count) for own in each for run, count in enumerate(own.runs)]
-    if sum(token == placeholder for token in ids) != len(runs):
+    wanted = [_id(tokenizer, own.placeholder) for own, _, _ in runs]
+    placeholders = set(wanted)
+    if [token for token in ids if token in placeholders] != wanted:
         raise InvalidRequest(
             "the prompt spells the placeholder of pictures where no picture goes; leave it out.", param="prompt"
         )
     following, whole, inserted = iter(runs), list[int](), list[Inserted]()
     for token in ids:
-        if token != placeholder:
+        if token not in placeholders:
             whole.append(token)
             continue
         own, run, count = next(following)
         inserted.append(own.inserted(run, len(whole)))
-        whole += [placeholder] * count
+        whole += [token] * count
     return MediaPrompt(text, whole, tuple(inserted))
 
 
-def _placeholder_id(tokenizer: Tokenizer, processor: Processor) -> int:
-    return tokenizer.added.get(processor.placeholder, UNKNOWN)
+def _id(tokenizer: Tokenizer, placeholder: str) -> int:
+    return tokenizer.added.get(placeholder, UNKNOWN)
+
+
+def _markers(processor: Processor) -> list[str]:
+    return [processor.marker, *([processor.video_marker] if isinstance(processor, VideoProcessor) else [])]
 
 
 def _parts(text: str, marks: Mapping[str, str]) -> Iterator[str]:
@@ -235,9 +262,9 @@ def _parts(text: str, marks: Mapping[str, str]) -> Iterator[str]:
 
 def _spellings(processor: Processor) -> list[str]:
     """Return the texts that mean a picture if they stand in a prompt, the longest first."""
-    found = {processor.marker, processor.placeholder}
+    found = {*_markers(processor), processor.placeholder}
     if isinstance(processor, VideoProcessor):
-        found.add(processor.video_marker)
+        found.add(processor.video_placeholder)
     return sorted(found, key=len, reverse=True)
 
 
@@ -255,9 +282,21 @@ def _hidden(message: Any, marks: Mapping[str, str]) -> Any:
     return message
 
 
-def _check_count(markers: int, items: int, marker: str) -> None:
-    if markers != items:
-        raise InvalidRequest(
-            f"the prompt has {markers} places for pictures ({marker!r}), and there are {items}; give as many.",
-            param="multi_modal_data",
-        )
+def _ordered(found: Sequence[str], items: Sequence[Item], processor: Processor) -> list[Item]:
+    """Return the items in the order of the markers in their prompt. Raise InvalidRequest if there are not as many."""
+    *_, video = _markers(processor)
+    clips: list[Item] = [item for item in items if isinstance(item, Clip)]
+    others: list[Item] = [item for item in items if not isinstance(item, Clip)]
+    kinds = [("pictures", processor.marker, others)]
+    if isinstance(processor, VideoProcessor):
+        kinds.append(("videos", video, clips))
+    elif clips:
+        raise InvalidRequest("this model takes no videos; leave them out.", param="messages")
+    for kind, marker, own in kinds:
+        if (count := found.count(marker)) != len(own):
+            raise InvalidRequest(
+                f"the prompt has {count} places for {kind} ({marker!r}), and there are {len(own)}; give as many.",
+                param="multi_modal_data",
+            )
+    following = {marker: iter(own) for _, marker, own in kinds}
+    return [next(following[marker]) for marker in found]

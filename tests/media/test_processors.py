@@ -583,7 +583,7 @@ def test_videos_of_qwen3_have_the_times_of_their_frames(frames: int, height: int
     processor = family.ours
     assert isinstance(processor, VideoProcessor)
     indices = [3 * each for each in range(frames)]
-    layout = processor.video([each / 7.5 for each in indices], height, width)
+    layout = processor.video([each / 7.5 for each in indices], height, width, 2.5)
     steps = -(-frames // 2)
     own = SimpleNamespace(
         video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
@@ -646,7 +646,7 @@ def test_a_request_replaces_settings_of_the_files() -> None:
 
 def test_every_processor_is_tested_and_others_are_refused_by_name() -> None:
     tested = {type(family.ours) for family in FAMILIES.values()}
-    beside = {"Qwen3VL", "KimiVL", "KimiK25"}
+    beside = {"Qwen25VL", "Qwen3VL", "KimiVL", "KimiK25"}
     assert {PROCESSORS[name].__name__ for name in PROCESSORS} - beside <= {each.__name__ for each in tested}
     with pytest.raises(InvalidConfig, match="'blip-9'"):
         processor_of({"config.json": {"model_type": "blip-9"}}, lambda text: [])

@@ -15,7 +15,8 @@ MARKERS = {"llava": "<image>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|ima
 TEMPLATE = (
     "{% for message in messages %}[{{ message.role }}] "
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}MARKER{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if part.type == 'image' %}MARKER{% elif part.type == 'video' %}VIDEO"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 
@@ -41,6 +42,7 @@ def complete(family: str, folder: Path) -> Path:
     template = TEMPLATE.replace("MARKER", MARKERS[family] + ("\n" if family == "llava" else ""))
     if family != "llava":
         template = template.replace(MARKERS[family], f"<|vision_start|>{MARKERS[family]}<|vision_end|>")
+        template = template.replace("VIDEO", "<|vision_start|><|video_pad|><|vision_end|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
     how = tiny.FAMILIES[family].patching
     image = {"image_mean": how.mean, "image_std": how.std, "rescale_factor": how.scale, "resample": 3}
@@ -51,6 +53,7 @@ def complete(family: str, folder: Path) -> Path:
         image |= {"image_processor_type": "CLIPImageProcessor"}
     else:
         image |= {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 64, "max_pixels": 4096}
-        image |= {"processor_class": "Qwen2VLProcessor" if family == "qwen2_vl" else "Qwen2_5_VLProcessor"}
+        names = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+        image |= {"processor_class": f"{names[family]}Processor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(image))
     return folder

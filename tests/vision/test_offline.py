@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree
@@ -15,7 +14,6 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.media.items import picture
 from ridgeline.media.layout import Processor
-from ridgeline.media.processors import NAMES, processor_of
 from ridgeline.text.media_prompt import MediaPrompt, expanded, expanded_ids, prompt_with
 from tests.vision import folders, tiny
 
@@ -26,10 +24,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 def loaded(family: str, tiny_vision: TinyModel, folder: Path) -> LLM:
     copytree(tiny_vision(family), folder, dirs_exist_ok=True)
     folders.complete(family, folder)
-    llm = LLM(folder, dtype="float32", device="cpu", block_size=4, max_num_seqs=4, max_num_batched_tokens=32)
-    files = {name: json.loads((folder / name).read_text()) for name in NAMES if (folder / name).exists()}
-    llm._jobs.processor = processor_of(files, lambda text: llm.get_tokenizer().encode(text, False))
-    return llm
+    return LLM(folder, dtype="float32", device="cpu", block_size=4, max_num_seqs=4, max_num_batched_tokens=32)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +42,7 @@ def written(family: str, llm: LLM, ids: list[int], *pictures: np.ndarray) -> str
 
 
 def processor_in(llm: LLM) -> Processor:
-    processor = llm._jobs.processor
-    assert processor is not None
-    return processor
+    return llm._jobs.media.processor()
 
 
 def test_a_prompt_with_pictures_is_what_transformers_makes_of_it(llava: LLM) -> None:

@@ -239,6 +239,7 @@ FAMILIES |= {
                 "patch_size": 4,
                 "window_size": 16,
                 "fullatt_block_indexes": [1],
+                "tokens_per_second": 2,
             },
         },
         _SQUARES,

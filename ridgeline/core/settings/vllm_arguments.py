@@ -32,16 +32,16 @@ class Absent(NamedTuple):
 
 
 _GRAMMARS = Absent("grammars are `ridgeline serve`'s; send the request there")
-_TEXT = Absent("the model reads text alone; leave it out")
 _LEAVE = Absent("it is not supported; leave it out")
 _CACHE = Absent("the prefix cache changes no answer", harmless=True)
 _OUTPUTS = Absent("generate returns whole outputs, and stream pieces of one", harmless=True)
 
 PROMPTS: dict[str, Absent] = {
-    "mm_processor_kwargs": _TEXT,
+    "mm_processor_kwargs": Absent("it stands in the prompt, beside multi_modal_data"),
     "tokenization_kwargs": Absent("encode texts with get_tokenizer() and give token ids"),
 }
-CHATS = PROMPTS | {"chat_template_content_format": Absent("messages reach the template as texts", ("auto", "string"))}
+_TOKENS = {"tokenization_kwargs": PROMPTS["tokenization_kwargs"]}
+CHATS = _TOKENS | {"chat_template_content_format": Absent("messages reach the template as texts", ("auto", "string"))}
 SCORES = PROMPTS | {
     "data_1": Absent(ours="prompts"),
     "data_2": Absent(ours="continuations"),

@@ -50,7 +50,19 @@ class ModelFiles:
         own = self.json.get("video_preprocessor_config.json") or self.processor.get("video_processor")
         if not own:
             return self.image
-        return {**{name: value for name, value in own.items() if value is not None}, **self.options}
+        found = {name: value for name, value in own.items() if value is not None}
+        if "fps" in self.options:
+            found.pop("num_frames", None)
+        return found | dict(self.options)
+
+    @property
+    def video_rate(self) -> float:
+        """The frames a second of a video that are seen."""
+        return float(self.clip.get("fps", 2.0))
+
+    def samples(self, default: bool) -> bool:
+        """Return True if frames are chosen of videos that are in memory."""
+        return bool(self.clip.get("do_sample_frames", default))
 
     @property
     def processor_class(self) -> str:

@@ -26,6 +26,7 @@ class Gemma4Pictures:
         self._begin = files.token("boi_token", "<|image>")
         self._end = files.token("eoi_token", "<image|>")
         self.video_marker = self.video_placeholder = "<|video|>"
+        self.video_rate, self.samples = files.video_rate, files.samples(True)
         self._side = int(files.image.get("patch_size", 16))
         self._pool = int(files.image.get("pooling_kernel_size", 3))
         self._tokens = int(files.image.get("max_soft_tokens", 280))
@@ -40,7 +41,7 @@ class Gemma4Pictures:
         taken = min(int(self._files.clip.get("num_frames", 32)), frames)
         return tuple(int(each * frames / taken) for each in range(taken))
 
-    def video(self, times: Sequence[float], height: int, width: int) -> Layout:
+    def video(self, times: Sequence[float], height: int, width: int, rate: float) -> Layout:
         size, tokens = self._size(height, width, self._video_tokens)
         pieces: list[Piece] = []
         for number, seconds in enumerate(times):

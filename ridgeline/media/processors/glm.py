@@ -15,6 +15,7 @@ class Glm4v(Qwen2VL):
 
     pixels = (112 * 112, 28 * 28 * 15000)
     video_pixels = (112 * 112, 28 * 28 * 2 * 30000)
+    sampled = True
 
     def __init__(self, files: ModelFiles) -> None:
         super().__init__(files)
@@ -28,7 +29,21 @@ class Glm4v(Qwen2VL):
         grid = (1, size[0] // self._factor, size[1] // self._factor)
         return self._files.layout([whole(*size)], [math.prod(grid)], grids=(grid,))
 
-    def video(self, times: Sequence[float], height: int, width: int) -> Layout:
+    def chosen(self, frames: int, fps: float) -> tuple[int, ...]:
+        """Return the numbers of the frames that are seen: of each second, up to `max_duration`, beyond that evenly."""
+        rate, wished = fps or self.video_rate, self.video_rate
+        longest = int(self._files.clip.get("max_duration", 300))
+        seconds, most = round((frames - 1) / rate) + 1, int(longest * wished)
+        if seconds <= longest:
+            places = [math.ceil(n * rate / wished) for n in range(max(int(seconds * wished), 1))]
+        elif most >= frames:
+            places = list(range(frames))
+        else:
+            places = [math.ceil(n * (seconds / (most - 1)) * rate) for n in range(most)]
+        found = tuple(dict.fromkeys(min(frames - 1, each) for each in places))
+        return found + found[-1:] * (len(found) % 2)
+
+    def video(self, times: Sequence[float], height: int, width: int, rate: float) -> Layout:
         span = self.patching.frames
         size = smart_resize_video(max(len(times), span), (height, width), self._factor, self._video_bounds, span)
         views = self._clips(len(times), size)

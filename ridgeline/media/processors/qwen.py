@@ -8,6 +8,7 @@ from typing import Any
 
 from ridgeline.media.layout import Layout, Patching, Piece, View
 from ridgeline.media.processors.files import BICUBIC, CLIP_MEAN, CLIP_STD, HALF, ModelFiles, patching, refuse, whole
+from ridgeline.media.processors.options import VIDEOS
 
 QWEN2: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 QWEN3: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std": HALF}
@@ -20,6 +21,9 @@ class Qwen2VL:
     side = 14
     pixels = (56 * 56, 28 * 28 * 1280)
     video_pixels = (128 * 28 * 28, 28 * 28 * 768)
+    sampled = False
+    per_second = 0.0
+    adjustable = VIDEOS
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
@@ -32,6 +36,7 @@ class Qwen2VL:
         self._factor = side * self._merge
         self._bounds = bounds(files.image, self.pixels)
         self._video_bounds = bounds(files.clip, self.video_pixels)
+        self.video_rate, self.samples = files.video_rate, files.samples(self.sampled)
 
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
         size = smart_resize(height, width, self._factor, self._bounds)
@@ -40,18 +45,20 @@ class Qwen2VL:
 
     def chosen(self, frames: int, fps: float) -> tuple[int, ...]:
         """Return the numbers of the frames that are seen: 2 a second, evenly, in whole patches."""
-        span = self.patching.frames
-        most = min(int(self._files.clip.get("max_frames", 768)), frames) // span * span
-        wanted = frames / fps * float(self._files.clip.get("fps", 2.0))
-        taken = math.floor(min(max(wanted, int(self._files.clip.get("min_frames", 4))), most) / span) * span
+        span, clip = self.patching.frames, self._files.clip
+        most = min(int(clip.get("max_frames", 768)), frames) // span * span
+        if clip.get("num_frames"):
+            taken = min(round(int(clip["num_frames"]) / span) * span, frames)
+        else:
+            wanted = frames / fps * self.video_rate if fps else frames
+            taken = math.floor(min(max(wanted, int(clip.get("min_frames", 4))), most) / span) * span
         return tuple(int(each * frames / taken) for each in range(taken)) if taken else tuple(range(frames))
 
-    def video(self, times: Sequence[float], height: int, width: int) -> Layout:
+    def video(self, times: Sequence[float], height: int, width: int, rate: float) -> Layout:
         size = smart_resize(height, width, self._factor, self._video_bounds)
         views = self._clips(len(times), size)
         grid = (len(views), size[0] // self._factor, size[1] // self._factor)
-        interval = self._interval(times)
-        return self._files.layout(views, [math.prod(grid)], grids=(grid,), interval=interval)
+        return self._files.layout(views, [math.prod(grid)], grids=(grid,), interval=self._interval(rate))
 
     def _clips(self, frames: int, size: tuple[int, int]) -> list[View]:
         """Return the views of frames, `Patching.frames` of them each. The last frame is seen again if need be."""
@@ -61,12 +68,16 @@ class Qwen2VL:
             for start in range(0, frames, span)
         ]
 
-    def _interval(self, times: Sequence[float]) -> float:
+    def _interval(self, rate: float) -> float:
         """Return the distance of two patches in time on the first axis, at `tokens_per_second` (Qwen2.5)."""
-        per_second = self._files.vision.get("tokens_per_second")
-        if per_second is None or len(times) < 2:
-            return 1.0
-        return float(per_second) * self.patching.frames * (times[-1] - times[0]) / (len(times) - 1)
+        per_second = self._files.vision.get("tokens_per_second", self.per_second)
+        return 1.0 if not per_second or rate <= 0 else float(per_second) * self.patching.frames / rate
+
+
+class Qwen25VL(Qwen2VL):
+    """Frames of a video are as far apart as their times: so many positions a second."""
+
+    per_second = 4.0
 
 
 class Qwen3VL(Qwen2VL):
@@ -76,15 +87,18 @@ class Qwen3VL(Qwen2VL):
     side = 16
     pixels = (65536, 16777216)
     video_pixels = (128 * 32 * 32, 32 * 32 * 768)
+    sampled = True
 
     def chosen(self, frames: int, fps: float) -> tuple[int, ...]:
         clip = self._files.clip
-        wanted = int(frames / fps * float(clip.get("fps", 2)))
+        wanted = int(frames / fps * self.video_rate) if fps else frames
         taken = min(max(wanted, int(clip.get("min_frames", 4))), int(clip.get("max_frames", 768)), frames)
+        if clip.get("num_frames"):
+            taken = min(int(clip["num_frames"]), frames)
         step = (frames - 1) / (taken - 1) if taken > 1 else 0.0
         return tuple(round(each * step) for each in range(taken))
 
-    def video(self, times: Sequence[float], height: int, width: int) -> Layout:
+    def video(self, times: Sequence[float], height: int, width: int, rate: float) -> Layout:
         span = self.patching.frames
         size = smart_resize_video(max(len(times), span), (height, width), self._factor, self._video_bounds, span)
         views = self._clips(len(times), size)

@@ -344,6 +344,7 @@ class TemplateBody(Body):
     reasoning_effort: Name | None = None
     continue_final_message: bool | None = None
     media_io_kwargs: Object | None = None
+    mm_processor_kwargs: Object | None = None
     chat_template: Annotated[str, Field(max_length=MOST_TEMPLATE)] | None = None
 
 

@@ -68,7 +68,7 @@ HARMLESS: dict[str, str] = {
     "prediction": "a guess at the answer, which would only make it faster",
     "spaces_between_special_tokens": "the tokenizers' library puts no spaces there either way",
     "media_io_kwargs": "for pictures, video and sound, which are parts of chats alone",
-    "mm_processor_kwargs": "the operator sets it (--mm-processor-kwargs)",
+    "mm_processor_kwargs": "for pictures and video, which are parts of chats alone",
     "guided_decoding_backend": "one library does all grammars",
 }
 # Other servers' names for fields of ours that spelling alone would not find.

@@ -48,7 +48,8 @@ async def with_items(api: ApiServer, body: _Body) -> tuple[_Body, list[Item]]:
         return body, []
     salt = getattr(body, "cache_salt", None) or ""
     options = _options(getattr(body, "media_io_kwargs", None))
-    items = await api.media.read(parts, salt=salt, processor=api.processor, options=options)
+    processor = api.adjusted_processor(body.mm_processor_kwargs)
+    items = await api.media.read(parts, salt=salt, processor=processor, options=options)
     return body.model_copy(update={"messages": messages}), items
 
 

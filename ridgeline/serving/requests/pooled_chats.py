@@ -55,8 +55,7 @@ async def _apart(api: ApiServer, body: TemplateBody, items: list[Item], params: 
         if params.truncate_prompt_tokens is None:
             check_text(api.service.facts().max_model_len, len(texts[0]), "messages")
         return await TEXTS.run(lambda: api.encoder.one(texts[0], params))
-    processor = api.processor
-    assert processor is not None
+    processor = api.adjusted_processor(body.mm_processor_kwargs)
 
     def work() -> Encoded:
         try:

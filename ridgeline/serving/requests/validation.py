@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds, Inserted
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.settings.serving import TEMPLATE_FIELDS
-from ridgeline.media.items import Item, Picture
+from ridgeline.media.items import Clip, Item, Picture
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
@@ -296,9 +296,8 @@ async def media_prompt(api: ApiServer, body: TemplateBody, items: list[Item]) ->
 
     def work() -> MediaPrompt:
         try:
-            turn, processor = _template_turn(api, body, use_tools), api.processor
-            assert processor is not None
-            _check_bytes(sum(item.pixels_HWC.nbytes for item in items if isinstance(item, Picture)))
+            turn, processor = _template_turn(api, body, use_tools), api.adjusted_processor(body.mm_processor_kwargs)
+            _check_bytes(sum(item[0].nbytes for item in items if isinstance(item, (Picture, Clip))))
             return prompt_with(
                 turn.template, api.tokenizer, processor, turn.messages, items, open_ended=turn.goes_on, **turn.arguments
             )
