@@ -1,0 +1,89 @@
+"""Costs of pictures and frames by arithmetic, and the small networks that are trained on drawn ones."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.perf.hardware import find
+from ridgeline_bench.scripts import frame_attention, picture_costs
+from ridgeline_bench.scripts.small_vision import clip_tokens, drawn, picture_tokens
+
+MODELS = Path(__file__).parents[3] / "benchmarks" / "models"
+ASKED = Namespace(text=64, answer=128, batch=32)
+
+
+def test_a_picture_of_twice_the_side_has_four_times_the_tokens() -> None:
+    model, device = picture_costs.read(MODELS / "qwen3-vl-8b"), find("H200").attained()
+    small, large = (picture_costs.priced(model, side, ASKED, device) for side in (512, 1024))
+    assert (small.vectors, large.vectors) == (256, 1024)  # (side / (16 · 2))²
+    assert large.cached == 4 * small.cached == 1024 * 36 * 2 * 8 * 128 * 2
+    assert large.attention_flops == 16 * small.attention_flops
+    assert large.tower > 4 * small.tower
+
+
+def test_a_fixed_view_costs_the_same_at_any_size() -> None:
+    model, device = picture_costs.read(MODELS / "llava-1.5-7b"), find("H200").attained()
+    assert picture_costs.priced(model, 336, ASKED, device) == picture_costs.priced(model, 2048, ASKED, device)
+    with pytest.raises(InvalidConfig, match="sees no pictures"):
+        picture_costs.read(MODELS / "llama-8b")
+
+
+@pytest.mark.parametrize("form", frame_attention.FORMS)
+def test_pairs_are_those_that_see_each_other(form: str) -> None:
+    """Each token's gradient reaches the tokens that it sees; a head whose values are all apart counts them."""
+    frames, patches, window = 4, 3, 2
+    q, k, v = frame_attention.inputs(frames * patches, 1, torch.device("cpu"), torch.float32)
+    seen = list[int]()
+
+    def counting(*given: object) -> torch.Tensor:
+        rows, near = given[3], given[5] if len(given) > 5 else None
+        counts = (rows.start_R1[1:] - rows.start_R1[:-1]).tolist()  # type: ignore[attr-defined]
+        for count in counts:
+            far = count if near is None else near
+            seen.append(sum(abs(a - b) < far for a in range(count) for b in range(count)))
+        return Ops(Platform(device_type="cpu")).packed_attention(*given)
+
+    found = frame_attention.FORMS[form](counting, q, k, v, frames, window)
+    assert found.shape == q.shape
+    assert sum(seen) == frame_attention.pairs(form, frames, patches, window)
+
+
+def test_a_clip_is_the_same_clip_a_direction_on() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clip, way = drawn.clips(6, 8, generator)
+    assert clip.shape == (6, 8, 3, drawn.SIDE, drawn.SIDE)
+    assert int(way.min()) >= 0
+    assert int(way.max()) < 8
+    assert all(not torch.equal(clip[:, 0], clip[:, f]) for f in range(1, 8))
+
+
+@pytest.mark.parametrize("form", clip_tokens.FORMS)
+def test_only_towers_alone_read_frames_in_any_order(form: str) -> None:
+    span, together = clip_tokens.FORMS[form]
+    torch.manual_seed(0)
+    tower = clip_tokens.ClipTower(span, together, 8, 32, 1)
+    clip, _ = drawn.clips(2, 8, torch.Generator().manual_seed(1))
+    order = torch.tensor([2, 3, 0, 1, 6, 7, 4, 5])  # pairs stay together
+    same = torch.allclose(tower(clip), tower(clip[:, order]), atol=1e-5)
+    assert same is not together
+    back = torch.allclose(tower(clip), tower(clip.flip(1)), atol=1e-5)
+    assert back is (span == 1 and not together), "a pair of frames has an order of its own"
+
+
+def test_codes_are_rows_of_the_table() -> None:
+    torch.manual_seed(0)
+    model = picture_tokens.PictureTokens(32, True, 32, 1, 16)
+    picture, kind = drawn.pictures(4, torch.Generator().manual_seed(2))
+    token, index, _ = model.eval().encoded(picture)
+    assert index is not None
+    assert model.table is not None
+    assert torch.allclose(token, model.table.vectors_CD[index], atol=1e-6)
+    assert model.decoded(token).shape == picture.shape
+    assert int(kind.max()) < len(drawn.FORMS) * len(drawn.COLORS)
