@@ -120,7 +120,7 @@ class Choices:
             max_seqs=self.max_seqs,
             longest=longest,
             ranks=self.mesh.cp.size,
-            encoded=window_of(self.model.spec),
+            encoded=window_of(self.model.spec) or self.model.spec.crosses,
         )
         cache = CacheLayout(
             groups=with_draft(self.part, draft).cache_groups,
@@ -202,6 +202,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     described = read_model_config(folder, config.hf_overrides, config.runner, config.convert, config.model_impl)
     check_foreign(config, described, folder)
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
+    _check_crossing(config, model.spec)
     part, own = mesh.part_of(model.spec), mesh.stage_of(model.spec)
     if mesh.cp.size > 1:
         check_divided(model.spec, device, mesh.cp.size)
@@ -337,6 +338,18 @@ def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
                 "layer_skip would let this model's recurrent layers forget what they have read; take another method of "
                 "speculative_config."
             )
+
+
+def _check_crossing(config: LLMConfig, model: ModelSpec) -> None:
+    """Raise InvalidConfig for settings that do not go with layers of cross attention to pictures."""
+    for name, asked in (
+        ("kv_offloading_size", config.host_bytes > 0),
+        ("cpu_offload_gb and offload_group_size", config.weights_below is not None),
+        ("enable_lora", config.enable_lora),
+        ("speculative_config", config.speculation is not None),
+    ):
+        if model.crosses and asked:
+            raise InvalidConfig(f"{name} does not go with cross attention to pictures yet; leave it out.")
 
 
 def check_adapters(config: LLMConfig, model: ModelConfig) -> None:

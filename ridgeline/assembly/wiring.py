@@ -32,6 +32,7 @@ from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.model import NO_RULES, ModelSpec, OutputRules, attention_of, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES, WINDOW_CHUNK
+from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.timeline import Timeline
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, device_of_rank
 from ridgeline.engine.engine import Engine
@@ -493,6 +494,8 @@ def _pictures(config: LLMConfig, wiring: Wiring) -> dict[str, Any]:
         "view_side": 0 if tower.grid is None or tower.grid.resized else tower.grid.side,
         "both_ways": wiring.model.both_ways,
         "most_together": 0 if wiring.model.both_ways is None else _most_together(config, wiring, wiring.model),
+        "picture_patches": tower.tiles * tower.side**2 if isinstance(tower, TiledTowerSpec) else 0,
+        "crosses": wiring.model.most_crossed,
     }
 
 
@@ -534,7 +537,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         pools=wiring.pools,
         encodes=encodes,
         **_pictures(config, wiring),
-        hears=bool(memory.sizes.encoded),
+        hears=wiring.encoder is not None and bool(memory.sizes.encoded),
         num_drafts=config.num_drafts,
         draft_depth=config.draft_depth,
         drafted_ahead=config.drafted_ahead,

@@ -69,12 +69,22 @@ def describe(model: str, model_impl: str = "auto") -> dict[str, object]:
         "vocabulary": spec.vocab_size,
         "context": spec.max_position_embeddings,
         "KV bytes per token": sum(
-            state.token_bytes(config.dtype) for layer in spec.layers for state in layer.mixer.states
+            state.token_bytes(config.dtype)
+            for layer in spec.layers
+            for state in layer.mixer.states
+            if not (spec.crosses and state.encoded)
         ),
+        **({"KV bytes of a picture": seen_bytes(spec, config.dtype)} if spec.crosses else {}),
         "windows": sorted({each.window for each in attentions if each.window is not None}),
         **({"chunks": chunks} if (chunks := sorted({each.chunk for each in attentions if each.chunk})) else {}),
         "end-of-sequence ids": list(config.eos_token_ids),
     }
+
+
+def seen_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Return the most bytes of a picture's keys and values in layers of cross attention."""
+    states = (state for layer in spec.layers for state in layer.mixer.states if state.encoded)
+    return spec.crosses * sum(state.token_bytes(dtype) for state in states)
 
 
 def describe_tower(spec: ModelSpec) -> dict[str, object]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, DeviceLost, InvalidConfig, InvalidRequest
 from ridgeline.core.plan.cache_figures import CacheFigures
+from ridgeline.core.plan.crossed import MOST_PICTURES, MOST_RUNS, picture_keys, places_of_keys
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.plan.sleep import KINDS, Kind
@@ -419,7 +420,7 @@ class Engine:
             )
         ahead = self.config.drafted_ahead
         more = self.config.num_drafts + ahead
-        encoded = len(request.encoder_ids)
+        encoded = len(request.encoder_ids) + self._check_crossed(request)
         needed = sum(
             self.layout.pages_needed(member.max_total_tokens + more, max_chunk + ahead, encoded) for member in members
         )
@@ -470,6 +471,19 @@ class Engine:
                 )
         if prompt and request.params.guidance_scale != 1:
             raise InvalidRequest("guidance_scale is not for this model; leave it out.", param="guidance_scale")
+
+    def _check_crossed(self, request: Request) -> int:
+        """Return the places of the keys of a request's pictures, if layers of cross attention see them. Raise
+        InvalidRequest for more than there may be."""
+        keys = picture_keys(request.inserted, self.layout.block_size)
+        places, runs = places_of_keys(keys), keys[-1].run + 1 if keys else 0
+        if len(keys) > MOST_PICTURES or runs > MOST_RUNS or places > self.config.crosses:
+            raise InvalidRequest(
+                f"the prompt has {len(keys)} pictures in {runs} places, whose {places} keys are too many: there may be "
+                f"{MOST_PICTURES} pictures in {MOST_RUNS} places, with {self.config.crosses} keys; show fewer.",
+                param="multi_modal_data",
+            )
+        return places
 
     def _check_encoded(self, request: Request) -> None:
         """Raise InvalidRequest for an encoder input that the model, or a step, has no place for."""

@@ -18,12 +18,13 @@ class HeldVectors:
 
     most: how many it may hold beside those that the newest plan uses.
     patch_cost: the tokens that cost as much as a patch.
+    patches: that the tower runs for a picture, whatever its size; 0: as many as the picture has.
     due: some may have to go with the next plan.
     hits, misses: how often a plan found a picture's vectors there, and how often it did not.
     """
 
-    def __init__(self, most: int, patch_cost: float) -> None:
-        self._most, self._patch_cost = most, patch_cost
+    def __init__(self, most: int, patch_cost: float, patches: int = 0) -> None:
+        self._most, self._patch_cost, self._patches = most, patch_cost, patches
         self._held: OrderedDict[str, int] = OrderedDict()  # name → number of vectors
         self._total = 0
         self._used: set[str] = set()  # by the plan in the making
@@ -33,7 +34,7 @@ class HeldVectors:
 
     def cost(self, shown: ShownPictures | HeardSound) -> int:
         """Return the tokens that cost as much as the tower's work on a picture."""
-        return ceil(shown.patches * self._patch_cost)
+        return ceil((self._patches or shown.patches) * self._patch_cost)
 
     def end(self, inserted: Iterable[Inserted], start: int, stop: int, builder: PlanBuilder) -> int:
         """Return the end of a chunk of these tokens, so that the step has room for the tower's work on the pictures in
@@ -70,8 +71,7 @@ class HeldVectors:
             self.hits += first
             return replace(part, shown=None, heard=None)
         cost, count = self.cost(shown), shown.vectors
-        builder.seen_tokens += cost
-        builder.budget -= cost
+        builder.takes(cost)
         self._held[name] = count
         self._total += count
         self.misses += 1

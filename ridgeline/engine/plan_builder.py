@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ridgeline.core.plan.crossed import CrossedPictures
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.step import Feature, Guided, RowKind, Rows, Span, StepPlan
 from ridgeline.engine.sequence import Sequence
@@ -147,6 +148,7 @@ class PlanBuilder:
         self._encoded: list[tuple[int, ...]] = []
         self.positions: dict[Sequence, np.ndarray] = {}  # of rows, where these have three axes
         self.both_ways: dict[Sequence, tuple[tuple[int, int], ...]] = {}  # of rows, as in `Span`
+        self._crossed: dict[Sequence, CrossedPictures] = {}
         self._reads: list[int] = []  # tokens of these that the encoder runs
         self.encoded_tokens = 0  # of the encoder inputs that rows bring
         self.seen_tokens = 0  # those that cost as much as the pictures that the plan brings to the tower
@@ -175,10 +177,13 @@ class PlanBuilder:
         span: np.ndarray | None,
         inserted: tuple[Inserted, ...] = (),
         encoded: tuple[int, ...] = (),
+        crossed: CrossedPictures | None = None,
     ) -> None:
-        """A row besides the standing ones; span None: its input is the slot's last token. inserted, encoded: as in
-        `Span`."""
+        """A row besides the standing ones; span None: its input is the slot's last token. inserted, encoded, crossed:
+        as in `Span`."""
         reads = 0 if seq.heard else len(encoded)
+        if crossed is not None:
+            self._crossed[seq] = crossed
         self.budget -= num_tokens + reads
         self.others.append(seq)
         self._num_tokens.append(num_tokens)
@@ -188,6 +193,11 @@ class PlanBuilder:
         self._encoded.append(encoded)
         self._reads.append(reads)
         self.encoded_tokens += reads
+
+    def takes(self, cost: int) -> None:
+        """Take a tower's work from the budget: as many tokens as cost as much."""
+        self.seen_tokens += cost
+        self.budget -= cost
 
     def assemble(self) -> tuple[list[Sequence], Rows, tuple[Span, ...]]:
         """The plan's sequences and rows, standing ones first, and the spans of input tokens."""
@@ -204,8 +214,9 @@ class PlanBuilder:
                 read,
                 self.positions.get(seq),
                 seq.request.sound if read else None,
-                bool(read) and seq.heard,
+                bool(read and seq.heard),
                 self.both_ways.get(seq, ()),
+                self._crossed.get(seq),
             )
             for row, (seq, ids, inside, read) in given
             if ids is not None

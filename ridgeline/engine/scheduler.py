@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as PySequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -100,7 +101,7 @@ class Scheduler:
         self._looked = NOTHING
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model, encodes=bool(config.encodes))
-        self.pictures = HeldVectors(config.vectors_kept, config.patch_cost)
+        self.pictures = HeldVectors(config.vectors_kept, config.patch_cost, config.picture_patches)
         self._longest_chunk = config.long_prefill_token_threshold
         self._most_partial, self._most_long = config.max_num_partial_prefills, config.max_long_partial_prefills
         self._long = config.long_prefill_token_threshold or int(LONG * config.max_model_len)
@@ -138,7 +139,7 @@ class Scheduler:
         if request.id in self._by_id:
             raise ContractViolation(f"request id {request.id!r} is already in use.")
         self._policy.check(request)
-        seq = Sequence(request, len(self.cache.specs))
+        seq = Sequence(request, len(self.cache.specs), block_size=self.cache.block_size)
         if self.config.draft_depth is not None and seq.features & (Feature.PENALTY | Feature.MASK):
             seq.guessable = False  # what it may draw depends on the tokens before, which differ along a tree
         self._arrivals += 1
@@ -437,7 +438,7 @@ class Scheduler:
         """Return True if only this one request has tokens of a prompt to run."""
         starting = seq.slot == NO_SLOT
         alone = self.num_waiting == starting and len(self.running.prefilling) == (not starting)
-        return alone and seq.companion is None and not seq.request.encoder_ids
+        return alone and seq.companion is None and not seq.encoded
 
     def _admit(self, seq: Sequence) -> bool:
         """Start a waiting request beside those that run. False if there is no room for it."""
@@ -513,8 +514,11 @@ class Scheduler:
     def _add_chunk(self, builder: PlanBuilder, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short.
         Encoder inputs use up the budget too. They are never cut, so the first one of a step may exceed it."""
-        reads = len(seq.request.encoder_ids) if self.slots.kv_len[seq.slot] == 0 and not seq.heard else 0
-        if builder.encoded_tokens and reads >= builder.budget:
+        first = self.slots.kv_len[seq.slot] == seq.cached_tokens
+        reads = len(seq.request.encoder_ids) if first and not seq.heard else 0
+        if seq.crossed and first:
+            reads = sum(map(self.pictures.cost, seq.unseen.shown))
+        if (builder.encoded_tokens or builder.seen_tokens) and reads >= builder.budget:
             return False
         sure, budget = WINDOW_CHUNK - self.running.ahead, builder.budget
         if not seq.request.whole:
@@ -541,7 +545,7 @@ class Scheduler:
             if member.request.whole and end - start > budget:
                 return []
             stop = min(end, start + budget)
-            if member.inserted:
+            if member.inserted and not member.crossed:
                 stop = self.pictures.end(member.inserted, start, stop, builder)
             if member.together:
                 stop = uncut(member.together, start, stop, builder)
@@ -558,15 +562,23 @@ class Scheduler:
         end = start + num_tokens
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
-        inserted = self.pictures.placed(parts_between(seq.inserted, start, end), builder) if seq.inserted else ()
+        inserted = parts_between(seq.inserted, start, end) if seq.inserted else ()
+        crossed, first = None, start == seq.cached_tokens
+        if self.config.crosses:
+            inserted = tuple(replace(each, shown=None) for each in inserted)
+            crossed = seq.unseen if first else None
+        elif inserted:
+            inserted = self.pictures.placed(inserted, builder)
         if seq.inserted and (positions_3T := positions_between(seq.inserted, start, end)) is not None:
             builder.positions[seq] = positions_3T
         if seq.together:
             builder.both_ways[seq] = parts(seq.together, start, end)
-        ids, encoded = np.array(seq.tokens[start:end], np.int32), () if start else seq.request.encoder_ids
-        builder.add(seq, end - start, int(complete), ids, inserted, encoded)
-        if encoded and not seq.heard:
+        ids, encoded = np.array(seq.tokens[start:end], np.int32), seq.request.encoder_ids if first else ()
+        builder.add(seq, end - start, int(complete), ids, inserted, encoded, crossed)
+        if first and seq.heard < seq.encoded:
             self.cache.sounds.keep(seq)
+        if crossed is not None:
+            builder.takes(sum(map(self.pictures.cost, crossed.shown)))
         seq.loads = 0
         if seq.source:
             builder.copying.append(seq)

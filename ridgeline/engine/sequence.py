@@ -7,6 +7,7 @@ from collections import Counter
 from enum import Enum
 from typing import NamedTuple
 
+from ridgeline.core.plan.crossed import CrossedPictures, picture_keys, places_of_keys
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, drafting
 from ridgeline.core.plan.step import Feature, features_of, reports_apart
 from ridgeline.engine.cache.checkpoints import Checkpoint
@@ -47,7 +48,9 @@ class Sequence:
     verify. trials: how many of its drafts were right, and how many were tried, the newest most. undrafted: tokens
     since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
     it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
-    leaves behind. heard: the cache had what the encoder makes of its sound when it was admitted. last_plan: newest plan
+    leaves behind. heard: how many tokens of its encoder input, the first
+    ones, the cache held when it was admitted. crossed: where the keys of its pictures lie, if layers of cross attention
+    see them. encoded: the tokens of its encoder input, or the places of these keys. last_plan: newest plan
     that may name it, kept when it leaves a slot: it may not be planned again before that plan has retired, since a late
     token may still arrive. overtaken: how many requests have started before it that came later. tenant: its place in
     the policy's list of tenants. text: its tokens up to when they were last looked through. companion: of a guided
@@ -63,8 +66,10 @@ class Sequence:
         "cached_tokens",
         "checkpoint",
         "companion",
+        "crossed",
         "distrusted",
         "drafts",
+        "encoded",
         "features",
         "first_token",
         "generation",
@@ -101,7 +106,7 @@ class Sequence:
         "undrafted",
     )
 
-    def __init__(self, request: Request, num_groups: int, leader: Sequence | None = None) -> None:
+    def __init__(self, request: Request, num_groups: int, leader: Sequence | None = None, block_size: int = 1) -> None:
         self.request = request
         self.id = request.id
         self.tokens = request.input_ids
@@ -126,7 +131,9 @@ class Sequence:
         self.has_emitted = False
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0
-        self.has_waited = self.heard = False
+        self.has_waited, self.heard = False, 0
+        self.crossed = picture_keys(request.inserted, block_size)
+        self.encoded = places_of_keys(self.crossed) or len(request.encoder_ids)
         self.inserted = request.inserted if request.embeds is None else request.all_inserted
         alone = request.whole or bool(request.encoder_ids)
         self.private = alone or not all(each.key for each in self.inserted)
@@ -160,6 +167,13 @@ class Sequence:
     def members(self) -> tuple[Sequence, ...]:
         """A request's sequences: one, or a guided one's two, the leader first."""
         return (self,) if self.companion is None else (self, self.companion)
+
+    @property
+    def unseen(self) -> CrossedPictures:
+        """The pictures that layers of cross attention see, with those that the tower has to run over."""
+        shown = [each.shown for each in self.inserted if each.across and each.shown is not None]
+        known = sum(each.end <= self.heard for each in self.crossed)
+        return CrossedPictures(self.crossed, tuple(shown[known:]))
 
     def identity(self, start: int, end: int) -> list[int]:
         """Return the numbers that stand for tokens in prefix hashes: the tokens, and others for inserted vectors."""
@@ -206,7 +220,7 @@ class Sequence:
     def to_read(self) -> int:
         """The number of tokens that run before its next one if it starts anew: its own, and those of its encoder
         input."""
-        return len(self.tokens) + len(self.request.encoder_ids)
+        return len(self.tokens) + self.encoded
 
     def stats(self, now: float) -> RequestStats:
         """Return the request's statistics as of `now`, in seconds on the engine's clock."""

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from ridgeline.core.specs.model import ModelSpec, lender_of
 from ridgeline.core.specs.pooling import SECOND_TEXT
+from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding, SinePositions
 from ridgeline.layers.encoder.listener import Listener
+from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
@@ -164,7 +166,8 @@ class Decoder(nn.Module):
         self._embed_adds_up = waits
         if spec.embeds:
             own = spec.embed_width or width
-            self.embed = embed or Embedding(part.vocab_size, own, build, Deferred(mesh.tp) if waits else mesh.tp)
+            rows = -(-(self.whole.vocab_size + spec.extra_rows) // mesh.tp.size)
+            self.embed = embed or Embedding(rows, own, build, Deferred(mesh.tp) if waits else mesh.tp)
             self.embed_norm = Norm(spec.embed_norm, own, build) if spec.embed_norm else None
             self.position_embed = positions_of(spec, own, build)
             self.type_embed = Embedding(spec.token_types, own, build) if spec.token_types else None
@@ -196,9 +199,13 @@ class Decoder(nn.Module):
         cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
         for (mixture, _), following in pairwise(cached):
             mixture.following = (following,)
-        self.tower: Tower | None = None
+        self.tower: Tower | TiledTower | None = None
         if spec.tower is not None and spec.embeds:
-            self.tower = Tower(spec.tower, replace(build.within("tower"), positions=1, rotary_rows=None))
+            inside = replace(build.within("tower"), positions=1, rotary_rows=None)
+            if isinstance(spec.tower, TiledTowerSpec):
+                self.tower = TiledTower(spec.tower, inside)
+            else:
+                self.tower = Tower(spec.tower, inside)
         self.listener: Listener | None = None
         if spec.listener is not None and spec.embeds:
             self.listener = Listener(spec.listener, replace(build.within("listener"), positions=1, rotary_rows=None))

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ridgeline.core.specs.model import ABSENT, LayerSpec
+from ridgeline.core.specs.model import ABSENT, CrossAttentionSpec, LayerSpec
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.layer_inputs import LayerInput
@@ -47,6 +47,9 @@ class Layer(nn.Module):
             self.layer_input = LayerInput(spec.inputs, spec.norm, width, build.within("layer_input"))
         self.mixer_scale = build.parameter(width) if spec.scaled and mixes else None
         self.feed_forward_scale = build.parameter(width) if spec.scaled and feeds else None
+        self.mixer_gate = build.parameter(1) if spec.gated and mixes else None
+        self.feed_forward_gate = build.parameter(1) if spec.gated and feeds else None
+        self._passes = isinstance(spec.mixer, CrossAttentionSpec) and spec.mixer.pictures > 0
         self.scalar = build.parameter(1) if spec.scalar else None
         if self.scalar is not None:
             self.scalar.requires_grad_(False)  # a constant of the checkpoint, which transformers does not train either
@@ -74,7 +77,7 @@ class Layer(nn.Module):
             if sums is not None:
                 assert residual_TM is not None
                 sums.append(residual_TM)
-            x_TM, residual_TM = self._added(x_TM, residual_TM, self.mixer_post_norm, self.mixer_scale)
+            x_TM, residual_TM = self._added(x_TM, residual_TM, self.mixer_post_norm, self.mixer_scale, self.mixer_gate)
         if self.feed_forward is None:
             pass
         elif self.spec.parallel:
@@ -83,7 +86,10 @@ class Layer(nn.Module):
             x_TM = x_TM + y_TM
         else:
             x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T)
-            x_TM, residual_TM = self._added(x_TM, residual_TM, self.feed_forward_post_norm, self.feed_forward_scale)
+            if self._passes:
+                x_TM = x_TM.masked_fill(~state.seen_T1, 0)
+            own = self.feed_forward_post_norm, self.feed_forward_scale, self.feed_forward_gate
+            x_TM, residual_TM = self._added(x_TM, residual_TM, *own)
         if self.layer_input is not None and input_TP is not None:
             x_TM, residual_TM = x_TM if residual_TM is None else x_TM + residual_TM, None
             x_TM = x_TM + self.layer_input(x_TM, input_TP)
@@ -97,7 +103,12 @@ class Layer(nn.Module):
         return self.mixer is not None and self.mixer_norm is not None
 
     def _added(
-        self, x_TM: Tensor, residual_TM: Tensor | None, norm: Norm | None, scale_M: Tensor | None
+        self,
+        x_TM: Tensor,
+        residual_TM: Tensor | None,
+        norm: Norm | None,
+        scale_M: Tensor | None,
+        gate_1: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the addend of a part with the output `x_TM`, and the residual; or the residual after the addition,
         and None."""
@@ -108,6 +119,8 @@ class Layer(nn.Module):
             x_TM, _ = norm(x_TM)
         if scale_M is not None:
             x_TM = x_TM * scale_M
+        if gate_1 is not None:
+            x_TM = x_TM * gate_1.tanh()
         return x_TM if multiplier == 1 else x_TM * multiplier, residual_TM
 
 
@@ -115,7 +128,7 @@ def leaves_sums(spec: LayerSpec) -> bool:
     """Return True if the parts of a divided layer leave their sums over ranks to the norm behind them, with which these
     are made at once. A norm of a part's own output needs the sum before."""
     late = spec.late_addend or getattr(spec.feed_forward, "late", False)
-    return spec.norms == "before" and not (spec.scalar or spec.scaled or spec.inputs or late)
+    return spec.norms == "before" and not (spec.scalar or spec.scaled or spec.gated or spec.inputs or late)
 
 
 def divides_tokens(spec: LayerSpec) -> bool:

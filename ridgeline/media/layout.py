@@ -30,6 +30,7 @@ class Layout:
     grids: (frames, rows, columns) of each run of placeholders, for positions of three axes; (): positions count.
     interval: how far apart two frames of a grid are on the first of these axes.
     order: for each placeholder, the number of its vector among those of all views, or NEWLINE; None: as they come.
+    across: the number of the picture's vectors, if layers of cross attention see them; 0: vectors stand in the prompt.
     shrunk: ((rows, columns), (rows, columns)): the last vectors of `order` are a grid of the first size, interpolated
         to the second, bilinearly. Then a NEWLINE ends each line of it. None: `order` has all of them.
     """
@@ -41,6 +42,7 @@ class Layout:
     interval: float = 1.0
     order: tuple[int, ...] | None = None
     shrunk: tuple[tuple[int, int], tuple[int, int]] | None = None
+    across: int = 0
 
     @property
     def placeholders(self) -> int:

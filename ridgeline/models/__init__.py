@@ -28,6 +28,7 @@ ARCHITECTURES = Registry(
         "LlavaForConditionalGeneration": "ridgeline.models.llava:Llava",
         "PaddleOCRVLForConditionalGeneration": "ridgeline.models.paddleocr_vl:PaddleOCRVL",
         "Qwen2AudioForConditionalGeneration": "ridgeline.models.qwen2_audio:Qwen2Audio",
+        "MllamaForConditionalGeneration": "ridgeline.models.mllama:LlamaVision",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GemmaForCausalLM": "ridgeline.models.gemma:Gemma",

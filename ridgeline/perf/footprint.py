@@ -81,11 +81,11 @@ def parameters(model: ModelSpec) -> Parameters:
     vectors += model.vocab_size * (model.unembed_bias and model.scores)
     tabled, learned = model.embed_width or width, 0 if model.sines is not None else model.learned_positions
     widening = width * (model.embed_width + 1) if model.embed_width else 0
-    table = model.vocab_size * tabled
+    table, extra = model.vocab_size * tabled, model.extra_rows * tabled
     return Parameters(
         products=products,
         unembed=0 if model.tie_word_embeddings or not model.scores else table,
-        embed=embed + (table + (learned + model.token_types) * tabled + widening) * model.embeds,
+        embed=embed + (table + extra + (learned + model.token_types) * tabled + widening) * model.embeds,
         vectors=vectors,
     )
 
@@ -160,7 +160,8 @@ def product_name(name: str, product: Product) -> str:
 def kv_bytes_per_token(model: ModelSpec, kv_dtype: str) -> float:
     """Return the bytes that one more cached token takes in all layers (in layers with a window, until the window is
     full)."""
-    return sum(_token_bytes(state, kv_dtype) for layer in model.layers for state in layer.mixer.states)
+    states = (state for layer in model.layers for state in layer.mixer.states)
+    return sum(_token_bytes(state, kv_dtype) for state in states if not (model.crosses and state.encoded))
 
 
 def kv_bytes(
@@ -173,8 +174,8 @@ def kv_bytes(
     encoded: int | None = None,
 ) -> float:
     """Return the most bytes, in whole blocks, that a request of `tokens` ever holds when at most `max_chunk` tokens run
-    per step. encoded: the tokens of its encoder input (default: as many)."""
-    read = tokens if encoded is None else encoded
+    per step. encoded: the tokens of its encoder input (default: as many, or the keys of one picture)."""
+    read = encoded if encoded is not None else model.crosses or tokens
     return sum(
         group.spec.blocks_needed(read if group.spec.encoded else tokens, max_chunk, block_size)
         * len(group.layers)
@@ -217,7 +218,7 @@ def _single(layer: LayerSpec, width: int) -> int:
     and those of its activation."""
     own = layer.feed_forward.own_norms if isinstance(layer.feed_forward, ExpertsSpec) else None
     learns = isinstance(layer.feed_forward, MLPSpec) and layer.feed_forward.activation == "xielu"
-    return (4 * _norm(own, width) if own else 0) + layer.scalar + 2 * width * layer.scaled + 2 * learns
+    return (4 * _norm(own, width) if own else 0) + layer.scalar + 2 * (width * layer.scaled + layer.gated + learns)
 
 
 def _norm(norm: NormSpec, width: int) -> int:

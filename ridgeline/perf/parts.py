@@ -160,6 +160,8 @@ def cross_attention(
     """Yield the attention of a step's tokens to encoder inputs."""
     own, new_R = mixer.attention, np.asarray(shape.num_tokens_R, np.float64)
     keys_R = np.asarray(shape.crossed_R if len(shape.crossed_R) else shape.kv_len_R, np.float64)
+    if mixer.pictures:  # every row is taken to see one large picture
+        keys_R = np.full(len(new_R), mixer.pictures, np.float64)
     keys, stored = float(keys_R[new_R > 0].sum()), cached_itemsize(own, p, kv_dtype)
     moved = 2 * tokens * own.q_size * p.item + 2 * keys * own.kv_size * stored
     yield "cross_attention", Cost(moved, 4.0 * own.q_size * float(new_R @ keys_R))

@@ -22,11 +22,11 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
     """Yield every op of the tower and its projectors, for views of so many patches each (of a video: frames of so
     many). Equal ops are counted. The resize of pixels is left out, as its work depends on their number."""
     patches = sum(views)
-    rows = [each + tower.class_token for each in views]
+    rows = tower.rows_of(views)
     found: Counter[Priced] = Counter()
     found["patch", product_cost("patch", Product(tower.patch_width, tower.width, tower.patch_bias), patches, p)] += 1
     near = _windows(tower, rows)
-    for index, layer in enumerate(tower.layers):
+    for index, layer in enumerate(tower.every_layer):
         tokens = sum(rows)
         seen = rows if index in tower.whole or not tower.window else near
         norm = NormBefore("rms" if layer.norm.kind == "rms" else "layer", residual=True)
@@ -38,7 +38,7 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
         found.update(ops)
     for own in tower.projectors:
         vectors = patches // own.merge**2
-        for number, product in enumerate(own.products(tower.width)):
+        for number, product in enumerate(own.products(tower.read)):
             found[f"projector.{number}", product_cost(f"projector.{number}", product, vectors, p)] += 1
         if own.norm is not None:
             width = own.norm_width(tower.width)

@@ -55,6 +55,11 @@ class Placed:
         """The number of vectors of each run."""
         return [piece for piece in self.layout.pieces if isinstance(piece, int)]
 
+    def stands_for(self, placeholder: int) -> int:
+        """Return the id in the place of a vector. That of a picture which layers of cross attention see may lie behind
+        the vocabulary."""
+        return UNKNOWN if self.layout.across else placeholder
+
     def inserted(self, run: int, start: int) -> Inserted:
         """Return the vectors of a run that begins at this token."""
         grids, runs = self.layout.grids, self.runs
@@ -69,6 +74,7 @@ class Placed:
             shown=shown,
             grid=grids[run] if grids else None,
             interval=self.layout.interval,
+            across=self.layout.across,
         )
 
 
@@ -124,7 +130,7 @@ def expanded_ids(
                 ids += tokenizer.encode(piece, add_special_tokens=False)
                 continue
             inserted.append(own.inserted(run, len(ids)))
-            ids += [_id(tokenizer, own.placeholder)] * piece
+            ids += [own.stands_for(_id(tokenizer, own.placeholder))] * piece
             run += 1
     return MediaPrompt("", ids, tuple(inserted))
 
@@ -238,7 +244,7 @@ def _with_runs(text: str, ids: Sequence[int], each: Sequence[Placed], tokenizer:
             continue
         own, run, count = next(following)
         inserted.append(own.inserted(run, len(whole)))
-        whole += [token] * count
+        whole += [own.stands_for(token)] * count
     return MediaPrompt(text, whole, tuple(inserted))
 
 

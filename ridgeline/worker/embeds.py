@@ -30,9 +30,14 @@ class InsertedVectors(StepPart):
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.stored: dict[str, Tensor] = {}
-        self._device, self._width = device, decoder.spec.hidden_size
+        self._decoder, self._device, self._width = decoder, device, decoder.spec.hidden_size
         self._pictures = None if decoder.tower is None else Pictures(decoder.tower, device)
         self._sounds = None if decoder.listener is None else HeardSounds(decoder.listener, device)
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """The part that makes vectors of pictures, if the model sees some."""
+        return self._pictures
 
     def prepare(self, step: PlannedStep) -> None:
         """Find the vectors that the plan's spans bring or name, and the places of their tokens in the step."""
@@ -79,6 +84,9 @@ class InsertedVectors(StepPart):
         return upload(ahead_T, self._device)
 
     def _vectors(self, inserted: Inserted) -> Tensor:
+        if inserted.across:  # what layers of cross attention see keeps the embedding of its token
+            row_T = torch.full((inserted.count,), self._decoder.spec.picture_row, device=self._device)
+            return self._decoder.table_rows(row_T)
         if inserted.embeds is None:
             return self.stored[inserted.name][inserted.first : inserted.first + inserted.count]
         flat = torch.frombuffer(bytearray(inserted.embeds.data), dtype=DTYPES[inserted.embeds.dtype])

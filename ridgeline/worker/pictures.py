@@ -20,10 +20,12 @@ from torch.nn.functional import interpolate
 
 from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.reserve import Reserved, StepSizes
+from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.pictures.views import Patching, View
 from ridgeline.layers.encoder.grids import Grid
+from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
 
 PATCHES = 16384  # that the tower sees at once, if a step has fewer tokens: a picture of 3 million pixels
@@ -53,6 +55,8 @@ class TowerMemory:
         if self.tower.newline and self.tower.grid is not None:
             fresh += fresh // self.tower.grid.side  # a line has at least as many patches
         kept = (vectors_kept(sizes) + max(fresh, sizes.max_tokens)) * self.tower.outputs * sizes.itemsize
+        if isinstance(self.tower, TiledTowerSpec):  # which become keys and values at once
+            kept = (fresh + self.tower.most_vectors) * self.tower.outputs * sizes.itemsize
         passing = patches * (self.tower.scratch() * sizes.itemsize + 4 * self.tower.patch_width)
         return Reserved(held=kept, passing=passing)
 
@@ -60,7 +64,7 @@ class TowerMemory:
 class Pictures:
     """The part of a worker that turns pictures into vectors."""
 
-    def __init__(self, tower: Tower, device: torch.device) -> None:
+    def __init__(self, tower: Tower | TiledTower, device: torch.device) -> None:
         self._tower, self._device = tower, device
         self.embeds = tower.spec.pooler is not None  # a picture's vector is its embedding, and stands for no token
         self.encoded = 0  # pictures so far
@@ -69,8 +73,10 @@ class Pictures:
         """Store the vectors of pictures under their names: [L, M] each. Pictures that fit together run together."""
         for group in self._groups(shown):
             patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
-            grids = [Grid(1, *grid) for each in group.values() for grid in each.grids]
-            vectors_LM = self._tower(patches_TX, grids)
+            if isinstance(self._tower, TiledTower):
+                vectors_LM = self._tower(patches_TX, [each.tiling for each in group.values()])
+            else:
+                vectors_LM = self._tower(patches_TX, [Grid(1, *grid) for each in group.values() for grid in each.grids])
             counts = [
                 len(each.views) if self.embeds else each.patches * len(vectors_LM) // len(patches_TX)
                 for each in group.values()
@@ -79,11 +85,16 @@ class Pictures:
                 stored[name] = placed(own_LM, each, self._tower.newline)
             self.encoded += len(group)
 
+    def _run(self, shown: ShownPictures) -> int:
+        """Return the patches that run for a picture: a tiled tower runs all of its tiles."""
+        spec = self._tower.spec
+        return spec.tiles * spec.side**2 if isinstance(spec, TiledTowerSpec) else shown.patches
+
     def _groups(self, shown: Mapping[str, ShownPictures]) -> Iterator[dict[str, ShownPictures]]:
         group: dict[str, ShownPictures] = {}
         for name, each in shown.items():
             alike = all(each.patching == one.patching for one in group.values())
-            if group and (not alike or each.patches + sum(one.patches for one in group.values()) > PATCHES):
+            if group and (not alike or sum(map(self._run, (each, *group.values()))) > PATCHES):
                 yield group
                 group = {}
             group[name] = each

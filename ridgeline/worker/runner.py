@@ -19,6 +19,7 @@ from ridgeline.worker.adapters.part import StepOfAdapters
 from ridgeline.worker.adapters.store import AdapterStore
 from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.changes import SlotChanges
+from ridgeline.worker.crossing import PicturesSeen
 from ridgeline.worker.embeds import InsertedVectors
 from ridgeline.worker.encoding import EncoderPart
 from ridgeline.worker.graphs import Graphs, Progress
@@ -77,6 +78,7 @@ class Runner:
         longest = max_model_len + ahead
         if decoder.encoder is not None:
             longest = max(longest, decoder.encoder.spec.max_position_embeddings)
+        longest = max(longest, decoder.spec.most_crossed)
         columns = -(-longest // (16 * layout.block_size)) * 16
         pools = decoder.spec.pooling is not None
         vocabulary = 1 if pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
@@ -119,6 +121,10 @@ class Runner:
         if decoder.encoder is not None:
             self.encoding = EncoderPart(decoder, self.slots, segments.states)
             parts.append(self.encoding)
+        if decoder.spec.crosses:
+            assert self.inserted.pictures is not None
+            size = segments.states.memory.layout.block_size
+            parts.append(PicturesSeen(decoder, self.slots, segments.states, self.inserted.pictures, size))
         parts += [self.launch, segments.network, segments.ending]
         if self.draws:
             parts += [

@@ -176,6 +176,29 @@ INTERNVL3_8B: Values = {
     },
 }
 
+LLAMA_3_2_11B_VISION: Values = {
+    "architectures": ["MllamaForConditionalGeneration"],
+    "model_type": "mllama",
+    "torch_dtype": "bfloat16",
+    "image_token_index": 128256,
+    "text_config": {
+        **{"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38], "hidden_act": "silu", "hidden_size": 4096},
+        **{"intermediate_size": 14336, "max_position_embeddings": 131072, "num_attention_heads": 32},
+        **{"num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
+        "rope_scaling": {
+            **{"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0},
+            **{"original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        },
+        **{"tie_word_embeddings": False, "vocab_size": 128256},
+    },
+    "vision_config": {
+        **{"attention_heads": 16, "hidden_act": "gelu", "hidden_size": 1280, "image_size": 560},
+        **{"intermediate_layers_indices": [3, 7, 15, 23, 30], "intermediate_size": 5120, "max_num_tiles": 4},
+        **{"norm_eps": 1e-5, "num_channels": 3, "num_global_layers": 8, "num_hidden_layers": 32, "patch_size": 14},
+        "vision_output_dim": 7680,
+    },
+}
+
 IDEFICS3_8B: Values = {
     "architectures": ["Idefics3ForConditionalGeneration"],
     "model_type": "idefics3",
@@ -217,4 +240,5 @@ EVERY = (
     INTERNVL3_8B,
     GEMMA_3_4B,
     PALIGEMMA_3B,
+    LLAMA_3_2_11B_VISION,
 )

@@ -224,6 +224,7 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "InternVLForConditionalGeneration": 7_944_373_760,
     "Gemma3ForConditionalGeneration": 4_300_079_472,
     "PaliGemmaForConditionalGeneration": 2_923_466_480,
+    "MllamaForConditionalGeneration": 10_670_220_835,
 }
 
 

@@ -56,6 +56,8 @@ class Inserted:
     heard: what a listener makes them of, in the same way.
     grid: frames, rows and columns of these vectors, by which their positions have three axes; None: positions count.
     interval: how far apart two of the frames are on the first axis.
+    across: the number of a picture's vectors that layers of cross attention see. The token that stands for the picture
+        keeps its embedding. 0: vectors take the places of tokens.
     """
 
     start: int
@@ -68,6 +70,7 @@ class Inserted:
     heard: HeardSound | None = None
     grid: tuple[int, int, int] | None = None
     interval: float = 1.0
+    across: int = 0
 
     @property
     def end(self) -> int:

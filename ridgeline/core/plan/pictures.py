@@ -45,6 +45,11 @@ class ShownPictures:
         return tuple((window.rows // each.rows, window.columns // each.columns) for window in windows)
 
     @property
+    def tiling(self) -> tuple[int, int]:
+        """The rows and columns of tiles, if the views are tiles of one picture."""
+        return len({view.window.top for view in self.views}), len({view.window.left for view in self.views})
+
+    @property
     def patches(self) -> int:
         """The number of patches that the tower sees."""
         return sum(rows * columns for rows, columns in self.grids)

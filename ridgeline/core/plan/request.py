@@ -500,7 +500,7 @@ class Request:
         """The most tokens that the request may have in the cache, those of its encoder input and of a guided request's
         companion included."""
         if self.params.guidance_scale == 1:
-            return self.max_total_tokens + len(self.encoder_ids)
+            return self.max_total_tokens + len(self.encoder_ids) + sum(each.across for each in self.inserted)
         return 2 * self.max_total_tokens - len(self.prompt_token_ids) + len(self._negative)
 
     @property

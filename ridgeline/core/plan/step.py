@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ridgeline.core.plan.crossed import CrossedPictures
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.request import SamplingParams
@@ -118,6 +119,7 @@ class Span(NamedTuple):
     sound: what the encoder reads, if it reads sounds. `encoded` then only counts its outputs.
     heard: the cache holds what the encoder would leave, so it does not run.
     both_ways: (first, end) of its tokens that see each other both ways. None of these is ever cut.
+    crossed: the request's pictures, if layers of cross attention see them. It comes with the first row of a slot.
     """
 
     row: int
@@ -128,6 +130,7 @@ class Span(NamedTuple):
     sound: Waveform | None = None
     heard: bool = False
     both_ways: tuple[tuple[int, int], ...] = ()
+    crossed: CrossedPictures | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class EngineConfig:
     most_patches: the patches of the largest picture.
     view_side: the patches along both sides of every view, if the tower has learned positions of that shape; 0: any.
     both_ways: as in `ModelSpec`. most_together: the most tokens of a picture, or a prompt, that always run in one step.
+    picture_patches: those that the tower runs for a picture, whatever its size; 0: as many as the picture has.
+    crosses: the most places of the keys of a request's pictures, if layers of cross attention see them; 0: none does.
     hears: it reads sounds, and every input has that many tokens.
     num_drafts: how many drafts of a request's next tokens a step verifies at most.
     draft_depth: how many of these can be right at most, if they form a tree, of which rows verify all or nothing. None:
@@ -130,6 +132,8 @@ class EngineConfig:
     view_side: int = 0
     both_ways: Literal["pictures", "prompt"] | None = None
     most_together: int = 0
+    picture_patches: int = 0
+    crosses: int = 0
     hears: bool = False
     num_drafts: int = 0
     draft_depth: int | None = None

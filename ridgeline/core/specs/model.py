@@ -14,7 +14,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.cache_layout import CacheGroup, group_layers
 from ridgeline.core.specs.division import Ranks
 from ridgeline.core.specs.pooling import PoolingSpec
-from ridgeline.core.specs.state import ChunkedKVSpec, CrossKVSpec, KVSpec, PassingSpec, StateSpec
+from ridgeline.core.specs.state import ChunkedKVSpec, CrossKVSpec, KVSpec, PassingSpec, SeenKVSpec, StateSpec
 from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.kv_format import KVFormat
 
@@ -318,20 +318,28 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionSpec:
-    """Attention to an encoder's output, whose keys and values are made once for each request. attention: its heads,
-    projections and scale; queries see all keys."""
+    """Attention to an encoder's output, whose keys and values are made once for each request.
+
+    attention: its heads, norms, projections and scale; queries see all keys.
+    pictures: the most keys of a picture, if keys are those of pictures. Then a token sees those of the pictures before
+        it (`core/plan/crossed.py`), and without any it passes through the layer unchanged. 0: they are not.
+    """
 
     kind: ClassVar[str] = "cross_attention"
     rope: ClassVar[None] = None
-    norms: ClassVar[tuple[()]] = ()
     vectors: ClassVar[int] = 0
     summed: ClassVar[tuple[()]] = ()
     attention: AttentionSpec
+    pictures: int = 0
 
     @property
     def states(self) -> tuple[CrossKVSpec]:
-        own = self.attention
-        return (CrossKVSpec(num_kv_heads=own.num_kv_heads, head_dim=own.head_dim, format=own.kv_format),)
+        own, kind = self.attention, SeenKVSpec if self.pictures else CrossKVSpec
+        return (kind(num_kv_heads=own.num_kv_heads, head_dim=own.head_dim, format=own.kv_format),)
+
+    @property
+    def norms(self) -> tuple[tuple[NormSpec, int], ...]:
+        return self.attention.norms
 
     @property
     def scratch(self) -> int:
@@ -482,6 +490,8 @@ class LayerSpec:
     residual_multiplier: multiplies what either part adds.
     scalar: a learned number multiplies the residual after both parts.
     scaled: learned numbers, one for each place of x, multiply what either part adds.
+    gated: the hyperbolic tangent of one learned number multiplies what the mixer adds, and that of another what the
+        feed-forward adds (Flamingo, arXiv 2204.14198).
     embedded: the mixer's last argument is the tokens as they were embedded.
     inputs: the layer has an input of its own, which is added behind both parts; None: it has not.
     late_addend: what the experts of the layer before return is added behind this one.
@@ -498,6 +508,7 @@ class LayerSpec:
     residual_multiplier: float = 1.0
     scalar: bool = False
     scaled: bool = False
+    gated: bool = False
     embedded: bool = False
     inputs: LayerInputsSpec | None = None
     streams: StreamsSpec | None = None
@@ -580,10 +591,13 @@ class ModelSpec:
     stem: what the inputs are made by, in place of a table of tokens; None: of tokens.
     decoder_start: the tokens that an output follows, if the request names no others. Only models with an encoder have
         them.
-    tower: what turns pictures into vectors that stand in the place of tokens; None: there are only tokens.
+    tower: what turns pictures into vectors that stand in the place of tokens, or that layers of cross attention see;
+        None: there are only tokens.
     both_ways: the tokens that see each other both ways, in layers whose attention is `ahead`: those of a picture, or of
         the whole prompt. They always run in one step. None: none do.
     listener: what turns sounds into such vectors; None: it hears none.
+    extra_rows: rows of the embedding table behind those of the vocabulary: of tokens that are only read.
+    picture_row: the row of the token that stands for a picture which layers of cross attention see.
     output_rules: what holds for every output. Only those of models with an encoder are read.
     stage: the place of these layers in a pipeline; None: they are all of the model's.
     """
@@ -614,6 +628,8 @@ class ModelSpec:
     tower: TowerSpec | None = None
     both_ways: BothWays | None = None
     listener: ListenerSpec | None = None
+    extra_rows: int = 0
+    picture_row: int = 0
     stage: StageSpec | None = None
 
     @cached_property
@@ -648,6 +664,17 @@ class ModelSpec:
         """True if tokens see those behind them, so that all of a prompt runs in one step."""
         found = (attention_of(layer.mixer) for layer in self.layers)
         return any(each is not None and each.bidirectional for each in found)
+
+    @cached_property
+    def crosses(self) -> int:
+        """The most keys of a picture in layers of cross attention; 0: no layer sees pictures."""
+        found = (layer.mixer.pictures for layer in self.layers if isinstance(layer.mixer, CrossAttentionSpec))
+        return max(found, default=0)
+
+    @property
+    def most_crossed(self) -> int:
+        """The most places that the keys of a request's pictures may take: those of eight large ones."""
+        return 8 * self.crosses
 
     @cached_property
     def ends_normed(self) -> bool:

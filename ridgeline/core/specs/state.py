@@ -32,8 +32,9 @@ class StateSpec:
         smaller number of them.
     kept: something is there after the step. Otherwise a block only stands for its tokens in the count of what may be
         under way.
-    encoded: its tokens are those of the request's encoder input. All are written at once, none is added, and other
-        requests never share them.
+    encoded: its tokens are those of the request's encoder input, or of its pictures. All are written at once, and none
+        is added. Prefix hits have nothing of them: requests with the same sound or pictures share them
+        (`engine/cache/sounds.py`).
     """
 
     kind: ClassVar[str]
@@ -119,6 +120,13 @@ class CrossKVSpec(KVSpec):
 
     kind: ClassVar[str] = "cross_kv"
     encoded: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenKVSpec(CrossKVSpec):
+    """The keys and values of pictures, to which the tokens behind them attend."""
+
+    kind: ClassVar[str] = "seen_kv"
 
 
 @dataclass(frozen=True, kw_only=True)

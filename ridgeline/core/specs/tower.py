@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.specs.model import Activation, LayerSpec, MLPSpec, NormSpec, Product, RopeSpec
@@ -126,6 +126,20 @@ class TowerSpec:
     newline: bool = False
     deep: tuple[int, ...] = ()
     deep_projector: ProjectorSpec | None = None
+
+    @property
+    def every_layer(self) -> tuple[LayerSpec, ...]:
+        """All layers, in their order."""
+        return self.layers
+
+    @property
+    def read(self) -> int:
+        """The numbers of a patch that the projector gets."""
+        return self.width
+
+    def rows_of(self, views: Sequence[int]) -> list[int]:
+        """Return the places that see each other, in views of so many patches each."""
+        return [each + self.class_token for each in views]
 
     @property
     def outputs(self) -> int:

@@ -150,7 +150,7 @@ def _unused(cache: CacheManager, g: int, seqs: list[Sequence]) -> float:
         return 0.0
     room = 0
     for seq in seqs:
-        known = len(seq.request.encoder_ids) if spec.encoded else len(seq.tokens)
+        known = seq.encoded if spec.encoded else len(seq.tokens)
         for n in range(known // size, len(seq.blocks[g])):
             if seq.blocks[g][n] != NULL_BLOCK:
                 room += min(size, (n + 1) * size - known)

@@ -72,17 +72,18 @@ class CacheManager:
         self.names = Names(layout, prefix_caching=prefix_caching)
         self.checkpoints = Checkpoints(layout, share=state_share, interval=state_interval)
         self._exact = self.checkpoints.groups
-        self.published = Published(len(self.specs), self.names, self.checkpoints)
+        self._prefixed = [spec for spec in self.specs if not spec.encoded]  # groups of tokens come first
+        self.published = Published(len(self._prefixed), self.names, self.checkpoints)
         self.index = self.published.index
         worth, most = self.checkpoints.page_worth if self._exact else None, self.checkpoints.most_pages
         self.pool = self.published.pool = BlockPool(layout, self._evicted, worth, most)
-        self.sounds = Sounds(self.specs, self.pool, enabled=prefix_caching)
+        self.sounds = Sounds(self.specs, self.pool, self.block_size, enabled=prefix_caching)
         self.tier: HostTier | None = None
         if host_tier is not None and prefix_caching:
             self.tier = self.published.tier = HostTier(host_tier, layout, self.index, self.checkpoints, price)
             self.tier.device = DeviceParts(self.pool, self.published.publish_loaded, self.published.forget)
         self.tables = Tables(self.specs, self.names, self.pool, self.published, self.checkpoints)
-        self._search = Search(self.specs, self.names, self.index)
+        self._search = Search(self._prefixed, self.names, self.index)
         self._max_chunk = max_chunk
         self.sessions: Sessions | None = None
         self.queried_tokens = 0
@@ -186,7 +187,7 @@ class CacheManager:
         """Return True if `admit` would find blocks, whatever is found of `seqs`. False says nothing."""
         most = reserve_blocks
         for seq in seqs:  # each copies a block at most
-            most += -(-(len(seq.tokens) + 1) // self.block_size) + 1
+            most += -(-max(len(seq.tokens) + 1, seq.encoded) // self.block_size) + 1
         return not self._exact and self.pool.surely_has(most)
 
     def comes_with(self, seq: Sequence, chunks: Iterable[tuple[Sequence, int, int]]) -> bool:
@@ -215,7 +216,7 @@ class CacheManager:
             self._take_back(seqs)
             return False
         for seq in seqs:
-            taken = self.pool.take([1] * len(self.specs)) if seq.source else None
+            taken = self.pool.take([not spec.encoded for spec in self.specs]) if seq.source else None
             for blocks, new in zip(seq.blocks, taken or (), strict=False):
                 blocks += new
         return True
@@ -230,7 +231,7 @@ class CacheManager:
             for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
                 held = 0 if spec.exact else sum(block != NULL_BLOCK for block in blocks)
                 known = len(seq.tokens) + (seq.request.task is None)  # a token comes, unless the prompt is pooled
-                size = len(seq.request.encoder_ids) if spec.encoded else known
+                size = seq.encoded if spec.encoded else known
                 wanted[g] += spec.blocks_needed(size, self._max_chunk, self.block_size) - held
             for rising in seq.rising:
                 wanted[rising.group] += rising.group in self._exact and rising.node_hash is not None
@@ -238,10 +239,9 @@ class CacheManager:
 
     def _take_hit(self, seq: Sequence, hit: Hit) -> None:
         seq.has_emitted = False
-        seq.blocks = [self._search.blocks(seq, g, hit) for g in range(len(self.specs))]
-        if seq.request.sound is not None:
-            found = self.sounds.find(seq)
-            seq.heard = bool(found)
+        seq.blocks = [[] if spec.encoded else self._search.blocks(seq, g, hit) for g, spec in enumerate(self.specs)]
+        if seq.encoded:
+            seq.heard, found = self.sounds.find(seq)
             for g, blocks in found.items():
                 seq.blocks[g] = blocks
         seq.source = [] if hit.end is None else [block or NULL_BLOCK for block in hit.end.blocks]
@@ -279,7 +279,7 @@ class CacheManager:
         may overwrite the sources."""
         starting = [(seq, seq.cached_tokens // self.block_size) for seq in seqs]
         copies = list[CopyBlocks]()
-        for g in range(len(self.specs)):
+        for g in range(len(self._prefixed)):
             pairs = [(seq.source[g], seq.blocks[g][n]) for seq, n in starting if seq.source[g] != NULL_BLOCK]
             if pairs:  # what else they need was loaded
                 copies.append(CopyBlocks(g, *zip(*pairs, strict=True)))

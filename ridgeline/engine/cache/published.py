@@ -31,6 +31,7 @@ class Published:
         self.changes: Changes | None = None
         self.tier: HostTier | None = None
         self._names, self._checkpoints, self._exact = names, checkpoints, checkpoints.groups
+        self._num_groups = num_groups
         self._growing = [g for g in range(num_groups) if g not in self._exact]
         self._alone = num_groups == 1 and not self._exact
         self.partings = Partings(self.index, names.block_size, self._exact)
@@ -175,7 +176,7 @@ class Published:
         if not tokens or index.is_covered(parent, tokens):
             return
         node_hash, end = chain_hash(parent, tokens), n * size + len(tokens)
-        blocks = [(g, ids[n]) for g, ids in enumerate(seq.blocks)]
+        blocks = [(g, seq.blocks[g][n]) for g in range(self._num_groups)]
         if len(tokens) < size:
             if n < seq.published or not all(block for _, block in blocks):
                 return  # the caller takes the block's last tokens back, or a window has passed

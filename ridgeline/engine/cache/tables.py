@@ -57,7 +57,7 @@ class Tables:
     def extend(self, seq: Sequence, last: int, new_len: int) -> list[SetBlocks] | None:
         """Make room for a step that ends at position `last` or behind it, and for positions below new_len. Returns the
         changes, or None (nothing done) if blocks are short."""
-        size, end, encoded = self._block_size, -(-new_len // self._block_size), len(seq.request.encoder_ids)
+        size, end, encoded = self._block_size, -(-new_len // self._block_size), seq.encoded
         wanted = [
             list(range(len(blocks), -(-encoded // size) if spec.encoded else end))
             for spec, blocks in zip(self._specs, seq.blocks, strict=True)

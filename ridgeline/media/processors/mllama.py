@@ -12,7 +12,7 @@ DEFAULTS: dict[str, Any] = {"resample": BILINEAR, "image_mean": HALF, "image_std
 
 
 class Mllama:
-    """`grids` has the tiles as (1, rows, columns), which the tower's embeddings of aspect ratios name."""
+    """Views are the tiles, line by line."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
@@ -27,7 +27,8 @@ class Mllama:
         views = [
             View(*size, each.window) for each in tiles(rows * self._tile, columns * self._tile, self._tile, self._tile)
         ]
-        return self._files.layout(views, [self.marker], grids=((1, rows, columns),))
+        vectors = rows * columns * ((self._tile // self.patching.rows) ** 2 + 1)  # a tile's patches and its class token
+        return self._files.layout(views, [1], across=vectors)
 
     def _canvas(self, height: int, width: int) -> tuple[int, int]:
         """Return (rows, columns): those that enlarge least, or else reduce least; of equal ones the smallest."""

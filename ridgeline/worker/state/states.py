@@ -39,6 +39,7 @@ KINDS = Registry(
         "recurrent": "ridgeline.worker.state.recurrent:Recurrent",
         "chunked_kv": "ridgeline.worker.state.chunked:ChunkedKV",
         "cross_kv": "ridgeline.worker.state.cross:CrossKV",
+        "seen_kv": "ridgeline.worker.state.cross:SeenKV",
         "passing": "ridgeline.worker.state.packed:Packed",
     },
 )

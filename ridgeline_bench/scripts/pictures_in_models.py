@@ -1,0 +1,108 @@
+"""Print what one picture costs a model that puts its vectors among the tokens, and one that attends to them across:
+
+    python -m ridgeline_bench.scripts.pictures_in_models [--tiles 4] [--text 64]
+
+All of it is arithmetic from the models' specs, for weights and caches of 2 bytes a number.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ridgeline.core.specs.model import CrossAttentionSpec, ModelSpec
+from ridgeline.core.specs.tiled import TiledTowerSpec
+from ridgeline.core.specs.tower import TowerSpec
+from ridgeline.models import model_config
+
+DTYPE = "bfloat16"
+LLAVA: dict[str, Any] = {  # LLaVA-1.5-7B
+    "architectures": ["LlavaForConditionalGeneration"],
+    "text_config": {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096},
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        **{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+        **{"image_size": 336, "patch_size": 14},
+    },
+    "vision_feature_layer": -2,
+}
+MLLAMA: dict[str, Any] = {  # Llama-3.2-11B-Vision
+    "architectures": ["MllamaForConditionalGeneration"],
+    "text_config": {},
+    "vision_config": {"image_size": 560},
+}
+
+
+def tower_flops(tower: TowerSpec) -> int:
+    """Return the floating-point operations of a tower on one picture, its attention included."""
+    if isinstance(tower, TiledTowerSpec):
+        seen, layers = tower.tiles * tower.filled, tower.every_layer
+    else:
+        assert tower.grid is not None
+        seen, layers = tower.grid.side**2 + tower.class_token, tower.layers
+    return seen * tower.patch_flops + 4 * seen**2 * tower.width * len(layers)
+
+
+def merged(spec: ModelSpec, text: int) -> dict[str, float]:
+    """Return the costs of a picture whose vectors stand among the tokens, in front of so many tokens of text."""
+    assert spec.tower is not None
+    assert spec.tower.grid is not None
+    vectors = spec.tower.grid.side**2
+    each = sum(p.inputs * p.outputs for layer in spec.layers for p in layer.products(spec.hidden_size).values())
+    queries = sum(layer.attention.q_size for layer in spec.layers)
+    kept = sum(state.token_bytes(DTYPE) for layer in spec.layers for state in layer.mixer.states)
+    return {
+        "tokens of the prompt": vectors,
+        "vectors": vectors,
+        "KV bytes a vector": kept,
+        "KV bytes of the picture": vectors * kept,
+        "tower, GFLOP": tower_flops(spec.tower) / 1e9,
+        "the picture in the decoder, once, GFLOP": (2 * each * vectors + 2 * queries * vectors**2) / 1e9,
+        "the prompt's text looks at it, GFLOP": 4 * queries * vectors * text / 1e9,
+        "a written token looks at it, GFLOP": 4 * queries * vectors / 1e9,
+    }
+
+
+def crossed(spec: ModelSpec, tiles: int, text: int) -> dict[str, float]:
+    """Return the costs of a picture of so many tiles that layers of cross attention see."""
+    assert isinstance(spec.tower, TiledTowerSpec)
+    vectors, layers = tiles * spec.tower.patches, [each for each in spec.layers if each.gated]
+    mixers = [each.mixer for each in layers if isinstance(each.mixer, CrossAttentionSpec)]
+    kept = sum(state.token_bytes(DTYPE) for mixer in mixers for state in mixer.states)
+    stored = sum(2 * spec.hidden_size * 2 * mixer.attention.kv_size for mixer in mixers)
+    queries = sum(mixer.attention.q_size for mixer in mixers)
+    own = sum(p.inputs * p.outputs * p.used for layer in layers for p in layer.products(spec.hidden_size).values())
+    token = 2 * own + 4 * queries * vectors
+    return {
+        "tokens of the prompt": 1,
+        "vectors": vectors,
+        "KV bytes a vector": kept,
+        "KV bytes of the picture": vectors * kept,
+        "tower, GFLOP": tower_flops(spec.tower) / 1e9,
+        "the picture in the decoder, once, GFLOP": stored * vectors / 1e9,
+        "the prompt's text looks at it, GFLOP": token * text / 1e9,
+        "a written token looks at it, GFLOP": token / 1e9,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiles", type=int, default=4, choices=range(1, 5))
+    parser.add_argument("--text", type=int, default=64)
+    asked = parser.parse_args()
+    both = [
+        merged(model_config(LLAVA).spec, asked.text),
+        crossed(model_config(MLLAMA).spec, asked.tiles, asked.text),
+    ]
+    print(f"| one picture, {asked.text} tokens of text | LLaVA-1.5-7B | Llama-3.2-11B-Vision, {asked.tiles} tiles |")
+    print("|---|--:|--:|")
+    for name in both[0]:
+        print("|", name, "|", " | ".join(_spelled(each[name]) for each in both), "|")
+
+
+def _spelled(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.3g}"
+
+
+if __name__ == "__main__":
+    main()
