@@ -880,48 +880,8 @@ QWEN3_NEXT_80B_A3B: dict[str, Any] = {
     "vocab_size": 151936,
 }
 
-_QWEN3_5_TEXT: dict[str, Any] = {
-    "attention_bias": False,
-    "attn_output_gate": True,
-    "dtype": "bfloat16",
-    "eos_token_id": 248044,
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 48,
-    "linear_value_head_dim": 128,
-    "mamba_ssm_dtype": "float32",
-    "max_position_embeddings": 262144,
-    "model_type": "qwen3_5_text",
-    "mtp_num_hidden_layers": 1,
-    "num_attention_heads": 24,
-    "num_hidden_layers": 64,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": {
-        "mrope_interleaved": True,
-        "mrope_section": [11, 11, 10],
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 10000000,
-        "rope_type": "default",
-    },
-    "vocab_size": 248320,
-}
-QWEN3_5_27B: dict[str, Any] = {
-    "architectures": ["Qwen3_5ForConditionalGeneration"],
-    "model_type": "qwen3_5",
-    "text_config": _QWEN3_5_TEXT,
-    "tie_word_embeddings": False,
-    "vision_config": {"model_type": "qwen3_5_vision", "depth": 1},
-}
 QWEN3_5_9B: dict[str, Any] = {
-    **_QWEN3_5_TEXT,
+    **vision_configs.QWEN3_5_TEXT,
     "architectures": ["Qwen3_5ForCausalLM"],
     "hidden_size": 4096,
     "intermediate_size": 12288,
@@ -929,27 +889,6 @@ QWEN3_5_9B: dict[str, Any] = {
     "linear_num_value_heads": 32,
     "num_attention_heads": 16,
     "num_hidden_layers": 32,
-}
-QWEN3_5_35B_A3B: dict[str, Any] = {
-    **{name: value for name, value in _QWEN3_5_TEXT.items() if name != "intermediate_size"},
-    "architectures": ["Qwen3_5MoeForCausalLM"],
-    "hidden_size": 2048,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
-    "linear_num_value_heads": 32,
-    "model_type": "qwen3_5_moe_text",
-    "moe_intermediate_size": 512,
-    "num_attention_heads": 16,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "shared_expert_intermediate_size": 512,
-}
-QWEN3_5_35B_A3B_MULTIMODAL: dict[str, Any] = {
-    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-    "model_type": "qwen3_5_moe",
-    "text_config": {name: value for name, value in QWEN3_5_35B_A3B.items() if name != "architectures"},
-    "vision_config": {"model_type": "qwen3_5_moe_vision", "depth": 1},
 }
 
 RWKV_169M: dict[str, Any] = {
@@ -1047,9 +986,9 @@ PUBLISHED = {
     "minimax_m2": MINIMAX_M2,
     "qwen3_next": QWEN3_NEXT_80B_A3B,
     "qwen3_5": QWEN3_5_9B,
-    "qwen3_5_multimodal": QWEN3_5_27B,
-    "qwen3_5_moe": QWEN3_5_35B_A3B,
-    "qwen3_5_moe_multimodal": QWEN3_5_35B_A3B_MULTIMODAL,
+    "qwen3_5_multimodal": vision_configs.QWEN3_5_27B,
+    "qwen3_5_moe": vision_configs.QWEN3_5_35B_A3B_TEXT,
+    "qwen3_5_moe_multimodal": vision_configs.QWEN3_5_35B_A3B,
     "lfm2": LFM2_1_2B,
     "lfm2_moe": LFM2_8B_A1B,
     "jamba": JAMBA_MINI,

@@ -227,7 +227,72 @@ PADDLEOCR_VL: Values = {
     },
 }
 
+_TOWER_3_5: Values = {**_QWEN3_TOWER, "deepstack_visual_indexes": []}
+QWEN3_5_TEXT: Values = {
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "dtype": "bfloat16",
+    "eos_token_id": 248044,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "model_type": "qwen3_5_text",
+    "mtp_num_hidden_layers": 1,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "vocab_size": 248320,
+}
+QWEN3_5_27B: Values = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "text_config": QWEN3_5_TEXT,
+    "vision_config": {**_TOWER_3_5, "out_hidden_size": 5120},
+    "tie_word_embeddings": False,
+}
+QWEN3_5_35B_A3B_TEXT: Values = {
+    **{name: value for name, value in QWEN3_5_TEXT.items() if name != "intermediate_size"},
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "hidden_size": 2048,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+    "linear_num_value_heads": 32,
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "shared_expert_intermediate_size": 512,
+}
+QWEN3_5_35B_A3B: Values = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "text_config": {name: value for name, value in QWEN3_5_35B_A3B_TEXT.items() if name != "architectures"},
+    "vision_config": {**_TOWER_3_5, "out_hidden_size": 2048},
+}
+
 EVERY = (
+    QWEN3_5_27B,
+    QWEN3_5_35B_A3B,
     PADDLEOCR_VL,
     IDEFICS3_8B,
     LLAVA_1_5_7B,

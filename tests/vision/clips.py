@@ -21,7 +21,7 @@ from ridgeline.text.media_prompt import placed_items
 from tests.driving import ask
 from tests.vision import tiny
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 VIDEO = 301
 BOUNDS = {"min_pixels": 64, "max_pixels": 16384}
 Part = list[int] | np.ndarray | Clip

@@ -212,6 +212,17 @@ _TOWER_3 = {
     "num_position_embeddings": 36,
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_DELTA: dict[str, Any] = {  # two gated delta rules around attention, a quarter of whose heads rotates
+    **TEXT,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {**_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+}
+_TOWER_3_5 = {name: value for name, value in _TOWER_3.items() if name != "deepstack_visual_indexes"}
 FAMILIES |= {
     "qwen2_vl": Family(
         "Qwen2VL",
@@ -260,6 +271,17 @@ FAMILIES |= {
     "qwen3_vl_moe": Family(
         "Qwen3VLMoe",
         {**_IDS, "text_config": {**_QWEN3, **_EXPERTS}, "vision_config": _TOWER_3},
+        _SQUARES,
+        _SIZES,
+    ),
+    "qwen3_5": Family("Qwen3_5", {**_IDS, "text_config": _DELTA, "vision_config": _TOWER_3_5}, _SQUARES, _SIZES),
+    "qwen3_5_moe": Family(
+        "Qwen3_5Moe",
+        {
+            **_IDS,
+            "text_config": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 40},
+            "vision_config": _TOWER_3_5,
+        },
         _SQUARES,
         _SIZES,
     ),
