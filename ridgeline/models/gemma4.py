@@ -1,4 +1,4 @@
-"""Gemma 4 (text): Gemma 3 with wider heads on its full layers, and experts, or inputs of single layers (E2B, E4B).
+"""Gemma 4: Gemma 3 with wider heads on its full layers, and experts, or inputs of single layers (E2B, E4B).
 
 On full layers values may be keys. The last layers of E2B and E4B attend to the keys of earlier layers.
 """
@@ -12,10 +12,21 @@ from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
-from ridgeline.core.specs.model import LayerInputsSpec, LayerSpec, ModelSpec, Source, WeightMap
+from ridgeline.core.specs.model import (
+    AttentionSpec,
+    LayerInputsSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+    Source,
+    WeightMap,
+)
+from ridgeline.core.specs.tower import GridSpec, ProjectorSpec, TowerSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import Llama, llama_like
-from ridgeline.models.names import named
+from ridgeline.models.names import named, single
 from ridgeline.models.wrapped import text_config, text_spec, text_weights
 
 DEFAULTS = {
@@ -47,7 +58,30 @@ INPUT = {
     "input_project": "per_layer_projection",
     "input_norm": "post_per_layer_input_norm",
 }
-TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+UNHEARD = ("model.audio_tower.", "model.embed_audio.")
+TOWERS = ("model.vision_tower.", "model.embed_vision.", *UNHEARD)
+VISION = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "pooling_kernel_size": 3,
+    "patch_size": 16,
+    "position_embedding_size": 10240,
+}
+VISION_LAYER = {
+    "mixer_norm": "input_layernorm",
+    "mixer_post_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_post_norm": "post_feedforward_layernorm",
+    "mixer.out": "self_attn.o_proj.linear",
+    "feed_forward.gate_up": "mlp.gate_proj.linear mlp.up_proj.linear",
+    "feed_forward.down": "mlp.down_proj.linear",
+}
 
 
 class Gemma4:
@@ -69,15 +103,91 @@ class Gemma4:
 
 
 class Gemma4Multimodal:
-    """The text model of a checkpoint that also has towers for images and sounds."""
+    """The text model of a checkpoint that also has towers for images and sounds. The tower for images runs, unless its
+    linear maps are clipped or layers have inputs of their own (E2B, E4B); then the text model runs alone."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        return text_spec(_spec("Gemma4ForConditionalGeneration", text_config(config)), TOWERS)
+        spec = _spec("Gemma4ForConditionalGeneration", text := text_config(config))
+        vision = Config(Config(config).section("vision_config").entries, VISION)
+        if not config.get("vision_config") or vision.boolean("use_clipped_linears") or spec.layer_inputs is not None:
+            return text_spec(spec, TOWERS)
+        spec = replace(text_spec(spec, UNHEARD), tower=_tower(vision, spec.hidden_size))
+        if text.get("use_bidirectional_attention") != "vision":
+            return spec
+        windows = (
+            replace(each, mixer=replace(each.attention, ahead=each.attention.window is not None))
+            for each in spec.layers
+        )
+        return replace(spec, layers=tuple(windows), both_ways="pictures")
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        return text_weights(Gemma4.weights(spec))
+        found = text_weights(Gemma4.weights(spec))
+        return found if spec.tower is None else found | _tower_weights(spec.tower)
+
+
+def _tower(vision: Config, outputs: int) -> TowerSpec:
+    """Return the tower: Gemma's layers with attention both ways, whose pairs rotate by columns and rows."""
+    width, patch, heads = (vision.integer(name) for name in ("hidden_size", "patch_size", "num_attention_heads"))
+    eps, head_dim = vision.number("rms_norm_eps"), vision.integer("head_dim")
+    norm, rope = NormSpec(eps=eps), vision.section("rope_parameters")
+    if rope.raw("rope_type") not in (None, "axial"):
+        raise rope.wrong("rope_type", rope.raw("rope_type"), "axial")
+    vision.refuse("attention_bias", "only maps without biases run")
+    attention = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=vision.integer("num_key_value_heads"),
+        head_dim=head_dim,
+        scale=1.0,
+        qk_norm=norm,
+        v_norm=True,
+        rope=RopeSpec(theta=rope.number("rope_theta") if "rope_theta" in rope else 100.0, rotary_dim=head_dim),
+        bidirectional=True,
+    )
+    activation = Config({"hidden_act": vision.raw("hidden_activation")}).activation("hidden_act")
+    mlp = MLPSpec(intermediate_size=vision.integer("intermediate_size"), activation=activation)
+    layer = LayerSpec(mixer=attention, feed_forward=mlp, norm=norm, norms="both")
+    standardized = vision.boolean("standardize")
+    projector = ProjectorSpec(
+        outputs=outputs,
+        merge=vision.integer("pooling_kernel_size"),
+        averaged=True,
+        standardized=standardized,
+        # What is not standardized is multiplied by the root of the width alone, which only this number would notice
+        norm=NormSpec(eps=eps if standardized else eps / width, weightless=True),
+        norm_merged=True,
+        bias=False,
+    )
+    return TowerSpec(
+        width=width,
+        patch_width=3 * patch**2,
+        layers=(layer,) * vision.integer("num_hidden_layers"),
+        projector=projector,
+        grid=GridSpec(side=vision.integer("position_embedding_size"), axes=True),
+        rope=attention.rope,
+    )
+
+
+def _tower_weights(tower: TowerSpec) -> WeightMap:
+    theirs = "model.vision_tower"
+    found: WeightMap = {
+        "tower.patch.weight": (Source(name=f"{theirs}.patch_embedder.input_proj.weight"),),
+        "tower.positions": (Source(name=f"{theirs}.patch_embedder.position_embedding_table"),),
+    } | named("tower.projector", "model.embed_vision", {"down": "embedding_projection"})
+    if tower.projector.standardized:
+        found |= single("tower.projector", theirs, {"shift": "std_bias", "factor": "std_scale"})
+    for index, layer in enumerate(tower.layers):
+        ours, inner = f"tower.layers.{index}", f"{theirs}.encoder.layers.{index}"
+        found |= named(ours, inner, VISION_LAYER)
+        heads = {"q": layer.attention.num_heads, "k": layer.attention.num_kv_heads}
+        found[f"{ours}.mixer.qkv.weight"] = tuple(
+            Source(name=f"{inner}.self_attn.{each}_proj.linear.weight", axes=heads.get(each)) for each in "qkv"
+        )
+        for each in "qk":
+            norm = Source(name=f"{inner}.self_attn.{each}_norm.weight", axes=1)
+            found[f"{ours}.mixer.{each}_norm.weight"] = (norm,)
+    return found
 
 
 def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:

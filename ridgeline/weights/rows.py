@@ -24,7 +24,7 @@ def in_their_order(ours: Tensor, source: Source) -> Tensor:
 
 def reorders(source: Source) -> bool:
     """Return True if a source's rows have another order than ours."""
-    return source.heads is not None or source.rotated is not None
+    return source.heads is not None or source.rotated is not None or source.axes is not None
 
 
 def our_shares(source: Source) -> tuple[int, ...]:
@@ -42,6 +42,8 @@ def _order(rows: int, source: Source) -> Tensor | None:
     """Return, for each of our rows, its index in the checkpoint, or None if both have one order."""
     if not reorders(source):
         return None
+    if source.axes is not None:  # head, columns or rows, half, pair
+        return torch.arange(rows).view(source.axes, 2, 2, -1).flip(1).transpose(1, 2).flatten()
     if source.heads is None:
         return _halves(rows, source)
     index_HR, total = torch.arange(rows).view(source.heads, -1), sum(source.shares)

@@ -470,7 +470,10 @@ def their_rows(name: str, found: Any, layout: Layout, side: int, merge: int) -> 
     if name == "siglip2":
         return values[0][: np.prod(found["spatial_shapes"][0])]
     if name == "gemma4":
-        return values[0][: found["num_soft_tokens_per_image"][0] * 9]
+        view = layout.views[0]  # the tower spreads 0 … 1 to -1 … 1
+        return squares(
+            2 * values[0][: found["num_soft_tokens_per_image"][0] * 9] - 1, view.height // side, view.width // side, 3
+        )
     if name == "minicpm":
         return values[0].reshape(3, side, -1, side).transpose(2, 0, 1, 3).reshape(-1, 3 * side * side)
     if name == "deepseek_ocr2":

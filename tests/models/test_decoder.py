@@ -173,7 +173,7 @@ def test_a_multimodal_gemma4_is_run_as_its_text_model(tmp_path: Path) -> None:
     text = transformers.Gemma4TextConfig(**{**tiny_models.CONFIGS["gemma4_moe"][1], "pad_token_id": 0})
     tower = transformers.Gemma4VisionConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-        head_dim=16, patch_size=4, position_embedding_size=64,
+        head_dim=16, patch_size=4, position_embedding_size=64, use_clipped_linears=True,
     )  # fmt: skip
     others = dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id"), tiny_models.VOCAB - 1)
     config = transformers.Gemma4Config(text_config=text, vision_config=tower, audio_config=None, **others)

@@ -313,6 +313,27 @@ FAMILIES |= {
         padded=True,
         chunk=12,
     ),
+    "gemma4": Family(
+        "Gemma4",
+        {
+            "text_config": {
+                **{**TEXT, "hidden_size_per_layer_input": 0, "num_hidden_layers": 4, "head_dim": 16},
+                **{"global_head_dim": 32, "sliding_window": 8, "use_bidirectional_attention": "vision"},
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            "vision_config": {
+                **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
+                **{"num_key_value_heads": 1, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2},
+                **{"position_embedding_size": 16, "standardize": True},
+            },
+            "audio_config": None,
+            "image_token_id": IMAGE,
+        },
+        Patching("bicubic", 1 / 255, (0.5,) * 3, (0.5,) * 3, 4, 4, merge=2, channels_last=True),
+        ((16, 24), (24, 40), (8, 8)),
+        padded=True,
+        chunk=18,
+    ),
     "paligemma": Family(
         "PaliGemma",
         {
@@ -353,6 +374,9 @@ def build(name: str) -> Any:
             mean = 1.0 if parameter.ndim == 1 and key.endswith("weight") else 0.0
             std = 0.3 if parameter.ndim >= 2 and "layers." in key and "vision" not in key else 0.2
             parameter.normal_(mean, std, generator=generator)
+        for key, buffer in model.named_buffers():
+            if ".std_" in key:
+                buffer.normal_(0.5, 0.2, generator=generator)
     return model
 
 
@@ -420,6 +444,8 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
         kind, settings = processor
         found = kind(**settings)(list(pictures), input_data_format="channels_last", return_tensors="pt")
         return {key: found[key] for key in ("pixel_values", "image_sizes")}
+    if name == "gemma4":
+        return packed(how, pictures)
     if FAMILIES[name].padded:
         return padded(name, how, pictures)
     if not FAMILIES[name].grids:
@@ -430,6 +456,19 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
         "pixel_values": torch.cat([patches(name, each) for each in pictures]),
         "image_grid_thw": torch.tensor(grids),
     }
+
+
+def packed(how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """Return Gemma 4's patches, line by line, with columns and lines, as a batch that is filled up with zeros."""
+    side, most = how.rows, max(each.shape[0] * each.shape[1] for each in pictures) // how.rows**2
+    batch, places = torch.zeros(len(pictures), most, 3 * side**2), torch.full((len(pictures), most, 2), -1)
+    for index, each in enumerate(pictures):
+        rows, columns = each.shape[0] // side, each.shape[1] // side
+        x = torch.from_numpy(each).float().view(rows, side, columns, side, 3).transpose(1, 2) * how.scale
+        batch[index, : rows * columns] = x.reshape(rows * columns, -1)
+        row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        places[index, : rows * columns] = torch.stack([column.flatten(), row.flatten()], 1)
+    return {"pixel_values": batch, "image_position_ids": places}
 
 
 def padded(name: str, how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
@@ -472,6 +511,8 @@ def scores(
             given["mm_token_type_ids"] = (row == IMAGE).int()
     if name == "gemma3":
         given["token_type_ids"] = (row == IMAGE).int()
+    if name == "gemma4":
+        given["mm_token_type_ids"] = (row == IMAGE).int()
     if name.startswith("paligemma"):
         given["token_type_ids"] = (torch.arange(len(ids)) >= (prompt or len(ids)))[None].int()
     given = {key: value.to(model.dtype) if value.is_floating_point() else value for key, value in given.items()}

@@ -737,6 +737,8 @@ class Source:
     interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
         halves, then all second halves.
     rotated: so many rows of each of these heads rotate, and those behind them keep their places (None: all rotate).
+    axes: it has so many heads, in each of which half of the pairs rotate by columns and the others by rows, as two
+        halves each. We keep the first halves of rows and columns, then the second ones.
     alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
         pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
@@ -754,6 +756,7 @@ class Source:
     backwards: bool = False
     interleaved: int | None = None
     rotated: int | None = None
+    axes: int | None = None
     alternating: bool = False
     complete: bool = False
     row: int = 0

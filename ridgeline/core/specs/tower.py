@@ -15,6 +15,7 @@ class ProjectorSpec:
 
     merge: the patches of a square that become one vector are merge x merge. They follow each other.
     averaged: their average is taken, and they do not lie side by side.
+    standardized: that is multiplied by the root of the tower's width, then shifted and multiplied by learned vectors.
     norm: None: there is none. norm_merged: it normalizes the merged patches together.
     merger: a linear map without bias takes merged patches back to the tower's width. Its inputs are the patches' first
         numbers, then their second ones, and so on.
@@ -26,6 +27,7 @@ class ProjectorSpec:
     outputs: int
     merge: int = 1
     averaged: bool = False
+    standardized: bool = False
     norm: NormSpec | None = None
     norm_merged: bool = False
     merger: bool = False
@@ -83,11 +85,14 @@ class GridSpec:
     resized: views of other shapes get values between those of the grid, whose corners lie on the view's corners
         (bilinear). Otherwise every view has the grid's own shape.
     smooth: the cells' edges lie on the view's instead, and a value is the mean of all cells that it covers.
+    axes: there is no grid but two tables of `side` rows, one for columns and one for lines, whose rows are added up.
+        Views have any shape.
     """
 
     side: int
     resized: bool = False
     smooth: bool = False
+    axes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +154,9 @@ class TowerSpec:
     @property
     def rows(self) -> int:
         """Rows of the table of positions."""
-        return 0 if self.grid is None else self.grid.side**2 + self.class_token
+        if self.grid is None:
+            return 0
+        return 2 * self.grid.side if self.grid.axes else self.grid.side**2 + self.class_token
 
     @property
     def projectors(self) -> Iterator[ProjectorSpec]:
@@ -174,11 +181,13 @@ class TowerSpec:
         products += [] if self.pooler is None else self.pooler.products(self.width)
         products.append(Product(self.patch_width, self.width, self.patch_bias))
         total = sum(p.outputs * (p.inputs + p.bias) for p in products)
-        norms = [(layer.norm, 2 * self.width) for layer in self.layers]
+        norms = [(layer.norm, (4 if layer.norms == "both" else 2) * self.width) for layer in self.layers]
         norms += [(norm, width) for layer in self.layers for norm, width in layer.mixer.norms]
         norms += [(norm, self.width) for norm in (self.embed_norm, self.final_norm) if norm is not None]
         norms += [(own.norm, own.norm_width(self.width)) for own in self.projectors if own.norm is not None]
-        total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in norms)
+        weighted = [(norm, width) for norm, width in norms if not norm.weightless]
+        total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in weighted)
+        total += 2 * self.width * sum(own.standardized for own in self.projectors)
         total += 2 * self.width * sum(layer.scaled for layer in self.layers)
         total += 0 if self.pooler is None else self.pooler.vectors(self.width)
         return total + self.width * (self.rows + self.class_token) + self.newline * self.projector.outputs

@@ -44,6 +44,8 @@ class Projector(nn.Module):
         self.spec, self.ops = spec, build.ops
         self.norm = None if spec.norm is None else Norm(spec.norm, spec.norm_width(width), build)
         merged, inputs = width * spec.merge**2, spec.inputs(width)
+        self.shift = build.parameter(width) if spec.standardized else None
+        self.factor = build.parameter(width) if spec.standardized else None
         self.merger = Linear(merged, (width,), False, build.within("merger")) if spec.merger else None
         self.up = Linear(inputs, (spec.hidden,), spec.bias, build.within("up")) if spec.hidden else None
         self.down: Linear | None = None
@@ -56,6 +58,8 @@ class Projector(nn.Module):
         if self.norm is not None and not self.spec.norm_merged:
             x_TW = self.norm(x_TW)[0]
         x = x_TW.unflatten(0, (-1, self.spec.merge**2)).mean(1) if self.spec.averaged else x_TW.reshape(-1, merged)
+        if self.shift is not None and self.factor is not None:
+            x = ((x.float() * math.sqrt(x.shape[1]) - self.shift.float()) * self.factor.float()).to(x.dtype)
         if self.norm is not None and self.spec.norm_merged:
             x = self.norm(x)[0]
         if self.merger is not None:
@@ -74,7 +78,10 @@ class Tower(nn.Module):
         self.spec, self.ops, self.dtype = spec, build.ops, build.dtype
         self.patch = Linear(spec.patch_width, (spec.width,), spec.patch_bias, build.within("patch"))
         self.class_token = build.parameter(spec.width) if spec.class_token else None
-        self.positions = build.parameter(spec.rows, spec.width) if spec.grid is not None else None
+        self.positions: nn.Parameter | None = None
+        if spec.grid is not None:
+            shape = (2, spec.grid.side) if spec.grid.axes else (spec.rows,)
+            self.positions = build.parameter(*shape, spec.width)
         self.embed_norm = None if spec.embed_norm is None else Norm(spec.embed_norm, spec.width, build)
         self.layers = nn.ModuleList(
             Layer(layer, spec.width, build.within(f"layers.{n}")) for n, layer in enumerate(spec.layers)
@@ -132,6 +139,9 @@ class Tower(nn.Module):
         """Return the learned positions of all patches: [T, W]."""
         assert self.positions is not None
         assert self.spec.grid is not None
+        if self.spec.grid.axes:
+            row_T, column_T = torch.from_numpy(places(grids, self.spec.projector.merge)).to(self.positions.device)
+            return self.positions[0, column_T] + self.positions[1, row_T]
         if not self.spec.grid.resized:
             rows, columns = places(grids[:1], self.spec.projector.merge)
             order = self.spec.class_token + rows * self.spec.grid.side + columns

@@ -31,7 +31,10 @@ class Gemma4Pictures:
         self._pool = int(files.image.get("pooling_kernel_size", 3))
         self._tokens = int(files.image.get("max_soft_tokens", 280))
         self._video_tokens = int(files.clip.get("max_soft_tokens", 70)) if files.clip is not files.image else 70
-        self.patching = patching(files.image, DEFAULTS, self._side, channels_last=True)
+        how = patching(files.image, DEFAULTS, self._side, channels_last=True, merge=self._pool)
+        # The tower takes 0 … 1 as -1 … 1. Patches lie square by square, since the averages of squares become vectors
+        mean, std = zip(*((m + s / 2, s / 2) for m, s in zip(how.mean, how.std, strict=True)), strict=True)
+        self.patching = how._replace(mean=mean, std=std)
 
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
         size, tokens = self._size(height, width, self._tokens)
