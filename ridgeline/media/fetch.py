@@ -17,6 +17,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -29,7 +30,8 @@ from ridgeline.media.bounds import BadMedia
 REDIRECTS = 5
 SECONDS = 15.0  # for a whole download
 LONGEST_URL = 8192  # characters, of those that name a place
-PIECE = 3 << 18  # bytes that are decoded of base64 at a time, since the decoder keeps the interpreter
+PIECE = 1 << 20  # characters that are decoded of base64 at a time, since the decoder keeps the interpreter
+_USUAL = str.maketrans("-_", "+/")  # in place of the characters of URLs
 ANY = "*"
 PORTS = {"http": 80, "https": 443}
 MOVED = (301, 302, 303, 307, 308)
@@ -285,33 +287,35 @@ def _opened(folder: str, names: Sequence[str]) -> int:
 
 def from_data_url(url: str, most: int) -> bytes:
     """Return the bytes of a `data:` URL in base64. Its type means nothing. Raise BadMedia."""
-    head, comma, text = url.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
+    comma = url.find(",")
+    if comma < 0 or not url[:comma].lower().endswith(";base64"):
         raise BadMedia("a data: URL has the form data:image/png;base64,…; send the bytes in base64.")
-    return from_base64(text, most)
+    return from_base64(url, most, comma + 1)
 
 
-def from_base64(text: str, most: int) -> bytes:
-    """Return the bytes of base64, in which spaces and line ends mean nothing. Raise BadMedia."""
-    if len(text) // 4 * 3 > most + 3:
+def from_base64(text: str, most: int, start: int = 0) -> bytes:
+    """Return the bytes of base64, in which spaces and line ends mean nothing. start: where it begins in the text. Raise
+    BadMedia.
+
+    No call into the interpreter's own code takes the whole of a long text, since other threads wait meanwhile.
+    """
+    if (len(text) - start) // 4 * 3 > most + 3:
         raise BadMedia(f"the base64 text has more than {most} bytes decoded; send a smaller file.")
-    if any(space in text for space in "\n\r\t "):
-        text = "".join(text.split())
-    if "-" in text or "_" in text:
-        text = text.replace("-", "+").replace("_", "/")
-    found = bytearray()
-    step = PIECE // 3 * 4
+    found, left, ended = BytesIO(), "", False  # of which the bytes are taken without a copy
     try:
-        for start in range(0, len(text), step):
-            piece = text[start : start + step]
-            if start + step < len(text) and "=" in piece:
+        for at in range(start, len(text), PIECE):
+            piece = left + "".join(text[at : at + PIECE].split()).translate(_USUAL)
+            if ended and piece:
                 raise binascii.Error("padding within the text")
-            found += binascii.a2b_base64(piece, strict_mode=True)
+            whole = len(piece) // 4 * 4
+            found.write(binascii.a2b_base64(piece[:whole], strict_mode=True))
+            left, ended = piece[whole:], piece[:whole].endswith("=")
+        found.write(binascii.a2b_base64(left, strict_mode=True))
     except (binascii.Error, ValueError):
         raise BadMedia("the bytes are no base64; check how they were encoded.") from None
-    if len(found) > most:
+    if found.tell() > most:
         raise BadMedia(f"the base64 text has more than {most} bytes decoded; send a smaller file.")
-    return bytes(found)
+    return found.getvalue()
 
 
 def _shown(url: str) -> str:

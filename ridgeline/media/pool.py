@@ -12,13 +12,9 @@ are a tenth as long as what they hold.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import mmap
-import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -30,12 +26,13 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.confined import ChildCall, Confined, OverLimit
+from ridgeline.core.shared import SharedMemory
 from ridgeline.media import frames
 from ridgeline.media.bounds import BadMedia, MediaBounds, check_bytes, form_of
 from ridgeline.media.items import Clip, Picture, Sound
 
+SMALL = 128 << 10  # bytes of an item that keeps no file open
 PATIENCE = 10.0  # seconds that a decoded item may wait for memory of others to be free
-F_ADD_SEALS, SHRINK, GROW = 1033, 2, 4  # of fcntl: a file of memory keeps its size, so that no reader meets its end
 
 
 def _version(package: str) -> str:
@@ -110,22 +107,21 @@ class Decoders:
         check_bytes(len(data), kind, bounds)
         form_of(data, kind)  # what is refused at once needs no process
         deadline = time.monotonic() + self._patience
-        with _Shared.of(data) as given:
-            while True:
-                call = _Decoding(given.descriptor, partial(self.room.take, owner=owner), choose)
-                seconds = bounds.picture_seconds if kind == "picture" else bounds.seconds
-                try:
-                    found = self._run(asked | {"bounds": asdict(bounds)}, seconds=seconds, call=call)
-                except OverLimit as limit:
-                    raise BadMedia(f"the {kind} was not decoded: {limit}; send a smaller one.") from None
-                finally:
-                    call.close()
-                if "error" in found:
-                    raise BadMedia(found["error"])
-                if "full" in found:
-                    self.room.wait(found["full"], owner, deadline)
-                    continue
-                return found, call.array(found["shape"])
+        given = SharedMemory.made(len(data))
+        given.fill(data)
+        while True:
+            call = _Decoding(given.descriptor, partial(self.room.take, owner=owner), choose)
+            seconds = bounds.picture_seconds if kind == "picture" else bounds.seconds
+            try:
+                found = self._run(asked | {"bounds": asdict(bounds)}, seconds=seconds, call=call)
+            except OverLimit as limit:
+                raise BadMedia(f"the {kind} was not decoded: {limit}; send a smaller one.") from None
+            if "error" in found:
+                raise BadMedia(found["error"])
+            if "full" in found:
+                self.room.wait(found["full"], owner, deadline)
+                continue
+            return found, call.array(found["shape"])
 
 
 def _digest(data: bytes, asked: Any, found: Any) -> bytes:
@@ -144,7 +140,7 @@ class _Decoding(ChildCall):
     ) -> None:
         super().__init__(descriptor)
         self._take, self._choose = take, choose
-        self._made: _Shared | None = None
+        self._made: SharedMemory | None = None
 
     def answer(self, question: Any) -> tuple[Any, int | None]:
         if "frames" in question and self._choose is not None:
@@ -152,51 +148,17 @@ class _Decoding(ChildCall):
         size = question["room"]
         if self._made is not None or (release := self._take(size)) is None:
             return False, None
-        self._made = _Shared(size, release)
+        self._made = SharedMemory.made(size, release)
         return True, self._made.descriptor
 
     def array(self, shape: Sequence[int]) -> np.ndarray:
         """Return the result, read-only."""
         assert self._made is not None
-        return self._made.array(shape)
-
-    def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
-
-
-class _Shared:
-    """Memory that another process can map. `release` is called once it is gone."""
-
-    def __init__(self, size: int, release: Callable[[], None] | None = None) -> None:
-        self.descriptor = os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, size)
-        fcntl.fcntl(self.descriptor, F_ADD_SEALS, SHRINK | GROW)
-        self.memory = mmap.mmap(self.descriptor, size)
-        if release is not None:
-            weakref.finalize(self.memory, release)
-
-    @classmethod
-    def of(cls, data: bytes) -> _Shared:
-        made = cls(len(data))
-        made.memory[:] = data
-        return made
-
-    def array(self, shape: Sequence[int]) -> np.ndarray:
         dtype = np.dtype(np.float32 if len(shape) == 1 else np.uint8)
-        found = np.frombuffer(self.memory, dtype).reshape(shape)
+        found = np.frombuffer(self._made, dtype)
+        found = (found if found.nbytes > SMALL else self._made.copied(found)).reshape(shape)
         found.flags.writeable = False
         return found
-
-    def close(self) -> None:
-        """Close the file. The memory goes with the last array."""
-        os.close(self.descriptor)
-
-    def __enter__(self) -> _Shared:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class MediaMemory:

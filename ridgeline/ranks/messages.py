@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.core.plan.adapters import AdapterFacts
+from ridgeline.core.plan.pictures import pixels_received, plain_pixels
 from ridgeline.core.plan.step import (
     Assign,
     CopyBlocks,
@@ -289,14 +290,14 @@ def _plain(value: Any) -> Any:
         return value.dtype.str, value.shape, np.ascontiguousarray(value).data
     if isinstance(value, np.generic):
         return value.item()
-    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
+    return plain_pixels(value)
 
 
 def _array(kind: type, value: Any) -> Any:
     if kind is np.ndarray:
         dtype, shape, data = value
         return np.frombuffer(data, dtype).reshape(shape)
-    raise NotImplementedError(f"{kind.__name__} cannot be received")
+    return pixels_received(kind, value)
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode

@@ -162,7 +162,7 @@ def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Plac
         raise InvalidRequest("this model takes no sounds; leave them out.", param="messages")
     height, width, _ = item.pixels_HWC.shape
     layout = processor.layout(height, width, pictures, index)
-    frames = (Pixels(height, width, item.pixels_HWC.tobytes()),)
+    frames = (Pixels(height, width, item.pixels_HWC),)
     shown = ShownPictures(frames, layout.views, processor.patching, layout.order, layout.shrunk)
     return Placed(layout, ((shown, _key(item, layout, processor)),), processor.placeholder)
 
@@ -172,7 +172,7 @@ def _placed_clip(processor: Processor, item: Clip) -> Placed:
         raise InvalidRequest("this model takes no videos; leave them out.", param="messages")
     _, height, width, _ = item.frames_FHWC.shape
     layout = processor.video([float(each) for each in item.times_F], height, width, item.rate)
-    frames = [Pixels(height, width, each_HWC.tobytes()) for each_HWC in item.frames_FHWC]
+    frames = [Pixels(height, width, each_HWC) for each_HWC in item.frames_FHWC]
     how, key = processor.patching, _key(item, layout, processor)
     views = layout.views
     if len(views) == 1 or sum(isinstance(piece, int) for piece in layout.pieces) < len(views):

@@ -15,6 +15,7 @@ import msgspec
 
 from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.embeds import Embeds, Inserted
+from ridgeline.core.plan.pictures import pixels_received, plain_pixels
 from ridgeline.core.plan.request import (
     MAX_LOGPROBS,
     PromptLogprobs,
@@ -489,6 +490,6 @@ Order = Pause | Sleep | Reload | Wake | Resume | WeightOrder
 FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Count | Order | AdapterOrder
 FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | CacheCounted | Standing | AdapterAnswer
 
-encode = msgspec.msgpack.Encoder().encode
-decode_from_face = msgspec.msgpack.Decoder(FromFace).decode
+encode = msgspec.msgpack.Encoder(enc_hook=plain_pixels).encode
+decode_from_face = msgspec.msgpack.Decoder(FromFace, dec_hook=pixels_received).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

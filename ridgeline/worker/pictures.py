@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -127,6 +128,8 @@ def rows_of(shown: Iterable[ShownPictures], ops: Ops, dtype: torch.dtype, device
         pictures += each.pictures
         views += (view._replace(frames=tuple(first + frame for frame in view.frames)) for view in each.views)
     assert patching is not None
-    octets = torch.frombuffer(bytearray(b"".join(each.data for each in pictures)), dtype=torch.uint8)
+    octets = torch.empty(sum(each.num_bytes for each in pictures), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for picture, part in zip(pictures, octets.split([each.num_bytes for each in pictures]), strict=True):
+        np.copyto(part.numpy(), picture.data)
     sizes = [(each.height, each.width) for each in pictures]
-    return ops.patches(octets.to(device), sizes, views, patching, dtype)
+    return ops.patches(octets.to(device, non_blocking=True), sizes, views, patching, dtype)

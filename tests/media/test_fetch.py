@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -269,6 +270,16 @@ def test_long_base64_is_decoded_in_pieces() -> None:
     data = bytes(range(251)) * 10_000
     assert from_base64(base64.b64encode(data).decode(), 1 << 24) == data
     assert from_base64(base64.urlsafe_b64encode(data).decode(), 1 << 24) == data
+    lines = "\n\t" + base64.encodebytes(data).decode() + " \n"
+    tracemalloc.start()
+    try:
+        assert from_base64(lines, 1 << 24) == data
+        assert tracemalloc.get_traced_memory()[1] < len(data) * 9 / 8 + (6 << 20), "no copy of the whole is made"
+    finally:
+        tracemalloc.stop()
+    for spoiled in (lines.rstrip()[:-1], lines.replace("\n", "=\n", 9000)):
+        with pytest.raises(BadMedia, match="no base64"):
+            from_base64(spoiled, 1 << 24)
     with pytest.raises(BadMedia, match="no base64"):
         from_base64("AA==" + base64.b64encode(data).decode(), 1 << 24)
 

@@ -2,18 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
+import numpy as np
+
+from ridgeline.core.errors import ContractViolation
+from ridgeline.core.shared import MemoryPlace, SharedMemory, place_of
 from ridgeline.kernels.pictures.views import Patching, View
 
 
-class Pixels(NamedTuple):
-    """A picture, or a frame of a video. data: red, green and blue of each pixel, a byte each, line by line."""
+class Pixels:
+    """A picture, or a frame of a video: red, green and blue of each pixel, a byte each, line by line.
 
-    height: int
-    width: int
-    data: bytes
+    data: bytes, or an array. What lies in memory that processes share is not copied into messages: these say where it
+    lies, and `data` is read there.
+    """
+
+    __slots__ = ("_array", "_place", "height", "width")
+
+    def __init__(self, height: int, width: int, data: bytes | np.ndarray | MemoryPlace) -> None:
+        self.height, self.width = height, width
+        self._place = data if isinstance(data, MemoryPlace) else None
+        self._array = None if isinstance(data, MemoryPlace) else _flat(data)
+        size = data.size if isinstance(data, MemoryPlace) else len(_flat(data))
+        if size != self.num_bytes:
+            raise ContractViolation(f"a picture of {height} x {width} pixels has {self.num_bytes} bytes, got {size}.")
+
+    @property
+    def data(self) -> np.ndarray:
+        """The octets: uint8 [3 * height * width], read-only. Raise NoSuchMemory if another process had them, and has
+        closed them."""
+        if self._array is None:
+            assert self._place is not None
+            memory = SharedMemory.opened(self._place)
+            self._array = np.frombuffer(memory, np.uint8, self._place.size, self._place.start)
+        return self._array
+
+    @property
+    def num_bytes(self) -> int:
+        return 3 * self.height * self.width
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that a message takes for it, besides a few."""
+        return 0 if self._array is None or place_of(self._array) is not None else self.num_bytes
+
+    def sent(self) -> tuple[int, int, memoryview | MemoryPlace]:
+        """Return what a message says of it."""
+        if self._array is None:
+            assert self._place is not None
+            return self.height, self.width, self._place
+        return self.height, self.width, place_of(self._array) or self._array.data
+
+    @staticmethod
+    def received(told: Sequence[Any]) -> Pixels:
+        """Return what `sent` told. Raise ValueError if it is none of ours."""
+        height, width, data = told
+        if not isinstance(data, (bytes, list, tuple)):
+            raise ValueError(f"a picture's pixels are bytes or their place, got {type(data).__name__}.")
+        return Pixels(height, width, data if isinstance(data, bytes) else MemoryPlace(*map(int, data)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Pixels):
+            return NotImplemented
+        alike = (self.height, self.width) == (other.height, other.width)
+        return alike and np.array_equal(self.data, other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.height, self.width))
+
+
+def _flat(data: bytes | np.ndarray) -> np.ndarray:
+    if not isinstance(data, np.ndarray):
+        return np.frombuffer(data, np.uint8)
+    found = np.ascontiguousarray(data).reshape(-1)
+    found.flags.writeable = False
+    return found
+
+
+def plain_pixels(value: Any) -> Any:
+    """Return what stands for pixels in a message, as msgspec's `enc_hook`."""
+    if isinstance(value, Pixels):
+        return value.sent()
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
+
+
+def pixels_received(kind: type, value: Any) -> Any:
+    """Return pixels of a message, as msgspec's `dec_hook`."""
+    if kind is Pixels:
+        return Pixels.received(value)
+    raise NotImplementedError(f"{kind.__name__} cannot be received")
 
 
 @dataclass(frozen=True)
@@ -36,7 +116,17 @@ class ShownPictures:
     @property
     def num_bytes(self) -> int:
         """The bytes of all pixels."""
-        return sum(len(each.data) for each in self.pictures)
+        return sum(each.num_bytes for each in self.pictures)
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that a message takes for all pixels."""
+        return sum(each.sent_bytes for each in self.pictures)
+
+    def open(self) -> None:
+        """Hold the pixels' memory from now on, wherever it lies. Raise NoSuchMemory."""
+        for each in self.pictures:
+            _ = each.data
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:

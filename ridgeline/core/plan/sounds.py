@@ -35,6 +35,11 @@ class HeardSound:
         return len(self.samples)
 
     @property
+    def sent_bytes(self) -> int:
+        """The bytes that a message takes for it."""
+        return self.num_bytes
+
+    @property
     def patches(self) -> int:
         """The positions of the listener's layers."""
         return -(-self.frames // STRIDE)

@@ -36,6 +36,7 @@ class RequestTicket:
         "failure",
         "id",
         "inbox",
+        "inserted",
         "submit",
         "weight",
     )
@@ -43,6 +44,7 @@ class RequestTicket:
     def __init__(self, submit: Submit, buffer: int, weight: int) -> None:
         self.id, self.weight = submit.id, weight
         self.submit: Submit | None = submit
+        self.inserted = submit.inserted
         self.inbox: deque[int | Event] = deque()
         self.ended: Ended | None = None
         self.failure: RequestFailed | None = None

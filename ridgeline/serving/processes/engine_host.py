@@ -230,6 +230,8 @@ class EngineHost:
             if isinstance(mask, Exception):
                 raise mask
             request = _request(name, submit, mask)
+            for shown in {id(each.shown): each.shown for each in request.inserted if each.shown is not None}.values():
+                shown.open()  # now, while the API server is sure to hold it
             self._adapters.check(request)
             self._engine.add(request)
         except Busy as error:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds, Inserted
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.settings.serving import TEMPLATE_FIELDS
-from ridgeline.media.items import Clip, Item, Picture
+from ridgeline.media.items import Item
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
@@ -272,12 +272,8 @@ async def _with_media(
 
 
 def check_decoded(inserted: Iterable[Inserted]) -> None:
-    """Raise BadRequest for more pixels than a message to the engine holds."""
-    shown = {id(own): own.num_bytes for each in inserted if (own := each.made_of) is not None}
-    _check_bytes(sum(shown.values()))
-
-
-def _check_bytes(size: int) -> None:
+    """Raise BadRequest for more pixels and samples than a message to the engine holds, where no memory is shared."""
+    size = sum(own.sent_bytes for each in inserted if (own := each.made_of) is not None)  # as often as it is named
     if size > MOST_BYTES:
         message = (
             f"pictures and sounds are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."
@@ -297,7 +293,6 @@ async def media_prompt(api: ApiServer, body: TemplateBody, items: list[Item]) ->
     def work() -> MediaPrompt:
         try:
             turn, processor = _template_turn(api, body, use_tools), api.adjusted_processor(body.mm_processor_kwargs)
-            _check_bytes(sum(item[0].nbytes for item in items if isinstance(item, (Picture, Clip))))
             return prompt_with(
                 turn.template, api.tokenizer, processor, turn.messages, items, open_ended=turn.goes_on, **turn.arguments
             )
