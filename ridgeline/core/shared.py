@@ -97,7 +97,7 @@ class SharedMemory(mmap.mmap):
 
 
 def place_of(array: np.ndarray) -> MemoryPlace | None:
-    """Return where other processes find the octets of a contiguous array; None: it does not lie in shared memory."""
+    """Return the place of a contiguous array's octets for other processes; None: it does not lie in shared memory."""
     memory: Any = array
     while isinstance(memory, np.ndarray):
         memory = memory.base

@@ -50,7 +50,7 @@ class Pixels:
         return 0 if self._array is None or place_of(self._array) is not None else self.num_bytes
 
     def sent(self) -> tuple[int, int, memoryview | MemoryPlace]:
-        """Return what a message says of it."""
+        """Return the size, and the octets or their place, for a message."""
         if self._array is None:
             assert self._place is not None
             return self.height, self.width, self._place
@@ -58,7 +58,7 @@ class Pixels:
 
     @staticmethod
     def received(told: Sequence[Any]) -> Pixels:
-        """Return what `sent` told. Raise ValueError if it is none of ours."""
+        """Return the pixels that `sent` told of. Raise ValueError if it is none of ours."""
         height, width, data = told
         if not isinstance(data, (bytes, list, tuple)):
             raise ValueError(f"a picture's pixels are bytes or their place, got {type(data).__name__}.")
@@ -83,7 +83,7 @@ def _flat(data: bytes | np.ndarray) -> np.ndarray:
 
 
 def plain_pixels(value: Any) -> Any:
-    """Return what stands for pixels in a message, as msgspec's `enc_hook`."""
+    """Return the message's form of pixels, as msgspec's `enc_hook`."""
     if isinstance(value, Pixels):
         return value.sent()
     raise NotImplementedError(f"{type(value).__name__} cannot be sent")
