@@ -91,7 +91,7 @@ def describe_tower(spec: ModelSpec) -> dict[str, object]:
     """Return the facts of the tower that sees pictures; empty for a model without one."""
     if (tower := spec.tower) is None:
         return {}
-    per_vector = tower.projector.merge**2
+    per_vector = tower.merge**2
     return {
         "tower": f"{len(tower.layers)} layers, {tower.width} wide, {tower.parameters:,} parameters",
         "patches of a vector": per_vector,

@@ -29,6 +29,7 @@ ARCHITECTURES = Registry(
         "PaddleOCRVLForConditionalGeneration": "ridgeline.models.paddleocr_vl:PaddleOCRVL",
         "Qwen2AudioForConditionalGeneration": "ridgeline.models.qwen2_audio:Qwen2Audio",
         "MllamaForConditionalGeneration": "ridgeline.models.mllama:LlamaVision",
+        "MiniCPMV4_6ForConditionalGeneration": "ridgeline.models.minicpm_v:MiniCPMV",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GemmaForCausalLM": "ridgeline.models.gemma:Gemma",

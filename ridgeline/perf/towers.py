@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ridgeline.core.specs.model import Product
-from ridgeline.core.specs.tower import TowerSpec
+from ridgeline.core.specs.model import ABSENT, LayerSpec, Product
+from ridgeline.core.specs.tower import ProjectorSpec, TowerSpec
 from ridgeline.kernels.base.cost import OpCost, StepShape
 from ridgeline.kernels.small.activation.cost import activation_cost
 from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, NormBefore, Priced, Reach, product_cost
@@ -27,34 +27,47 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
     found["patch", product_cost("patch", Product(tower.patch_width, tower.width, tower.patch_bias), patches, p)] += 1
     near = _windows(tower, rows)
     for index, layer in enumerate(tower.every_layer):
-        tokens = sum(rows)
-        seen = rows if index in tower.whole or not tower.window else near
-        norm = NormBefore("rms" if layer.norm.kind == "rms" else "layer", residual=True)
-        mixer = layer.mixer
-        ops = [(name, product_cost(name, each, tokens, p)) for name, each in mixer.products(tower.width).items()]
-        ops += MIXERS[mixer.kind](mixer, StepShape(seen, seen, 0), tokens, p, None)
-        ops.append(("mixer_norm", norm.cost(tokens, tower.width, p)))
-        ops += FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, tower.width, norm, tokens, p, Reach())
-        found.update(ops)
+        found.update(_layer_ops(layer, tower.width, rows if index in tower.whole or not tower.window else near, p))
+        if tower.middle is not None and index == tower.middle.behind:
+            squares = tower.middle.projector.merge**2
+            found.update(_layer_ops(tower.middle.layer, tower.width, [squares] * (patches // squares), p))
+            found.update(_projector_ops(tower.middle.projector, tower.width, patches, p))
+            rows, patches = [each // squares for each in rows], patches // squares
     for own in tower.projectors:
-        vectors = patches // own.merge**2
-        for number, product in enumerate(own.products(tower.read)):
-            found[f"projector.{number}", product_cost(f"projector.{number}", product, vectors, p)] += 1
-        if own.norm is not None:
-            width = own.norm_width(tower.width)
-            norm = NormBefore("rms" if own.norm.kind == "rms" else "layer", residual=False)
-            count = vectors if own.averaged else patches * tower.width // width
-            found["projector.norm", norm.cost(count, width, p)] += 1
-        if own.hidden:
-            cost = activation_cost(vectors, own.hidden, kind=own.activation, itemsize=p.item)
-            found["projector.activation", cost] += 1
+        found.update(_projector_ops(own, tower.read, patches, p))
     for (name, cost), times in found.items():
         yield OpCost(f"{TOWER}{name}", cost, times)
 
 
+def _layer_ops(layer: LayerSpec, width: int, seen: Sequence[int], p: Precision) -> list[Priced]:
+    """Return the ops of a layer whose patches see so many each, themselves included."""
+    tokens, mixer = sum(seen), layer.mixer
+    norm = NormBefore("rms" if layer.norm.kind == "rms" else "layer", residual=True)
+    ops = [(name, product_cost(name, each, tokens, p)) for name, each in mixer.products(width).items()]
+    ops += MIXERS[mixer.kind](mixer, StepShape(seen, seen, 0), tokens, p, None)
+    ops.append(("mixer_norm", norm.cost(tokens, width, p)))
+    if layer.feed_forward is not ABSENT:
+        ops += FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, width, norm, tokens, p, Reach())
+    return ops
+
+
+def _projector_ops(own: ProjectorSpec, width: int, patches: int, p: Precision) -> list[Priced]:
+    vectors = patches // own.merge**2
+    names = [(f"projector.{number}", each) for number, each in enumerate(own.products(width))]
+    ops = [(name, product_cost(name, each, vectors, p)) for name, each in names]
+    if own.norm is not None:
+        wide = own.norm_width(width)
+        norm = NormBefore("rms" if own.norm.kind == "rms" else "layer", residual=False)
+        ops.append(("projector.norm", norm.cost(vectors if own.averaged else patches * width // wide, wide, p)))
+    if own.hidden:
+        cost = activation_cost(vectors, own.hidden, kind=own.activation, itemsize=p.item)
+        ops.append(("projector.activation", cost))
+    return ops
+
+
 def _windows(tower: TowerSpec, rows: Sequence[int]) -> list[int]:
     """Return the patches of each window, if all windows but the last of each view are whole."""
-    most = (tower.window * tower.projector.merge) ** 2
+    most = (tower.window * tower.merge) ** 2
     if not most:
         return list(rows)
     return [size for each in rows for size in ([most] * (each // most) + ([each % most] if each % most else []))]

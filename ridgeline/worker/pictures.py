@@ -35,7 +35,7 @@ STEPS_KEPT = 4  # so many steps' tokens may be vectors of pictures that are kept
 
 def patches_at_once(sizes: StepSizes, tower: TowerSpec) -> int:
     """Return the number of patches that the tower sees at once, at most, and so those of the largest picture."""
-    return max(PATCHES, sizes.max_tokens * tower.projector.merge**2)
+    return max(PATCHES, sizes.max_tokens * tower.merge**2)
 
 
 def vectors_kept(sizes: StepSizes) -> int:
@@ -52,7 +52,7 @@ class TowerMemory:
 
     def reserve(self, sizes: StepSizes) -> Reserved:
         patches = patches_at_once(sizes, self.tower)
-        fresh = patches // self.tower.projector.merge**2
+        fresh = patches // self.tower.merge**2
         if self.tower.newline and self.tower.grid is not None:
             fresh += fresh // self.tower.grid.side  # a line has at least as many patches
         kept = (vectors_kept(sizes) + max(fresh, sizes.max_tokens)) * self.tower.outputs * sizes.itemsize

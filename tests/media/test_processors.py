@@ -475,7 +475,10 @@ def their_rows(name: str, found: Any, layout: Layout, side: int, merge: int) -> 
             2 * values[0][: found["num_soft_tokens_per_image"][0] * 9] - 1, view.height // side, view.width // side, 3
         )
     if name == "minicpm":
-        return values[0].reshape(3, side, -1, side).transpose(2, 0, 1, 3).reshape(-1, 3 * side * side)
+        rows = values[0].reshape(3, side, -1, side).transpose(2, 0, 1, 3).reshape(-1, 3 * side * side)
+        sizes = [(int(height), int(width)) for height, width in found["target_sizes"]]
+        parts = np.split(rows, np.cumsum([height * width for height, width in sizes])[:-1])
+        return np.concatenate([squares(own, *size, merge) for own, size in zip(parts, sizes, strict=True)])
     if name == "deepseek_ocr2":
         tiles = np.asarray(found["pixel_values_local"]) if "pixel_values_local" in found else values[:0]
         return np.concatenate([raster(tiles, side), raster(values, side)])

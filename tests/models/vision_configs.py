@@ -290,9 +290,27 @@ QWEN3_5_35B_A3B: Values = {
     "vision_config": {**_TOWER_3_5, "out_hidden_size": 2048},
 }
 
+MINICPM_V_4_6: Values = {  # the tower's sizes are the defaults of transformers' class
+    "architectures": ["MiniCPMV4_6ForConditionalGeneration"],
+    "model_type": "minicpmv4_6",
+    **{"image_token_id": 248056, "insert_layer_id": 6, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
+    "text_config": {
+        **{"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8},
+        **{"num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248320, "rms_norm_eps": 1e-6},
+        **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16},
+        **{"linear_num_value_heads": 16, "max_position_embeddings": 262144, "model_type": "qwen3_5_text"},
+        "tie_word_embeddings": True,
+    },
+    "vision_config": {
+        **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+        **{"image_size": 224, "patch_size": 16},
+    },
+}
+
 EVERY = (
     QWEN3_5_27B,
     QWEN3_5_35B_A3B,
+    MINICPM_V_4_6,
     PADDLEOCR_VL,
     IDEFICS3_8B,
     LLAVA_1_5_7B,

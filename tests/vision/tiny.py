@@ -195,6 +195,28 @@ FAMILIES = {
 }
 
 
+FAMILIES["minicpmv4_6"] = Family(
+    "MiniCPMV4_6",
+    {
+        "text_config": {
+            **TEXT,
+            "model_type": "qwen3_5_text",
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+        "vision_config": {**VIT, "image_size": 40, "patch_size": 4},
+        "insert_layer_id": 1,
+        "image_token_id": IMAGE,
+    },
+    Patching("bicubic", 1 / 255, MEAN, STD, 4, 4, merge=4),
+    ((32, 48),),  # transformers' class takes several pictures of one size alone
+    padded=True,
+)
+
 _ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 _IDS = {"image_token_id": IMAGE, "video_token_id": 301, "vision_start_token_id": 302, "vision_end_token_id": 303}
 _SQUARES = Patching("bicubic", 1 / 255, MEAN, STD, 4, 4, frames=2, merge=2)
@@ -377,6 +399,7 @@ def build(name: str) -> Any:
         for key, buffer in model.named_buffers():
             if ".std_" in key:
                 buffer.normal_(0.5, 0.2, generator=generator)
+        model.get_output_embeddings().weight[IMAGE] = 0  # so that it writes no placeholder of a picture
     return model
 
 
@@ -479,6 +502,10 @@ def padded(name: str, how: Patching, pictures: Sequence[np.ndarray]) -> dict[str
         x = (torch.from_numpy(each).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
         batch[index, :, : each.shape[0], : each.shape[1]] = x.permute(2, 0, 1)
     sizes = torch.tensor([each.shape[:2] for each in pictures])
+    if name == "minicpmv4_6":
+        _, _, height, width = batch.shape
+        rows = batch.unflatten(2, (-1, how.rows)).permute(1, 3, 0, 2, 4).flatten(2)[None]
+        return {"pixel_values": rows, "target_sizes": torch.tensor([[height // 4, width // 4]] * len(batch))}
     if name == "idefics3":
         return {"pixel_values": batch[None]}
     return {"pixel_values": batch} | ({"image_sizes": sizes} if name in ("mistral3", "llava_pixtral") else {})

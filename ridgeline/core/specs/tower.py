@@ -87,12 +87,28 @@ class GridSpec:
     smooth: the cells' edges lie on the view's instead, and a value is the mean of all cells that it covers.
     axes: there is no grid but two tables of `side` rows, one for columns and one for lines, whose rows are added up.
         Views have any shape.
+    nearest: the cells' edges lie on the view's, and a patch takes the value of the cell that its corner lies in.
     """
 
     side: int
     resized: bool = False
     smooth: bool = False
     axes: bool = False
+    nearest: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiddleMerge:
+    """The place in a tower behind which squares of patches become one each, after they have seen each other alone:
+    their mean + projector(their numbers side by side).
+
+    behind: the number of the layer before it. layer: in which a square's patches see each other. projector: back to the
+        tower's width.
+    """
+
+    behind: int
+    layer: LayerSpec
+    projector: ProjectorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +125,7 @@ class TowerSpec:
     whole: the layers in which they see all of the frame nevertheless.
     projector: the map to the model's vectors.
     pooler: what makes one vector of each view, which is the embedding of a picture; None: patches become vectors.
+    middle: between layers, what makes fewer of the patches; None: nothing does.
     newline: there is a vector that ends lines of patches, or a picture's last view.
     deep: layers behind which further projectors read, whose vectors are added behind the decoder's first layers
         (DeepStack, arXiv 2406.04334). deep_projector: theirs.
@@ -128,6 +145,7 @@ class TowerSpec:
     final_norm: NormSpec | None = None
     window: int = 0
     whole: tuple[int, ...] = ()
+    middle: MiddleMerge | None = None
     newline: bool = False
     deep: tuple[int, ...] = ()
     deep_projector: ProjectorSpec | None = None
@@ -145,6 +163,11 @@ class TowerSpec:
     def rows_of(self, views: Sequence[int]) -> list[int]:
         """Return the places that see each other, in views of so many patches each."""
         return [each + self.class_token for each in views]
+
+    @property
+    def merge(self) -> int:
+        """The side of a square of patches that becomes one vector. A square's patches follow each other."""
+        return self.projector.merge * (1 if self.middle is None else self.middle.projector.merge)
 
     @property
     def outputs(self) -> int:
@@ -169,22 +192,33 @@ class TowerSpec:
     @property
     def patch_flops(self) -> int:
         """The floating-point operations of a patch's matrix products."""
-        each = sum(p.inputs * p.outputs for layer in self.layers for p in layer.products(self.width).values())
+        each = [sum(p.inputs * p.outputs for p in layer.products(self.width).values()) for layer in self.layers]
         projected = sum(p.inputs * p.outputs for own in self.projectors for p in own.products(self.width))
-        return 2 * (self.patch_width * self.width + each + projected // self.projector.merge**2)
+        total = self.patch_width * self.width + projected // self.merge**2
+        if (middle := self.middle) is None:
+            return 2 * (total + sum(each))
+        squares = middle.projector.merge**2
+        total += sum(each[: middle.behind + 1]) + sum(each[middle.behind + 1 :]) // squares
+        total += sum(p.inputs * p.outputs for p in middle.layer.products(self.width).values())
+        return 2 * (total + sum(p.inputs * p.outputs for p in middle.projector.products(self.width)) // squares)
 
     @property
     def parameters(self) -> int:
         """The number of parameters."""
-        products = [p for layer in self.layers for p in layer.products(self.width).values()]
-        products += [p for own in self.projectors for p in own.products(self.width)]
+        layers, projectors = list(self.layers), list(self.projectors)
+        norms = []
+        if self.middle is not None:
+            layers, projectors = [*layers, self.middle.layer], [*projectors, self.middle.projector]
+            norms.append((self.middle.layer.norm, -self.width))  # one of its parts is absent
+        products = [p for layer in layers for p in layer.products(self.width).values()]
+        products += [p for own in projectors for p in own.products(self.width)]
         products += [] if self.pooler is None else self.pooler.products(self.width)
         products.append(Product(self.patch_width, self.width, self.patch_bias))
         total = sum(p.outputs * (p.inputs + p.bias) for p in products)
-        norms = [(layer.norm, (4 if layer.norms == "both" else 2) * self.width) for layer in self.layers]
-        norms += [(norm, width) for layer in self.layers for norm, width in layer.mixer.norms]
+        norms += [(layer.norm, (4 if layer.norms == "both" else 2) * self.width) for layer in layers]
+        norms += [(norm, width) for layer in layers for norm, width in layer.mixer.norms]
         norms += [(norm, self.width) for norm in (self.embed_norm, self.final_norm) if norm is not None]
-        norms += [(own.norm, own.norm_width(self.width)) for own in self.projectors if own.norm is not None]
+        norms += [(own.norm, own.norm_width(self.width)) for own in projectors if own.norm is not None]
         weighted = [(norm, width) for norm, width in norms if not norm.weightless]
         total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in weighted)
         total += 2 * self.width * sum(own.standardized for own in self.projectors)
@@ -195,5 +229,6 @@ class TowerSpec:
     def scratch(self) -> int:
         """Return the numbers per patch that lie between two layers, at most."""
         widest = max((max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in self.layers), default=0)
-        projected = max(3 * own.hidden // own.merge**2 + own.outputs for own in self.projectors)
+        middle = [] if self.middle is None else [self.middle.projector]
+        projected = max(3 * own.hidden // own.merge**2 + own.outputs for own in (*self.projectors, *middle))
         return self.patch_width + 4 * self.width + max(widest, projected)

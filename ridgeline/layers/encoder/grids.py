@@ -53,6 +53,17 @@ def corners(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(cells), np.stack(weights)
 
 
+def nearest(grid: Grid, merge: int, side: int) -> np.ndarray:
+    """Return the cell of a table of side x side positions, whose edges lie on the view's, in which the corner of each
+    patch lies: int64 [T]. Rounding follows float32, as the models were made."""
+    edges = (1 / side + np.arange(side - 1) * (1 / side)).astype(np.float32)
+    row_T, column_T = (
+        np.searchsorted(edges, np.arange(size, dtype=np.float32) / np.float32(size), side="right")[place_T]
+        for size, place_T in zip((grid.rows, grid.columns), _places(grid, merge), strict=True)
+    )
+    return np.asarray(row_T * side + column_T)
+
+
 def frames(grids: Sequence[Grid]) -> np.ndarray:
     """Return the number of patches of each frame, int64."""
     return np.repeat([grid.rows * grid.columns for grid in grids], [grid.frames for grid in grids])

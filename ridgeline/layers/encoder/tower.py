@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.core.specs.model import RopeSpec
-from ridgeline.core.specs.tower import ProjectorSpec, TowerSpec
+from ridgeline.core.specs.tower import MiddleMerge, ProjectorSpec, TowerSpec
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
-from ridgeline.layers.encoder.grids import Grid, corners, frames, places, windows
+from ridgeline.layers.encoder.grids import Grid, corners, frames, nearest, places, windows
 from ridgeline.layers.encoder.packed import PackedViews
 from ridgeline.layers.encoder.pooler import ViewPooler
 from ridgeline.layers.layer import Layer
@@ -69,6 +69,29 @@ class Projector(nn.Module):
         return x if self.down is None else self.down(x)
 
 
+class SquareMerger(nn.Module):
+    """What makes one of each square of patches in the middle of a tower."""
+
+    def __init__(self, spec: MiddleMerge, width: int, build: Build) -> None:
+        super().__init__()
+        self.spec, self.ops = spec, build.ops
+        self.layer = Layer(spec.layer, width, build.within("layer"))
+        self.projector = Projector(spec.projector, width, build.within("projector"))
+
+    def nested(self, x_TW: Tensor, later: int) -> Tensor:
+        """Return patches, line by line in their squares of all merges, with those of each square that this one merges
+        behind one another. later: the side of the squares that are merged after it."""
+        own = self.spec.projector.merge
+        return x_TW.unflatten(0, (-1, later, own, later, own)).transpose(2, 3).flatten(0, 4)
+
+    def forward(self, x_TW: Tensor) -> Tensor:
+        """Return one row for each square: [T / squares, W]."""
+        count = self.spec.projector.merge**2
+        squares = PackedViews(self.ops, PackedRows.of(np.full(len(x_TW) // count, count)))
+        x_TW = _summed(*self.layer(x_TW, None, torch.arange(len(x_TW), device=x_TW.device), squares, None))
+        return self.projector(x_TW) + x_TW.unflatten(0, (-1, count)).mean(1)
+
+
 class Tower(nn.Module):
     """A tower with its projectors, whole on every rank. Its parameters are uninitialised."""
 
@@ -91,15 +114,18 @@ class Tower(nn.Module):
         self.projector = Projector(spec.projector, spec.width, build.within("projector"))
         deep = [] if spec.deep_projector is None else [spec.deep_projector] * len(spec.deep)
         self.deep = nn.ModuleList(Projector(own, spec.width, build.within(f"deep.{n}")) for n, own in enumerate(deep))
+        self.middle = None if spec.middle is None else SquareMerger(spec.middle, spec.width, build.within("middle"))
         self.newline = build.parameter(spec.projector.outputs) if spec.newline else None
         self._rotary = None if spec.rope is None else build.rotary(spec.rope)
 
     def forward(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the vectors of views with these patches: [L, M]. With a pooler there is one of each view."""
-        spec, merge = self.spec, self.spec.projector.merge
+        spec, merge = self.spec, self.spec.merge
         x_TW = self._embedded(patches_TX, grids)
         whole = PackedViews(self.ops, PackedRows.of(frames(grids) + spec.class_token))
         near, back_U = whole, None
+        if self.middle is not None:
+            x_TW = self.middle.nested(x_TW, spec.projector.merge)
         if spec.window:
             order_U, counts = windows(grids, merge, spec.window)
             near = PackedViews(self.ops, PackedRows.of(counts))
@@ -113,6 +139,12 @@ class Tower(nn.Module):
         for index, layer in enumerate(self.layers):
             state = whole if index in spec.whole or not spec.window else near
             x_TW, residual_TW = layer(x_TW, residual_TW, positions_T, state, None)
+            if self.middle is not None and index == self.middle.spec.behind:
+                x_TW, residual_TW = self.middle(_summed(x_TW, residual_TW)), None
+                near = whole = PackedViews(
+                    self.ops, PackedRows.of(frames(grids) // self.middle.spec.projector.merge**2)
+                )
+                positions_T = positions_T[: len(x_TW)]
             if index in spec.deep:
                 x_TW, residual_TW = _summed(x_TW, residual_TW), None
                 deep.append(self.deep[spec.deep.index(index)](x_TW))
@@ -143,7 +175,7 @@ class Tower(nn.Module):
             row_T, column_T = torch.from_numpy(places(grids, self.spec.projector.merge)).to(self.positions.device)
             return self.positions[0, column_T] + self.positions[1, row_T]
         if not self.spec.grid.resized:
-            rows, columns = places(grids[:1], self.spec.projector.merge)
+            rows, columns = places(grids[:1], self.spec.merge)
             order = self.spec.class_token + rows * self.spec.grid.side + columns
             order = np.concatenate([np.arange(self.spec.class_token), order])
             return self.positions[torch.from_numpy(order).to(self.positions.device)].repeat(len(grids), 1)
@@ -152,7 +184,11 @@ class Tower(nn.Module):
             if self.spec.grid.smooth:
                 own.append(self._smoothed(grid))
                 continue
-            cells, weights = corners(Grid(1, grid.rows, grid.columns), self.spec.projector.merge, self.spec.grid.side)
+            if self.spec.grid.nearest:
+                cells_T = torch.from_numpy(nearest(grid, self.spec.merge, self.spec.grid.side))
+                own.append(self.positions[cells_T.to(self.positions.device)])
+                continue
+            cells, weights = corners(Grid(1, grid.rows, grid.columns), self.spec.merge, self.spec.grid.side)
             cells_4T = torch.from_numpy(cells).to(self.positions.device)
             weights_4T = torch.from_numpy(weights).to(self.positions.device)
             each_TW = (self.positions[cells_4T].float() * weights_4T[..., None]).sum(0).to(self.dtype)

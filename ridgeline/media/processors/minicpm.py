@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.media.layout import Layout, Piece
 from ridgeline.media.processors.files import BICUBIC, HALF, ModelFiles, patching, tiles, whole
 
@@ -12,7 +13,7 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std"
 
 
 class MiniCPM:
-    """Pictures of a prompt are numbered. The text has tokens for `downsample_mode` 16x or 4x."""
+    """Pictures of a prompt are numbered. A square of 4 x 4 patches is one token."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
@@ -21,10 +22,13 @@ class MiniCPM:
         self._slice = files.token("slice_start_token", "<slice>"), files.token("slice_end_token", "</slice>")
         self._id = files.token("image_id_start_token", "<image_id>"), files.token("image_id_end_token", "</image_id>")
         self._side = int(files.image.get("patch_size", 14))
-        self.patching = patching(files.image, DEFAULTS, self._side)
+        self.patching = patching(files.image, DEFAULTS, self._side, merge=4)
         self._edge = int(files.image.get("scale_resolution", 448))
         self._most = int(files.image.get("max_slice_nums", 9))
-        self._merged = 4 if files.image.get("downsample_mode", "16x") == "4x" else 16
+        if (mode := files.image.get("downsample_mode") or files.config.get("downsample_mode", "16x")) != "16x":
+            raise InvalidConfig(
+                f"downsample_mode is {mode!r}; pictures of MiniCPM-V have one token for 16 patches here."
+            )
 
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
         grid = self._grid(height, width) if self._files.image.get("slice_mode", True) else None
@@ -43,7 +47,7 @@ class MiniCPM:
         return self._files.layout(views, pieces)
 
     def _tokens(self, height: int, width: int) -> int:
-        return (height // self._side) * (width // self._side) // self._merged
+        return (height // self._side) * (width // self._side) // 16
 
     def _best(self, height: float, width: float, larger: bool) -> tuple[int, int]:
         """Return about the size, in whole squares of 4 x 4 patches. larger: small pictures grow as well."""
