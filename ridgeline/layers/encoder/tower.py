@@ -70,7 +70,7 @@ class Projector(nn.Module):
 
 
 class SquareMerger(nn.Module):
-    """What makes one of each square of patches in the middle of a tower."""
+    """A map in the middle of a tower, which makes one row of each square of patches."""
 
     def __init__(self, spec: MiddleMerge, width: int, build: Build) -> None:
         super().__init__()
