@@ -345,7 +345,8 @@ class LLM:
 
     def _processors(self, tokenizer: Tokenizer | None) -> FolderProcessors | None:
         """Return the processors of pictures, for a model that sees them."""
-        if tokenizer is None or self.assembly.model.spec.tower is None:
+        spec = self.assembly.model.spec
+        if tokenizer is None or (spec.tower is None and spec.listener is None):
             return None
         return FolderProcessors.of(self.assembly.folder, tokenizer, self._media.get("mm_processor_kwargs"))
 

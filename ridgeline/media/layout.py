@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from ridgeline.kernels.pictures.views import RGB, Box, Filter, Patching, View
 
 __all__ = ["NEWLINE", "PLACEHOLDER", "RGB", "Box", "Encode", "Filter", "Layout", "Patching", "Piece", "Processor",
-           "VideoProcessor", "View"]  # fmt: skip
+           "SoundProcessor", "VideoProcessor", "View"]  # fmt: skip
 
 PLACEHOLDER = -1  # in the place of a token whose embedding comes from the picture
 NEWLINE = -1  # in `Layout.order`: the vector that ends a line of patches, a parameter of the model
@@ -103,6 +103,22 @@ class VideoProcessor(Processor, Protocol):
 
     def video(self, times: Sequence[float], height: int, width: int, rate: float) -> Layout:
         """Return the part of a video: chosen frames of that size, seen at `times` seconds, `rate` of them a second."""
+        ...
+
+
+@runtime_checkable
+class SoundProcessor(Protocol):
+    """The rules of a model that hears. sound_marker, sound_placeholder: as `Processor`'s, of a sound."""
+
+    @property
+    def sound_marker(self) -> str: ...
+
+    @property
+    def sound_placeholder(self) -> str: ...
+
+    def sound(self, samples: int) -> Layout:
+        """Return the part of a sound of so many samples. Raise InvalidRequest for a length that the model does not
+        take."""
         ...
 
 

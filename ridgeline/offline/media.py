@@ -1,4 +1,4 @@
-"""Pictures and videos that a caller of the offline API has in memory or in files."""
+"""Pictures, videos and sounds that a caller of the offline API has in memory or in files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.bounds import MediaBounds
 from ridgeline.media.fetch import from_data_url
 from ridgeline.media.frames import chosen
-from ridgeline.media.items import Clip, Item, Picture, Sound, clip, picture
+from ridgeline.media.items import Clip, Item, Picture, Sound, clip, picture, sound
 from ridgeline.media.layout import Processor, VideoProcessor
 from ridgeline.media.pool import Decoders
 from ridgeline.text.arguments import short
 from ridgeline.text.media_folder import FolderProcessors
+from ridgeline.text.sounds import samples_of
 
-KINDS = ("image", "video")
+KINDS = ("image", "video", "audio")
 # Types of a message's parts, and their kinds. The field of the same name holds what they bring.
 PARTS = {"image": "image", "image_pil": "image", "image_url": "image", "video": "video", "video_url": "video"}
+PARTS |= {"audio": "audio", "audio_url": "audio"}
+NAMED = {Picture: "image", Clip: "video", Sound: "audio"}
 SETTINGS = ("limit_mm_per_prompt", "media_io_kwargs", "mm_processor_kwargs")  # of LLM(…)
 
 
@@ -46,11 +50,12 @@ class CallersMedia:
         return self.processors.adjusted(options)
 
     def items_of(self, data: Any, processor: Processor) -> list[Item]:
-        """Return a prompt's `multi_modal_data` as items: {"image": one picture or a list of them}, {"video": …}. Raise
-        InvalidRequest."""
+        """Return a prompt's `multi_modal_data` as items: {"image": one picture or a list of them}, {"video": …},
+        {"audio": …}. Raise InvalidRequest."""
         if not isinstance(data, Mapping) or any(kind not in KINDS for kind in data):
             raise InvalidRequest(
-                f"multi_modal_data is {{'image': a picture or a list of them, 'video': …}}, got {short(data)}.",
+                f"multi_modal_data is {{'image': a picture or a list of them, 'video': …, 'audio': …}}, got "
+                f"{short(data)}.",
                 param="multi_modal_data",
             )
         found = list[Item]()
@@ -62,18 +67,22 @@ class CallersMedia:
         return found
 
     def item(self, kind: str, value: Any, processor: Processor) -> Item:
-        """Return a picture or a video as an item. Raise InvalidRequest."""
+        """Return a picture, a video or a sound as an item. Raise InvalidRequest."""
+        if isinstance(value, Sound) and value.rate != RATE:
+            value = value.samples_N, value.rate
         if _is_item(value):
             item: Item = value
             return item
         if isinstance(value, (str, Path, bytes)):
             return self._decoded(kind, value, processor)
+        if kind == "audio":
+            return sound(samples_of(value), RATE)
         return _picture(value) if kind == "image" else _clip(value, processor)
 
     def with_items(self, messages: Sequence[Any], processor: Processor | None) -> tuple[Sequence[Any], list[Item]]:
-        """Return messages with {"type": "image"} or {"type": "video"} in place of parts that hold such, and these:
-        parts {"type": "image", "image": a picture}, {"type": "video", "video": a video}, and those of servers with
-        `data:` URLs. Raise InvalidRequest."""
+        """Return messages with {"type": "image"}, {"type": "video"} or {"type": "audio"} in place of parts that hold
+        such, and these: parts {"type": "image", "image": a picture}, {"type": "video", "video": a video}, {"type":
+        "audio", "audio": a sound}, and those of servers with `data:` URLs. Raise InvalidRequest."""
         items = list[Item]()
 
         def part(value: Any) -> Any:
@@ -98,7 +107,7 @@ class CallersMedia:
         return found, items
 
     def _check(self, items: Sequence[Item]) -> None:
-        counts = Counter("video" if isinstance(item, Clip) else "image" for item in items)
+        counts = Counter(NAMED[type(item)] for item in items)
         for kind, count in counts.items():
             if count > (most := self.most.get(kind, count)):
                 raise InvalidRequest(
@@ -123,6 +132,9 @@ class CallersMedia:
         if kind == "image":
             return self._decoders.picture(file, background=settings.get("rgba_background_color", (255, 255, 255)))
 
+        if kind == "audio":
+            return self._decoders.sound(file, rate=RATE)
+
         def choose(total: int, rate: float) -> Sequence[int]:
             if isinstance(processor, VideoProcessor) and not {"num_frames", "fps"} & settings.keys():
                 return processor.chosen(total, rate)
@@ -136,7 +148,7 @@ def callers_media(options: Mapping[str, Any], processors: FolderProcessors | Non
     limits, reading = options.get("limit_mm_per_prompt") or {}, options.get("media_io_kwargs") or {}
     most = {kind: each.get("count", 1 << 16) if isinstance(each, Mapping) else each for kind, each in limits.items()}
     for kind, count in most.items():
-        if kind not in (*KINDS, "audio") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if kind not in KINDS or isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise InvalidRequest(
                 f"limit_mm_per_prompt holds whole numbers for image, video and audio, got {short(limits)}.",
                 param="limit_mm_per_prompt",

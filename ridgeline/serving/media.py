@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.cores import available
 from ridgeline.core.settings.serving import KINDS_OF_MEDIA, ServeConfig
+from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.bounds import BadMedia, MediaBounds
 from ridgeline.media.fetch import MediaSources, from_base64, from_data_url
 from ridgeline.media.frames import DEFAULT, chosen
@@ -162,7 +163,7 @@ def _decoding(
             return decoders.picture(data, background=background, owner=owned)
         if kind == "video":
             return decoders.clip(data, choose, owner=owned)
-        return decoders.sound(data, owner=owned)
+        return decoders.sound(data, rate=RATE, owner=owned)
 
     return decode
 

@@ -1,4 +1,4 @@
-"""Prompts with pictures and videos: the places of their vectors among the tokens.
+"""Prompts with pictures, videos and sounds: the places of their vectors among the tokens.
 
 A processor's marker stands in a text where a picture goes. In a conversation only the template writes markers: a text
 of a message that spells one stays text.
@@ -17,13 +17,16 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import PLACEHOLDER as UNKNOWN
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.pictures import Pixels, ShownPictures
-from ridgeline.media.items import Clip, Item, Picture
-from ridgeline.media.layout import Layout, Processor, VideoProcessor
+from ridgeline.core.plan.sounds import HeardSound
+from ridgeline.kernels.base.sounds import HOP
+from ridgeline.media.items import Clip, Item, Picture, Sound
+from ridgeline.media.layout import Layout, Processor, SoundProcessor, VideoProcessor
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.pooled import Encoded
 from ridgeline.text.tokenizer import Tokenizer
 
 KEY_BYTES = 16
+NAMES = {Picture: "pictures", Clip: "videos", Sound: "sounds"}
 
 
 class MediaPrompt(NamedTuple):
@@ -42,12 +45,13 @@ class Placed:
     """An item with its place in prompts.
 
     layout: what stands in the prompt.
-    seen: what the tower sees, with its key: of all runs together, or of each, so that no step needs all of a video.
+    seen: what the tower sees, or the listener hears, with its key: of all runs together, or of each, so that no step
+        needs all of a video.
     placeholder: the text in the place of each run.
     """
 
     layout: Layout
-    seen: tuple[tuple[ShownPictures, bytes], ...]
+    seen: tuple[tuple[ShownPictures | HeardSound, bytes], ...]
     placeholder: str
 
     @property
@@ -71,7 +75,8 @@ class Placed:
             key=key,
             name=key.hex(),
             first=0 if apart else sum(runs[:run]),
-            shown=shown,
+            shown=shown if isinstance(shown, ShownPictures) else None,
+            heard=shown if isinstance(shown, HeardSound) else None,
             grid=grids[run] if grids else None,
             interval=self.layout.interval,
             across=self.layout.across,
@@ -144,6 +149,7 @@ def lone_picture(processor: Processor, items: Sequence[Item]) -> Encoded:
         )
     [own] = placed_items(processor, items)
     [(shown, key)] = own.seen
+    assert isinstance(shown, ShownPictures)
     place = Inserted(start=0, count=1, key=key, name=key.hex(), shown=shown)
     return Encoded([UNKNOWN], inserted=(place,))
 
@@ -158,8 +164,8 @@ def placed_items(processor: Processor, items: Sequence[Item]) -> list[Placed]:
 def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Placed:
     if isinstance(item, Clip):
         return _placed_clip(processor, item)
-    if not isinstance(item, Picture):
-        raise InvalidRequest("this model takes no sounds; leave them out.", param="messages")
+    if isinstance(item, Sound):
+        return _placed_sound(processor, item)
     height, width, _ = item.pixels_HWC.shape
     layout = processor.layout(height, width, pictures, index)
     frames = (Pixels(height, width, item.pixels_HWC),)
@@ -184,6 +190,18 @@ def _placed_clip(processor: Processor, item: Clip) -> Placed:
         shown = ShownPictures(tuple(frames[each] for each in own), (renumbered,), how)
         seen.append((shown, sha256(key + number.to_bytes(4)).digest()[:KEY_BYTES]))
     return Placed(layout, tuple(seen), processor.video_placeholder)
+
+
+def _placed_sound(processor: Processor, item: Sound) -> Placed:
+    if not isinstance(processor, SoundProcessor):
+        raise InvalidRequest("this model takes no sounds; leave them out.", param="messages")
+    layout = processor.sound(len(item.samples_N))
+    heard = HeardSound(
+        samples=item.samples_N.astype("<f4").tobytes(),
+        frames=-(-len(item.samples_N) // HOP),
+        vectors=layout.placeholders,
+    )
+    return Placed(layout, ((heard, _key(item, layout, processor)),), processor.sound_placeholder)
 
 
 def _key(item: Item, layout: Layout, processor: Processor) -> bytes:
@@ -253,7 +271,19 @@ def _id(tokenizer: Tokenizer, placeholder: str) -> int:
 
 
 def _markers(processor: Processor) -> list[str]:
-    return [processor.marker, *([processor.video_marker] if isinstance(processor, VideoProcessor) else [])]
+    return list(dict.fromkeys(_kinds(processor).values()))
+
+
+def _kinds(processor: Processor) -> dict[type[Item], str]:
+    """Return the markers by the kinds of items that they stand for."""
+    found: dict[type[Item], str] = {Picture: processor.marker}
+    if isinstance(processor, VideoProcessor):
+        found[Clip] = processor.video_marker
+    if isinstance(processor, SoundProcessor):
+        found[Sound] = processor.sound_marker
+    if found.get(Sound) == processor.marker:  # the model sees nothing
+        del found[Picture]
+    return found
 
 
 def _parts(text: str, marks: Mapping[str, str]) -> Iterator[str]:
@@ -271,6 +301,8 @@ def _spellings(processor: Processor) -> list[str]:
     found = {*_markers(processor), processor.placeholder}
     if isinstance(processor, VideoProcessor):
         found.add(processor.video_placeholder)
+    if isinstance(processor, SoundProcessor):
+        found.add(processor.sound_placeholder)
     return sorted(found, key=len, reverse=True)
 
 
@@ -290,19 +322,17 @@ def _hidden(message: Any, marks: Mapping[str, str]) -> Any:
 
 def _ordered(found: Sequence[str], items: Sequence[Item], processor: Processor) -> list[Item]:
     """Return the items in the order of the markers in their prompt. Raise InvalidRequest if there are not as many."""
-    *_, video = _markers(processor)
-    clips: list[Item] = [item for item in items if isinstance(item, Clip)]
-    others: list[Item] = [item for item in items if not isinstance(item, Clip)]
-    kinds = [("pictures", processor.marker, others)]
-    if isinstance(processor, VideoProcessor):
-        kinds.append(("videos", video, clips))
-    elif clips:
-        raise InvalidRequest("this model takes no videos; leave them out.", param="messages")
-    for kind, marker, own in kinds:
+    kinds = _kinds(processor)
+    if odd := next((item for item in items if type(item) not in kinds), None):
+        raise InvalidRequest(f"this model takes no {NAMES[type(odd)]}; leave them out.", param="messages")
+    following = {}
+    for kind, marker in kinds.items():
+        own = [item for item in items if isinstance(item, kind)]
         if (count := found.count(marker)) != len(own):
             raise InvalidRequest(
-                f"the prompt has {count} places for {kind} ({marker!r}), and there are {len(own)}; give as many.",
+                f"the prompt has {count} places for {NAMES[kind]} ({marker!r}), and there are {len(own)}; give as "
+                "many.",
                 param="multi_modal_data",
             )
-    following = {marker: iter(own) for _, marker, own in kinds}
+        following[marker] = iter(own)
     return [next(following[marker]) for marker in found]

@@ -273,7 +273,7 @@ class EngineFacts(Message, frozen=True):
     `architecture`, `parameters`, `layers`, `width` and `precision` describe the network, and `weight_bytes` is what its
     weights take on the first rank's device.
     `ranks` divide the model. `weight_version` changes when a trainer has sent other weights.
-    `modalities` are the kinds of media that the network takes: image.
+    `modalities` are the kinds of media that the network takes: image, audio.
     """
 
     process_id: int

@@ -1488,6 +1488,7 @@ def test_every_registered_architecture_loads_under_its_own_name(name: str) -> No
         *encoder_decoder_configs.EVERY,
         *vision_configs.EVERY,
         *whisper_configs.EVERY.values(),
+        *whisper_configs.HEARING,
     )
     config = next(config for config in known if config["architectures"] == [name])
     assert ARCHITECTURES[name].spec(config).architecture == name

@@ -41,3 +41,37 @@ EVERY = {
     "openai/whisper-large-v3-turbo": _size(1280, 20, 32, 4, vocab=51866, bands=128),
     "distil-whisper/distil-large-v3": _size(1280, 20, 32, 2, vocab=51866, bands=128),
 }
+
+QWEN2_AUDIO_7B: dict[str, Any] = {
+    "architectures": ["Qwen2AudioForConditionalGeneration"],
+    "model_type": "qwen2_audio",
+    "audio_token_index": 151646,
+    "audio_config": {
+        "activation_function": "gelu",
+        "d_model": 1280,
+        "encoder_attention_heads": 20,
+        "encoder_ffn_dim": 5120,
+        "encoder_layers": 32,
+        "max_source_positions": 1500,
+        "model_type": "qwen2_audio_encoder",
+        "num_mel_bins": 128,
+        "scale_embedding": False,
+    },
+    "text_config": {
+        "bos_token_id": 151643,
+        "eos_token_id": 151643,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 8192,
+        "model_type": "qwen2",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000,
+        "use_sliding_window": False,
+        "vocab_size": 156032,
+    },
+    "vocab_size": 156032,
+}
+HEARING = (QWEN2_AUDIO_7B,)

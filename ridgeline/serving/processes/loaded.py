@@ -22,6 +22,7 @@ from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.perf.footprint import parameters
 from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.processes.adapters import EngineAdapters
@@ -231,5 +232,10 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         precision=assembly.precision.name,
         weight_bytes=assembly.memory.weights,
         ranks=options.ranks,
-        modalities=("image",) if model.spec.tower is not None else (),
+        modalities=_modalities(model.spec),
     )
+
+
+def _modalities(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the kinds of media that the network takes."""
+    return *(("image",) if spec.tower is not None else ()), *(("audio",) if spec.listener is not None else ())
