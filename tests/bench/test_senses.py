@@ -8,15 +8,17 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from itertools import groupby
 from random import Random
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
 from ridgeline.kernels.small.log_mel.op import mel_filters
-from ridgeline_bench.scripts.senses import drawn, hear, see, split, spoken
+from ridgeline_bench.scripts.senses import drawn, hear, networks, see, split, spoken
 from ridgeline_bench.scripts.senses.drawn import Artist, DrawnPicture, facts_of, right_facts
 
 
@@ -153,23 +155,19 @@ def test_examples_of_speech_learn_text_times_and_silence() -> None:
         counts=torch.full((4,), spoken.RATE, dtype=torch.int32),
         ids=ids,
         lengths=torch.full((4,), len(text), dtype=torch.int16),
-        letters=torch.arange(2, hear.MOST_LETTERS + 2, dtype=torch.int16).repeat(4, 1),
-        spelled=torch.full((4,), 20, dtype=torch.int16),
+        begins=torch.tensor([0, spoken.RATE // 2, *[hear.NEVER] * (hear.MOST_WORDS - 2)]).repeat(4, 1),
+        said=torch.arange(5, 5 + hear.MOST_WORDS, dtype=torch.int16).repeat(4, 1),
     )
     torch.manual_seed(0)
     batch = hear.batch_of(store, 96, tokens)
     kinds = Counter[str]()
-    for window, row, learnt, letters, count in zip(
-        batch.windows_NS,
-        batch.ids_NT.tolist(),
-        batch.learnt_NT,
-        batch.letters_NL.tolist(),
-        batch.spelled_N,
-        strict=True,
-    ):
+    lists = (batch.ids_NT.tolist(), batch.learnt_NT.tolist(), batch.words_NF.tolist())
+    for window, row, learnt, heeded in zip(batch.windows_NS, *lists, strict=True):
         told = [token for token, counted in zip(row, learnt, strict=True) if counted]
         sentences = told.count(text[0])
-        assert letters[:count] == [[], [*range(2, 22)], [*range(2, 22), 1, *range(2, 22)]][sentences]
+        changes = [each for each, _ in groupby(heeded) if each]
+        assert changes == [5, 6] * sentences
+        assert all(23 * sentences <= heeded.count(each) <= 28 * sentences for each in {*heeded} - {0})  # half a second
         kinds[f"{sentences} {row[1] == tokens.untimed}"] += 1
         if not sentences:
             assert (row[1], told) == (tokens.silent, [tokens.silent, tokens.end])
@@ -184,5 +182,44 @@ def test_examples_of_speech_learn_text_times_and_silence() -> None:
             for part in times:
                 begin, stop = (round((part[at] - tokens.untimed - 1) * 0.02 * 16_000) for at in (0, -1))
                 inside[begin + 200 : stop - 200] = True
+                assert heeded[begin // hear.FRAME + 2] == 5
+                assert heeded[stop // hear.FRAME - 3] == 6
             assert window[inside].square().mean() > 1.4 * window[~inside].square().mean()
     assert set(kinds) == {"0 False", "1 True", "1 False", "2 True", "2 False"}
+
+
+@pytest.fixture
+def seeded() -> None:
+    torch.manual_seed(1)
+
+
+def shaken(network: torch.nn.Module) -> None:
+    """Norms and biases that are not those of a new network."""
+    with torch.no_grad():
+        for each in network.parameters():
+            each.add_(0.1 * torch.randn_like(each))
+
+
+@pytest.mark.usefixtures("seeded")
+def test_passes_of_the_seeing_model_are_those_of_transformers() -> None:
+    model = see.SeeingModel(300)
+    shaken(model)
+    pixels, ids = torch.randn(2, 3, see.SIDE, see.SIDE), torch.randint(2, 300, (2, 9))
+    vectors = (see.SIDE // see.PATCH) ** 2
+    whole = torch.cat((torch.ones((2, vectors), dtype=torch.long), ids), 1)
+    with torch.no_grad():
+        theirs = model.whole(input_ids=whole, pixel_values=pixels).logits[:, vectors:]
+        ours = model(model.seen(pixels), ids)
+    torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)  # float32, 9 layers
+
+
+@pytest.mark.usefixtures("seeded")
+def test_passes_of_the_recogniser_are_those_of_transformers() -> None:
+    model = transformers.WhisperForConditionalGeneration(hear.config(hear.SpokenTokens.made())).eval()
+    shaken(model)
+    features, ids = torch.randn(2, hear.BANDS, 100 * hear.WINDOW), torch.randint(2, 300, (2, 9))
+    with torch.no_grad():
+        theirs = model(input_features=features, decoder_input_ids=ids).logits
+        states = networks.listened(model.model.encoder, features)
+        ours = model.proj_out(networks.written(model.model.decoder, ids, states))
+    torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)  # float32, 6 layers

@@ -137,7 +137,7 @@ def hearing_card(report: Report) -> str:
         "the best of 200 sentences of training.",
         "## Training",
         training(report, "sentences")
-        + " A second loss reads letters from the encoder's output (CTC); its map is not part of the model.",
+        + " A second loss tells the word of each frame from the encoder's output; its map is not part of the model.",
         f"{report['spoken']:,} sentences were synthesised while it learnt, by eSpeak NG 1.52 (GPL-3.0-or-later, from "
         "the package espeakng-loader 0.2.4; no part of it is here) with English accents and voice variants. Pitch, "
         "volume, place in the window and noise at 2 to 40 dB differ each time a sentence is used. Three in ten "
@@ -174,7 +174,7 @@ def main() -> None:
         beside = json.loads(Path(given.beside).read_text()) if given.beside else None
         card, fields = seeing_card(report, beside), {"projector": "captions and answers"}
     else:
-        card, fields = hearing_card(report), {"loss": "words", "letters": "letters (CTC)"}
+        card, fields = hearing_card(report), {"loss": "words", "frames": "words by frame"}
     (to / "README.md").write_text(card)
     plot(report["log"], fields, to / "loss.png", to.name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -49,7 +48,6 @@ class Makers:
 
 
 def _write(folder: Path, make: Callable[[Random], Arrays], share: range, seed: int) -> None:
-    os.nice(5)
     for number in share:
         own = folder / f"{number:06d}"
         own.mkdir()

@@ -1,12 +1,13 @@
 """Train a small recogniser of speech: Whisper's shape, on sentences that eSpeak NG says.
 
     python -m ridgeline_bench.scripts.senses.hear --out FOLDER --espeak FOLDER [--seconds 110] [--workers 6]
-        [--batch 256] [--device cuda] [--most 100]
+        [--batch 192] [--device cuda] [--most 100]
 
 --espeak is a folder with libespeak-ng.so.1 and espeak-ng-data, as the package espeakng-loader has it. Processes
 synthesise sentences while the model learns from those that are there: at most --most chunks of 256. Noise, volume,
 pitch and place in the window differ each time. Sentences, voices, speeds and noises to measure on are never heard in
-training. --out gets the model's folder and report.json, whose fields the model's card has.
+training. --until ends the training at a time on the clock instead of after --seconds. --out gets the model's folder and
+report.json, whose fields the model's card has.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.small.log_mel.op import framed, hann, mel_filters, scaled
 from ridgeline_bench.scripts.asked import asked, told
 from ridgeline_bench.scripts.senses.chunks import Arrays, Makers
 from ridgeline_bench.scripts.senses.folders import BANDS, WINDOW, hearing_files, hearing_tokenizer, write
-from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, mean
+from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, TrainingTime, mean
+from ridgeline_bench.scripts.senses.networks import listened, written
 from ridgeline_bench.scripts.senses.spoken import (
     LONGEST,
     OTHER_ACCENTS,
@@ -51,8 +54,9 @@ CHUNK, ROOM = 256, round(LONGEST * RATE)  # sentences of a chunk; samples of the
 # spectra are fast
 LENGTHS = (76800, 78400, 80000, 81920, 83200, 84672, 86400, 87808, 90000)
 LENGTH = 28  # tokens of a text, its prefix and end included
-LETTERS, MOST_LETTERS = " abcdefghijklmnopqrstuvwxyz", 96
-SPELLED = 0.3  # weight of the loss of letters
+MOST_WORDS, NEVER = 12, 1 << 24  # words of a sentence whose begins are known; the begin of none
+HEEDED = 0.5  # weight of the loss of frames
+FRAME = 320  # samples of an encoder's output
 SILENT, TIMED, PAIRED = 0.04, 0.3, 0.3  # shares of the examples
 STEP = 0.02  # seconds from one time to the next
 MEASURED = 200  # sentences of each set
@@ -109,10 +113,11 @@ def config(tokens: SpokenTokens) -> Any:
 
 
 def chunk(random: Random, espeak: Path, tokens: SpokenTokens) -> Arrays:
-    synthesiser = Espeak(espeak)
+    """Return sentences: samples and tokens with their counts, and the sample and number of each word that begins."""
+    synthesiser, numbers = Espeak(espeak), {word: number for number, word in enumerate(words(), 1)}
     samples, counts = np.zeros((CHUNK, ROOM), np.int16), np.zeros(CHUNK, np.int32)
     ids, lengths = np.zeros((CHUNK, LENGTH), np.int16), np.zeros(CHUNK, np.int16)
-    letters, spelled = np.zeros((CHUNK, MOST_LETTERS), np.int16), np.zeros(CHUNK, np.int16)
+    begins, said = np.full((CHUNK, MOST_WORDS), NEVER, np.int32), np.zeros((CHUNK, MOST_WORDS), np.int16)
     for row in range(CHUNK):
         speech = synthesiser.speech(random)
         counts[row] = len(speech.samples_N)
@@ -120,11 +125,10 @@ def chunk(random: Random, espeak: Path, tokens: SpokenTokens) -> Arrays:
         text = tokens.words.encode(" " + speech.text).ids[: LENGTH - 5]
         lengths[row] = len(text)
         ids[row, : len(text)] = text
-        spelled[row] = len(speech.text)
-        letters[row, : spelled[row]] = [LETTERS.index(letter) + 1 for letter in speech.text]
-    return {
-        "samples": samples, "counts": counts, "ids": ids, "lengths": lengths, "letters": letters, "spelled": spelled,
-    }  # fmt: skip
+        own = speech.text.split()
+        for column, (begin, number) in enumerate(speech.begins[:MOST_WORDS]):
+            begins[row, column], said[row, column] = begin, numbers[own[number]]
+    return {"samples": samples, "counts": counts, "ids": ids, "lengths": lengths, "begins": begins, "said": said}
 
 
 def resampled(samples_NS: Tensor, speed: float = 1.0) -> Tensor:
@@ -179,13 +183,13 @@ def features(samples_NS: Tensor, filters_FB: Tensor, dtype: torch.dtype) -> Tens
 
 
 class HeardBatch(NamedTuple):
-    """windows of sound; tokens, and which of these are learnt; the letters of the text, and how many there are."""
+    """windows of sound; tokens, and which of these are learnt; the number of the word that is being said in each frame,
+    or 0."""
 
     windows_NS: Tensor
     ids_NT: Tensor
     learnt_NT: Tensor
-    letters_NL: Tensor
-    spelled_N: Tensor
+    words_NF: Tensor
 
 
 def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
@@ -205,7 +209,6 @@ def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
     pauses = (HEARD * (0.15 + 0.85 * random())).long()
     whole, words_of_both = counts + pauses + counts.roll(1), drawn["lengths"] + other["lengths"]
     paired = (random() < PAIRED) & ~silent & (whole < window - 2) & (words_of_both < LENGTH - 7)
-    paired &= drawn["spelled"] + other["spelled"] < MOST_LETTERS
     starts = (random() * (window - torch.where(paired, whole, counts))).long()
     later = starts + counts + pauses
     windows = heard(sound, counts, starts) * ~silent[:, None]
@@ -223,8 +226,10 @@ def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
     place = torch.arange(LENGTH, device=device)
     ids = torch.where(silent[:, None], alone, ids)
     learnt = torch.where(silent[:, None], (place == 1) | (place == 2), learnt)
-    letters, spelled = _letters(drawn, other, paired)
-    return HeardBatch(windows, ids, learnt, letters, spelled * ~silent)
+    scale = HEARD / RATE / speed
+    heeded = _words(drawn, starts, counts, scale) * ~silent[:, None]
+    heeded = heeded + _words(other, later, counts.roll(1), scale) * paired[:, None]
+    return HeardBatch(windows, ids, learnt, heeded)
 
 
 def _texts(
@@ -249,14 +254,12 @@ def _texts(
     return ids, (place <= end + timed) & ((place >= 2) | (timed & (place == 1)))
 
 
-def _letters(first: dict[str, Tensor], second: dict[str, Tensor], paired: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the letters of a sentence or two with a space between, and how many there are."""
-    one, two = first["letters"].long(), second["letters"].long()
-    place = torch.arange(MOST_LETTERS, device=paired.device)[None]
-    count, more = first["spelled"].long(), second["spelled"].long()
-    after = place - count[:, None] - 1
-    both = torch.where(after < -1, one, torch.where(after == -1, 1, two.gather(1, after.clamp(0, MOST_LETTERS - 1))))
-    return torch.where(paired[:, None], both, one), torch.where(paired, count + 1 + more, count)
+def _words(sentences: dict[str, Tensor], starts_N: Tensor, counts_N: Tensor, scale: float) -> Tensor:
+    """Return the number of the word that a sentence says in each frame, or 0: [N, frames]."""
+    at = torch.arange(HEARD * WINDOW // FRAME, device=starts_N.device)[None] * FRAME + FRAME // 2 - starts_N[:, None]
+    begun = (sentences["begins"] * scale)[:, None] <= at[:, :, None]
+    number = sentences["said"].long().gather(1, (begun.sum(-1) - 1).clamp(min=0))
+    return number * ((at >= 0) & (at < counts_N[:, None]))
 
 
 class HearingTest:
@@ -302,13 +305,12 @@ class HearingTest:
 def transcripts(model: Any, tokens: SpokenTokens, features_NFT: Tensor) -> list[str]:
     """Return the likeliest text of each window, without times."""
     count, device = len(features_NFT), features_NFT.device
-    states = model.model.encoder(features_NFT).last_hidden_state
+    states = listened(model.model.encoder, features_NFT)
     ids = torch.full((count, 2), tokens.begins, dtype=torch.long, device=device)
     ids[:, 1] = tokens.untimed
     done = torch.zeros(count, dtype=torch.bool, device=device)
     for n in range(LENGTH):
-        hidden = model.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False).last_hidden_state
-        scores = model.proj_out(hidden[:, -1])
+        scores = model.proj_out(written(model.model.decoder, ids, states)[:, -1])
         scores[:, tokens.untimed :] = -torch.inf
         best = scores.argmax(-1).masked_fill(done, tokens.end)
         ids = torch.cat((ids, best[:, None]), 1)
@@ -318,19 +320,16 @@ def transcripts(model: Any, tokens: SpokenTokens, features_NFT: Tensor) -> list[
     return [tokens.words.decode(each[2:], skip_special_tokens=True).strip() for each in ids.tolist()]
 
 
-def loss_of(model: Any, letters: nn.Linear, batch: HeardBatch, features_NFT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses of the tokens, and of letters that a further map reads from the encoder's output, in order
-    (CTC). The second makes the encoder listen early; its map is left out of the model."""
-    states = model.model.encoder(masked(features_NFT)).last_hidden_state
-    decoder = model.model.decoder
-    hidden = decoder(input_ids=batch.ids_NT[:, :-1], encoder_hidden_states=states, use_cache=False).last_hidden_state
+def loss_of(model: Any, heeding: nn.Linear, batch: HeardBatch, features_NFT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses of the tokens, and of the words that a further map tells from each of the encoder's outputs.
+    The second makes the encoder listen early; its map is left out of the model."""
+    states = listened(model.model.encoder, masked(features_NFT))
+    hidden = written(model.model.decoder, batch.ids_NT[:, :-1], states)
     scores = model.proj_out(hidden).flatten(0, 1).float()
     losses = functional.cross_entropy(scores, batch.ids_NT[:, 1:].flatten(), reduction="none", label_smoothing=0.03)
     counted = batch.learnt_NT[:, 1:].flatten()
-    read_TNL = letters(states).float().log_softmax(-1).transpose(0, 1)
-    lengths = torch.full_like(batch.spelled_N, len(read_TNL))
-    spelled = functional.ctc_loss(read_TNL, batch.letters_NL, lengths, batch.spelled_N, zero_infinity=True)
-    return (losses * counted).sum() / counted.sum(), spelled
+    heeded = functional.cross_entropy(heeding(states).flatten(0, 1).float(), batch.words_NF.flatten())
+    return (losses * counted).sum() / counted.sum(), heeded
 
 
 def masked(features_NFT: Tensor) -> Tensor:
@@ -350,7 +349,7 @@ def masked(features_NFT: Tensor) -> Tensor:
 
 def main() -> None:
     given = asked(
-        __doc__, out=Path, espeak=Path, work=Path("/tmp/senses-hear"), seconds=110.0, workers=6, batch=256,
+        __doc__, out=Path, espeak=Path, work=Path("/tmp/senses-hear"), seconds=110.0, until=0.0, workers=6, batch=192,
         device="cuda", most=100, measured=MEASURED, rate=1.5e-3, seed=0, commit="",
     )  # fmt: skip
     torch.manual_seed(given.seed)
@@ -366,41 +365,44 @@ def main() -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = transformers.WhisperForConditionalGeneration(config(tokens)).to(device, dtype).train()
     model.model.encoder.embed_positions.requires_grad_(True)
-    letters = nn.Linear(WIDTH, len(LETTERS) + 1).to(device, dtype)
-    optimizer = MasteredAdam(nn.ModuleList([model, letters]), given.rate)
+    heeding = nn.Linear(WIDTH, len(words()) + 1).to(device, dtype)
+    optimizer = MasteredAdam(nn.ModuleList([model, heeding]), given.rate)
     size = sum(each.numel() for each in model.parameters())
     filters_FB = torch.from_numpy(mel_filters(BANDS)).to(device)
     store = TensorStore(given.most * CHUNK, device)
     test = HearingTest(given.espeak, given.measured, device)
     ready = time.monotonic() - began
     print(f"{size} parameters, vocabulary {tokens.words.get_vocab_size()}, ready after {ready:.1f} s", flush=True)
-    log, steps, spoken, start, fewest = [], 0, 0, 0.0, min(8, given.most) * CHUNK
+    clock, log, steps, spoken = TrainingTime(given.seconds, given.until), [], 0, 0
+    fewest = min(8, given.most) * CHUNK
     try:
-        while not start or time.monotonic() - start < given.seconds:
+        while clock.share < 1:
             if steps % 4 == 0 or store.count < fewest:
+                before = spoken
                 for each in islice(makers.new(), 3):
                     store.add(**{name: torch.from_numpy(value) for name, value in each.items()})
                     spoken += CHUNK
                 if store.count < fewest:
+                    if spoken == before and not makers.at_work:
+                        raise InvalidConfig("the processes that make examples have ended; see what they printed.")
                     time.sleep(0.05)
                     continue
-                start = start or time.monotonic()
+                clock.start()
             batch = batch_of(store, given.batch, tokens)
-            loss, spelled = loss_of(model, letters, batch, features(batch.windows_NS, filters_FB, model.dtype))
-            (loss + SPELLED * spelled).backward()
-            optimizer.step((time.monotonic() - start) / given.seconds, steps)
+            loss, heeded = loss_of(model, heeding, batch, features(batch.windows_NS, filters_FB, model.dtype))
+            (loss + HEEDED * heeded).backward()
+            optimizer.step(clock.share, steps)
             steps += 1
             if steps % 50 == 0:
-                line = {"step": steps, "seconds": round(time.monotonic() - start, 2), "spoken": spoken}
-                log.append(
-                    line | {"loss": round(float(loss.detach()), 4), "letters": round(float(spelled.detach()), 4)}
-                )
-                if steps % 250 == 0 or len(log) < 3:
+                line = {"step": steps, "seconds": round(clock.spent, 2), "spoken": spoken}
+                log.append(line | {"loss": round(float(loss.detach()), 4), "frames": round(float(heeded.detach()), 4)})
+                if steps % 200 == 0 or len(log) < 3:
                     print(json.dumps(log[-1]), flush=True)
     finally:
         makers.close()
-    trained = time.monotonic() - start
-    model.eval()
+    trained = clock.spent
+    model.save_pretrained(out / "model")
+    write(out / "model", hearing_files(tokens.words, CONTEXT))
     found = test.measured(model, tokens, filters_FB)
     report = found | {
         "commit": given.commit, "steps": steps, "batch": given.batch, "seconds": trained, "spoken": spoken,
@@ -414,8 +416,6 @@ def main() -> None:
     for said, true in found["examples"]:
         print(f"  {said!r} for {true!r}")
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    model.save_pretrained(out / "model")
-    write(out / "model", hearing_files(tokens.words, CONTEXT))
     rmtree(given.work, ignore_errors=True)
     print(f"{steps} steps in {trained:.1f} s, whole {time.monotonic() - began:.1f} s")
 

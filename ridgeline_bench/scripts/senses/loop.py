@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from math import cos, pi
 
@@ -40,6 +41,32 @@ class MasteredAdam:
             torch._foreach_copy_(self._own, self._masters)
         for each in self._own:
             each.grad = None
+
+
+class TrainingTime:
+    """The time from a start to an end, on the clock of `time.time`.
+
+    until: the end; 0: so many seconds from the start.
+    """
+
+    def __init__(self, seconds: float, until: float) -> None:
+        self._seconds, self._until, self._start = seconds, until, 0.0
+
+    def start(self) -> None:
+        """Begin, if nothing has begun yet."""
+        if not self._start:
+            self._start = time.time()
+            self._until = self._until or self._start + self._seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.time() - self._start if self._start else 0.0
+
+    @property
+    def share(self) -> float:
+        """The part that is spent: 0 before the start, and 1 or more when it is over."""
+        return self.spent / max(self._until - self._start, 1e-3) if self._start else 0.0
 
 
 class TensorStore:

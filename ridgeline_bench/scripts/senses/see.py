@@ -1,13 +1,14 @@
 """Train a small model that sees: LLaVA's shape, on pictures that are drawn here.
 
     python -m ridgeline_bench.scripts.senses.see --out FOLDER [--seconds 110] [--fonts FOLDER] [--workers 10]
-        [--batch 1024] [--device cuda] [--most 400] [--beside]
+        [--batch 512] [--device cuda] [--most 400] [--beside]
 
 Processes draw pictures while the model learns from those that are there: at most --most chunks of 1,024. --fonts is a
 folder of font files beside Pillow's own font; two of them are held out. Pictures to measure on have pairs of color and
-shape, numbers, words and rows of bars that are never drawn in training. --out gets the model's folder and report.json,
-whose fields the model's card has. --beside trains no model to keep: the plain projector and a Q-Former take turns at
-equal steps from equal batches, and the report has both.
+shape, numbers, words and rows of bars that are never drawn in training. --until ends the training at a time on the
+clock instead of after --seconds. --out gets the model's folder and report.json, whose fields the model's card has.
+--beside trains no model to keep: the plain projector and a Q-Former take turns at equal steps from equal batches, and
+beside.json has both.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.scripts.asked import asked, told
 from ridgeline_bench.scripts.senses.chunks import Arrays, Makers
 from ridgeline_bench.scripts.senses.drawn import (
@@ -44,7 +46,8 @@ from ridgeline_bench.scripts.senses.drawn import (
     right_facts,
 )
 from ridgeline_bench.scripts.senses.folders import END, PICTURE, seeing_files, tokenizer_of, write
-from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, mean
+from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, TrainingTime, mean
+from ridgeline_bench.scripts.senses.networks import llama, tower
 
 PATCH, WIDTH, HEADS, CONTEXT = 12, 192, 6, 256
 CHUNK, TEXTS, LENGTH = 1024, 3, 72  # pictures of a chunk, texts of a picture, tokens of a text
@@ -74,6 +77,7 @@ def config(vocabulary: int) -> Any:
         image_size=SIDE,
         patch_size=PATCH,
         projection_dim=WIDTH,
+        hidden_act="gelu",
         attn_implementation="sdpa",
     )
     text = transformers.LlamaConfig(
@@ -126,7 +130,7 @@ class QFormer(nn.Module):
 
 
 class SeeingModel(nn.Module):
-    """LLaVA by the modules of transformers, for texts that a picture comes before."""
+    """LLaVA with the parameters of transformers' modules, for texts that a picture comes before."""
 
     def __init__(self, vocabulary: int, *, queries: bool = False) -> None:
         super().__init__()
@@ -138,13 +142,13 @@ class SeeingModel(nn.Module):
 
     def seen(self, pixels_NCHW: Tensor) -> Tensor:
         inner = self.whole.model
-        return inner.multi_modal_projector(inner.vision_tower(pixels_NCHW).last_hidden_state[:, 1:])
+        return inner.multi_modal_projector(tower(inner.vision_tower, pixels_NCHW))
 
     def forward(self, seen_NPM: Tensor, ids_NT: Tensor) -> Tensor:
         """Return scores of what follows each token of the texts: [N, T, V]."""
         decoder = self.whole.model.language_model
         given = torch.cat((seen_NPM, decoder.embed_tokens(ids_NT)), 1)
-        hidden = decoder(inputs_embeds=given, use_cache=False).last_hidden_state
+        hidden = llama(decoder, given)
         return self.whole.lm_head(hidden[:, seen_NPM.shape[1] :])
 
 
@@ -248,7 +252,6 @@ class SeeingTest:
         return max(mean(right_facts(one, each) for each in true) for one in said)
 
     def measured(self, model: SeeingModel, words: Tokenizer, train: Artist) -> dict[str, Any]:
-        model.eval()
         found: dict[str, Any] = {"pictures_each": len(self._sets["word"])}
         found |= {"captions": {}, "answers": {}, "examples": []}
         for kind, pictures in self._sets.items():
@@ -264,7 +267,6 @@ class SeeingTest:
             right = [a == b for a, (_, b) in zip(said, pairs, strict=True)]
             usual = max(mean(b == one for _, b in pairs) for one in {b for _, b in pairs})
             found["answers"][kind] = {"right": mean(right), "constant": usual}
-        model.train()
         return found
 
 
@@ -276,8 +278,8 @@ def _lettered(fonts: Sequence[Path]) -> Artist:
 
 def main() -> None:
     given = asked(
-        __doc__, out=Path, work=Path("/tmp/senses-see"), seconds=110.0, fonts=str, workers=10, batch=1024,
-        device="cuda", most=400, measured=MEASURED, rate=2e-3, beside=False, seed=0, commit="",
+        __doc__, out=Path, work=Path("/tmp/senses-see"), seconds=110.0, until=0.0, fonts=str, workers=10, batch=512,
+        device="cuda", most=400, measured=MEASURED, rate=1.5e-3, beside=False, seed=0, commit="",
     )  # fmt: skip
     torch.manual_seed(given.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -304,17 +306,20 @@ def main() -> None:
     )
     store = TensorStore(given.most * CHUNK, device)
     test = SeeingTest(fonts, given.measured)
-    log, steps, drawn, start = [], 0, 0, 0.0
+    clock, log, steps, drawn = TrainingTime(given.seconds, given.until), [], 0, 0
     try:
-        while not start or time.monotonic() - start < given.seconds:
+        while clock.share < 1:
             if steps % 4 == 0 or store.count < 8 * CHUNK:
+                before = drawn
                 for each in islice(makers.new(), 3):
                     store.add(**{name: torch.from_numpy(value) for name, value in each.items()})
                     drawn += CHUNK
                 if store.count < min(8, given.most) * CHUNK:
+                    if drawn == before and not makers.at_work:
+                        raise InvalidConfig("the processes that make examples have ended; see what they printed.")
                     time.sleep(0.05)
                     continue
-                start = start or time.monotonic()
+                clock.start()
             batch = store.drawn(given.batch)
             told_losses = {}
             for name in names:
@@ -322,17 +327,20 @@ def main() -> None:
                     torch.manual_seed(steps)  # so that both get the same texts and noise
                 loss = loss_of(models[name], batch)
                 loss.backward()
-                optimizers[name].step((time.monotonic() - start) / given.seconds, steps)
+                optimizers[name].step(clock.share, steps)
                 told_losses[name] = loss.detach()
             steps += 1
             if steps % 50 == 0:
-                line = {"step": steps, "seconds": round(time.monotonic() - start, 2), "drawn": drawn}
+                line = {"step": steps, "seconds": round(clock.spent, 2), "drawn": drawn}
                 log.append(line | {name: round(float(loss), 4) for name, loss in told_losses.items()})
-                if steps % 250 == 0 or len(log) < 3:
+                if steps % 200 == 0 or len(log) < 3:
                     print(json.dumps(log[-1]), flush=True)
     finally:
         makers.close()
-    trained = time.monotonic() - start
+    trained = clock.spent
+    if not given.beside:
+        models["projector"].whole.save_pretrained(out / "model")
+        write(out / "model", seeing_files(words, SIDE, PATCH, CONTEXT))
     artist = Artist(usual)
     report: dict[str, Any] = {
         "commit": given.commit, "steps": steps, "batch": given.batch, "seconds": trained, "drawn": drawn,
@@ -349,9 +357,6 @@ def main() -> None:
     for said, true in report[names[0]]["examples"]:
         print(f"  {said!r} for {true!r}")
     (out / ("beside.json" if given.beside else "report.json")).write_text(json.dumps(report, indent=1) + "\n")
-    if not given.beside:
-        models["projector"].whole.save_pretrained(out / "model")
-        write(out / "model", seeing_files(words, SIDE, PATCH, CONTEXT))
     rmtree(given.work, ignore_errors=True)
     print(f"{steps} steps in {trained:.1f} s, whole {time.monotonic() - began:.1f} s")
 

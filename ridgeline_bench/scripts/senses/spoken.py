@@ -49,6 +49,8 @@ OTHER_VARIANTS = (  # held out
 )  # fmt: skip
 SPEEDS, SLOW, FAST = (125, 195), (95, 115), (205, 235)  # words a minute; the last two are held out
 LONGEST = 5.2  # seconds
+QUIET = 150  # samples up to here are silence
+LAST_EVENT, WORD_EVENT = 0, 1  # of speak_lib.h
 
 
 def sentence(random: Random, *, measuring: bool = False) -> str:
@@ -72,10 +74,22 @@ def words() -> list[str]:
 
 @dataclass(frozen=True)
 class SpokenSentence:
-    """samples_N: int16 at RATE, silence around them removed."""
+    """samples_N: int16 at RATE, silence around them removed. begins: the sample and the number of each word that eSpeak
+    NG began; it joins some with the one before."""
 
     text: str
     samples_N: np.ndarray
+    begins: tuple[tuple[int, int], ...] = ()
+
+
+class EspeakEvent(ctypes.Structure):
+    """espeak_EVENT of speak_lib.h."""
+
+    _fields_ = (
+        ("type", ctypes.c_int), ("unique_identifier", ctypes.c_uint), ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int), ("audio_position", ctypes.c_int), ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p), ("id", ctypes.c_char * 8),
+    )  # fmt: skip
 
 
 class Espeak:
@@ -89,27 +103,38 @@ class Espeak:
         data = home / "espeak-ng-data"
         if self._library.espeak_Initialize(2, 0, str(data).encode(), 0) != RATE:
             raise OSError(f"{data} is no data of eSpeak NG's version 1.52.")
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
-        self._heard = list[np.ndarray]()
+        samples, events = ctypes.POINTER(ctypes.c_short), ctypes.POINTER(EspeakEvent)
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, samples, ctypes.c_int, events)
+        self._heard, self._begun = list[np.ndarray](), list[tuple[int, int]]()
         self._take = kind(self._taken)  # kept alive as long as the library may call it
         self._library.espeak_SetSynthCallback(self._take)
         self.variants = tuple(sorted(each.name for each in (data / "voices/!v").iterdir()))
 
-    def _taken(self, samples: ctypes._Pointer[ctypes.c_short], count: int, _events: object) -> int:
+    def _taken(self, samples: ctypes._Pointer[ctypes.c_short], count: int, events: ctypes._Pointer[EspeakEvent]) -> int:
         if count > 0:
             self._heard.append(np.ctypeslib.as_array(samples, (count,)).copy())
+        number = 0
+        while events[number].type != LAST_EVENT:
+            if events[number].type == WORD_EVENT:
+                self._begun.append((events[number].sample, events[number].text_position - 1))
+            number += 1
         return 0
 
-    def say(self, text: str, voice: str, rate: int, pitch: int = 50, range_: int = 50) -> np.ndarray:
-        """Return int16 samples, or none for a voice that there is not."""
+    def say(self, text: str, voice: str, rate: int, pitch: int = 50, range_: int = 50) -> SpokenSentence:
+        """Return a text as it is said, without samples for a voice that there is not."""
         self._heard.clear()
+        self._begun.clear()
         if self._library.espeak_SetVoiceByName(voice.encode()):
-            return np.zeros(0, np.int16)
+            return SpokenSentence(text, np.zeros(0, np.int16))
         for parameter, value in ((1, rate), (3, pitch), (4, range_)):
             self._library.espeak_SetParameter(parameter, value, 0)
         given = text.encode()
         self._library.espeak_Synth(given, len(given) + 1, 0, 1, 0, 1, None, None)
-        return trimmed(np.concatenate(self._heard)) if self._heard else np.zeros(0, np.int16)
+        samples = np.concatenate([*self._heard, np.zeros(0, np.int16)])
+        loud = np.flatnonzero(np.abs(samples.astype(np.int32)) > QUIET)
+        first, last = (loud[0], loud[-1] + 1) if len(loud) else (0, 0)
+        begins = ((max(at - int(first), 0), text[:place].count(" ")) for at, place in self._begun)
+        return SpokenSentence(text, samples[first:last], tuple(begins))
 
     def speech(
         self, random: Random, *, new_voice: bool = False, new_speed: bool = False, new_text: bool = False
@@ -124,17 +149,11 @@ class Espeak:
                 variant = random.choice([each for each in self.variants if each not in OTHER_VARIANTS])
                 accent = random.choice(ACCENTS)
             low, high = random.choice((SLOW, FAST)) if new_speed else SPEEDS
-            samples = self.say(
+            found = self.say(
                 text, f"{accent}+{variant}", random.randint(low, high), random.randint(20, 80), random.randint(20, 80)
             )
-            if RATE / 4 < len(samples) < LONGEST * RATE and np.abs(samples).max() > 1000:
-                return SpokenSentence(text, samples)
-
-
-def trimmed(samples_N: np.ndarray) -> np.ndarray:
-    """Return the samples without the silence around them."""
-    loud = np.flatnonzero(np.abs(samples_N.astype(np.int32)) > 150)
-    return samples_N[loud[0] : loud[-1] + 1] if len(loud) else samples_N[:0]
+            if RATE / 4 < len(found.samples_N) < LONGEST * RATE and np.abs(found.samples_N).max() > 1000:
+                return found
 
 
 def errors(said: str, true: str) -> tuple[int, int]:
