@@ -207,6 +207,12 @@ SAME = {
 REFUSED = {
     "PegasusXForConditionalGeneration": "its encoder attends within blocks and to global tokens",
     "NllbMoeForConditionalGeneration": "its encoder has mixtures of experts, with a bound on each expert's tokens",
+    **dict.fromkeys(
+        ("DeepseekOCRForCausalLM", "DeepseekOcr2ForConditionalGeneration"),
+        "its tower has SAM's layers, and an encoder whose queries read them",
+    ),
+    **dict.fromkeys(("MiniCPMV", "MiniCPMO"), "its pictures become tokens by learned queries; MiniCPM-V 4.6 runs"),
+    "InternVLChatModel": "its files are not in transformers' form; the folder of the same name with -hf is",
     "MiniMaxM3SparseForConditionalGeneration": "its layers attend to blocks of tokens that an indexer chooses",
     "Qwen4ExpForConditionalGeneration": "its layers attend to tokens that an indexer chooses, and add n-grams' vectors",
 }

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline import LLM
-from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.models import model_config
+from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
+from ridgeline.models import known, model_config
 from ridgeline.offline.adapters import LoRARequest
 from ridgeline.perf.footprint import weight_bytes
 from ridgeline.perf.precision import precision
@@ -66,6 +66,22 @@ def test_adapters_of_towers_are_refused_by_name(tiny_vision: TinyModel, tmp_path
         pytest.raises((InvalidConfig, InvalidRequest), match=r"visual\.blocks\.0\.attn\.qkv"),
     ):
         llm._adapters.use(LoRARequest("tower", 1, str(tower.folder)))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("DeepseekOCRForCausalLM", "SAM's layers"),
+        ("DeepseekOcr2ForConditionalGeneration", "SAM's layers"),
+        ("MiniCPMV", "learned queries; MiniCPM-V 4.6 runs"),
+        ("InternVLChatModel", "with -hf is"),
+    ],
+)
+def test_families_without_a_tower_here_are_refused_by_name(name: str, why: str) -> None:
+    assert known({"architectures": [name]})  # so that transformers' modules are not tried
+    with pytest.raises(ModelLoadError, match=f"^{name} does not run here: .*{why}") as caught:
+        model_config({"architectures": [name]})
+    assert "\n" not in str(caught.value)
 
 
 def test_plans_count_the_towers_weights() -> None:
