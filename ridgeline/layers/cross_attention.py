@@ -44,7 +44,7 @@ class CrossAttention(nn.Module):
         self.spec = own = spec.attention
         bias = own.qkv_bias
         self.q = Linear(width, (own.q_size,), bias, build.within("q"), pending=build.pending)
-        self.kv = Linear(width, (own.kv_size, own.kv_size), bias, build.within("kv"))
+        self.kv = Linear(spec.read_width or width, (own.kv_size, own.kv_size), bias, build.within("kv"))
         self.out = Linear(own.q_size, (width,), own.out_bias, build.within("out"), over=build.sums)
         norm = own.qk_norm
         self.q_norm = None if norm is None else Norm(norm, own.head_dim, build)

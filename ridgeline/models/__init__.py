@@ -30,6 +30,7 @@ ARCHITECTURES = Registry(
         "Qwen2AudioForConditionalGeneration": "ridgeline.models.qwen2_audio:Qwen2Audio",
         "MllamaForConditionalGeneration": "ridgeline.models.mllama:LlamaVision",
         "MiniCPMV4_6ForConditionalGeneration": "ridgeline.models.minicpm_v:MiniCPMV",
+        "Blip2ForConditionalGeneration": "ridgeline.models.blip2:Blip2",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GemmaForCausalLM": "ridgeline.models.gemma:Gemma",

@@ -353,6 +353,15 @@ FAMILIES: dict[str, Family] = {
         ("<image>",),
         method("paligemma/processing_paligemma.py", "PaliGemmaProcessor", image_token="<image>", image_seq_length=16),
     ),
+    "blip2": Family(
+        {
+            "config.json": {**config("blip-2", 8), "num_query_tokens": 4},
+            "preprocessor_config.json": {"size": square(32)},
+        },
+        "blip.image_processing_pil_blip:BlipImageProcessorPil",
+        ("<image>",),
+        lambda theirs, found: "<image>" * 4,
+    ),
     "mllama": Family(
         {
             "config.json": config("mllama", 8),

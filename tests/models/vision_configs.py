@@ -227,6 +227,24 @@ PADDLEOCR_VL: Values = {
     },
 }
 
+BLIP_2_OPT_2_7B: Values = {
+    "architectures": ["Blip2ForConditionalGeneration"],
+    "model_type": "blip-2",
+    **{
+        "image_token_index": 50265,
+        "num_query_tokens": 32,
+        "torch_dtype": "float32",
+        "use_decoder_only_language_model": True,
+    },
+    "text_config": {
+        **{"activation_function": "relu", "ffn_dim": 10240, "hidden_size": 2560, "max_position_embeddings": 2048},
+        **{"model_type": "opt", "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 50304},
+        "word_embed_proj_dim": 2560,
+    },
+    "vision_config": {"model_type": "blip_2_vision_model"},
+    "qformer_config": {"model_type": "blip_2_qformer", "vocab_size": 30523},
+}
+
 _TOWER_3_5: Values = {**_QWEN3_TOWER, "deepstack_visual_indexes": []}
 QWEN3_5_TEXT: Values = {
     "attention_bias": False,
@@ -311,6 +329,7 @@ EVERY = (
     QWEN3_5_27B,
     QWEN3_5_35B_A3B,
     MINICPM_V_4_6,
+    BLIP_2_OPT_2_7B,
     PADDLEOCR_VL,
     IDEFICS3_8B,
     LLAVA_1_5_7B,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ import torch
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.plan.request import Request
+from ridgeline.media.items import picture
+from ridgeline.media.processors import processor_of
 from ridgeline.perf.footprint import parameters
+from ridgeline.text.media_prompt import expanded
 from tests.driving import disturbed, rig
 from tests.vision import crossed
 from tests.vision.test_pictures import words
@@ -168,3 +172,29 @@ def test_sizes_are_those_of_transformers(folder: Path) -> None:
     with rig(folder) as own:
         spec = own.runner.decoder.spec
     assert parameters(spec).total == sum(each.numel() for each in crossed.build().parameters())
+
+
+def test_prompts_have_one_token_for_a_picture(folder: Path) -> None:
+    """The special token may lie behind the vocabulary, so a known id takes its place."""
+
+    class Letters:
+        added: ClassVar[dict[str, int]] = {"<|image|>": 400}
+
+        def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+            parts = text.split("<|image|>")
+            ids = [[ord(letter) for letter in part] for part in parts]
+            return [token for n, part in enumerate(ids) for token in ([400, *part] if n else part)]
+
+    files = {
+        "config.json": {**crossed.CONFIG, "model_type": "mllama"},
+        "preprocessor_config.json": crossed.PREPROCESSOR,
+    }
+    pixels = crossed.drawn(1)
+    prompt = expanded("ab<|image|>cd", Letters(), processor_of(files, Letters().encode), [picture(pixels)])  # type: ignore[arg-type]
+    assert prompt.token_ids == [97, 98, 0, 99, 100]
+    [own] = prompt.inserted
+    each, pictures = request("x", [97, 98], pixels, [99, 100])
+    assert (own.start, own.count, own.across) == (2, 1, each.inserted[0].across)
+    asked = replace(each, prompt_token_ids=tuple(prompt.token_ids), inserted=prompt.inserted)
+    with rig(folder, max_num_batched_tokens=64) as rigged:
+        assert rigged.run(asked)["x"].tokens == crossed.by_transformers(each, pictures)

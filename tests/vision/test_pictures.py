@@ -229,6 +229,7 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "Gemma3ForConditionalGeneration": 4_300_079_472,
     "PaliGemmaForConditionalGeneration": 2_923_466_480,
     "MllamaForConditionalGeneration": 10_670_220_835,
+    "Blip2ForConditionalGeneration": 3_744_761_856,
 }
 
 

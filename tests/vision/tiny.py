@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from ridgeline.core.plan.embeds import Inserted
@@ -382,6 +383,29 @@ FAMILIES |= {
     ),
 }
 
+FAMILIES["blip-2"] = Family(
+    "Blip2",
+    {
+        "text_config": {
+            **{key: TEXT[key] for key in ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")},
+            **{"model_type": "opt", "ffn_dim": 112, "max_position_embeddings": 256, "word_embed_proj_dim": 64},
+        },
+        "vision_config": {
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"image_size": 28, "patch_size": 7},
+        },
+        "qformer_config": {
+            **{"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2},
+            "encoder_hidden_size": 32,
+        },
+        "num_query_tokens": 6,
+        "image_token_index": IMAGE,
+    },
+    Patching("bicubic", 1 / 255, MEAN, STD, 7, 7),
+    ((28, 28), (20, 35)),
+    processor=(BlipImageProcessorPil, {"size": {"height": 28, "width": 28}, "do_convert_rgb": False}),
+)
+
 
 @cache
 def build(name: str) -> Any:
@@ -466,7 +490,7 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
     if (processor := FAMILIES[name].processor) is not None:
         kind, settings = processor
         found = kind(**settings)(list(pictures), input_data_format="channels_last", return_tensors="pt")
-        return {key: found[key] for key in ("pixel_values", "image_sizes")}
+        return {key: found[key] for key in ("pixel_values", "image_sizes") if key in found}
     if name == "gemma4":
         return packed(how, pictures)
     if FAMILIES[name].padded:
@@ -532,6 +556,8 @@ def scores(
     """Return the scores of all tokens by a model of transformers: [T, V]. prompt: so many belong to it (None: all)."""
     row = torch.tensor([list(ids)])
     given = inputs(name, pictures)
+    if name == "blip-2" and not given:
+        model = model.language_model  # as a whole it wants pictures
     if FAMILIES[name].grids:
         model.model.rope_deltas = None
         if given:

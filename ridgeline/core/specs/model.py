@@ -323,6 +323,7 @@ class CrossAttentionSpec:
     attention: its heads, norms, projections and scale; queries see all keys.
     pictures: the most keys of a picture, if keys are those of pictures. Then a token sees those of the pictures before
         it (`core/plan/crossed.py`), and without any it passes through the layer unchanged. 0: they are not.
+    read_width: the width of the encoder's output; 0: that of the model.
     """
 
     kind: ClassVar[str] = "cross_attention"
@@ -331,6 +332,7 @@ class CrossAttentionSpec:
     summed: ClassVar[tuple[()]] = ()
     attention: AttentionSpec
     pictures: int = 0
+    read_width: int = 0
 
     @property
     def states(self) -> tuple[CrossKVSpec]:
@@ -346,11 +348,11 @@ class CrossAttentionSpec:
         return 2 * self.attention.q_size
 
     def products(self, width: int) -> Products:
-        """Return the products of a step, and with no use those that run once for a request. The encoder is as wide."""
+        """Return the products of a step, and with no use those that run once for a request."""
         own = self.attention
         return {
             "q": Product(width, own.q_size, own.qkv_bias),
-            "kv": Product(width, 2 * own.kv_size, own.qkv_bias, used=0),
+            "kv": Product(self.read_width or width, 2 * own.kv_size, own.qkv_bias, used=0),
             "out": Product(own.q_size, width, own.out_bias),
         }
 

@@ -46,6 +46,11 @@ class ProjectorSpec:
             return [*first, Product(inputs, self.outputs, self.bias)]
         return [*first, Product(inputs, self.hidden, self.bias), Product(self.hidden, self.outputs, self.bias)]
 
+    @property
+    def vectors(self) -> int:
+        """The number of further parameters, which belong neither to products nor to the norm."""
+        return 0
+
     def inputs(self, width: int) -> int:
         """Return the inputs of the first map that has an activation behind it."""
         return width if self.merger or self.averaged else width * self.merge**2
@@ -224,6 +229,7 @@ class TowerSpec:
         total += 2 * self.width * sum(own.standardized for own in self.projectors)
         total += 2 * self.width * sum(layer.scaled for layer in self.layers)
         total += 0 if self.pooler is None else self.pooler.vectors(self.width)
+        total += sum(own.vectors for own in self.projectors)
         return total + self.width * (self.rows + self.class_token) + self.newline * self.projector.outputs
 
     def scratch(self) -> int:

@@ -22,12 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.core.specs.model import RopeSpec
+from ridgeline.core.specs.queries import QueriesSpec
 from ridgeline.core.specs.tower import MiddleMerge, ProjectorSpec, TowerSpec
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
 from ridgeline.layers.encoder.grids import Grid, corners, frames, nearest, places, windows
 from ridgeline.layers.encoder.packed import PackedViews
 from ridgeline.layers.encoder.pooler import ViewPooler
+from ridgeline.layers.encoder.queries import QueryProjector
 from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -111,7 +113,12 @@ class Tower(nn.Module):
         )
         self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, spec.width, build)
         self.pooler = None if spec.pooler is None else ViewPooler(spec.pooler, spec.width, build.within("pooler"))
-        self.projector = Projector(spec.projector, spec.width, build.within("projector"))
+        self.projector: Projector | QueryProjector
+        inside = build.within("projector")
+        if isinstance(spec.projector, QueriesSpec):
+            self.projector = QueryProjector(spec.projector, inside)
+        else:
+            self.projector = Projector(spec.projector, spec.width, inside)
         deep = [] if spec.deep_projector is None else [spec.deep_projector] * len(spec.deep)
         self.deep = nn.ModuleList(Projector(own, spec.width, build.within(f"deep.{n}")) for n, own in enumerate(deep))
         self.middle = None if spec.middle is None else SquareMerger(spec.middle, spec.width, build.within("middle"))
@@ -149,6 +156,8 @@ class Tower(nn.Module):
                 x_TW, residual_TW = _summed(x_TW, residual_TW), None
                 deep.append(self.deep[spec.deep.index(index)](x_TW))
         x_TW = _summed(x_TW, residual_TW) if self.final_norm is None else self.final_norm(x_TW, residual_TW)[0]
+        if isinstance(self.projector, QueryProjector):
+            return self.projector(x_TW, len(grids))
         if self.pooler is not None:
             return self.projector(self.pooler(x_TW, grids))
         if spec.class_token:

@@ -75,6 +75,8 @@ PROCESSORS = Registry(
         "smolvlm": _HERE + "idefics3:Idefics3",
         "MllamaProcessor": _HERE + "mllama:Mllama",
         "mllama": _HERE + "mllama:Mllama",
+        "Blip2Processor": _HERE + "blip:BlipPictures",
+        "blip-2": _HERE + "blip:BlipPictures",
         "MiniCPMV4_6Processor": _HERE + "minicpm:MiniCPM",
         "minicpmv4_6": _HERE + "minicpm:MiniCPM",
         "DeepseekOcr2Processor": _HERE + "deepseek_ocr:DeepseekOcr2",

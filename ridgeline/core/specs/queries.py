@@ -1,0 +1,34 @@
+"""A projector as data that makes a fixed number of vectors of a view, by learned queries: BLIP-2's Q-Former."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.core.specs.model import ABSENT, LayerSpec, NormSpec, Product
+from ridgeline.core.specs.tower import ProjectorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueriesSpec(ProjectorSpec):
+    """Learned queries see each other, and in some layers all of a view's patches, its class token included (Li et al.,
+    arXiv 2301.12597). A linear map follows.
+
+    queries: their number, and so that of a view's vectors. query_width: of a query.
+    query_layers: their layers, which have norms "around" their parts. Layers of cross attention see the patches.
+    query_norm: that of the learned queries.
+    """
+
+    queries: int
+    query_width: int
+    query_layers: tuple[LayerSpec, ...]
+    query_norm: NormSpec
+
+    def products(self, width: int) -> list[Product]:
+        each = (product for layer in self.query_layers for product in layer.products(self.query_width).values())
+        found = [product._replace(used=1) for product in each]
+        return [*found, Product(self.query_width, self.outputs, self.bias)]
+
+    @property
+    def vectors(self) -> int:
+        parts = sum((each.mixer is not ABSENT) + (each.feed_forward is not ABSENT) for each in self.query_layers)
+        return self.query_width * (2 * (1 + parts) + self.queries)

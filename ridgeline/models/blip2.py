@@ -1,0 +1,170 @@
+"""BLIP-2: OPT behind a vision transformer, of which learned queries (a Q-Former) make 32 vectors of a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.specs.model import (
+    ABSENT,
+    AttentionSpec,
+    CrossAttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    Source,
+    WeightMap,
+)
+from ridgeline.core.specs.queries import QueriesSpec
+from ridgeline.core.specs.tower import GridSpec, TowerSpec
+from ridgeline.models.clip import vit_layers
+from ridgeline.models.config import Config, head_width
+from ridgeline.models.names import named
+from ridgeline.models.opt import OPT
+from ridgeline.models.wrapped import text_weights
+
+TEXT: dict[str, Any] = {  # OPT's own
+    "vocab_size": 50272,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "ffn_dim": 3072,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 2048,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 1408,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 39,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "qkv_bias": True,
+}
+QFORMER: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "cross_attention_frequency": 2,
+    "encoder_hidden_size": 1408,
+}
+LAYER = {
+    "mixer_norm": "layer_norm1",
+    "mixer.qkv": "self_attn.qkv",
+    "mixer.out": "self_attn.projection",
+    "feed_forward_norm": "layer_norm2",
+    "feed_forward.up": "mlp.fc1",
+    "feed_forward.down": "mlp.fc2",
+}
+FED = {
+    "feed_forward.up": "intermediate_query.dense",
+    "feed_forward.down": "output_query.dense",
+    "feed_forward_post_norm": "output_query.LayerNorm",
+}
+
+
+class Blip2:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        values = Config(config, {"num_query_tokens": 32})
+        text = values.section("text_config", required=True)
+        if (kind := text.raw("model_type") or "opt") != "opt":
+            raise ModelLoadError(f"config.json has a BLIP-2 of {kind!r}, of which only OPT runs here.")
+        own = OPT.spec({**TEXT, **text.entries})
+        vision = Config({**VISION, **values.section("vision_config").entries})
+        queries = Config({**QFORMER, **values.section("qformer_config").entries})
+        if not vision.boolean("qkv_bias"):
+            raise vision.wrong("qkv_bias", False, "true, as in every BLIP-2")
+        norm = NormSpec(kind="layer", eps=vision.number("layer_norm_eps"))
+        width, patch = vision.integer("hidden_size"), vision.integer("patch_size")
+        if queries.integer("encoder_hidden_size") != width:
+            raise queries.wrong("encoder_hidden_size", queries.integer("encoder_hidden_size"), f"{width}, the tower's")
+        tower = TowerSpec(
+            width=width,
+            patch_width=3 * patch**2,
+            layers=vit_layers(vision, norm, vision.integer("num_hidden_layers")),
+            projector=_queries(queries, values.integer("num_query_tokens"), width, own.hidden_size),
+            patch_bias=True,
+            class_token=True,
+            grid=GridSpec(side=vision.integer("image_size") // patch),
+            final_norm=norm,
+        )
+        return replace(own, architecture="Blip2ForConditionalGeneration", tower=tower)
+
+    @staticmethod
+    def weights(spec: ModelSpec) -> WeightMap:
+        assert spec.tower is not None
+        side = round((spec.tower.patch_width // 3) ** 0.5)
+        embedded, patch = "vision_model.embeddings", "vision_model.embeddings.patch_embedding"
+        found = text_weights(OPT.weights(spec), whole=True) | {
+            "tower.patch.weight": (Source(name=f"{patch}.weight", kernel=(side, side)),),
+            "tower.patch.bias": (Source(name=f"{patch}.bias"),),
+            "tower.class_token": (Source(name=f"{embedded}.class_embedding", row=2),),
+            "tower.positions": (Source(name=f"{embedded}.position_embedding", row=1),),
+            "tower.projector.queries": (Source(name="query_tokens", row=1),),
+        }
+        found |= named("tower", "vision_model", {"final_norm": "post_layernorm"}, bias=True)
+        for index in range(len(spec.tower.layers)):
+            found |= named(f"tower.layers.{index}", f"vision_model.encoder.layers.{index}", LAYER, bias=True)
+        ends = {"query_norm": "qformer.layernorm", "down": "language_projection"}
+        return found | named("tower.projector", "", ends, bias=True) | _query_weights(spec.tower)
+
+
+def _query_weights(tower: TowerSpec) -> WeightMap:
+    assert isinstance(tower.projector, QueriesSpec)
+    found, theirs = WeightMap(), -1
+    for index, layer in enumerate(tower.projector.query_layers):
+        across = isinstance(layer.mixer, CrossAttentionSpec)
+        theirs += not across
+        stored = "crossattention" if across else "attention"
+        own = f"{stored}.attention"
+        names = {"mixer.out": f"{stored}.output.dense", "mixer_post_norm": f"{stored}.output.LayerNorm"}
+        if across:
+            names |= {"mixer.q": f"{own}.query", "mixer.kv": f"{own}.key {own}.value"}
+        else:
+            names |= {"mixer.qkv": f"{own}.query {own}.key {own}.value"}
+        names |= {} if layer.feed_forward is ABSENT else FED
+        found |= named(f"tower.projector.layers.{index}", f"qformer.encoder.layer.{theirs}", names, bias=True)
+    return found
+
+
+def _queries(config: Config, queries: int, read: int, outputs: int) -> QueriesSpec:
+    """Return the Q-Former. Each of the checkpoint's layers that sees patches is two of ours."""
+    heads, head_dim = config.integer("num_attention_heads"), head_width(config, "hidden_size", "num_attention_heads")
+    norm = NormSpec(kind="layer", eps=config.number("layer_norm_eps"))
+    attention = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        qkv_bias=True,
+        out_bias=True,
+        bidirectional=True,
+    )
+    mlp = MLPSpec(
+        intermediate_size=config.integer("intermediate_size"),
+        activation=config.ungated_activation("hidden_act"),
+        gated=False,
+        bias=True,
+    )
+    alone = LayerSpec(mixer=attention, feed_forward=mlp, norm=norm, norms="around")
+    crossing = replace(attention, bidirectional=False)
+    across = replace(alone, mixer=CrossAttentionSpec(attention=crossing, read_width=read))
+    pair = (replace(alone, feed_forward=ABSENT), across)
+    every, layers = config.integer("cross_attention_frequency"), tuple[LayerSpec, ...]()
+    for index in range(config.integer("num_hidden_layers")):
+        layers += (alone,) if index % every else pair
+    return QueriesSpec(
+        outputs=outputs,
+        queries=queries,
+        query_width=config.integer("hidden_size"),
+        query_layers=layers,
+        query_norm=norm,
+    )
