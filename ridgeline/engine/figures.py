@@ -26,6 +26,8 @@ class Figures:
         seconds they saved ("seconds_saved"); None if no row may.
     policy: counts of the scheduling policy, by name.
     below: counts of the tier in the host's memory, by name (`HostTier.figures`); None if there is none.
+    pictures: those whose vectors steps needed ("queries"), those of them whose vectors were there ("hits"), and how
+        many requests' pictures no step has needed yet ("waiting"); None if the model sees none.
     """
 
     running: int
@@ -40,6 +42,7 @@ class Figures:
     drafts: Mapping[str, float] | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
     below: Mapping[str, float] | None = None
+    pictures: Mapping[str, int] | None = None
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
@@ -55,6 +58,7 @@ class Figures:
             None if self.drafts is None or other.drafts is None else _added(self.drafts, other.drafts),
             _added(self.policy, other.policy),
             None if self.below is None or other.below is None else _below(self.below, other.below),
+            None if self.pictures is None or other.pictures is None else _added(self.pictures, other.pictures),
         )
 
     def after(self, before: Figures) -> Figures:
@@ -66,8 +70,12 @@ class Figures:
         below = both.below
         if below is not None and self.below is not None:
             below = {**below, **{name: self.below[name] for name in NOW if name in self.below}}
+        pictures = both.pictures
+        if pictures is not None and self.pictures is not None:
+            pictures = {**pictures, "waiting": self.pictures["waiting"]}
         return replace(
             both,
+            pictures=pictures,
             running=self.running,
             waiting=self.waiting,
             pages_used=self.pages_used,

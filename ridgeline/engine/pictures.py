@@ -20,11 +20,11 @@ class HeldVectors:
     patch_cost: the tokens that cost as much as a patch.
     patches: that the tower runs for a picture, whatever its size; 0: as many as the picture has.
     due: some may have to go with the next plan.
-    hits, misses: how often a plan found a picture's vectors there, and how often it did not.
+    hits, misses: how often a request's picture found its vectors there, and how often it did not.
     """
 
     def __init__(self, most: int, patch_cost: float, patches: int = 0) -> None:
-        self._most, self._patch_cost, self._patches = most, patch_cost, patches
+        self.most, self._patch_cost, self._patches = most, patch_cost, patches
         self._held: OrderedDict[str, int] = OrderedDict()  # name → number of vectors
         self._total = 0
         self._used: set[str] = set()  # by the plan in the making
@@ -63,12 +63,11 @@ class HeldVectors:
         shown, name = part.made_of, part.name
         if shown is None:
             return part
-        first = name not in self._used
         self._used.add(name)
         self.due = True
         if name in self._held:
             self._held.move_to_end(name)
-            self.hits += first
+            self.hits += part.first == 0
             return replace(part, shown=None, heard=None)
         cost, count = self.cost(shown), shown.vectors
         builder.takes(cost)
@@ -80,11 +79,11 @@ class HeldVectors:
     def forgotten(self) -> tuple[str, ...]:
         """Return the names of vectors that the worker lets go before the plan that is complete now."""
         for name in [name for name in self._held if name not in self._used]:
-            if self._total <= self._most:
+            if self._total <= self.most:
                 break
             self._total -= self._held.pop(name)
             self._dropped.append(name)
-        self.due = self._total > self._most
+        self.due = self._total > self.most
         dropped, self._dropped = tuple(name for name in self._dropped if name not in self._held), []
         self._used.clear()
         return dropped

@@ -189,7 +189,20 @@ class Scheduler:
         shown = self._policy.figures()
         below = None if cache.tier is None else cache.tier.figures()
         pages = pages_used, pool.num_pages
-        return Figures(*requests, *pages, *found, self.preemptions, groups, counts, drafts, shown, below)
+        seen = self._pictures_seen()
+        return Figures(*requests, *pages, *found, self.preemptions, groups, counts, drafts, shown, below, seen)
+
+    def _pictures_seen(self) -> dict[str, int] | None:
+        """Return the counts of pictures; None for a model that sees none."""
+        held, known = self.pictures, self.slots.kv_len
+        if not held.most:
+            return None
+        waiting = 0
+        for seq in self._by_id.values():
+            if seq.inserted:
+                done = 0 if seq.slot < 0 else int(known[seq.slot])
+                waiting += len({each.name for each in seq.inserted if each.made_of is not None and each.start >= done})
+        return {"queries": held.hits + held.misses, "hits": held.hits, "waiting": waiting}
 
     def census(self) -> CacheFigures:
         """Return the figures of the cache, by a few milliseconds' look at it."""

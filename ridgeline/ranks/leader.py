@@ -212,6 +212,7 @@ class Group(Members):
             waits=() if self._waits is None else self._waits.ranks(),
             moved_bytes=copied,
             rebalanced=None if moved is None else moved._replace(copied=copied),
+            encoder=each[0].encoder,  # every rank has the whole tower, and runs it on all pictures
         )
 
     def _loads_of(self, ranks: Sequence[ExpertLoad | None]) -> ExpertLoad | None:

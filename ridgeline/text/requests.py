@@ -80,7 +80,7 @@ def make_requests(
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     _check_reported(params, len(prompt_token_ids), max_tokens)
     base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, but seeds do not
-    own = named_within(inserted, cache_salt)
+    own = named_within(inserted, cache_salt) if inserted else ()
     prompt, stop_ids = tuple(prompt_token_ids), frozenset(params.stop_token_ids or ())
     return [
         Request(

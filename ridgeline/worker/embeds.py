@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.pictures import EncoderFigures
 from ridgeline.layers.decoder import Decoder, GivenRows
 from ridgeline.worker.listening import HeardSounds
 from ridgeline.worker.pictures import Pictures
@@ -38,6 +39,10 @@ class InsertedVectors(StepPart):
     def pictures(self) -> Pictures | None:
         """The part that makes vectors of pictures, if the model sees some."""
         return self._pictures
+
+    def figures(self) -> EncoderFigures | None:
+        """Return the tower's work so far; None without one."""
+        return None if self._pictures is None else self._pictures.figures()
 
     def prepare(self, step: PlannedStep) -> None:
         """Find the vectors that the plan's spans bring or name, and the places of their tokens in the step."""

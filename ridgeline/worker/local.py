@@ -273,6 +273,7 @@ class LocalWorker:
             saturated=self._asked(total_saturations) - self._saturated_before,  # no plan waits for that
             expert_cache=self._expert_cache(),
             moved_bytes=self._runner.mover.copied,
+            encoder=self._runner.inserted.figures(),
         )
 
     def _expert_cache(self) -> ExpertCacheFigures | None:

@@ -11,6 +11,7 @@ Legend:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ridgeline.core.plan.pictures import Pixels, ShownPictures
+from ridgeline.core.plan.pictures import EncoderFigures, Pixels, ShownPictures
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
@@ -28,6 +29,7 @@ from ridgeline.kernels.pictures.views import Patching, View
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
+from ridgeline.worker.stopwatch import Stopwatch
 
 PATCHES = 16384  # that the tower sees at once, if a step has fewer tokens: a picture of 3 million pixels
 STEPS_KEPT = 4  # so many steps' tokens may be vectors of pictures that are kept
@@ -68,23 +70,42 @@ class Pictures:
     def __init__(self, tower: Tower | TiledTower, device: torch.device) -> None:
         self._tower, self._device = tower, device
         self.embeds = tower.spec.pooler is not None  # a picture's vector is its embedding, and stands for no token
-        self.encoded = 0  # pictures so far
+        self._done, self._running = EncoderFigures(), deque[Stopwatch]()
 
     def encode(self, shown: Mapping[str, ShownPictures], stored: dict[str, Tensor]) -> None:
         """Store the vectors of pictures under their names: [L, M] each. Pictures that fit together run together."""
         for group in self._groups(shown):
-            patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
-            if isinstance(self._tower, TiledTower):
-                vectors_LM = self._tower(patches_TX, [each.tiling for each in group.values()])
-            else:
-                vectors_LM = self._tower(patches_TX, [Grid(1, *grid) for each in group.values() for grid in each.grids])
-            counts = [
-                len(each.views) if self.embeds else each.patches * len(vectors_LM) // len(patches_TX)
-                for each in group.values()
-            ]
-            for (name, each), own_LM in zip(group.items(), vectors_LM.split(counts), strict=True):
-                stored[name] = placed(own_LM, each, self._tower.newline)
-            self.encoded += len(group)
+            watch = Stopwatch(self._device)
+            with watch:
+                self._encode(group, stored)
+            self._running.append(watch)
+            patches = sum(map(self._run, group.values()))
+            self._done = self.figures().plus(EncoderFigures(len(group), patches))
+
+    @property
+    def encoded(self) -> int:
+        """The number of pictures so far."""
+        return self._done.pictures
+
+    def figures(self) -> EncoderFigures:
+        """Return the work so far. Seconds are those of what the device has done."""
+        while self._running and self._running[0].passed:
+            self._done = self._done.plus(EncoderFigures(seconds=self._running.popleft().seconds()))
+        return self._done
+
+    def _encode(self, group: Mapping[str, ShownPictures], stored: dict[str, Tensor]) -> None:
+        """Store the vectors of pictures that run together."""
+        patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
+        if isinstance(self._tower, TiledTower):
+            vectors_LM = self._tower(patches_TX, [each.tiling for each in group.values()])
+        else:
+            vectors_LM = self._tower(patches_TX, [Grid(1, *grid) for each in group.values() for grid in each.grids])
+        counts = [
+            len(each.views) if self.embeds else each.patches * len(vectors_LM) // len(patches_TX)
+            for each in group.values()
+        ]
+        for (name, each), own_LM in zip(group.items(), vectors_LM.split(counts), strict=True):
+            stored[name] = placed(own_LM, each, self._tower.newline)
 
     def _run(self, shown: ShownPictures) -> int:
         """Return the patches that run for a picture: a tiled tower runs all of its tiles."""

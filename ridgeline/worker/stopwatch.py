@@ -43,6 +43,11 @@ class Stopwatch:
             self._stamps.stamp(what(SEGMENT, end=True))
             self._taken.append(self._stamps.take())
 
+    @property
+    def passed(self) -> bool:
+        """True if the device has passed all marks."""
+        return not self._events or self._events[-1].query()
+
     def seconds(self) -> float:
         """Return the sum over the segments, in seconds. On CUDA the device must have passed all marks."""
         starts, ends = self._events[::2], self._events[1::2]

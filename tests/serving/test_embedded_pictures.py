@@ -69,3 +69,25 @@ def test_wrong_mixes_are_refused(clip: Server) -> None:
     many = [{"role": "user", "content": [TEXT]}] * 2
     assert "there are 2 messages; send one" in post(clip, messages=many).text
     assert "token_embed is not for pictures" in post(clip, PICTURES[0], path="/pooling", task="token_embed").text
+
+
+def test_metrics_count_pictures_and_those_that_no_encoder_sees_again(clip: Server) -> None:
+    def told() -> dict[str, float]:
+        lines = httpx.get(clip.url + "/metrics", timeout=PATIENCE).text.splitlines()
+        found = (line.partition("{") for line in lines if not line.startswith("#"))
+        return {name: float(rest.rpartition(" ")[2]) for name, brace, rest in found if brace}
+
+    pixels = np.full((40, 40, 3), 9, np.uint8)
+    url = f"data:image/png;base64,{base64.b64encode(saved(Image.fromarray(pixels), 'png')).decode()}"
+    before = told()
+    for _ in range(3):
+        vector(post(clip, {"type": "image_url", "image_url": {"url": url}}))
+    vector(post(clip, TEXT))
+    after = told()
+    moved = {name: after[name] - before.get(name, 0) for name in after}
+    assert moved["vllm:mm_cache_queries_total"] == 3
+    assert moved["vllm:mm_cache_hits_total"] == 2
+    assert moved["ridgeline:encoder_pictures_total"] == 1
+    assert moved["ridgeline:encoder_patches_total"] == 16
+    assert moved["ridgeline:encoder_seconds_total"] > 0
+    assert after["ridgeline:pictures_waiting"] == 0

@@ -87,3 +87,20 @@ def test_families_without_a_tower_here_are_refused_by_name(name: str, why: str) 
 def test_plans_count_the_towers_weights() -> None:
     spec = model_config(vision_configs.QWEN3_VL_8B).spec
     assert weight_bytes(spec, precision("bfloat16")) == 2 * 8_767_123_696
+
+
+def test_pictures_that_no_step_has_needed_yet_are_counted(tiny_vision: TinyModel) -> None:
+    a, b = tiny.drawn("llava", 0), tiny.drawn("llava", 1)
+    with rig(tiny_vision("llava"), max_num_batched_tokens=24) as own:
+        engine = own.engine
+        engine.add(tiny.asked("llava", "one", [5], a, [6] * 20, b))
+        engine.add(tiny.asked("llava", "two", [7], a))
+        told = [engine.scheduler.figures().pictures]
+        while engine.has_work:
+            engine.step()
+            told.append(engine.scheduler.figures().pictures)
+    assert all(each is not None for each in told)
+    waits = [each["waiting"] for each in told if each is not None]
+    assert waits[0] == 3
+    assert waits == sorted(waits, reverse=True)
+    assert told[-1] == {"queries": 3, "hits": 1, "waiting": 0}

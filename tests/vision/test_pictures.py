@@ -158,7 +158,7 @@ def test_vectors_that_are_not_used_go_first(tiny_vision: TinyModel, monkeypatch:
     """There is room for two pictures beside those of the newest plan."""
     with rig(tiny_vision("llava"), max_num_batched_tokens=64) as own:
         held, stored = own.engine.scheduler.pictures, own.runner.inserted.stored
-        monkeypatch.setattr(held, "_most", 32)
+        monkeypatch.setattr(held, "most", 32)
         for number in range(4):
             own.run(request("llava", f"picture {number}", words(5, number), tiny.drawn("llava", number))[0])
         own.run(ask("none", words(5, 9)))

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.shared import MemoryPlace, SharedMemory, place_of
 from ridgeline.kernels.pictures.views import Patching, View
+
+
+class EncoderFigures(NamedTuple):
+    """The work of a tower since the worker was made: pictures, their patches, and seconds of the device."""
+
+    pictures: int = 0
+    patches: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: EncoderFigures) -> EncoderFigures:
+        return EncoderFigures(
+            self.pictures + other.pictures, self.patches + other.patches, self.seconds + other.seconds
+        )
 
 
 class Pixels:

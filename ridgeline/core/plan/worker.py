@@ -11,6 +11,7 @@ import numpy as np
 
 from ridgeline.core.plan.expert_cache import ExpertCacheFigures
 from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.pictures import EncoderFigures
 from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.sleep import Kind
 from ridgeline.core.plan.step import MaskedDrafts, Moves, StepPlan, StepResult
@@ -108,6 +109,7 @@ class WorkerFigures:
     expert_cache: experts that were on the device and foreseen; None if all are always there.
     moved_bytes: of experts that changed places, as they came.
     rebalanced: the outcome of such moves; None if experts stay where they are.
+    encoder: the work of the tower that sees pictures; None if there is none.
     """
 
     experts: ExpertLoad | None = None
@@ -117,10 +119,11 @@ class WorkerFigures:
     expert_cache: ExpertCacheFigures | None = None
     moved_bytes: int = 0
     rebalanced: Rebalanced | None = None
+    encoder: EncoderFigures | None = None
 
     def after(self, before: WorkerFigures) -> WorkerFigures:
         """Return the counts of this worker and of one before it. What is no count is as it is now."""
-        cache, moved = self.expert_cache, self.rebalanced
+        cache, moved, encoder = self.expert_cache, self.rebalanced, self.encoder
         return WorkerFigures(
             experts=_experts(self.experts, before.experts),
             kv_saturated=self.kv_saturated + before.kv_saturated,
@@ -129,6 +132,7 @@ class WorkerFigures:
             expert_cache=cache if cache is None or before.expert_cache is None else cache.plus(before.expert_cache),
             moved_bytes=self.moved_bytes + before.moved_bytes,
             rebalanced=moved if moved is None or before.rebalanced is None else moved.plus(before.rebalanced),
+            encoder=encoder if encoder is None or before.encoder is None else encoder.plus(before.encoder),
         )
 
 

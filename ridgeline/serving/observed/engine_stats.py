@@ -181,6 +181,10 @@ class EngineStats:
             others |= {f"drafts: {name}": count for name, count in figures.drafts.items()}
         if figures.below is not None:
             others |= {f"below: {name}": count for name, count in figures.below.items()}
+        if figures.pictures is not None:
+            others |= {f"pictures: {name}": count for name, count in figures.pictures.items()}
+        if counted.worker.encoder is not None:
+            others |= {f"encoder: {name}": count for name, count in counted.worker.encoder._asdict().items()}
         if counted.worker.expert_cache is not None:
             others |= {f"expert_cache: {name}": count for name, count in counted.worker.expert_cache._asdict().items()}
         if counted.worker.rebalanced is not None:

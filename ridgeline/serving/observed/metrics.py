@@ -140,6 +140,13 @@ CHECKPOINTS = {  # of `engine.cache.checkpoints.Counts`
 }
 
 
+ENCODER = {  # of `EncoderFigures`
+    "pictures": ("ridgeline:encoder_pictures", "Pictures that the encoder saw."),
+    "patches": ("ridgeline:encoder_patches", "Patches of these pictures."),
+    "seconds": ("ridgeline:encoder_seconds", "Seconds of the device that this took, beside those of steps."),
+}
+
+
 BELOW = {  # of `engine.cache.host_tier.TierCounts`
     "loaded": ("vllm:kv_offload_load_bytes", "Bytes of cache blocks that came back from the host's memory."),
     "saved": ("vllm:kv_offload_store_bytes", "Bytes of evicted cache blocks that went to the host's memory."),
@@ -205,6 +212,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
         *_cost(snapshot),
         *_sources(snapshot),
         *_states(snapshot),
+        *_pictures(snapshot),
         *_below(snapshot),
         *_drafts(snapshot),
         *_experts(snapshot),
@@ -384,7 +392,9 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
         ("hits", "Prompt tokens found there.", below["hit"]),
     ):
         yield counter(f"external_prefix_cache_{kind}", text, {"": count})
-        yield counter(f"mm_cache_{kind}", "Always 0: there are no caches of images and sounds.", {"": 0})
+    seen = {name: snapshot.counters.get(f"pictures: {name}", 0) for name in ("queries", "hits")}
+    yield counter("mm_cache_queries", "Pictures, videos and sounds whose vectors steps needed.", {"": seen["queries"]})
+    yield counter("mm_cache_hits", "Those of them that no encoder had to see again.", {"": seen["hits"]})
     turned_away = [([snapshot.model, reason], count) for reason, count in snapshot.rejected.items()]
     text = "Requests that a full queue turned away."
     yield _counter("vllm:admission_rejections", text, ("model_name", "reason"), turned_away)
@@ -403,6 +413,16 @@ def _drafts(snapshot: Snapshot) -> Iterable[Metric]:
     text = "Time that drafts have saved so far, beside the rate of steps without them; below 0: they cost time."
     told = [(snapshot.labels, counters["drafts: seconds_saved"])]
     yield _gauge("ridgeline:spec_decode_seconds_saved", text, ENGINE, told)
+
+
+def _pictures(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield the metrics of a model that sees pictures."""
+    if "encoder: pictures" not in snapshot.counters or "pictures: waiting" not in snapshot.counters:
+        return
+    yield from _counted(snapshot, "encoder", ENCODER)
+    waiting = [(snapshot.labels, snapshot.counters["pictures: waiting"])]
+    text = "Pictures, videos and sounds of requests that no step has needed yet."
+    yield _gauge("ridgeline:pictures_waiting", text, ENGINE, waiting)
 
 
 def _states(snapshot: Snapshot) -> Iterable[Metric]:

@@ -376,6 +376,8 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
         **states,
         **{f"policy: {name}": value for name, value in of_policy.items()},
         **{f"rebalanced: {name}": value for name, value in Rebalanced(4, 20, 1 << 20, 1.5, 1.25)._asdict().items()},
+        **{f"encoder: {name}": 2 for name in ("pictures", "patches", "seconds")},
+        **{f"pictures: {name}": 1 for name in ("queries", "hits", "waiting")},
         "adapters: places": 2,
         "adapter requests: a": 3,
         "prefix_cache_hits: kv": 40,
