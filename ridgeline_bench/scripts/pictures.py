@@ -9,7 +9,8 @@ so.
 
     TTFT       ms from the request to its first token, with nothing beside it: the median of --pictures
     again      the same with a picture that was there before
-    tower      ms that the GPU takes to make patches and vectors of one picture
+    tower      ms from the first launch for one picture's patches and vectors to the end of the last
+    kernels    ms of these in which kernels run, without the time in which the GPU waits for the host
     requests/s --requests that come at once, with --tokens tokens of output each
     limit      the requests/s of the hardware: the tower's and the prompt's operations, and the steps that decode
 
@@ -108,6 +109,17 @@ class PictureBench:
                     raise RuntimeError(event.error)
         return time.perf_counter() - begun
 
+    def kernels_ms(self, side: int) -> float:
+        """Return the milliseconds in which a GPU runs kernels for patches and vectors of a picture; 0 without a GPU."""
+        if not torch.cuda.is_available():
+            return 0.0
+        part = self.engine._worker._runner.inserted._pictures  # type: ignore[attr-defined]
+        shown, _ = self.shown(side, 0)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            part.encode({"x": shown}, {})
+            torch.cuda.synchronize()
+        return sum(each.self_device_time_total for each in profile.key_averages()) / 1e3
+
     def encode_ms(self, side: int) -> float:
         """Return the milliseconds that a GPU takes for patches and vectors of a picture, without the host's time."""
         part = self.engine._worker._runner.inserted._pictures  # type: ignore[attr-defined]
@@ -167,6 +179,7 @@ def measured(bench: PictureBench, a: Any) -> Iterator[dict[str, Any]]:
             "again_ms": 1e3 * statistics.median(again),
             "encoded_again": encoded,
             "tower_ms": bench.encode_ms(side),
+            "kernels_ms": bench.kernels_ms(side),
             "tower_limit_ms": 1e3 * tower,
             "requests_per_s": a.requests / whole,
             "limit_per_s": a.requests / least if least else 0.0,
@@ -187,7 +200,8 @@ def main() -> None:
     for line in measured(bench, a):
         print(
             f"{line['model']} {line['side']}²: TTFT {line['ttft_ms']:.1f} ms, again {line['again_ms']:.1f} ms "
-            f"({line['encoded_again']} encoded), tower {line['tower_ms']:.2f} ms (limit {line['tower_limit_ms']:.2f}), "
+            f"({line['encoded_again']} encoded), tower {line['tower_ms']:.2f} ms "
+            f"(kernels {line['kernels_ms']:.2f}, limit {line['tower_limit_ms']:.2f}), "
             f"{line['requests_per_s']:.1f} requests/s, {line['share']:.0%} of the limit",
             flush=True,
         )

@@ -240,6 +240,18 @@ def _frequencies(spec: RopeSpec, apart: bool) -> Tensor:
 def _angles(spec: RopeSpec, apart: bool, places_2T: np.ndarray, device: torch.device) -> Tensor:
     """Return the cosines of each patch's angles, then their sines: float32 [T, Y]. Half of the angles are those of the
     row, the others those of the column."""
-    turns_2T1 = torch.from_numpy(places_2T.astype(np.float32))[..., None]
-    angles_Ty = (turns_2T1 * _frequencies(spec, apart)).transpose(0, 1).flatten(1)
-    return torch.cat((angles_Ty.cos(), angles_Ty.sin()), dim=1).to(device)
+    most = 1 << int(places_2T.max(initial=1)).bit_length()
+    places = torch.from_numpy(places_2T)
+    if device.type == "cuda":  # from ordinary memory the copy would wait for all work that is queued
+        places = places.pin_memory()
+    row_T, column_T = places.to(device, non_blocking=True)
+    cos_2Py, sin_2Py = _turns(spec, apart, most, device)
+    return torch.cat((cos_2Py[0, row_T], cos_2Py[1, column_T], sin_2Py[0, row_T], sin_2Py[1, column_T]), dim=1)
+
+
+@lru_cache(8)
+def _turns(spec: RopeSpec, apart: bool, most: int, device: torch.device) -> Tensor:
+    """Return the cosines and sines of the angles at the first rows and columns, of which a view has many patches each:
+    float32 [2, 2, most, pairs]. They are computed on the CPU, so that all devices have the same bits."""
+    angles_2Py = torch.arange(most, dtype=torch.float32)[:, None] * _frequencies(spec, apart)
+    return torch.stack((angles_2Py.cos(), angles_2Py.sin())).to(device)
