@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 from ridgeline.core.plan.request import Request
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
-from tests.driving import rig
+from tests.driving import ask, rig
 from tests.hearing import tiny
+from tests.vision import tiny as pictures
 
 Folder = Callable[[str], Path]
 Asked = tuple[Request, list[np.ndarray]]
@@ -62,7 +65,7 @@ def test_tokens_are_those_of_transformers(name: str, chunk: int, folder: Folder)
 
 def test_log_probabilities_are_those_of_transformers(folder: Folder) -> None:
     """To the rounding of float32, as those of Whisper (`tests/models/test_whisper.py`)."""
-    [name, *_] = MODELS
+    name = "Qwen2Audio"
     asked, given = request(name, "scored", words(4, 1), tiny.sounds()[1], words(3, 2), logprobs=0)
     with rig(folder(name), max_num_batched_tokens=64, max_model_len=512) as own:
         found = own.run(asked)["scored"]
@@ -73,7 +76,7 @@ def test_log_probabilities_are_those_of_transformers(folder: Folder) -> None:
 
 
 def test_two_ranks_hear_what_one_hears(folder: Folder) -> None:
-    [name, *_] = MODELS
+    name = "Qwen2Audio"
     with rig(folder(name), max_num_batched_tokens=64, max_model_len=512, tensor_parallel_size=2) as own:
         outcomes = own.run(*(each for each, _ in requests(name)[:2]))
         for each, given in requests(name)[:2]:
@@ -85,5 +88,30 @@ def test_parameters_are_counted(name: str) -> None:
     model = tiny.build(name)
     spec = model_config({**model.config.to_dict(), "architectures": [type(model).__name__]}).spec
     total = sum(each.numel() for each in model.parameters())
-    keys = 32 * len(spec.listener.layers) if spec.listener else 0  # biases of keys, which are zero here
-    assert parameters(spec).total == total + keys
+    assert spec.listener is not None
+    unused = sum(each.numel() for key, each in model.named_parameters() if "bos_eos" in key)
+    keys = 32 * len(spec.listener.layers)  # biases of keys, which are zero here
+    assert parameters(spec).total == total + keys - unused
+
+
+def test_pictures_and_sounds_stand_in_one_prompt(folder: Folder) -> None:
+    """A sound's positions just count, behind the farthest of a picture's."""
+    name, pixels, samples = "Qwen2_5OmniThinker", pictures.drawn("qwen2_5_vl", 1), tiny.sounds()[1]
+    seen = pictures.asked("qwen2_5_vl", "", pixels).inserted[0]
+    heard = tiny.asked(name, "", samples).inserted[0]
+    before, between, behind = [*words(4, 1), 305], [306, *words(3, 2), 302], [303, *words(2, 3)]
+    tokens = [*before, *[pictures.IMAGE] * seen.count, *between, *[tiny.AUDIO] * heard.count, *behind]
+    places = len(before), len(before) + seen.count + len(between)
+    parts = tuple(replace(each, start=start) for each, start in zip((seen, heard), places, strict=True))
+    asked = replace(ask("mixed", tokens, max_tokens=6), inserted=parts)
+    with rig(folder(name), max_num_batched_tokens=32, max_model_len=512) as own:
+        found = own.run(asked)["mixed"].tokens
+    model, ids = tiny.build(name), tokens
+    given = {**tiny.inputs(name, [samples]), **pictures.inputs("qwen2_5_vl", [pixels])}
+    for _ in range(6):
+        row = torch.tensor([ids])
+        model.rope_deltas = None
+        with torch.inference_mode():
+            scores = model(input_ids=row, attention_mask=torch.ones_like(row), **given).logits[0, -1]
+        ids = [*ids, int(scores.argmax())]
+    assert found == ids[-6:]

@@ -18,7 +18,7 @@ from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.media.items import sound
 from tests.driving import ask
-from tests.vision.tiny import TEXT
+from tests.vision.tiny import IMAGE, TEXT
 
 RATE = 16_000
 AUDIO = 301  # the token in the place of a vector
@@ -30,6 +30,31 @@ LISTENER: dict[str, Any] = {
     "d_model": 32,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
+    "Qwen2_5OmniThinker": {
+        "text_config": {
+            **TEXT,
+            "max_position_embeddings": 2048,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [2, 3, 3]},
+        },
+        "audio_config": {**LISTENER, "output_dim": 64, "n_window": 30},
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 4,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        "image_token_index": IMAGE,
+        "audio_token_index": AUDIO,
+        "audio_start_token_id": 302,
+        "audio_end_token_id": 303,
+        "vision_start_token_id": 305,
+        "video_token_index": 304,
+        "tie_word_embeddings": False,
+    },
     "Qwen2Audio": {
         "text_config": {**TEXT, "max_position_embeddings": 2048, "model_type": "qwen2", "tie_word_embeddings": False},
         "audio_config": {**LISTENER, "model_type": "qwen2_audio_encoder"},

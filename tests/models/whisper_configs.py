@@ -74,4 +74,45 @@ QWEN2_AUDIO_7B: dict[str, Any] = {
     },
     "vocab_size": 156032,
 }
-HEARING = (QWEN2_AUDIO_7B,)
+_OMNI: dict[str, Any] = {
+    "audio_token_index": 151646,
+    "image_token_index": 151655,
+    "video_token_index": 151656,
+    "audio_config": {**QWEN2_AUDIO_7B["audio_config"], "n_window": 100, "output_dim": 3584},
+    "vision_config": {
+        "depth": 32,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "hidden_act": "silu",
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "window_size": 112,
+    },
+    "text_config": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "max_position_embeddings": 32768,
+        "model_type": "qwen2_5_omni_text",
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 152064,
+    },
+}
+QWEN2_5_OMNI_7B: dict[str, Any] = {
+    "architectures": ["Qwen2_5OmniModel"],
+    "model_type": "qwen2_5_omni",
+    "thinker_config": {**_OMNI, "model_type": "qwen2_5_omni_thinker"},
+}
+HEARING = (
+    QWEN2_AUDIO_7B,
+    QWEN2_5_OMNI_7B,
+    {**QWEN2_5_OMNI_7B, "architectures": ["Qwen2_5OmniForConditionalGeneration"]},
+    {**_OMNI, "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"]},
+)

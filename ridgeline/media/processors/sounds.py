@@ -48,12 +48,17 @@ class Qwen2Audio:
         return sound_layout(self._files, samples, WINDOW)
 
 
-class Qwen2_5Omni(Qwen2VL):
-    """The thinker of Qwen2.5-Omni: pictures and videos as Qwen2.5-VL has them, and sounds."""
+class Qwen2_5Omni:
+    """The thinker of Qwen2.5-Omni: pictures as Qwen2.5-VL has them, and sounds; no videos yet."""
 
     def __init__(self, files: ModelFiles) -> None:
-        super().__init__(files)
+        self._files, self._pictures = files, Qwen2VL(files)
+        self.marker = self.placeholder = files.token("image_token", "<|IMAGE|>")
         self.sound_marker = self.sound_placeholder = files.token("audio_token", "<|AUDIO|>")
+        self.patching = self._pictures.patching
+
+    def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
+        return self._pictures.layout(height, width, pictures, index)
 
     def sound(self, samples: int) -> Layout:
         return sound_layout(self._files, samples, LONGEST)
