@@ -347,7 +347,7 @@ FAMILIES |= {
             "vision_config": {
                 **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
                 **{"num_key_value_heads": 1, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2},
-                **{"position_embedding_size": 16, "standardize": True},
+                **{"position_embedding_size": 64, "standardize": True},
             },
             "audio_config": None,
             "image_token_id": IMAGE,
@@ -550,6 +550,15 @@ def by_transformers(name: str, request: Request, pictures: Sequence[np.ndarray],
     return _WRITTEN[known]
 
 
+def types(name: str, row: Tensor, prompt: int | None = None) -> dict[str, Tensor]:
+    """Return what tells transformers' model which of a row's tokens see each other both ways: pictures, or so many of
+    the prompt (None: all)."""
+    if name.startswith("paligemma"):
+        return {"token_type_ids": (torch.arange(row.shape[1]) >= (prompt or row.shape[1]))[None].int()}
+    kind = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}.get(name)
+    return {} if kind is None else {kind: (row == IMAGE).int()}
+
+
 def scores(
     model: Any, name: str, ids: Sequence[int], pictures: Sequence[np.ndarray], prompt: int | None = None
 ) -> Tensor:
@@ -562,12 +571,7 @@ def scores(
         model.model.rope_deltas = None
         if given:
             given["mm_token_type_ids"] = (row == IMAGE).int()
-    if name == "gemma3":
-        given["token_type_ids"] = (row == IMAGE).int()
-    if name == "gemma4":
-        given["mm_token_type_ids"] = (row == IMAGE).int()
-    if name.startswith("paligemma"):
-        given["token_type_ids"] = (torch.arange(len(ids)) >= (prompt or len(ids)))[None].int()
+    given |= types(name, row, prompt)
     given = {key: value.to(model.dtype) if value.is_floating_point() else value for key, value in given.items()}
     with torch.inference_mode():
         found: Tensor = model(input_ids=row, attention_mask=torch.ones_like(row), **given).logits[0]
