@@ -381,7 +381,8 @@ class Engine:
             raise InvalidRequest(f"this model {does} and cannot {not_that}; ask another one.", param="model")
         if request.task is not None:
             self._check_pooled(request)
-            self._check_together(request)
+            if self.config.both_ways is not None:
+                self._check_together(request)
             return
         if request.encoder_ids or self.config.encodes:
             self._check_encoded(request)
@@ -391,7 +392,8 @@ class Engine:
         if request.inserted:
             check_inserted(request)
             self._check_pictures(request)
-        self._check_together(request)
+        if self.config.both_ways is not None:
+            self._check_together(request)
         companion = request.companion()
         members = [request] if companion is None else [request, companion]
         if companion is not None:

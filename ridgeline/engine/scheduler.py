@@ -148,9 +148,11 @@ class Scheduler:
         if self._looked.seq is not None and self._looked.seq.request.owner != request.owner:
             self._looked = NOTHING  # it may be entitled to what another owner has
         self._by_id[request.id] = seq
-        seq.together = runs_of(request, self.config.both_ways)
-        seq.private |= self.config.both_ways == "prompt"  # keys of its first tokens depend on the last one
-        longest = max((end - first for first, end in seq.together), default=1)
+        longest = 1
+        if self.config.both_ways is not None:
+            seq.together = runs_of(request, self.config.both_ways)
+            seq.private |= self.config.both_ways == "prompt"  # keys of its first tokens depend on the last one
+            longest = max((end - first for first, end in seq.together), default=1)
         self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else longest)
         sessions = self.cache.sessions
         session = sessions.came(seq) if sessions is not None and sessions.due else None

@@ -77,7 +77,7 @@ def _plain(batch: RaggedBatch, softmax: Softmax, scales: KVScales | None) -> Non
     """Raise ValueError for what FlashInfer's attention does not take, or takes otherwise."""
     for name, there in {
         "sinks": softmax.sinks_H, "slopes": softmax.slopes_H, "scales": scales, "trees": batch.tree,
-        "biases": softmax.bias_HL,
+        "pictures": batch.ahead_T, "biases": softmax.bias_HL,
     }.items():  # fmt: skip
         if there is not None:
             raise ValueError(f"FlashInfer's attention is not called with {name}.")

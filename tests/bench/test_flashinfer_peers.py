@@ -31,6 +31,7 @@ REFUSED = {  # by a word of the sentence: which cases
     "sinks": lambda case: getattr(case, "sinks", False),
     "slopes": lambda case: getattr(case, "alibi", False),
     "biases": lambda case: getattr(case, "distances", 0) > 0,
+    "pictures": lambda case: bool(getattr(case, "pictures", ())),
     "rows without tokens": lambda case: False,
     "weights in the dtype": lambda case: getattr(case, "weight_float32", False),
     "has no gated": lambda case: getattr(case, "kind", "").startswith(("relu", "silu_")),
