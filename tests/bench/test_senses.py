@@ -8,7 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -18,7 +19,7 @@ import transformers
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
 from ridgeline.kernels.small.log_mel.op import mel_filters
-from ridgeline_bench.scripts.senses import drawn, hear, networks, see, split, spoken
+from ridgeline_bench.scripts.senses import chunks, drawn, hear, networks, see, split, spoken
 from ridgeline_bench.scripts.senses.drawn import Artist, DrawnPicture, facts_of, right_facts
 
 
@@ -223,3 +224,16 @@ def test_passes_of_the_recogniser_are_those_of_transformers() -> None:
         states = networks.listened(model.model.encoder, features)
         ours = model.proj_out(networks.written(model.model.decoder, ids, states))
     torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)  # float32, 6 layers
+
+
+def numbered(random: Random) -> dict[str, np.ndarray]:
+    return {"number": np.array([random.random()])}
+
+
+def test_chunks_are_read_once_each(tmp_path: Path) -> None:
+    makers = chunks.Makers(tmp_path / "chunks", numbered, processes=2, most=5, seed=3)
+    found = list[float]()
+    while makers.at_work or any((tmp_path / "chunks").iterdir()):
+        found += [float(each["number"][0]) for each in islice(makers.new(), 2)]
+    makers.close()
+    assert sorted(found) == sorted(Random(f"3 {number}").random() for number in range(5))

@@ -33,8 +33,9 @@ class Makers:
     def new(self) -> Iterator[dict[str, np.ndarray]]:
         """Yield the chunks that have been finished since the last call, and remove their folders."""
         for folder in sorted(self._folder.glob("*.done")):
-            yield {file.stem: np.load(file) for file in folder.iterdir()}
+            arrays = {file.stem: np.load(file) for file in folder.iterdir()}
             rmtree(folder)
+            yield arrays
 
     @property
     def at_work(self) -> bool:

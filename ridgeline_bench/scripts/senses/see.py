@@ -50,9 +50,11 @@ from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, Train
 from ridgeline_bench.scripts.senses.networks import llama, tower
 
 PATCH, WIDTH, HEADS, CONTEXT = 12, 192, 6, 256
-CHUNK, TEXTS, LENGTH = 1024, 3, 72  # pictures of a chunk, texts of a picture, tokens of a text
+CHUNK, TEXTS = 1024, 3  # pictures of a chunk, texts of a picture
+LENGTH, SHORT = 52, 16  # tokens of a caption, and of a question with its answer
 MEASURED = 256  # pictures of each kind
 QUERIES = 16
+EACH = 50  # steps whose mean loss is kept
 HELD_OUT_FONTS = ("ComicNeue-Bold", "Caladea-Regular")
 
 
@@ -162,6 +164,7 @@ def encoded(pictures: Sequence[DrawnPicture], words: Tokenizer, random: Random) 
         for column, (question, answer) in enumerate(pairs):
             before = words.encode(question + "\n").ids
             text = [*before, *words.encode(answer).ids, 0]
+            assert len(text) <= (SHORT if column else LENGTH)
             ids[row, column, : len(text)] = text
             starts[row, column], ends[row, column] = len(before), len(text)
     pixels = np.stack([np.asarray(each.image) for each in pictures])
@@ -184,15 +187,13 @@ def normal(pixels_NHWC: Tensor, dtype: torch.dtype, *, shaken: bool = False) -> 
     return found.to(dtype)
 
 
-def loss_of(model: SeeingModel, batch: dict[str, Tensor]) -> Tensor:
-    """Return the mean loss of the tokens of one text of each picture: its caption half of the time."""
-    count = len(batch["pixels"])
-    device = batch["pixels"].device
-    chosen = (torch.rand(count, device=device) * 2 * (TEXTS - 1)).long() - (TEXTS - 2)
-    rows, chosen = torch.arange(count, device=device), chosen.clamp(min=0)
-    ids = batch["ids"][rows, chosen].long()
-    places = torch.arange(1, LENGTH, device=device)
-    counted = (places >= batch["starts"][rows, chosen, None]) & (places < batch["ends"][rows, chosen, None])
+def loss_of(model: SeeingModel, batch: dict[str, Tensor], random: Random) -> Tensor:
+    """Return the mean loss of the captions of all pictures, or, every second time, of the answers to one question
+    each, which take fewer tokens."""
+    column, length = random.choice(((0, LENGTH), (random.randint(1, TEXTS - 1), SHORT)))
+    ids = batch["ids"][:, column, :length].long()
+    places = torch.arange(1, length, device=ids.device)
+    counted = (places >= batch["starts"][:, column, None]) & (places < batch["ends"][:, column, None])
     scores = model(model.seen(normal(batch["pixels"], model.whole.dtype, shaken=True)), ids[:, :-1])
     losses = functional.cross_entropy(scores.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     weight = counted / counted.sum(1, keepdim=True).sqrt()  # between one weight a token and one a text
@@ -307,6 +308,7 @@ def main() -> None:
     store = TensorStore(given.most * CHUNK, device)
     test = SeeingTest(fonts, given.measured)
     clock, log, steps, drawn = TrainingTime(given.seconds, given.until), [], 0, 0
+    sums = {name: torch.zeros((), device=device) for name in names}
     try:
         while clock.share < 1:
             if steps % 4 == 0 or store.count < 8 * CHUNK:
@@ -321,19 +323,19 @@ def main() -> None:
                     continue
                 clock.start()
             batch = store.drawn(given.batch)
-            told_losses = {}
             for name in names:
                 if given.beside:
                     torch.manual_seed(steps)  # so that both get the same texts and noise
-                loss = loss_of(models[name], batch)
+                loss = loss_of(models[name], batch, Random(f"{given.seed} {steps}"))
                 loss.backward()
                 optimizers[name].step(clock.share, steps)
-                told_losses[name] = loss.detach()
+                sums[name] += loss.detach()
             steps += 1
-            if steps % 50 == 0:
+            if steps % EACH == 0:
                 line = {"step": steps, "seconds": round(clock.spent, 2), "drawn": drawn}
-                log.append(line | {name: round(float(loss), 4) for name, loss in told_losses.items()})
-                if steps % 200 == 0 or len(log) < 3:
+                log.append(line | {name: round(float(each) / EACH, 4) for name, each in sums.items()})
+                sums = {name: torch.zeros((), device=device) for name in names}
+                if steps % (4 * EACH) == 0 or len(log) < 3:
                     print(json.dumps(log[-1]), flush=True)
     finally:
         makers.close()
