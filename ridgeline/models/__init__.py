@@ -21,6 +21,8 @@ ARCHITECTURES = Registry(
         "Qwen2_5_VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen2_5VL",
         "Qwen3VLForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen3VL",
         "Qwen3VLMoeForConditionalGeneration": "ridgeline.models.qwen_vl:Qwen3VLMoe",
+        "Glm4vForConditionalGeneration": "ridgeline.models.glm4v:Glm4vVision",
+        "Glm4vMoeForConditionalGeneration": "ridgeline.models.glm4v:Glm4vMoeVision",
         "Idefics3ForConditionalGeneration": "ridgeline.models.idefics3:Idefics3Vision",
         "LlavaNextForConditionalGeneration": "ridgeline.models.llava:LlavaNext",
         "LlavaOnevisionForConditionalGeneration": "ridgeline.models.llava:LlavaOnevision",

@@ -324,8 +324,42 @@ MINICPM_V_4_6: Values = {  # the tower's sizes are the defaults of transformers'
         **{"image_size": 224, "patch_size": 16},
     },
 }
+_GLM_ROPE: Values = {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "rope_type": "default"}
+_GLM_TOWER: Values = {
+    **{"depth": 24, "hidden_size": 1536, "num_heads": 12, "patch_size": 14, "image_size": 336, "in_channels": 3},
+    **{"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 4096, "hidden_act": "silu"},
+    "rms_norm_eps": 1e-5,
+}
+GLM_4_1V_9B: Values = {
+    "architectures": ["Glm4vForConditionalGeneration"],
+    "model_type": "glm4v",
+    "tie_word_embeddings": False,
+    "text_config": {
+        **{"hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40, "num_attention_heads": 32},
+        **{"num_key_value_heads": 2, "vocab_size": 151552, "rms_norm_eps": 1e-5, "attention_bias": True},
+        **{"max_position_embeddings": 65536, "model_type": "glm4v_text", "dtype": "bfloat16"},
+        "rope_parameters": {**_GLM_ROPE, "mrope_section": [8, 12, 12]},
+    },
+    "vision_config": {**_GLM_TOWER, "intermediate_size": 13696},
+}
+GLM_4_5V: Values = {
+    "architectures": ["Glm4vMoeForConditionalGeneration"],
+    "model_type": "glm4v_moe",
+    "tie_word_embeddings": False,
+    "text_config": {
+        **{"hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46, "num_attention_heads": 96},
+        **{"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151552, "rms_norm_eps": 1e-5},
+        **{"attention_bias": True, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8},
+        **{"moe_intermediate_size": 1408, "first_k_dense_replace": 1, "norm_topk_prob": True},
+        **{"max_position_embeddings": 65536, "model_type": "glm4v_moe_text", "dtype": "bfloat16"},
+        "rope_parameters": {**_GLM_ROPE, "mrope_section": [8, 12, 12]},
+    },
+    "vision_config": {**_GLM_TOWER, "intermediate_size": 10944},
+}
 
 EVERY = (
+    GLM_4_1V_9B,
+    GLM_4_5V,
     QWEN3_5_27B,
     QWEN3_5_35B_A3B,
     MINICPM_V_4_6,

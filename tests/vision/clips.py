@@ -21,7 +21,7 @@ from ridgeline.text.media_prompt import placed_items
 from tests.driving import ask
 from tests.vision import tiny
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe")
 VIDEO = 301
 BOUNDS = {"min_pixels": 64, "max_pixels": 16384}
 Part = list[int] | np.ndarray | Clip
@@ -75,7 +75,7 @@ def asked(family: str, name: str, *parts: Part, max_tokens: int = 8, **params: A
                 tokens += letters(piece)
                 continue
             inserted.append(own.inserted(run, len(tokens)))
-            tokens += [VIDEO if isinstance(part, Clip) else tiny.IMAGE] * piece
+            tokens += [VIDEO if isinstance(part, Clip) and not family.startswith("glm") else tiny.IMAGE] * piece
             run += 1
     return replace(ask(name, tokens, max_tokens=max_tokens, **params), inserted=tuple(inserted))
 
@@ -117,6 +117,8 @@ def scores(model: Any, family: str, ids: Sequence[int], parts: Sequence[Part]) -
         given["second_per_grid_ts"] = torch.tensor([2 / part.rate for part in parts if isinstance(part, Clip)])
     if given:
         given["mm_token_type_ids"] = (row == tiny.IMAGE).int() + 2 * (row == VIDEO).int()
+        if family.startswith("glm"):
+            given["mm_token_type_ids"] = (row == tiny.IMAGE).int() * (2 if "video_grid_thw" in given else 1)
     model.model.rope_deltas = None
     with torch.inference_mode():
         found: Tensor = model(input_ids=row, attention_mask=torch.ones_like(row), **given).logits[0]

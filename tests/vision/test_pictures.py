@@ -223,6 +223,8 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "Qwen2_5_VLForConditionalGeneration": 8_292_166_656,
     "Qwen3VLForConditionalGeneration": 8_767_123_696,
     "Qwen3VLMoeForConditionalGeneration": 31_070_754_032,
+    "Glm4vForConditionalGeneration": 10_292_777_472,
+    "Glm4vMoeForConditionalGeneration": 107_710_933_120,  # with the corrections of its routers
     "Qwen3_5ForConditionalGeneration": 27_356_728_560,
     "Qwen3_5MoeForConditionalGeneration": 35_107_181_936,
     "InternVLForConditionalGeneration": 7_944_373_760,

@@ -39,6 +39,8 @@ def requests(family: str) -> list[tuple[Request, tuple[Part, ...]]]:
         "two": (words(2, 5), a, words(1, 6), b, words(9, 6)),
         "one frame": (words(30, 7), c, words(4, 8), still, words(3, 9)),
     }
+    if family.startswith("glm"):  # frames have the placeholder of pictures, so transformers takes one kind in a prompt
+        made = {name: parts for name, parts in made.items() if not any(part is still for part in parts)}
     return [(asked(family, name, *parts), parts) for name, parts in made.items()]
 
 
@@ -64,14 +66,14 @@ def test_preemption_and_aborts_change_no_token(family: str, tiny_vision: TinyMod
 
 @pytest.mark.parametrize("family", clips.FAMILIES)
 def test_a_second_turn_costs_no_work_of_the_tower(family: str, tiny_vision: TinyModel) -> None:
-    """Qwen3's pairs of frames are encoded one by one, so that no step needs all of a video."""
+    """Pairs of frames with a time of their own are encoded one by one, so that no step needs all of a video."""
     a, turn = filmed(1), words(6, 4)
     first, second = (words(6, 1), a, words(4, 2)), (words(6, 1), a, words(4, 2), turn)
     with rig(tiny_vision(family)) as own:
         part, cache = own.runner.inserted, own.engine.scheduler.cache
         assert part._pictures is not None
         own.run(asked(family, "first", *first))
-        assert part._pictures.encoded == (3 if family.startswith("qwen3") else 1)
+        assert part._pictures.encoded == (3 if family.startswith(("qwen3", "glm")) else 1)
         encoded, hits = part._pictures.encoded, cache.hit_tokens
         own.run(asked(family, "second", *second))
         assert part._pictures.encoded == encoded

@@ -245,6 +245,19 @@ _DELTA: dict[str, Any] = {  # two gated delta rules around attention, a quarter 
     "linear_num_value_heads": 4,
     "rope_parameters": {**_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.25},
 }
+_GLM: dict[str, Any] = {
+    **TEXT,
+    "rope_parameters": {**_ROPE, "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5},
+}
+_TOWER_GLM = {
+    "depth": 3,
+    "hidden_size": 32,
+    "out_hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "image_size": 20,
+    "patch_size": 4,
+}
 _TOWER_3_5 = {name: value for name, value in _TOWER_3.items() if name != "deepstack_visual_indexes"}
 FAMILIES |= {
     "qwen2_vl": Family(
@@ -294,6 +307,20 @@ FAMILIES |= {
     "qwen3_vl_moe": Family(
         "Qwen3VLMoe",
         {**_IDS, "text_config": {**_QWEN3, **_EXPERTS}, "vision_config": _TOWER_3},
+        _SQUARES,
+        _SIZES,
+    ),
+    "glm4v": Family("Glm4v", {**_IDS, "text_config": _GLM, "vision_config": _TOWER_GLM}, _SQUARES, _SIZES),
+    "glm4v_moe": Family(
+        "Glm4vMoe",
+        {
+            **_IDS,
+            "text_config": {
+                **_GLM,
+                **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            },
+            "vision_config": _TOWER_GLM,
+        },
         _SQUARES,
         _SIZES,
     ),

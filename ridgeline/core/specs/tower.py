@@ -61,6 +61,22 @@ class ProjectorSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatedProjectorSpec(ProjectorSpec):
+    """Merged patches → linear with biases → linear → norm → GELU → gated feed-forward. From the first map on vectors
+    have `outputs` numbers.
+
+    hidden, activation: of the feed-forward.
+    """
+
+    def products(self, width: int) -> list[Product]:
+        first, second = Product(width * self.merge**2, self.outputs, True), Product(self.outputs, self.outputs)
+        return [first, second, Product(self.outputs, 2 * self.hidden), Product(self.hidden, self.outputs)]
+
+    def norm_width(self, width: int) -> int:
+        return self.outputs
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolerSpec:
     """The map from a view's patches to one vector, before the projector: its class token, or what a learned query
     attends to among the patches, x, with x + mlp(norm(x)) behind it (Zhai et al., arXiv 2106.04560).
@@ -93,6 +109,7 @@ class GridSpec:
     axes: there is no grid but two tables of `side` rows, one for columns and one for lines, whose rows are added up.
         Views have any shape.
     nearest: the cells' edges lie on the view's, and a patch takes the value of the cell that its corner lies in.
+    cubic: the same edges, and values of a bicubic curve through 4 x 4 cells.
     """
 
     side: int
@@ -100,6 +117,7 @@ class GridSpec:
     smooth: bool = False
     axes: bool = False
     nearest: bool = False
+    cubic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +143,7 @@ class TowerSpec:
     grid: the learned positions; None: there are none.
     rope: how queries and keys rotate by row and column; None: they do not. The first half of a head's pairs rotate by
         the patch's row and the others by its column.
-    embed_norm: normalizes embedded patches. final_norm: behind the last layer.
+    embed_norm: normalizes embedded patches. patch_norm: before their positions. final_norm: behind the last layer.
     window: patches see those in the same square of so many merged patches to a side. 0: all of their view's frame.
     whole: the layers in which they see all of the frame nevertheless.
     projector: the map to the model's vectors.
@@ -147,6 +165,7 @@ class TowerSpec:
     rope: RopeSpec | None = None
     rope_apart: bool = False
     embed_norm: NormSpec | None = None
+    patch_norm: NormSpec | None = None
     final_norm: NormSpec | None = None
     window: int = 0
     whole: tuple[int, ...] = ()
@@ -222,7 +241,9 @@ class TowerSpec:
         total = sum(p.outputs * (p.inputs + p.bias) for p in products)
         norms += [(layer.norm, (4 if layer.norms == "both" else 2) * self.width) for layer in layers]
         norms += [(norm, width) for layer in layers for norm, width in layer.mixer.norms]
-        norms += [(norm, self.width) for norm in (self.embed_norm, self.final_norm) if norm is not None]
+        norms += [
+            (norm, self.width) for norm in (self.patch_norm, self.embed_norm, self.final_norm) if norm is not None
+        ]
         norms += [(own.norm, own.norm_width(self.width)) for own in projectors if own.norm is not None]
         weighted = [(norm, width) for norm, width in norms if not norm.weightless]
         total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in weighted)

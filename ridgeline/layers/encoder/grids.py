@@ -64,6 +64,23 @@ def nearest(grid: Grid, merge: int, side: int) -> np.ndarray:
     return np.asarray(row_T * side + column_T)
 
 
+def cubic(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 4 x 4 cells of a table of side x side positions around each patch, and their weights, by Keys' curve
+    (IEEE TASSP 29, 1981) with a slope of -0.75: int64 and float32 [16, T]. The table's edges lie on the view's."""
+    found = []
+    for size, place_T in zip((grid.rows, grid.columns), _places(grid, merge), strict=True):
+        at_T = (place_T + 0.5).astype(np.float32) / np.float32(size) * np.float32(side) - np.float32(0.5)
+        first_T = np.floor(at_T)
+        cells_4T = np.clip(first_T + np.arange(-1, 3)[:, None], 0, side - 1).astype(np.int64)
+        away_4T = np.abs(at_T - first_T - np.arange(-1, 3, dtype=np.float32)[:, None])
+        near_4T = (1.25 * away_4T - 2.25) * away_4T**2 + 1
+        far_4T = -0.75 * (((away_4T - 5) * away_4T + 8) * away_4T - 4)
+        found.append((cells_4T, np.where(away_4T <= 1, near_4T, far_4T).astype(np.float32)))
+    (rows, down), (columns, right) = found
+    cells, weights = rows[:, None] * side + columns[None], down[:, None] * right[None]
+    return cells.reshape(16, -1), weights.reshape(16, -1)
+
+
 def frames(grids: Sequence[Grid]) -> np.ndarray:
     """Return the number of patches of each frame, int64."""
     return np.repeat([grid.rows * grid.columns for grid in grids], [grid.frames for grid in grids])

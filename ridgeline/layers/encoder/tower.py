@@ -7,6 +7,7 @@ Legend:
     M  numbers of a vector, with those that are added behind layers
     L  vectors
     Y  width of a head
+    K  cells of the table of positions near a patch
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from torch import Tensor, nn
 
 from ridgeline.core.specs.model import RopeSpec
 from ridgeline.core.specs.queries import QueriesSpec
-from ridgeline.core.specs.tower import MiddleMerge, ProjectorSpec, TowerSpec
+from ridgeline.core.specs.tower import GatedProjectorSpec, MiddleMerge, ProjectorSpec, TowerSpec
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
-from ridgeline.layers.encoder.grids import Grid, corners, frames, nearest, places, windows
+from ridgeline.layers.encoder.gated import GatedProjector
+from ridgeline.layers.encoder.grids import Grid, corners, cubic, frames, nearest, places, windows
 from ridgeline.layers.encoder.packed import PackedViews
 from ridgeline.layers.encoder.pooler import ViewPooler
 from ridgeline.layers.encoder.queries import QueryProjector
@@ -107,16 +109,19 @@ class Tower(nn.Module):
         if spec.grid is not None:
             shape = (2, spec.grid.side) if spec.grid.axes else (spec.rows,)
             self.positions = build.parameter(*shape, spec.width)
+        self.patch_norm = None if spec.patch_norm is None else Norm(spec.patch_norm, spec.width, build)
         self.embed_norm = None if spec.embed_norm is None else Norm(spec.embed_norm, spec.width, build)
         self.layers = nn.ModuleList(
             Layer(layer, spec.width, build.within(f"layers.{n}")) for n, layer in enumerate(spec.layers)
         )
         self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, spec.width, build)
         self.pooler = None if spec.pooler is None else ViewPooler(spec.pooler, spec.width, build.within("pooler"))
-        self.projector: Projector | QueryProjector
+        self.projector: Projector | GatedProjector | QueryProjector
         inside = build.within("projector")
         if isinstance(spec.projector, QueriesSpec):
             self.projector = QueryProjector(spec.projector, inside)
+        elif isinstance(spec.projector, GatedProjectorSpec):
+            self.projector = GatedProjector(spec.projector, spec.width, inside)
         else:
             self.projector = Projector(spec.projector, spec.width, inside)
         deep = [] if spec.deep_projector is None else [spec.deep_projector] * len(spec.deep)
@@ -168,6 +173,7 @@ class Tower(nn.Module):
     def _embedded(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the input of the first layer: [T, W], class tokens included."""
         x_TW = self.patch(patches_TX.to(self.dtype))
+        x_TW = x_TW if self.patch_norm is None else self.patch_norm(x_TW)[0]
         if self.class_token is not None:
             with_class_TW = self.class_token.expand(len(x_TW) + len(grids), -1).clone()
             with_class_TW[torch.from_numpy(self._patch_rows(grids)).to(x_TW.device)] = x_TW
@@ -197,10 +203,11 @@ class Tower(nn.Module):
                 cells_T = torch.from_numpy(nearest(grid, self.spec.merge, self.spec.grid.side))
                 own.append(self.positions[cells_T.to(self.positions.device)])
                 continue
-            cells, weights = corners(Grid(1, grid.rows, grid.columns), self.spec.merge, self.spec.grid.side)
-            cells_4T = torch.from_numpy(cells).to(self.positions.device)
-            weights_4T = torch.from_numpy(weights).to(self.positions.device)
-            each_TW = (self.positions[cells_4T].float() * weights_4T[..., None]).sum(0).to(self.dtype)
+            near = cubic if self.spec.grid.cubic else corners
+            cells, weights = near(Grid(1, grid.rows, grid.columns), self.spec.merge, self.spec.grid.side)
+            cells_KT = torch.from_numpy(cells).to(self.positions.device)
+            weights_KT = torch.from_numpy(weights).to(self.positions.device)
+            each_TW = (self.positions[cells_KT].float() * weights_KT[..., None]).sum(0).to(self.dtype)
             own.append(each_TW.repeat(grid.frames, 1))
         return torch.cat(own)
 
