@@ -10,7 +10,7 @@ from dataclasses import replace
 from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, DeviceLost, InvalidConfig, InvalidRequest
 from ridgeline.core.plan.cache_figures import CacheFigures
-from ridgeline.core.plan.crossed import MOST_PICTURES, MOST_RUNS, picture_keys, places_of_keys
+from ridgeline.core.plan.crossed import MOST_PICTURES, MOST_RUNS, picture_keys
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.plan.sleep import KINDS, Kind
@@ -422,7 +422,7 @@ class Engine:
             )
         ahead = self.config.drafted_ahead
         more = self.config.num_drafts + ahead
-        encoded = len(request.encoder_ids) + self._check_crossed(request)
+        encoded = len(request.encoder_ids) + (self._check_crossed(request) if request.inserted else 0)
         needed = sum(
             self.layout.pages_needed(member.max_total_tokens + more, max_chunk + ahead, encoded) for member in members
         )
@@ -478,7 +478,7 @@ class Engine:
         """Return the places of the keys of a request's pictures, if layers of cross attention see them. Raise
         InvalidRequest for more than there may be."""
         keys = picture_keys(request.inserted, self.layout.block_size)
-        places, runs = places_of_keys(keys), keys[-1].run + 1 if keys else 0
+        places, runs = (keys[-1].end, keys[-1].run + 1) if keys else (0, 0)
         if len(keys) > MOST_PICTURES or runs > MOST_RUNS or places > self.config.crosses:
             raise InvalidRequest(
                 f"the prompt has {len(keys)} pictures in {runs} places, whose {places} keys are too many: there may be "

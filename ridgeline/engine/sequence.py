@@ -7,7 +7,7 @@ from collections import Counter
 from enum import Enum
 from typing import NamedTuple
 
-from ridgeline.core.plan.crossed import CrossedPictures, picture_keys, places_of_keys
+from ridgeline.core.plan.crossed import CrossedPictures, picture_keys
 from ridgeline.core.plan.request import Preemption, Request, RequestStats, drafting
 from ridgeline.core.plan.step import Feature, features_of, reports_apart
 from ridgeline.engine.cache.checkpoints import Checkpoint
@@ -132,8 +132,8 @@ class Sequence:
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0
         self.has_waited, self.heard = False, 0
-        self.crossed = picture_keys(request.inserted, block_size)
-        self.encoded = places_of_keys(self.crossed) or len(request.encoder_ids)
+        self.crossed = picture_keys(request.inserted, block_size) if request.inserted else ()
+        self.encoded = self.crossed[-1].end if self.crossed else len(request.encoder_ids)
         self.inserted = request.inserted if request.embeds is None else request.all_inserted
         alone = request.whole or bool(request.encoder_ids)
         self.private = alone or not all(each.key for each in self.inserted)

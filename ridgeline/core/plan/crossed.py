@@ -53,8 +53,3 @@ def picture_keys(inserted: Sequence[Inserted], block_size: int) -> tuple[Picture
             first = start = -(-found[-1].end // block_size) * block_size if found else 0
         found.append(PictureKeys(each.start, run, first, start, start + each.across))
     return tuple(found)
-
-
-def places_of_keys(keys: Sequence[PictureKeys]) -> int:
-    """Return the number of places that the keys of pictures take in the cache."""
-    return keys[-1].end if keys else 0
