@@ -18,13 +18,13 @@ from ridgeline_bench.scripts.senses.split import held_out
 
 RATE = 22050  # samples a second, of eSpeak NG
 FORMS = (
-    "turn {on} the {device} in the {room}", "turn {on} the {color} {device}", "please turn {on} all {device}",
+    "turn {on} the {device} in the {room}", "turn {on} the {color} {device}", "please turn {on} the {device} now",
     "set the {room} {device} to {color}", "set an alarm for {hour} {minute}", "wake me at {hour} {minute} on {day}",
     "what is the weather in {city} {day}", "is it going to rain in {city} on {day}", "book a train to {city} on {day}",
     "call {person}", "call {person} at {hour} {minute}", "send a message to {person}", "play some {music} music",
     "play {music} music in the {room}", "add {thing} to my list", "add {thing} and {thing} to the shopping list",
     "move {digit} steps {move}", "the code is {digit} {digit} {digit} {digit}", "open the door of the {room}",
-    "{digit} {digit} {digit} {digit} {digit}", "how many {thing} do we need", "remind {person} to buy {thing}",
+    "{digit} {digit} {digit} {digit} {digit}", "do we have {thing} at home", "remind {person} to buy {thing}",
     "go {move} and then {move}", "stop the {music} music", "the {color} door is on the {move}",
 )  # fmt: skip
 LISTS = {
