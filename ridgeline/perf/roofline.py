@@ -109,14 +109,24 @@ def step_ops(
 
 
 def _encoding(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | None) -> Iterator[OpCost]:
-    if model.tower is not None and len(shape.views):
-        yield from tower_ops(model.tower, shape.views, p)
+    yield from _seeing(model, shape, p, kv_dtype)
     if model.encoder is None or not len(shape.encoded):
         return
     for op in step_ops(model.encoder, StepShape(shape.encoded, shape.encoded, 0), dtype=p):
         yield replace(op, name=f"{ENCODER}{op.name}")
     for name, cost, times in crossing(model, int(np.sum(shape.encoded)), p, kv_dtype):
         yield OpCost(f"{ENCODER}{name}", cost, times)
+
+
+def _seeing(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | None) -> Iterator[OpCost]:
+    """Yield the ops of the tower, and of the keys and values that layers of cross attention make of its output."""
+    if model.tower is None or not len(shape.views):
+        return
+    yield from tower_ops(model.tower, shape.views, p)
+    if model.crosses:
+        vectors = sum(shape.views) + len(shape.views) * model.tower.class_token
+        for name, cost, times in crossing(model, vectors, p, kv_dtype):
+            yield OpCost(f"{TOWER}{name}", cost, times)
 
 
 def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
@@ -352,7 +362,7 @@ class Roofline:
     def _seeing(self, shape: StepShape) -> float:
         """Return the seconds of the tower, of which each op is looked at: few steps have pictures."""
         hardware, p = self._hardware, self._precision
-        ops = () if self._model.tower is None else tower_ops(self._model.tower, shape.views, p)
+        ops = _seeing(self._model, shape, p, self._kv_dtype)
         rated = ((op.cost, op.count, op_rate(op.name, hardware, p)) for op in ops)
         return sum(n * float(self._join(c.bytes / hardware.bandwidth, c.flops / rate)) for c, n, rate in rated)
 

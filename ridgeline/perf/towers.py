@@ -34,7 +34,7 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
             found.update(_projector_ops(tower.middle.projector, tower.width, patches, p))
             rows, patches = [each // squares for each in rows], patches // squares
     for own in tower.projectors:
-        found.update(_projector_ops(own, tower.read, patches, p))
+        found.update(_projector_ops(own, tower.read, own.made(patches, len(views)) * own.merge**2, p))
     for (name, cost), times in found.items():
         yield OpCost(f"{TOWER}{name}", cost, times)
 

@@ -56,3 +56,16 @@ def test_a_step_with_pictures_takes_the_towers_time_more() -> None:
     wanted = step_limit(ops, hardware, "bfloat16")
     assert roofline.step_limit(plain._replace(views=(1024, 256))) == pytest.approx(wanted, rel=1e-6)
     assert 1.2e-3 < wanted - roofline.step_limit(plain) < 3e-3  # 1.2 TFLOP at 750 to 990 TFLOP/s
+
+
+def test_keys_of_pictures_are_made_once_beside_the_tower() -> None:
+    """Of four tiles in eight layers. A picture of one tile takes as much of the tower's time."""
+    model, hardware = model_config(vision_configs.LLAMA_3_2_11B_VISION).spec, find("H200")
+    plain = StepShape([64, 1], [64, 900], 2)
+    seen = plain._replace(views=(1600,) * 4)
+    ops = {op.name: op for op in step_ops(model, seen, dtype="bfloat16")}
+    assert (ops["tower.kv"].count, ops["tower.kv"].cost.flops) == (8, 2.0 * 6404 * 4096 * 2 * 8 * 128)
+    one = {op.name: op for op in step_ops(model, plain._replace(views=(1600,)), dtype="bfloat16")}
+    assert one["tower.packed_attention"] == ops["tower.packed_attention"]
+    wanted = step_limit(list(ops.values()), hardware, "bfloat16")
+    assert Roofline(model, hardware, "bfloat16").step_limit(seen) == pytest.approx(wanted, rel=1e-6)

@@ -28,6 +28,9 @@ class QueriesSpec(ProjectorSpec):
         found = [product._replace(used=1) for product in each]
         return [*found, Product(self.query_width, self.outputs, self.bias)]
 
+    def made(self, patches: int, views: int) -> int:
+        return self.queries * views
+
     @property
     def vectors(self) -> int:
         parts = sum((each.mixer is not ABSENT) + (each.feed_forward is not ABSENT) for each in self.query_layers)

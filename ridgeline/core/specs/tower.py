@@ -46,6 +46,10 @@ class ProjectorSpec:
             return [*first, Product(inputs, self.outputs, self.bias)]
         return [*first, Product(inputs, self.hidden, self.bias), Product(self.hidden, self.outputs, self.bias)]
 
+    def made(self, patches: int, views: int) -> int:
+        """Return the number of vectors that are made of so many views with so many patches together."""
+        return patches // self.merge**2
+
     @property
     def vectors(self) -> int:
         """The number of further parameters, which belong neither to products nor to the norm."""
