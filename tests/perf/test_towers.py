@@ -63,9 +63,10 @@ def test_keys_of_pictures_are_made_once_beside_the_tower() -> None:
     model, hardware = model_config(vision_configs.LLAMA_3_2_11B_VISION).spec, find("H200")
     plain = StepShape([64, 1], [64, 900], 2)
     seen = plain._replace(views=(1600,) * 4)
-    ops = {op.name: op for op in step_ops(model, seen, dtype="bfloat16")}
+    found = step_ops(model, seen, dtype="bfloat16")
+    ops = {op.name: op for op in found}
     assert (ops["tower.kv"].count, ops["tower.kv"].cost.flops) == (8, 2.0 * 6404 * 4096 * 2 * 8 * 128)
     one = {op.name: op for op in step_ops(model, plain._replace(views=(1600,)), dtype="bfloat16")}
     assert one["tower.packed_attention"] == ops["tower.packed_attention"]
-    wanted = step_limit(list(ops.values()), hardware, "bfloat16")
+    wanted = step_limit(found, hardware, "bfloat16")
     assert Roofline(model, hardware, "bfloat16").step_limit(seen) == pytest.approx(wanted, rel=1e-6)
