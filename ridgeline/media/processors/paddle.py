@@ -13,6 +13,8 @@ DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image
 
 
 class PaddleOCR:
+    adjustable = ("min_pixels", "max_pixels")
+
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self.marker = self.placeholder = files.token("image_token", "<|IMAGE_PLACEHOLDER|>")
