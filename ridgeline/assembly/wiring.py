@@ -233,11 +233,7 @@ def _assemble_group(
         raise InvalidConfig(
             f"a model with an encoder runs on one device yet; leave {' and '.join(config.divided_by)} out."
         )
-    if (described.spec.tower or described.spec.listener) is not None and config.divided_by != ["tensor_parallel_size"]:
-        raise InvalidConfig(
-            f"a model that sees pictures or hears sounds divides its matrices alone yet (tensor_parallel_size); leave "
-            f"{' and '.join(name for name in config.divided_by if name != 'tensor_parallel_size')} out."
-        )
+    _check_towers(described.spec, config)
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
@@ -372,6 +368,19 @@ def _bus(name: str, device: torch.device) -> float:
     return bus_rate(hardware)
 
 
+def _check_towers(spec: ModelSpec, config: LLMConfig) -> None:
+    """Raise InvalidConfig for a division that a model with a tower or a listener has not."""
+    if spec.tower is None and spec.listener is None:
+        return
+    plain = spec.listener is None and not isinstance(spec.tower, TiledTowerSpec)
+    taken = ["tensor_parallel_size", *(["pipeline_parallel_size"] if plain else [])]
+    if others := [name for name in config.divided_by if name not in taken]:
+        raise InvalidConfig(
+            f"this model sees pictures or hears sounds and is divided by {' and '.join(taken)} alone yet; leave "
+            f"{' and '.join(others)} out."
+        )
+
+
 def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
     """Return a rank's part of the model in all stages of a pipeline together, and in the first one. Raise
     InvalidConfig if ranks cannot divide the model so."""
@@ -384,7 +393,13 @@ def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
         placement=placement_of(config, model),
         sources=config.data_parallel_size,
     )
-    return part, stage_of(part, 0, counts)
+    first = stage_of(part, 0, counts)
+    if model.tower is not None and len(first.layers) < len(model.tower.deep):
+        raise InvalidConfig(
+            f"the tower's vectors are added behind {len(model.tower.deep)} layers, which must be the first stage's, "
+            f"and this has {len(first.layers)}; lower pipeline_parallel_size, or give pipeline_layer_partition."
+        )
+    return part, first
 
 
 def _draft(

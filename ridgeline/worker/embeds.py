@@ -53,7 +53,7 @@ class InsertedVectors(StepPart):
         if any(span.both_ways for span in step.plan.spans):
             step.ahead_T = self._ahead(step)
         given = [(span.row, each) for span in step.plan.spans for each in span.inserted]
-        if not given:
+        if not given or not self._decoder.spec.embeds:
             return
         if self._pictures is not None:
             self._pictures.encode({each.name: each.shown for _, each in given if each.shown is not None}, self.stored)

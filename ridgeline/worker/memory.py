@@ -186,7 +186,7 @@ def parts_of(
     parts: list[Reserves] = [Activations(model), BroughtKeys(), ToldStates(with_draft(model, draft).cache_groups)]
     if model.encoder is not None:
         parts.append(Activations(model.encoder))
-    if model.tower is not None:
+    if model.tower is not None and model.embeds:
         parts.append(TowerMemory(model.tower))
     if model.listener is not None:
         parts.append(ListenerMemory(model.listener))

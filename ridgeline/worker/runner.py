@@ -116,7 +116,7 @@ class Runner:
         parts.append(SlotChanges(self.slots, segments.states, segments.columns))
         if self.drafted is not None:
             parts.append(self.drafted)
-        if decoder.spec.embeds:
+        if decoder.spec.embeds or decoder.spec.tower is not None:  # later stages take in the places of tokens
             parts.append(self.inserted)
         if decoder.encoder is not None:
             self.encoding = EncoderPart(decoder, self.slots, segments.states)

@@ -24,7 +24,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -59,11 +59,12 @@ class PictureBench:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.llm = ridgeline.LLM(model, **{"skip_tokenizer_init": True, "load_format": "dummy", **options})
-        self.engine, self.spec = self.llm.assembly.engine, self.llm.assembly.model.spec
+        self.engine = cast("Any", self.llm.assembly.engine)
+        self.spec = self.llm.assembly.model.spec
         assert self.spec.tower is not None
         self.tower, self._made = self.spec.tower, 0
         self.patching = patching_of(self.tower)
-        self.dtype = self.engine._worker._runner.decoder.dtype  # type: ignore[attr-defined]
+        self.dtype = self.engine._worker._runner.decoder.dtype
         self.axes = any(getattr(getattr(layer.mixer, "rope", None), "axes", ()) for layer in self.spec.layers)
 
     def shown(self, side: int, seed: int) -> tuple[ShownPictures, bytes]:
@@ -113,7 +114,7 @@ class PictureBench:
         """Return the milliseconds in which a GPU runs kernels for patches and vectors of a picture; 0 without a GPU."""
         if not torch.cuda.is_available():
             return 0.0
-        part = self.engine._worker._runner.inserted._pictures  # type: ignore[attr-defined]
+        part = self.engine._worker._runner.inserted._pictures
         shown, _ = self.shown(side, 0)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             part.encode({"x": shown}, {})
@@ -122,7 +123,7 @@ class PictureBench:
 
     def encode_ms(self, side: int) -> float:
         """Return the milliseconds that a GPU takes for patches and vectors of a picture, without the host's time."""
-        part = self.engine._worker._runner.inserted._pictures  # type: ignore[attr-defined]
+        part = self.engine._worker._runner.inserted._pictures
         shown, _ = self.shown(side, 0)
         times = []
         for _ in range(8):
@@ -142,7 +143,7 @@ class PictureBench:
 
 def least_seconds(bench: PictureBench, side: int, requests: int, tokens: int) -> tuple[float, float]:
     """Return the least seconds of (the tower for one picture, all requests); 0 for a device that is not known."""
-    device = next(bench.engine._worker._runner.decoder.parameters()).device  # type: ignore[attr-defined]
+    device = next(bench.engine._worker._runner.decoder.parameters()).device
     hardware, p = hardware_of(device), precision(str(bench.dtype).removeprefix("torch."))
     if hardware is None:
         return 0.0, 0.0

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.models import model_config
@@ -103,6 +103,22 @@ def test_two_ranks_see_what_one_sees(family: str, tiny_vision: TinyModel) -> Non
         outcomes = own.run(*(each for each, _ in requests(family)))
         for each, pictures in requests(family):
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_two_stages_see_what_one_sees(family: str, tiny_vision: TinyModel) -> None:
+    """The first has the tower. The second is told the places of tokens in pictures."""
+    with rig(tiny_vision(family), max_num_batched_tokens=16, pipeline_parallel_size=2) as own:
+        outcomes = own.run(*(each for each, _ in requests(family)))
+        for each, pictures in requests(family):
+            assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+def test_stages_that_a_tower_does_not_fit_are_refused(tiny_vision: TinyModel) -> None:
+    apart: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    for settings, words in (({"pipeline_parallel_size": 3}, "behind 2 layers"), (apart, "leave data_parallel_size")):
+        with pytest.raises(InvalidConfig, match=words), rig(tiny_vision("qwen3_vl_moe"), **settings):
+            pass
 
 
 @pytest.mark.parametrize("family", FAMILIES)
