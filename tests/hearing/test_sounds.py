@@ -63,6 +63,15 @@ def test_tokens_are_those_of_transformers(name: str, chunk: int, folder: Folder)
         assert chunk < 256 or listener.encoded == 4  # each sound once, where the vectors of all are kept
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_hears_what_transformers_hears(name: str, folder: Folder) -> None:
+    with rig(folder(name), device="cuda", block_size=16, max_num_batched_tokens=256, max_model_len=512) as own:
+        outcomes = own.run(*(each for each, _ in requests(name)))
+        for each, given in requests(name):
+            assert outcomes[each.id].tokens == tiny.by_transformers(name, each, given), each.id
+
+
 def test_log_probabilities_are_those_of_transformers(folder: Folder) -> None:
     """To the rounding of float32, as those of Whisper (`tests/models/test_whisper.py`)."""
     name = "Qwen2Audio"
