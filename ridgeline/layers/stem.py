@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ridgeline.core.specs.model import Sines
-from ridgeline.core.specs.stem import STRIDE, TAPS, SoundStem
+from ridgeline.core.specs.stem import HALVINGS, STRIDE, TAPS, GridStem, SoundStem
 from ridgeline.kernels.small.log_mel.op import mel_filters
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import SinePositions
@@ -62,3 +62,50 @@ class Stem(nn.Module):
         taps = functional.pad(x_NFt, (TAPS // 2, TAPS // 2)).unfold(2, TAPS, stride)
         y_TM: Tensor = self._ops.activation(conv(taps.transpose(1, 2).flatten(2).flatten(0, 1)), "gelu")
         return y_TM
+
+
+class GridConv(nn.Module):
+    """A convolution over frames and bands that halves both, with its activation."""
+
+    def __init__(self, inputs: int, outputs: int, build: Build) -> None:
+        super().__init__()
+        self._ops = build.ops
+        self.weight, self.bias = build.parameter(outputs, inputs * TAPS**2), build.parameter(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, outputs, F / 2, t / 2] of [N, inputs, F, t]."""
+        weight = self.weight.view(len(self.bias), -1, TAPS, TAPS)
+        y = functional.conv2d(x, weight, self.bias, stride=STRIDE, padding=TAPS // 2)
+        return self._ops.activation(y.flatten(0, 2), "gelu").view_as(y)
+
+
+class GridStemLayers(nn.Module):
+    """The stem of Qwen3-Omni's encoder: from samples to the input of its first layer."""
+
+    def __init__(self, spec: GridStem, width: int, build: Build, sines: Sines) -> None:
+        super().__init__()
+        self.spec, self._ops, self._dtype = spec, build.ops, build.dtype
+        self.convs = nn.ModuleList(
+            GridConv(spec.channels if n else 1, spec.channels, build.within(f"convs.{n}")) for n in range(HALVINGS)
+        )
+        self.out = Linear(spec.channels * spec.rows, (width,), False, build.within("out"))
+        self._sines = SinePositions(sines, spec.positions, width, build)
+        self._filters_FB: Tensor | None = None
+
+    def spectra(self, samples_NS: Tensor) -> Tensor:
+        """Return the spectra of float32 samples, which the convolutions read: [N, F, t]."""
+        if self._filters_FB is None:
+            self._filters_FB = torch.from_numpy(mel_filters(self.spec.bands)).to(samples_NS.device)
+        return self._ops.log_mel(samples_NS, self._filters_FB).to(self._dtype)
+
+    def embedded(self, x_NFt: Tensor, valid_N: Tensor | None = None) -> Tensor:
+        """Return the convolutions' output with positions added: [N, t / 8, M]. They read zeros as frames."""
+        found = []
+        for x in x_NFt.split(self.spec.together):
+            y = x[:, None]
+            for conv in self.convs:
+                y = conv(y)
+            flat = y.permute(0, 3, 1, 2).flatten(2)
+            found.append(self.out(flat.flatten(0, 1)).view(*flat.shape[:2], -1))
+        y_NtM = torch.cat(found)
+        return y_NtM + self._sines.table_ZM[: y_NtM.shape[1]]

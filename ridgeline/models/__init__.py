@@ -32,6 +32,8 @@ ARCHITECTURES = Registry(
         "Qwen2AudioForConditionalGeneration": "ridgeline.models.qwen2_audio:Qwen2Audio",
         "Qwen2_5OmniForConditionalGeneration": "ridgeline.models.qwen_omni:Qwen2_5Omni",
         "Qwen2_5OmniModel": "ridgeline.models.qwen_omni:Qwen2_5OmniModel",
+        "Qwen3OmniMoeForConditionalGeneration": "ridgeline.models.qwen_omni:Qwen3Omni",
+        "Qwen3OmniMoeThinkerForConditionalGeneration": "ridgeline.models.qwen_omni:Qwen3OmniThinker",
         "Qwen2_5OmniThinkerForConditionalGeneration": "ridgeline.models.qwen_omni:Qwen2_5OmniThinker",
         "MllamaForConditionalGeneration": "ridgeline.models.mllama:LlamaVision",
         "MiniCPMV4_6ForConditionalGeneration": "ridgeline.models.minicpm_v:MiniCPMV",

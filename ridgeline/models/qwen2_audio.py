@@ -72,11 +72,11 @@ def whisper_listener(config: Config, outputs: int) -> ListenerSpec:
     )
 
 
-def listener_weights(spec: ListenerSpec, theirs: str, norm: str) -> WeightMap:
+def listener_weights(spec: ListenerSpec, theirs: str, norm: str, *, keys: bool = False) -> WeightMap:
     """Return the weight map of such a listener, whose tensors' names begin so, without its projector. norm: the name of
-    the last norm."""
+    the last norm. keys: maps to keys have biases, and the stem is of another kind."""
     found = named("listener", theirs, {"norm": norm}, bias=True)
-    for conv in ("conv1", "conv2"):
+    for conv in () if keys else ("conv1", "conv2"):
         found[f"listener.stem.{conv}.weight"] = (Source(name=f"{theirs}.{conv}.weight", kernel=(TAPS,)),)
         found[f"listener.stem.{conv}.bias"] = (Source(name=f"{theirs}.{conv}.bias"),)
     if spec.sines is None:
@@ -84,4 +84,6 @@ def listener_weights(spec: ListenerSpec, theirs: str, norm: str) -> WeightMap:
     layer = {"mixer_norm": "self_attn_layer_norm", **SELF, "feed_forward_norm": "final_layer_norm", **FED}
     for index in range(len(spec.layers)):
         found |= named(f"listener.layers.{index}", f"{theirs}.layers.{index}", layer, bias=True)
+    if keys:
+        return found
     return {name: tuple(biasless(each, spec.width) for each in sources) for name, sources in found.items()}

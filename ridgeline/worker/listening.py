@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.plan.sounds import HeardSound
-from ridgeline.core.specs.listener import POOLED, ListenerSpec
+from ridgeline.core.specs.listener import ListenerSpec
+from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.sounds import FRAME, HOP
 from ridgeline.layers.encoder.listener import Listener
 from ridgeline.worker.pictures import vectors_kept
@@ -35,7 +36,7 @@ class ListenerMemory:
 
     def reserve(self, sizes: StepSizes) -> Reserved:
         positions = max(POSITIONS, self.listener.positions)
-        kept = vectors_kept(sizes) + max(positions // POOLED, sizes.max_tokens)
+        kept = vectors_kept(sizes) + max(positions // self.listener.pooled, sizes.max_tokens)
         return Reserved(
             held=kept * self.listener.outputs * sizes.itemsize,
             passing=positions * self.listener.scratch() * sizes.itemsize,
@@ -61,7 +62,8 @@ class HeardSounds:
     def _samples(self, sounds: Iterable[HeardSound], frames: list[int]) -> Tensor:
         """Return sounds on the device, with silence behind them: float32 [N, S]."""
         spec = self._listener.spec
-        most = spec.stem.samples if not spec.chunk else max(frames) * HOP + 2 * FRAME // HOP * HOP
+        whole = isinstance(spec.stem, SoundStem) and not spec.chunk
+        most = spec.longest * HOP if whole else max(frames) * HOP + 2 * FRAME // HOP * HOP
         samples_NS = np.zeros((len(frames), most), np.float32)
         for row_S, sound in zip(samples_NS, sounds, strict=True):
             given_S = np.frombuffer(sound.samples, "<f4")

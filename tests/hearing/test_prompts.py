@@ -31,7 +31,7 @@ def test_a_prompt_with_sounds_is_what_transformers_makes_of_it(llm: LLM) -> None
     text = "Hear <|audio_bos|><|AUDIO|><|audio_eos|> and <|AUDIO|>!"
     [found] = llm.generate([{"prompt": text, "multi_modal_data": {"audio": [(a, tiny.RATE), b]}}], GREEDY)
     ids = list(found.prompt_token_ids)
-    assert ids.count(tiny.AUDIO) == tiny.vectors(a) + tiny.vectors(b)
+    assert ids.count(tiny.AUDIO) == tiny.vectors(folders.NAME, a) + tiny.vectors(folders.NAME, b)
     assert list(found.outputs[0].token_ids) == folders.written(ids, a, b)
 
 
@@ -42,7 +42,7 @@ def test_chats_take_sounds_and_files(llm: LLM, tmp_path: Path) -> None:
     for given in ((folders.heard(samples), tiny.RATE), str(tmp_path / "said.wav")):
         [found] = llm.chat([{"role": "user", "content": [{"type": "audio", "audio": given}, text]}], GREEDY)
         ids = list(found.prompt_token_ids)
-        assert ids.count(tiny.AUDIO) == tiny.vectors(samples)
+        assert ids.count(tiny.AUDIO) == tiny.vectors(folders.NAME, samples)
         assert list(found.outputs[0].token_ids) == folders.written(ids, folders.heard(samples))
 
 

@@ -55,6 +55,45 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "video_token_index": 304,
         "tie_word_embeddings": False,
     },
+    "Qwen3OmniMoeThinker": {
+        "text_config": {
+            **TEXT,
+            "head_dim": 16,
+            "max_position_embeddings": 2048,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "default",
+                "mrope_section": [3, 3, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        "audio_config": {
+            **LISTENER,
+            "output_dim": 64,
+            "n_window": 50,
+            "n_window_infer": 200,
+            "downsample_hidden_size": 8,
+        },
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 4,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        "image_token_id": IMAGE,
+        "audio_token_id": AUDIO,
+        "audio_start_token_id": 302,
+        "vision_start_token_id": 305,
+        "video_token_id": 304,
+        "tie_word_embeddings": False,
+    },
     "Qwen2Audio": {
         "text_config": {**TEXT, "max_position_embeddings": 2048, "model_type": "qwen2", "tie_word_embeddings": False},
         "audio_config": {**LISTENER, "model_type": "qwen2_audio_encoder"},
@@ -96,8 +135,13 @@ def frames(samples: np.ndarray) -> int:
     return -(-len(samples) // 160)
 
 
-def vectors(samples: np.ndarray) -> int:
-    return -(-frames(samples) // 2) // 2
+def vectors(name: str, samples: np.ndarray) -> int:
+    if name != "Qwen3OmniMoeThinker":
+        return -(-frames(samples) // 2) // 2
+    whole, rest = divmod(frames(samples), 100)
+    for _ in range(3):
+        rest = -(-rest // 2)
+    return 13 * whole + rest
 
 
 def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, **params: Any) -> Request:
@@ -107,7 +151,7 @@ def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens
         if isinstance(part, list):
             tokens += part
             continue
-        key, count = sound(part, RATE).digest[:16], vectors(part)
+        key, count = sound(part, RATE).digest[:16], vectors(name, part)
         heard = HeardSound(samples=part.tobytes(), frames=frames(part), vectors=count)
         inserted.append(Inserted(start=len(tokens), count=count, key=key, name=key.hex(), heard=heard))
         tokens += [AUDIO] * count

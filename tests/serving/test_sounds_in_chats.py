@@ -38,7 +38,7 @@ def test_a_server_hears_input_audio(hearing: Server) -> None:
         answer = httpx.post(hearing.url + "/v1/chat/completions", json=body, timeout=PATIENCE)
         assert answer.status_code == 200, answer.text
         ids = answer.json()["prompt_token_ids"]
-        assert ids.count(tiny.AUDIO) == tiny.vectors(samples)
+        assert ids.count(tiny.AUDIO) == tiny.vectors(folders.NAME, samples)
         assert answer.json()["choices"][0]["token_ids"] == folders.written(ids, folders.heard(samples))
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     body = {"messages": [{"role": "user", "content": [picture]}]}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.core.specs.model import LayerSpec, NormSpec, Product, Sines
-from ridgeline.core.specs.stem import STRIDE, SoundStem
-
-POOLED = 2  # positions whose average is a vector
+from ridgeline.core.specs.stem import STRIDE, GridStem, SoundStem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +17,13 @@ class ListenerSpec:
     chunk: frames that convolutions and layers see together, with positions from zero on. 0: all of a window, and the
         silence behind a sound is heard by the convolutions.
     sines: how the table of positions is computed; None: it is learned.
+    window: chunks whose positions see each other in the layers.
+    pooled: positions whose average is a vector: 2, or 1.
+    hidden: the projector's hidden numbers, with an activation behind them; 0: it is one map.
     longest: frames of the longest sound.
     """
 
-    stem: SoundStem
+    stem: SoundStem | GridStem
     width: int
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
@@ -30,16 +31,26 @@ class ListenerSpec:
     longest: int
     chunk: int = 0
     sines: Sines | None = None
+    window: int = 1
+    pooled: int = 2
+    hidden: int = 0
 
     @property
     def positions(self) -> int:
         """The positions of the longest sound."""
         return -(-self.longest // STRIDE)
 
+    def positions_of(self, frames: int) -> int:
+        """Return the positions that a sound of so many frames has."""
+        whole, rest = divmod(frames, self.chunk or self.longest)
+        return whole * self.stem.positions_of(self.chunk or self.longest) + self.stem.positions_of(rest)
+
     @property
     def products(self) -> list[Product]:
         """The matrices of layers and projector."""
         each = [p for layer in self.layers for p in layer.products(self.width).values()]
+        if self.hidden:
+            return [*each, Product(self.width, self.hidden, True), Product(self.hidden, self.outputs, True)]
         return [*each, Product(self.width, self.outputs, True)]
 
     @property

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ridgeline.core.specs.listener import POOLED, ListenerSpec
-from ridgeline.core.specs.stem import STRIDE
+from ridgeline.core.specs.listener import ListenerSpec
+from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
 from ridgeline.layers.encoder.packed import PackedViews
 from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
-from ridgeline.layers.stem import Stem
+from ridgeline.layers.stem import GridStemLayers, Stem
 from ridgeline.parallel.axis import ALONE
 from ridgeline.parallel.mesh import Mesh
 
@@ -41,12 +41,17 @@ class Listener(nn.Module):
         super().__init__()
         build = replace(build, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={})
         self.spec, self.ops = spec, build.ops
-        self.stem = Stem(spec.stem, spec.width, build.within("stem"), spec.sines)
+        if isinstance(spec.stem, SoundStem):
+            self.stem: Stem | GridStemLayers = Stem(spec.stem, spec.width, build.within("stem"), spec.sines)
+        else:
+            assert spec.sines is not None
+            self.stem = GridStemLayers(spec.stem, spec.width, build.within("stem"), spec.sines)
         self.layers = nn.ModuleList(
             Layer(layer, spec.width, build.within(f"layers.{n}")) for n, layer in enumerate(spec.layers)
         )
         self.norm = Norm(spec.norm, spec.width, build)
-        self.projector = Linear(spec.width, (spec.outputs,), True, build.within("projector"))
+        self.up = Linear(spec.width, (spec.hidden,), True, build.within("up")) if spec.hidden else None
+        self.projector = Linear(spec.hidden or spec.width, (spec.outputs,), True, build.within("projector"))
 
     def forward(self, samples_NS: Tensor, frames_N: Sequence[int]) -> Tensor:
         """Return the vectors of float32 sounds with so many frames: [L, M]. At least two frames of silence follow each
@@ -57,31 +62,50 @@ class Listener(nn.Module):
         for layer in self.layers:
             x_TW, residual_TW = layer(x_TW, residual_TW, places_T, state, None)
         x_TW = x_TW if residual_TW is None else x_TW + residual_TW
-        first_L = torch.from_numpy(_pairs(-(-np.asarray(frames_N) // STRIDE))).to(x_TW.device)
-        x_LW = (x_TW[first_L] + x_TW[first_L + 1]) / POOLED
-        return self.projector(self.norm(x_LW)[0])
+        if self.spec.pooled > 1:
+            positions_N = np.array([self.spec.positions_of(each) for each in frames_N])
+            first_L = torch.from_numpy(_pairs(positions_N)).to(x_TW.device)
+            x_TW = (x_TW[first_L] + x_TW[first_L + 1]) / 2
+        x_LW = self.norm(x_TW)[0]
+        if self.up is not None:
+            x_LW = self.ops.activation(self.up(x_LW), "gelu")
+        return self.projector(x_LW)
 
     def _heard(self, samples_NS: Tensor, frames_N: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Return the input of the first layer, [T, W], and the positions of each sound or chunk."""
-        x_NFt, chunk = self.stem.spectra(samples_NS), self.spec.chunk
-        valid_N = frames_N
-        if chunk:
-            own = [
-                each_Ft[:, first : min(first + chunk, frames)]
-                for each_Ft, frames in zip(x_NFt, frames_N.tolist(), strict=True)
-                for first in range(0, frames, chunk)
-            ]
-            valid_N = np.array([each_Ft.shape[1] for each_Ft in own])
-            x_NFt = torch.stack([functional.pad(each_Ft, (0, chunk - each_Ft.shape[1])) for each_Ft in own])
-        counts = -(-valid_N // STRIDE)
-        found_NtW = self.stem.embedded(x_NFt, torch.from_numpy(valid_N).to(x_NFt.device) if chunk else None)
-        place = np.concatenate([np.arange(count) + n * found_NtW.shape[1] for n, count in enumerate(counts)])
-        return found_NtW.flatten(0, 1)[torch.from_numpy(place).to(found_NtW.device)], counts
+        """Return the input of the first layer, [T, W], and the numbers of positions that see each other."""
+        x_NFt, chunk, stem = self.stem.spectra(samples_NS), self.spec.chunk, self.spec.stem
+        if not chunk:
+            counts = np.array([stem.positions_of(each) for each in frames_N.tolist()])
+            found_NtW = self.stem.embedded(x_NFt)
+            return torch.cat([each[:count] for each, count in zip(found_NtW, counts, strict=True)]), counts
+        own = [
+            each_Ft[:, first : min(first + chunk, frames)]
+            for each_Ft, frames in zip(x_NFt, frames_N.tolist(), strict=True)
+            for first in range(0, frames, chunk)
+        ]
+        widths = [
+            min(chunk, frames) for frames in frames_N.tolist() for _ in range(0, frames, chunk)
+        ]  # a sound's last chunk is filled up like its first
+        parts: list[Tensor] = [x_NFt] * len(own)
+        for width in sorted({*widths}):
+            of = [n for n, each in enumerate(widths) if each == width]
+            x = torch.stack([functional.pad(own[n], (0, width - own[n].shape[1])) for n in of])
+            valid_N = torch.tensor([own[n].shape[1] for n in of], device=x.device)
+            for n, each_tW in zip(of, self.stem.embedded(x, valid_N), strict=True):
+                parts[n] = each_tW[: stem.positions_of(own[n].shape[1])]
+        return torch.cat(parts), self._windows(frames_N)
+
+    def _windows(self, frames_N: np.ndarray) -> np.ndarray:
+        """Return the positions that see each other in the layers, one number for each window."""
+        spec, found = self.spec, list[int]()
+        most = spec.window * spec.stem.positions_of(spec.chunk)
+        for frames in frames_N.tolist():
+            whole, rest = divmod(spec.positions_of(frames), most)
+            found += [most] * whole + [rest] * (rest > 0)
+        return np.array(found)
 
 
 def _pairs(positions_N: np.ndarray) -> np.ndarray:
     """Return the first position of every two of each sound: int64 [L]. A last one by itself is left out."""
     begin_N = np.cumsum(positions_N) - positions_N
-    return np.concatenate(
-        [begin + POOLED * np.arange(n // POOLED) for begin, n in zip(begin_N, positions_N, strict=True)]
-    )
+    return np.concatenate([begin + 2 * np.arange(n // 2) for begin, n in zip(begin_N, positions_N, strict=True)])

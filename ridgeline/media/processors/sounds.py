@@ -6,26 +6,41 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.media.layout import Layout, Patching
 from ridgeline.media.processors.files import ModelFiles
-from ridgeline.media.processors.qwen import Qwen2VL
+from ridgeline.media.processors.qwen import Qwen2VL, Qwen3VL
 
 WINDOW = 30 * RATE  # samples that Whisper's encoder reads
 LONGEST = 300 * RATE  # that Qwen-Omni hears
 
 
-def sound_layout(files: ModelFiles, samples: int, most: int) -> Layout:
-    """Return the part of a sound of so many samples: two frames become a position, and two positions a vector. Raise
-    InvalidRequest for more samples than `most`, and for less than a vector."""
+def sound_layout(files: ModelFiles, samples: int, most: int, chunk: int = 0) -> Layout:
+    """Return the part of a sound of so many samples. Raise InvalidRequest for more samples than `most`, and for less
+    than a vector.
+
+    chunk: frames that are halved three times, which are a vector each then; 0: frames are halved, and two positions are
+        a vector.
+    """
     if samples > most:
         raise InvalidRequest(
             f"a sound has {samples / RATE:.1f} s, and this model hears {most / RATE:g} s at most; cut it.",
             param="messages",
         )
-    vectors = -(-samples // (2 * HOP)) // 2
+    frames = -(-samples // HOP)
+    vectors = -(-frames // 2) // 2
+    if chunk:
+        whole, rest = divmod(frames, chunk)
+        vectors = whole * _eighth(chunk) + _eighth(rest)
     if not vectors:
         raise InvalidRequest(
-            f"a sound has {samples} samples, which are too few; give at least 0.03 s.", param="messages"
+            f"a sound has {samples} samples, which are too few; give 0.03 s or more.", param="messages"
         )
     return files.layout((), [vectors])
+
+
+def _eighth(frames: int) -> int:
+    """Return the number of frames after three halvings, each rounded up."""
+    for _ in range(3):
+        frames = -(-frames // 2)
+    return frames
 
 
 class Qwen2Audio:
@@ -52,7 +67,8 @@ class Qwen2_5Omni:
     """The thinker of Qwen2.5-Omni: pictures as Qwen2.5-VL has them, and sounds; no videos yet."""
 
     def __init__(self, files: ModelFiles) -> None:
-        self._files, self._pictures = files, Qwen2VL(files)
+        self._files = files
+        self._pictures: Qwen2VL = Qwen2VL(files)
         self.marker = self.placeholder = files.token("image_token", "<|IMAGE|>")
         self.sound_marker = self.sound_placeholder = files.token("audio_token", "<|AUDIO|>")
         self.patching = self._pictures.patching
@@ -62,3 +78,19 @@ class Qwen2_5Omni:
 
     def sound(self, samples: int) -> Layout:
         return sound_layout(self._files, samples, LONGEST)
+
+
+class Qwen3Omni(Qwen2_5Omni):
+    """The thinker of Qwen3-Omni: pictures as Qwen3-VL has them, and sounds."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        super().__init__(files)
+        self._pictures = Qwen3VL(files)
+        self.marker = self.placeholder = files.token("image_token", "<|image_pad|>")
+        self.sound_marker = self.sound_placeholder = files.token("audio_token", "<|audio_pad|>")
+        self.patching = self._pictures.patching
+        thinker = files.config.get("thinker_config") or files.config
+        self._chunk = 2 * int((thinker.get("audio_config") or {}).get("n_window", 50))
+
+    def sound(self, samples: int) -> Layout:
+        return sound_layout(self._files, samples, LONGEST, self._chunk)
