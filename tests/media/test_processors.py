@@ -639,6 +639,16 @@ def test_frames_of_videos_are_chosen_as_by_transformers(frames: int, fps: float)
         assert len(found) - len(chosen) in (0, 1)  # rounding may bring torch's range one frame past the last
 
 
+@given(frames=st.integers(2, 9000), fps=st.floats(1, 30))
+def test_frames_of_glms_videos_are_chosen_as_by_transformers(frames: int, fps: float) -> None:
+    processor = Family({"config.json": config("glm4v", 14)}, "", (PAD,)).ours
+    assert isinstance(processor, VideoProcessor)
+    call = taken("glm4v/video_processing_glm4v.py", "sample_frames", owner="Glm4vVideoProcessor")
+    metadata = SimpleNamespace(total_num_frames=frames, fps=fps, duration=None)
+    found = call(SimpleNamespace(fps=2, max_duration=300), metadata)
+    assert processor.chosen(frames, fps) == tuple(map(int, found))
+
+
 @given(height=st.integers(1, 2000), width=st.integers(1, 2000))
 def test_pictures_of_kimi_have_the_sizes_of_transformers(height: int, width: int) -> None:
     files = {
@@ -661,7 +671,7 @@ def test_a_request_replaces_settings_of_the_files() -> None:
 
 def test_every_processor_is_tested_and_others_are_refused_by_name() -> None:
     tested = {type(family.ours) for family in FAMILIES.values()}
-    beside = {"Qwen25VL", "Qwen3VL", "KimiVL", "KimiK25"}
+    beside = {"Qwen25VL", "Qwen3VL", "KimiVL", "KimiK25", "Qwen2Audio", "Qwen2_5Omni"}
     assert {PROCESSORS[name].__name__ for name in PROCESSORS} - beside <= {each.__name__ for each in tested}
     with pytest.raises(InvalidConfig, match="'blip-9'"):
         processor_of({"config.json": {"model_type": "blip-9"}}, lambda text: [])
