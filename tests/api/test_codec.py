@@ -1,0 +1,99 @@
+"""EnCodec's codes and sounds beside transformers' model of the same files, whole and in pieces.
+
+Sounds of float32 may differ by the order of sums over some hundred inputs in twenty layers: 1e-4 of their largest
+number. Codes are whole numbers and equal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import EncodecConfig, EncodecModel
+
+from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.models.encodec import codec_spec
+from ridgeline.offline.codec import SoundCodec
+
+SMALL: dict[str, Any] = {
+    "num_filters": 4,
+    "hidden_size": 16,
+    "codebook_size": 64,
+    "upsampling_ratios": [5, 4, 2],
+    "num_residual_layers": 2,
+    "target_bandwidths": [4.0, 18.0],
+    "sampling_rate": 24000,
+}
+HOP = 40
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> tuple[EncodecModel, SoundCodec]:
+    torch.manual_seed(4)
+    model = EncodecModel(EncodecConfig(**SMALL)).eval()
+    for layer in model.quantizer.layers:
+        layer.codebook.embed.normal_(0, 0.3)
+    folder = tmp_path_factory.mktemp("encodec")
+    model.save_pretrained(folder)
+    return model, SoundCodec.from_folder(folder)
+
+
+def sound(length: int) -> np.ndarray:
+    return np.random.default_rng(length).normal(0, 0.3, length).astype(np.float32)
+
+
+@pytest.mark.parametrize("bandwidth", [4.0, 18.0])
+@pytest.mark.parametrize("length", [1, HOP, 7 * HOP + 3, 31 * HOP, 12 * HOP + 39])
+def test_codes_and_sounds_are_those_of_transformers(
+    length: int, bandwidth: float, codec: tuple[EncodecModel, SoundCodec]
+) -> None:
+    model, ours = codec
+    samples = sound(length)
+    with torch.inference_mode():
+        wanted = model.encode(torch.from_numpy(samples)[None, None], bandwidth=bandwidth)
+        heard = model.decode(wanted.audio_codes, wanted.audio_scales).audio_values[0, 0].numpy()
+    codes = ours.encode(samples, bandwidth)
+    assert codes.tolist() == wanted.audio_codes[0, 0].tolist()
+    assert codes.shape == (ours.spec.books(bandwidth), -(-length // HOP))
+    np.testing.assert_allclose(ours.decode(codes), heard, atol=1e-4 * np.abs(heard).max())
+
+
+@pytest.mark.parametrize("pieces", [(1,) * 5, (HOP * 9, 3, 500), (13, 280, 1, 1, HOP)])
+def test_pieces_have_the_codes_and_samples_of_the_whole(
+    pieces: tuple[int, ...], codec: tuple[EncodecModel, SoundCodec]
+) -> None:
+    _, ours = codec
+    samples = sound(25 * HOP + 7)
+    whole, stream, first = ours.encode(samples, 18.0), ours.stream(18.0), 0
+    found = list[np.ndarray]()
+    for length in (*pieces, len(samples)):
+        found.append(stream.encode(samples[first : first + length]))
+        first += length
+    codes = np.concatenate((*found, stream.finish()), axis=1)
+    assert codes.tolist() == whole.tolist()
+    heard = [stream.decode(whole[:, start : start + 3]) for start in range(0, whole.shape[1], 3)]
+    joined, wanted = np.concatenate((*heard, stream.drain())), ours.decode(whole)
+    np.testing.assert_allclose(joined, wanted, atol=1e-4 * np.abs(wanted).max())
+    assert not len(heard[0])
+    assert stream.encode(samples[: 8 * HOP]).tolist() == ours.encode(samples[: 8 * HOP], 18.0).tolist()  # another sound
+
+
+def test_what_cannot_be_coded_is_refused(codec: tuple[EncodecModel, SoundCodec], tmp_path: Path) -> None:
+    _, ours = codec
+    with pytest.raises(InvalidRequest, match=r"bandwidth is 6.0, and this codec has 4.0, 18.0"):
+        ours.encode(sound(9), 6.0)
+    with pytest.raises(InvalidRequest, match="finite numbers of float32 in one channel"):
+        ours.encode(np.full(9, np.nan, np.float32))
+    with pytest.raises(InvalidRequest, match="codes are whole numbers from 0 to 63"):
+        ours.decode(np.full((2, 3), 64))
+    for entries, why in (
+        ({"normalize": True}, "only the form for 24 kHz runs"),
+        ({"use_causal_conv": False}, "only EnCodec with True runs"),
+        ({"model_type": "mimi"}, "only EnCodec with 'encodec' runs"),
+        ({"codebook_size": 1000}, "must be a power of 2"),
+    ):
+        with pytest.raises(ModelLoadError, match=why):
+            codec_spec({"model_type": "encodec", **entries})
