@@ -53,6 +53,15 @@ def test_tokens_are_those_of_transformers(family: str, chunk: int, tiny_vision: 
         assert outcomes[each.id].tokens == by_transformers(family, each, parts), each.id
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v"])
+def test_a_gpu_writes_what_transformers_writes(family: str, tiny_vision: TinyModel) -> None:
+    with rig(tiny_vision(family), device="cuda", block_size=16, max_num_batched_tokens=64) as own:
+        outcomes = own.run(*(each for each, _ in requests(family)))
+    for each, parts in requests(family):
+        assert outcomes[each.id].tokens == by_transformers(family, each, parts), each.id
+
+
 @pytest.mark.parametrize("family", clips.FAMILIES)
 def test_preemption_and_aborts_change_no_token(family: str, tiny_vision: TinyModel) -> None:
     wanted = requests(family)
