@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.core.specs.model import AttentionSpec, ModelSpec, attention_of
+from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.models.config import ModelConfig
 
 WAYS = {
@@ -66,6 +67,7 @@ def describe(model: str, model_impl: str = "auto") -> dict[str, object]:
         "hidden size": spec.hidden_size,
         **describe_mixers(spec, attentions, config.dtype),
         **describe_tower(spec),
+        **describe_listener(spec),
         "vocabulary": spec.vocab_size,
         "context": spec.max_position_embeddings,
         "KV bytes per token": sum(
@@ -95,6 +97,16 @@ def describe_tower(spec: ModelSpec) -> dict[str, object]:
     return {
         "tower": f"{len(tower.layers)} layers, {tower.width} wide, {tower.parameters:,} parameters",
         "patches of a vector": per_vector,
+    }
+
+
+def describe_listener(spec: ModelSpec) -> dict[str, object]:
+    """Return the facts of the listener that hears sounds; empty for a model without one."""
+    if (listener := spec.listener) is None:
+        return {}
+    return {
+        "listener": f"{len(listener.layers)} layers, {listener.width} wide, {listener.parameters:,} parameters",
+        "seconds of the longest sound": listener.longest * HOP // RATE,
     }
 
 

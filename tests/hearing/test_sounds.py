@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ridgeline.cli.models import describe_listener
 from ridgeline.core.plan.request import Request
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
@@ -126,3 +127,13 @@ def test_pictures_and_sounds_stand_in_one_prompt(name: str, like: str, folder: F
             scores = model(input_ids=row, attention_mask=torch.ones_like(row), **given).logits[0, -1]
         ids = [*ids, int(scores.argmax())]
     assert found == ids[-6:]
+
+
+def test_the_command_that_describes_models_names_the_listener() -> None:
+    model = tiny.build("Qwen2Audio")
+    config = model_config({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    assert config.spec.listener is not None
+    assert describe_listener(config.spec) == {
+        "listener": f"2 layers, 32 wide, {config.spec.listener.parameters:,} parameters",
+        "seconds of the longest sound": 30,
+    }
