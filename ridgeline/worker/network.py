@@ -7,7 +7,7 @@ Legend:
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -69,12 +69,11 @@ class ModelNetwork(StepPart):
 
     def run(self, step: DeviceStep, found: StepInputs) -> None:
         """Run the layers, whose states have begun the step."""
-        with self.turned(step, found) as positions_T:
+        if self.axes is None:
+            step.hidden = self.decoder(found.token_ids_T, found.positions_T, self.states, None, step.given)
+            return
+        with self.axes.turned(step, found.positions_T) as positions_T:
             step.hidden = self.decoder(found.token_ids_T, positions_T, self.states, None, step.given)
-
-    def turned(self, step: DeviceStep, found: StepInputs) -> AbstractContextManager[Tensor]:
-        """Return the positions by which tokens rotate, while the layers run."""
-        return nullcontext(found.positions_T) if self.axes is None else self.axes.turned(step, found.positions_T)
 
     def rehearse(self) -> None:
         """Run what runs between steps, for all sizes for which kernels are compiled."""
@@ -95,7 +94,8 @@ class StageNetwork(ModelNetwork):
 
     def run(self, step: DeviceStep, found: StepInputs) -> None:
         before_TM = self.before(step.inputs.num_tokens)
-        with self.turned(step, found) as positions_T:
+        turned = nullcontext(found.positions_T) if self.axes is None else self.axes.turned(step, found.positions_T)
+        with turned as positions_T:
             step.hidden = self.decoder(found.token_ids_T, positions_T, self.states, before_TM)
 
     def before(self, tokens: int) -> Tensor:
