@@ -23,6 +23,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -116,10 +117,13 @@ class PictureBench:
             return 0.0
         part = self.engine._worker._runner.inserted._pictures
         shown, _ = self.shown(side, 0)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            part.encode({"x": shown}, {})
-            torch.cuda.synchronize()
-        return sum(each.self_device_time_total for each in profile.key_averages()) / 1e3
+        total = 0.0
+        with suppress(RuntimeError):  # without CUPTI nothing is known
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                part.encode({"x": shown}, {})
+                torch.cuda.synchronize()
+            total = sum(each.self_device_time_total for each in profile.key_averages()) / 1e3
+        return total
 
     def encode_ms(self, side: int) -> float:
         """Return the milliseconds that a GPU takes for patches and vectors of a picture, without the host's time."""
