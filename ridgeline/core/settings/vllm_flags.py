@@ -236,19 +236,32 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "renderer-num-workers tokenizer-pool-size",
     ),
     (
-        "there is one way to prepare pictures and sound, and what is kept of them is bounded",
+        "the device keeps the vectors of pictures and sounds that four steps' tokens can be, and nothing else of them "
+        "is kept",
         VALUE,
-        "mm-processor-cache-gb mm-processor-cache-type "
-        "mm-hasher-algorithm mm-shm-cache-max-object-size-mb mm-encoder-tp-mode mm-encoder-attn-dtype "
-        "mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-path mm-encoder-fp8-scale-save-margin video-pruning-rate "
-        "video-pruning-method mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb ec-manager-config",
+        "mm-processor-cache-gb mm-processor-cache-type mm-shm-cache-max-object-size-mb ec-manager-config",
     ),
     (
-        "there is one way to prepare pictures and sound, and what is kept of them is bounded",
+        "the device keeps the vectors of pictures and sounds that four steps' tokens can be, and nothing else of them "
+        "is kept",
         SWITCH,
-        "language-model-only skip-mm-profiling interleave-mm-strings mm-device-do-normalize "
-        "disable-mm-preprocessor-cache trust-request-mm-kwargs enable-mm-processor-stats",
+        "disable-mm-preprocessor-cache",
     ),
+    ("pictures and sounds are told apart by SHA-256", VALUE, "mm-hasher-algorithm"),
+    ("every rank has the whole encoder, and runs it on all pictures", VALUE, "mm-encoder-tp-mode"),
+    (
+        "encoders run in the model's dtype",
+        VALUE,
+        "mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-path "
+        "mm-encoder-fp8-scale-save-margin",
+    ),
+    ("pixels lie in memory that processes share", VALUE, "mm-tensor-ipc mm-ipc-gpu-memory-gb"),
+    ("pictures are resized and normalised on the model's device", VALUE, "mm-processor-device"),
+    ("pictures are resized and normalised on the model's device", SWITCH, "mm-device-do-normalize"),
+    ("the memory of encoders is computed, and nothing runs for it", SWITCH, "skip-mm-profiling"),
+    ("a chat template places each part where it stands", SWITCH, "interleave-mm-strings"),
+    ("a request's settings of processors are checked", SWITCH, "trust-request-mm-kwargs"),
+    ("figures of pictures and encoders are at /metrics", SWITCH, "enable-mm-processor-stats"),
     ("a stream without news sends a comment every 15 s", VALUE, "sse-keep-alive-interval"),
     ("usage always has prompt_tokens_details", SWITCH, "enable-prompt-tokens-details"),
     ("every answer has X-Request-Id", SWITCH, "enable-request-id-headers"),
@@ -369,7 +382,11 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("nothing of a step is reported but tokens and their log-probabilities", SWITCH,
      "enable-return-routed-experts return-sampling-mask enable-trace-replay", ()),
     ("nothing of a step is reported but tokens and their log-probabilities", VALUE, "aux-output-config", ("{}",)),
-    ("prompts are texts or token ids", SWITCH, "enable-mm-embeds mm-encoder-only", ()),
+    ("pictures and sound come as files or pixels, never as vectors", SWITCH, "enable-mm-embeds", ()),
+    ("an engine runs all of its model", SWITCH, "mm-encoder-only", ()),
+    ("--limit-mm-per-prompt with 0 for each kind refuses pictures and sound", SWITCH, "language-model-only", ()),
+    ("all frames of a video that the processor chooses are seen", VALUE, "video-pruning-rate", ("0", "0.0")),
+    ("all frames of a video that the processor chooses are seen", VALUE, "video-pruning-method", ()),
     ("messages reach the template as texts", VALUE, "chat-template-content-format", ("auto", "string")),
     ("answers have the role assistant", VALUE, "response-role", ("assistant",)),
     ("start the server again after a certificate has changed", SWITCH, "enable-ssl-refresh", ()),

@@ -47,8 +47,10 @@ REFUSED: dict[str, Refusal] = {
     "routed_experts_prompt_start": Refusal("routed experts are not reported; leave routed_experts_prompt_start out."),
     "thinking_token_budget": Refusal("thinking_token_budget is not supported; leave it out.", (-1,)),
     "return_token_offsets": Refusal("return_token_offsets is not supported; leave it out."),
-    "mm_payload": Refusal("mm_payload is not supported: images and sound are not read; leave it out."),
-    "return_mm_kwargs": Refusal("return_mm_kwargs is not supported: images and sound are not read; leave it out."),
+    "mm_payload": Refusal("mm_payload is not supported: pictures and sound come as parts of messages; leave it out."),
+    "return_mm_kwargs": Refusal(
+        "return_mm_kwargs is not supported: what processors make is not returned; leave it out."
+    ),
     **{
         f"guided_{kind}": Refusal(f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}.")
         for kind in ("json", "regex", "choice", "grammar", "whitespace_pattern")
