@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import ModelSpec
@@ -50,6 +50,14 @@ class Seen(NamedTuple):
     spec: ModelSpec
     tower: TowerSpec
     processor: Processor
+
+
+class Beside(NamedTuple):
+    """Tokens of text beside the picture, tokens of the answer, and requests that decode together."""
+
+    text: int = 64
+    answer: int = 128
+    batch: int = 32
 
 
 class Priced(NamedTuple):
@@ -90,14 +98,14 @@ def flops_of(ops: Sequence[OpCost]) -> tuple[float, float]:
     return total, sum(op.count * op.cost.flops for op in ops if op.name == "tower.packed_attention")
 
 
-def priced(model: Seen, side: int, asked_for: Any, device: Hardware) -> Priced:
+def priced(model: Seen, side: int, beside: Beside, device: Hardware) -> Priced:
     layout = model.processor.layout(side, side)
     views = views_of(layout, model.processor)
     ops = work_of(model.tower, views)
     tower = sum(op.count * seconds(op.cost, device, device.rate("bfloat16")) for op in ops)
     times = Setup(model.spec, device, "bfloat16", Settings(max_num_batched_tokens=16384)).times
-    tokens = layout.placeholders + asked_for.text
-    middle = tokens + asked_for.answer // 2
+    tokens = layout.placeholders + beside.text
+    middle = tokens + beside.answer // 2
     return Priced(
         sum(views),
         layout.placeholders,
@@ -105,12 +113,12 @@ def priced(model: Seen, side: int, asked_for: Any, device: Hardware) -> Priced:
         *flops_of(ops),
         tower,
         times.seconds(StepShape([tokens], [tokens], 1)),
-        times.seconds(StepShape([1] * asked_for.batch, [middle] * asked_for.batch, asked_for.batch)),
+        times.seconds(StepShape([1] * beside.batch, [middle] * beside.batch, beside.batch)),
     )
 
 
-def sizes_table(model: Seen, rows: Sequence[tuple[int, Priced]], asked_for: Any) -> None:
-    print(f"\n{model.name}: a picture of side x side pixels, {asked_for.text} tokens of text beside it, by arithmetic")
+def sizes_table(model: Seen, rows: Sequence[tuple[int, Priced]], beside: Beside) -> None:
+    print(f"\n{model.name}: a picture of side x side pixels, {beside.text} tokens of text beside it, by arithmetic")
     print(f"{'side':>5} {'patches':>8} {'tokens':>7} {'KV MiB':>7} {'tower TF':>9} {'attention':>9} {'tower ms':>9} "
           f"{'prompt ms':>9} {'step ms':>8}")  # fmt: skip
     for side, row in rows:
@@ -142,6 +150,8 @@ def patches_table(model: Seen, side: int) -> None:
 
 
 def draw(models: Sequence[tuple[Seen, Sequence[tuple[int, Priced]]]], path: Path, device: str) -> None:
+    """Draw the first table's tokens, bytes and times."""
+
     def curves(value: Callable[[Priced], float]) -> dict[str, list[tuple[float, float]]]:
         return {model.name: [(float(side), value(row)) for side, row in rows] for model, rows in models}
 
@@ -153,18 +163,31 @@ def draw(models: Sequence[tuple[Seen, Sequence[tuple[int, Priced]]]], path: Path
     path.write_text(drawing(panels, f"a picture by its size, {device} by arithmetic"))
 
 
+SIDES = (256, 512, 1024, 2048)
+Rows = list[tuple[int, Priced]]
+
+
+def drawn(folders: Sequence[Path], path: Path) -> None:
+    """Draw models as the command does by default."""
+    device, models = find("H200").attained(), [read(folder) for folder in folders]
+    draw([(model, rows_of(model, SIDES, Beside(), device)) for model in models], path, device.name)
+
+
+def rows_of(model: Seen, sides: Sequence[int], beside: Beside, device: Hardware) -> Rows:
+    return [(side, priced(model, side, beside, device)) for side in sides]
+
+
 def main() -> None:
-    given = asked(
-        __doc__, "models...", sides=[256, 512, 1024, 2048], text=64, answer=128, batch=32, gpu="H200", draw=Path,
-    )  # fmt: skip
+    given = asked(__doc__, "models...", sides=list(SIDES), **Beside()._asdict(), gpu="H200", draw=Path)
+    beside = Beside(given.text, given.answer, given.batch)
     with told():
-        device, every = find(given.gpu).attained(), []
+        device, every = find(given.gpu).attained(), list[tuple[Seen, Rows]]()
         for folder in given.models:
             model = read(Path(folder))
-            rows = [(side, priced(model, side, given, device)) for side in given.sides]
+            rows = rows_of(model, given.sides, beside, device)
             every.append((model, rows))
-            sizes_table(model, rows, given)
-            shares_table(model, rows, given.batch)
+            sizes_table(model, rows, beside)
+            shares_table(model, rows, beside.batch)
             patches_table(model, given.sides[-1])
         if given.draw is not None:
             draw(every, given.draw, device.name)

@@ -62,6 +62,13 @@ def float8() -> str:
     return _written(float8.draw)
 
 
+def frame_attention() -> str:
+    from ridgeline_bench.scripts import frame_attention
+
+    lines = [line for line in _lines("h200-frames.jsonl") if line["workload"] == "frame attention"]
+    return _written(lambda path: frame_attention.draw(lines, path))
+
+
 def ladder(name: str) -> str:
     from ridgeline_bench.ladders import page
 
@@ -95,6 +102,13 @@ def mixture() -> str:
         Panel("load of the busiest expert over the mean", "tokens", curves("max_over_mean"), log_y=True),
     ]
     return picture(panels, "Three mixtures of 16 experts")
+
+
+def picture_costs() -> str:
+    from ridgeline_bench.scripts import picture_costs
+
+    folders = [ROOT / "benchmarks" / "models" / name for name in ("qwen3-vl-8b", "qwen2.5-vl-7b", "llava-1.5-7b")]
+    return _written(lambda path: picture_costs.drawn(folders, path))
 
 
 def preemption() -> str:
@@ -182,10 +196,12 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/batch-sweep.svg": batch_sweep,
     "docs/images/crossover.svg": crossover,
     "docs/images/float8.svg": float8,
+    "docs/images/frame-attention.svg": frame_attention,
     "docs/images/gemm-ladder.svg": lambda: ladder("gemm"),
     "docs/images/long-context.svg": long_context,
     "docs/images/mixer-quality.svg": mixer_quality,
     "docs/images/mixture.svg": mixture,
+    "docs/images/picture-costs.svg": picture_costs,
     "docs/images/preemption.svg": preemption,
     "docs/images/quantization.svg": quantization,
     "docs/images/scaling-laws.svg": scaling_laws,

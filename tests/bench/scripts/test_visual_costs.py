@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from ridgeline_bench.scripts import frame_attention, picture_costs
 from ridgeline_bench.scripts.small_vision import clip_tokens, drawn, picture_tokens
 
 MODELS = Path(__file__).parents[3] / "benchmarks" / "models"
-ASKED = Namespace(text=64, answer=128, batch=32)
+ASKED = picture_costs.Beside()
 
 
 def test_a_picture_of_twice_the_side_has_four_times_the_tokens() -> None:
