@@ -131,7 +131,8 @@ def hearing_card(report: Report) -> str:
         f"All sentences below are left out of training, and so are the voices ({', '.join(report['held_out_voices'])}, "
         f"also with the accents {', '.join(report['held_out_accents'])}), the speeds ({SLOW[0]} to {SLOW[1]} and "
         f"{FAST[0]} to {FAST[1]} words a minute; training has {SPEEDS[0]} to {SPEEDS[1]}), and the noises (brown, "
-        "five tones, clicks; training has noise from blue to pink, and hum). dB are those of speech over noise.",
+        "five tones, clicks; training has noise of other colors, bands and bursts, and hum). dB are those of speech over "
+        "noise.",
         table(["left out of training", "sentences", "words wrong", "sentences right", "constant sentence"], rows),
         "Words wrong are those inserted, left out or replaced, by the words that were said. The constant sentence is "
         "the best of 200 sentences of training.",
@@ -140,7 +141,7 @@ def hearing_card(report: Report) -> str:
         + " A second loss tells the word of each frame from the encoder's output; its map is not part of the model.",
         f"{report['spoken']:,} sentences were synthesised while it learnt, by eSpeak NG 1.52 (GPL-3.0-or-later, from "
         "the package espeakng-loader 0.2.4; no part of it is here) with English accents and voice variants. Pitch, "
-        "volume, place in the window and noise at 2 to 40 dB differ each time a sentence is used. Three in ten "
+        "volume, place in the window and noise at 1 to 35 dB differ each time a sentence is used. Three in ten "
         "examples have times, three in ten windows have two sentences, and one in 25 has noise alone.",
         f"Made by `python -m ridgeline_bench.scripts.senses.hear --batch {report['batch']}` at commit "
         f"{report['commit'][:12]}.",

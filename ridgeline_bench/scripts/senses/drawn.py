@@ -72,7 +72,7 @@ class Artist:
         self._loaded: dict[tuple[str, int], ImageFont.FreeTypeFont] = {}
 
     def draw(self, random: Random, kind: str = "") -> DrawnPicture:
-        kind = kind or random.choices(KINDS, (3, 2, 4, 2))[0]
+        kind = kind or random.choices(KINDS, (4, 3, 6, 2))[0]
         return {"shapes": self._shapes, "number": self._number, "word": self._word, "bars": self._bars}[kind](random)
 
     def _shapes(self, random: Random) -> DrawnPicture:

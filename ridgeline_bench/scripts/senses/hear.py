@@ -6,8 +6,8 @@
 --espeak is a folder with libespeak-ng.so.1 and espeak-ng-data, as the package espeakng-loader has it. Processes
 synthesise sentences while the model learns from those that are there: at most --most chunks of 256. Noise, volume,
 pitch and place in the window differ each time. Sentences, voices, speeds and noises to measure on are never heard in
-training. --until ends the training at a time on the clock instead of after --seconds. --out gets the model's folder and
-report.json, whose fields the model's card has.
+training. --until ends the training at a time on the clock instead of after --seconds. --resume goes on from a model's
+folder. --out gets the model's folder and report.json, whose fields the model's card has.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ridgeline.kernels.small.log_mel.op import framed, hann, mel_filters, scaled
 from ridgeline_bench.scripts.asked import asked, told
 from ridgeline_bench.scripts.senses.chunks import Arrays, Makers
 from ridgeline_bench.scripts.senses.folders import BANDS, WINDOW, hearing_files, hearing_tokenizer, write
-from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, TrainingTime, mean
+from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, TrainingTime, mean, resume
 from ridgeline_bench.scripts.senses.networks import listened, written
 from ridgeline_bench.scripts.senses.spoken import (
     LONGEST,
@@ -153,6 +153,20 @@ def colored(count: int, samples: int, low: float, high: float, device: torch.dev
     return found / found.square().mean(1, keepdim=True).sqrt()
 
 
+def training_noise(count: int, samples: int, device: torch.device) -> Tensor:
+    """Return noise of many colors, some of it in a band of frequencies alone, some in bursts; mean square 1."""
+    noise = colored(count, samples, -0.5, 2.0, device)
+    spectrum = torch.fft.rfft(noise)
+    at = torch.arange(spectrum.shape[1], device=device)[None] / spectrum.shape[1]
+    low, width = 0.3 * torch.rand(2, count, 1, device=device)
+    band = torch.fft.irfft(spectrum * ((at >= low) & (at < low + 0.01 + width)), n=samples)
+    noise = torch.where(torch.rand(count, 1, device=device) < 0.4, band, noise)
+    on = torch.rand(count, samples // FRAME, device=device) < 0.1 + 0.9 * torch.rand(count, 1, device=device)
+    on |= torch.rand(count, 1, device=device) < 0.7
+    noise = noise * on.repeat_interleave(FRAME, 1)
+    return noise / noise.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
+
+
 def other_noise(count: int, samples: int, device: torch.device) -> Tensor:
     """Return noises that training does not have: brown noise, a hum of several tones, clicks; mean square 1."""
     third = torch.arange(count, device=device) % 3
@@ -213,9 +227,9 @@ def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
     later = starts + counts + pauses
     windows = heard(sound, counts, starts) * ~silent[:, None]
     windows = windows + heard(sound.roll(1, 0), counts.roll(1), later) * paired[:, None]
-    noise = colored(rows, window, -0.5, 2.0, device)
+    noise = training_noise(rows, window, device)
     hum = torch.sin(torch.arange(window, device=device) * (2 * torch.pi * 100 / HEARD))
-    windows = windows + 10 ** (-(2 + 38 * random(1)) / 20) * (noise + 0.5 * hum * random(1))
+    windows = windows + 10 ** (-(1 + 34 * random(1)) / 20) * (noise + 0.5 * hum * random(1))
     windows = windows * 10 ** (-0.5 - 2 * random(1))
     timed = (random() < TIMED) & ~silent
     times = torch.stack((starts, starts + counts, later, later + counts.roll(1)), 1)
@@ -349,8 +363,8 @@ def masked(features_NFT: Tensor) -> Tensor:
 
 def main() -> None:
     given = asked(
-        __doc__, out=Path, espeak=Path, work=Path("/tmp/senses-hear"), seconds=110.0, until=0.0, workers=6, batch=192,
-        device="cuda", most=100, measured=MEASURED, rate=1.5e-3, seed=0, commit="",
+        __doc__, out=Path, espeak=Path, work=Path("/tmp/senses-hear"), seconds=110.0, until=0.0, resume=str, workers=6,
+        batch=192, device="cuda", most=100, measured=MEASURED, rate=1.5e-3, seed=0, commit="",
     )  # fmt: skip
     torch.manual_seed(given.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -364,6 +378,8 @@ def main() -> None:
     device = torch.device(given.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = transformers.WhisperForConditionalGeneration(config(tokens)).to(device, dtype).train()
+    if given.resume:
+        resume(model, Path(given.resume))
     model.model.encoder.embed_positions.requires_grad_(True)
     heeding = nn.Linear(WIDTH, len(words()) + 1).to(device, dtype)
     optimizer = MasteredAdam(nn.ModuleList([model, heeding]), given.rate)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from math import cos, pi
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from ridgeline.core.errors import InvalidConfig
 
 
 class MasteredAdam:
@@ -67,6 +71,21 @@ class TrainingTime:
     def share(self) -> float:
         """The part that is spent: 0 before the start, and 1 or more when it is over."""
         return self.spent / max(self._until - self._start, 1e-3) if self._start else 0.0
+
+
+def resume(model: nn.Module, folder: Path) -> None:
+    """Give a model of transformers the weights that are stored in a folder, by their names in the model or, for
+    LLaVA's, by those that checkpoints have. Raise InvalidConfig if some are missing."""
+    stored = load_file(folder / "model.safetensors")
+    renamed = {name if name in model.state_dict() else _inner(name): each for name, each in stored.items()}
+    missing, unexpected = model.load_state_dict(renamed, strict=False)
+    tied = {"lm_head.weight", "proj_out.weight"}
+    if unexpected or set(missing) - tied:
+        raise InvalidConfig(f"{folder} lacks {sorted(set(missing) - tied)[:3]} and has {unexpected[:3]} too many.")
+
+
+def _inner(name: str) -> str:
+    return "model." + name.replace("language_model.model.", "language_model.")
 
 
 class TensorStore:

@@ -6,9 +6,9 @@
 Processes draw pictures while the model learns from those that are there: at most --most chunks of 1,024. --fonts is a
 folder of font files beside Pillow's own font; two of them are held out. Pictures to measure on have pairs of color and
 shape, numbers, words and rows of bars that are never drawn in training. --until ends the training at a time on the
-clock instead of after --seconds. --out gets the model's folder and report.json, whose fields the model's card has.
---beside trains no model to keep: the plain projector and a Q-Former take turns at equal steps from equal batches, and
-beside.json has both.
+clock instead of after --seconds. --resume goes on from a model's folder. --out gets the model's folder and report.json,
+whose fields the model's card has. --beside trains no model to keep: the plain projector and a Q-Former take turns at
+equal steps from equal batches, and beside.json has both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ridgeline_bench.scripts.senses.drawn import (
     right_facts,
 )
 from ridgeline_bench.scripts.senses.folders import END, PICTURE, seeing_files, tokenizer_of, write
-from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, TrainingTime, mean
+from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, TrainingTime, mean, resume
 from ridgeline_bench.scripts.senses.networks import llama, tower
 
 PATCH, WIDTH, HEADS, CONTEXT = 12, 192, 6, 256
@@ -279,8 +279,8 @@ def _lettered(fonts: Sequence[Path]) -> Artist:
 
 def main() -> None:
     given = asked(
-        __doc__, out=Path, work=Path("/tmp/senses-see"), seconds=110.0, until=0.0, fonts=str, workers=10, batch=512,
-        device="cuda", most=400, measured=MEASURED, rate=1.5e-3, beside=False, seed=0, commit="",
+        __doc__, out=Path, work=Path("/tmp/senses-see"), seconds=110.0, until=0.0, resume=str, fonts=str, workers=10,
+        batch=512, device="cuda", most=400, measured=MEASURED, rate=1.5e-3, beside=False, seed=0, commit="",
     )  # fmt: skip
     torch.manual_seed(given.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -299,6 +299,8 @@ def main() -> None:
     for name in names:
         torch.manual_seed(given.seed)
         models[name] = SeeingModel(words.get_vocab_size(), queries=name == "qformer").to(device, dtype)
+        if given.resume:
+            resume(models[name].whole, Path(given.resume))
         optimizers[name] = MasteredAdam(models[name], given.rate)
     sizes = {name: sum(each.numel() for each in model.parameters()) for name, model in models.items()}
     print(
