@@ -131,8 +131,8 @@ def hearing_card(report: Report) -> str:
         f"All sentences below are left out of training, and so are the voices ({', '.join(report['held_out_voices'])}, "
         f"also with the accents {', '.join(report['held_out_accents'])}), the speeds ({SLOW[0]} to {SLOW[1]} and "
         f"{FAST[0]} to {FAST[1]} words a minute; training has {SPEEDS[0]} to {SPEEDS[1]}), and the noises (brown, "
-        "five tones, clicks; training has noise of other colors, bands and bursts, and hum). dB are those of speech over "
-        "noise.",
+        "five tones, clicks; training has noise of other colors, bands and bursts, and hum). dB are those of speech "
+        "over noise.",
         table(["left out of training", "sentences", "words wrong", "sentences right", "constant sentence"], rows),
         "Words wrong are those inserted, left out or replaced, by the words that were said. The constant sentence is "
         "the best of 200 sentences of training.",
