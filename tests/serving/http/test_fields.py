@@ -130,6 +130,7 @@ VALUES: dict[str, dict[str, Any]] = {
 ELSEWHERE = {
     "chat_template",
     "media_io_kwargs",
+    "mm_processor_kwargs",
     "thinking_token_budget",
     "thinking",
     "previous_response_id",
