@@ -57,7 +57,7 @@ LENGTH = 28  # tokens of a text, its prefix and end included
 MOST_WORDS, NEVER = 12, 1 << 24  # words of a sentence whose begins are known; the begin of none
 HEEDED = 0.5  # weight of the loss of frames
 FRAME = 320  # samples of an encoder's output
-SILENT, TIMED, PAIRED = 0.04, 0.3, 0.3  # shares of the examples
+SILENT, TIMED, PAIRED, CUT = 0.04, 0.3, 0.3, 0.8  # shares of the examples
 STEP = 0.02  # seconds from one time to the next
 MEASURED = 200  # sentences of each set
 SETS: dict[str, dict[str, Any]] = {
@@ -231,6 +231,9 @@ def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
     hum = torch.sin(torch.arange(window, device=device) * (2 * torch.pi * 100 / HEARD))
     windows = windows + 10 ** (-(1 + 34 * random(1)) / 20) * (noise + 0.5 * hum * random(1))
     windows = windows * 10 ** (-0.5 - 2 * random(1))
+    over = torch.where(paired, later + counts.roll(1), starts + counts) * ~silent  # a file ends behind its speech
+    ends = torch.where(random() < CUT, over + (random() ** 2 * (window - over)).long(), window)
+    windows = windows * (torch.arange(window, device=device)[None] < ends[:, None])
     timed = (random() < TIMED) & ~silent
     times = torch.stack((starts, starts + counts, later, later + counts.roll(1)), 1)
     time_N4 = tokens.untimed + 1 + (times / (HEARD * STEP)).round().long()
@@ -294,10 +297,13 @@ class HearingTest:
             lengths = (torch.from_numpy(counts).to(device) * (HEARD / RATE)).long()
             starts = (torch.rand(count, device=device) * (HEARD * WINDOW - lengths)).long()
             windows = heard(sound, lengths, starts)
+            ends = starts + lengths + (torch.rand(count, device=device) * (HEARD * WINDOW - starts - lengths)).long()
             low, high = how.get("noise", (40.0, 40.0))
             below = low + (high - low) * torch.rand(count, 1, device=device)
             noise = other_noise(count, windows.shape[1], device)
-            self.sets[name] = 0.05 * (windows + 10 ** (-below / 20) * noise), [each.text for each in found]
+            windows = 0.05 * (windows + 10 ** (-below / 20) * noise)
+            inside = torch.arange(windows.shape[1], device=device)[None] < ends[:, None]
+            self.sets[name] = windows * inside, [each.text for each in found]
 
     def measured(self, model: Any, tokens: SpokenTokens, filters_FB: Tensor) -> dict[str, Any]:
         found: dict[str, Any] = {"sets": {}, "examples": []}
