@@ -100,6 +100,14 @@ def test_words_and_numbers_are_spelled_in_single_letters() -> None:
         assert words.decode(words.encode(text).ids) == text
 
 
+def test_special_tokens_of_speech_follow_those_of_text_as_in_whisper_s_vocabularies() -> None:
+    tokens = hear.SpokenTokens.made()
+    text = {token for word in spoken.words() for token in tokens.words.encode(f" {word}").ids}
+    assert max(text) < tokens.end < tokens.begins < tokens.untimed
+    assert tokens.words.id_to_token(tokens.untimed + 1) == "<|0.00|>"
+    assert tokens.words.get_vocab_size() == tokens.untimed + 1 + 50 * hear.WINDOW + 1
+
+
 def test_sentences_held_out_are_never_said_in_training() -> None:
     random = Random(4)
     training = {spoken.sentence(random) for _ in range(2000)}

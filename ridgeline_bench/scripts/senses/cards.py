@@ -1,9 +1,10 @@
 """Put a trained model's folder where it ships, with a card whose numbers are those of its report.
 
-    python -m ridgeline_bench.scripts.senses.cards see FOLDER --to FOLDER [--beside FILE]
-    python -m ridgeline_bench.scripts.senses.cards hear FOLDER --to FOLDER
+    python -m ridgeline_bench.scripts.senses.cards see FOLDER --to FOLDER [--after FILE] [--beside FILE]
+    python -m ridgeline_bench.scripts.senses.cards hear FOLDER --to FOLDER [--after FILE]
 
-The first folder is the --out of `senses.see` or `senses.hear`. --beside is the report of `senses.see --beside`.
+The first folder is the --out of `senses.see` or `senses.hear`. --after is the report of a
+run that this one went on from, and --beside that of `senses.see --beside`.
 """
 
 from __future__ import annotations
@@ -46,17 +47,23 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def training(report: Report, what: str) -> str:
+def training(report: Report, earlier: Report | None, what: str) -> str:
+    """Return what is told of a training, and of one that it went on from."""
+    runs = [each for each in (earlier, report) if each is not None]
+    told_runs = [
+        f"{each['steps']:,} steps of {each['batch']} {what} in {each['seconds']:.0f} s on "
+        f"{'two cores of a CPU' if each['device'] == 'cpu' else 'one ' + each['device']}, from a learning rate of "
+        f"{each['peak_rate']} to 0 by a cosine"
+        for each in runs
+    ]
     versions = report["versions"]
     return (
-        f"![training loss](loss.png)\n\nAdamW, peak learning rate {report['peak_rate']} with a cosine to 0, "
-        f"{report['steps']:,} steps of {report['batch']} {what}; bfloat16 with float32 master weights. "
-        f"{report['seconds']:.0f} s on one {report['device']}, which other jobs used too (torch {versions['torch']}, "
-        f"transformers {versions['transformers']})."
+        f"![training loss](loss.png)\n\nAdamW; {', then '.join(told_runs)}. Other jobs shared the machine (torch "
+        f"{versions['torch']}, transformers {versions['transformers']})."
     )
 
 
-def seeing_card(report: Report, beside: Report | None) -> str:
+def seeing_card(report: Report, earlier: Report | None, beside: Report | None) -> str:
     own = report["projector"]
     captions = [
         [kind, percent(each["facts"]), percent(each["whole"]), percent(each["constant"])]
@@ -101,7 +108,7 @@ def seeing_card(report: Report, beside: Report | None) -> str:
         ]
     parts += [
         "## Training",
-        training(report, "pictures"),
+        training(report, earlier, "pictures"),
         f"{report['drawn']:,} pictures were drawn by `ridgeline_bench.scripts.senses.drawn` while it learnt, with "
         f"Pillow and {len(report['fonts'])} fonts beside Pillow's own (subsets of free fonts: "
         f"{', '.join(report['fonts'])}). {' and '.join(report['held_out_fonts'])} are held out. Three in four of "
@@ -114,7 +121,7 @@ def seeing_card(report: Report, beside: Report | None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def hearing_card(report: Report) -> str:
+def hearing_card(report: Report, earlier: Report | None) -> str:
     rows = [
         [name, f"{each['sentences']}", percent(each["words_wrong"]), percent(each["whole"]), percent(each["constant"])]
         for name, each in report["sets"].items()
@@ -137,7 +144,7 @@ def hearing_card(report: Report) -> str:
         "Words wrong are those inserted, left out or replaced, by the words that were said. The constant sentence is "
         "the best of 200 sentences of training.",
         "## Training",
-        training(report, "sentences")
+        training(report, earlier, "sentences")
         + " A second loss tells the word of each frame from the encoder's output; its map is not part of the model.",
         f"{report['spoken']:,} sentences were synthesised while it learnt, by eSpeak NG 1.52 (GPL-3.0-or-later, from "
         "the package espeakng-loader 0.2.4; no part of it is here) with English accents and voice variants. Pitch, "
@@ -165,17 +172,18 @@ def plot(log: Sequence[Report], fields: Mapping[str, str], target: Path, title: 
 
 
 def main() -> None:
-    given = asked(__doc__, "kind=see|hear", "folder", to=Path, beside=str)
+    given = asked(__doc__, "kind=see|hear", "folder", to=Path, after=str, beside=str)
     folder, to = Path(given.folder), given.to
     report = json.loads((folder / "report.json").read_text())
+    earlier = json.loads(Path(given.after).read_text()) if given.after else None
     to.mkdir(parents=True, exist_ok=True)
     for file in sorted((folder / "model").iterdir()):
         copyfile(file, to / file.name)
     if given.kind == "see":
         beside = json.loads(Path(given.beside).read_text()) if given.beside else None
-        card, fields = seeing_card(report, beside), {"projector": "captions and answers"}
+        card, fields = seeing_card(report, earlier, beside), {"projector": "captions and answers"}
     else:
-        card, fields = hearing_card(report), {"loss": "words", "frames": "words by frame"}
+        card, fields = hearing_card(report, earlier), {"loss": "words", "frames": "words by frame"}
     (to / "README.md").write_text(card)
     plot(report["log"], fields, to / "loss.png", to.name)
 

@@ -85,9 +85,10 @@ def speech_tokens() -> list[str]:
 
 
 def hearing_tokenizer(texts: Iterable[str], most: int) -> Tokenizer:
-    """Return the tokenizer of a recogniser: the times follow <|notimestamps|>, as in Whisper's."""
-    made = tokenizer_of(texts, speech_tokens(), most)
-    made.add_special_tokens(["<|notimestamps|>", *times()])
+    """Return the tokenizer of a recogniser. As in Whisper's, all special tokens follow those of text, and the times
+    follow <|notimestamps|>."""
+    made = tokenizer_of(texts, [], most)
+    made.add_special_tokens([*speech_tokens(), "<|notimestamps|>", *times()])
     return made
 
 
