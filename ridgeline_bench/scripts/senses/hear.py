@@ -191,7 +191,7 @@ def heard(samples_NS: Tensor, counts_N: Tensor, starts_N: Tensor) -> Tensor:
 
 
 def features(samples_NS: Tensor, filters_FB: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what the encoder reads."""
+    """Return the scaled logarithms of mel spectra, which the encoder reads: [N, F, t]."""
     spectrum = torch.fft.rfft(framed(samples_NS) * hann(samples_NS.device)).abs().square()
     return scaled(filters_FB @ spectrum.mT).to(dtype)
 
