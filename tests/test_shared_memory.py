@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.core.plan.pictures import Pixels, ShownPictures
+from ridgeline.core.plan.pictures import Pixels, ShownPictures, open_all
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.plan.step import Span
 from ridgeline.core.shared import MemoryPlace, NoSuchMemory, SharedMemory, place_of
@@ -138,7 +139,7 @@ def test_no_message_holds_pixels_that_are_shared() -> None:
     try:
         frame = encode(submit(seen(array, frames=2)))
         own = shown_of(decode_from_face(frame))
-        own.open()
+        open_all(own.pictures)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -147,6 +148,32 @@ def test_no_message_holds_pixels_that_are_shared() -> None:
     assert own.sent_bytes == 0
     assert own.num_bytes == 3 << 26
     assert [int(each.data[-1]) for each in own.pictures] == [7, 7]
+
+
+def test_frames_of_a_video_open_its_memory_once() -> None:
+    """A client with many frames takes neither all descriptors of an engine nor all of its mappings."""
+    array = shared(64 * 12).reshape(64 * 2, 2, 3)
+    own = shown_of(decode_from_face(encode(submit(seen(array, frames=64)))))
+    before = len(os.listdir("/proc/self/fd"))
+    open_all(own.pictures)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # of its own, and mmap's
+    assert b"".join(bytes(each.data) for each in own.pictures) == array.tobytes()
+    frame = of_ranks.encode(Span(0, np.array([1]), inserted=seen(array, frames=64)))
+    (part,) = of_ranks.decode_as(Span, frame).inserted
+    assert part.shown is not None
+    open_all(part.shown.pictures)
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    short = replace(own, pictures=(Pixels(1, 1, place_of(array)._replace(start=12 * 64, size=3)),))  # type: ignore[union-attr]
+    with pytest.raises(NoSuchMemory):
+        open_all((*own.pictures, *short.pictures))
+
+
+def test_a_pipe_in_the_place_of_memory_keeps_nobody_waiting() -> None:
+    reads, writes = os.pipe()
+    os.close(writes)
+    with pytest.raises(NoSuchMemory):
+        SharedMemory.opened(MemoryPlace(os.getpid(), reads, os.fstat(reads).st_ino, 0, 1))
+    os.close(reads)
 
 
 def test_pixels_of_a_process_alone_travel_in_the_message() -> None:

@@ -28,6 +28,15 @@ class MemoryPlace(NamedTuple):
     start: int
     size: int
 
+    @property
+    def file(self) -> tuple[int, int, int]:
+        """The file that it lies in."""
+        return self.process, self.descriptor, self.inode
+
+    def fits(self, length: int) -> bool:
+        """Return True if a file of so many octets has all of it."""
+        return 0 <= self.start <= self.start + self.size <= length
+
 
 class NoSuchMemory(Exception):
     """The process that shared the memory has closed it, or is gone."""
@@ -55,7 +64,8 @@ class SharedMemory(mmap.mmap):
     def opened(place: MemoryPlace) -> SharedMemory:
         """Return memory of another process, to read alone. Raise NoSuchMemory."""
         try:
-            descriptor = os.open(f"/proc/{place.process}/fd/{place.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            path = f"/proc/{place.process}/fd/{place.descriptor}"
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a pipe by now
         except OSError as error:
             raise NoSuchMemory(f"the memory of process {place.process} cannot be read: {error.strerror}.") from None
         try:
@@ -63,7 +73,7 @@ class SharedMemory(mmap.mmap):
             sealed = found.st_ino == place.inode and fcntl.fcntl(descriptor, F_GET_SEALS) & SHRINK
         except OSError:  # a file that is none of memory
             sealed = False
-        if not sealed or not 0 <= place.start <= place.start + place.size <= found.st_size:
+        if not sealed or not place.fits(found.st_size):
             os.close(descriptor)
             raise NoSuchMemory(f"process {place.process} does not share this memory any more.")
         return SharedMemory._of(descriptor, mmap.PROT_READ)

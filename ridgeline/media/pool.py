@@ -32,6 +32,7 @@ from ridgeline.media.bounds import BadMedia, MediaBounds, check_bytes, form_of
 from ridgeline.media.items import Clip, Picture, Sound
 
 SMALL = 128 << 10  # bytes of an item that keeps no file open
+FILES = 2048  # of items, at most, where these may take 2 GiB: each has two descriptors in a process
 PATIENCE = 10.0  # seconds that a decoded item may wait for memory of others to be free
 
 
@@ -174,8 +175,13 @@ class MediaMemory:
         with self._changed:
             return self._taken.total()
 
+    def _counted(self, size: int) -> int:
+        """Return the bytes that an item counts: one in a file of its own no less than its part of all files."""
+        return size if size <= SMALL else max(size, min(1 << 20, self.most // FILES))
+
     def take(self, size: int, owner: str) -> Callable[[], None] | None:
         """Take these bytes, and return what gives them back. Return None if they are not free."""
+        size = self._counted(size)
         with self._changed:
             if not self._is_free(size, owner):
                 return None
@@ -186,6 +192,7 @@ class MediaMemory:
         """Wait until so many bytes are free. Raise NoMemory at the deadline, and BadMedia if they never will be."""
         if size > self.most // 2:
             raise BadMedia(f"the item has {size} bytes decoded, of at most {self.most // 2}; send a smaller one.")
+        size = self._counted(size)
         with self._changed:
             while not self._is_free(size, owner):
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and deadline <= time.monotonic():

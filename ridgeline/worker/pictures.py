@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ridgeline.core.plan.pictures import EncoderFigures, Pixels, ShownPictures
+from ridgeline.core.plan.pictures import EncoderFigures, Pixels, ShownPictures, open_all
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
@@ -149,6 +149,7 @@ def rows_of(shown: Iterable[ShownPictures], ops: Ops, dtype: torch.dtype, device
         pictures += each.pictures
         views += (view._replace(frames=tuple(first + frame for frame in view.frames)) for view in each.views)
     assert patching is not None
+    open_all(pictures)
     octets = torch.empty(sum(each.num_bytes for each in pictures), dtype=torch.uint8, pin_memory=device.type == "cuda")
     for picture, part in zip(pictures, octets.split([each.num_bytes for each in pictures]), strict=True):
         np.copyto(part.numpy(), picture.data)

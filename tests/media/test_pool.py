@@ -12,7 +12,7 @@ from PIL import Image
 
 from ridgeline.core.confined import Confined, OverLimit
 from ridgeline.media.bounds import BadMedia, MediaBounds
-from ridgeline.media.pool import Decoders, MediaMemory, NoMemory
+from ridgeline.media.pool import SMALL, Decoders, MediaMemory, NoMemory
 from tests.media.make_corpus import drawing, saved
 
 WAYS = ["network", "local", "pair", "read", "write", "list", "fork", "execute", "signal", "thread", "memory"]
@@ -47,6 +47,19 @@ def test_memory_counts_until_an_item_is_gone() -> None:
     assert view.shape == (9, 3) or view.size
     del view
     assert decoders.room.taken == 0
+
+
+def test_items_in_files_of_their_own_are_bounded_in_number() -> None:
+    """One client's small pictures must not take all descriptors of the servers."""
+    room = MediaMemory(2 << 30)
+    assert room.take(SMALL, "a") is not None
+    assert room.taken == SMALL
+    taken = [room.take(SMALL + 1, "a") for _ in range(1024)]
+    assert taken[1022] is not None
+    assert taken[1023] is None
+    assert room.take(SMALL + 1, "b") is not None
+    taken[0]()  # type: ignore[misc]
+    room.wait(SMALL + 1, "a", 0.0)
 
 
 def test_an_owner_waits_for_its_own_memory_and_no_other_does() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,9 +47,15 @@ class Pixels:
     def data(self) -> np.ndarray:
         """The octets: uint8 [3 * height * width], read-only. Raise NoSuchMemory if another process had them, and has
         closed them."""
+        return self.opened({})
+
+    def opened(self, known: dict[tuple[int, int, int], SharedMemory]) -> np.ndarray:
+        """Return `data`. known: files of memory that are open here already, to which this one's is added: all frames of
+        a video lie in one, which would be open once for each otherwise."""
         if self._array is None:
             assert self._place is not None
-            memory = SharedMemory.opened(self._place)
+            if (memory := known.get(self._place.file)) is None or not self._place.fits(len(memory)):
+                memory = known[self._place.file] = SharedMemory.opened(self._place)
             self._array = np.frombuffer(memory, np.uint8, self._place.size, self._place.start)
         return self._array
 
@@ -85,6 +91,13 @@ class Pixels:
 
     def __hash__(self) -> int:
         return hash((self.height, self.width))
+
+
+def open_all(pictures: Iterable[Pixels]) -> None:
+    """Hold the memory of pixels from now on, wherever it lies. Raise NoSuchMemory."""
+    known = dict[tuple[int, int, int], SharedMemory]()
+    for each in pictures:
+        each.opened(known)
 
 
 def _flat(data: bytes | np.ndarray) -> np.ndarray:
@@ -135,11 +148,6 @@ class ShownPictures:
     def sent_bytes(self) -> int:
         """The bytes that a message takes for all pixels."""
         return sum(each.sent_bytes for each in self.pictures)
-
-    def open(self) -> None:
-        """Hold the pixels' memory from now on, wherever it lies. Raise NoSuchMemory."""
-        for each in self.pictures:
-            _ = each.data
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.errors import CannotPromise, DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
+from ridgeline.core.plan.pictures import open_all
 from ridgeline.core.plan.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
 from ridgeline.core.plan.sleep import Kind
 from ridgeline.core.settings.config import LLMConfig
@@ -230,8 +231,9 @@ class EngineHost:
             if isinstance(mask, Exception):
                 raise mask
             request = _request(name, submit, mask)
-            for shown in {id(each.shown): each.shown for each in request.inserted if each.shown is not None}.values():
-                shown.open()  # now, while the API server is sure to hold it
+            shown = {id(each.shown): each.shown for each in request.inserted if each.shown is not None}
+            # now, while the API server is sure to hold it
+            open_all(pixels for each in shown.values() for pixels in each.pictures)
             self._adapters.check(request)
             self._engine.add(request)
         except Busy as error:
