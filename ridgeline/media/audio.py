@@ -22,6 +22,7 @@ from ridgeline.media.bounds import BadMedia, MediaBounds
 from ridgeline.media.container import HEARD, check_codec, opened
 
 RESAMPLING = {"filter_size": "128", "cutoff": "0.98"}
+LOUDEST = 2.0**16  # of files with numbers of floating point, which should stay in -1..1
 BLOCK = 1 << 16  # samples that are resampled at a time
 SCALES = {"u8": (128.0, 128.0), "s16": (0.0, 2.0**15), "s32": (0.0, 2.0**31), "flt": (0.0, 1.0), "dbl": (0.0, 1.0)}
 
@@ -41,7 +42,10 @@ def decode(data: Any, bounds: MediaBounds, rate: int | None = None) -> tuple[np.
             blocks.append(block)
     if not sum(map(len, blocks)):
         raise BadMedia("the sound has no samples; send one that lasts.")
-    return np.concatenate(blocks), wanted
+    samples_N = np.concatenate(blocks)
+    if not np.abs(samples_N).max() <= LOUDEST:  # nor is it where one is no number
+        raise BadMedia(f"the sound has samples that are no numbers of at most {LOUDEST:g}; write it as -1 … 1.")
+    return samples_N, wanted
 
 
 def _decoded(container: Any, stream: Any, bounds: MediaBounds) -> Iterator[AudioFrame]:

@@ -26,6 +26,7 @@ from ridgeline.text.pooled import Encoded
 from ridgeline.text.tokenizer import Tokenizer
 
 KEY_BYTES = 16
+MOST_PLACES = 1 << 21  # tokens that items may stand for, before anybody asks for the context
 NAMES = {Picture: "pictures", Clip: "videos", Sound: "sounds"}
 
 
@@ -158,7 +159,17 @@ def placed_items(processor: Processor, items: Sequence[Item]) -> list[Placed]:
     """Return the items with their places. Raise InvalidRequest for one that the model does not take."""
     pictures = [index for index, item in enumerate(items) if isinstance(item, Picture)]
     place = {index: number for number, index in enumerate(pictures)}
-    return [_placed(processor, item, len(pictures), place.get(index, 0)) for index, item in enumerate(items)]
+    found, places = list[Placed](), 0
+    for index, item in enumerate(items):
+        found.append(_placed(processor, item, len(pictures), place.get(index, 0)))
+        places += found[-1].layout.placeholders
+        if places > MOST_PLACES:
+            raise InvalidRequest(
+                f"the prompt's pictures, videos and sounds take more than {MOST_PLACES} tokens; show fewer or smaller "
+                "ones.",
+                param="messages",
+            )
+    return found
 
 
 def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Placed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,16 @@ def test_a_sound_at_another_rate_is_the_same_tones(rate: int) -> None:
     expected = sum(np.sin(2 * np.pi * tone * wanted) for tone in tones) / 5 * 32767 / 32768
     middle = slice(1000, -1000)
     assert np.abs(found[middle] - expected[middle]).max() < 1e-4
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e30])
+def test_samples_that_are_no_numbers_are_refused(value: float) -> None:
+    """Beside other sounds in a step they would spoil these."""
+    samples = np.array([0.0, 0.5, value, 0.1] * 400, np.float32)
+    form = struct.pack("<HHIIHH", 3, 1, 16_000, 64_000, 4, 32)
+    parts = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", samples.nbytes)
+    with pytest.raises(BadMedia, match="samples that are no numbers"):
+        DECODERS.sound(b"RIFF" + struct.pack("<I", len(parts) + samples.nbytes) + parts + samples.tobytes(), 16_000)
 
 
 def test_a_sound_that_is_too_long_is_refused() -> None:

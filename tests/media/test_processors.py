@@ -26,8 +26,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.kernels.pictures.patches.op import PATCHES
+from ridgeline.media.items import clip
 from ridgeline.media.layout import NEWLINE, PLACEHOLDER, Layout, Processor, VideoProcessor
 from ridgeline.media.processors import PROCESSORS, processor_of
+from ridgeline.text.media_prompt import placed_items
 
 THEIRS = Path(transformers.__file__).parent / "models"
 
@@ -545,6 +547,35 @@ def test_sizes_pixels_and_tokens_are_those_of_transformers(name: str, height: in
     assert name == "mllama" or layout.placeholders == alone.count(one)
 
 
+@pytest.mark.parametrize(
+    ("name", "pictures"), [("clip", 1), ("llava", 1), ("llava in a square", 1), ("llava_onevision", 2)]
+)
+def test_long_pictures_do_not_grow_without_bound(name: str, pictures: int) -> None:
+    """The tables of a line of 65,536 pixels that becomes 336 wide are gigabytes, and so is the square around it."""
+    for height, width in ((1 << 16, 1), (1, 1 << 16), (201, 1)):
+        with pytest.raises(InvalidRequest, match="200 times as long"):
+            FAMILIES[name].ours.layout(height, width, pictures)
+    FAMILIES[name].ours.layout(200, 1, pictures)
+
+
+def test_a_square_around_a_picture_has_a_bound() -> None:
+    with pytest.raises(InvalidRequest, match="longer than 16384"):
+        FAMILIES["llava in a square"].ours.layout(1 << 16, 1 << 10)
+
+
+@pytest.mark.parametrize(("name", "options", "count"), [
+    ("qwen2", {"num_frames": 1}, 2), ("qwen2", {"max_frames": 1}, 2), ("qwen3", {"num_frames": 1}, 1),
+    ("glm", {"fps": 0.001}, 2), ("glm", {"fps": 0.005}, 2),
+])  # fmt: skip
+def test_settings_of_few_frames_choose_few(name: str, options: dict[str, Any], count: int) -> None:
+    """Not all of them, and not none."""
+    family = FAMILIES[name]
+    processor = processor_of(family.files, family.encode, options)
+    assert isinstance(processor, VideoProcessor)
+    assert len(processor.chosen(9000, 25.0)) == count
+    assert processor.chosen(1, 25.0)[0] == 0
+
+
 def test_several_pictures_of_llava_onevision_are_squares() -> None:
     family = FAMILIES["llava_onevision"]
     processor, pixels = family.ours, picture(50, 31)
@@ -671,7 +702,7 @@ def test_a_request_replaces_settings_of_the_files() -> None:
 
 def test_every_processor_is_tested_and_others_are_refused_by_name() -> None:
     tested = {type(family.ours) for family in FAMILIES.values()}
-    beside = {"Qwen25VL", "Qwen3VL", "KimiVL", "KimiK25", "Qwen2Audio", "Qwen2_5Omni"}
+    beside = {"Qwen25VL", "Qwen3VL", "KimiVL", "KimiK25", "Qwen2Audio", "Qwen2_5Omni", "Qwen3Omni"}
     assert {PROCESSORS[name].__name__ for name in PROCESSORS} - beside <= {each.__name__ for each in tested}
     with pytest.raises(InvalidConfig, match="'blip-9'"):
         processor_of({"config.json": {"model_type": "blip-9"}}, lambda text: [])
@@ -681,3 +712,12 @@ def test_every_processor_is_tested_and_others_are_refused_by_name() -> None:
 def test_shapes_that_leave_nothing_are_refused_with_their_size(name: str, size: tuple[int, int]) -> None:
     with pytest.raises(InvalidRequest, match=f"{size[1]}x{size[0]} pixels"):
         FAMILIES[name].ours.layout(*size)
+
+
+def test_items_for_more_tokens_than_any_context_are_refused() -> None:
+    """Before their ids are in memory: 80 videos of 1,024 frames may ask for 1.4 million tokens each."""
+    family = FAMILIES["qwen2"]
+    options = {"min_pixels": 1 << 21, "max_pixels": 1 << 26}
+    films = [clip(np.zeros((256, 4, 4, 3), np.uint8), np.arange(256.0), 1.0)] * 64
+    with pytest.raises(InvalidRequest, match="take more than 2097152 tokens"):
+        placed_items(processor_of(family.files, family.encode, options), films)

@@ -15,6 +15,8 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # PIL's numbers
+LONGEST_SHAPE = 200  # times as long as wide, as in the processors of Qwen
+LONGEST_SQUARE = 1 << 14  # pixels a side of a square around a picture, which a CPU has in memory
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,9 @@ def square(size: Mapping[str, Any] | int) -> tuple[int, int]:
 
 
 def shortest_edge(height: int, width: int, edge: int) -> tuple[int, int]:
-    """Return the size at which the shorter side has `edge` pixels."""
+    """Return the size at which the shorter side has `edge` pixels. Raise InvalidRequest for a picture that would become
+    too long: of one line of 65,536 pixels the tables of that resize are gigabytes."""
+    refuse_long(height, width)
     if width <= height:
         return int(edge * height / width), edge
     return edge, int(edge * width / height)
@@ -161,9 +165,17 @@ def canvas(height: int, width: int, tile: tuple[int, int], fewest: int, most: in
 
 
 def square_box(height: int, width: int) -> Box:
-    """Return the smallest square around a picture, which lies in its middle."""
-    side = max(height, width)
+    """Return the smallest square around a picture, which lies in its middle. Raise InvalidRequest for a long picture,
+    beside which the square is much larger."""
+    refuse_long(height, width)
+    if (side := max(height, width)) > LONGEST_SQUARE:
+        raise refuse(height, width, f"is longer than {LONGEST_SQUARE} pixels")
     return Box(-((side - height) // 2), -((side - width) // 2), side, side)
+
+
+def refuse_long(height: int, width: int) -> None:
+    if max(height, width) / min(height, width) > LONGEST_SHAPE:
+        raise refuse(height, width, f"is more than {LONGEST_SHAPE} times as long as wide")
 
 
 def refuse(height: int, width: int, why: str) -> InvalidRequest:

@@ -39,7 +39,7 @@ class Glm4v(Qwen2VL):
         elif most >= frames:
             places = list(range(frames))
         else:
-            places = [math.ceil(n * (seconds / (most - 1)) * rate) for n in range(most)]
+            places = [math.ceil(n * (seconds / max(most - 1, 1)) * rate) for n in range(max(most, 1))]
         found = tuple(dict.fromkeys(min(frames - 1, each) for each in places))
         return found + found[-1:] * (len(found) % 2)
 

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.media.layout import Layout, Patching, Piece, View
-from ridgeline.media.processors.files import BICUBIC, CLIP_MEAN, CLIP_STD, HALF, ModelFiles, patching, refuse, whole
+from ridgeline.media.processors.files import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    ModelFiles,
+    patching,
+    refuse_long,
+    whole,
+)
 from ridgeline.media.processors.options import VIDEOS
 
 QWEN2: dict[str, Any] = {"resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
@@ -52,7 +61,8 @@ class Qwen2VL:
         else:
             wanted = frames / fps * self.video_rate if fps else frames
             taken = math.floor(min(max(wanted, int(clip.get("min_frames", 4))), most) / span) * span
-        return tuple(int(each * frames / taken) for each in range(taken)) if taken else tuple(range(frames))
+        taken = taken or min(span, frames)  # of fewer than a patch spans the last is seen again
+        return tuple(int(each * frames / taken) for each in range(taken))
 
     def video(self, times: Sequence[float], height: int, width: int, rate: float) -> Layout:
         size = smart_resize(height, width, self._factor, self._video_bounds)
@@ -137,8 +147,7 @@ def smart_resize_video(
 def _within(frames: int, counted: int, size: tuple[int, int], factor: int, bounds: tuple[int, int]) -> tuple[int, int]:
     """Return the size. counted: the frames, rounded to whole patches, which decide on the bounds."""
     height, width = size
-    if max(height, width) / min(height, width) > 200:
-        raise refuse(height, width, "is more than 200 times as long as wide")
+    refuse_long(height, width)
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if counted * rows * columns > bounds[1]:
         shrink = math.sqrt((frames * height * width) / bounds[1])

@@ -88,7 +88,7 @@ FILTERS: dict[Filter, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 }
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)  # of up to a megabyte and a half each, for the longest pictures
 def taps(old: int, new: int, filter: Filter) -> AxisTaps:
     """Return the taps of an axis of `old` pixels that becomes `new`.
 
