@@ -10,6 +10,7 @@ there, and the file is handed to a process that decodes it (`media.pool`).
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import ChainMap, Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -231,24 +232,27 @@ class NamedFiles:
         self._digests: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()
         self._files: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()
         self._size = 0
+        self._lock = threading.Lock()  # threads bind and find
 
     def bind(self, key: tuple[str, str, str], data: bytes) -> None:
         """Keep a file. Raise BadMedia if its uuid belongs to other bytes."""
         digest = sha256(data).digest()
-        if self._digests.setdefault(key, digest) != digest:
-            raise BadMedia(f"the uuid {key[2]!r} belongs to other bytes; give each file a uuid of its own.")
-        self._digests.move_to_end(key)
-        if len(self._digests) > self._most:
-            self._digests.popitem(last=False)
-        if key not in self._files and len(data) <= self._most_bytes // 4:
-            self._files[key] = data
-            self._size += len(data)
-            while self._size > self._most_bytes:
-                self._size -= len(self._files.popitem(last=False)[1])
+        with self._lock:
+            if self._digests.setdefault(key, digest) != digest:
+                raise BadMedia(f"the uuid {key[2]!r} belongs to other bytes; give each file a uuid of its own.")
+            self._digests.move_to_end(key)
+            if len(self._digests) > self._most:
+                self._digests.popitem(last=False)
+            if key not in self._files and len(data) <= self._most_bytes // 4:
+                self._files[key] = data
+                self._size += len(data)
+                while self._size > self._most_bytes:
+                    self._size -= len(self._files.popitem(last=False)[1])
 
     def find(self, key: tuple[str, str, str]) -> bytes:
         """Return the file of a uuid. Raise BadMedia if it is not kept."""
-        if (data := self._files.get(key)) is None:
-            raise BadMedia(f"no file is kept for the uuid {key[2]!r}; send its bytes with it.")
-        self._files.move_to_end(key)
-        return data
+        with self._lock:
+            if (data := self._files.get(key)) is None:
+                raise BadMedia(f"no file is kept for the uuid {key[2]!r}; send its bytes with it.")
+            self._files.move_to_end(key)
+            return data

@@ -24,7 +24,7 @@ class Admission:
     `max_requests` and `max_tokens` are the bounds of this API server (0: no bound); of N API servers each gets its
     share. An owner that has little open gets in a little beyond them, so that no other can fill the queue.
     `priority_floor` is the most urgent priority that keys which are not trusted may give (None: any). `open_bytes` are
-    those of prompts that came as vectors, which the queue's tokens do not bound. `rejected_requests` and
+    those of prompts that came as vectors, and of sounds, which the queue's tokens do not bound. `rejected_requests` and
     `rejected_tokens` count what these bounds turned away. The tokens of a request are its prompt and all that it may
     write, counted twice where it is guided.
     """
@@ -40,6 +40,7 @@ class Admission:
     rejected_tokens: int = 0
     requests_of: Counter[str] = field(default_factory=Counter)  # by owner
     tokens_of: Counter[str] = field(default_factory=Counter)
+    bytes_of: Counter[str] = field(default_factory=Counter)
 
     def admit(self, requests: Sequence[Request], facts: EngineFacts, owner: str = "") -> None:
         """Count these requests of an owner in until `leave` is called for them.
@@ -76,11 +77,12 @@ class Admission:
                 retry_after=RETRY_AFTER,
             )
         size = embedded_bytes(requests)
-        if size and self.open_bytes + size > MOST_EMBEDDED:
+        most = _bound(MOST_EMBEDDED, self.bytes_of[owner] + size)
+        if size and self.open_bytes + size > most:
             self.rejected_tokens += 1
             raise Overloaded(
-                f"the open requests have {self.open_bytes} bytes of prompt_embeds and this one {size}, of at most "
-                f"{MOST_EMBEDDED}; try again later.",
+                f"the open requests have {self.open_bytes} bytes of vectors, pictures and sounds and this one {size}, "
+                f"of at most {MOST_EMBEDDED}; try again later.",
                 retry_after=RETRY_AFTER,
             )
         self._count(owner, len(requests), tokens, size)
@@ -112,7 +114,7 @@ class Admission:
     def leave(self, count: int, tokens: int, size: int = 0, owner: str = "") -> None:
         self._count(owner, -count, -tokens, -size)
         if self.requests_of[owner] <= 0:
-            del self.requests_of[owner], self.tokens_of[owner]
+            del self.requests_of[owner], self.tokens_of[owner], self.bytes_of[owner]
 
     def _count(self, owner: str, requests: int, tokens: int, size: int) -> None:
         self.open_requests += requests
@@ -120,6 +122,7 @@ class Admission:
         self.open_bytes += size
         self.requests_of[owner] += requests
         self.tokens_of[owner] += tokens
+        self.bytes_of[owner] += size
 
 
 def _bound(most: int, own: int) -> int:
@@ -134,7 +137,8 @@ def embedded_bytes(requests: Sequence[Request]) -> int:
 
 
 def inserted_bytes(request: Request) -> int:
-    """Return the bytes of a request's vectors, pictures and sounds."""
-    shown = {id(own): own.num_bytes for each in request.inserted if (own := each.made_of) is not None}
+    """Return the bytes of a request's vectors, pictures and sounds, without those of shared memory, which has bounds of
+    its own."""
+    shown = {id(own): own.sent_bytes for each in request.inserted if (own := each.made_of) is not None}
     heard = 0 if request.sound is None else len(request.sound.samples)
     return sum(shown.values()) + heard + (0 if request.embeds is None else len(request.embeds.data))

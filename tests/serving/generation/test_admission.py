@@ -7,13 +7,20 @@ from copy import copy
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import ValidationError
 from msgspec.structs import replace
 
+from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.request import BACKGROUND, SamplingParams
+from ridgeline.core.plan.sounds import HeardSound
+from ridgeline.core.shared import SharedMemory
+from ridgeline.kernels.pictures.views import Box, Patching, View
 from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, Overloaded
+from ridgeline.serving.generation import admission as admission_module
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.processes.engine_host import _request
 from ridgeline.transport.messages import EngineFacts, Submit, decode_from_face, encode
@@ -46,6 +53,30 @@ def test_who_has_little_open_finds_a_place_in_a_full_queue() -> None:
     assert (admission.open_requests, admission.open_tokens) == (0, 0)
     assert not admission.requests_of
     assert not admission.tokens_of
+
+
+def test_bytes_of_a_client_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And pixels in shared memory, which has bounds of its own, count nowhere else."""
+    monkeypatch.setattr(admission_module, "MOST_EMBEDDED", 800)
+    admission, sound = Admission(), HeardSound(samples=bytes(400), frames=1, vectors=1)
+    memory = np.frombuffer(SharedMemory.made(3 << 20), np.uint8)
+    how = Patching("bicubic", 1.0, (0.0,) * 3, (1.0,) * 3, 1024, 1024)  # type: ignore[arg-type]
+    view = View(1024, 1024, Box(0, 0, 1024, 1024))
+    shown = ShownPictures((Pixels(1024, 1024, memory),), (view,), how)
+    heard, pictured = (
+        dataclasses.replace(ask("r", [1, 2], max_tokens=4), inserted=(Inserted(start=0, count=1, **made),))
+        for made in ({"heard": sound}, {"shown": shown})
+    )
+    for request in (heard, heard, pictured):
+        admission.admit([request], FACTS, "a")
+    with pytest.raises(Overloaded, match="800 bytes of vectors, pictures and sounds"):
+        admission.admit([heard], FACTS, "a")
+    admission.admit([pictured], FACTS, "b")
+    short = Inserted(start=0, count=1, heard=dataclasses.replace(sound, samples=bytes(100)))
+    small = dataclasses.replace(heard, inserted=(short,))
+    admission.admit([small], FACTS, "b")
+    with pytest.raises(Overloaded):
+        admission.admit([small], FACTS, "a")
 
 
 def test_no_request_is_more_urgent_than_its_key_allows() -> None:

@@ -151,7 +151,7 @@ def test_open_vectors_are_bounded(server: Server, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(admission, "MOST_EMBEDDED", 40)
     bounds, facts = admission.Admission(), server.api.service.facts()
     bounds.admit([request, request], facts)
-    with pytest.raises(RequestFailed, match="bytes of prompt_embeds"):
+    with pytest.raises(RequestFailed, match="bytes of vectors"):
         bounds.admit([request], facts)
     bounds.leave(2, 4, 32)
     bounds.admit([request], facts)
