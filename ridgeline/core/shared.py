@@ -56,8 +56,12 @@ class SharedMemory(mmap.mmap):
     def made(size: int, release: Callable[[], None] | None = None) -> SharedMemory:
         """Return new memory of so many octets. release: it is called once the memory is not used here any more."""
         descriptor = os.memfd_create("ridgeline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, size)
-        fcntl.fcntl(descriptor, F_ADD_SEALS, SHRINK | GROW)  # so that no reader meets its end
+        try:
+            os.ftruncate(descriptor, size)
+            fcntl.fcntl(descriptor, F_ADD_SEALS, SHRINK | GROW)  # so that no reader meets its end
+        except OSError:
+            os.close(descriptor)
+            raise
         return SharedMemory._of(descriptor, mmap.PROT_READ | mmap.PROT_WRITE, release)
 
     @staticmethod
@@ -80,7 +84,11 @@ class SharedMemory(mmap.mmap):
 
     @staticmethod
     def _of(descriptor: int, access: int, release: Callable[[], None] | None = None) -> SharedMemory:
-        made = SharedMemory(descriptor, os.fstat(descriptor).st_size, prot=access)
+        try:
+            made = SharedMemory(descriptor, os.fstat(descriptor).st_size, prot=access)
+        except (OSError, ValueError):
+            os.close(descriptor)
+            raise
         made.descriptor, made.inode = descriptor, os.fstat(descriptor).st_ino
         weakref.finalize(made, os.close, descriptor)
         if release is not None:

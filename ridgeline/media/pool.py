@@ -108,7 +108,7 @@ class Decoders:
         check_bytes(len(data), kind, bounds)
         form_of(data, kind)  # what is refused at once needs no process
         deadline = time.monotonic() + self._patience
-        given = SharedMemory.made(len(data))
+        given = _made(len(data))
         given.fill(data)
         while True:
             call = _Decoding(given.descriptor, partial(self.room.take, owner=owner), choose)
@@ -130,6 +130,15 @@ def _digest(data: bytes, asked: Any, found: Any) -> bytes:
     return sha256(sha256(data).digest() + told.encode()).digest()
 
 
+def _made(size: int, release: Callable[[], None] | None = None) -> SharedMemory:
+    """Return new shared memory. Raise NoMemory where descriptors or mappings are taken, which others give back as they
+    do memory."""
+    try:
+        return SharedMemory.made(size, release)
+    except OSError as error:
+        raise NoMemory(f"no more memory can be shared ({error.strerror})") from None
+
+
 class _Decoding(ChildCall):
     """One call: the memory that its result is written to, and which frames of a video are wanted."""
 
@@ -147,9 +156,13 @@ class _Decoding(ChildCall):
         if "frames" in question and self._choose is not None:
             return list(self._choose(question["frames"], question["rate"])), None
         size = question["room"]
-        if self._made is not None or (release := self._take(size)) is None:
+        if self._made is not None or size <= 0 or (release := self._take(size)) is None:
             return False, None
-        self._made = SharedMemory.made(size, release)
+        try:
+            self._made = _made(size, release)
+        except NoMemory:
+            release()
+            raise
         return True, self._made.descriptor
 
     def array(self, shape: Sequence[int]) -> np.ndarray:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from ridgeline.core.confined import Confined, OverLimit
+from ridgeline.core.shared import SharedMemory
 from ridgeline.media.bounds import BadMedia, MediaBounds
 from ridgeline.media.pool import SMALL, Decoders, MediaMemory, NoMemory
 from tests.media.make_corpus import drawing, saved
@@ -60,6 +63,22 @@ def test_items_in_files_of_their_own_are_bounded_in_number() -> None:
     assert room.take(SMALL + 1, "b") is not None
     taken[0]()  # type: ignore[misc]
     room.wait(SMALL + 1, "a", 0.0)
+
+
+def test_memory_that_cannot_be_had_is_not_counted_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders, made = Decoders(), SharedMemory.made
+
+    def failing(size: int, release: Callable[[], None] | None = None) -> SharedMemory:
+        if release is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return made(size)
+
+    monkeypatch.setattr(SharedMemory, "made", staticmethod(failing))
+    with pytest.raises(NoMemory, match="Too many open files"):
+        decoders.picture(saved(drawing(), "png"))
+    assert decoders.room.taken == 0
+    monkeypatch.undo()
+    assert decoders.picture(saved(drawing(), "png")).pixels_HWC.shape == (8, 12, 3)
 
 
 def test_an_owner_waits_for_its_own_memory_and_no_other_does() -> None:
