@@ -29,6 +29,7 @@ def transcribe(
     translate: bool = typer.Option(False, "--translate", help="Write English, whatever is spoken."),
     prompt: str = typer.Option("", help="Text before the transcript, such as names."),
     in_turn: bool = typer.Option(False, "--in-turn", help="Each window follows the text of the one before."),
+    words: bool = typer.Option(False, "--words", help="With json: words have times too."),
     quiet: bool = typer.Option(False, "--quiet", help="No report on standard error."),
     *,
     engine: dict[str, Any],
@@ -37,6 +38,8 @@ def transcribe(
     """Write what is said in files of sound."""
     if form not in (*FORMATS, "json"):
         raise InvalidRequest(f"--format is {form!r}; it is one of {', '.join((*FORMATS, 'json'))}.", param="format")
+    if words and form != "json":
+        raise InvalidRequest(f"--words needs --format json, got {form}.", param="words")
     if missing := [file for file in files if not file.is_file()]:
         raise InvalidRequest(f"{missing[0]} is no file; name a file of sound.", param="audio")
     for name in sampling.keys() - {"temperature", "max_tokens", *SAMPLED}:
@@ -56,6 +59,7 @@ def transcribe(
                 prompt=prompt,
                 temperature=temperature,
                 timed=form in TIMED or in_turn,
+                word_timestamps=words,
                 condition_on_previous_text=in_turn,
                 max_tokens=most,
                 sampling=sampling,

@@ -53,7 +53,7 @@ class Results:
                 finish_R = _hand_over(record, tokens_KR, finish_R)
             events = self._take(record, result, tokens_KR, finish_R)
         if result.pooled:
-            events.events += self._vectors(record, result)
+            events.events[:0] = self._vectors(record, result)  # before the end of one that draws tokens too
         if result.drafted_R is not None:
             self._count_drafts(result.drafted_R, result.emitted_R)
         if record.verifies:
@@ -74,10 +74,12 @@ class Results:
             self.drafts[f"accepted_tokens_per_pos: {place}"] += int((right_R > place).sum())
 
     def _vectors(self, record: InFlight, result: StepResult) -> Iterator[TokenEvent]:
-        """Yield the ends of requests that are pooled, unless their vectors are no numbers."""
+        """Yield the ends of requests that are pooled, unless their vectors are no numbers, and what else rows found."""
         for row, vector in result.pooled.items():
             seq = record.seqs[row]
-            if seq.status is not Status.FINISHED and result.finish_R[row] == Finish.STOP:
+            if seq.request.task is None:
+                yield TokenEvent(seq.id, -1, None, vector=vector)
+            elif seq.status is not Status.FINISHED and result.finish_R[row] == Finish.STOP:
                 seq.has_emitted, seq.first_token = True, self._running.clock()
                 yield TokenEvent(seq.id, -1, "stop", vector=vector)
 

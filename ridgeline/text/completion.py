@@ -48,6 +48,8 @@ class Completion:
 
     def _take(self, event: TokenEvent) -> str:
         output, text = self.output, ""
+        if event.vector is not None:
+            output.aligned = event.vector
         if event.prompt_logprobs:
             self._add_prompt_logprobs(event.prompt_logprobs)
         if event.token_id >= 0:

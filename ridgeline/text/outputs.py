@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, overload
 
+import numpy as np
+
 from ridgeline.core.plan.request import PromptLogprobs, RequestStats, SamplingParams, TokenLogprobs
 
 
@@ -121,8 +123,8 @@ class CompletionOutput:
     """One completion. `finish_reason` is None while it runs, then "stop", "length", "repetition", "abort" or "error".
 
     `stop_reason` is the stop string or stop token id that ended it, "repetition_detected" after a repetition, and None
-    after end-of-sequence or length. `score`
-    is what beam search ranked it by.
+    after end-of-sequence or length. `score` is what beam search ranked it by. `aligned` is the attention of the
+    prompt's last tokens to a sound, float32 [T, F], if its request asked for that.
     """
 
     index: int
@@ -135,6 +137,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     metrics: RequestStats | None = None
+    aligned: np.ndarray | None = None
 
     @property
     def finished(self) -> bool:

@@ -96,6 +96,7 @@ def make_requests(
             embeds=embeds,
             inserted=own,
             encoder_ids=encoder_ids,
+            whole=heard is not None and heard.rules is not None and heard.rules.aligned is not None,
             sound=None if heard is None else heard.sound,
             speech=None if heard is None else heard.rules,
         )

@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Literal, get_type_hints
 
 import msgspec
+import numpy as np
 
 from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.embeds import Embeds, Inserted
@@ -320,8 +321,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 class Event(Message, frozen=True):
     """A token's event, as `core.plan.request.TokenEvent`. `vector` is its bytes, float32, and `tokens` says how many
-    vectors
-    these are: 0 for the one of the prompt."""
+    vectors these are: 0 for the one of the prompt."""
 
     id: int
     token_id: int
@@ -331,6 +331,14 @@ class Event(Message, frozen=True):
     error: str | None = None
     vector: bytes | None = None
     tokens: int = 0
+
+    @property
+    def array(self) -> np.ndarray | None:
+        """The vector as `TokenEvent` has it."""
+        if self.vector is None:
+            return None
+        found = np.frombuffer(self.vector, np.float32)
+        return found.reshape(self.tokens, -1) if self.tokens else found
 
 
 class Ended(Message, frozen=True):

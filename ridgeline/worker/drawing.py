@@ -72,6 +72,7 @@ class DrawnTokens:
         self._logprobs = None if step.logprobs is None else _download(step.logprobs)
         self._apart = {row: _download(scores) for row, scores in step.apart.items()}
         self._prompts = {row: _download(scores) for row, scores in step.prompt_logprobs.items()}
+        self._aligned = {row: Download((sum_TF,)) for row, sum_TF in step.aligned.items()}
         self._done = mark(step.device.outcome.packed.device)
 
     def result(self, watch: Stopwatch) -> StepResult:
@@ -90,6 +91,7 @@ class DrawnTokens:
             finish_R=finish_R,
             logprobs=None if self._logprobs is None else _arrived(self._logprobs),
             apart={row: _arrived(scores) for row, scores in self._apart.items()},
+            pooled={row: found.arrays()[0] for row, found in self._aligned.items()},
             prompt_logprobs={row: _arrived(scores) for row, scores in self._prompts.items()},
             elapsed=watch.seconds(),
             num_tokens=step.ran,

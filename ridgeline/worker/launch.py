@@ -28,7 +28,7 @@ class Launch(StepPart):
 
     def prepare(self, step: PlannedStep) -> None:
         plan, adapted = step.plan, bool(step.plan.rows.features & Feature.ADAPTER)
-        captured = step.given is None and step.places is None and step.ahead_T is None
+        captured = step.given is None and step.places is None and step.ahead_T is None and not step.watched
         graph = self._graph_of(plan, self.graphs) if self.graphs is not None and captured else None
         if graph is not None:
             graph.inputs.load(plan)

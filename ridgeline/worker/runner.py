@@ -18,6 +18,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.adapters.part import StepOfAdapters
 from ridgeline.worker.adapters.store import AdapterStore
 from ridgeline.worker.adapters.tables import AdapterTables
+from ridgeline.worker.alignment import Alignment
 from ridgeline.worker.changes import SlotChanges
 from ridgeline.worker.crossing import PicturesSeen
 from ridgeline.worker.embeds import InsertedVectors
@@ -121,6 +122,8 @@ class Runner:
         if decoder.encoder is not None:
             self.encoding = EncoderPart(decoder, self.slots, segments.states)
             parts.append(self.encoding)
+            if decoder.encoder.stem is not None:
+                parts.append(Alignment(decoder, self.slots, segments.states))
         if decoder.spec.crosses:
             assert self.inserted.pictures is not None
             size = segments.states.memory.layout.block_size

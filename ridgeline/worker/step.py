@@ -212,6 +212,7 @@ class PlannedStep:
     reported_RU: the scores from which log-probabilities are taken.
     prompt_logprobs, logprobs, apart: by row of the plan, what was found of these; the last ones have no place beside
         those of other rows.
+    watched: a part watches the layers, so no graph is replayed. aligned: by row, what it saw (`worker/alignment.py`).
     letter: the outcome's, if tokens were drawn.
     arriving: what else comes of the step.
     """
@@ -232,6 +233,8 @@ class PlannedStep:
     reported_RU: Tensor | None = None
     logprobs: DeviceLogprobs | None = None
     apart: dict[int, DeviceLogprobs] = field(default_factory=dict)
+    watched: bool = False
+    aligned: dict[int, Tensor] = field(default_factory=dict)
     letter: Letter | None = None
     arriving: Arriving | None = None
 

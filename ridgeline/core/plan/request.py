@@ -571,7 +571,8 @@ class TokenEvent(NamedTuple):
     """The part of a step's outcome that concerns one request.
 
     token_id: -1 if no token came: the request ended without one, or it ran a chunk of its prompt.
-    vector: what the prompt was pooled to, float32 [M], or [T, M] with one for each of its tokens.
+    vector: what the prompt was pooled to, float32 [M], or [T, M] with one for each of its tokens. For a request with
+        `SpeechRules.aligned`, which draws tokens too: the attention of these tokens, [T, F] (`worker/alignment.py`).
     prompt_logprobs: those of the next prompt tokens, in order. The first prompt token has none and is not counted.
     """
 

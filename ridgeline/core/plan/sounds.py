@@ -46,6 +46,20 @@ class HeardSound:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlignedTokens:
+    """The last tokens of a prompt, whose attention to the sound is reported.
+
+    tokens: how many.
+    frames: of the encoder's outputs, from the first on, those to which it is reported.
+    heads: (layer, head) of those whose attention follows the sound; none: all of the upper half of the layers.
+    """
+
+    tokens: int
+    frames: int
+    heads: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeechRules:
     """The tokens that a recogniser of speech may write, as Whisper's own code has them.
 
@@ -56,6 +70,7 @@ class SpeechRules:
     no_timestamps: the id that says so, which never comes.
     end: the id that ends an output.
     latest: the output begins with a time of at most this number; None: with any.
+    aligned: tokens of the prompt whose attention is reported; None: of none.
     """
 
     suppressed: tuple[int, ...] = ()
@@ -64,3 +79,4 @@ class SpeechRules:
     no_timestamps: int = 0
     end: int = 0
     latest: int | None = None
+    aligned: AlignedTokens | None = None

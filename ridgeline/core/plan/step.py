@@ -293,7 +293,8 @@ class StepResult:
     finish_R: `Finish` codes. They belong to the row's last token, or for NAN to the token that could not be drawn; no
         row emits anything after its end.
     pooled: row → the vector of a prompt that is complete, float32 [M], or those of its tokens [T, M]. Such a row emits
-        nothing, and its finish is STOP, or NAN for a vector of which some is no number.
+        nothing, and its finish is STOP, or NAN for a vector of which some is no number. Rows with
+        `SpeechRules.aligned` emit their tokens besides, and finish as others.
     apart: row → StepLogprobs of the one token that it emitted, for rows whose logprobs are not among `logprobs`
         (`reports_apart`).
     prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its

@@ -98,8 +98,7 @@ async def _read(ticket: RequestTicket) -> np.ndarray:
             if event.error is not None:
                 raise EngineFailed(event.error)
             if event.vector is not None:
-                found = np.frombuffer(event.vector, np.float32)
-                found = found.reshape(event.tokens, -1) if event.tokens else found
+                found = event.array
         if ticket.failure is not None:
             raise ticket.failure
         if ticket.ended is not None:

@@ -390,6 +390,7 @@ class Run:
                 event.logprobs,
                 event.prompt_logprobs,
                 event.error,
+                event.array,
             )
         )
 

@@ -785,12 +785,21 @@ class TranscriptSegment(Answer, kw_only=True):
     no_speech_prob: float
 
 
+class TranscriptWord(Answer, kw_only=True):
+    """start, end: seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscription(Answer, kw_only=True):
     task: Literal["transcribe", "translate"]
     language: str
     duration: float
     text: str
     segments: list[TranscriptSegment]
+    words: list[TranscriptWord] | UnsetType = UNSET
     usage: TranscriptUsage
 
 

@@ -65,6 +65,7 @@ class TranslationBody(Body):
             task=task,
             language=getattr(self, "language", None) or None,
             timed=timed,
+            word_timestamps="word" in (getattr(self, "timestamp_granularities", None) or ()),
             max_tokens=self.max_completion_tokens,
             sampling=sampling,
             **given,
@@ -97,11 +98,8 @@ def body_of(listed: Mapping[str, list[str]], model: type[TranslationBody]) -> Tr
         if isinstance(value := given.get(name), str):
             given[name] = TRUTHS.get(value.lower(), value)
     body = parse(model, {name: value for name, value in given.items() if value != "" or name == "prompt"})
-    if "word" in (getattr(body, "timestamp_granularities", None) or ()):
-        raise BadRequest(
-            "timestamp_granularities word is not supported: only segments have times; ask for segment.",
-            param="timestamp_granularities",
-        )
+    if body.stream and "word" in (getattr(body, "timestamp_granularities", None) or ()):
+        raise BadRequest("a stream has no times of words; leave stream out.", param="timestamp_granularities")
     if getattr(body, "timestamp_granularities", None) and body.response_format != "verbose_json":
         raise BadRequest(
             "timestamp_granularities needs response_format verbose_json; set that, or leave it out.",

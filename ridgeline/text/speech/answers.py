@@ -15,4 +15,5 @@ def answer_of(ask: SpeechAsk, result: RequestOutput) -> SpeechAnswer:
     scored: Sequence[Any] = output.logprobs or ()
     logprobs = [entry[token].logprob for entry, token in zip(scored, output.token_ids, strict=False)]
     named = ask.params.logprob_token_ids
-    return SpeechAnswer(output.token_ids, logprobs, [scored[0][token].logprob for token in named] if named else ())
+    told = [scored[0][token].logprob for token in named] if named else ()
+    return SpeechAnswer(output.token_ids, logprobs, told, output.aligned)

@@ -18,13 +18,14 @@ import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.request import SamplingParams
-from ridgeline.core.plan.sounds import SpeechRules, Waveform
+from ridgeline.core.plan.sounds import AlignedTokens, SpeechRules, Waveform
 from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.text.sounds import waveform
 from ridgeline.text.speech.cuts import cut_at_silence
 from ridgeline.text.speech.segments import SpokenSegment, WindowPart, parts_of, rest_of
 from ridgeline.text.speech.tokens import SpeechTokens
+from ridgeline.text.speech.words import SpokenWord, token_ends, words_of
 from ridgeline.text.tokenizer import Tokenizer
 
 HIGHER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures that are tried one after the other
@@ -40,6 +41,7 @@ class SpeechOptions:
     prompt: text before the transcript.
     temperature: 0 begins with it, and goes up where a window's text is bad; others are taken as they are.
     timed: segments have times.
+    word_timestamps: their words have times too, which takes one more step for each window.
     condition_on_previous_text: each window follows the text of the one before, so they run one after the other, and
         each begins where the model heard the last segment's end. Otherwise the sound is cut where it is quiet, and the
         windows run together.
@@ -53,6 +55,7 @@ class SpeechOptions:
     prompt: str = ""
     temperature: float = 0.0
     timed: bool = True
+    word_timestamps: bool = False
     condition_on_previous_text: bool = False
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0
@@ -76,11 +79,12 @@ class SpeechAsk(NamedTuple):
 
 class SpeechAnswer(NamedTuple):
     """token_ids, logprobs: of each token of the output. named: the log-probabilities of the tokens that were asked for
-    by name, at the first place."""
+    by name, at the first place. aligned: as in `CompletionOutput`."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     named: Sequence[float] = ()
+    aligned: np.ndarray | None = None
 
 
 @dataclass
@@ -101,7 +105,8 @@ class SpokenText:
 
 class DecodedWindow(NamedTuple):
     """tokens: without the end. average: the mean log-probability, the end's included. ratio: of the text's bytes to
-    those of it when it is compressed. silent: the probability that nobody speaks."""
+    those of it when it is compressed. silent: the probability that nobody speaks. ends: of its tokens, in seconds from
+    the window's begin, if words have times."""
 
     tokens: list[int]
     text: str
@@ -109,6 +114,7 @@ class DecodedWindow(NamedTuple):
     average: float
     ratio: float
     silent: float
+    ends: Sequence[float] = ()
 
 
 Asking = Generator[list[SpeechAsk], list[SpeechAnswer], None]
@@ -128,6 +134,8 @@ class Recogniser:
         order. Raise InvalidRequest for options that this model cannot follow."""
         if options.task == "translate" and not self.tokens.tasks:
             raise InvalidRequest("this model knows English alone, so it does not translate.", param="model")
+        if options.word_timestamps and not options.timed:
+            raise InvalidRequest("word_timestamps needs timed; set that too.", param="word_timestamps")
         if options.language is not None:
             found.language = self.tokens.code(options.language)
         elif not self.tokens.languages:
@@ -203,7 +211,23 @@ class Recogniser:
                 done[n] = self._decoded(answer, temperature, silent[n])
             if not any(self._is_bad(each, options) for each in done.values()):
                 break
-        return [done[n] for n in range(len(sounds))]
+        results = [done[n] for n in range(len(sounds))]
+        return (yield from self._aligned(sounds, results, found, options)) if options.word_timestamps else results
+
+    def _aligned(
+        self, sounds: list[Waveform], results: list[DecodedWindow], found: SpokenText, options: SpeechOptions
+    ) -> Generator[list[SpeechAsk], list[SpeechAnswer], list[DecodedWindow]]:
+        """Return windows with the times of their tokens, which the model reads once more."""
+        prefix = self.tokens.prefix(found.language, options.task, timed=True)
+        spoken = [n for n, result in enumerate(results) if result.text and not self._is_silent(result, options)]
+        asks = [self._reread(sounds[n], prefix, results[n].tokens) for n in spoken]
+        answers = (yield asks) if asks else []
+        found.asked += sum(len(ask.prompt) for ask in asks)
+        for n, answer in zip(spoken, answers, strict=True):
+            ends = [] if answer.aligned is None else token_ends(answer.aligned)
+            rest = len(results[n].tokens) - len(ends)
+            results[n] = results[n]._replace(ends=[*ends, *(ends or [0.0])[-1:] * rest])
+        return results
 
     def _decoded(self, answer: SpeechAnswer, temperature: float, silent: float) -> DecodedWindow:
         tokens = [token for token in answer.token_ids if token != self.tokens.end]
@@ -229,9 +253,9 @@ class Recogniser:
     def _add(
         self, parts: list[WindowPart], result: DecodedWindow, start: int, found: SpokenText, seconds: float
     ) -> None:
-        begin, numbers = start / RATE, count(len(found.segments))
+        begin, numbers, first = start / RATE, count(len(found.segments)), 0
         for part in parts:
-            text = self._text(part.tokens)
+            text, first, own = self._text(part.tokens), first + len(part.tokens), first
             if not text.strip() or (part.start == part.end and len(parts) > 1):
                 continue
             found.segments.append(
@@ -246,8 +270,32 @@ class Recogniser:
                     avg_logprob=result.average,
                     compression_ratio=result.ratio,
                     no_speech_prob=result.silent,
+                    words=self._words(part, own, result.ends, begin, found.language),
                 )
             )
+
+    def _words(
+        self, part: WindowPart, first: int, ends: Sequence[float], begin: float, language: str
+    ) -> list[SpokenWord]:
+        """Return the words of a part whose tokens begin at `first` of its window. None begins before the part does."""
+        if not ends:
+            return []
+        before = (0.0, *ends)[first:]
+        spelled, spans = list[int](), list[tuple[float, float]]()
+        for token, start, end in zip(part.tokens, before, ends[first:], strict=False):
+            if token < self.tokens.end:
+                spelled.append(token)
+                spans.append((begin + max(start, min(part.start, end)), begin + end))
+        words = words_of(spelled, spans, self._text, language)
+        return [SpokenWord(each.word, round(each.start, 3), round(each.end, 3)) for each in words]
+
+    def _reread(self, sound: Waveform, prefix: Sequence[int], tokens: Sequence[int]) -> SpeechAsk:
+        """Return the question for the attention of a window's tokens to its sound."""
+        read = tokens[: self._most - len(prefix) - 1]
+        frames = max(min(len(sound) // HOP // 2, self.stem.positions), 1)
+        rules = SpeechRules(aligned=AlignedTokens(tokens=len(read), frames=frames, heads=self.tokens.heads))
+        params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, ignore_eos=True)
+        return SpeechAsk(sound, (*prefix, *read), params, rules)
 
     def _ask(
         self,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ridgeline.text.speech.tokens import STEP, SpeechTokens
+from ridgeline.text.speech.words import SpokenWord
 
 
 @dataclass
@@ -14,6 +15,7 @@ class SpokenSegment:
     """A part of a transcript. start, end: seconds from the beginning of the sound.
 
     seek: the begin of its window, in hundredths of a second.
+    words: with times, if these were asked for.
     """
 
     id: int
@@ -26,6 +28,7 @@ class SpokenSegment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: list[SpokenWord] = field(default_factory=list)
 
 
 class WindowPart(NamedTuple):

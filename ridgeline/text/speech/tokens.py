@@ -22,6 +22,7 @@ class SpeechTokens:
 
     languages: by code; empty: the model knows English alone, and has no tasks.
     begins, before: what begins a transcript, and the text before it.
+    heads: (layer, head) of cross attention that follow the sound; none: it is not known which do.
     silent: says that nobody speaks. untimed: no times follow. times: the first of them.
     """
 
@@ -36,6 +37,7 @@ class SpeechTokens:
     suppressed: tuple[int, ...]
     not_first: tuple[int, ...]
     latest: int | None
+    heads: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, generation: Mapping[str, Any]) -> SpeechTokens:
@@ -67,6 +69,7 @@ class SpeechTokens:
             suppressed=tuple(sorted({*_ids(generation.get("suppress_tokens")), *never})),
             not_first=_ids(generation.get("begin_suppress_tokens")) or (*tokenizer.encode(" ", False)[:1], end),
             latest=latest if isinstance(latest, int) else None,
+            heads=_heads(generation.get("alignment_heads")),
         )
 
     def prefix(self, language: str | None, task: str, *, timed: bool) -> list[int]:
@@ -98,6 +101,11 @@ class SpeechTokens:
                 param="language",
             )
         return code
+
+
+def _heads(value: Any) -> tuple[tuple[int, int], ...]:
+    listed: Sequence[Any] = value if isinstance(value, list) else ()
+    return tuple((pair[0], pair[1]) for each in listed if isinstance(each, list) and len(pair := _ids(each)) == 2)
 
 
 def _ids(value: Any) -> tuple[int, ...]:

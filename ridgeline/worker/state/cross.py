@@ -9,6 +9,7 @@ Legend:
     S  slots
     C  columns of a block table
     H  query heads
+    F  keys of a slot: frames of a sound
     G  key/value heads
     D  head width
     X  columns of a projection: H D of queries, 2 G D of keys and values
@@ -16,12 +17,15 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ridgeline.core.plan.crossed import MOST_PICTURES, MOST_RUNS
 from ridgeline.core.specs.model import AttentionSpec
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
+from ridgeline.kernels.base.kv_cache import numbers, taken
 from ridgeline.kernels.small.rotary.op import Projected
 from ridgeline.worker.state.paged import PagedKV, PagedLayer, Scheduled
 from ridgeline.worker.state.states import DeviceRows
@@ -42,8 +46,10 @@ class CrossKV(PagedKV):
     position_T: Tensor
     passes: list[dict[Scheduled, RaggedBatch]]
     seen_T1: Tensor | None = None
+    table_SC: Tensor
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
+        self.table_SC = block_table_SC
         slots_T, start_T1, position_T = rows.slots_R, rows.start_R1, rows.kv_len_R - 1
         if rows.tokens_each != 1:
             token_T = torch.arange(rows.num_tokens + 1, dtype=torch.int32, device=slots_T.device)
@@ -118,6 +124,7 @@ class CrossLayer(PagedLayer):
     """The encoder's keys and values of one layer, a `layers.cross_attention.AttendsAcross`."""
 
     _group: CrossKV
+    watch: Callable[[Tensor, float], None] | None = None  # sees each step's queries, and the scale of their scores
 
     @property
     def seen_T1(self) -> Tensor | None:
@@ -127,12 +134,21 @@ class CrossLayer(PagedLayer):
         """Return the attended heads, [T, H * D]."""
         group = self._group
         q_THD = q_TX.view(len(q_TX), self._way.num_heads, -1)
+        if self.watch is not None:
+            self.watch(q_THD, softmax.scale)
         parts = zip(q_THD.split(MOST_ROWS), (batches[self._way] for batches in group.passes), strict=True)
         each = [
             group.ops.paged_attention(part_THD, self._k, self._v, batch, softmax, self._scales)
             for part_THD, batch in parts
         ]
         return (each[0] if len(each) == 1 else torch.cat(each)).flatten(1)
+
+    def keys(self, slot: int, length: int) -> Tensor:
+        """Return a slot's first keys in the step that has begun: float32 [G, F, D]."""
+        block_C = self._group.table_SC[slot, : -(-length // self._k.shape[2])].long()
+        scale_CGP = None if self._scales is None else self._scales.k_NGP[block_C]
+        k_CGPD = numbers(taken(self._k, block_C), scale_CGP, torch.float32)
+        return k_CGPD.transpose(0, 1).flatten(1, 2)[:, :length]
 
     def write(self, kv_TX: Tensor, spec: AttentionSpec) -> None:
         """Store keys and values where the group was told to."""

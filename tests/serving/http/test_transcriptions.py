@@ -86,6 +86,16 @@ def test_transcripts_are_those_of_the_model_in_every_format(form: str, server: S
         assert answer == write(want.segments)
 
 
+def test_words_have_times_where_they_are_asked_for(server: Server, llm: LLM) -> None:
+    answer = create(server, response_format="verbose_json", timestamp_granularities=["word", "segment"])
+    want = llm.transcribe(SOUND, language="de", word_timestamps=True, **PLAIN)
+    words = [word for segment in want.segments for word in segment.words]
+    assert [(each.word, each.start, each.end) for each in answer.words] == [(w.word, w.start, w.end) for w in words]
+    assert len(words) > 3
+    assert [each.text for each in answer.segments] == [each.text for each in want.segments]
+    assert create(server, response_format="verbose_json").words is None
+
+
 def test_a_stream_has_deltas_and_the_whole_at_its_end(server: Server, llm: LLM) -> None:
     events = list(create(server, stream=True))
     want = llm.transcribe(SOUND, language="de", timed=False, **PLAIN)
@@ -123,7 +133,7 @@ def post(
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"timestamp_granularities[]": ["word"], "response_format": "verbose_json"}, "word is not supported"),
+        ({"timestamp_granularities[]": ["word"], "stream": "true"}, "a stream has no times of words"),
         ({"timestamp_granularities[]": ["segment"]}, "needs response_format verbose_json"),
         ({"response_format": "xml"}, "response_format"),
         ({"language": "klingon"}, "language is 'klingon'"),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter
+from msgspec import UNSET
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -135,7 +136,8 @@ class SoundAnswer:
     ) -> None:
         self._api, self._body, self._name, self._task = api, body, name, task
         self._found, self._count = SpokenText("", len(samples_N) / RATE), 0
-        self._asking = recogniser.recognise(samples_N, body.options(task), self._found)
+        self._options = body.options(task)
+        self._asking = recogniser.recognise(samples_N, self._options, self._found)
 
     async def segments(self) -> AsyncIterator[SpokenSegment]:
         """Yield the segments as they come."""
@@ -188,6 +190,7 @@ class SoundAnswer:
                 duration=found.seconds,
                 text=found.text,
                 segments=[_shown(each) for each in found.segments],
+                words=_words(found) if self._options.word_timestamps else UNSET,
                 usage=usage,
             ),
         )
@@ -204,6 +207,11 @@ class SoundAnswer:
 
     def _usage(self) -> answers.TranscriptUsage:
         return answers.TranscriptUsage(type="duration", seconds=ceil(self._found.seconds))
+
+
+def _words(found: SpokenText) -> list[answers.TranscriptWord]:
+    words = (word for segment in found.segments for word in segment.words)
+    return [answers.TranscriptWord(word=each.word, start=each.start, end=each.end) for each in words]
 
 
 def _shown(segment: SpokenSegment) -> answers.TranscriptSegment:
