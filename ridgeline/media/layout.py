@@ -8,11 +8,12 @@ from typing import Protocol, runtime_checkable
 
 from ridgeline.kernels.pictures.views import RGB, Box, Filter, Patching, View
 
-__all__ = ["NEWLINE", "PLACEHOLDER", "RGB", "Box", "Encode", "Filter", "Layout", "Patching", "Piece", "Processor",
-           "SoundProcessor", "VideoProcessor", "View"]  # fmt: skip
+__all__ = ["NEWLINE", "PLACEHOLDER", "RGB", "SEPARATOR", "Box", "Encode", "Filter", "Layout", "Patching", "Piece",
+           "Processor", "SoundProcessor", "VideoProcessor", "View"]  # fmt: skip
 
 PLACEHOLDER = -1  # in the place of a token whose embedding comes from the picture
 NEWLINE = -1  # in `Layout.order`: the vector that ends a line of patches, a parameter of the model
+SEPARATOR = -2  # and the vector between a picture's tiles and its whole, in Phi-4's
 
 Encode = Callable[[str], Sequence[int]]  # text, in which special tokens are recognised, to ids
 Piece = str | int  # text, or a number of placeholders
@@ -29,7 +30,8 @@ class Layout:
         does: the pieces' texts in place of the marker, with one `Processor.placeholder` for each run.
     grids: (frames, rows, columns) of each run of placeholders, for positions of three axes; (): positions count.
     interval: how far apart two frames of a grid are on the first of these axes.
-    order: for each placeholder, the number of its vector among those of all views, or NEWLINE; None: as they come.
+    order: for each placeholder, the number of its vector among those of all views, NEWLINE or SEPARATOR; None: as
+        they come.
     across: the number of the picture's vectors, if layers of cross attention see them; 0: vectors stand in the prompt.
     shrunk: ((rows, columns), (rows, columns)): the last vectors of `order` are a grid of the first size, interpolated
         to the second, bilinearly. Then a NEWLINE ends each line of it. None: `order` has all of them.

@@ -84,6 +84,7 @@ ARCHITECTURES = Registry(
         "Gemma4ForConditionalGeneration": "ridgeline.models.gemma4:Gemma4Multimodal",
         "GptOssForCausalLM": "ridgeline.models.gpt_oss:GptOss",
         "Phi3ForCausalLM": "ridgeline.models.phi3:Phi3",
+        "Phi4MultimodalForCausalLM": "ridgeline.models.phi4_multimodal:Phi4Multimodal",
         "PhiMoEForCausalLM": "ridgeline.models.phimoe:Phimoe",
         "Olmo2ForCausalLM": "ridgeline.models.olmo2:Olmo2",
         "SmolLM3ForCausalLM": "ridgeline.models.smollm3:SmolLM3",

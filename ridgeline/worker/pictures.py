@@ -29,6 +29,7 @@ from ridgeline.kernels.pictures.views import Patching, View
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
+from ridgeline.worker.resampled import patches_of_views
 from ridgeline.worker.stopwatch import Stopwatch
 
 PATCHES = 16384  # that the tower sees at once, if a step has fewer tokens: a picture of 3 million pixels
@@ -55,8 +56,8 @@ class TowerMemory:
     def reserve(self, sizes: StepSizes) -> Reserved:
         patches = patches_at_once(sizes, self.tower)
         fresh = patches // self.tower.merge**2
-        if self.tower.newline and self.tower.grid is not None:
-            fresh += fresh // self.tower.grid.side  # a line has at least as many patches
+        if (self.tower.newline or self.tower.ends) and self.tower.grid is not None:
+            fresh += self.tower.merge * fresh // self.tower.grid.side  # a line has about as many patches
         kept = (vectors_kept(sizes) + max(fresh, sizes.max_tokens)) * self.tower.outputs * sizes.itemsize
         if isinstance(self.tower, TiledTowerSpec):  # which become keys and values at once
             kept = (fresh + self.tower.most_vectors) * self.tower.outputs * sizes.itemsize
@@ -99,13 +100,18 @@ class Pictures:
         if isinstance(self._tower, TiledTower):
             vectors_LM = self._tower(patches_TX, [each.tiling for each in group.values()])
         else:
-            vectors_LM = self._tower(patches_TX, [Grid(1, *grid) for each in group.values() for grid in each.grids])
+            grids = [
+                Grid(1, *grid, covered)
+                for each in group.values()
+                for grid, covered in zip(each.grids, each.covered, strict=True)
+            ]
+            vectors_LM = self._tower(patches_TX, grids)
         counts = [
             len(each.views) if self.embeds else each.patches * len(vectors_LM) // len(patches_TX)
             for each in group.values()
         ]
         for (name, each), own_LM in zip(group.items(), vectors_LM.split(counts), strict=True):
-            stored[name] = placed(own_LM, each, self._tower.newline)
+            stored[name] = placed(own_LM, each, self._tower.endings)
 
     def _run(self, shown: ShownPictures) -> int:
         """Return the patches that run for a picture: a tiled tower runs all of its tiles."""
@@ -124,19 +130,20 @@ class Pictures:
             yield group
 
 
-def placed(own_LM: Tensor, shown: ShownPictures, newline_M: Tensor | None) -> Tensor:
-    """Return a picture's vectors as they take places in a prompt, with the one that ends lines among them."""
+def placed(own_LM: Tensor, shown: ShownPictures, endings_LM: Tensor | None) -> Tensor:
+    """Return a picture's vectors as they take places in a prompt, with those that end lines among them: -1 of its order
+    is the last of these."""
     if shown.order is None:
         return own_LM.clone()
-    ended_LM = own_LM if newline_M is None else torch.cat((own_LM, newline_M[None]))
+    ended_LM = own_LM if endings_LM is None else torch.cat((own_LM, endings_LM))
     found_LM = ended_LM[list(shown.order)]
-    if shown.shrunk is None or newline_M is None:
+    if shown.shrunk is None or endings_LM is None:
         return found_LM
     (rows, columns), size = shown.shrunk
     whole_LM, grid_LM = found_LM.split((len(found_LM) - rows * columns, rows * columns))
     grid_1MRC = grid_LM.unflatten(0, (rows, columns)).permute(2, 0, 1)[None]
     grid_RCM = interpolate(grid_1MRC, size, mode="bilinear")[0].permute(1, 2, 0)
-    lines_RCM = torch.cat((grid_RCM, newline_M.expand(size[0], 1, -1)), dim=1)
+    lines_RCM = torch.cat((grid_RCM, endings_LM[-1].expand(size[0], 1, -1)), dim=1)
     return torch.cat((whole_LM, lines_RCM.flatten(0, 1)))
 
 
@@ -154,4 +161,4 @@ def rows_of(shown: Iterable[ShownPictures], ops: Ops, dtype: torch.dtype, device
     for picture, part in zip(pictures, octets.split([each.num_bytes for each in pictures]), strict=True):
         np.copyto(part.numpy(), picture.data)
     sizes = [(each.height, each.width) for each in pictures]
-    return ops.patches(octets.to(device, non_blocking=True), sizes, views, patching, dtype)
+    return patches_of_views(ops, octets.to(device, non_blocking=True), sizes, views, patching, dtype)

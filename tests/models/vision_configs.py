@@ -214,6 +214,18 @@ IDEFICS3_8B: Values = {
     },
 }
 
+PHI_4_MULTIMODAL: Values = {  # the tower's sizes are the defaults of transformers' class
+    "architectures": ["Phi4MultimodalForCausalLM"],
+    "model_type": "phi4_multimodal",
+    **{"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 24},
+    **{"num_key_value_heads": 8, "vocab_size": 200064, "rms_norm_eps": 1e-5, "sliding_window": 262144},
+    **{"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "tie_word_embeddings": True},
+    **{"rope_theta": 10000.0, "partial_rotary_factor": 0.75, "torch_dtype": "bfloat16"},
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48},
+    "vision_config": {"model_type": "phi4_multimodal_vision"},
+    "audio_config": {"model_type": "phi4_multimodal_audio"},
+}
+
 PADDLEOCR_VL: Values = {
     "architectures": ["PaddleOCRVLForConditionalGeneration"],
     "model_type": "paddleocr_vl",
@@ -365,6 +377,7 @@ EVERY = (
     MINICPM_V_4_6,
     BLIP_2_OPT_2_7B,
     PADDLEOCR_VL,
+    PHI_4_MULTIMODAL,
     IDEFICS3_8B,
     LLAVA_1_5_7B,
     LLAVA_1_6_MISTRAL_7B,

@@ -22,11 +22,13 @@ from ridgeline.kernels.pictures.views import Box, Patching, View
 from ridgeline.media.items import picture
 from ridgeline.media.processors import processor_of
 from tests.driving import ask
+from tests.vision.phi4 import Phi4Pictures
 
 VOCAB = 320
 IMAGE = 300  # the token in the place of a vector
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
+MADE = ("pixel_values", "image_sizes", "image_pixel_values", "image_attention_mask")  # by processors of tiles
 TEXT: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -433,14 +435,40 @@ FAMILIES["blip-2"] = Family(
     processor=(BlipImageProcessorPil, {"size": {"height": 28, "width": 28}, "do_convert_rgb": False}),
 )
 
+FAMILIES["phi4_multimodal"] = Family(
+    "Phi4Multimodal",
+    {
+        **{**TEXT, "original_max_position_embeddings": 256, "tie_word_embeddings": False},
+        "rope_parameters": {
+            **{"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+            **{"short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5], "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0]},
+        },
+        "vision_config": {**VIT, "image_size": 16, "crop_size": 16, "patch_size": 4, "image_token_id": IMAGE},
+        "audio_config": {
+            **{"hidden_size": 16, "intermediate_size": 24, "num_blocks": 1, "num_attention_heads": 2},
+            **{"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 16},
+            "audio_token_id": 301,
+        },
+    },
+    Patching("bilinear", 1 / 255, (0.5,) * 3, (0.5,) * 3, 4, 4, merge=2),
+    ((17, 30), (41, 16), (30, 70)),  # of their tiles some have an odd number of patches to a side
+    padded=True,
+    processor=(Phi4Pictures, {"size": {"height": 16, "width": 16}, "patch_size": 4, "dynamic_hd": 4}),
+)
+
+# Other ways of attention leave caps of logits out, and let the patches of Phi-4's tower see those before them alone
+# if all of its tiles are full
+PLAIN = "paligemma_2", "phi4_multimodal"
+
 
 @cache
 def build(name: str) -> Any:
     """Return the oracle in float32. The same numbers on every call."""
     family = FAMILIES[name]
     config = getattr(transformers, f"{family.name}Config")(**family.config)
-    how = {"attn_implementation": "eager"} if name == "paligemma_2" else {}  # others leave caps of logits out
-    model = getattr(transformers, f"{family.name}ForConditionalGeneration")._from_config(config, **how).eval()
+    how = {"attn_implementation": "eager"} if name in PLAIN else {}
+    kind = "ForCausalLM" if name == "phi4_multimodal" else "ForConditionalGeneration"
+    model = getattr(transformers, f"{family.name}{kind}")._from_config(config, **how).eval()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -517,7 +545,7 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
     if (processor := FAMILIES[name].processor) is not None:
         kind, settings = processor
         found = kind(**settings)(list(pictures), input_data_format="channels_last", return_tensors="pt")
-        return {key: found[key] for key in ("pixel_values", "image_sizes") if key in found}
+        return {key: found[key] for key in MADE if key in found}
     if name == "gemma4":
         return packed(how, pictures)
     if FAMILIES[name].padded:

@@ -152,8 +152,18 @@ class ShownPictures:
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:
         """The rows and columns of patches of each view."""
-        each, windows = self.patching, (view.window for view in self.views)
-        return tuple((window.rows // each.rows, window.columns // each.columns) for window in windows)
+        each = self.patching
+        return tuple((height // each.rows, width // each.columns) for height, width in (v.size for v in self.views))
+
+    @property
+    def covered(self) -> tuple[tuple[int, int], ...]:
+        """The rows and columns of patches of each view that show some of the picture, if it begins within the first."""
+        rows, columns, found = self.patching.rows, self.patching.columns, []
+        for view, grid in zip(self.views, self.grids, strict=True):
+            tall, wide = view.height - view.window.top, view.width - view.window.left
+            whole = view.resampled is not None
+            found.append(grid if whole else (min(grid[0], -(-tall // rows)), min(grid[1], -(-wide // columns))))
+        return tuple(found)
 
     @property
     def tiling(self) -> tuple[int, int]:

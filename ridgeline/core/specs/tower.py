@@ -154,6 +154,9 @@ class TowerSpec:
     pooler: what makes one vector of each view, which is the embedding of a picture; None: patches become vectors.
     middle: between layers, what makes fewer of the patches; None: nothing does.
     newline: there is a vector that ends lines of patches, or a picture's last view.
+    ends: the number of learned rows, as wide as the tower, that the projector maps like averaged patches. The last
+        vector ends lines; the processor places the others.
+    covered: patches that lie wholly outside of their picture are seen by none, and have the first position.
     deep: layers behind which further projectors read, whose vectors are added behind the decoder's first layers
         (DeepStack, arXiv 2406.04334). deep_projector: theirs.
     """
@@ -175,6 +178,8 @@ class TowerSpec:
     whole: tuple[int, ...] = ()
     middle: MiddleMerge | None = None
     newline: bool = False
+    ends: int = 0
+    covered: bool = False
     deep: tuple[int, ...] = ()
     deep_projector: ProjectorSpec | None = None
 
@@ -255,7 +260,7 @@ class TowerSpec:
         total += 2 * self.width * sum(layer.scaled for layer in self.layers)
         total += 0 if self.pooler is None else self.pooler.vectors(self.width)
         total += sum(own.vectors for own in self.projectors)
-        return total + self.width * (self.rows + self.class_token) + self.newline * self.projector.outputs
+        return total + self.width * (self.rows + self.class_token + self.ends) + self.newline * self.projector.outputs
 
     def scratch(self) -> int:
         """Return the numbers per patch that lie between two layers, at most."""

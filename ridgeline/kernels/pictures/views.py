@@ -28,6 +28,8 @@ class View(NamedTuple):
     via: sizes (height, width) to which the box is resized before, one after the other, each rounded to uint8.
     fill: the color outside, before numbers are normalised; None: zeros after it.
     frames: the numbers of the pictures or frames that its patches span, `Patching.frames` of them; one: all are copies.
+    resampled: the size (height, width) to which the window's numbers are interpolated after they were normalised
+        (`worker.resampled`); None: they are not.
     """
 
     height: int
@@ -37,6 +39,12 @@ class View(NamedTuple):
     via: tuple[tuple[int, int], ...] = ()
     fill: RGB | None = (0, 0, 0)
     frames: tuple[int, ...] = (0,)
+    resampled: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The pixels (height, width) that the tower sees."""
+        return self.resampled or (self.window.rows, self.window.columns)
 
 
 class Patching(NamedTuple):

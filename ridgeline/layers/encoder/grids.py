@@ -15,11 +15,15 @@ import numpy as np
 
 class Grid(NamedTuple):
     """A view's patches: frames, each of rows x columns. They lie in squares of merge x merge, each square's patches one
-    behind the other."""
+    behind the other.
+
+    covered: the first rows and columns, which show some of the picture; None: all do.
+    """
 
     frames: int
     rows: int
     columns: int
+    covered: tuple[int, int] | None = None
 
     @property
     def patches(self) -> int:
@@ -55,13 +59,23 @@ def corners(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 def nearest(grid: Grid, merge: int, side: int) -> np.ndarray:
     """Return the cell of a table of side x side positions, whose edges lie on the view's, in which the corner of each
-    patch lies: int64 [T]. Rounding follows float32, as the models were made."""
+    patch lies: int64 [T]. Rounding follows float32, as the models were made. The view ends with the patches that are
+    covered; the others get the first cell."""
     edges = (1 / side + np.arange(side - 1) * (1 / side)).astype(np.float32)
     row_T, column_T = (
-        np.searchsorted(edges, np.arange(size, dtype=np.float32) / np.float32(size), side="right")[place_T]
-        for size, place_T in zip((grid.rows, grid.columns), _places(grid, merge), strict=True)
+        np.searchsorted(edges, place_T.astype(np.float32) / np.float32(size), side="right")
+        for size, place_T in zip(grid.covered or (grid.rows, grid.columns), _places(grid, merge), strict=True)
     )
-    return np.asarray(row_T * side + column_T)
+    return np.where(covered([grid], merge), row_T * side + column_T, 0)
+
+
+def covered(grids: Sequence[Grid], merge: int) -> np.ndarray:
+    """Return True for each patch that shows some of its picture: bool [T]."""
+    found = []
+    for grid in grids:
+        (rows, columns), (row_T, column_T) = grid.covered or (grid.rows, grid.columns), _places(grid, merge)
+        found.append((row_T < rows) & (column_T < columns))
+    return np.concatenate(found)
 
 
 def cubic(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:

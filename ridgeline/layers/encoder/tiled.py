@@ -9,7 +9,6 @@ Legend:
     W  width of the tower
     M  numbers of a vector
     L  vectors
-    Y  width of a head
 """
 
 from __future__ import annotations
@@ -24,47 +23,20 @@ from torch.nn import functional as F
 
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.kernels.attention.packed.op import PackedRows
-from ridgeline.kernels.gemm.plain.rounded import Rounded
-from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
+from ridgeline.layers.encoder.packed import MaskedViews
 from ridgeline.layers.encoder.tower import Projector
-from ridgeline.layers.heads import Heads
 from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.parallel.axis import ALONE
 from ridgeline.parallel.mesh import Mesh
 
-WIDER = 16  # numbers by which a head grows for the mask, so that its width stays a multiple of this
-UNSEEN = 1e4  # what is taken from a score of two places that do not see each other
-
-
-class FilledViews:
-    """Rows of places of which some are filled up, a `layers.attention.Attends`. All places of a picture see each other,
-    but for two that are both filled up.
-
-    That mask is a product of two vectors, so it becomes one more number of queries and of keys.
-    """
-
-    def __init__(self, ops: Ops, rows: PackedRows, filled_T: Tensor) -> None:
-        self._ops, self._rows, self._filled_T = ops, rows, filled_T
-
-    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
-        """Return the attended heads, [T, H * D]."""
-        q_THY, k_THY, v_THY = heads.split(qkv_TX, positions_T)
-        scale, width = heads.spec.scale, q_THY.shape[2]
-        flag_T11 = self._filled_T[:, None, None].to(q_THY.dtype)
-        q_THY, k_THY, v_THY = (F.pad(each, (0, WIDER)) for each in (q_THY, k_THY, v_THY))
-        q_THY[..., width : width + 1] = flag_T11
-        k_THY[..., width : width + 1] = flag_T11 * (-UNSEEN / scale)
-        out_THY = self._ops.packed_attention(q_THY, k_THY, v_THY, self._rows, scale, None, None)
-        return out_THY[..., :width].flatten(1)
-
 
 class TiledTower(nn.Module):
     """A tiled tower with its projector, whole on every rank. Its parameters are uninitialised."""
 
-    newline: Tensor | None = None
+    endings: Tensor | None = None
 
     def __init__(self, spec: TiledTowerSpec, build: Build) -> None:
         super().__init__()
@@ -103,7 +75,7 @@ class TiledTower(nn.Module):
         shape_B = torch.tensor([spec.shapes.index(each) + 1 for each in tilings], device=device)
         x_TW = self._embedded(patches_TX, torch.from_numpy(real_BK).to(device), shape_B)
         rows = PackedRows.of(np.full(count, spec.tiles * spec.filled))
-        state, positions_T = FilledViews(self.ops, rows, ~real_T), torch.arange(len(x_TW), device=device)
+        state, positions_T = MaskedViews(self.ops, rows, ~real_T, ~real_T), torch.arange(len(x_TW), device=device)
         residual_TW, tapped = None, list[Tensor]()
         for index, layer in enumerate(self.layers):
             x_TW, residual_TW = layer(x_TW, residual_TW, positions_T, state, None)

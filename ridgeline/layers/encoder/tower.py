@@ -28,8 +28,8 @@ from ridgeline.core.specs.tower import GatedProjectorSpec, MiddleMerge, Projecto
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
 from ridgeline.layers.encoder.gated import GatedProjector
-from ridgeline.layers.encoder.grids import Grid, corners, cubic, frames, nearest, places, windows
-from ridgeline.layers.encoder.packed import PackedViews
+from ridgeline.layers.encoder.grids import Grid, corners, covered, cubic, frames, nearest, places, windows
+from ridgeline.layers.encoder.packed import MaskedViews, PackedViews
 from ridgeline.layers.encoder.pooler import ViewPooler
 from ridgeline.layers.encoder.queries import QueryProjector
 from ridgeline.layers.layer import Layer
@@ -128,13 +128,14 @@ class Tower(nn.Module):
         self.deep = nn.ModuleList(Projector(own, spec.width, build.within(f"deep.{n}")) for n, own in enumerate(deep))
         self.middle = None if spec.middle is None else SquareMerger(spec.middle, spec.width, build.within("middle"))
         self.newline = build.parameter(spec.projector.outputs) if spec.newline else None
+        self.ends = nn.ParameterList(build.parameter(spec.width) for _ in range(spec.ends))
         self._rotary = None if spec.rope is None else build.rotary(spec.rope)
 
     def forward(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the vectors of views with these patches: [L, M]. With a pooler there is one of each view."""
         spec, merge = self.spec, self.spec.merge
         x_TW = self._embedded(patches_TX, grids)
-        whole = PackedViews(self.ops, PackedRows.of(frames(grids) + spec.class_token))
+        whole = self._seen(grids, x_TW.device)
         near, back_U = whole, None
         if self.middle is not None:
             x_TW = self.middle.nested(x_TW, spec.projector.merge)
@@ -169,6 +170,22 @@ class Tower(nn.Module):
             x_TW = x_TW[torch.from_numpy(self._patch_rows(grids)).to(x_TW.device)]
         found_LM = torch.cat([self.projector(x_TW), *deep], dim=1)
         return found_LM if back_U is None else found_LM[torch.from_numpy(back_U).to(x_TW.device)]
+
+    @property
+    def endings(self) -> Tensor | None:
+        """The vectors that end lines, the one of most lines last: [L, M]; None: there are none."""
+        if len(self.ends):
+            assert isinstance(self.projector, Projector)
+            return self.projector(torch.stack([*self.ends]).repeat_interleave(self.spec.projector.merge**2, dim=0))
+        return None if self.newline is None else self.newline[None]
+
+    def _seen(self, grids: Sequence[Grid], device: torch.device) -> PackedViews | MaskedViews:
+        """Return which patches see each other, where there are no windows."""
+        rows = PackedRows.of(frames(grids) + self.spec.class_token)
+        if not self.spec.covered or (inside_T := covered(grids, self.spec.merge)).all():
+            return PackedViews(self.ops, rows)
+        hidden_T = torch.from_numpy(~inside_T).to(device)
+        return MaskedViews(self.ops, rows, torch.ones_like(hidden_T), hidden_T)
 
     def _embedded(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the input of the first layer: [T, W], class tokens included."""

@@ -82,6 +82,8 @@ PROCESSORS = Registry(
         "blip-2": _HERE + "blip:BlipPictures",
         "MiniCPMV4_6Processor": _HERE + "minicpm:MiniCPM",
         "minicpmv4_6": _HERE + "minicpm:MiniCPM",
+        "Phi4MultimodalProcessor": _HERE + "phi4:Phi4",
+        "phi4_multimodal": _HERE + "phi4:Phi4",
         "DeepseekOcr2Processor": _HERE + "deepseek_ocr:DeepseekOcr2",
         "deepseek_ocr2": _HERE + "deepseek_ocr:DeepseekOcr2",
     },
