@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ridgeline.core.plan import embeds
 from ridgeline.core.plan.embeds import Inserted, positions_between, shift_of
 from tests.vision import tiny
 
@@ -61,3 +62,17 @@ def test_frames_may_lie_further_apart() -> None:
     assert found[0].tolist() == [0, 1, *[2] * 4, *[4] * 4, *[7] * 4]
     assert found[1].tolist() == [0, 1, *[2, 2, 3, 3] * 3]
     assert shift_of([video]) == 8 - 14
+
+
+def test_a_chunk_of_a_long_video_makes_few_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them for each of its chunks took a fifth of a second, in which nobody's token was written."""
+    pairs = tuple(Inserted(start=20 * n + 10, count=6, key=bytes(16), grid=(1, 2, 3)) for n in range(500))
+    whole_3T = positions_between(pairs, 0, 10_000)
+    made, boxes = embeds._box, list[Inserted]()
+    monkeypatch.setattr(embeds, "_box", lambda each: (boxes.append(each), made(each))[1])
+    found_3T = positions_between(pairs, 5_000, 5_064)
+    assert found_3T is not None
+    assert whole_3T is not None
+    assert (found_3T == whole_3T[:, 5_000:5_064]).all()
+    assert 3 <= len(boxes) <= 4
+    assert shift_of(pairs) == whole_3T[0, -1] - 9_999

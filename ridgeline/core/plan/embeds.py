@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import floor
 
 import numpy as np
 
@@ -113,12 +114,15 @@ def positions_between(inserted: Iterable[Inserted], start: int, end: int) -> np.
     found = np.empty((3, end - start), np.int32)
     behind, shift = 0, 0  # the first token behind the pictures so far, and the shift from there on
     for each in own:
-        _fill_words(found, start, behind, each.start, shift)
-        axes_3L = _box(each) + each.start + shift
+        if each.start >= end:
+            break
         left, right = max(start, each.start), min(end, each.end)
+        if start < each.start:
+            _fill_words(found, start, behind, each.start, shift)
         if left < right:
+            axes_3L = _box(each) + each.start + shift
             found[:, left - start : right - start] = axes_3L[:, left - each.start : right - each.start]
-        behind, shift = each.end, int(axes_3L.max()) + 1 - each.end
+        behind, shift = each.end, shift + _length(each) - each.count
     _fill_words(found, start, behind, end, shift)
     return found
 
@@ -128,7 +132,7 @@ def shift_of(inserted: Iterable[Inserted]) -> int:
     shift = 0
     for each in inserted:
         if each.grid is not None:
-            shift += int(_box(each).max()) + 1 - each.count
+            shift += _length(each) - each.count
     return shift
 
 
@@ -137,6 +141,14 @@ def _fill_words(found_3T: np.ndarray, start: int, first: int, end: int, shift: i
     left, right = max(first, start), min(end, start + found_3T.shape[1])
     if left < right:
         found_3T[:, left - start : right - start] = np.arange(left, right) + shift
+
+
+def _length(inserted: Inserted) -> int:
+    """Return the number of positions up to the farthest of `_box`. A long video has thousands of boxes, of which a
+    chunk needs few."""
+    assert inserted.grid is not None
+    frames, rows, columns = inserted.grid
+    return 1 + max(floor((frames - 1) * inserted.interval), rows - 1, columns - 1)
 
 
 def _box(inserted: Inserted) -> np.ndarray:
