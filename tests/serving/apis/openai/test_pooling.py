@@ -201,7 +201,7 @@ IMPLEMENTED: dict[str, list[dict[str, Any]]] = {
 # What conversations take needs a chat template, and classifying a model with several labels.
 CHATS = {
     *("messages", "tools", "add_generation_prompt", "continue_final_message"),
-    *("chat_template", "chat_template_kwargs", "media_io_kwargs"),
+    *("chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs"),
 }
 
 
