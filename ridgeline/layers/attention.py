@@ -14,6 +14,7 @@ Legend:
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -82,6 +83,9 @@ class AttentionBehind(nn.Module):
         norms = [Norm(norm, norm_width, build) for norm, norm_width in spec.norms]
         self.q_norm: Norm | None = norms[0] if norms else None
         self.k_norm: Norm | None = norms[1] if len(norms) > 1 else None
+        self.head_norm: Norm | None = None
+        if spec.qk_norm is not None and spec.qk_norm_apart:
+            self.head_norm = Norm(replace(spec.qk_norm, weightless=True), spec.head_dim, build)
         self.rotary = build.rotary(spec.rope) if spec.rope is not None else None
         self.sinks = build.parameter(spec.num_heads) if spec.sinks else None
         given = spec.kv_format.scales == "model"
@@ -113,6 +117,8 @@ class AttentionBehind(nn.Module):
         if spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q_TX, k_TX, v_TX = qkv_TX.tensor_split((spec.q_size, spec.q_size + spec.kv_size), dim=-1)
             qkv_TX = torch.cat((self.q_norm.over(q_TX, self.tp), self.k_norm.over(k_TX, self.tp), v_TX), dim=-1)
+        if spec.qk_norm_apart:
+            qkv_TX = self._normed_apart(qkv_TX)
         if spec.growth is not None:
             q_TX, kv_TX = qkv_TX.tensor_split((spec.q_size,), dim=-1)
             qkv_TX = torch.cat((grown(q_TX, positions_T, spec.growth), kv_TX), dim=-1)
@@ -150,6 +156,18 @@ class AttentionBehind(nn.Module):
         q_THD, k_TGD = self.q_norm(q_THD)[0], self.k_norm(k_TGD)[0]
         return torch.cat((q_THD.flatten(1), k_TGD.flatten(1), v_TGD.flatten(1)), dim=-1)
 
+    def _normed_apart(self, qkv_TX: Tensor) -> Tensor:
+        """Return the projection with queries and keys that were normalised head by head, with weights of each."""
+        assert self.head_norm is not None
+        spec = self.spec
+        *heads, v_TGD = split_heads(qkv_TX, spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        found = []
+        for norm, x_THD in zip((self.q_norm, self.k_norm), heads, strict=True):
+            assert norm is not None
+            assert norm.bias is not None
+            found.append(self.head_norm(x_THD)[0].flatten(1) * norm.weight + norm.bias)
+        return torch.cat((*found, v_TGD.flatten(1)), dim=-1)
+
     def _slopes(self) -> Tensor:
         heads = self.spec.num_heads
         return alibi_slopes(heads * self.tp.size)[heads * self.tp.rank :][:heads]
@@ -168,7 +186,7 @@ class AttentionBehind(nn.Module):
             return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, distances=self._projected_distances())
         if spec.qk_norm_behind:  # which are done by then, as the rotation is
             return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, bias_HL=bias_HL)
-        if self.q_norm is None or self.spec.qk_norm_whole:
+        if self.q_norm is None or spec.qk_norm_whole or spec.qk_norm_apart:
             return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept, bias_HL=bias_HL)
         norms = self.q_norm.weight, None if self.k_norm is None else self.k_norm.weight, self.q_norm.eps
         return Heads(self.spec, self.ops, *norms, angles, *kept, bias_HL=bias_HL)

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.model import ModelSpec, lender_of
 from ridgeline.core.specs.pooling import SECOND_TEXT
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding, SinePositions
+from ridgeline.layers.encoder.coded import CodedTower
 from ridgeline.layers.encoder.listener import Listener
 from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
@@ -123,6 +125,7 @@ class Decoder(nn.Module):
     """
 
     streamed: StreamedLayers | None = None
+    unwritten_t: Tensor | None
     _below: Sequence[int] = ()
 
     def __init__(
@@ -199,11 +202,13 @@ class Decoder(nn.Module):
         cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
         for (mixture, _), following in pairwise(cached):
             mixture.following = (following,)
-        self.tower: Tower | TiledTower | None = None
+        self.tower: Tower | TiledTower | CodedTower | None = None
         if spec.tower is not None and spec.embeds:
             inside = replace(build.within("tower"), positions=1, rotary_rows=None)
             if isinstance(spec.tower, TiledTowerSpec):
                 self.tower = TiledTower(spec.tower, inside)
+            elif isinstance(spec.tower, CodedTowerSpec):
+                self.tower = CodedTower(spec.tower, inside)
             else:
                 self.tower = Tower(spec.tower, inside)
         self.listener: Listener | None = None
@@ -224,7 +229,11 @@ class Decoder(nn.Module):
             self.head = Head(spec.pooling, width, build.within("head"), self.embed.weight if spec.embeds else None)
         if not spec.scores:
             return
-        self._scales = spec.logits_multiplier != 1 or spec.logits_softcap is not None
+        self._scales = spec.logits_multiplier != 1 or spec.logits_softcap is not None or bool(spec.unwritten)
+        numbers = (token - mesh.tp.rank * part.vocab_size for token in spec.unwritten)
+        unwritten = [number for number in numbers if 0 <= number < part.vocab_size]
+        unwritten_t = torch.tensor(unwritten, dtype=torch.int64, device=device) if spec.unwritten else None
+        self.register_buffer("unwritten_t", unwritten_t, persistent=False)
         tied = self.embed.weight if spec.tie_word_embeddings else None
         head = build.within("unembed")
         self.unembed = Linear(width, (part.vocab_size,), spec.unembed_bias, head, tied=tied, pending=self._pending[-1])
@@ -402,6 +411,8 @@ class Decoder(nn.Module):
     def _scaled(self, logits_TU: Tensor) -> Tensor:
         if self.spec.logits_multiplier != 1:
             logits_TU = logits_TU * self.spec.logits_multiplier
+        if self.unwritten_t is not None:
+            logits_TU = logits_TU.index_fill(1, self.unwritten_t, -torch.inf)
         cap = self.spec.logits_softcap
         return logits_TU if cap is None else cap * torch.tanh(logits_TU / cap)
 

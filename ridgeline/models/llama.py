@@ -180,9 +180,9 @@ def _layer_weights(ours: str, theirs: str, layer: LayerSpec, names: Names) -> We
             add(norm, (name,), *_norm_kinds(layer.norm))
     if isinstance(layer.mixer, AttentionSpec):
         if layer.mixer.qk_norm is not None and not layer.mixer.qk_norm.weightless:
-            add("mixer.q_norm", (names.q_norm,), "weight")
+            add("mixer.q_norm", (names.q_norm,), *_norm_kinds(layer.mixer.qk_norm))
             if layer.mixer.borrows is None:
-                add("mixer.k_norm", (names.k_norm,), "weight")
+                add("mixer.k_norm", (names.k_norm,), *_norm_kinds(layer.mixer.qk_norm))
         qkv = names.qkv[:2] if layer.mixer.values_are_keys else names.qkv
         qkv = qkv if layer.mixer.borrows is None else qkv[:1]
         qkv = (*qkv, names.head_gates) if layer.mixer.head_gates else qkv

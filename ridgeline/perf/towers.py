@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.model import ABSENT, LayerSpec, Product
 from ridgeline.core.specs.tower import ProjectorSpec, TowerSpec
 from ridgeline.kernels.base.cost import OpCost, StepShape
@@ -22,6 +23,9 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
     """Yield every op of the tower and its projectors, for views of so many patches each (of a video: frames of so
     many). Equal ops are counted. The resize of pixels is left out, as its work depends on their number."""
     patches = sum(views)
+    if isinstance(tower, CodedTowerSpec):
+        yield from _coded_ops(tower, views, p)
+        return
     rows = tower.rows_of(views)
     found: Counter[Priced] = Counter()
     found["patch", product_cost("patch", Product(tower.patch_width, tower.width, tower.patch_bias), patches, p)] += 1
@@ -37,6 +41,20 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
         found.update(_projector_ops(own, tower.read, own.made(patches, len(views)) * own.merge**2, p))
     for (name, cost), times in found.items():
         yield OpCost(f"{TOWER}{name}", cost, times)
+
+
+def _coded_ops(tower: CodedTowerSpec, views: Sequence[int], p: Precision) -> Iterator[OpCost]:
+    """Yield the products of convolutions, of places that see each other, and of codes. Its norms are left out."""
+    found: Counter[Priced] = Counter()
+    patches = sum(views)
+    for each in tower.convolutions:
+        product = Product(each.inputs * each.taps**2, each.outputs, True)
+        found["convolution", product_cost("convolution", product, patches * each.places, p)] += 1
+    for own in tower.views_seen:
+        for places in (view * own.places for view in views):
+            found["attention", product_cost("attention", Product(own.channels, places), places, p)] += 2
+    found["codes", product_cost("codes", Product(tower.code_width, len(tower.tokens)), patches, p)] += 1
+    yield from (OpCost(f"{TOWER}{name}", cost, times) for (name, cost), times in found.items())
 
 
 def _layer_ops(layer: LayerSpec, width: int, seen: Sequence[int], p: Precision) -> list[Priced]:

@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class InsertedVectors(StepPart):
     """The vectors that plans may insert.
 
-    stored: [L, M] by name, on the device, as an encoder leaves them.
+    stored: [L, M] by name, on the device, as an encoder leaves them. Of pictures that are tokens: these, int64 [L, 1].
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
@@ -93,6 +93,7 @@ class InsertedVectors(StepPart):
             row_T = torch.full((inserted.count,), self._decoder.spec.picture_row, device=self._device)
             return self._decoder.table_rows(row_T)
         if inserted.embeds is None:
-            return self.stored[inserted.name][inserted.first : inserted.first + inserted.count]
+            found_LM = self.stored[inserted.name][inserted.first : inserted.first + inserted.count]
+            return found_LM if found_LM.is_floating_point() else self._decoder.table_rows(found_LM[:, 0])
         flat = torch.frombuffer(bytearray(inserted.embeds.data), dtype=DTYPES[inserted.embeds.dtype])
         return flat.view(-1, inserted.embeds.width).to(self._device)

@@ -22,10 +22,12 @@ from torch.nn.functional import interpolate
 
 from ridgeline.core.plan.pictures import EncoderFigures, Pixels, ShownPictures, open_all
 from ridgeline.core.plan.reserve import Reserved, StepSizes
+from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.pictures.views import Patching, View
+from ridgeline.layers.encoder.coded import CodedTower
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
@@ -61,6 +63,11 @@ class TowerMemory:
         kept = (vectors_kept(sizes) + max(fresh, sizes.max_tokens)) * self.tower.outputs * sizes.itemsize
         if isinstance(self.tower, TiledTowerSpec):  # which become keys and values at once
             kept = (fresh + self.tower.most_vectors) * self.tower.outputs * sizes.itemsize
+        if isinstance(self.tower, CodedTowerSpec):  # tokens are kept, and one picture runs at a time
+            tokens = vectors_kept(sizes) + max(fresh, sizes.max_tokens)
+            passing = self.tower.side**2 * self.tower.scratch() * sizes.itemsize
+            passing += patches * self.tower.patch_width * (sizes.itemsize + 4)
+            return Reserved(held=8 * tokens, passing=passing)
         passing = patches * (self.tower.scratch() * sizes.itemsize + 4 * self.tower.patch_width)
         return Reserved(held=kept, passing=passing)
 
@@ -68,13 +75,14 @@ class TowerMemory:
 class Pictures:
     """The part of a worker that turns pictures into vectors."""
 
-    def __init__(self, tower: Tower | TiledTower, device: torch.device) -> None:
+    def __init__(self, tower: Tower | TiledTower | CodedTower, device: torch.device) -> None:
         self._tower, self._device = tower, device
         self.embeds = tower.spec.pooler is not None  # a picture's vector is its embedding, and stands for no token
         self._done, self._running = EncoderFigures(), deque[Stopwatch]()
 
     def encode(self, shown: Mapping[str, ShownPictures], stored: dict[str, Tensor]) -> None:
-        """Store the vectors of pictures under their names: [L, M] each. Pictures that fit together run together."""
+        """Store the vectors of pictures under their names, [L, M] each, or their tokens, int64 [L, 1]. Pictures that
+        fit together run together."""
         for group in self._groups(shown):
             watch = Stopwatch(self._device)
             with watch:
@@ -99,6 +107,8 @@ class Pictures:
         patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
         if isinstance(self._tower, TiledTower):
             vectors_LM = self._tower(patches_TX, [each.tiling for each in group.values()])
+        elif isinstance(self._tower, CodedTower):
+            vectors_LM = self._tower(patches_TX, [grid for each in group.values() for grid in each.grids])
         else:
             grids = [
                 Grid(1, *grid, covered)

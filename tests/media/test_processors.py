@@ -364,6 +364,20 @@ FAMILIES: dict[str, Family] = {
         ("<image>",),
         lambda theirs, found: "<image>" * 4,
     ),
+    "chameleon": Family(
+        {
+            "config.json": {"model_type": "chameleon", "vq_config": {"channel_multiplier": [1, 2, 2]}},
+            "preprocessor_config.json": {"size": {"shortest_edge": 32}, "crop_size": square(32)},
+        },
+        "chameleon.image_processing_pil_chameleon:ChameleonImageProcessorPil",
+        ("<racm3:break>", "<image>", "<eoss>"),
+        method(
+            "chameleon/processing_chameleon.py",
+            "ChameleonProcessor",
+            **{"image_start_token": "<racm3:break>", "image_end_token": "<eoss>", "image_token": "<image>"},
+            image_seq_length=64,
+        ),
+    ),
     "mllama": Family(
         {
             "config.json": config("mllama", 8),

@@ -369,7 +369,24 @@ GLM_4_5V: Values = {
     "vision_config": {**_GLM_TOWER, "intermediate_size": 10944},
 }
 
+CHAMELEON_7B: Values = {
+    "architectures": ["ChameleonForConditionalGeneration"],
+    "model_type": "chameleon",
+    **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
+    **{"num_key_value_heads": 32, "vocab_size": 65536, "rope_theta": 10000.0, "rms_norm_eps": 1e-5},
+    **{"max_position_embeddings": 4096, "swin_norm": False, "tie_word_embeddings": False, "hidden_act": "silu"},
+    "vocabulary_map": {
+        "<image>": 8711,
+        **{f"IMGIMG{str(n).translate(str.maketrans('0123456789', 'ABCDEFGHIJ'))}Z": 4 + n for n in range(8192)},
+    },
+    "vq_config": {
+        **{"base_channels": 128, "channel_multiplier": [1, 1, 2, 2, 4], "embed_dim": 256, "num_embeddings": 8192},
+        **{"latent_channels": 256, "num_res_blocks": 2, "resolution": 512, "double_latent": False},
+    },
+}
+
 EVERY = (
+    CHAMELEON_7B,
     GLM_4_1V_9B,
     GLM_4_5V,
     QWEN3_5_27B,

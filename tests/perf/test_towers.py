@@ -17,7 +17,7 @@ from tests.vision import tiny
 UNCOUNTED = ("norm", "activation", "rope")  # by torch, which counts products
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "chameleon"])
 def test_operations_of_products_are_those_of_transformers_tower(family: str) -> None:
     oracle, pictures = tiny.build(family), [tiny.drawn(family, number) for number in range(2)]
     architecture = f"{tiny.FAMILIES[family].name}ForConditionalGeneration"

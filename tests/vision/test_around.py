@@ -38,9 +38,9 @@ def test_vectors_go_while_the_engine_sleeps(tiny_vision: TinyModel) -> None:
         assert own.engine.scheduler.pictures.misses == 2
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen3_vl", "chameleon"])
 def test_adapters_change_the_decoder(family: str, tiny_vision: TinyModel, tmp_path: Path) -> None:
-    layers = r"model\.language_model\.layers\.\d+\.self_attn\.(q|v)_proj"
+    layers = r"model\.(language_model\.)?layers\.\d+\.self_attn\.(q|v)_proj"
     adapter = PeftAdapter.of(deepcopy(tiny.build(family)), tmp_path / "text", target_modules=layers)
     a = tiny.drawn(family, 0)
     request = tiny.asked(family, "x", [5, 6], a, [7, 8, 9])

@@ -34,6 +34,7 @@ BESIDE = (
     "llava_onevision",
     "qwen3_5_moe",
     "glm4v_moe",
+    "chameleon_swin",
 )  # whose layout differs beside others, or test_video.py has them
 FAMILIES = [name for name in tiny.FAMILIES if name not in BESIDE]
 
@@ -102,7 +103,7 @@ def test_kernels_and_buckets_write_it_too(family: str, tiny_vision: TinyModel, m
         assert replays == 7 + (family == "phi4_multimodal")  # one more step has no picture
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "chameleon"])
 def test_two_ranks_see_what_one_sees(family: str, tiny_vision: TinyModel) -> None:
     """Each has the whole tower. Vectors behind layers are added where sums over ranks are still to be made."""
     with rig(tiny_vision(family), max_num_batched_tokens=16, tensor_parallel_size=2) as own:
@@ -111,7 +112,7 @@ def test_two_ranks_see_what_one_sees(family: str, tiny_vision: TinyModel) -> Non
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "chameleon"])
 def test_two_stages_see_what_one_sees(family: str, tiny_vision: TinyModel) -> None:
     """The first has the tower. The second is told the places of tokens in pictures."""
     with rig(tiny_vision(family), max_num_batched_tokens=16, pipeline_parallel_size=2) as own:
@@ -255,6 +256,7 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "PaliGemmaForConditionalGeneration": 2_923_466_480,
     "MllamaForConditionalGeneration": 10_670_220_835,
     "Blip2ForConditionalGeneration": 3_744_761_856,
+    "ChameleonForConditionalGeneration": 7_043_090_432,
 }
 
 
@@ -267,6 +269,8 @@ def test_published_sizes_are_those_of_the_hub(config: dict[str, Any]) -> None:
         unused = 2 * 1152
     elif spec.architecture.startswith("Phi4"):
         unused = 466_432_256 + 30_480_160  # its sounds' part; the tower's last layer, norm and pooling
+    elif spec.architecture.startswith("Chameleon"):
+        unused = 256 * 257  # the first map of the decoder of pictures
     elif spec.architecture.startswith("Llava"):
         width, inner = 1024, 4096
         unused = 4 * width * (width + 1) + 2 * width * inner + inner + width + 3 * 2 * width

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.chameleon.image_processing_pil_chameleon import ChameleonImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -42,6 +43,11 @@ SETTINGS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
         {"image_seq_length": 9},
     ),
     "gemma4": (Gemma4ImageProcessorPil, {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2}, {}),
+    "chameleon": (
+        ChameleonImageProcessorPil,
+        {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}},
+        {},
+    ),
     "paligemma": (SiglipImageProcessorPil, {"size": {"height": 12, "width": 12}}, {}),
     "internvl": (
         GotOcr2ImageProcessorPil,

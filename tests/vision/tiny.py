@@ -460,6 +460,31 @@ FAMILIES["phi4_multimodal"] = Family(
 # if all of its tiles are full
 PLAIN = "paligemma_2", "phi4_multimodal"
 
+CODES = 16
+FAMILIES["chameleon"] = Family(
+    "Chameleon",
+    {
+        **TEXT,
+        "vocabulary_map": {
+            "<image>": IMAGE,
+            **{
+                f"IMGIMG{'ABCDEFGHIJ'[code // 10]}{'ABCDEFGHIJ'[code % 10]}Z": IMAGE + CODES - code
+                for code in range(CODES)
+            },
+        },
+        "vq_config": {
+            **{"embed_dim": 8, "num_embeddings": CODES, "latent_channels": 8, "resolution": 16, "base_channels": 32},
+            **{"channel_multiplier": [1, 2, 2], "num_res_blocks": 1, "attn_resolutions": [8]},
+        },
+    },
+    Patching("lanczos", 0.0078, (1.0,) * 3, (1.0,) * 3, 4, 4),
+    ((16, 16),),
+)
+FAMILIES["chameleon_swin"] = replace(
+    FAMILIES["chameleon"],
+    config={**FAMILIES["chameleon"].config, "swin_norm": True, "num_key_value_heads": 4, "attention_bias": True},
+)
+
 
 @cache
 def build(name: str) -> Any:

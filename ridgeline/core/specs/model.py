@@ -192,6 +192,7 @@ class AttentionSpec:
     """Attention, with or without grouped queries. `scale` multiplies q·k before the softmax.
 
     qk_norm: the norm of queries and keys. It normalizes each head by itself, or with qk_norm_whole all heads together.
+    qk_norm_apart: it normalizes each head by itself, and each has its own weights and biases.
     qk_norm_behind: that norm comes behind the rotation (Hunyuan).
     growth: how queries grow with their positions; None: not.
     bidirectional: a query sees the tokens behind it too. Then nothing is kept between steps, and all tokens of a row
@@ -229,6 +230,7 @@ class AttentionSpec:
     out_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_whole: bool = False
+    qk_norm_apart: bool = False
     qk_norm_behind: bool = False
     growth: Growth | None = None
     rope: RopeSpec | None = None
@@ -274,7 +276,8 @@ class AttentionSpec:
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
         if self.qk_norm is None:
             return ()
-        widths = (self.q_size, self.kv_size) if self.qk_norm_whole else (self.head_dim, self.head_dim)
+        every = self.qk_norm_whole or self.qk_norm_apart
+        widths = (self.q_size, self.kv_size) if every else (self.head_dim, self.head_dim)
         return tuple((self.qk_norm, width) for width in (widths if self.borrows is None else widths[:1]))
 
     @property
@@ -587,6 +590,7 @@ class ModelSpec:
     unembed_bias: the output layer has a bias.
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
+    unwritten: tokens that are read and never written, whose scores are minus infinity.
     unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
     encoder: the model that reads the encoder input, to whose output layers of cross attention attend; None: there is
         none. Its tokens have the rows of this model's embedding table.
@@ -621,6 +625,7 @@ class ModelSpec:
     unembed_bias: bool = False
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
+    unwritten: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()
     pooling: PoolingSpec | None = None
     encoder: ModelSpec | None = None
@@ -745,6 +750,7 @@ class Source:
         pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
     row: so many dimensions of size 1 stand before its own: a vector that is stored as a matrix of one row has 1.
+    columns: it is a vector that is stored as a matrix of so many columns.
     kernel: it is a matrix that is stored as the kernel of a convolution, whose last dimensions these are; (): it is a
         matrix.
     stacked: it holds this part of every expert, one after the other. Others hold one expert's.
@@ -762,6 +768,7 @@ class Source:
     alternating: bool = False
     complete: bool = False
     row: int = 0
+    columns: int = 0
     kernel: tuple[int, ...] = ()
     stacked: bool = False
     zeros: int = 0

@@ -78,6 +78,8 @@ PROCESSORS = Registry(
         "smolvlm": _HERE + "idefics3:Idefics3",
         "MllamaProcessor": _HERE + "mllama:Mllama",
         "mllama": _HERE + "mllama:Mllama",
+        "ChameleonProcessor": _HERE + "chameleon:ChameleonPictures",
+        "chameleon": _HERE + "chameleon:ChameleonPictures",
         "Blip2Processor": _HERE + "blip:BlipPictures",
         "blip-2": _HERE + "blip:BlipPictures",
         "MiniCPMV4_6Processor": _HERE + "minicpm:MiniCPM",
