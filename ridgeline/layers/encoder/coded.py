@@ -55,7 +55,7 @@ class CodedTower(nn.Module):
     """The encoder and its codes, whole on every rank. Its parameters are uninitialised."""
 
     tokens: Tensor
-    newline: Tensor | None = None
+    endings: Tensor | None = None
 
     def __init__(self, spec: CodedTowerSpec, build: Build) -> None:
         super().__init__()
