@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from torch import Tensor
+
 from ridgeline.assembly import assemble
+from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.request import Preemption, Request, SamplingParams, TokenLogprobs, TokenMask
 from ridgeline.core.plan.step import StepResult
 from ridgeline.core.settings.config import LLMConfig
@@ -132,6 +135,27 @@ def ask(
         token_mask=mask,
         lookahead=lookahead if lookahead is not None else 2 if mask is None else 1,
     )
+
+
+def ask_with(
+    name: str, parts: Iterable[Any], placed: Callable[[Any, int], tuple[list[int], list[Inserted]]], **params: Any
+) -> Request:
+    """A request whose prompt is made of lists of tokens and of others. placed: the tokens and the vectors of one of
+    these, by it and the number of its first token."""
+    tokens, inserted = list[int](), list[Inserted]()
+    for part in parts:
+        own, vectors = (part, []) if isinstance(part, list) else placed(part, len(tokens))
+        tokens += own
+        inserted += vectors
+    return replace(ask(name, tokens, **params), inserted=tuple(inserted))
+
+
+def likeliest(ids: Sequence[int], count: int, scores: Callable[[list[int]], Tensor]) -> list[int]:
+    """So many tokens behind others, each of them the likeliest by the scores [T, V] of all tokens before it."""
+    found = list(ids)
+    for _ in range(count):
+        found.append(int(scores(found)[-1].argmax()))
+    return found[-count:]
 
 
 def alone(folder: Path, request: Callable[[], Request] | Request) -> list[int]:

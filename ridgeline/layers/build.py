@@ -66,6 +66,10 @@ class Build:
         """Return the build for a part of the module, which keeps that part as an attribute called `name`."""
         return replace(self, name=f"{self.name}.{name}" if self.name else name)
 
+    def undivided(self) -> Build:
+        """Return the build for a part that every rank has whole, with rotations and shared modules of its own."""
+        return replace(self, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={})
+
     @property
     def scheme(self) -> Scheme:
         """The scheme by which this module's weight is held."""

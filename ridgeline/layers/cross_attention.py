@@ -8,6 +8,7 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -34,6 +35,11 @@ class AttendsAcross(Protocol):
 
     def write(self, kv_TX: Tensor, spec: AttentionSpec) -> None:
         """Store the keys and values of the encoder inputs that the step brings."""
+
+
+def crossing(layers: Iterable[nn.Module]) -> list[tuple[int, CrossAttention]]:
+    """Return the numbers of a decoder's layers of cross attention, with their mixers."""
+    return [(n, mixer) for n, layer in enumerate(layers) if isinstance(mixer := layer.mixer, CrossAttention)]
 
 
 class CrossAttention(nn.Module):

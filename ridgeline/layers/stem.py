@@ -23,28 +23,36 @@ from ridgeline.layers.embedding import SinePositions
 from ridgeline.layers.linear import Linear
 
 
-class Stem(nn.Module):
-    """The stem of Whisper's encoder: from samples to the input of its first layer. sines: how positions are computed;
-    None: they are learned."""
+class Spectra(nn.Module):
+    """The beginning of a stem, which has no parameters."""
 
-    def __init__(self, spec: SoundStem, width: int, build: Build, sines: Sines | None = None) -> None:
+    def __init__(self, bands: int, build: Build) -> None:
         super().__init__()
-        self.spec, self._ops, self._dtype = spec, build.ops, build.dtype
-        self.conv1 = Linear(TAPS * spec.bands, (width,), True, build.within("conv1"))
-        self.conv2 = Linear(TAPS * width, (width,), True, build.within("conv2"))
-        self._sines = None if sines is None else SinePositions(sines, spec.positions, width, build)
-        self.positions = build.parameter(spec.positions, width) if sines is None else None
+        self._ops, self._dtype, self._bands = build.ops, build.dtype, bands
         self._filters_FB: Tensor | None = None
-
-    def forward(self, samples_NS: Tensor) -> Tensor:
-        """Return the input of the first layer of float32 windows: [T, M], one window behind the other."""
-        return self.embedded(self.spectra(samples_NS)).flatten(0, 1)
 
     def spectra(self, samples_NS: Tensor) -> Tensor:
         """Return the spectra of float32 samples, which the convolutions read: [N, F, t]."""
         if self._filters_FB is None:
-            self._filters_FB = torch.from_numpy(mel_filters(self.spec.bands)).to(samples_NS.device)
+            self._filters_FB = torch.from_numpy(mel_filters(self._bands)).to(samples_NS.device)
         return self._ops.log_mel(samples_NS, self._filters_FB).to(self._dtype)
+
+
+class Stem(Spectra):
+    """The stem of Whisper's encoder: from samples to the input of its first layer. sines: how positions are computed;
+    None: they are learned."""
+
+    def __init__(self, spec: SoundStem, width: int, build: Build, sines: Sines | None = None) -> None:
+        super().__init__(spec.bands, build)
+        self.spec = spec
+        self.conv1 = Linear(TAPS * spec.bands, (width,), True, build.within("conv1"))
+        self.conv2 = Linear(TAPS * width, (width,), True, build.within("conv2"))
+        self._sines = None if sines is None else SinePositions(sines, spec.positions, width, build)
+        self.positions = build.parameter(spec.positions, width) if sines is None else None
+
+    def forward(self, samples_NS: Tensor) -> Tensor:
+        """Return the input of the first layer of float32 windows: [T, M], one window behind the other."""
+        return self.embedded(self.spectra(samples_NS)).flatten(0, 1)
 
     def embedded(self, x_NFt: Tensor, valid_N: Tensor | None = None) -> Tensor:
         """Return the convolutions' output with positions added: [N, t / 2, M]. valid_N: frames of each, behind which
@@ -79,24 +87,17 @@ class GridConv(nn.Module):
         return self._ops.activation(y.flatten(0, 2), "gelu").view_as(y)
 
 
-class GridStemLayers(nn.Module):
+class GridStemLayers(Spectra):
     """The stem of Qwen3-Omni's encoder: from samples to the input of its first layer."""
 
     def __init__(self, spec: GridStem, width: int, build: Build, sines: Sines) -> None:
-        super().__init__()
-        self.spec, self._ops, self._dtype = spec, build.ops, build.dtype
+        super().__init__(spec.bands, build)
+        self.spec = spec
         self.convs = nn.ModuleList(
             GridConv(spec.channels if n else 1, spec.channels, build.within(f"convs.{n}")) for n in range(HALVINGS)
         )
         self.out = Linear(spec.channels * spec.rows, (width,), False, build.within("out"))
         self._sines = SinePositions(sines, spec.positions, width, build)
-        self._filters_FB: Tensor | None = None
-
-    def spectra(self, samples_NS: Tensor) -> Tensor:
-        """Return the spectra of float32 samples, which the convolutions read: [N, F, t]."""
-        if self._filters_FB is None:
-            self._filters_FB = torch.from_numpy(mel_filters(self.spec.bands)).to(samples_NS.device)
-        return self._ops.log_mel(samples_NS, self._filters_FB).to(self._dtype)
 
     def embedded(self, x_NFt: Tensor, valid_N: Tensor | None = None) -> Tensor:
         """Return the convolutions' output with positions added: [N, t / 8, M]. They read zeros as frames."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ridgeline.core.plan.crossed import MOST_PICTURES, MOST_RUNS, PictureKeys
 from ridgeline.core.plan.pictures import ShownPictures
-from ridgeline.layers.cross_attention import CrossAttention
+from ridgeline.layers.cross_attention import crossing
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.pictures import Pictures
 from ridgeline.worker.slots import Slots
@@ -34,9 +34,7 @@ class PicturesSeen(StepPart):
     def __init__(self, decoder: Decoder, slots: Slots, states: States, pictures: Pictures, block_size: int) -> None:
         self._slots, self._states, self._block_size = slots, states, block_size
         self.pictures = pictures
-        self._layers = [
-            (n, m) for n, layer in enumerate(decoder.layers) if isinstance(m := layer.mixer, CrossAttention)
-        ]
+        self._layers = crossing(decoder.layers)
         self._groups = [(g, group) for g, group in enumerate(states.groups) if isinstance(group, SeenKV)]
         columns = -(-decoder.spec.most_crossed // block_size)
         self._seen = SeenKeys(len(slots.kv_len_S), columns, len(self._groups), slots.device)

@@ -20,14 +20,14 @@ from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan.sounds import Waveform
 from ridgeline.core.plan.step import Span
 from ridgeline.kernels.attention.packed.op import PackedRows
-from ridgeline.layers.cross_attention import CrossAttention
+from ridgeline.layers.cross_attention import crossing
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.cross import CrossKV
 from ridgeline.worker.state.packed import PackedLayer
 from ridgeline.worker.state.states import States
 from ridgeline.worker.step import PlannedStep, StepPart
-from ridgeline.worker.upload import upload
+from ridgeline.worker.upload import upload, upload_sounds
 
 
 class EncoderStates:
@@ -51,9 +51,7 @@ class EncoderPart(StepPart):
             raise ContractViolation("this model has no encoder.")
         self._encoder, self._slots, self._states = decoder.encoder, slots, states
         self._packed = PackedLayer(decoder.ops)
-        self._layers = [
-            (n, m) for n, layer in enumerate(decoder.layers) if isinstance(m := layer.mixer, CrossAttention)
-        ]
+        self._layers = crossing(decoder.layers)
         self._groups = [(g, group) for g, group in enumerate(states.groups) if isinstance(group, CrossKV)]
         self._length_S = torch.ones(len(slots.kv_len_S), dtype=torch.int32, device=slots.device)
         for _, group in self._groups:
@@ -110,11 +108,7 @@ class EncoderPart(StepPart):
         """Return sounds on the device, with silence behind each: [N, samples of a window]."""
         stem = self._encoder.stem
         assert stem is not None
-        samples_NS = np.zeros((len(sounds), stem.spec.samples), np.float32)
-        for row_S, sound in zip(samples_NS, sounds, strict=True):
-            given_S = np.frombuffer(sound.samples, "<f4")[: len(row_S)]
-            row_S[: len(given_S)] = given_S
-        return upload(samples_NS, self._slots.device)
+        return upload_sounds([sound.samples for sound in sounds], stem.spec.samples, self._slots.device)
 
     def _encoded(self, token_T: Tensor, position_T: Tensor, lengths: np.ndarray, x_TM: Tensor | None) -> Tensor:
         """Return the encoder's output: [T, M]. x_TM: what the first layer reads, if that is not made of tokens."""

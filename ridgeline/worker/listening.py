@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.sounds import FRAME, HOP
 from ridgeline.layers.encoder.listener import Listener
 from ridgeline.worker.pictures import vectors_kept
-from ridgeline.worker.upload import upload
+from ridgeline.worker.upload import upload_sounds
 
 POSITIONS = 24_000  # of several sounds that are heard at once: 16 windows of 30 s
 
@@ -64,11 +63,7 @@ class HeardSounds:
         spec = self._listener.spec
         whole = isinstance(spec.stem, SoundStem) and not spec.chunk
         most = spec.longest * HOP if whole else max(frames) * HOP + 2 * FRAME // HOP * HOP
-        samples_NS = np.zeros((len(frames), most), np.float32)
-        for row_S, sound in zip(samples_NS, sounds, strict=True):
-            given_S = np.frombuffer(sound.samples, "<f4")
-            row_S[: len(given_S)] = given_S
-        return upload(samples_NS, self._device)
+        return upload_sounds([sound.samples for sound in sounds], most, self._device)
 
     def _groups(self, heard: Mapping[str, HeardSound]) -> Iterator[dict[str, HeardSound]]:
         group: dict[str, HeardSound] = {}

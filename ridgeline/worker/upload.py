@@ -26,6 +26,15 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     return staged.copy_(source).to(device, non_blocking=True)
 
 
+def upload_sounds(sounds: Sequence[bytes], size: int, device: torch.device) -> Tensor:
+    """Return sounds on the device, little-endian float32 samples, cut or with silence behind them: [sounds, size]."""
+    rows = np.zeros((len(sounds), size), np.float32)
+    for row, sound in zip(rows, sounds, strict=True):
+        given = np.frombuffer(sound, "<f4")[:size]
+        row[: len(given)] = given
+    return upload(rows, device)
+
+
 def mark(device: torch.device) -> torch.cuda.Event | None:
     """Return an event behind all that is queued on a GPU."""
     if device.type != "cuda":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.media.items import sound
-from tests.driving import ask
+from tests.driving import ask_with, likeliest
 from tests.vision.tiny import IMAGE, TEXT
 
 RATE = 16_000
@@ -146,17 +145,13 @@ def vectors(name: str, samples: np.ndarray) -> int:
 
 def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, **params: Any) -> Request:
     """Return a request whose prompt is made of tokens and sounds."""
-    tokens, inserted = list[int](), list[Inserted]()
-    for part in parts:
-        if isinstance(part, list):
-            tokens += part
-            continue
+
+    def placed(part: np.ndarray, start: int) -> tuple[list[int], list[Inserted]]:
         key, count = sound(part, RATE).digest[:16], vectors(name, part)
         heard = HeardSound(samples=part.tobytes(), frames=frames(part), vectors=count)
-        inserted.append(Inserted(start=len(tokens), count=count, key=key, name=key.hex(), heard=heard))
-        tokens += [AUDIO] * count
-    found = ask(request_id, tokens, max_tokens=max_tokens, **params)
-    return replace(found, inserted=tuple(inserted))
+        return [AUDIO] * count, [Inserted(start=start, count=count, key=key, name=key.hex(), heard=heard)]
+
+    return ask_with(request_id, parts, placed, max_tokens=max_tokens, **params)
 
 
 def inputs(name: str, given: Sequence[np.ndarray]) -> dict[str, Tensor]:
@@ -171,10 +166,8 @@ def inputs(name: str, given: Sequence[np.ndarray]) -> dict[str, Tensor]:
 
 def by_transformers(name: str, request: Request, given: Sequence[np.ndarray], tokens: int = 8) -> list[int]:
     """Return the likeliest tokens by transformers' model, which runs anew for each of them."""
-    model, ids = build(name), list(request.prompt_token_ids)
-    for _ in range(tokens):
-        ids.append(int(scores(model, name, ids, given)[-1].argmax()))
-    return ids[-tokens:]
+    model = build(name)
+    return likeliest(request.prompt_token_ids, tokens, lambda ids: scores(model, name, ids, given))
 
 
 def scores(model: Any, name: str, ids: Sequence[int], given: Sequence[np.ndarray]) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +17,7 @@ from ridgeline.media.items import Clip, clip, picture
 from ridgeline.media.layout import VideoProcessor
 from ridgeline.media.processors import processor_of
 from ridgeline.text.media_prompt import placed_items
-from tests.driving import ask
+from tests.driving import ask_with, likeliest
 from tests.vision import tiny
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe")
@@ -63,21 +62,20 @@ def filmed(number: int, frames: int = 5, rate: float = 2.0, height: int = 21, wi
 
 def asked(family: str, name: str, *parts: Part, max_tokens: int = 8, **params: Any) -> Request:
     """Return a request whose prompt is made of tokens, pictures and videos."""
-    rules, tokens, inserted = processor(family), list[int](), list[Inserted]()
-    for part in parts:
-        if isinstance(part, list):
-            tokens += part
-            continue
+    rules = processor(family)
+
+    def placed(part: np.ndarray | Clip, start: int) -> tuple[list[int], list[Inserted]]:
         [own] = placed_items(rules, [part if isinstance(part, Clip) else picture(part)])
-        run = 0
+        tokens, inserted = list[int](), list[Inserted]()
         for piece in own.layout.pieces:
             if isinstance(piece, str):
                 tokens += letters(piece)
                 continue
-            inserted.append(own.inserted(run, len(tokens)))
+            inserted.append(own.inserted(len(inserted), start + len(tokens)))
             tokens += [VIDEO if isinstance(part, Clip) and not family.startswith("glm") else tiny.IMAGE] * piece
-            run += 1
-    return replace(ask(name, tokens, max_tokens=max_tokens, **params), inserted=tuple(inserted))
+        return tokens, inserted
+
+    return ask_with(name, parts, placed, max_tokens=max_tokens, **params)
 
 
 def resized(frames_FHWC: np.ndarray, side: int) -> np.ndarray:
@@ -133,8 +131,6 @@ def by_transformers(family: str, request: Request, parts: Sequence[Part], tokens
     seen = [part if isinstance(part, Clip) else picture(part) for part in parts if not isinstance(part, list)]
     known = family, request.prompt_token_ids, tuple(each.digest for each in seen), tokens
     if known not in _WRITTEN:
-        ids = list(request.prompt_token_ids)
-        for _ in range(tokens):
-            ids.append(int(scores(tiny.build(family), family, ids, parts)[-1].argmax()))
-        _WRITTEN[known] = ids[-tokens:]
+        model = tiny.build(family)
+        _WRITTEN[known] = likeliest(request.prompt_token_ids, tokens, lambda ids: scores(model, family, ids, parts))
     return _WRITTEN[known]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.request import Request
 from ridgeline.media.items import picture
 from ridgeline.media.processors import processor_of
-from tests.driving import ask
+from tests.driving import ask_with, likeliest
 from tests.vision.tiny import IMAGE, TEXT
 
 TILES = 4
@@ -102,21 +101,17 @@ def asked(request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, 
     """Return a request whose prompt is made of tokens and pictures."""
     files = {"config.json": {**CONFIG, "model_type": "mllama"}, "preprocessor_config.json": PREPROCESSOR}
     processor = processor_of(files, lambda text: [IMAGE])
-    tokens, inserted = list[int](), list[Inserted]()
-    for part in parts:
-        if isinstance(part, list):
-            tokens += part
-            continue
+
+    def placed(part: np.ndarray, start: int) -> tuple[list[int], list[Inserted]]:
         height, width, _ = part.shape
         layout = processor.layout(height, width)
         assert layout.pieces == (1,)
         shown = ShownPictures((Pixels(height, width, part.tobytes()),), layout.views, processor.patching)
         key = picture(part).digest[:16]
-        own = Inserted(start=len(tokens), count=1, key=key, name=key.hex(), shown=shown, across=layout.across)
-        inserted.append(own)
-        tokens.append(IMAGE)
-    found = ask(request_id, tokens, max_tokens=max_tokens, **params)
-    return replace(found, inserted=tuple(inserted))
+        own = Inserted(start=start, count=1, key=key, name=key.hex(), shown=shown, across=layout.across)
+        return [IMAGE], [own]
+
+    return ask_with(request_id, parts, placed, max_tokens=max_tokens, **params)
 
 
 def scores(model: Any, ids: Sequence[int], pictures: Sequence[np.ndarray], prompt: int) -> Tensor:
@@ -145,8 +140,6 @@ def by_transformers(request: Request, pictures: Sequence[np.ndarray], tokens: in
     """Return the likeliest tokens by transformers' model, which runs anew for each of them."""
     known = request.prompt_token_ids, tuple(picture(each).digest for each in pictures), tokens
     if known not in _WRITTEN:
-        ids, prompt = list(request.prompt_token_ids), len(request.prompt_token_ids)
-        for _ in range(tokens):
-            ids.append(int(scores(build(), ids, pictures, prompt)[-1].argmax()))
-        _WRITTEN[known] = ids[-tokens:]
+        prompt = request.prompt_token_ids
+        _WRITTEN[known] = likeliest(prompt, tokens, lambda ids: scores(build(), ids, pictures, len(prompt)))
     return _WRITTEN[known]

@@ -15,6 +15,7 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.media.items import picture
 from ridgeline.media.layout import Processor
 from ridgeline.text.media_prompt import MediaPrompt, expanded, expanded_ids, prompt_with
+from tests.driving import likeliest
 from tests.vision import folders, tiny
 
 TinyModel = Callable[[str], Path]
@@ -36,9 +37,8 @@ def llava(tiny_vision: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> I
 def written(family: str, llm: LLM, ids: list[int], *pictures: np.ndarray) -> str:
     """Return what transformers writes behind a prompt of the offline API."""
     model = tiny.build(family)
-    for _ in range(8):
-        ids = [*ids, int(tiny.scores(model, family, ids, pictures)[-1].argmax())]
-    return llm.get_tokenizer().decode(ids[-8:])
+    found = likeliest(ids, 8, lambda known: tiny.scores(model, family, known, pictures))
+    return llm.get_tokenizer().decode(found)
 
 
 def processor_in(llm: LLM) -> Processor:

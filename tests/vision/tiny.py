@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ridgeline.core.plan.request import Request
 from ridgeline.kernels.pictures.views import Box, Patching, View
 from ridgeline.media.items import picture
 from ridgeline.media.processors import processor_of
-from tests.driving import ask
+from tests.driving import ask_with, likeliest
 from tests.vision.phi4 import Phi4Pictures
 
 VOCAB = 320
@@ -534,19 +534,16 @@ def shown(name: str, pixels: np.ndarray) -> ShownPictures:
 
 def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, **params: Any) -> Request:
     """Return a request whose prompt is made of tokens and pictures."""
-    tokens, inserted, how = list[int](), list[Inserted](), FAMILIES[name].patching
-    for part in parts:
-        if isinstance(part, list):
-            tokens += part
-            continue
-        own = shown(name, part)
-        key = picture(part).digest[:16]
+    merge = FAMILIES[name].patching.merge
+
+    def placed(part: np.ndarray, start: int) -> tuple[list[int], list[Inserted]]:
+        own, key = shown(name, part), picture(part).digest[:16]
         rows, columns = own.grids[0]
-        grid = (1, rows // how.merge, columns // how.merge) if FAMILIES[name].grids else None
-        inserted.append(Inserted(start=len(tokens), count=own.vectors, key=key, name=key.hex(), shown=own, grid=grid))
-        tokens += [IMAGE] * own.vectors
-    found = ask(request_id, tokens, max_tokens=max_tokens, **params)
-    return replace(found, inserted=tuple(inserted))
+        grid = (1, rows // merge, columns // merge) if FAMILIES[name].grids else None
+        vectors = Inserted(start=start, count=own.vectors, key=key, name=key.hex(), shown=own, grid=grid)
+        return [IMAGE] * own.vectors, [vectors]
+
+    return ask_with(request_id, parts, placed, max_tokens=max_tokens, **params)
 
 
 def patches(name: str, pixels: np.ndarray) -> Tensor:
@@ -623,10 +620,8 @@ def by_transformers(name: str, request: Request, pictures: Sequence[np.ndarray],
     behind a picture that ends a prompt count as the picture's."""
     known = name, request.prompt_token_ids, tuple(picture(each).digest for each in pictures), tokens
     if known not in _WRITTEN:
-        model, ids = build(name), list(request.prompt_token_ids)
-        for _ in range(tokens):
-            ids.append(int(scores(model, name, ids, pictures, len(request.prompt_token_ids))[-1].argmax()))
-        _WRITTEN[known] = ids[-tokens:]
+        model, prompt = build(name), request.prompt_token_ids
+        _WRITTEN[known] = likeliest(prompt, tokens, lambda ids: scores(model, name, ids, pictures, len(prompt)))
     return _WRITTEN[known]
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ridgeline.core.specs.model import LayerSpec, NormSpec, Product, Sines
 from ridgeline.core.specs.stem import STRIDE, GridStem, SoundStem
 
+LONGEST_SOUND = 300  # seconds of a sound that is heard chunk by chunk
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListenerSpec:

@@ -10,6 +10,13 @@ TAPS, STRIDE = 3, 2  # of both convolutions, and of the second
 HALVINGS = 3  # convolutions of a `GridStem`
 
 
+def halved(frames: int) -> int:
+    """Return the positions that so many frames become by the convolutions of a `GridStem`."""
+    for _ in range(HALVINGS):
+        frames = -(-frames // STRIDE)
+    return frames
+
+
 @dataclass(frozen=True, kw_only=True)
 class SoundStem:
     """Two convolutions over the bands of a window of sound, of which the second halves the frames, and a table of
@@ -64,9 +71,7 @@ class GridStem:
 
     def positions_of(self, frames: int) -> int:
         """Return the positions that so many frames become."""
-        for _ in range(HALVINGS):
-            frames = -(-frames // STRIDE)
-        return frames
+        return halved(frames)
 
     def scratch(self, width: int) -> int:
         """Return the numbers that it holds for each position at once, where chunks have a second and few run together:

@@ -14,7 +14,6 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,12 +25,11 @@ from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
 from ridgeline.layers.encoder.packed import PackedViews
+from ridgeline.layers.encoder.tower import summed
 from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.layers.stem import GridStemLayers, Stem
-from ridgeline.parallel.axis import ALONE
-from ridgeline.parallel.mesh import Mesh
 
 
 class Listener(nn.Module):
@@ -39,7 +37,7 @@ class Listener(nn.Module):
 
     def __init__(self, spec: ListenerSpec, build: Build) -> None:
         super().__init__()
-        build = replace(build, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={})
+        build = build.undivided()
         self.spec, self.ops = spec, build.ops
         if isinstance(spec.stem, SoundStem):
             self.stem: Stem | GridStemLayers = Stem(spec.stem, spec.width, build.within("stem"), spec.sines)
@@ -61,7 +59,7 @@ class Listener(nn.Module):
         places_T = torch.arange(len(x_TW), device=x_TW.device)
         for layer in self.layers:
             x_TW, residual_TW = layer(x_TW, residual_TW, places_T, state, None)
-        x_TW = x_TW if residual_TW is None else x_TW + residual_TW
+        x_TW = summed(x_TW, residual_TW)
         if self.spec.pooled > 1:
             positions_N = np.array([self.spec.positions_of(each) for each in frames_N])
             first_L = torch.from_numpy(_pairs(positions_N)).to(x_TW.device)

@@ -14,7 +14,6 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,12 +24,10 @@ from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
 from ridgeline.layers.encoder.packed import MaskedViews
-from ridgeline.layers.encoder.tower import Projector
+from ridgeline.layers.encoder.tower import Projector, summed
 from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
-from ridgeline.parallel.axis import ALONE
-from ridgeline.parallel.mesh import Mesh
 
 
 class TiledTower(nn.Module):
@@ -40,7 +37,7 @@ class TiledTower(nn.Module):
 
     def __init__(self, spec: TiledTowerSpec, build: Build) -> None:
         super().__init__()
-        build = replace(build, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={})
+        build = build.undivided()
         self.spec, self.ops, self.dtype = spec, build.ops, build.dtype
         width, shapes = spec.width, len(spec.shapes) + 1
         self.patch = Linear(spec.patch_width, (width,), spec.patch_bias, build.within("patch"))
@@ -80,13 +77,13 @@ class TiledTower(nn.Module):
         for index, layer in enumerate(self.layers):
             x_TW, residual_TW = layer(x_TW, residual_TW, positions_T, state, None)
             if index in spec.taps:
-                tapped.append(_summed(x_TW, residual_TW)[real_T])
+                tapped.append(summed(x_TW, residual_TW)[real_T])
         x_TW, residual_TW = self.final_norm(x_TW, residual_TW)[0], None
         between_BKW = self._tile_rows(self.between, self.between_gate, shape_B)
         x_TW = (x_TW.view(count, spec.tiles, spec.filled, -1) + between_BKW[:, :, None]).flatten(0, 2)
         for layer in self.global_layers:
             x_TW, residual_TW = layer(x_TW, residual_TW, positions_T, state, None)
-        last_LW = _summed(x_TW, residual_TW)[real_T]
+        last_LW = summed(x_TW, residual_TW)[real_T]
         return self.projector(torch.cat((last_LW, torch.stack(tapped, dim=-1).flatten(1)), dim=1))
 
     def _embedded(self, patches_TX: Tensor, real_BK: Tensor, shape_B: Tensor) -> Tensor:
@@ -106,7 +103,3 @@ class TiledTower(nn.Module):
     def _tile_rows(self, table: Tensor, gate_1: Tensor, shape_B: Tensor) -> Tensor:
         """Return the rows that are added to tiles: [B, K, W]."""
         return table[shape_B].view(len(shape_B), self.spec.tiles, self.spec.width) * gate_1.tanh()
-
-
-def _summed(x_TW: Tensor, residual_TW: Tensor | None) -> Tensor:
-    return x_TW if residual_TW is None else x_TW + residual_TW

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.specs.listener import LONGEST_SOUND
+from ridgeline.core.specs.stem import halved
 from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.media.layout import Layout, Patching
 from ridgeline.media.processors.files import ModelFiles
 from ridgeline.media.processors.qwen import Qwen2VL, Qwen3VL
 
 WINDOW = 30 * RATE  # samples that Whisper's encoder reads
-LONGEST = 300 * RATE  # that Qwen-Omni hears
 
 
 def sound_layout(files: ModelFiles, samples: int, most: int, chunk: int = 0) -> Layout:
@@ -28,19 +29,12 @@ def sound_layout(files: ModelFiles, samples: int, most: int, chunk: int = 0) -> 
     vectors = -(-frames // 2) // 2
     if chunk:
         whole, rest = divmod(frames, chunk)
-        vectors = whole * _eighth(chunk) + _eighth(rest)
+        vectors = whole * halved(chunk) + halved(rest)
     if not vectors:
         raise InvalidRequest(
             f"a sound has {samples} samples, which are too few; give 0.03 s or more.", param="messages"
         )
     return files.layout((), [vectors])
-
-
-def _eighth(frames: int) -> int:
-    """Return the number of frames after three halvings, each rounded up."""
-    for _ in range(3):
-        frames = -(-frames // 2)
-    return frames
 
 
 class Qwen2Audio:
@@ -77,7 +71,7 @@ class Qwen2_5Omni:
         return self._pictures.layout(height, width, pictures, index)
 
     def sound(self, samples: int) -> Layout:
-        return sound_layout(self._files, samples, LONGEST)
+        return sound_layout(self._files, samples, LONGEST_SOUND * RATE)
 
 
 class Qwen3Omni(Qwen2_5Omni):
@@ -93,4 +87,4 @@ class Qwen3Omni(Qwen2_5Omni):
         self._chunk = 2 * int((thinker.get("audio_config") or {}).get("n_window", 50))
 
     def sound(self, samples: int) -> Layout:
-        return sound_layout(self._files, samples, LONGEST, self._chunk)
+        return sound_layout(self._files, samples, LONGEST_SOUND * RATE, self._chunk)
