@@ -46,7 +46,7 @@ ABSENT: dict[str, str] = {
     "/v1/conversations": "use /v1/responses with previous_response_id",
     "/v1/decisions": _CHOICES,
     "/v1/fine_tuning": "`ridgeline train` makes models, and a server runs them",
-    "/v1/images": "images are not supported: the model reads and writes text alone",
+    "/v1/images": "no pictures are drawn here; parts of chats bring them to models that see them",
     "/v1/moderations": "use /classify with a model that classifies",
     "/v1/realtime": _SOUND,
     "/v1/systemone": _CHOICES,

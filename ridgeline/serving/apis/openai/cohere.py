@@ -43,7 +43,7 @@ class CohereEmbedBody(Body):
     text that is too long is refused. `input_type` puts the model's prompt for that use before each text."""
 
     refused: ClassVar[Mapping[str, Refusal]] = {
-        "images": Refusal("images are not supported: the model reads text alone; leave images out.")
+        "images": Refusal("images are not supported here; send a picture as a message to /v1/embeddings.")
     }
 
     model: str | None = None
