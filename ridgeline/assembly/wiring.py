@@ -506,7 +506,7 @@ def _pictures(config: LLMConfig, wiring: Wiring) -> dict[str, Any]:
         "vectors_kept": vectors_kept(sizes),
         "patch_cost": tower.patch_flops / flops,
         "most_patches": patches_at_once(sizes, tower),
-        "view_side": 0 if tower.grid is None or tower.grid.resized or tower.grid.axes else tower.grid.side,
+        "view_side": 0 if tower.grid is None or tower.grid.any_shape else tower.grid.side,
         "both_ways": wiring.model.both_ways,
         "most_together": 0 if wiring.model.both_ways is None else _most_together(config, wiring, wiring.model),
         "picture_patches": tower.tiles * tower.side**2 if isinstance(tower, TiledTowerSpec) else 0,

@@ -22,7 +22,7 @@ from ridgeline.core.specs.queries import QueriesSpec
 from ridgeline.core.specs.tower import GridSpec, TowerSpec
 from ridgeline.models.clip import vit_layers
 from ridgeline.models.config import Config, head_width
-from ridgeline.models.names import named
+from ridgeline.models.names import named, square_patches
 from ridgeline.models.opt import OPT
 from ridgeline.models.wrapped import text_weights
 
@@ -101,10 +101,9 @@ class Blip2:
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
         assert spec.tower is not None
-        side = round((spec.tower.patch_width // 3) ** 0.5)
         embedded, patch = "vision_model.embeddings", "vision_model.embeddings.patch_embedding"
         found = text_weights(OPT.weights(spec), whole=True) | {
-            "tower.patch.weight": (Source(name=f"{patch}.weight", kernel=(side, side)),),
+            "tower.patch.weight": square_patches(spec.tower, f"{patch}.weight"),
             "tower.patch.bias": (Source(name=f"{patch}.bias"),),
             "tower.class_token": (Source(name=f"{embedded}.class_embedding", row=2),),
             "tower.positions": (Source(name=f"{embedded}.position_embedding", row=1),),

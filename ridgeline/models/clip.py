@@ -5,8 +5,8 @@ from __future__ import annotations
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, NormSpec, Source, WeightMap
 from ridgeline.core.specs.tower import GridSpec, ProjectorSpec, TowerSpec
-from ridgeline.models.config import Config, head_width
-from ridgeline.models.names import named
+from ridgeline.models.config import Config, check_colors, head_width
+from ridgeline.models.names import named, square_patches
 
 DEFAULTS = {
     "hidden_size": 768,
@@ -54,8 +54,7 @@ def vit_layers(config: Config, norm: NormSpec, count: int) -> tuple[LayerSpec, .
 
 def checked_layers(config: Config, layers: int) -> int:
     """Return the number of layers up to the one whose output is taken, if a tower for colors has as many."""
-    if config.integer("num_channels") != 3:
-        raise config.wrong("num_channels", config.integer("num_channels"), "3, as pictures have red, green and blue")
+    check_colors(config)
     if not 0 < layers <= config.integer("num_hidden_layers"):
         raise ModelLoadError(
             f"config.json takes the output of layer {layers} of a tower of {config.integer('num_hidden_layers')}."
@@ -82,9 +81,8 @@ def clip_tower(config: Config, projector: ProjectorSpec, layers: int) -> TowerSp
 
 def clip_weights(tower: TowerSpec, theirs: str) -> WeightMap:
     """Return the weight map of CLIP's tower, whose tensors' names begin so."""
-    side = round((tower.patch_width // 3) ** 0.5)
     found: WeightMap = {
-        "tower.patch.weight": (Source(name=f"{theirs}.embeddings.patch_embedding.weight", kernel=(side, side)),),
+        "tower.patch.weight": square_patches(tower, f"{theirs}.embeddings.patch_embedding.weight"),
         "tower.class_token": (Source(name=f"{theirs}.embeddings.class_embedding"),),
         "tower.positions": (Source(name=f"{theirs}.embeddings.position_embedding.weight"),),
     }

@@ -110,6 +110,10 @@ class Config:
         found._spellings = self._spellings
         return found
 
+    def filled(self, defaults: Mapping[str, Any]) -> Config:
+        """Return the dictionary with defaults for entries that are absent or null."""
+        return Config({**defaults, **{name: value for name, value in self._values.items() if value is not None}})
+
     def wrong(self, name: str, value: object, want: str) -> ModelLoadError:
         """Return the error that an entry has this value, under the name that the file has for it."""
         return wrong(self.spelled(name), value, want)
@@ -217,6 +221,12 @@ def head_width(config: Config, width: str, heads: str) -> int:
     if total % count:
         raise ModelLoadError(f"config.json has {width} {total}, which its {count} heads do not divide; see {heads}.")
     return total // count
+
+
+def check_colors(config: Config, name: str = "num_channels") -> None:
+    """Raise ModelLoadError for a tower whose pictures have another number of colors than 3."""
+    if (count := config.integer(name)) != 3:
+        raise config.wrong(name, count, "3, as pictures have red, green and blue")
 
 
 def checkpoint_dtype(config: Config) -> str:

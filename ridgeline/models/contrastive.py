@@ -118,7 +118,7 @@ class SiglipEmbedder:
     def spec(cls, config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config)
         text, vision = (values.section(f"{kind}_config") for kind in ("text", "vision"))
-        text = Config({**SIGLIP_TEXT, **{name: value for name, value in text.entries.items() if value is not None}})
+        text = text.filled(SIGLIP_TEXT)
         tower = cls.tower(vision)
         width = text.integer("projection_size" if "projection_size" in text else "hidden_size")
         if width != tower.width:
@@ -172,7 +172,7 @@ class Siglip2Embedder(SiglipEmbedder):
         if side**2 != count:
             raise own.wrong("num_patches", count, "a square number, as positions lie in a square")
         tower = SiglipEmbedder.tower(own.changed(image_size=side * own.integer("patch_size")))
-        return replace(tower, grid=GridSpec(side=side, resized=True, smooth=True))
+        return replace(tower, grid=GridSpec(side=side, fit="means"))
 
     @classmethod
     def weights(cls, spec: ModelSpec) -> WeightMap:

@@ -14,18 +14,12 @@ DEFAULTS = {
     "target_bandwidths": [1.5, 3.0, 6.0, 12.0, 24.0],
     "sampling_rate": 24000,
     "audio_channels": 1,
-    "hidden_size": 128,
-    "num_filters": 32,
     "num_residual_layers": 1,
     "upsampling_ratios": [8, 5, 4, 2],
     "norm_type": "weight_norm",
-    "kernel_size": 7,
-    "last_kernel_size": 7,
-    "residual_kernel_size": 3,
     "dilation_growth_rate": 2,
     "use_causal_conv": True,
     "pad_mode": "reflect",
-    "compress": 2,
     "num_lstm_layers": 2,
     "trim_right_ratio": 1.0,
     "codebook_size": 1024,
@@ -46,24 +40,19 @@ class CodecSpec:
     """A codec: convolutions that halve the rate by `ratios` from the last to the first, an LSTM, and codebooks, each of
     which holds what those before it left over.
 
-    rate: samples a second. width: numbers of a frame. filters: channels of the first convolution.
-    kernel, last_kernel, residual_kernel: taps of convolutions. residuals: blocks at each rate. growth: of the distance
-        between the taps of each further block. narrowing: a block's channels between its convolutions are so many times
-        fewer. shortcut: a block's input passes a convolution too.
+    Taps and channels of convolutions are those of the weights.
+
+    rate: samples a second.
+    residuals: blocks at each rate. growth: of the distance between the taps of each further block. shortcut: a block's
+        input passes a convolution too.
     lstm_layers: of the LSTM at the lowest rate. codes: vectors of a codebook.
     bandwidths: that encoders may be asked for, in 1,000 bits a second.
     """
 
     rate: int
-    width: int
-    filters: int
     ratios: tuple[int, ...]
-    kernel: int
-    last_kernel: int
-    residual_kernel: int
     residuals: int
     growth: int
-    narrowing: int
     shortcut: bool
     lstm_layers: int
     codes: int
@@ -103,15 +92,9 @@ def codec_spec(config: Mapping[str, Any]) -> CodecSpec:
         raise values.wrong("codebook_size", size, "a power of 2")
     return CodecSpec(
         rate=values.integer("sampling_rate"),
-        width=values.integer("hidden_size"),
-        filters=values.integer("num_filters"),
         ratios=tuple(Config({"ratio": each}).integer("ratio") for each in ratios),
-        kernel=values.integer("kernel_size"),
-        last_kernel=values.integer("last_kernel_size"),
-        residual_kernel=values.integer("residual_kernel_size"),
         residuals=values.integer("num_residual_layers"),
         growth=values.integer("dilation_growth_rate"),
-        narrowing=values.integer("compress"),
         shortcut=values.boolean("use_conv_shortcut"),
         lstm_layers=values.integer("num_lstm_layers"),
         codes=size,

@@ -164,7 +164,7 @@ def _tower(vision: Config, outputs: int) -> TowerSpec:
         patch_width=3 * patch**2,
         layers=(layer,) * vision.integer("num_hidden_layers"),
         projector=projector,
-        grid=GridSpec(side=vision.integer("position_embedding_size"), axes=True),
+        grid=GridSpec(side=vision.integer("position_embedding_size"), fit="axes"),
         rope=attention.rope,
     )
 

@@ -17,7 +17,7 @@ from ridgeline.core.specs.model import (
     WeightMap,
 )
 from ridgeline.core.specs.tower import GatedProjectorSpec, GridSpec, TowerSpec
-from ridgeline.models.config import Config
+from ridgeline.models.config import Config, check_colors
 from ridgeline.models.glm4 import Glm4
 from ridgeline.models.glm4_moe import Glm4Moe
 from ridgeline.models.llama import changed
@@ -127,8 +127,7 @@ def _tower(config: Mapping[str, Any], outputs: int) -> TowerSpec:
         raise vision.wrong("num_heads", heads, f"so many that heads of a width of {width} have a multiple of 4")
     if (own := vision.integer("out_hidden_size")) != outputs:
         raise vision.wrong("out_hidden_size", own, f"the text model's {outputs}")
-    if vision.integer("in_channels") != 3:
-        raise vision.wrong("in_channels", vision.integer("in_channels"), "3, as pictures have red, green and blue")
+    check_colors(vision, "in_channels")
     norm, activation = NormSpec(eps=vision.number("rms_norm_eps")), vision.activation("hidden_act")
     rope = RopeSpec(theta=vision.number("rope_theta"), rotary_dim=width // heads)
     attention = AttentionSpec(
@@ -149,7 +148,7 @@ def _tower(config: Mapping[str, Any], outputs: int) -> TowerSpec:
         patch_bias=True,
         patch_norm=norm,
         layers=(layer,) * vision.integer("depth"),
-        grid=GridSpec(side=vision.integer("image_size") // patch, resized=True, cubic=True),
+        grid=GridSpec(side=vision.integer("image_size") // patch, fit="cubic"),
         rope=rope,
         final_norm=norm,
         projector=GatedProjectorSpec(

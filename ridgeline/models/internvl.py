@@ -10,9 +10,9 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.model import ModelSpec, NormSpec, Source, WeightMap
 from ridgeline.core.specs.tower import GridSpec, ProjectorSpec, TowerSpec
 from ridgeline.models.clip import vit_layers
-from ridgeline.models.config import Config, wrong
+from ridgeline.models.config import Config, check_colors, wrong
 from ridgeline.models.llama import decoder_weights
-from ridgeline.models.names import named
+from ridgeline.models.names import named, square_patches
 from ridgeline.models.qwen2 import Qwen2
 from ridgeline.models.qwen3 import Qwen3
 from ridgeline.models.wrapped import text_config, text_weights
@@ -77,9 +77,9 @@ class InternVL3:
     def weights(spec: ModelSpec) -> WeightMap:
         tower = spec.tower
         assert tower is not None
-        side, inner = round((tower.patch_width // 3) ** 0.5), "vision_tower.embeddings"
+        inner = "vision_tower.embeddings"
         found: WeightMap = {
-            "tower.patch.weight": (Source(name=f"{inner}.patch_embeddings.projection.weight", kernel=(side, side)),),
+            "tower.patch.weight": square_patches(tower, f"{inner}.patch_embeddings.projection.weight"),
             "tower.patch.bias": (Source(name=f"{inner}.patch_embeddings.projection.bias"),),
             "tower.class_token": (Source(name=f"{inner}.cls_token", row=2),),
             "tower.positions": (Source(name=f"{inner}.position_embeddings", row=1),),
@@ -100,13 +100,11 @@ class InternVL3:
 
 
 def _tower(vision: Config, projector: ProjectorSpec) -> TowerSpec:
-    entries = {name: value for name, value in vision.entries.items() if value is not None}
+    config = vision.filled({**ALWAYS, **TOWER})
     for name, value in ALWAYS.items():
-        if (found := entries.get(name, value)) != value:
+        if (found := config.raw(name)) != value:
             raise wrong(name, found, f"{value!r} in the vision_config of InternVL")
-    config = Config({**TOWER, **entries})
-    if config.integer("num_channels") != 3:
-        raise config.wrong("num_channels", config.integer("num_channels"), "3, as pictures have red, green and blue")
+    check_colors(config)
     patch, picture = (_side(config, name) for name in ("patch_size", "image_size"))
     if picture % (2 * patch):
         raise ModelLoadError(

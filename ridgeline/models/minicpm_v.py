@@ -57,7 +57,7 @@ class MiniCPMV:
 
 
 def _tower(vision: Config, behind: int, outputs: int) -> TowerSpec:
-    config = Config({**SIGLIP_DEFAULTS, **{name: value for name, value in vision.entries.items() if value is not None}})
+    config = vision.filled(SIGLIP_DEFAULTS)
     if (kernel := config.raw("window_kernel_size")) not in (None, [2, 2], (2, 2)):
         raise config.wrong("window_kernel_size", kernel, "[2, 2]")
     width = config.integer("hidden_size")
@@ -77,4 +77,4 @@ def _tower(vision: Config, behind: int, outputs: int) -> TowerSpec:
     )
     middle = MiddleMerge(behind=behind, layer=replace(first, feed_forward=ABSENT), projector=squares)
     assert tower.grid is not None
-    return replace(tower, grid=replace(tower.grid, resized=True, nearest=True), middle=middle)
+    return replace(tower, grid=replace(tower.grid, fit="nearest"), middle=middle)

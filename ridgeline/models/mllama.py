@@ -14,14 +14,13 @@ from ridgeline.core.specs.model import (
     MLPSpec,
     ModelSpec,
     NormSpec,
-    Source,
     WeightMap,
 )
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import ProjectorSpec
-from ridgeline.models.config import Config, head_width, wrong
+from ridgeline.models.config import Config, check_colors, head_width, wrong
 from ridgeline.models.llama import Llama, decoder_weights
-from ridgeline.models.names import named, single
+from ridgeline.models.names import named, single, square_patches
 from ridgeline.models.wrapped import text_config, text_weights
 
 TEXT: dict[str, Any] = {  # what text_config leaves out
@@ -132,8 +131,7 @@ def _with_crossing(spec: ModelSpec, crossing: object, keys: int) -> tuple[LayerS
 
 
 def _tower(vision: Config, outputs: int) -> TiledTowerSpec:
-    if vision.integer("num_channels") != 3:
-        raise vision.wrong("num_channels", vision.integer("num_channels"), "3, as pictures have red, green and blue")
+    check_colors(vision)
     width, tiles, patch = vision.integer("hidden_size"), vision.integer("max_num_tiles"), vision.integer("patch_size")
     heads, head_dim = vision.integer("attention_heads"), head_width(vision, "hidden_size", "attention_heads")
     attention = AttentionSpec(
@@ -174,10 +172,7 @@ def _tower(vision: Config, outputs: int) -> TiledTowerSpec:
 
 
 def _tower_weights(tower: TiledTowerSpec) -> WeightMap:
-    side = round((tower.patch_width // 3) ** 0.5)
-    found: WeightMap = {
-        "tower.patch.weight": (Source(name="vision_model.patch_embedding.weight", kernel=(side, side)),)
-    }
+    found: WeightMap = {"tower.patch.weight": square_patches(tower, "vision_model.patch_embedding.weight")}
     found |= single("tower", "vision_model", TABLES)
     found |= named("tower", "vision_model", {"embed_norm": "layernorm_pre", "final_norm": "layernorm_post"}, bias=True)
     for name, stored, layers in (

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ridgeline.core.specs.mamba import Mamba2Spec, MambaSpec
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
+from ridgeline.core.specs.tower import TowerSpec
 
 LONGEST_CONV = 1024  # inputs of a convolution's output: far more than any model has
 
@@ -42,6 +43,12 @@ def mamba2(ours: str, theirs: str, spec: Mamba2Spec) -> WeightMap:
     if spec.norm is not None:
         found |= named(ours, theirs, {"norm": "norm"})
     return found | single(ours, theirs, {"rate.log": "A_log", "dt_bias": "dt_bias", "skip": "D"})
+
+
+def square_patches(tower: TowerSpec, name: str) -> tuple[Source]:
+    """Return the tensor called `name`, a convolution over squares of pixels, as the map of a tower's patches."""
+    side = round((tower.patch_width // 3) ** 0.5)
+    return (Source(name=name, kernel=(side, side)),)
 
 
 def single(ours: str, theirs: str, names: Mapping[str, str]) -> WeightMap:

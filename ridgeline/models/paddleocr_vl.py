@@ -77,7 +77,7 @@ def _tied(values: Config, text: Config) -> bool:
 
 
 def _tower(vision: Config, outputs: int) -> TowerSpec:
-    config = Config({**TOWER, **{name: value for name, value in vision.entries.items() if value is not None}})
+    config = vision.filled(TOWER)
     width, merge = config.integer("hidden_size"), config.integer("spatial_merge_size")
     projector = ProjectorSpec(
         outputs=outputs, merge=merge, norm=NormSpec(kind="layer", eps=1e-5), hidden=width * merge**2
@@ -92,4 +92,4 @@ def _tower(vision: Config, outputs: int) -> TowerSpec:
     tower = siglip_tower(config, projector)
     layers = tuple(replace(each, mixer=replace(each.attention, rope=rope)) for each in tower.layers)
     assert tower.grid is not None
-    return replace(tower, layers=layers, rope=rope, grid=replace(tower.grid, resized=True))
+    return replace(tower, layers=layers, rope=rope, grid=replace(tower.grid, fit="corners"))

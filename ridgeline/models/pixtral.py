@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, NormSpec, RopeSpec, Source, WeightMap
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, NormSpec, RopeSpec, WeightMap
 from ridgeline.core.specs.tower import ProjectorSpec, TowerSpec
-from ridgeline.models.config import Config, head_width
-from ridgeline.models.names import named
+from ridgeline.models.config import Config, check_colors, head_width
+from ridgeline.models.names import named, square_patches
 
 DEFAULTS = {
     "hidden_size": 1024,
@@ -31,9 +31,8 @@ LAYER = {
 
 def pixtral_tower(vision: Config, projector: ProjectorSpec) -> TowerSpec:
     """Return the tower, whose last layer's output is projected."""
-    config = Config({**DEFAULTS, **{name: value for name, value in vision.entries.items() if value is not None}})
-    if config.integer("num_channels") != 3:
-        raise config.wrong("num_channels", config.integer("num_channels"), "3, as pictures have red, green and blue")
+    config = vision.filled(DEFAULTS)
+    check_colors(config)
     head_dim = head_width(config, "hidden_size", "num_attention_heads")
     if head_dim % 4:
         raise ModelLoadError(
@@ -60,8 +59,7 @@ def pixtral_tower(vision: Config, projector: ProjectorSpec) -> TowerSpec:
 
 def pixtral_weights(tower: TowerSpec, theirs: str) -> WeightMap:
     """Return the weight map of the tower, whose tensors' names begin so."""
-    side = round((tower.patch_width // 3) ** 0.5)
-    found: WeightMap = {"tower.patch.weight": (Source(name=f"{theirs}.patch_conv.weight", kernel=(side, side)),)}
+    found: WeightMap = {"tower.patch.weight": square_patches(tower, f"{theirs}.patch_conv.weight")}
     found |= named("tower", theirs, {"embed_norm": "ln_pre"})
     for index in range(len(tower.layers)):
         found |= named(f"tower.layers.{index}", f"{theirs}.transformer.layers.{index}", LAYER)

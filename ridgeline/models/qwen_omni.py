@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ridgeline.core.specs.listener import ListenerSpec
+from ridgeline.core.specs.listener import LONGEST_SOUND, ListenerSpec
 from ridgeline.core.specs.model import ModelSpec, Sines, Source, WeightMap
 from ridgeline.core.specs.stem import HALVINGS, TAPS, GridStem
 from ridgeline.kernels.base.sounds import HOP, RATE
@@ -33,24 +33,19 @@ MERGERS_3 = {
     ".linear_fc2.": ".mlp.2.",
 }
 LISTENER = "audio_tower"
-LONGEST = 300 * RATE // HOP  # frames of a sound
+LONGEST = LONGEST_SOUND * RATE // HOP  # frames of a sound
 
 
 class Qwen2_5OmniThinker:
-    """The thinker by itself. within: the beginning of its tensors' names."""
+    """The thinker by itself, or in a checkpoint with all parts. within: the beginning of its tensors' names."""
 
     name: ClassVar[str] = "Qwen2_5OmniThinkerForConditionalGeneration"
     within: ClassVar[str] = ""
     others: ClassVar[tuple[str, ...]] = ()
 
-    @staticmethod
-    def thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the thinker's part of a config."""
-        return config
-
     @classmethod
     def spec(cls, config: Mapping[str, Any]) -> ModelSpec:
-        values = Config(cls.thinker(config))
+        values = Config(config).section("thinker_config", required=True) if cls.within else Config(config)
         own = cls.seeing(values.entries)
         listener = cls.listener(values.section("audio_config", required=True))
         if listener.outputs != own.hidden_size:
@@ -96,10 +91,6 @@ class Qwen2_5Omni(Qwen2_5OmniThinker):
     name = "Qwen2_5OmniForConditionalGeneration"
     within = "thinker."
     others = ("talker.", "token2wav.")
-
-    @staticmethod
-    def thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        return Config(config).section("thinker_config", required=True).entries
 
 
 class Qwen2_5OmniModel(Qwen2_5Omni):
@@ -166,10 +157,6 @@ class Qwen3Omni(Qwen3OmniThinker):
     name = "Qwen3OmniMoeForConditionalGeneration"
     within = "thinker."
     others = ("talker.", "code2wav.")
-
-    @staticmethod
-    def thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        return Config(config).section("thinker_config", required=True).entries
 
 
 def _sines(listener: ListenerSpec) -> Sines:

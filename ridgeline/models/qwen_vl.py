@@ -22,7 +22,7 @@ from ridgeline.core.specs.model import (
     WeightMap,
 )
 from ridgeline.core.specs.tower import GridSpec, ProjectorSpec, TowerSpec
-from ridgeline.models.config import Config, wrong
+from ridgeline.models.config import Config, check_colors, wrong
 from ridgeline.models.experts import expert_weights
 from ridgeline.models.llama import changed, decoder_weights
 from ridgeline.models.names import named
@@ -170,7 +170,7 @@ def qwen3_tower(config: Mapping[str, Any], text: ModelSpec) -> TowerSpec:
     return replace(
         _tower(vision, width, norm, mlp, merger),
         patch_bias=True,
-        grid=GridSpec(side=side, resized=True),
+        grid=GridSpec(side=side, fit="corners"),
         deep=deep,
         deep_projector=replace(merger, norm_merged=True) if deep else None,
     )
@@ -219,8 +219,7 @@ def _tower(vision: Config, width: int, norm: NormSpec, mlp: MLPSpec, merger: Pro
     heads = vision.integer("num_heads")
     if width % heads or (width // heads) % 4:
         raise vision.wrong("num_heads", heads, f"so many that heads of a width of {width} have a multiple of 4")
-    if vision.integer("in_channels") != 3:
-        raise vision.wrong("in_channels", vision.integer("in_channels"), "3, as pictures have red, green and blue")
+    check_colors(vision, "in_channels")
     head_dim = width // heads
     rope = RopeSpec(theta=vision.number("rope_theta"), rotary_dim=head_dim)
     attention = AttentionSpec(

@@ -9,7 +9,7 @@ from ridgeline.core.specs.model import NormSpec, Source, WeightMap
 from ridgeline.core.specs.tower import GridSpec, ProjectorSpec, TowerSpec
 from ridgeline.models.clip import LAYER, checked_layers, vit_layers
 from ridgeline.models.config import Config
-from ridgeline.models.names import named
+from ridgeline.models.names import named, square_patches
 
 DEFAULTS = {
     "hidden_size": 768,
@@ -28,7 +28,7 @@ def siglip_tower(
     vision: Config, projector: ProjectorSpec, layers: int | None = None, defaults: Mapping[str, Any] = DEFAULTS
 ) -> TowerSpec:
     """Return the tower up to one of its layers. layers: their number; None: all, and the norm behind them."""
-    config = Config({**defaults, **{name: value for name, value in vision.entries.items() if value is not None}})
+    config = vision.filled(defaults)
     count = checked_layers(config, config.integer("num_hidden_layers") if layers is None else layers)
     patch, side = config.integer("patch_size"), config.integer("image_size")
     norm = NormSpec(kind="layer", eps=config.number("layer_norm_eps"))
@@ -45,9 +45,9 @@ def siglip_tower(
 
 def siglip_weights(tower: TowerSpec, theirs: str) -> WeightMap:
     """Return the weight map of the tower, whose tensors' names begin so."""
-    side, inner = round((tower.patch_width // 3) ** 0.5), f"{theirs}.embeddings"
+    inner = f"{theirs}.embeddings"
     found: WeightMap = {
-        "tower.patch.weight": (Source(name=f"{inner}.patch_embedding.weight", kernel=(side, side)),),
+        "tower.patch.weight": square_patches(tower, f"{inner}.patch_embedding.weight"),
         "tower.patch.bias": (Source(name=f"{inner}.patch_embedding.bias"),),
         "tower.positions": (Source(name=f"{inner}.position_embedding.weight"),),
     }

@@ -164,7 +164,7 @@ def least_seconds(bench: PictureBench, side: int, requests: int, tokens: int) ->
 def measured(bench: PictureBench, a: Any) -> Iterator[dict[str, Any]]:
     """Yield a line for each size of pictures."""
     grid = bench.tower.grid
-    sides = a.sides if grid is None or grid.resized else [grid.side * bench.patching.rows]
+    sides = a.sides if grid is None or grid.any_shape else [grid.side * bench.patching.rows]
     for side in sides:
         for seed in (-1, -2):
             bench.first(bench.request(side, seed % 2**31, 4))

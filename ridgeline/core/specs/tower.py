@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ridgeline.core.specs.model import Activation, LayerSpec, MLPSpec, NormSpec, Product, RopeSpec
 
@@ -107,21 +108,21 @@ class PoolerSpec:
 class GridSpec:
     """A learned table of positions, one for each cell of a square grid of side x side patches.
 
-    resized: views of other shapes get values between those of the grid, whose corners lie on the view's corners
-        (bilinear). Otherwise every view has the grid's own shape.
-    smooth: the cells' edges lie on the view's instead, and a value is the mean of all cells that it covers.
-    axes: there is no grid but two tables of `side` rows, one for columns and one for lines, whose rows are added up.
-        Views have any shape.
-    nearest: the cells' edges lie on the view's, and a patch takes the value of the cell that its corner lies in.
-    cubic: the same edges, and values of a bicubic curve through 4 x 4 cells.
+    fit: how patches of a view get them. "own": every view has the grid's own shape. "corners": values lie between those
+        of the grid, whose corners lie on the view's corners (bilinear). "means": the cells' edges lie on the view's
+        instead, and a value is the mean of all cells that it covers. "nearest": the same edges, and a patch takes the
+        value of the cell that its corner lies in. "cubic": the same edges, and values of a bicubic curve through 4 x 4
+        cells. "axes": there is no grid but two tables of `side` rows, one for columns and one for lines, whose rows are
+        added up.
     """
 
     side: int
-    resized: bool = False
-    smooth: bool = False
-    axes: bool = False
-    nearest: bool = False
-    cubic: bool = False
+    fit: Literal["own", "corners", "means", "nearest", "cubic", "axes"] = "own"
+
+    @property
+    def any_shape(self) -> bool:
+        """True if views have any shape."""
+        return self.fit != "own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +213,7 @@ class TowerSpec:
         """Rows of the table of positions."""
         if self.grid is None:
             return 0
-        return 2 * self.grid.side if self.grid.axes else self.grid.side**2 + self.class_token
+        return 2 * self.grid.side if self.grid.fit == "axes" else self.grid.side**2 + self.class_token
 
     @property
     def projectors(self) -> Iterator[ProjectorSpec]:

@@ -36,8 +36,6 @@ from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.layers.rotary import inverse_frequencies
-from ridgeline.parallel.axis import ALONE
-from ridgeline.parallel.mesh import Mesh
 
 
 class Projector(nn.Module):
@@ -92,7 +90,7 @@ class SquareMerger(nn.Module):
         """Return one row for each square: [T / squares, W]."""
         count = self.spec.projector.merge**2
         squares = PackedViews(self.ops, PackedRows.of(np.full(len(x_TW) // count, count)))
-        x_TW = _summed(*self.layer(x_TW, None, torch.arange(len(x_TW), device=x_TW.device), squares, None))
+        x_TW = summed(*self.layer(x_TW, None, torch.arange(len(x_TW), device=x_TW.device), squares, None))
         return self.projector(x_TW) + x_TW.unflatten(0, (-1, count)).mean(1)
 
 
@@ -101,13 +99,13 @@ class Tower(nn.Module):
 
     def __init__(self, spec: TowerSpec, build: Build) -> None:
         super().__init__()
-        build = replace(build, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={})
+        build = build.undivided()
         self.spec, self.ops, self.dtype = spec, build.ops, build.dtype
         self.patch = Linear(spec.patch_width, (spec.width,), spec.patch_bias, build.within("patch"))
         self.class_token = build.parameter(spec.width) if spec.class_token else None
         self.positions: nn.Parameter | None = None
         if spec.grid is not None:
-            shape = (2, spec.grid.side) if spec.grid.axes else (spec.rows,)
+            shape = (2, spec.grid.side) if spec.grid.fit == "axes" else (spec.rows,)
             self.positions = build.parameter(*shape, spec.width)
         self.patch_norm = None if spec.patch_norm is None else Norm(spec.patch_norm, spec.width, build)
         self.embed_norm = None if spec.embed_norm is None else Norm(spec.embed_norm, spec.width, build)
@@ -153,15 +151,15 @@ class Tower(nn.Module):
             state = whole if index in spec.whole or not spec.window else near
             x_TW, residual_TW = layer(x_TW, residual_TW, positions_T, state, None)
             if self.middle is not None and index == self.middle.spec.behind:
-                x_TW, residual_TW = self.middle(_summed(x_TW, residual_TW)), None
+                x_TW, residual_TW = self.middle(summed(x_TW, residual_TW)), None
                 near = whole = PackedViews(
                     self.ops, PackedRows.of(frames(grids) // self.middle.spec.projector.merge**2)
                 )
                 positions_T = positions_T[: len(x_TW)]
             if index in spec.deep:
-                x_TW, residual_TW = _summed(x_TW, residual_TW), None
+                x_TW, residual_TW = summed(x_TW, residual_TW), None
                 deep.append(self.deep[spec.deep.index(index)](x_TW))
-        x_TW = _summed(x_TW, residual_TW) if self.final_norm is None else self.final_norm(x_TW, residual_TW)[0]
+        x_TW = summed(x_TW, residual_TW) if self.final_norm is None else self.final_norm(x_TW, residual_TW)[0]
         if isinstance(self.projector, QueryProjector):
             return self.projector(x_TW, len(grids))
         if self.pooler is not None:
@@ -203,25 +201,26 @@ class Tower(nn.Module):
         """Return the learned positions of all patches: [T, W]."""
         assert self.positions is not None
         assert self.spec.grid is not None
-        if self.spec.grid.axes:
+        side, fit = self.spec.grid.side, self.spec.grid.fit
+        if fit == "axes":
             row_T, column_T = torch.from_numpy(places(grids, self.spec.projector.merge)).to(self.positions.device)
             return self.positions[0, column_T] + self.positions[1, row_T]
-        if not self.spec.grid.resized:
+        if fit == "own":
             rows, columns = places(grids[:1], self.spec.merge)
-            order = self.spec.class_token + rows * self.spec.grid.side + columns
+            order = self.spec.class_token + rows * side + columns
             order = np.concatenate([np.arange(self.spec.class_token), order])
             return self.positions[torch.from_numpy(order).to(self.positions.device)].repeat(len(grids), 1)
         own = []
         for grid in grids:
-            if self.spec.grid.smooth:
+            if fit == "means":
                 own.append(self._smoothed(grid))
                 continue
-            if self.spec.grid.nearest:
-                cells_T = torch.from_numpy(nearest(grid, self.spec.merge, self.spec.grid.side))
+            if fit == "nearest":
+                cells_T = torch.from_numpy(nearest(grid, self.spec.merge, side))
                 own.append(self.positions[cells_T.to(self.positions.device)])
                 continue
-            near = cubic if self.spec.grid.cubic else corners
-            cells, weights = near(Grid(1, grid.rows, grid.columns), self.spec.merge, self.spec.grid.side)
+            near = cubic if fit == "cubic" else corners
+            cells, weights = near(Grid(1, grid.rows, grid.columns), self.spec.merge, side)
             cells_KT = torch.from_numpy(cells).to(self.positions.device)
             weights_KT = torch.from_numpy(weights).to(self.positions.device)
             each_TW = (self.positions[cells_KT].float() * weights_KT[..., None]).sum(0).to(self.dtype)
@@ -243,7 +242,7 @@ class Tower(nn.Module):
         return np.arange(sum(counts)) + np.repeat(np.arange(1, len(counts) + 1), counts)
 
 
-def _summed(x_TW: Tensor, residual_TW: Tensor | None) -> Tensor:
+def summed(x_TW: Tensor, residual_TW: Tensor | None) -> Tensor:
     return x_TW if residual_TW is None else x_TW + residual_TW
 
 
