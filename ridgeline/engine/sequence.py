@@ -48,14 +48,14 @@ class Sequence:
     verify. trials: how many of its drafts were right, and how many were tried, the newest most. undrafted: tokens
     since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
     it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
-    leaves behind. heard: how many tokens of its encoder input, the first
-    ones, the cache held when it was admitted. crossed: where the keys of its pictures lie, if layers of cross attention
-    see them. encoded: the tokens of its encoder input, or the places of these keys. last_plan: newest plan
-    that may name it, kept when it leaves a slot: it may not be planned again before that plan has retired, since a late
-    token may still arrive. overtaken: how many requests have started before it that came later. tenant: its place in
-    the policy's list of tenants. text: its tokens up to when they were last looked through. companion: of a guided
-    request, the sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only
-    its leader is known as a request, whose status, order and times stand for both.
+    leaves behind. heard: how many tokens of its encoder input, the first ones, the cache held when it was admitted.
+    crossed: where the keys of its pictures lie, if layers of cross attention see them. encoded: the tokens of its
+    encoder input, or the places of these keys. last_plan: newest plan that may name it, kept when it leaves a slot: it
+    may not be planned again before that plan has retired, since a late token may still arrive. overtaken: how many
+    requests have started before it that came later. tenant: its place in the policy's list of tenants. text: its tokens
+    up to when they were last looked through. companion: of a guided request, the sequence with which its scores are
+    compared; it runs in the same plans and takes the same tokens. Only its leader is known as a request, whose status,
+    order and times stand for both.
     """
 
     __slots__ = (

@@ -8,6 +8,8 @@ All of it is arithmetic from the models' specs, for weights and caches of 2 byte
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 from ridgeline.core.specs.model import CrossAttentionSpec, ModelSpec
@@ -16,16 +18,7 @@ from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.models import model_config
 
 DTYPE = "bfloat16"
-LLAVA: dict[str, Any] = {  # LLaVA-1.5-7B
-    "architectures": ["LlavaForConditionalGeneration"],
-    "text_config": {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096},
-    "vision_config": {
-        "model_type": "clip_vision_model",
-        **{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
-        **{"image_size": 336, "patch_size": 14},
-    },
-    "vision_feature_layer": -2,
-}
+LLAVA = Path(__file__).parents[2] / "benchmarks" / "models" / "llava-1.5-7b" / "config.json"
 MLLAMA: dict[str, Any] = {  # Llama-3.2-11B-Vision
     "architectures": ["MllamaForConditionalGeneration"],
     "text_config": {},
@@ -91,7 +84,7 @@ def main() -> None:
     parser.add_argument("--text", type=int, default=64)
     asked = parser.parse_args()
     both = [
-        merged(model_config(LLAVA).spec, asked.text),
+        merged(model_config(json.loads(LLAVA.read_text(encoding="utf-8"))).spec, asked.text),
         crossed(model_config(MLLAMA).spec, asked.tiles, asked.text),
     ]
     print(f"| one picture, {asked.text} tokens of text | LLaVA-1.5-7B | Llama-3.2-11B-Vision, {asked.tiles} tiles |")

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 Values = dict[str, Any]
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "models"
 
-LLAVA_1_5_7B: Values = {
-    "architectures": ["LlavaForConditionalGeneration"],
-    "model_type": "llava",
-    "torch_dtype": "float16",
-    "image_token_index": 32000,
-    "projector_hidden_act": "gelu",
-    "tie_word_embeddings": False,
-    "text_config": {
-        "architectures": ["LlamaForCausalLM"],
-        "max_position_embeddings": 4096,
-        "model_type": "llama",
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 32064,
-    },
-    "vision_config": {
-        "hidden_size": 1024,
-        "image_size": 336,
-        "intermediate_size": 4096,
-        "model_type": "clip_vision_model",
-        "num_attention_heads": 16,
-        "num_hidden_layers": 24,
-        "patch_size": 14,
-        "projection_dim": 768,
-        "vocab_size": 32000,
-    },
-    "vision_feature_layer": -2,
-    "vision_feature_select_strategy": "default",
-}
+
+def measured(name: str) -> Values:
+    """Return the config of a model whose shape benchmarks have."""
+    found: Values = json.loads((MEASURED / name / "config.json").read_text(encoding="utf-8"))
+    return found
+
+
+LLAVA_1_5_7B = measured("llava-1.5-7b")
 
 LLAVA_1_6_MISTRAL_7B: Values = {
     **LLAVA_1_5_7B,
@@ -81,18 +64,7 @@ QWEN2_VL_7B: Values = {
     **_QWEN2_7B,
     "vision_config": {**_QWEN_TOWER, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4},
 }
-QWEN2_5_VL_7B: Values = {
-    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-    "model_type": "qwen2_5_vl",
-    "max_position_embeddings": 128000,
-    **_QWEN,
-    **_QWEN2_7B,
-    "vision_config": {
-        **_QWEN_TOWER,
-        **{"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584, "hidden_act": "silu"},
-        **{"window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2},
-    },
-}
+QWEN2_5_VL_7B = measured("qwen2.5-vl-7b")
 GEMMA_3_4B: Values = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "model_type": "gemma3",
@@ -136,17 +108,7 @@ _QWEN3_TOWER: Values = {
     **{"hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]},
     "in_channels": 3,
 }
-QWEN3_VL_8B: Values = {
-    "architectures": ["Qwen3VLForConditionalGeneration"],
-    "model_type": "qwen3_vl",
-    "tie_word_embeddings": False,
-    "text_config": {
-        **_QWEN3_TEXT,
-        **{"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_key_value_heads": 8},
-        **{"dtype": "bfloat16", "model_type": "qwen3_vl_text"},
-    },
-    "vision_config": {**_QWEN3_TOWER, "out_hidden_size": 4096},
-}
+QWEN3_VL_8B = measured("qwen3-vl-8b")
 QWEN3_VL_30B_A3B: Values = {
     "architectures": ["Qwen3VLMoeForConditionalGeneration"],
     "model_type": "qwen3_vl_moe",

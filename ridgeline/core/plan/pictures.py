@@ -21,6 +21,7 @@ class EncoderFigures(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, other: EncoderFigures) -> EncoderFigures:
+        """Return the work of both."""
         return EncoderFigures(
             self.pictures + other.pictures, self.patches + other.patches, self.seconds + other.seconds
         )
@@ -61,6 +62,7 @@ class Pixels:
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of all pixels, wherever they lie."""
         return 3 * self.height * self.width
 
     @property

@@ -32,6 +32,7 @@ class HeardSound:
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of all samples."""
         return len(self.samples)
 
     @property

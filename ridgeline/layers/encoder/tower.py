@@ -243,6 +243,7 @@ class Tower(nn.Module):
 
 
 def summed(x_TW: Tensor, residual_TW: Tensor | None) -> Tensor:
+    """Return the sum of a layer's two outputs: [T, W]."""
     return x_TW if residual_TW is None else x_TW + residual_TW
 
 
