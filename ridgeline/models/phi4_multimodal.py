@@ -66,4 +66,4 @@ def _tower(vision: Config, outputs: int, layers: int) -> TowerSpec:
             f"config.json has tiles of {vision.integer('crop_size')} pixels and {tower.grid.side} patches to a side; "
             f"Phi-4's tiles have image_size, and an even number of patches."
         )
-    return replace(tower, grid=replace(tower.grid, resized=True, nearest=True), ends=2, covered=True)
+    return replace(tower, grid=replace(tower.grid, fit="nearest"), ends=2, covered=True)
