@@ -33,7 +33,9 @@ MANY = AttentionCase(
 )
 SLOPED = replace(MANY, alibi=True, softcap=4.0)
 # Biases by distance are T5's, whose contexts are not divided
-ALL = (*(case for case in CASES if not case.distances), MANY, SLOPED, replace(SLOPED, window=None))
+# Models that see pictures are not divided this way
+PLAIN = [case for case in CASES if not case.distances and not case.pictures]
+ALL = (*PLAIN, MANY, SLOPED, replace(SLOPED, window=None))
 
 
 def attended(way: str, ranks: int, case: AttentionCase) -> Tensor:
