@@ -48,7 +48,7 @@ class Recorded(Counts):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(sizes, min_size=1, max_size=25), st.integers(1, 3), st.sampled_from([*RULES]), st.integers(0, 200))
+@given(st.lists(sizes, min_size=1, max_size=25), st.integers(1, 3), st.sampled_from([*RULES]), st.integers(0, 150))
 def test_every_request_ends_once_with_all_its_tokens(
     given_sizes: list[tuple[float, int, int]], replicas: int, routing: str, shared: int
 ) -> None:
