@@ -9,19 +9,18 @@ from typing import Any
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.model import (
     ABSENT,
-    AttentionSpec,
     CrossAttentionSpec,
     LayerSpec,
-    MLPSpec,
     ModelSpec,
     NormSpec,
     Source,
     WeightMap,
+    attention_of,
 )
 from ridgeline.core.specs.queries import QueriesSpec
 from ridgeline.core.specs.tower import GridSpec, TowerSpec
 from ridgeline.models.clip import vit_layers
-from ridgeline.models.config import Config, head_width
+from ridgeline.models.config import Config
 from ridgeline.models.names import named, square_patches
 from ridgeline.models.opt import OPT
 from ridgeline.models.wrapped import text_weights
@@ -136,24 +135,11 @@ def _query_weights(tower: TowerSpec) -> WeightMap:
 
 def _queries(config: Config, queries: int, read: int, outputs: int) -> QueriesSpec:
     """Return the Q-Former. Each of the checkpoint's layers that sees patches is two of ours."""
-    heads, head_dim = config.integer("num_attention_heads"), head_width(config, "hidden_size", "num_attention_heads")
     norm = NormSpec(kind="layer", eps=config.number("layer_norm_eps"))
-    attention = AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        qkv_bias=True,
-        out_bias=True,
-        bidirectional=True,
-    )
-    mlp = MLPSpec(
-        intermediate_size=config.integer("intermediate_size"),
-        activation=config.ungated_activation("hidden_act"),
-        gated=False,
-        bias=True,
-    )
-    alone = LayerSpec(mixer=attention, feed_forward=mlp, norm=norm, norms="around")
+    [alone] = vit_layers(config, norm, 1)
+    alone = replace(alone, norms="around")
+    attention = attention_of(alone.mixer)
+    assert attention is not None
     crossing = replace(attention, bidirectional=False)
     across = replace(alone, mixer=CrossAttentionSpec(attention=crossing, read_width=read))
     pair = (replace(alone, feed_forward=ABSENT), across)
