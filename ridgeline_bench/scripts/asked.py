@@ -50,6 +50,14 @@ def _kind(default: Any) -> dict[str, Any]:
     return {"type": default} if isinstance(default, type) else {"type": type(default), "default": default}
 
 
+def check_counts(given: argparse.Namespace, *names: str) -> None:
+    """Raise InvalidConfig if an option of these, or one of its numbers, is below 1."""
+    for name in names:
+        value = getattr(given, name)
+        if min(value if isinstance(value, list) else [value]) < 1:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+
+
 @contextmanager
 def told() -> Iterator[None]:
     """End the program with exit code 2 and one sentence where what was asked for cannot be done."""

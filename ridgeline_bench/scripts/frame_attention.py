@@ -36,7 +36,7 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline_bench.machine.timing import QUICK, median_seconds
 from ridgeline_bench.results import append_lines
-from ridgeline_bench.scripts.asked import asked, told
+from ridgeline_bench.scripts.asked import asked, check_counts, told
 from ridgeline_bench.svg import Panel, picture
 
 HEAD = 64
@@ -146,9 +146,11 @@ def main() -> None:
         draw=Path, **{"from": Path},
     )  # fmt: skip
     with told():
+        check_counts(given, "frames", "patches", "heads", "window")
         if (stored := getattr(given, "from")) is not None:
             every = map(json.loads, stored.read_text(encoding="utf-8").splitlines())
-            lines = [line for line in every if line.get("workload") == "frame attention"]
+            if not (lines := [line for line in every if line.get("workload") == "frame attention"]):
+                raise InvalidConfig(f"{stored} has no line of attention over frames; give one that --output wrote.")
         else:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

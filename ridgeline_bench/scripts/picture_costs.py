@@ -33,7 +33,7 @@ from ridgeline.perf.roofline import seconds
 from ridgeline.perf.towers import tower_ops
 from ridgeline.simulation.setup import Settings, Setup
 from ridgeline.weights.formats.json_file import read_json
-from ridgeline_bench.scripts.asked import asked, told
+from ridgeline_bench.scripts.asked import asked, check_counts, told
 from ridgeline_bench.svg import Panel
 from ridgeline_bench.svg import picture as drawing
 
@@ -181,6 +181,7 @@ def main() -> None:
     given = asked(__doc__, "models...", sides=list(SIDES), **Beside()._asdict(), gpu="H200", draw=Path)
     beside = Beside(given.text, given.answer, given.batch)
     with told():
+        check_counts(given, "sides", "text", "answer", "batch")
         device, every = find(given.gpu).attained(), list[tuple[Seen, Rows]]()
         for folder in given.models:
             model = read(Path(folder))

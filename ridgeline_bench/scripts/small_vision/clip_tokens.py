@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.results import append_lines
-from ridgeline_bench.scripts.asked import asked
+from ridgeline_bench.scripts.asked import asked, check_counts, told
 from ridgeline_bench.scripts.small_vision.drawn import SIDE, clips
-from ridgeline_bench.scripts.small_vision.network import block_flops, blocks, trained
+from ridgeline_bench.scripts.small_vision.network import HEAD, block_flops, blocks, trained
 
 PATCH = 8
 PLACES = (SIDE // PATCH) ** 2
@@ -96,6 +97,13 @@ def measured(name: str, given: Any, device: torch.device) -> dict[str, Any]:
 
 def main() -> None:
     given = asked(__doc__, steps=1500, batch=64, frames=8, width=96, layers=4, clips=2048, seed=0, output=Path)
+    with told():
+        check_counts(given, "steps", "batch", "frames", "width", "layers", "clips")
+        if given.frames % 2 or given.width % HEAD or given.clips < given.batch:
+            raise InvalidConfig(
+                f"--frames must be even, --width a multiple of {HEAD} and --clips at least --batch, got "
+                f"{given.frames}, {given.width}, {given.clips} and {given.batch}."
+            )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"{'':>16} {'tokens':>7} {'MFLOPs':>8} {'right':>9} {'seconds':>8}")
     lines = [measured(name, given, device) for name in FORMS]

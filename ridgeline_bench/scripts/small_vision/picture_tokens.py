@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.results import append_lines
-from ridgeline_bench.scripts.asked import asked
+from ridgeline_bench.scripts.asked import asked, check_counts, told
 from ridgeline_bench.scripts.small_vision.drawn import COLORS, FORMS, SIDE, pictures
-from ridgeline_bench.scripts.small_vision.network import blocks, trained
+from ridgeline_bench.scripts.small_vision.network import HEAD, blocks, trained
 
 PATCH, DIM = 4, 16
 PLACES = (SIDE // PATCH) ** 2
@@ -180,6 +181,13 @@ def main() -> None:
     given = asked(
         __doc__, steps=3000, batch=128, width=128, layers=4, codes=1024, pictures=2048, seed=0, output=Path, sample=Path
     )
+    with told():
+        check_counts(given, "steps", "batch", "width", "layers", "codes", "pictures")
+        if given.width % HEAD or given.pictures < given.batch or given.steps < 4:
+            raise InvalidConfig(
+                f"--width must be a multiple of {HEAD}, --pictures at least --batch and --steps at least 4, got "
+                f"{given.width}, {given.pictures}, {given.batch} and {given.steps}."
+            )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"{'':>12} {'tokens':>7} {'bits':>8} {'used':>6} {'PSNR dB':>8} {'kind':>7} {'seconds':>8}")
     found = [measured(name, given, device) for name in KINDS]

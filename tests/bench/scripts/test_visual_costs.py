@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,3 +87,24 @@ def test_codes_are_rows_of_the_table() -> None:
     assert torch.allclose(token, model.table.vectors_CD[index], atol=1e-6)
     assert model.decoded(token).shape == picture.shape
     assert int(kind.max()) < len(drawn.FORMS) * len(drawn.COLORS)
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "words"),
+    [
+        (frame_attention, ["--frames", "8", "0"], "--frames must be at least 1, got [8, 0]."),
+        (frame_attention, ["--from", "benchmarks/results/h200-peers.jsonl"], "has no line of attention over frames"),
+        (picture_costs, [str(MODELS / "llava-1.5-7b"), "--sides", "0"], "--sides must be at least 1, got [0]."),
+        (clip_tokens, ["--frames", "3"], "--frames must be even"),
+        (picture_tokens, ["--pictures", "1"], "--pictures at least --batch"),
+    ],
+)
+def test_wrong_options_give_one_sentence(
+    script: Any, given: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["script", *given])
+    monkeypatch.chdir(MODELS.parents[1])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    told = capsys.readouterr().err
+    assert (ended.value.code, words in told, told.count("\n")) == (2, True, 1), told
