@@ -88,7 +88,11 @@ class CrossKV(PagedKV):
 class SeenKeys:
     """The places of the keys of each slot's pictures, on the device.
 
-    Legend: S slots, U pictures, N runs of them, C columns of a block table.
+    Legend:
+        S  slots
+        U  pictures
+        N  runs of them
+        C  columns of a block table
 
     token_SU: int32, the place of each picture in the prompt; behind all tokens where there is none.
     length_SU, run_SU: int32, the keys that tokens see from this picture on, and the run whose keys these are.

@@ -48,7 +48,7 @@ def percent(share: float) -> str:
 
 
 def training(report: Report, earlier: Report | None, what: str) -> str:
-    """Return what is told of a training, and of one that it went on from."""
+    """Return a card's sentences on a training, and on one that it went on from."""
     runs = [each for each in (earlier, report) if each is not None]
     told_runs = [
         f"{each['steps']:,} steps of {each['batch']} {what} in {each['seconds']:.0f} s on "
