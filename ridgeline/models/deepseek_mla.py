@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.core.specs.experts import RoutingSpec
-from ridgeline.core.specs.model import ModelSpec, WeightMap
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import corrected_routing, drafting_layers, later_layers, mixture, routing, with_experts
 from ridgeline.models.latent import DEFAULTS, latent_like, latent_weights
-from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
 V2_DEFAULTS = {
     **DEFAULTS,
@@ -59,19 +58,6 @@ class DeepseekV3:
         return v3_like("DeepseekV3ForCausalLM", values)
 
     weights = staticmethod(latent_weights)
-
-
-class KimiMultimodal:
-    """The text model of a checkpoint that also has a tower for images: of Kimi-VL and Kimi K2.5."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        spec = v3_like("KimiK25ForConditionalGeneration", Config(text_config(config), V3_DEFAULTS))
-        return replace(spec, unused=(*TOWERS, *(f"language_model.{name}" for name in spec.unused)))
-
-    @staticmethod
-    def weights(spec: ModelSpec) -> WeightMap:
-        return text_weights(latent_weights(spec), whole=True)
 
 
 def v3_like(architecture: str, config: Config) -> ModelSpec:

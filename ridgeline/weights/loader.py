@@ -483,7 +483,7 @@ def stored_shape(part: Tensor, source: Source) -> list[int]:
     if source.row:
         return [1] * source.row + list(part.shape)
     if source.columns:
-        return [len(part) // source.columns, source.columns]
+        return [len(part) // source.columns, source.columns, *part.shape[1:]]
     if source.kernel:
         return [len(part), part.shape[1] // prod(source.kernel), *source.kernel]
     return list((part.mT if source.transpose and part.ndim > 1 else part).shape)

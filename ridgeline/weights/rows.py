@@ -24,7 +24,7 @@ def in_their_order(ours: Tensor, source: Source) -> Tensor:
 
 def reorders(source: Source) -> bool:
     """Return True if a source's rows have another order than ours."""
-    return source.heads is not None or source.rotated is not None or source.axes is not None
+    return any(each is not None for each in (source.heads, source.rotated, source.axes, source.turns))
 
 
 def our_shares(source: Source) -> tuple[int, ...]:
@@ -44,6 +44,9 @@ def _order(rows: int, source: Source) -> Tensor | None:
         return None
     if source.axes is not None:  # head, columns or rows, half, pair
         return torch.arange(rows).view(source.axes, 2, 2, -1).flip(1).transpose(1, 2).flatten()
+    if source.turns is not None:  # projection, head, pair, columns or rows, half
+        index = torch.arange(rows).view(3, source.turns, -1, 2, 2)
+        return torch.cat((index[:2].flip(3).permute(0, 1, 4, 3, 2).flatten(), index[2].flatten()))
     if source.heads is None:
         return _halves(rows, source)
     index_HR, total = torch.arange(rows).view(source.heads, -1), sum(source.shares)

@@ -347,7 +347,27 @@ CHAMELEON_7B: Values = {
     },
 }
 
+KIMI_VL_A3B: Values = {
+    "architectures": ["KimiVLForConditionalGeneration"],
+    "model_type": "kimi_vl",
+    **{"torch_dtype": "bfloat16", "media_placeholder_token_id": 163605, "tie_word_embeddings": False},
+    "text_config": {
+        **{"model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 11264, "num_hidden_layers": 27},
+        **{"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 163840, "q_lora_rank": None},
+        **{"kv_lora_rank": 512, "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2},
+        **{"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        **{"routed_scaling_factor": 2.446, "rope_theta": 800000.0, "rms_norm_eps": 1e-5},
+        **{"max_position_embeddings": 131072, "num_nextn_predict_layers": 0},
+    },
+    "vision_config": {
+        **{"model_type": "moonvit", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27},
+        **{"num_attention_heads": 16, "patch_size": 14, "merge_kernel_size": [2, 2]},
+        **{"init_pos_emb_height": 64, "init_pos_emb_width": 64},
+    },
+}
+
 EVERY = (
+    KIMI_VL_A3B,
     CHAMELEON_7B,
     GLM_4_1V_9B,
     GLM_4_5V,

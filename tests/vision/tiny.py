@@ -22,6 +22,7 @@ from ridgeline.kernels.pictures.views import Box, Patching, View
 from ridgeline.media.items import picture
 from ridgeline.media.processors import processor_of
 from tests.driving import ask_with, likeliest
+from tests.vision.kimi import as_on_the_hub
 from tests.vision.phi4 import Phi4Pictures
 
 VOCAB = 320
@@ -456,6 +457,25 @@ FAMILIES["phi4_multimodal"] = Family(
     processor=(Phi4Pictures, {"size": {"height": 16, "width": 16}, "patch_size": 4, "dynamic_hd": 4}),
 )
 
+_MOONLIGHT: dict[str, Any] = {
+    **{**TEXT, "model_type": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16},
+    **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "num_nextn_predict_layers": 0},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_group": 1, "topk_group": 1},
+    **{"first_k_dense_replace": 1, "tie_word_embeddings": False},
+}
+FAMILIES["kimi_k25"] = Family(
+    "Kimi_K25",
+    {
+        "text_config": _MOONLIGHT,
+        "vision_config": {**VIT, "patch_size": 4, "pos_emb_height": 6, "pos_emb_width": 6},
+        **{"projection_hidden_size": 32, "image_token_id": IMAGE, "tie_word_embeddings": False},
+    },
+    Patching("bicubic", 1 / 255, (0.5,) * 3, (0.5,) * 3, 4, 4, merge=2),
+    ((16, 24), (24, 40), (24, 24)),
+    padded=True,
+)
+FAMILIES["kimi_vl"] = FAMILIES["kimi_k25"]  # the same network, by the formulas of its own code (test_kimi.py)
+
 # Other ways of attention leave caps of logits out, and let the patches of Phi-4's tower see those before them alone
 # if all of its tiles are full
 PLAIN = "paligemma_2", "phi4_multimodal"
@@ -510,6 +530,8 @@ def build(name: str) -> Any:
 def save(name: str, folder: Path) -> Path:
     """Save `build(name)` as the hub would hold it."""
     build(name).save_pretrained(folder)
+    if name.startswith("kimi"):
+        as_on_the_hub(name, folder)
     return folder
 
 
@@ -570,6 +592,8 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
         return {key: found[key] for key in MADE if key in found}
     if name == "gemma4":
         return packed(how, pictures)
+    if name.startswith("kimi"):
+        return lines(how, pictures)
     if FAMILIES[name].padded:
         return padded(name, how, pictures)
     if not FAMILIES[name].grids:
@@ -593,6 +617,18 @@ def packed(how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
         row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         places[index, : rows * columns] = torch.stack([column.flatten(), row.flatten()], 1)
     return {"pixel_values": batch, "image_position_ids": places}
+
+
+def lines(how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """Return the patches of pictures line by line, as MoonViT takes them: [T, 3, side, side], and the pictures' lines
+    and columns."""
+    side, found, grids = how.rows, [], []
+    for each in pictures:
+        x = (torch.from_numpy(each).float() * how.scale - torch.tensor(how.mean)) / torch.tensor(how.std)
+        x = x.unflatten(0, (-1, side)).unflatten(2, (-1, side)).permute(0, 2, 4, 1, 3)
+        grids.append([1, *x.shape[:2]])
+        found.append(x.flatten(0, 1))
+    return {"pixel_values": torch.cat(found), "image_grid_thw": torch.tensor(grids)}
 
 
 def padded(name: str, how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:

@@ -746,11 +746,14 @@ class Source:
     rotated: so many rows of each of these heads rotate, and those behind them keep their places (None: all rotate).
     axes: it has so many heads, in each of which half of the pairs rotate by columns and the others by rows, as two
         halves each. We keep the first halves of rows and columns, then the second ones.
+    turns: it holds queries, keys and values one after the other, of so many heads each. In those of queries and keys
+        pairs rotate by columns and by rows in turn, and a pair's two rows are neighbours. We keep them as for axes.
     alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
         pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
     row: so many dimensions of size 1 stand before its own: a vector that is stored as a matrix of one row has 1.
-    columns: it is a vector that is stored as a matrix of so many columns.
+    columns: it is a vector that is stored as a matrix of so many columns, or a matrix whose rows lie in a grid of so
+        many columns.
     kernel: it is a matrix that is stored as the kernel of a convolution, whose last dimensions these are; (): it is a
         matrix.
     stacked: it holds this part of every expert, one after the other. Others hold one expert's.
@@ -765,6 +768,7 @@ class Source:
     interleaved: int | None = None
     rotated: int | None = None
     axes: int | None = None
+    turns: int | None = None
     alternating: bool = False
     complete: bool = False
     row: int = 0
