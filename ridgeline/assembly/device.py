@@ -28,8 +28,8 @@ from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.streamed import LayersBelow
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.adapters.gguf import read_gguf_adapter
-from ridgeline.weights.adapters.places import HEAD, expert_places, places_in
-from ridgeline.weights.adapters.reader import WIDEST, ReadAdapter, read_adapter
+from ridgeline.weights.adapters.places import ENCODERS, HEAD, encoder_places, expert_places, places_in, unused_of
+from ridgeline.weights.adapters.reader import WIDEST, EncoderPlaces, ReadAdapter, read_adapter
 from ridgeline.weights.adapters.shares import AdapterShares
 from ridgeline.weights.loader import Progress, empty_decoder, load_weights
 from ridgeline.worker.adapters.magnitudes import with_factors
@@ -126,20 +126,28 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     model, rank, mesh = choices.model, config.max_lora_rank, decoder.mesh
     whole, factors = empty_decoder(model.spec), config.enable_lora_factors
     places = places_in(whole, model.weights)
+    encoders = encoder_places(whole, model.weights)
+    of_encoders = EncoderPlaces(encoders, ())
+    if config.enable_tower_connector_lora and encoders:
+        places |= encoders
+        of_encoders = EncoderPlaces({}, unused_of(encoders, model.spec.unused))
     if config.enable_lora_experts:
         places |= expert_places(whole, model.weights)
     heads = places_in(whole, model.weights, HEAD)
     most = sum(each.outputs for each in places.values()) if factors else 0
     most += sum(each.numel() for name, each in whole.named_parameters() if name.startswith(HEAD))
     kept = WholeTensors(decoder, model.weights, factors=factors)
-    shares = AdapterShares(decoder, model.weights, places) if mesh.tp.size * mesh.pp.size > 1 else None
+    kinds = {name: each for name, each in places.items() if not each.map.name.startswith(ENCODERS)}
+    shares = AdapterShares(decoder, model.weights, kinds) if mesh.tp.size * mesh.pp.size > 1 else None
 
     def read(folder: Path) -> ReadAdapter:
         if (file := gguf_adapter(folder)) is not None:
             found = read_gguf_adapter(file, whole, model.weights, places, most_rank=rank, dtype=decoder.dtype)
         else:
             bounds = {"most_rank": rank, "most_replaced": most * WIDEST}
-            found = read_adapter(folder, places | heads, dtype=decoder.dtype, factors=factors, **bounds)
+            found = read_adapter(
+                folder, places | heads, dtype=decoder.dtype, factors=factors, encoders=of_encoders, **bounds
+            )
         found = kept.settled(found if shares is None else shares.of(found))
         found = with_factors(found, decoder)
         return found.pinned() if choices.device.type == "cuda" else found
@@ -147,6 +155,8 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     most_bytes = config.max_cpu_lora_bytes
     bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // mesh.size)
     maps = maps_of(places if shares is None else shares.own)
+    if shares is not None and config.enable_tower_connector_lora and shares.sees:
+        maps += maps_of(encoders)
     tables = AdapterTables(decoder, maps, config.max_loras, rank, factors=factors)
     return HeldAdapters(AdapterStore(read, bounds, mesh), tables)
 

@@ -562,6 +562,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         host_tier=wiring.host_tier,
         sessions=SessionBounds(ttl=config.session_ttl, share=config.session_share) if config.session_ttl else None,
         max_loras=config.max_loras if config.enable_lora else 0,
+        adapted_encoders=config.enable_tower_connector_lora,
         debug_checks=config.debug_checks,
     )
     return Engine(

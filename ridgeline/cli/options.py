@@ -108,6 +108,7 @@ ENGINE_HELP = {
     "max_lora_rank": "Largest rank of an adapter.",
     "max_cpu_loras": "Adapters in the host's memory; others are read from their folders again (default: all).",
     "enable_lora_experts": "Let adapters change mixtures' experts too, which takes memory for all of them.",
+    "enable_tower_connector_lora": "Let adapters change towers of pictures, listeners and their projectors too.",
     "enable_lora_factors": "Let adapters be IA3 or DoRA too, which makes all steps with adapters slower.",
     "max_cpu_lora_bytes": "Bytes that their matrices may have there, on all ranks together (default: any number).",
     "deterministic": "Give a request the same bits whatever runs beside it (slower; on a CPU not all models).",

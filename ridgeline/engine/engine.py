@@ -11,7 +11,7 @@ from ridgeline.core.clock import MONOTONIC, Clock
 from ridgeline.core.errors import ContractViolation, DeviceLost, InvalidConfig, InvalidRequest
 from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.crossed import MOST_PICTURES, MOST_RUNS, picture_keys
-from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.embeds import Embeds, named_within
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.sounds import Waveform
@@ -163,6 +163,8 @@ class Engine:
         self._check_device()
         if not checked:
             self.check(request)
+        if self.config.adapted_encoders and request.adapter:  # whose content is one of its keys
+            request = replace(request, inserted=named_within(request.inserted, "/".join(request.prefix_keys)))
         self.scheduler.add(constrained(request, self._vocab_size, self._output_rules))
 
     def abort(self, request_id: str, at_token: int | None = None) -> bool:

@@ -584,6 +584,9 @@ class Scheduler:
             crossed = seq.unseen if first else None
         elif inserted:
             inserted = self.pictures.placed(inserted, builder)
+            if self.config.adapted_encoders and seq.request.adapter:
+                place = self.running.adapters.place(seq.request.adapter)
+                inserted = tuple(replace(each, adapter=place) for each in inserted)
         if seq.inserted and (positions_3T := positions_between(seq.inserted, start, end)) is not None:
             builder.positions[seq] = positions_3T
         if seq.together:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ridgeline.kernels.gemm.lora.op import AdapterFactors, TokensByAdapter
@@ -29,6 +30,39 @@ class StepAdapters:
 
     tokens: TokensByAdapter | None = None
     line_T: Tensor | None = None
+
+    @property
+    def adapts(self) -> bool:
+        """True if a token of the step may have an adapter."""
+        return self.tokens is not None
+
+    def of(self, rows: int) -> tuple[TokensByAdapter, Tensor | None]:
+        """Return the tokens by adapter, and their lines, of so many rows: those of the step."""
+        assert self.tokens is not None
+        assert len(self.tokens.order_T) == rows
+        return self.tokens, self.line_T
+
+
+@dataclass
+class LoneAdapter(StepAdapters):
+    """The one adapter of all rows of an encoder's run, however many its maps have: squares of patches are merged.
+
+    places: of adapters on the device. place: the one that runs, from 1; 0: none.
+    """
+
+    places: int = 1
+    place: int = 0
+    device: torch.device | None = None
+
+    @property
+    def adapts(self) -> bool:
+        return self.place > 0
+
+    def of(self, rows: int) -> tuple[TokensByAdapter, Tensor | None]:
+        order_T = torch.arange(rows, dtype=torch.int32, device=self.device)
+        start_A1 = torch.zeros(self.places + 1, dtype=torch.int32, device=self.device)
+        start_A1[self.place :].fill_(rows)
+        return TokensByAdapter(order_T, start_A1), torch.full_like(order_T, self.place - 1, dtype=torch.int64)
 
 
 class AdapterVectors(NamedTuple):
@@ -55,14 +89,14 @@ class AdaptedWeight(WrappedWeight):
 
     @property
     def adapts(self) -> bool:
-        return self.step.tokens is not None
+        return self.step.adapts
 
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
-        if (tokens := self.step.tokens) is None:
+        if not self.step.adapts:
             return self.inner.linear(x_TI, bias_O)
         assert isinstance(x_TI, Tensor)  # there is no buffer
-        assert len(tokens.order_T) == len(x_TI)
-        y_TO = self._multiplied(x_TI, bias_O, self.step.line_T)
+        tokens, line_T = self.step.of(len(x_TI))
+        y_TO = self._multiplied(x_TI, bias_O, line_T)
         self.ops.lora(y_TO, x_TI, self.factors, tokens)
         return y_TO
 
@@ -75,4 +109,4 @@ class AdaptedWeight(WrappedWeight):
         return (wide_TO + added_AO[line_T]).to(y_TO.dtype)
 
     def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
-        return self.inner.norm_linear(x, epilogue) if self.step.tokens is None else super().norm_linear(x, epilogue)
+        return super().norm_linear(x, epilogue) if self.step.adapts else self.inner.norm_linear(x, epilogue)

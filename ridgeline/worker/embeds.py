@@ -8,6 +8,8 @@ Legend:
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.pictures import EncoderFigures
 from ridgeline.layers.decoder import Decoder, GivenRows
+from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.listening import HeardSounds
 from ridgeline.worker.pictures import Pictures
 from ridgeline.worker.step import GivenPlaces, PlannedStep, StepPart
@@ -27,10 +30,12 @@ class InsertedVectors(StepPart):
     """The vectors that plans may insert.
 
     stored: [L, M] by name, on the device, as an encoder leaves them. Of pictures that are tokens: these, int64 [L, 1].
+    adapters: those that may change the tower or listener.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.stored: dict[str, Tensor] = {}
+        self.adapters: AdapterTables | None = None
         self._decoder, self._device, self._width = decoder, device, decoder.spec.hidden_size
         self._pictures = None if decoder.tower is None else Pictures(decoder.tower, device)
         self._sounds = None if decoder.listener is None else HeardSounds(decoder.listener, device)
@@ -55,10 +60,7 @@ class InsertedVectors(StepPart):
         given = [(span.row, each) for span in step.plan.spans for each in span.inserted]
         if not given or not self._decoder.spec.embeds:
             return
-        if self._pictures is not None:
-            self._pictures.encode({each.name: each.shown for _, each in given if each.shown is not None}, self.stored)
-        if self._sounds is not None:
-            self._sounds.encode({each.name: each.heard for _, each in given if each.heard is not None}, self.stored)
+        self._encode([each for _, each in given if each.made_of is not None])
         if self._pictures is not None and self._pictures.embeds:
             step.pictured = {row: self._vectors(each)[0] for row, each in given}
             return
@@ -68,6 +70,16 @@ class InsertedVectors(StepPart):
         x_tM = torch.cat([self._vectors(each).float() for _, each in given])
         x_tM, *deep = x_tM.split(self._width, dim=1)
         step.given = GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM, deep)
+
+    def _encode(self, parts: list[Inserted]) -> None:
+        """Store the vectors of pictures and sounds. Those of one adapter run together."""
+        for place in sorted({each.adapter for each in parts}):
+            own = [each for each in parts if each.adapter == place]
+            with nullcontext() if self.adapters is None else self.adapters.seeing(place):
+                if self._pictures is not None:
+                    self._pictures.encode({each.name: each.shown for each in own if each.shown}, self.stored)
+                if self._sounds is not None:
+                    self._sounds.encode({each.name: each.heard for each in own if each.heard}, self.stored)
 
     def _place(self, step: PlannedStep, given: list[tuple[int, np.ndarray]]) -> None:
         """Bring the positions of spans whose tokens have three to the device, by their rows."""

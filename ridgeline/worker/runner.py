@@ -150,6 +150,7 @@ class Runner:
         """Let requests run with adapters."""
         heads = self.ending.heads if isinstance(self.ending, Pooling) else None
         self.adapters = StepOfAdapters(store, tables, self.slots, heads)
+        self.inserted.adapters = tables
         self._prepare = moment([self.adapters], "prepare") + self._prepare
         self.segments.adapt(self.adapters)
 

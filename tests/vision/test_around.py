@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import torch
 
 from ridgeline import LLM
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
@@ -15,11 +17,14 @@ from ridgeline.offline.adapters import LoRARequest
 from ridgeline.perf.footprint import weight_bytes
 from ridgeline.perf.precision import precision
 from tests.driving import likeliest, rig
+from tests.hearing import tiny as hearing
 from tests.models import vision_configs
 from tests.peft_adapters import PeftAdapter
 from tests.vision import tiny
 
 TinyModel = Callable[[str], Path]
+TOWERS = ["llava", "qwen2_5_vl", "qwen3_vl", "mistral3", "idefics3", "gemma3", "blip-2", "internvl", "glm4v"]
+DIVIDED = ["llava", "qwen2_5_vl"]
 
 
 def test_vectors_go_while_the_engine_sleeps(tiny_vision: TinyModel) -> None:
@@ -55,13 +60,79 @@ def test_adapters_change_the_decoder(family: str, tiny_vision: TinyModel, tmp_pa
     assert tokens == likeliest(request.prompt_token_ids, 8, lambda ids: tiny.scores(model, family, ids, [a]))
 
 
+# Every linear map of the tower and of what projects its vectors, and some of the text's
+SEEING = (
+    r"(?!.*\.head\.).*(vision_tower|vision_model|visual|projector|connector|merger|qformer|language_projection)\..*"
+)
+
+
+def adapters_of_tower(family: str, folder: Path, count: int) -> list[PeftAdapter]:
+    model = tiny.build(family)
+    linear = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
+    targets = [name for name in linear if re.fullmatch(SEEING, name)] + ["q_proj"]
+    return [PeftAdapter.of(deepcopy(model), folder / str(n), n, target_modules=targets) for n in range(count)]
+
+
+@pytest.mark.parametrize(("family", "ranks"), [*((each, 1) for each in TOWERS), *((each, 2) for each in DIVIDED)])
+def test_adapters_change_towers_and_projectors(family: str, ranks: int, tiny_vision: TinyModel, tmp_path: Path) -> None:
+    """One picture, with two adapters and with none in one batch, then again from the vectors that are kept."""
+    adapters = adapters_of_tower(family, tmp_path, 2)
+    a, b = tiny.drawn(family, 0), tiny.drawn(family, 1)
+    requests = [tiny.asked(family, str(n), [5, 6], a, [7, 8 + n % 3], b, [9]) for n in range(6)]
+    settings = {
+        "enable_lora": True,
+        "enable_tower_connector_lora": True,
+        "max_loras": 2,
+        "enable_prefix_caching": False,
+    }
+    settings |= {"tensor_parallel_size": ranks, "skip_tokenizer_init": True}
+    with LLM(tiny_vision(family), dtype="float32", device="cpu", **settings) as llm:
+        used = [llm._adapters.use(LoRARequest(str(n), n + 1, str(each.folder))) for n, each in enumerate(adapters)]
+        engine, tokens = llm.engine, {each.id: list[int]() for each in requests}
+        for n, request in enumerate(requests):
+            own = None if n % 3 == 2 else used[n % 3]
+            engine.add(request if own is None else own.of(request))
+            if n % 3 == 2:
+                while engine.has_work:
+                    for event in engine.step():
+                        tokens[event.request_id] += [event.token_id] if event.token_id >= 0 else []
+        assert engine.scheduler.pictures.misses == 6  # of each adapter, and of none, two pictures, and once
+    for n, request in enumerate(requests):
+        model = tiny.build(family) if n % 3 == 2 else adapters[n % 3].model.get_base_model()
+        wanted = likeliest(request.prompt_token_ids, 8, lambda ids, own=model: tiny.scores(own, family, ids, [a, b]))
+        assert tokens[request.id] == wanted, n
+    assert tokens["0"] != tokens["3"] or tokens["0"] != tokens["1"]
+
+
+@pytest.mark.parametrize("name", ["Qwen2Audio", "Qwen3OmniMoeThinker"])
+def test_adapters_change_what_hears(name: str, tmp_path: Path) -> None:
+    model, heard = hearing.build(name), hearing.sounds()[0]
+    linear = [each for each, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    targets = [each for each in linear if "audio_tower" in each or "multi_modal_projector" in each]
+    adapter = PeftAdapter.of(deepcopy(model), tmp_path / "adapter", target_modules=targets)
+    requests = [hearing.asked(name, str(n), [5, 6], heard, [7, 8]) for n in range(2)]
+    settings = {"enable_lora": True, "enable_tower_connector_lora": True, "skip_tokenizer_init": True}
+    with LLM(hearing.save(name, tmp_path / "model"), dtype="float32", device="cpu", **settings) as llm:
+        used = llm._adapters.use(LoRARequest("heard", 1, str(adapter.folder)))
+        assert used is not None
+        engine, tokens = llm.engine, {each.id: list[int]() for each in requests}
+        engine.add(requests[0])
+        engine.add(used.of(requests[1]))
+        while engine.has_work:
+            for event in engine.step():
+                tokens[event.request_id] += [event.token_id] if event.token_id >= 0 else []
+    for request, own in zip(requests, (model, adapter.model.get_base_model()), strict=True):
+        wanted = likeliest(request.prompt_token_ids, 8, lambda ids, own=own: hearing.scores(own, name, ids, [heard]))
+        assert tokens[request.id] == wanted
+
+
 def test_adapters_of_towers_are_refused_by_name(tiny_vision: TinyModel, tmp_path: Path) -> None:
     tower = PeftAdapter.of(
         deepcopy(tiny.build("qwen3_vl")), tmp_path / "tower", target_modules=r"model\.visual\.blocks\.0\.attn\.qkv"
     )
     with (
         LLM(tiny_vision("qwen3_vl"), dtype="float32", device="cpu", enable_lora=True, skip_tokenizer_init=True) as llm,
-        pytest.raises((InvalidConfig, InvalidRequest), match=r"visual\.blocks\.0\.attn\.qkv"),
+        pytest.raises((InvalidConfig, InvalidRequest), match=r"visual\.blocks\.0\.attn\.qkv.*enable_tower"),
     ):
         llm._adapters.use(LoRARequest("tower", 1, str(tower.folder)))
 

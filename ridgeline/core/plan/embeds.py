@@ -59,6 +59,7 @@ class Inserted:
     interval: how far apart two of the frames are on the first axis.
     across: the number of a picture's vectors that layers of cross attention see. The token that stands for the picture
         keeps its embedding. 0: vectors take the places of tokens.
+    adapter: in a plan, the place of the adapter with which the picture or sound is encoded, from 1; 0: none.
     """
 
     start: int
@@ -72,6 +73,7 @@ class Inserted:
     grid: tuple[int, int, int] | None = None
     interval: float = 1.0
     across: int = 0
+    adapter: int = 0
 
     @property
     def end(self) -> int:

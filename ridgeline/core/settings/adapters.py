@@ -103,6 +103,8 @@ class AdapterSettings(Settings):
         give.
     enable_lora_experts: adapters may change mixtures' experts too. The device then has memory for matrices of every
         expert and adapter.
+    enable_tower_connector_lora: adapters may change towers of pictures, listeners, and their projectors too. Vectors of
+        pictures and sounds are then kept for each adapter apart.
     """
 
     enable_lora: bool = False
@@ -112,6 +114,7 @@ class AdapterSettings(Settings):
     max_cpu_lora_bytes: Annotated[int | None, AtLeast(1)] = None
     enable_lora_factors: bool = False
     enable_lora_experts: bool = False
+    enable_tower_connector_lora: bool = False
 
     def check(self) -> None:
         if self.max_lora_rank > MOST_RANK:

@@ -108,6 +108,7 @@ class EngineConfig:
     host_tier: the host's memory as a second tier of the cache. None: there is none.
     sessions: the bounds of what is kept for sessions that are expected back. None: nothing is.
     max_loras: how many adapters requests may run with at once. 0: none have any.
+    adapted_encoders: adapters may change what makes vectors of pictures and sounds.
     """
 
     max_model_len: int
@@ -144,6 +145,7 @@ class EngineConfig:
     host_tier: HostTierSettings | None = None
     sessions: SessionBounds | None = field(default_factory=SessionBounds)
     max_loras: int = 0
+    adapted_encoders: bool = False
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

@@ -77,6 +77,7 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
             "max_cpu_lora_bytes",
             "enable_lora_factors",
             "enable_lora_experts",
+            "enable_tower_connector_lora",
         ),
         ((("enable_lora",),), "it is for adapters"),
     ),

@@ -116,7 +116,6 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         VALUE,
         "lora-dtype lora-extra-vocab-size max-lora-cls-labels",
     ),
-    ("adapters change the text model alone, and no tower of pictures", SWITCH, "enable-tower-connector-lora"),
     ("an adapter is asked for by its name, never by a kind of input", VALUE, "default-mm-loras"),
     ("long prompts always run in parts, beside requests that decode", SWITCH, "enable-chunked-prefill"),
     (

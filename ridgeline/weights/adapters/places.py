@@ -6,7 +6,7 @@ whose weights are loaded by it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeVar
@@ -24,6 +24,7 @@ from ridgeline.weights.loader import empty_decoder, stored_view
 from ridgeline.weights.rows import in_our_order, in_their_order
 
 HEAD = "head."  # in front of the names of maps behind pooling
+ENCODERS = "tower.", "listener."  # in front of those of what sees pictures or hears sounds, with its projector
 Found = TypeVar("Found")
 # Names of one module: of a text model inside a larger one, and of feed-forwards in Kimi Linear
 _OTHER_NAMES = (
@@ -118,6 +119,30 @@ def places_in(decoder: Decoder, weights: WeightMap, under: str = "layers.") -> d
             own = None if factor_O is None else factor_O[ends[part] : ends[part + 1]]
             found[source.name.removesuffix(".weight")] = ModulePlace(whole, part, source, own)
     return found
+
+
+def encoder_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:
+    """Return the places of the linear maps of a tower or a listener, projectors included. Kernels of convolutions that
+    are read as matrices are none, nor are the maps of poolers, which files hold as one tensor."""
+    found = dict[str, ModulePlace]()
+    for under in ENCODERS:
+        plain = {
+            name: sources
+            for name, sources in weights.items()
+            if name.startswith(under) and not any(each.kernel or each.row or each.zeros for each in sources)
+        }
+        found |= places_in(decoder, plain, under)
+    return {name: place for name, place in found.items() if not place.map.name.startswith("tower.pooler.")}
+
+
+def unused_of(encoders: Mapping[str, ModulePlace], unused: Iterable[str]) -> tuple[str, ...]:
+    """Return those beginnings of names that are of the same tower or listener as some of these places."""
+    roots = {_root(name) for name in encoders}
+    return tuple(each for each in unused if _root(each) in roots)
+
+
+def _root(name: str) -> str:
+    return name.removeprefix("model.").partition(".")[0]
 
 
 def expert_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:

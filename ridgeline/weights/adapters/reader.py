@@ -12,11 +12,12 @@ Legend:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from os import fstat
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,22 @@ _CONVERT = (
     'python -c "import torch, safetensors.torch as s; '
     "s.save_file(torch.load('adapter_model.bin', weights_only=True), 'adapter_model.safetensors')\""
 )
+
+
+class EncoderPlaces(NamedTuple):
+    """The modules of towers and listeners that are no places of adapters.
+
+    closed: places that a setting would open, for the sentence of a refusal.
+    unused: beginnings of the names of modules whose outputs nothing reads, such as a tower's last layers. What an
+        adapter holds for them changes nothing, and is left out.
+    """
+
+    closed: Mapping[str, ModulePlace] = MappingProxyType({})
+    unused: Sequence[str] = ()
+
+    def read(self, module: str) -> bool:
+        """Return False if nothing reads what a module makes."""
+        return not any(f".{each}" in f".{module}." for each in self.unused)
 
 
 class Factors(NamedTuple):
@@ -105,10 +122,12 @@ def read_adapter(
     dtype: torch.dtype,
     factors: bool = False,
     most_replaced: int = 0,
+    encoders: EncoderPlaces = EncoderPlaces(),
 ) -> ReadAdapter:
     """Return the adapter in a folder, in a dtype. places: those of the model's modules. factors: it may be IA3 or
-    DoRA. most_replaced: the bytes of whole tensors (biases, modules that were saved) that it may have. Raise
-    ModelLoadError, in one sentence, for a folder that is damaged, means another model, or asks for what is not here."""
+    DoRA. most_replaced: the bytes of whole tensors (biases, modules that were saved) that it may have. encoders: what
+    there is to know of towers. Raise ModelLoadError, in one sentence, for a folder that is damaged, means another
+    model, or asks for what is not here."""
     bytes_per_rank = sum(each.map.inputs + each.outputs for each in places.values()) * WIDEST
     try:
         if not folder.is_dir():
@@ -123,9 +142,12 @@ def read_adapter(
     halves += (_UP_BIAS,) if config.biased else ()
     whole = [name for name in header if most_replaced and not name.endswith(tuple(f".{each}" for each in halves))]
     modules = _modules({name: each for name, each in header.items() if name not in whole}, path, halves)
+    modules = [module for module in modules if encoders.read(module)]
     known = {module: place for module in modules if (place := _placed(module, header, places)) is not None}
     if foreign := [module for module in modules if module not in known]:
         also = " (experts need enable_lora_experts)" if any(".experts" in module for module in foreign) else ""
+        if not also and any(placed(module, encoders.closed) for module in foreign):
+            also = " (towers and their projectors need enable_tower_connector_lora)"
         raise ModelLoadError(
             f"{path} adapts modules that this model lacks, or that adapters cannot change here: "
             f"{listed_modules(foreign)}{also}; give an adapter of this model's linear layers."

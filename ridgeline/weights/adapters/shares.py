@@ -21,7 +21,7 @@ from torch import Tensor
 from ridgeline.core.plan.stages import weights_of_stage
 from ridgeline.core.specs.model import Source, WeightMap
 from ridgeline.layers.decoder import Decoder
-from ridgeline.weights.adapters.places import HEAD, ModulePlace, places_in
+from ridgeline.weights.adapters.places import ENCODERS, HEAD, ModulePlace, places_in
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.weights.divided import Place, divided, own_sources, whole_decoder
@@ -35,6 +35,7 @@ class AdapterShares:
     """The shares of one rank. decoder: the rank's part of the model. places: the whole model's.
 
     own: the places in the rank's linear maps, by the names of the checkpoint's modules.
+    sees: the rank has the tower or listener, which no others divide; later stages of a pipeline have none.
     """
 
     def __init__(self, decoder: Decoder, weights: WeightMap, places: Mapping[str, ModulePlace]) -> None:
@@ -43,6 +44,8 @@ class AdapterShares:
         divisions = own_sources(linear, decoder, whole)
         self.own = places_in(decoder, divisions)
         self._rank, self._size = decoder.tp.rank, decoder.tp.size
+        self.sees = decoder.tower is not None or decoder.listener is not None
+        self._undivided = (HEAD, *ENCODERS) if self.sees else (HEAD,)  # what every rank has whole
         self._parts: dict[str, tuple[Parts, Parts]] = {}  # of the rank, of the whole model
         for name, sources in linear.items():
             owner, all_of_it = (each.get_submodule(name.removesuffix(".weight")) for each in (decoder, whole))
@@ -62,7 +65,7 @@ class AdapterShares:
             for place, down_RI, up_OR, magnitude_O in adapter.pairs
             if _of(place.source) in self.own
         )
-        heads = (pair for pair in adapter.pairs if pair.place.map.name.startswith(HEAD))
+        heads = (pair for pair in adapter.pairs if pair.place.map.name.startswith(self._undivided))
         factors = (
             Factors(
                 self._own(place),
@@ -73,7 +76,8 @@ class AdapterShares:
             for place, input_1I, output_O1, added_O in adapter.factors
             if _of(place.source) in self.own
         )
-        return replace(adapter, pairs=(*pairs, *heads), factors=tuple(factors))
+        also = (each for each in adapter.factors if each.place.map.name.startswith(self._undivided))
+        return replace(adapter, pairs=(*pairs, *heads), factors=(*factors, *also))
 
     def _addend(self, place: ModulePlace, added_O: Tensor | None) -> Tensor | None:
         """Return a rank's rows of an addend; added up over ranks, it must count once."""

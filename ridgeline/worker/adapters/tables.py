@@ -15,7 +15,8 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -26,9 +27,9 @@ from ridgeline.kernels.gemm.lora.op import AdapterFactors, by_adapter, tiles
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
-from ridgeline.quantization.adapted import AdaptedWeight, AdapterVectors, StepAdapters
+from ridgeline.quantization.adapted import AdaptedWeight, AdapterVectors, LoneAdapter, StepAdapters
 from ridgeline.quantization.adapted_experts import AdaptedExperts
-from ridgeline.weights.adapters.places import AdaptedMap, ModulePlace
+from ridgeline.weights.adapters.places import ENCODERS, AdaptedMap, ModulePlace
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.worker.inputs import DeviceInputs
@@ -56,7 +57,7 @@ class ExpertMatrices(NamedTuple):
 class AdapterTables:
     """The matrices of `places` adapters for all maps of a model. Its linear maps look at them from now on.
 
-    step: the adapters of the step under way.
+    step: the adapters of the step under way. seen: the one with which pictures or sounds are encoded.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class AdapterTables:
         device, self.dtype = next(decoder.parameters()).device, decoder.dtype
         listed = list(maps)
         self.places, self.step, self._factors = places, StepAdapters(), factors
+        self.seen = LoneAdapter(places=places, device=device)
         self._ranks_LA = torch.zeros(len(listed), places, dtype=torch.int32, device=device)
         self._maps: dict[str, MapMatrices] = {}
         self._experts: dict[str, ExpertMatrices] = {}
@@ -78,14 +80,14 @@ class AdapterTables:
             up_AOR = torch.zeros(places, sum(each.parts), most_rank, dtype=self.dtype, device=device)
             tile_J3 = torch.tensor(tiles(each.parts), dtype=torch.int32, device=device)
             matrices = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3)
-            vectors = None
+            vectors, step = None, self.seen if each.name.startswith(ENCODERS) else self.step
             if factors:
                 input_AI, output_AO = (
                     torch.ones(places + 1, size, device=device) for size in (each.inputs, sum(each.parts))
                 )
                 added_AO = torch.zeros_like(output_AO)
                 vectors = AdapterVectors(input_AI, output_AO, added_AO)
-            linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, matrices, self.step, vectors)
+            linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, matrices, step, vectors)
             self._maps[each.name] = MapMatrices(each, index, down_APRI, up_AOR, vectors)
 
     @property
@@ -173,6 +175,15 @@ class AdapterTables:
             place_T = torch.arange(len(tokens.order_T), dtype=torch.int32, device=tokens.order_T.device)
             line_T = torch.searchsorted(tokens.start_A1[1:], place_T, right=True)
             self.step.line_T = torch.empty_like(line_T).index_copy_(0, tokens.order_T.long(), line_T)
+
+    @contextmanager
+    def seeing(self, place: int) -> Iterator[None]:
+        """Encode pictures and sounds in the body with the adapter of a place, from 1; 0: without."""
+        self.seen.place = place
+        try:
+            yield
+        finally:
+            self.seen.place = 0
 
     def end(self) -> None:
         """Let the linear maps run without adapters."""
