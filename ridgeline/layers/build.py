@@ -32,6 +32,7 @@ class Build:
     waiting: the modules whose matrices wait in the host's memory, and pass through buffers of the device; None: all
         that are built.
     sums: the ranks over which a part of a layer adds up its results.
+    clipped: linear maps clip their inputs and outputs to learned bounds.
     pending: the ranks over which a part's input is still to be added up, before its norm.
     """
 
@@ -47,6 +48,7 @@ class Build:
     waiting: Collection[str] | None = ()
     sums: Axis = ALONE
     pending: Axis = ALONE
+    clipped: bool = False
     _rotaries: dict[RopeSpec, Rotary] = field(default_factory=dict)
     _shared: dict[Hashable, nn.Module] = field(default_factory=dict)
 

@@ -292,7 +292,9 @@ class Decoder(nn.Module):
         stage, embedded_TM, residual_TM, pending = self.spec.stage, x_TM, None, self._pending[0]
         if stage is not None and stage.embedded and before_TM is not None:
             x_TM, embedded_TM = (part_TM.contiguous() for part_TM in before_TM.chunk(2, dim=1))
-        inputs_TLP = None if self.layer_inputs is None else self.layer_inputs(token_ids_T, x_TM)
+        inputs_TLP = None
+        if self.layer_inputs is not None:
+            inputs_TLP = self.layer_inputs(token_ids_T, x_TM, None if given is None else given.token_t)
         x_TM = x_TM if self.streams is None else self.streams.spread_out(x_TM)
         lent: Lent = {}
         awaited = False  # the next layer makes the sum that is wanted of this one

@@ -20,9 +20,10 @@ from ridgeline.layers.build import Build
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.parallel.token_parts import TokenParts
+from ridgeline.quantization.clipped import Clips
 from ridgeline.quantization.held import Filling, empty, joined, settled
 from ridgeline.quantization.multiplied import MultipliedWeight, Multipliers, factors
-from ridgeline.quantization.weight import FormedWeight, Weight, weight_of
+from ridgeline.quantization.weight import FormedWeight, Weight, WrappedWeight, weight_of
 
 
 class Linear(nn.Module):
@@ -36,6 +37,7 @@ class Linear(nn.Module):
     pending: the ranks over which the input of `normed` is still to be added up.
     multipliers: the numbers that multiply the outputs, and how many of these each has. `prepare` multiplies the weight
         by them, if that is plain numbers.
+    clips: the bounds of inputs and outputs, if the build has such.
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrix: the form that multiplies.
@@ -73,6 +75,7 @@ class Linear(nn.Module):
             self.weight = weight = build.parameter(sum(parts), inputs, on_host=build.below) if own else tied
         self.bias = build.parameter(sum(parts)) if bias else None
         self._factor_O = factors(multipliers, build.device)
+        self.clips = Clips(parts, build.parameter(4 * len(parts))) if build.clipped else None
         self.multiply_with(joined(build.ops, self.fillings) if weight is None else weight_of(build.ops, weight))
 
     def columns_of(self, part: int) -> tuple[int, ...]:
@@ -87,8 +90,8 @@ class Linear(nn.Module):
         if self.over.rank > 0:
             self.bias = None  # added up, it must count once
         if self.fillings:
-            inner = self.matrix.inner if isinstance(self.matrix, MultipliedWeight) else self.matrix
-            self.multiply_with(settled(inner, self.dtype))
+            inner = self.matrix.inner if isinstance(self.matrix, WrappedWeight) else self.matrix
+            self.multiply_with(settled(inner, self.dtype), loaded=True)
             self.fillings = ()
         if self.weight is None:
             return
@@ -100,13 +103,17 @@ class Linear(nn.Module):
             self._factor_O = None
         if self.below and self.scheme.name == "plain":  # others place it on the device
             return
-        self.matrix = self.scheme.prepare(self.ops, self.weight)
+        self.multiply_with(self.scheme.prepare(self.ops, self.weight), loaded=True)
         if self.matrix.stored is not self.weight:
             self.weight = None
 
-    def multiply_with(self, matrix: Weight) -> None:
-        """Let this form of the weight multiply. It is the checkpoint's, without multipliers."""
-        self.matrix = matrix if self._factor_O is None else MultipliedWeight(self.ops, matrix, self._factor_O)
+    def multiply_with(self, matrix: Weight, *, loaded: bool = False) -> None:
+        """Let this form of the weight multiply. It is the checkpoint's, without multipliers. loaded: its numbers are
+        there."""
+        if self.clips is not None:
+            self.matrix = self.clips.around(matrix, loaded=loaded)
+        else:
+            self.matrix = matrix if self._factor_O is None else MultipliedWeight(self.ops, matrix, self._factor_O)
 
     @property
     def prepared_bytes(self) -> int:

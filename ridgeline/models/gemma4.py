@@ -82,6 +82,12 @@ VISION_LAYER = {
     "feed_forward.gate_up": "mlp.gate_proj.linear mlp.up_proj.linear",
     "feed_forward.down": "mlp.down_proj.linear",
 }
+CLIPPED = {
+    "mixer.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "mixer.out": "self_attn.o_proj",
+    "feed_forward.gate_up": "mlp.gate_proj mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
 
 
 class Gemma4:
@@ -103,14 +109,13 @@ class Gemma4:
 
 
 class Gemma4Multimodal:
-    """The text model of a checkpoint that also has towers for images and sounds. The tower for images runs, unless its
-    linear maps are clipped or layers have inputs of their own (E2B, E4B); then the text model runs alone."""
+    """The text model of a checkpoint that also has towers for images and sounds. The tower for images runs."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         spec = _spec("Gemma4ForConditionalGeneration", text := text_config(config))
         vision = Config(Config(config).section("vision_config").entries, VISION)
-        if not config.get("vision_config") or vision.boolean("use_clipped_linears") or spec.layer_inputs is not None:
+        if not config.get("vision_config"):
             return text_spec(spec, TOWERS)
         spec = replace(text_spec(spec, UNHEARD), tower=_tower(vision, spec.hidden_size))
         if text.get("use_bidirectional_attention") != "vision":
@@ -166,6 +171,7 @@ def _tower(vision: Config, outputs: int) -> TowerSpec:
         projector=projector,
         grid=GridSpec(side=vision.integer("position_embedding_size"), fit="axes"),
         rope=attention.rope,
+        clipped=vision.boolean("use_clipped_linears"),
     )
 
 
@@ -180,6 +186,8 @@ def _tower_weights(tower: TowerSpec) -> WeightMap:
     for index, layer in enumerate(tower.layers):
         ours, inner = f"tower.layers.{index}", f"{theirs}.encoder.layers.{index}"
         found |= named(ours, inner, VISION_LAYER)
+        if tower.clipped:
+            found |= _bounds(ours, inner)
         heads = {"q": layer.attention.num_heads, "k": layer.attention.num_kv_heads}
         found[f"{ours}.mixer.qkv.weight"] = tuple(
             Source(name=f"{inner}.self_attn.{each}_proj.linear.weight", axes=heads.get(each)) for each in "qkv"
@@ -188,6 +196,19 @@ def _tower_weights(tower: TowerSpec) -> WeightMap:
             norm = Source(name=f"{inner}.self_attn.{each}_norm.weight", axes=1)
             found[f"{ours}.mixer.{each}_norm.weight"] = (norm,)
     return found
+
+
+def _bounds(ours: str, theirs: str) -> WeightMap:
+    """Return the bounds of a layer's linear maps."""
+    return {
+        f"{ours}.{module}.clips.bounds": tuple(
+            Source(name=f"{theirs}.{name}.{side}_{end}", scalar=True)
+            for name in names.split()
+            for side in ("input", "output")
+            for end in ("min", "max")
+        )
+        for module, names in CLIPPED.items()
+    }
 
 
 def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
@@ -285,6 +306,7 @@ def layer_inputs(config: Config, spec: ModelSpec) -> LayerInputsSpec | None:
         rows=rows,
         known=rows,
         norm=spec.final_norm,
+        given=config.integer("pad_token_id", at_least=0) if config.raw("pad_token_id") is not None else 0,
         activation=config.activation("hidden_act"),
     )
 

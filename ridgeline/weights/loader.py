@@ -480,6 +480,8 @@ def stored_view(part: Tensor, source: Source) -> Tensor:
 
 def stored_shape(part: Tensor, source: Source) -> list[int]:
     """Return the shape of the checkpoint's tensor."""
+    if source.scalar:
+        return []
     if source.row:
         return [1] * source.row + list(part.shape)
     if source.columns:

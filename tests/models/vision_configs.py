@@ -366,7 +366,28 @@ KIMI_VL_A3B: Values = {
     },
 }
 
+GEMMA_4_E2B: Values = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    **{"torch_dtype": "bfloat16", "image_token_id": 258880, "tie_word_embeddings": True},
+    "text_config": {
+        **{"model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35},
+        **{"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512},
+        **{"vocab_size": 262144, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256},
+        **{"num_kv_shared_layers": 20, "use_double_wide_mlp": True, "sliding_window": 512, "pad_token_id": 0},
+        **{"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "final_logit_softcapping": 30.0},
+        **{"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "max_position_embeddings": 131072},
+    },
+    "vision_config": {
+        **{"model_type": "gemma4_vision", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16},
+        **{"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64, "patch_size": 16},
+        **{"pooling_kernel_size": 3, "position_embedding_size": 10240, "use_clipped_linears": True},
+        **{"standardize": False, "rms_norm_eps": 1e-6},
+    },
+}
+
 EVERY = (
+    GEMMA_4_E2B,
     KIMI_VL_A3B,
     CHAMELEON_7B,
     GLM_4_1V_9B,

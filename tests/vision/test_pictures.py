@@ -253,6 +253,7 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "Qwen3_5ForConditionalGeneration": 27_356_728_560,
     "Qwen3_5MoeForConditionalGeneration": 35_107_181_936,
     "InternVLForConditionalGeneration": 7_944_373_760,
+    "Gemma4ForConditionalGeneration": 4_797_114_083,  # without its sounds' part
     "Gemma3ForConditionalGeneration": 4_300_079_472,
     "PaliGemmaForConditionalGeneration": 2_923_466_480,
     "MllamaForConditionalGeneration": 10_670_220_835,

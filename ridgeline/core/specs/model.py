@@ -456,6 +456,7 @@ class LayerInputsSpec:
     They are made of the token's embedding and of one more table.
 
     rows: of that table, here. known: of the whole table; tokens beyond it have the first row.
+    given: the row of tokens that come as vectors.
     norm: of what is made of the embedding.
     activation: of what a layer multiplies its input with.
     """
@@ -465,6 +466,7 @@ class LayerInputsSpec:
     known: int
     norm: NormSpec
     activation: Activation
+    given: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -756,6 +758,7 @@ class Source:
         many columns.
     kernel: it is a matrix that is stored as the kernel of a convolution, whose last dimensions these are; (): it is a
         matrix.
+    scalar: it is one number without dimensions.
     stacked: it holds this part of every expert, one after the other. Others hold one expert's.
     zeros: files leave it out, and it is so many zeros.
     """
@@ -774,6 +777,7 @@ class Source:
     row: int = 0
     columns: int = 0
     kernel: tuple[int, ...] = ()
+    scalar: bool = False
     stacked: bool = False
     zeros: int = 0
 

@@ -149,6 +149,7 @@ class TowerSpec:
     rope: how queries and keys rotate by row and column; None: they do not. The first half of a head's pairs rotate by
         the patch's row and the others by its column.
     embed_norm: normalizes embedded patches. patch_norm: before their positions. final_norm: behind the last layer.
+    clipped: the layers' linear maps clip their inputs and outputs to learned bounds, four of each projection.
     window: patches see those in the same square of so many merged patches to a side. 0: all of their view's frame.
     whole: the layers in which they see all of the frame nevertheless.
     projector: the map to the model's vectors.
@@ -175,6 +176,7 @@ class TowerSpec:
     embed_norm: NormSpec | None = None
     patch_norm: NormSpec | None = None
     final_norm: NormSpec | None = None
+    clipped: bool = False
     window: int = 0
     whole: tuple[int, ...] = ()
     middle: MiddleMerge | None = None
@@ -259,6 +261,7 @@ class TowerSpec:
         total += sum(width * (2 if norm.kind == "layer" and not norm.biasless else 1) for norm, width in weighted)
         total += 2 * self.width * sum(own.standardized for own in self.projectors)
         total += 2 * self.width * sum(layer.scaled for layer in self.layers)
+        total += 4 * self.clipped * sum(6 + layer.mlp.gated for layer in self.layers)
         total += 0 if self.pooler is None else self.pooler.vectors(self.width)
         total += sum(own.vectors for own in self.projectors)
         return total + self.width * (self.rows + self.class_token + self.ends) + self.newline * self.projector.outputs

@@ -110,7 +110,8 @@ class Tower(nn.Module):
         self.patch_norm = None if spec.patch_norm is None else Norm(spec.patch_norm, spec.width, build)
         self.embed_norm = None if spec.embed_norm is None else Norm(spec.embed_norm, spec.width, build)
         self.layers = nn.ModuleList(
-            Layer(layer, spec.width, build.within(f"layers.{n}")) for n, layer in enumerate(spec.layers)
+            Layer(layer, spec.width, replace(build.within(f"layers.{n}"), clipped=spec.clipped))
+            for n, layer in enumerate(spec.layers)
         )
         self.final_norm = None if spec.final_norm is None else Norm(spec.final_norm, spec.width, build)
         self.pooler = None if spec.pooler is None else ViewPooler(spec.pooler, spec.width, build.within("pooler"))
