@@ -57,7 +57,7 @@ from ridgeline.worker.early import Early
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
 from ridgeline.worker.memory import MemoryReport, host_memory
-from ridgeline.worker.pictures import patches_at_once, vectors_kept
+from ridgeline.worker.pictures import bytes_kept, patches_at_once, vector_bytes
 
 if TYPE_CHECKING:
     from ridgeline.ranks.leader import Group
@@ -494,16 +494,21 @@ def _pictures(config: LLMConfig, wiring: Wiring) -> dict[str, Any]:
     if wiring.model is None or (wiring.model.tower is None and wiring.model.listener is None):
         return {}
     tower, listener, sizes = wiring.model.tower, wiring.model.listener, wiring.memory.sizes
-    flops = 2 * (active_parameters(wiring.model) - sum(each.parameters for each in (tower, listener) if each))
+    every = [each for each in (tower, listener) if each is not None]
+    kept = {
+        "kept_bytes": max(bytes_kept(each, sizes) for each in every),
+        "vector_bytes": tuple(0 if each is None else vector_bytes(each, sizes) for each in (tower, listener)),
+    }
+    flops = 2 * (active_parameters(wiring.model) - sum(each.parameters for each in every))
     if tower is None:
         assert listener is not None
         return {
-            "vectors_kept": vectors_kept(sizes),
+            **kept,
             "patch_cost": listener.position_flops / flops,
             "most_patches": listener.positions,
         }
     return {
-        "vectors_kept": vectors_kept(sizes),
+        **kept,
         "patch_cost": tower.patch_flops / flops,
         "most_patches": patches_at_once(sizes, tower),
         "view_side": 0 if tower.grid is None or tower.grid.any_shape else tower.grid.side,

@@ -47,6 +47,7 @@ ENGINE_HELP = {
     "enable_sleep_mode": "Let a GPU's memory be given back while the engine sleeps (POST /sleep).",
     "enable_prompt_embeds": "Take prompts as vectors (prompt_embeds) in the place of tokens.",
     "gpu_memory_utilization": "Share of the GPU's memory to use.",
+    "encoder_cache_bytes": "Bytes of vectors of pictures and sounds that are kept (default: of four steps' tokens).",
     "kv_cache_memory": "Bytes for the KV cache, instead of a share.",
     "block_size": "Tokens per KV cache block.",
     "kv_cache_dtype": "auto, bfloat16, fp8 (fp8_e4m3), fp8_e5m2 or int8: how keys and values are cached.",

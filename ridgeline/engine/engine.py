@@ -441,7 +441,7 @@ class Engine:
     def _check_pictures(self, request: Request) -> None:
         """Raise InvalidRequest for pictures that the model, or a step, has no place for."""
         for shown in (each.shown for each in request.inserted if each.shown is not None):
-            if not self.config.vectors_kept:
+            if not any(self.config.vector_bytes):
                 raise InvalidRequest("this model sees no pictures; leave them out.", param="multi_modal_data")
             if shown.patches > self.config.most_patches:
                 raise InvalidRequest(

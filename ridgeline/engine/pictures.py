@@ -16,16 +16,18 @@ from ridgeline.engine.plan_builder import PlanBuilder
 class HeldVectors:
     """The vectors that the worker holds by name, as of the newest plan.
 
-    most: how many it may hold beside those that the newest plan uses.
+    most: the bytes that it may hold beside those that the newest plan uses.
+    vector_bytes: of a picture's vector, and of a sound's.
     patch_cost: the tokens that cost as much as a patch.
     patches: that the tower runs for a picture, whatever its size; 0: as many as the picture has.
     due: some may have to go with the next plan.
     hits, misses: how often a request's picture found its vectors there, and how often it did not.
     """
 
-    def __init__(self, most: int, patch_cost: float, patches: int = 0) -> None:
+    def __init__(self, most: int, vector_bytes: tuple[int, int], patch_cost: float, patches: int = 0) -> None:
         self.most, self._patch_cost, self._patches = most, patch_cost, patches
-        self._held: OrderedDict[str, int] = OrderedDict()  # name → number of vectors
+        self._picture_bytes, self._sound_bytes = vector_bytes
+        self._held: OrderedDict[str, int] = OrderedDict()  # name → bytes
         self._total = 0
         self._used: set[str] = set()  # by the plan in the making
         self._dropped: list[str] = []
@@ -69,10 +71,10 @@ class HeldVectors:
             self._held.move_to_end(name)
             self.hits += part.first == 0
             return replace(part, shown=None, heard=None)
-        cost, count = self.cost(shown), shown.vectors
-        builder.takes(cost)
-        self._held[name] = count
-        self._total += count
+        builder.takes(self.cost(shown))
+        each = self._picture_bytes if isinstance(shown, ShownPictures) else self._sound_bytes
+        self._held[name] = shown.vectors * each
+        self._total += self._held[name]
         self.misses += 1
         return part
 

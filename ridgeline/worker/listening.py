@@ -21,7 +21,7 @@ from ridgeline.core.specs.listener import ListenerSpec
 from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.sounds import FRAME, HOP
 from ridgeline.layers.encoder.listener import Listener
-from ridgeline.worker.pictures import vectors_kept
+from ridgeline.worker.pictures import bytes_kept, vector_bytes
 from ridgeline.worker.upload import upload_sounds
 
 POSITIONS = 24_000  # of several sounds that are heard at once: 16 windows of 30 s
@@ -35,9 +35,9 @@ class ListenerMemory:
 
     def reserve(self, sizes: StepSizes) -> Reserved:
         positions = max(POSITIONS, self.listener.positions)
-        kept = vectors_kept(sizes) + max(positions // self.listener.pooled, sizes.max_tokens)
+        fresh = max(positions // self.listener.pooled, sizes.max_tokens)
         return Reserved(
-            held=kept * self.listener.outputs * sizes.itemsize,
+            held=bytes_kept(self.listener, sizes) + fresh * vector_bytes(self.listener, sizes),
             passing=positions * self.listener.scratch() * sizes.itemsize,
         )
 

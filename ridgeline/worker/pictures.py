@@ -23,6 +23,7 @@ from torch.nn.functional import interpolate
 from ridgeline.core.plan.pictures import EncoderFigures, Pixels, ShownPictures, open_all
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.coded import CodedTowerSpec
+from ridgeline.core.specs.listener import ListenerSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.kernels.ops import Ops
@@ -35,6 +36,7 @@ from ridgeline.worker.resampled import patches_of_views
 from ridgeline.worker.stopwatch import Stopwatch
 
 PATCHES = 16384  # that the tower sees at once, if a step has fewer tokens: a picture of 3 million pixels
+TOKEN_BYTES = 8  # of a picture that is tokens
 STEPS_KEPT = 4  # so many steps' tokens may be vectors of pictures that are kept
 
 
@@ -43,9 +45,16 @@ def patches_at_once(sizes: StepSizes, tower: TowerSpec) -> int:
     return max(PATCHES, sizes.max_tokens * tower.merge**2)
 
 
-def vectors_kept(sizes: StepSizes) -> int:
-    """Return the number of vectors that are kept beside those that a step uses."""
-    return STEPS_KEPT * sizes.max_tokens
+def vector_bytes(encoder: TowerSpec | ListenerSpec, sizes: StepSizes) -> int:
+    """Return the bytes that a vector of a picture or a sound takes, or a token in its place."""
+    return TOKEN_BYTES if isinstance(encoder, CodedTowerSpec) else encoder.outputs * sizes.itemsize
+
+
+def bytes_kept(encoder: TowerSpec | ListenerSpec, sizes: StepSizes) -> int:
+    """Return the bytes of vectors that are kept beside those that a step uses."""
+    if sizes.kept_bytes is not None:
+        return sizes.kept_bytes
+    return STEPS_KEPT * sizes.max_tokens * vector_bytes(encoder, sizes)
 
 
 @dataclass(frozen=True)
@@ -60,14 +69,13 @@ class TowerMemory:
         fresh = patches // self.tower.merge**2
         if (self.tower.newline or self.tower.ends) and self.tower.grid is not None:
             fresh += self.tower.merge * fresh // self.tower.grid.side  # a line has about as many patches
-        kept = (vectors_kept(sizes) + max(fresh, sizes.max_tokens)) * self.tower.outputs * sizes.itemsize
+        kept = bytes_kept(self.tower, sizes) + max(fresh, sizes.max_tokens) * vector_bytes(self.tower, sizes)
         if isinstance(self.tower, TiledTowerSpec):  # which become keys and values at once
             kept = (fresh + self.tower.most_vectors) * self.tower.outputs * sizes.itemsize
         if isinstance(self.tower, CodedTowerSpec):  # tokens are kept, and one picture runs at a time
-            tokens = vectors_kept(sizes) + max(fresh, sizes.max_tokens)
             passing = self.tower.side**2 * self.tower.scratch() * sizes.itemsize
             passing += patches * self.tower.patch_width * (sizes.itemsize + 4)
-            return Reserved(held=8 * tokens, passing=passing)
+            return Reserved(held=kept, passing=passing)
         passing = patches * (self.tower.scratch() * sizes.itemsize + 4 * self.tower.patch_width)
         return Reserved(held=kept, passing=passing)
 

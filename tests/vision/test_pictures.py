@@ -177,15 +177,18 @@ def test_several_completions_share_a_picture(tiny_vision: TinyModel) -> None:
         assert all(outcome.tokens == tiny.by_transformers("llava", each, pictures) for outcome in own.outcomes.values())
 
 
-def test_vectors_that_are_not_used_go_first(tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is room for two pictures beside those of the newest plan."""
-    with rig(tiny_vision("llava"), max_num_batched_tokens=64) as own:
+@pytest.mark.parametrize("more", [0, -1, 4095])
+def test_vectors_that_are_not_used_go_first(more: int, tiny_vision: TinyModel) -> None:
+    """There are bytes for two pictures beside those of the newest plan, a byte less, or almost those of a third."""
+    size = 16 * 64 * 4
+    room, lasting = 2 * size + more, (2, 3) if more >= 0 else (3,)
+    with rig(tiny_vision("llava"), max_num_batched_tokens=64, encoder_cache_bytes=room) as own:
         held, stored = own.engine.scheduler.pictures, own.runner.inserted.stored
-        monkeypatch.setattr(held, "most", 32)
         for number in range(4):
             own.run(request("llava", f"picture {number}", words(5, number), tiny.drawn("llava", number))[0])
         own.run(ask("none", words(5, 9)))
-        kept = {tiny.asked("llava", "x", tiny.drawn("llava", n)).inserted[0].name for n in (2, 3)}
+        kept = {tiny.asked("llava", "x", tiny.drawn("llava", n)).inserted[0].name for n in lasting}
+        assert sum(each.nbytes for each in stored.values()) == len(lasting) * size <= room
         assert stored.keys() == kept
         assert held.misses == 4
         own.run(request("llava", "evicted", words(6, 7), tiny.drawn("llava", 0), words(2, 2))[0])
@@ -227,6 +230,7 @@ def test_memory_is_planned_for_the_tower(tiny_vision: TinyModel, tiny_model: Tin
         reserved = TowerMemory(spec.tower).reserve(sizes)
     vectors = (4 * 32 + 16384) * 64 * 4  # those that are kept, and those of the largest picture
     assert reserved.held == vectors
+    assert TowerMemory(spec.tower).reserve(replace(sizes, kept_bytes=99)).held == 16384 * 64 * 4 + 99
     assert reserved.passing > 16384 * (3 * 49 * 8 + 4 * 32 * 4)
     oracle = dict(tiny.build("llava").named_parameters())
     count = sum(each.numel() for each in oracle.values())

@@ -23,6 +23,7 @@ class StepSizes:
     ahead: positions behind a step's tokens at which a draft model writes.
     ranks: how many divide the tokens of each block between them.
     encoded: tokens of every encoder input, if all have as many; 0: they are as long as the context.
+    kept_bytes: of the vectors of pictures and sounds that are kept; None: those of four steps' tokens.
     """
 
     device_type: str
@@ -35,6 +36,7 @@ class StepSizes:
     ahead: int = 0
     ranks: int = 1
     encoded: int = 0
+    kept_bytes: int | None = None
 
     @staticmethod
     def of(config: LLMConfig, **sizes: int | str) -> StepSizes:
@@ -44,6 +46,7 @@ class StepSizes:
             drafts=config.num_drafts,
             nodes=1 if tree is None else tree.scored,
             ahead=config.drafted_ahead,
+            kept_bytes=config.encoder_cache_bytes,
             **sizes,  # type: ignore[arg-type]
         )
 

@@ -61,6 +61,8 @@ class CacheSettings(Settings):
     enable_sleep_mode: a GPU's memory can be given back, and the weights kept in the host's, while the engine sleeps.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
     kv_cache_memory: bytes for the KV cache on each device, in place of that share.
+    encoder_cache_bytes: bytes of vectors of pictures and sounds that each device keeps, beside those that a step uses.
+        None: those of four steps' tokens.
     block_size: tokens per cache block (64 on a GPU, otherwise 16).
     kv_cache_dtype: how keys and values are cached: "auto" as the activations (or as the checkpoint says), "bfloat16",
         or in 8 bits with a scale for each token and key head: "fp8" (the same as "fp8_e4m3"), "fp8_e5m2" or "int8".
@@ -75,6 +77,7 @@ class CacheSettings(Settings):
 
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: Annotated[int | None, AtLeast(1)] = None
+    encoder_cache_bytes: Annotated[int | None, AtLeast(0)] = None
     block_size: int | None = None
     kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True

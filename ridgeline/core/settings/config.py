@@ -87,8 +87,8 @@ class EngineConfig:
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
     encodes: the most tokens of an encoder input; 0: the model has no encoder.
-    vectors_kept: how many vectors of pictures the worker holds at most, beside those that the newest plan uses; 0: the
-        model sees no pictures.
+    kept_bytes: of vectors of pictures and sounds that the worker holds at most, beside those that the newest plan uses.
+    vector_bytes: of a picture's vector, and of a sound's; 0, 0: the model sees and hears nothing.
     patch_cost: the tokens that cost as much as one patch of a picture.
     most_patches: the patches of the largest picture.
     view_side: the patches along both sides of every view, if the tower has learned positions of that shape; 0: any.
@@ -127,7 +127,8 @@ class EngineConfig:
     cascade: bool = False
     pools: bool = False
     encodes: int = 0
-    vectors_kept: int = 0
+    kept_bytes: int = 0
+    vector_bytes: tuple[int, int] = (0, 0)
     patch_cost: float = 0.0
     most_patches: int = 0
     view_side: int = 0

@@ -235,14 +235,14 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "renderer-num-workers tokenizer-pool-size",
     ),
     (
-        "the device keeps the vectors of pictures and sounds that four steps' tokens can be, and nothing else of them "
-        "is kept",
+        "the device keeps vectors of pictures and sounds, in the bytes of --encoder-cache-bytes, and nothing else of "
+        "them is kept",
         VALUE,
         "mm-processor-cache-gb mm-processor-cache-type mm-shm-cache-max-object-size-mb ec-manager-config",
     ),
     (
-        "the device keeps the vectors of pictures and sounds that four steps' tokens can be, and nothing else of them "
-        "is kept",
+        "the device keeps vectors of pictures and sounds, in the bytes of --encoder-cache-bytes, and nothing else of "
+        "them is kept",
         SWITCH,
         "disable-mm-preprocessor-cache",
     ),
