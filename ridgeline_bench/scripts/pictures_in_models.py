@@ -16,6 +16,8 @@ from ridgeline.core.specs.model import CrossAttentionSpec, ModelSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.models import model_config
+from ridgeline.perf.precision import precision
+from ridgeline.perf.towers import tower_ops
 
 DTYPE = "bfloat16"
 LLAVA = Path(__file__).parents[2] / "benchmarks" / "models" / "llava-1.5-7b" / "config.json"
@@ -26,14 +28,14 @@ MLLAMA: dict[str, Any] = {  # Llama-3.2-11B-Vision
 }
 
 
-def tower_flops(tower: TowerSpec) -> int:
-    """Return the floating-point operations of a tower on one picture, its attention included."""
+def tower_flops(tower: TowerSpec) -> float:
+    """Return the floating-point operations of a tower on one picture, its attention and norms included."""
     if isinstance(tower, TiledTowerSpec):
-        seen, layers = tower.tiles * tower.filled, tower.every_layer
+        views = [tower.side**2] * tower.tiles
     else:
         assert tower.grid is not None
-        seen, layers = tower.grid.side**2 + tower.class_token, tower.layers
-    return seen * tower.patch_flops + 4 * seen**2 * tower.width * len(layers)
+        views = [tower.grid.side**2]
+    return sum(op.count * op.cost.flops for op in tower_ops(tower, views, precision(DTYPE)))
 
 
 def merged(spec: ModelSpec, text: int) -> dict[str, float]:

@@ -17,17 +17,7 @@ def _sized(kind: str, name: str, sizes: tuple[int, ...], **others: Any) -> Value
 
 
 GEMMA_2B = _sized("gemma", "GemmaForCausalLM", (2048, 16384, 18, 8, 1, 256000), head_dim=256, hidden_act="gelu")
-MISTRAL_SMALL_3_1: Values = {
-    "architectures": ["Mistral3ForConditionalGeneration"],
-    "model_type": "mistral3",
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-    "text_config": {
-        **_sized("mistral", "MistralForCausalLM", (5120, 32768, 40, 32, 8, 131072), head_dim=128, sliding_window=None),
-        **{"rope_theta": 1e9, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072},
-    },
-    "vision_config": {"hidden_size": 1024, "model_type": "pixtral", "num_hidden_layers": 2},
-}
+MISTRAL_SMALL_3_1 = vision_configs.MISTRAL_SMALL_3_1
 AFM_4_5B = _sized(
     "arcee",
     "ArceeForCausalLM",

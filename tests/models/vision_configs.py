@@ -386,7 +386,24 @@ GEMMA_4_E2B: Values = {
     },
 }
 
+MISTRAL_SMALL_3_1: Values = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "model_type": "mistral3",
+    **{"torch_dtype": "bfloat16", "tie_word_embeddings": False},
+    "text_config": {
+        **{"model_type": "mistral", "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072},
+        **{"sliding_window": None, "rope_theta": 1e9, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072},
+    },
+    **{"spatial_merge_size": 2, "multimodal_projector_bias": False, "vision_feature_layer": -1},
+    "vision_config": {
+        **{"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
+        **{"num_attention_heads": 16, "head_dim": 64, "image_size": 1540, "patch_size": 14, "rope_theta": 10000.0},
+    },
+}
+
 EVERY = (
+    MISTRAL_SMALL_3_1,
     GEMMA_4_E2B,
     KIMI_VL_A3B,
     CHAMELEON_7B,

@@ -242,6 +242,7 @@ def test_memory_is_planned_for_the_tower(tiny_vision: TinyModel, tiny_model: Tin
 PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "Idefics3ForConditionalGeneration": 8_462_086_384,
     "KimiVLForConditionalGeneration": 16_407_656_048,  # with the corrections of its routers
+    "Mistral3ForConditionalGeneration": 24_011_361_280,
     "LlavaForConditionalGeneration": 7_063_427_072,
     "LlavaNextForConditionalGeneration": 7_566_747_648,
     "LlavaOnevisionForConditionalGeneration": 8_029_890_080,
