@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.layers.encoder.coded import CodedTower
 from ridgeline.models import model_config
+from ridgeline.parallel.axis import Axis
 from ridgeline.worker.pictures import TowerMemory
 from tests.driving import rig
 from tests.vision import tiny
@@ -73,6 +77,28 @@ def test_tokens_of_pictures_are_never_written(ranks: int, tiny_vision: TinyModel
         every = oracle.lm_head(hidden).log_softmax(-1)
     assert (wanted - every[rows]).max() > 0.01
     assert not {*tokens} & {*range(tiny.IMAGE, tiny.IMAGE + tiny.CODES + 1)}
+
+
+def test_ranks_take_the_codes_of_the_first(tiny_vision: TinyModel) -> None:
+    """A rank that chose otherwise has the first one's tokens; the first one sends its own."""
+    with rig(tiny_vision(OWN)) as own:
+        tower = own.runner.decoder.tower
+        assert isinstance(tower, CodedTower)
+        patches = torch.rand(16, 48, generator=torch.Generator().manual_seed(0))
+        plain = tower(patches, [(4, 4)])
+        first = torch.arange(16.0)[:, None] % tiny.CODES
+        sent = list[torch.Tensor]()
+        for rank in range(2):
+
+            def summed(x: torch.Tensor, others: torch.Tensor = first * rank) -> torch.Tensor:
+                sent.append(x)
+                return x + others
+
+            tower.ranks = cast("Axis", SimpleNamespace(rank=rank, size=2, all_reduce=summed))
+            found = tower(patches, [(4, 4)])
+            assert torch.equal(found, tower.tokens[first[:, 0].long()][:, None] if rank else plain)
+        assert torch.equal(tower.tokens[sent[0][:, 0].long()][:, None], plain)
+        assert not sent[1].any()
 
 
 def test_memory_is_planned_for_one_picture_and_for_tokens(tiny_vision: TinyModel) -> None:

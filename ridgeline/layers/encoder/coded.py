@@ -59,7 +59,7 @@ class CodedTower(nn.Module):
 
     def __init__(self, spec: CodedTowerSpec, build: Build) -> None:
         super().__init__()
-        self.spec, self.ops, self.dtype = spec, build.ops, build.dtype
+        self.spec, self.ops, self.dtype, self.ranks = spec, build.ops, build.dtype, build.mesh.tp
         self.filters = nn.ModuleDict({flat(each.name): PictureConv(each, build) for each in spec.convolutions})
         self.norms = nn.ModuleDict({flat(name): GroupNorm(width, build) for name, width in spec.group_norms})
         self.book = build.parameter(len(spec.tokens), spec.code_width)
@@ -70,7 +70,14 @@ class CodedTower(nn.Module):
         itself, so no other one decides a close choice of a code."""
         pictures = patches_TX.to(self.dtype).split([rows * columns for rows, columns in grids])
         codes = [self._codes(each_TX, *grid) for each_TX, grid in zip(pictures, grids, strict=True)]
-        return self.tokens[torch.cat(codes)][:, None]
+        return self.tokens[self._agreed(torch.cat(codes))][:, None]
+
+    def _agreed(self, code_T: Tensor) -> Tensor:
+        """Return the first rank's codes: a close choice may come out otherwise on another device."""
+        if self.ranks.size == 1:
+            return code_T
+        own_T1 = code_T.float()[:, None]  # whole numbers up to 2 ** 24 are exact, and so is their sum with zeros
+        return self.ranks.all_reduce(own_T1 if self.ranks.rank == 0 else torch.zeros_like(own_T1))[:, 0].long()
 
     def _codes(self, patches_TX: Tensor, rows: int, columns: int) -> Tensor:
         """Return the nearest code of each patch of one picture: int64 [T]."""

@@ -8,6 +8,8 @@ Legend:
 
 from __future__ import annotations
 
+from math import sqrt
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -48,7 +50,8 @@ class MaskedViews:
         q_THY, k_THY, v_THY = heads.split(qkv_TX, positions_T)
         scale, width = heads.spec.scale, q_THY.shape[2]
         q_THY, k_THY, v_THY = (F.pad(each, (0, WIDER)) for each in (q_THY, k_THY, v_THY))
-        q_THY[..., width : width + 1] = self._asking_T[:, None, None].to(q_THY.dtype)
-        k_THY[..., width : width + 1] = self._hidden_T[:, None, None].to(q_THY.dtype) * (-UNSEEN / scale)
+        half = sqrt(UNSEEN / scale)  # all of it on one side is infinite in float16
+        q_THY[..., width : width + 1] = self._asking_T[:, None, None].to(q_THY.dtype) * half
+        k_THY[..., width : width + 1] = self._hidden_T[:, None, None].to(q_THY.dtype) * -half
         out_THY = self._ops.packed_attention(q_THY, k_THY, v_THY, self._rows, scale, None, None)
         return out_THY[..., :width].flatten(1)
