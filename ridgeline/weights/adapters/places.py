@@ -123,7 +123,7 @@ def places_in(decoder: Decoder, weights: WeightMap, under: str = "layers.") -> d
 
 def encoder_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:
     """Return the places of the linear maps of a tower or a listener, projectors included. Kernels of convolutions that
-    are read as matrices are none, nor are the maps of poolers, which files hold as one tensor."""
+    are read as matrices are none, nor are maps that clip, and those of poolers, which files hold as one tensor."""
     found = dict[str, ModulePlace]()
     for under in ENCODERS:
         plain = {
@@ -132,7 +132,13 @@ def encoder_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlac
             if name.startswith(under) and not any(each.kernel or each.row or each.zeros for each in sources)
         }
         found |= places_in(decoder, plain, under)
-    return {name: place for name, place in found.items() if not place.map.name.startswith("tower.pooler.")}
+    return {name: place for name, place in found.items() if not _is_fixed(decoder, place.map.name)}
+
+
+def _is_fixed(decoder: Decoder, name: str) -> bool:
+    """Return True for an encoder's map that adapters cannot change: their products would pass by its clips."""
+    linear = decoder.get_submodule(name)
+    return name.startswith("tower.pooler.") or (isinstance(linear, Linear) and linear.clips is not None)
 
 
 def unused_of(encoders: Mapping[str, ModulePlace], unused: Iterable[str]) -> tuple[str, ...]:
