@@ -19,6 +19,7 @@ from ridgeline.perf.footprint import parameters
 from tests.driving import ask, rig
 from tests.hearing import tiny
 from tests.vision import tiny as pictures
+from tests.vision.families.family import IMAGE
 
 Folder = Callable[[str], Path]
 Asked = tuple[Request, list[np.ndarray]]
@@ -112,7 +113,7 @@ def test_pictures_and_sounds_stand_in_one_prompt(name: str, like: str, folder: F
     seen = pictures.asked(like, "", pixels).inserted[0]
     heard = tiny.asked(name, "", samples).inserted[0]
     before, between, behind = [*words(4, 1), 305], [306, *words(3, 2), 302], [303, *words(2, 3)]
-    tokens = [*before, *[pictures.IMAGE] * seen.count, *between, *[tiny.AUDIO] * heard.count, *behind]
+    tokens = [*before, *[IMAGE] * seen.count, *between, *[tiny.AUDIO] * heard.count, *behind]
     places = len(before), len(before) + seen.count + len(between)
     parts = tuple(replace(each, start=start) for each, start in zip((seen, heard), places, strict=True))
     asked = replace(ask("mixed", tokens, max_tokens=6), inserted=parts)

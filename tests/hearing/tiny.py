@@ -17,7 +17,7 @@ from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.media.items import sound
 from tests.driving import ask_with, likeliest
-from tests.vision.tiny import IMAGE, TEXT
+from tests.vision.families.family import IMAGE, TEXT
 
 RATE = 16_000
 AUDIO = 301  # the token in the place of a vector

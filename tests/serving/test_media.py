@@ -22,6 +22,7 @@ from ridgeline.transport.messages import decode_from_face
 from tests.media.make_corpus import png, saved
 from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
 from tests.vision import folders, tiny
+from tests.vision.families.family import IMAGE
 
 CORPUS = Path(__file__).parents[1] / "media" / "corpus"
 PIXELS = [np.random.default_rng(number).integers(0, 256, (28, 28, 3), dtype=np.uint8) for number in range(3)]
@@ -87,7 +88,7 @@ def test_a_chat_with_pictures_says_what_transformers_says(sighted: Server) -> No
     assert answer.status_code == 200, answer.text
     told = answer.json()
     ids = told["prompt_token_ids"]
-    assert ids.count(tiny.IMAGE) == 2 * 16
+    assert ids.count(IMAGE) == 2 * 16
     assert told["usage"]["prompt_tokens"] == len(ids)
     assert told["choices"][0]["token_ids"] == by_transformers(ids, PIXELS[:2])
 
@@ -196,8 +197,8 @@ def test_settings_of_decoding_are_checked(sighted: Server, given: Any, words: st
 def test_text_that_spells_a_placeholder_is_text(sighted: Server) -> None:
     answer = chat(sighted, {"type": "text", "text": "a <image> b"}, image(URLS[0])).json()
     ids = answer["prompt_token_ids"]
-    assert ids.count(tiny.IMAGE) == 16
-    assert b"<image>" in bytes(sighted.api.tokenizer.decode([i for i in ids if i != tiny.IMAGE]), "utf-8")
+    assert ids.count(IMAGE) == 16
+    assert b"<image>" in bytes(sighted.api.tokenizer.decode([i for i in ids if i != IMAGE]), "utf-8")
 
 
 def test_a_model_of_texts_says_that_it_reads_text_alone(server: Server) -> None:

@@ -19,6 +19,7 @@ from ridgeline.media.processors import processor_of
 from ridgeline.text.media_prompt import placed_items
 from tests.driving import ask_with, likeliest
 from tests.vision import tiny
+from tests.vision.families.family import IMAGE
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe")
 VIDEO = 301
@@ -72,7 +73,7 @@ def asked(family: str, name: str, *parts: Part, max_tokens: int = 8, **params: A
                 tokens += letters(piece)
                 continue
             inserted.append(own.inserted(len(inserted), start + len(tokens)))
-            tokens += [VIDEO if isinstance(part, Clip) and not family.startswith("glm") else tiny.IMAGE] * piece
+            tokens += [VIDEO if isinstance(part, Clip) and not family.startswith("glm") else IMAGE] * piece
         return tokens, inserted
 
     return ask_with(name, parts, placed, max_tokens=max_tokens, **params)
@@ -114,9 +115,9 @@ def scores(model: Any, family: str, ids: Sequence[int], parts: Sequence[Part]) -
     if family == "qwen2_5_vl":
         given["second_per_grid_ts"] = torch.tensor([2 / part.rate for part in parts if isinstance(part, Clip)])
     if given:
-        given["mm_token_type_ids"] = (row == tiny.IMAGE).int() + 2 * (row == VIDEO).int()
+        given["mm_token_type_ids"] = (row == IMAGE).int() + 2 * (row == VIDEO).int()
         if family.startswith("glm"):
-            given["mm_token_type_ids"] = (row == tiny.IMAGE).int() * (2 if "video_grid_thw" in given else 1)
+            given["mm_token_type_ids"] = (row == IMAGE).int() * (2 if "video_grid_thw" in given else 1)
     model.model.rope_deltas = None
     with torch.inference_mode():
         found: Tensor = model(input_ids=row, attention_mask=torch.ones_like(row), **given).logits[0]

@@ -23,7 +23,7 @@ from ridgeline.core.plan.request import Request
 from ridgeline.media.items import picture
 from ridgeline.media.processors import processor_of
 from tests.driving import ask_with, likeliest
-from tests.vision.tiny import IMAGE, TEXT
+from tests.vision.families.family import IMAGE, TEXT
 
 TILES = 4
 CONFIG: dict[str, Any] = {

@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from tests.vision import tiny
+from tests.vision.families.family import IMAGE, VOCAB
 
 MARKERS = {"llava": "<image>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>", "qwen3_vl": "<|image_pad|>"}
 TEMPLATE = (
@@ -24,10 +25,10 @@ TEMPLATE = (
 def backend(family: str) -> tokenizers.Tokenizer:
     """Return a tokenizer of letters, and of the special tokens of a family's pictures."""
     vocabulary = {letter: number for number, letter in enumerate(printable, 3)} | {"<unk>": 0, "<s>": 1, "</s>": 2}
-    special = {MARKERS[family]: tiny.IMAGE}
+    special = {MARKERS[family]: IMAGE}
     if family != "llava":
         special |= {"<|video_pad|>": 301, "<|vision_start|>": 302, "<|vision_end|>": 303}
-    fillers = {f"<filler{n}>": n for n in range(len(vocabulary), tiny.VOCAB) if n not in special.values()}
+    fillers = {f"<filler{n}>": n for n in range(len(vocabulary), VOCAB) if n not in special.values()}
     found = tokenizers.Tokenizer(models.WordLevel(vocabulary | special | fillers, unk_token="<unk>"))
     found.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(?m)[\\s\\S]"), "isolated")
     found.decoder = decoders.Fuse()

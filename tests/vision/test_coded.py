@@ -19,6 +19,8 @@ from ridgeline.parallel.axis import Axis
 from ridgeline.worker.pictures import TowerMemory
 from tests.driving import rig
 from tests.vision import tiny
+from tests.vision.families.family import IMAGE
+from tests.vision.families.others import CODES
 
 TinyModel = Callable[[str], Path]
 OWN = "chameleon"
@@ -76,7 +78,7 @@ def test_tokens_of_pictures_are_never_written(ranks: int, tiny_vision: TinyModel
         hidden = oracle.model(input_ids=torch.tensor([ids]), **tiny.inputs(OWN, [a])).last_hidden_state[0]
         every = oracle.lm_head(hidden).log_softmax(-1)
     assert (wanted - every[rows]).max() > 0.01
-    assert not {*tokens} & {*range(tiny.IMAGE, tiny.IMAGE + tiny.CODES + 1)}
+    assert not {*tokens} & {*range(IMAGE, IMAGE + CODES + 1)}
 
 
 def test_ranks_take_the_codes_of_the_first(tiny_vision: TinyModel) -> None:

@@ -17,6 +17,7 @@ from ridgeline.media.layout import Processor
 from ridgeline.text.media_prompt import MediaPrompt, expanded, expanded_ids, prompt_with
 from tests.driving import likeliest
 from tests.vision import folders, tiny
+from tests.vision.families.family import IMAGE
 
 TinyModel = Callable[[str], Path]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -51,7 +52,7 @@ def test_a_prompt_with_pictures_is_what_transformers_makes_of_it(llava: LLM) -> 
     forms = [[Image.fromarray(a), b], [picture(a), Image.fromarray(b).convert("RGBA")]]
     outputs = llava.generate([{"prompt": prompt, "multi_modal_data": {"image": form}} for form in forms], GREEDY)
     ids = list(outputs[0].prompt_token_ids)
-    assert ids.count(tiny.IMAGE) == 32
+    assert ids.count(IMAGE) == 32
     assert len(ids) == len("What is  beside ?") + 32
     for output in outputs:
         assert output.prompt_token_ids == ids
@@ -83,7 +84,7 @@ def test_a_text_that_spells_a_placeholder_is_text(llava: LLM) -> None:
     spelled = {"role": "user", "content": [{"type": "image", "image": a}, words("the tag <image> means")]}
     [output] = llava.chat([spelled], GREEDY)
     ids = list(output.prompt_token_ids)
-    assert ids.count(tiny.IMAGE) == 16
+    assert ids.count(IMAGE) == 16
     assert "the tag <image> means" in tokenizer.decode(ids)  # which leaves special tokens out
     assert output.outputs[0].text == written("llava", llava, ids, a)
 
@@ -138,7 +139,7 @@ def test_pictures_of_any_size(family: str, tiny_vision: TinyModel, tmp_path: Pat
         seen = np.asarray(Image.fromarray(a).resize((view.width, view.height), Image.Resampling.BICUBIC))
         [output] = llm.chat([{"role": "user", "content": [{"type": "image", "image": a}, words("Which?")]}], GREEDY)
         ids = list(output.prompt_token_ids)
-        assert ids.count(tiny.IMAGE) == view.width * view.height // 64
+        assert ids.count(IMAGE) == view.width * view.height // 64
         assert output.outputs[0].text == written(family, llm, ids, seen)
 
 
@@ -153,4 +154,4 @@ def test_ids_and_texts_agree(llava: LLM) -> None:
     assert same.token_ids == prompt.token_ids
     assert same.inserted == prompt.inserted
     [own] = prompt.inserted
-    assert prompt.token_ids[own.start : own.end] == [tiny.IMAGE] * own.count
+    assert prompt.token_ids[own.start : own.end] == [IMAGE] * own.count

@@ -8,6 +8,7 @@ import torch
 from ridgeline.core.plan import embeds
 from ridgeline.core.plan.embeds import Inserted, positions_between, shift_of
 from tests.vision import tiny
+from tests.vision.families.family import IMAGE
 
 GRIDS = {
     "one": [(4, (1, 2, 3))],
@@ -26,7 +27,7 @@ def test_positions_are_those_of_transformers(case: str) -> None:
     for start, grid in GRIDS[case]:
         count = grid[0] * grid[1] * grid[2]
         inserted.append(Inserted(start=start, count=count, key=b"k" * 16, name=str(start), grid=grid))
-        ids[0, start : start + count] = tiny.IMAGE
+        ids[0, start : start + count] = IMAGE
         kinds[0, start : start + count] = 2 if grid[0] > 1 else 1
     pictures = torch.tensor([[t, 2 * h, 2 * w] for _, (t, h, w) in GRIDS[case] if t == 1])
     videos = torch.tensor([[t, 2 * h, 2 * w] for _, (t, h, w) in GRIDS[case] if t > 1])

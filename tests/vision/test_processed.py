@@ -27,6 +27,7 @@ from ridgeline.media.items import picture
 from ridgeline.media.processors import processor_of
 from tests.driving import ask, rig
 from tests.vision import tiny
+from tests.vision.families.family import IMAGE, TILES
 
 INPUTS = (
     *("pixel_values", "pixel_attention_mask", "image_sizes", "batch_num_images", "target_sizes"),
@@ -59,7 +60,7 @@ SETTINGS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
         {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
         {"image_seq_len": 16},
     ),
-    "llava_onevision": (LlavaOnevisionImageProcessorPil, tiny.TILES, {"vision_aspect_ratio": "anyres_max_1"}),
+    "llava_onevision": (LlavaOnevisionImageProcessorPil, TILES, {"vision_aspect_ratio": "anyres_max_1"}),
     "minicpmv4_6": (
         MiniCPMV4_6ImageProcessorPil,
         {"patch_size": 4, "scale_resolution": 48, "slice_mode": False, "use_image_id": False},
@@ -94,7 +95,7 @@ def asked(family: str, name: str, pictures: Sequence[np.ndarray]) -> Request:
                 tokens.append(BREAK)
                 continue
             inserted.append(Inserted(start=len(tokens), count=piece, key=key, name=key.hex(), first=first, shown=shown))
-            tokens += [tiny.IMAGE] * piece
+            tokens += [IMAGE] * piece
             first += piece
     return replace(ask(name, [*tokens, 8, 9], max_tokens=8), inserted=tuple(inserted))
 

@@ -23,6 +23,7 @@ from tests.driving import ask, disturbed, rig
 from tests.media.make_corpus import coded_video
 from tests.vision import clips, folders, tiny
 from tests.vision.clips import Part, asked, by_transformers, filmed
+from tests.vision.families.family import IMAGE
 from tests.vision.test_pictures import words
 
 TinyModel = Callable[[str], Path]
@@ -173,7 +174,7 @@ def test_a_chat_about_a_file(qwen3: LLM, tmp_path: Path) -> None:
     assert one.outputs[0].token_ids == two.outputs[0].token_ids
     ids = list(one.prompt_token_ids)
     assert ids.count(clips.VIDEO) == 2 * 6  # 4 of 24 frames of 16 x 24
-    assert ids.index(clips.VIDEO) < ids.index(tiny.IMAGE)
+    assert ids.index(clips.VIDEO) < ids.index(IMAGE)
     text = "a <|video_pad|> b <|image_pad|> c"
     data = {"image": still, "video": file}
     [mixed] = qwen3.generate([{"prompt": text, "multi_modal_data": data}], GREEDY)  # type: ignore[list-item]
