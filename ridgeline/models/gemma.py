@@ -130,7 +130,7 @@ class Gemma3Multimodal:
         projector = ProjectorSpec(
             outputs=spec.hidden_size,
             merge=merge,
-            averaged=True,
+            joined="mean",
             norm=NormSpec(eps=vision.number("layer_norm_eps"), offset=1.0),
             norm_merged=True,
             bias=False,

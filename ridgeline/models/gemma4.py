@@ -157,7 +157,7 @@ def _tower(vision: Config, outputs: int) -> TowerSpec:
     projector = ProjectorSpec(
         outputs=outputs,
         merge=vision.integer("pooling_kernel_size"),
-        averaged=True,
+        joined="mean",
         standardized=standardized,
         # What is not standardized is multiplied by the root of the width alone, which only this number would notice
         norm=NormSpec(eps=eps if standardized else eps / width, weightless=True),
@@ -170,7 +170,6 @@ def _tower(vision: Config, outputs: int) -> TowerSpec:
         layers=(layer,) * vision.integer("num_hidden_layers"),
         projector=projector,
         grid=GridSpec(side=vision.integer("position_embedding_size"), fit="axes"),
-        rope=attention.rope,
         clipped=vision.boolean("use_clipped_linears"),
     )
 

@@ -149,7 +149,6 @@ def _tower(config: Mapping[str, Any], outputs: int) -> TowerSpec:
         patch_norm=norm,
         layers=(layer,) * vision.integer("depth"),
         grid=GridSpec(side=vision.integer("image_size") // patch, fit="cubic"),
-        rope=rope,
         final_norm=norm,
         projector=GatedProjectorSpec(
             outputs=outputs,

@@ -100,7 +100,6 @@ def _tower(vision: Config, outputs: int) -> TowerSpec:
         layers=tuple(replace(each, mixer=replace(each.attention, rope=rope)) for each in layers),
         projector=ProjectorSpec(outputs=outputs, merge=merge[0], norm=NORM, hidden=width * merge[0] ** 2),
         grid=GridSpec(side=side, fit="cubic"),
-        rope=rope,
         final_norm=NORM,
     )
 

@@ -115,7 +115,7 @@ class Mistral3Multimodal:
             outputs=spec.hidden_size,
             merge=values.integer("spatial_merge_size"),
             norm=NormSpec(eps=Config(text, LLAMA_DEFAULTS).number("rms_norm_eps")),
-            merger=True,
+            joined="map",
             hidden=spec.hidden_size,
             activation=values.ungated_activation("projector_hidden_act"),
             bias=values.boolean("multimodal_projector_bias"),

@@ -92,4 +92,4 @@ def _tower(vision: Config, outputs: int) -> TowerSpec:
     tower = siglip_tower(config, projector)
     layers = tuple(replace(each, mixer=replace(each.attention, rope=rope)) for each in tower.layers)
     assert tower.grid is not None
-    return replace(tower, layers=layers, rope=rope, grid=replace(tower.grid, fit="corners"))
+    return replace(tower, layers=layers, grid=replace(tower.grid, fit="corners"))

@@ -58,7 +58,7 @@ class Phi4Multimodal:
 
 
 def _tower(vision: Config, outputs: int, layers: int) -> TowerSpec:
-    projector = ProjectorSpec(outputs=outputs, merge=2, averaged=True, hidden=outputs)
+    projector = ProjectorSpec(outputs=outputs, merge=2, joined="mean", hidden=outputs)
     tower = siglip_tower(vision, projector, layers, defaults=VISION)
     assert tower.grid is not None
     if tower.grid.side % 2 or vision.integer("crop_size") != vision.integer("image_size"):

@@ -51,7 +51,6 @@ def pixtral_tower(vision: Config, projector: ProjectorSpec) -> TowerSpec:
         patch_width=3 * config.integer("patch_size") ** 2,
         layers=(LayerSpec(mixer=attention, feed_forward=mlp, norm=norm),) * config.integer("num_hidden_layers"),
         projector=projector,
-        rope=rope,
         rope_apart=True,
         embed_norm=norm,
     )

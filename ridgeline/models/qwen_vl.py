@@ -237,7 +237,6 @@ def _tower(vision: Config, width: int, norm: NormSpec, mlp: MLPSpec, merger: Pro
         patch_width=3 * vision.integer("temporal_patch_size") * vision.integer("patch_size") ** 2,
         layers=(LayerSpec(mixer=attention, feed_forward=mlp, norm=norm),) * vision.integer("depth"),
         projector=merger,
-        rope=rope,
     )
 
 

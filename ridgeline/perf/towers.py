@@ -76,7 +76,7 @@ def _projector_ops(own: ProjectorSpec, width: int, patches: int, p: Precision) -
     if own.norm is not None:
         wide = own.norm_width(width)
         norm = NormBefore("rms" if own.norm.kind == "rms" else "layer", residual=False)
-        ops.append(("projector.norm", norm.cost(vectors if own.averaged else patches * width // wide, wide, p)))
+        ops.append(("projector.norm", norm.cost(vectors if own.joined == "mean" else patches * width // wide, wide, p)))
     if own.hidden:
         cost = activation_cost(vectors, own.hidden, kind=own.activation, itemsize=p.item)
         ops.append(("projector.activation", cost))

@@ -88,7 +88,7 @@ def test_ranks_take_the_codes_of_the_first(tiny_vision: TinyModel) -> None:
         assert isinstance(tower, CodedTower)
         patches = torch.rand(16, 48, generator=torch.Generator().manual_seed(0))
         plain = tower(patches, [(4, 4)])
-        first = torch.arange(16.0)[:, None] % tiny.CODES
+        first = torch.arange(16.0)[:, None] % CODES
         sent = list[torch.Tensor]()
         for rank in range(2):
 

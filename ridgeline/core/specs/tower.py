@@ -11,15 +11,16 @@ from ridgeline.core.specs.model import Activation, LayerSpec, MLPSpec, NormSpec,
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectorSpec:
-    """The map from a tower's patches to vectors as wide as the model: [norm →] merge x merge patches side by side, or
-    their average, [→ norm] [→ merger] → linear → activation → linear.
+    """The map from a tower's patches to vectors as wide as the model: [norm →] merge x merge patches joined [→ norm] →
+    linear → activation → linear.
 
     merge: the patches of a square that become one vector are merge x merge. They follow each other.
-    averaged: their average is taken, and they do not lie side by side.
-    standardized: that is multiplied by the root of the tower's width, then shifted and multiplied by learned vectors.
+    joined: how they become one. "beside": they lie side by side. "mean": their average is taken. "map": a linear map
+        without bias takes them back to the tower's width, behind the norm. Its inputs are the patches' first numbers,
+        then their second ones, and so on.
+    standardized: what is joined is multiplied by the root of the tower's width, then shifted and multiplied by learned
+        vectors.
     norm: None: there is none. norm_merged: it normalizes the merged patches together.
-    merger: a linear map without bias takes merged patches back to the tower's width. Its inputs are the patches' first
-        numbers, then their second ones, and so on.
     hidden: the width between the two linear maps; 0: there is one map, and no activation.
     bias: the maps have biases.
     absent: there is no map: vectors stay as they are.
@@ -27,11 +28,10 @@ class ProjectorSpec:
 
     outputs: int
     merge: int = 1
-    averaged: bool = False
+    joined: Literal["beside", "mean", "map"] = "beside"
     standardized: bool = False
     norm: NormSpec | None = None
     norm_merged: bool = False
-    merger: bool = False
     hidden: int = 0
     activation: Activation = "gelu"
     bias: bool = True
@@ -42,7 +42,7 @@ class ProjectorSpec:
         if self.absent:
             return []
         inputs = self.inputs(width)
-        first = [Product(width * self.merge**2, width)] if self.merger else []
+        first = [Product(width * self.merge**2, width)] if self.joined == "map" else []
         if not self.hidden:
             return [*first, Product(inputs, self.outputs, self.bias)]
         return [*first, Product(inputs, self.hidden, self.bias), Product(self.hidden, self.outputs, self.bias)]
@@ -58,11 +58,11 @@ class ProjectorSpec:
 
     def inputs(self, width: int) -> int:
         """Return the inputs of the first map that has an activation behind it."""
-        return width if self.merger or self.averaged else width * self.merge**2
+        return width * self.merge**2 if self.joined == "beside" else width
 
     def norm_width(self, width: int) -> int:
         """Return the width of the norm; 0: there is none."""
-        return 0 if self.norm is None else width * (self.merge**2 if self.norm_merged and not self.averaged else 1)
+        return 0 if self.norm is None else width * (self.merge**2 if self.norm_merged and self.joined != "mean" else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +146,7 @@ class TowerSpec:
     width: of the layers. patch_width: the numbers of a patch (`kernels.pictures.views.Patching.width`).
     class_token: one more vector stands before the patches of each view, and is left out behind the last layer.
     grid: the learned positions; None: there are none.
-    rope: how queries and keys rotate by row and column; None: they do not. The first half of a head's pairs rotate by
-        the patch's row and the others by its column.
+    rope_apart: of a head's frequencies, rows take the even ones and columns the odd ones; otherwise both take the same.
     embed_norm: normalizes embedded patches. patch_norm: before their positions. final_norm: behind the last layer.
     clipped: the layers' linear maps clip their inputs and outputs to learned bounds, four of each projection.
     window: patches see those in the same square of so many merged patches to a side. 0: all of their view's frame.
@@ -171,7 +170,6 @@ class TowerSpec:
     patch_bias: bool = False
     class_token: bool = False
     grid: GridSpec | None = None
-    rope: RopeSpec | None = None
     rope_apart: bool = False
     embed_norm: NormSpec | None = None
     patch_norm: NormSpec | None = None
@@ -185,6 +183,12 @@ class TowerSpec:
     covered: bool = False
     deep: tuple[int, ...] = ()
     deep_projector: ProjectorSpec | None = None
+
+    @property
+    def rope(self) -> RopeSpec | None:
+        """The rotation of queries and keys by row and column, in all layers; None: there is none. The first half of a
+        head's pairs rotate by the patch's row and the others by its column."""
+        return self.layers[0].attention.rope if self.layers else None
 
     @property
     def every_layer(self) -> tuple[LayerSpec, ...]:

@@ -48,7 +48,7 @@ class Projector(nn.Module):
         merged, inputs = width * spec.merge**2, spec.inputs(width)
         self.shift = build.parameter(width) if spec.standardized else None
         self.factor = build.parameter(width) if spec.standardized else None
-        self.merger = Linear(merged, (width,), False, build.within("merger")) if spec.merger else None
+        self.merger = Linear(merged, (width,), False, build.within("merger")) if spec.joined == "map" else None
         self.up = Linear(inputs, (spec.hidden,), spec.bias, build.within("up")) if spec.hidden else None
         self.down: Linear | None = None
         if not spec.absent:
@@ -59,7 +59,8 @@ class Projector(nn.Module):
         merged = self.spec.merge**2 * x_TW.shape[1]
         if self.norm is not None and not self.spec.norm_merged:
             x_TW = self.norm(x_TW)[0]
-        x = x_TW.unflatten(0, (-1, self.spec.merge**2)).mean(1) if self.spec.averaged else x_TW.reshape(-1, merged)
+        mean = self.spec.joined == "mean"
+        x = x_TW.unflatten(0, (-1, self.spec.merge**2)).mean(1) if mean else x_TW.reshape(-1, merged)
         if self.shift is not None and self.factor is not None:
             x = ((x.float() * math.sqrt(x.shape[1]) - self.shift.float()) * self.factor.float()).to(x.dtype)
         if self.norm is not None and self.spec.norm_merged:
