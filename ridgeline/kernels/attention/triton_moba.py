@@ -33,6 +33,7 @@ from ridgeline.kernels.attention.triton_sdpa import (
     LOG2E,
     NOTHING,
     KeyMasks,
+    Tiles,
     WholeAttention,
     add_tile,
     ahead_of_time,
@@ -114,7 +115,14 @@ def _gate_kernel(
     q = load_rows(q_ptr, queries, channels, q_row, T, D, False, D == WIDTH)
     means_ptr += (batch * (H // PER_GROUP) + head // PER_GROUP).to(tl.int64) * N * D
     means = load_rows(means_ptr, blocks, channels, D, N, D, False, D == WIDTH)
-    scores = tl.dot(q.to(tl.float32), tl.trans(means), input_precision=EXACT)
+    if q.dtype == tl.bfloat16:  # three parts have all bits of a mean, and tensor cores add exact products in float32
+        scores = tl.zeros([ROWS, BLOCKS], tl.float32)
+        for _part in tl.static_range(3):
+            part = means.to(tl.bfloat16)
+            scores = tl.dot(q, tl.trans(part), scores)
+            means -= part.to(tl.float32)
+    else:
+        scores = tl.dot(q.to(tl.float32), tl.trans(means), input_precision=EXACT)
     scores = tl.where(blocks[None, :] < queries[:, None] // BLOCK, scores, NOTHING)
     chosen_ptr += (tl.program_id(1).to(tl.int64) * T + queries) * CHOICES
     for choice in tl.static_range(CHOICES):
@@ -243,11 +251,12 @@ def choose_blocks(q_BHTD: torch.Tensor, k_BGTD: torch.Tensor, moba: Moba) -> tor
     if blocks > MOST_BLOCKS:
         raise ValueError(f"{length} tokens have {blocks} blocks of {moba.block}, at most {MOST_BLOCKS} are scored.")
     chosen = torch.empty((batch, heads, length, moba.top - 1), dtype=torch.int32, device=q_BHTD.device)
-    width = max(16, triton.next_power_of_2(size))
-    _gate_kernel[(triton.cdiv(length, 64), batch * heads)](
+    width, scored = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(blocks))
+    rows = 64 if q_BHTD.dtype == torch.bfloat16 else max(16, 1024 // scored)  # float32 is on no tensor core: registers
+    _gate_kernel[(triton.cdiv(length, rows), batch * heads)](
         q_BHTD, means_BGND, chosen, *strides_of(q_BHTD), heads, heads // groups, length, blocks,
-        CHOICES=moba.top - 1, ROWS=64, BLOCK=moba.block, BLOCKS=max(16, triton.next_power_of_2(blocks)), D=size,
-        WIDTH=width, num_warps=4,
+        CHOICES=moba.top - 1, ROWS=rows, BLOCK=moba.block, BLOCKS=scored, D=size, WIDTH=width,
+        num_warps=4 if scored <= 64 else 8,
     )  # fmt: skip
     return chosen
 
@@ -334,6 +343,10 @@ def moba_attention(
 # ---- ahead of time --------------------------------------------------------------------------------------------------
 
 AOT = (
+    ahead_of_time(
+        _gate_kernel, Tiles(64, 64, 4, 3), 128, "q !means #chosen", "q", "H PER_GROUP T N", "", archs=("sm_90",),
+        CHOICES=2, BLOCK=2048, BLOCKS=32,
+    ),
     ahead_of_time(
         _gathered_kernel, tiles_of("forward", 128), 128, "q k v !out !log #pairs #owner #first #begins", "qkv",
         "H PER_GROUP T N LISTS", "scale", archs=("sm_90",), CHOICES=2, BLOCK=2048,

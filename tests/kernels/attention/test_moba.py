@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -65,6 +68,23 @@ def test_the_gate_takes_the_best_past_blocks() -> None:
         means = [k[1, head // 2, n * 32 : n * 32 + 32].mean(0) @ q[1, head, t] for n in range(t // 32)]
         best = sorted(range(len(means)), key=lambda n: -means[n])[:2]
         assert chosen[1, head, t].tolist() == [*best, -1, -1][:2]
+
+
+def test_the_gate_keeps_all_bits_of_means_beside_queries_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def product(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        """The interpreter would multiply the bits of bfloat16 as whole numbers."""
+        left, right = ((x.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for x in (a, b))
+        return TensorHandle((left @ right + d.data).astype(np.float32), d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", product)
+    q, k = (torch.randn(1, heads, 320, 64).bfloat16() for heads in (2, 1))
+    means = module.block_means(k, 32).double()
+    past = torch.arange(means.shape[2]) < torch.arange(320)[:, None] // 32
+    best = (q.double() @ means.mT).masked_fill(~past, float("-inf")).topk(2, -1)
+    want = torch.where(best.values > float("-inf"), best.indices, -1)
+    assert torch.equal(module.choose_blocks(q, k, Moba(32, 3)).long(), want)
 
 
 @settings(max_examples=30, deadline=None)
