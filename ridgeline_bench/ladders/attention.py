@@ -1,6 +1,6 @@
 """The problems of the attention ladder: causal, bfloat16, whole sequences, forward and backward, beside the kernels
 that torch has and FlashAttention-3 where it is installed: as its own package, or as vLLM's wheel has it (forward
-alone, in 16 bits: its kernels for fp8 end the process on an H200)."""
+alone, in 16 bits)."""
 
 from __future__ import annotations
 

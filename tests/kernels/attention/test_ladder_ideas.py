@@ -158,6 +158,8 @@ SWITCHES = [
     {"longest": True},
     {"fp8": True},
     {"fp8": True, "ahead": True, "threshold": True},
+    {"threshold": True, "longest": True, "beside": True},
+    {"fp8": True, "threshold": True, "longest": True, "polynomials": 1, "beside": True},
 ]
 
 
@@ -170,7 +172,9 @@ def test_machine_code_of_each_switch() -> None:
     command = [sys.executable, "-W", "ignore", __file__, json.dumps(SWITCHES)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    plain, polynomial, threshold, _, fp8, _ = found = [json.loads(line) for line in run.stdout.splitlines()]
+    plain, polynomial, threshold, _, fp8, _, beside, fp8_beside = found = [
+        json.loads(line) for line in run.stdout.splitlines()
+    ]
     for each in found:
         assert each["stack"] == 0, "registers are spilled"
         assert each["registers"] <= 168  # of 384 threads that share 65,536; setmaxnreg moves them to the consumers
@@ -186,6 +190,10 @@ def test_machine_code_of_each_switch() -> None:
         polynomial["MUFU.EX2"] == plain["MUFU.EX2"] - 2 * 64 / 4
     )  # a quarter of a consumer's 64, but not where masked
     assert threshold["FMUL"] >= plain["FMUL"] / 2  # they are there, behind a branch
+    # Exponentials between the wait for scores and that for outputs, of 64, and of 48 where others are polynomials.
+    assert plain["between"] <= 8
+    assert beside["between"] >= 24
+    assert fp8_beside["between"] >= 40
 
 
 def machine_code(switches: dict[str, object]) -> dict[str, int]:
@@ -196,7 +204,9 @@ def machine_code(switches: dict[str, object]) -> dict[str, int]:
     registers, stack, listing = nvidia_code(compiled.asm["cubin"], True)
     wanted = ("HGMMA", "QGMMA", "UTMALDG", "USETMAXREG", "WARPGROUP.DEPBAR", "MUFU.EX2", "FMUL")
     found = {name: len(re.findall(rf"(?<![A-Z]){re.escape(name)}", listing)) for name in wanted}
-    return {**found, "registers": registers, "stack": stack}
+    after_scores = listing.split("DEPBAR.LE gsb0, 0x1")[1:]
+    between = max((part.split("DEPBAR.LE gsb0, 0x0")[0].count("MUFU.EX2") for part in after_scores), default=0)
+    return {**found, "registers": registers, "stack": stack, "between": between}
 
 
 if __name__ == "__main__":

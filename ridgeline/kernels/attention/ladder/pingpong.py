@@ -1,4 +1,4 @@
-"""6. pingpong: two warpgroups take turns at the tensor cores, and rungs 7 to 10 switch on one idea more each.
+"""6. pingpong: two warpgroups take turns at the tensor cores, and further rungs switch on one idea more each.
 
 Idea      FlashAttention-3 (arXiv 2407.08608) on tensors that lie as they are, without pages: a warp copies by TMA, and
           two warpgroups have 64 queries each. A warpgroup starts a tile's scores together with the weighted values of
@@ -12,6 +12,7 @@ Next      `POLYNOMIAL`  rung 7: one or two of four exponentials by FMA instructi
           `at_once`     rung 9: the tiles with the most keys of several heads begin first (the same)
           `FP8`         rung 10: products in E4M3, scales for 64 queries and 128 keys, rotated (FlashAttention-3)
           `AHEAD`       rung 11, in `ahead.py`: scores are computed a tile ahead
+          `BESIDE`      rungs 12 and 13: no turns, and all of the softmax before the wait for the product beside it
 
 What they compute is in `ideas.py` in NumPy. Here is the device's part, in Gluon, for sm_90a; no CPU runs it.
 
@@ -40,7 +41,9 @@ from ridgeline.kernels.attention.ladder.ideas import rounded_blocks
 from ridgeline.kernels.attention.ladder.tile import (
     GROWN,
     HALF,
+    _all_sums,
     _as_column,
+    _no_sums,
     _operand,
     _place,
     _rounded,
@@ -86,7 +89,7 @@ def _producer(descs, q_tiles, k, v, bars, T, heads, per_group, at_once, D: gl.co
 def _consumer(
     q, k, v, bars, out_ptr, scale_ptrs, T, heads, per_group, at_once, scale_log2, PART: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr,
-    FP8: gl.constexpr, LONGEST: gl.constexpr,
+    FP8: gl.constexpr, LONGEST: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries. Warpgroup 0 has the first turn."""
     q_full, k_full, v_full, k_empty, v_empty, turns = bars
@@ -109,17 +112,19 @@ def _consumer(
         value_scale = gl.load(v_scale_ptr + heads // per_group * blocks + head // per_group)
     mbarrier.wait(q_full.index(0), 0)
     mbarrier.wait(k_full.index(0), 0)
-    mbarrier.wait(turns.index(PART), PART ^ 1)
+    if not BESIDE:
+        mbarrier.wait(turns.index(PART), PART ^ 1)
     s = _scores(q, k.index(0), KEYS, FP8)
-    mbarrier.arrive(turns.index(1 - PART), count=1)
+    if not BESIDE:
+        mbarrier.arrive(turns.index(1 - PART), count=1)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(k_empty.index(0), count=1)
     query = tile * 128 + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, s_layout))
     key = (steps - 1) * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s_layout))
     s = gl.where((gl.expand_dims(key, 0) <= gl.expand_dims(query, 1)) & (gl.expand_dims(key, 0) < T), s, float("-inf"))
     m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, s_layout))
-    total = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
-    m, weights, total, shrink, grown = _softmax(s, m, total, factor, less, 0, THRESHOLD, FP8)
+    total = _no_sums(s, BESIDE)
+    m, weights, total, _shrink, _grown = _softmax(s, m, total, factor, less, 0, THRESHOLD, FP8, BESIDE)
     p = _rounded(weights, dtype, p_layout)
     o = gl.zeros([64, D], gl.float32, o_layout)
     for i in range(1, steps):
@@ -130,21 +135,31 @@ def _consumer(
             factor = q_scale * gl.load(k_scale_ptr + group + steps - 1 - i)
         mbarrier.wait(k_full.index(here), (i // STAGES) & 1)
         mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
-        mbarrier.wait(turns.index(PART), (i & 1) ^ PART ^ 1)
+        if not BESIDE:
+            mbarrier.wait(turns.index(PART), (i & 1) ^ PART ^ 1)
         operand = _operand(p, dtype, p_layout)  # before any product: between two, ptxas would serialize them
         s = _scores(q, k.index(here), KEYS, FP8)
         o = _weighted(operand, v.index(before), o, FP8)
-        mbarrier.arrive(turns.index(1 - PART), count=1)
+        if not BESIDE:
+            mbarrier.arrive(turns.index(1 - PART), count=1)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(k_empty.index(here), count=1)
-        m, weights, total, shrink, grown = _softmax(s, m, total, factor, less, POLYNOMIAL, THRESHOLD, FP8)
+        m, weights, total, shrink, grown = _softmax(s, m, total, factor, less, POLYNOMIAL, THRESHOLD, FP8, BESIDE)
         if not FP8:
             p = gl.convert_layout(weights.to(dtype), p_layout)
-        o = warpgroup_mma_wait(0, deps=(o,))
+        if not BESIDE:
+            o = warpgroup_mma_wait(0, deps=(o,))
+        elif FP8:  # weights are handed through, so that they come before the wait
+            o, weights = warpgroup_mma_wait(0, deps=(o, weights))
+        else:
+            o, p = warpgroup_mma_wait(0, deps=(o, p))
         if FP8:  # words that a product reads may not be written while one is under way
             p = _rounded(weights, dtype, p_layout)
         mbarrier.arrive(v_empty.index(before), count=1)
-        if THRESHOLD:
+        if BESIDE:
+            if grown > grows:
+                o = o * _as_column(shrink, o)
+        elif THRESHOLD:
             if gl.max(grown, 0) > grows:
                 o = o * _as_column(shrink, o)
         else:
@@ -153,7 +168,7 @@ def _consumer(
     mbarrier.wait(v_full.index(last), ((steps - 1) // STAGES) & 1)
     o = _weighted(_operand(p, dtype, p_layout), v.index(last), o, FP8)
     o = warpgroup_mma_wait(0, deps=(o,))
-    o = o * _as_column(value_scale / total, o)
+    o = o * _as_column(value_scale / _all_sums(total, BESIDE), o)
     row = tile * 128 + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, o_layout))
     channel = gl.arange(0, D, gl.SliceLayout(0, o_layout))
     at = (head.to(gl.int64) * T + gl.expand_dims(row, 1)) * D + gl.expand_dims(channel, 0)
@@ -164,7 +179,7 @@ def _consumer(
 def pingpong_kernel(
     q_desc, k_desc, v_desc, out_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, T, heads, per_group, at_once, scale_log2,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr,
-    FP8: gl.constexpr, LONGEST: gl.constexpr, AHEAD: gl.constexpr,
+    FP8: gl.constexpr, LONGEST: gl.constexpr, AHEAD: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """A tile of 128 queries of one head. heads: of all sequences together."""
     dtype: gl.constexpr = q_desc.dtype
@@ -199,9 +214,9 @@ def pingpong_kernel(
         gl.warp_specialize(
             [
                 (_consumer, (q0, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 0, D, KEYS,
-                             STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST)),
+                             STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST, BESIDE)),
                 (_consumer, (q1, k, v, bars, out_ptr, scales, T, heads, per_group, at_once, scale_log2, 1, D, KEYS,
-                             STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST)),
+                             STAGES, POLYNOMIAL, THRESHOLD, FP8, LONGEST, BESIDE)),
                 (_producer, ((q_desc, k_desc, v_desc), (q0, q1), k, v, bars, T, heads, per_group, at_once, D, KEYS,
                              STAGES, FP8, LONGEST)),
             ],
@@ -212,20 +227,22 @@ def pingpong_kernel(
 
 @dataclass(frozen=True)
 class PingpongSwitches:
-    """The ideas of rungs 7 to 11. polynomials: exponentials of each four that are polynomials, 0 to 2. ahead: scores
-    are computed a tile ahead; in 16 bits that has registers for heads of 64 alone."""
+    """The ideas of rungs 7 to 13. polynomials: exponentials of each four that are polynomials, 0 to 2. ahead: scores
+    are computed a tile ahead; in 16 bits that has registers for heads of 64 alone. beside: the softmax runs beside the
+    product before it; with a threshold alone, and without turns."""
 
     polynomials: int = 0
     threshold: bool = False
     longest: bool = False
     fp8: bool = False
     ahead: bool = False
+    beside: bool = False
 
     @property
     def constants(self) -> dict[str, Any]:
         return {
             "POLYNOMIAL": self.polynomials, "THRESHOLD": self.threshold, "FP8": self.fp8, "LONGEST": self.longest,
-            "AHEAD": self.ahead,
+            "AHEAD": self.ahead, "BESIDE": self.beside,
         }  # fmt: skip
 
 
@@ -318,4 +335,6 @@ AOT = (
     ahead_of_time(128, PingpongSwitches(threshold=True)),
     ahead_of_time(128, PingpongSwitches(fp8=True)),
     ahead_of_time(128, PingpongSwitches(fp8=True, threshold=True, polynomials=1, ahead=True)),
+    ahead_of_time(128, PingpongSwitches(threshold=True, longest=True, beside=True)),
+    ahead_of_time(128, PingpongSwitches(fp8=True, threshold=True, longest=True, polynomials=1, beside=True)),
 )

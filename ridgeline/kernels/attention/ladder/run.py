@@ -116,6 +116,8 @@ LOADERS: dict[str, Callable[[Tensor, Tensor, Tensor], Call]] = {
     "longest": _pingpong(longest=True),
     "fp8": _pingpong(**FP8),
     "ahead": _pingpong(**FP8, ahead=True),
+    "beside": _pingpong(threshold=True, longest=True, beside=True),
+    "fp8-beside": _pingpong(**FP8, longest=True, beside=True),
 }
 
 

@@ -109,6 +109,14 @@ RUNGS = (
         number=11, name="ahead", source="ladder/ahead.py", idea="10, scores a tile ahead, no turns",
         exponentials=0.75, rescaled=False, bits=8, softmax=4.0, hopper=True,
     ),
+    AttentionRung(
+        number=12, name="beside", source="ladder/pingpong.py", idea="8 and 9, a softmax beside its product, no turns",
+        rescaled=False, hopper=True,
+    ),
+    AttentionRung(
+        number=13, name="fp8-beside", source="ladder/pingpong.py", idea="10, as 12",
+        exponentials=0.75, rescaled=False, bits=8, softmax=4.0, hopper=True,
+    ),
 )  # fmt: skip
 BACKWARD_RUNGS = (
     BackwardRung("gradients-7", "triton_sdpa.py", "two kernels, no atomic sums", 7, 2, 9.0),

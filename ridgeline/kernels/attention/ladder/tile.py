@@ -126,10 +126,12 @@ def _operand(p, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _softmax(s, m, total, factor, less, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr, FP8: gl.constexpr):
+def _softmax(s, m, total, factor, less, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.constexpr, FP8: gl.constexpr,
+             BESIDE: gl.constexpr = False):  # fmt: skip
     """Return (maxima, weights, sums, what is kept of the output, the largest growth). factor: of scores, so that they
     are exponents of 2. less: the power of 2 by which values of the tile are smaller than they lie, which weights are
-    then as well. With THRESHOLD maxima stay as they are unless one has grown by more than it."""
+    then as well. With THRESHOLD maxima stay as they are unless one has grown by more than it. With BESIDE the growth is
+    that of all rows, taken before the exponentials, and each thread keeps its own sums."""
     grows: gl.constexpr = HALF if FP8 else GROWN
     raised: gl.constexpr = (HALF if THRESHOLD else RAISED) if FP8 else 0.0
     new = gl.maximum(m, gl.max(s, 1) * factor)
@@ -137,10 +139,46 @@ def _softmax(s, m, total, factor, less, POLYNOMIAL: gl.constexpr, THRESHOLD: gl.
     if THRESHOLD:
         new = gl.where(grown > grows, new, m)
     shrink = gl.exp2(m - new)
+    if BESIDE:
+        grown = gl.max(grown, 0)
     if FP8:
         weights = _exp2(s * factor - gl.expand_dims(new - (raised - less), 1), POLYNOMIAL)
-        total = total * shrink + gl.sum(weights, 1) * gl.exp2(less)
+        total = _grown_sums(total, shrink, weights, gl.exp2(less), BESIDE)
     else:
         weights = _exp2(s * factor - gl.expand_dims(new, 1), POLYNOMIAL)
-        total = total * shrink + gl.sum(weights, 1)
+        total = _grown_sums(total, shrink, weights, 1.0, BESIDE)
     return new, weights, total, shrink, grown
+
+
+@gluon.jit
+def _grown_sums(total, shrink, weights, factor, BESIDE: gl.constexpr):
+    """Return sums with those of a tile."""
+    if BESIDE:
+        return total * _as_column(shrink, total) + _own_sums(weights) * factor
+    else:
+        return total * shrink + gl.sum(weights, 1) * factor
+
+
+@gluon.jit
+def _own_sums(weights):
+    """Return the sums of each thread's own weights, [64, 4]: no thread asks another."""
+    keys: gl.constexpr = weights.shape[1]
+    return gl.sum(gl.sum(weights.reshape([64, keys // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _no_sums(like, BESIDE: gl.constexpr):
+    """Return the sums before the first tile, whose scores are as `like`."""
+    if BESIDE:
+        return _own_sums(gl.zeros_like(like))
+    else:
+        return gl.zeros([64], gl.float32, gl.SliceLayout(1, like.type.layout))
+
+
+@gluon.jit
+def _all_sums(total, BESIDE: gl.constexpr):
+    """Return the sums of rows, [64]."""
+    if BESIDE:
+        return gl.sum(total, 1)
+    else:
+        return total
