@@ -93,10 +93,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-@pytest.hookimpl(trylast=True)  # once marks have chosen, so that parts are parts of what runs
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Leave out what options say. Begin with what takes long, and end with what takes a moment, for workers too with
     `--no-loadscope-reorder`."""
+    selection.thin(items)
+    yield  # marks choose, so that parts are parts of what runs
     if left_out := selection.deselected(config, items):
         config.hook.pytest_deselected(items=left_out)
         gone = set(map(id, left_out))

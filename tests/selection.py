@@ -1,15 +1,18 @@
 """Which tests a run takes: a part of them, those not yet passed, and none that lack a package.
 
-`--part 1/2` takes the first of two parts, made of whole files and of about as many tests. `--resume FILE` leaves out
-what FILE lists as passed, and adds what passes, so that a run that was cut off goes on where it was.
+Of a test with the mark `few(n)` n cases run, and the others have the mark `thorough`. `--part 1/2` takes the first of
+two parts, made of whole files and of about as many tests. `--resume FILE` leaves out what FILE lists as passed, and
+adds what passes, so that a run that was cut off goes on where it was.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -46,6 +49,33 @@ def of_another_device(item: pytest.Item) -> bool:
     """Whether a test is marked for a GPU by one parameter and set on a CPU by another: no run can mean it."""
     parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     return parameters.get("device") == "cpu" and item.get_closest_marker("gpu") is not None
+
+
+def values_of(item: pytest.Item) -> set[tuple[str, Any]]:
+    """The parameters of a case with their values, of which all but words and numbers are known by their identity."""
+    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return {
+        (name, value if isinstance(value, str | int | float | None) else id(value))
+        for name, value in parameters.items()
+    }
+
+
+def thin(items: Iterable[pytest.Item]) -> None:
+    """Mark as thorough all cases but n of each test with the mark `few(n)`: always the next that has most values of
+    parameters that none has yet, so that n cases have every value if that many can. Cases that other marks leave out
+    are not counted. Cases that are added later change few of the choices."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("few") and not any(map(item.get_closest_marker, ("gpu", "timing", "thorough"))):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for left in cases.values():
+        [mark] = left[0].iter_markers("few")
+        left.sort(key=lambda item: crc32(item.name.encode()))
+        seen = set[tuple[str, Any]]()
+        for _ in range(min(mark.args[0], len(left))):
+            seen |= values_of(left.pop(max(range(len(left)), key=lambda at: len(values_of(left[at]) - seen))))
+        for item in left:
+            item.add_marker("thorough")
 
 
 def part_of(items: list[pytest.Item], part: str) -> set[Path]:

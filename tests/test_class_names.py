@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,12 +11,12 @@ MOST = 250  # classes that share a name of one word with another: a bound that m
 
 
 def test_classes_that_share_a_name_of_one_word_get_fewer() -> None:
-    names = Counter(
-        node.name
+    names = Counter(  # found as text: parsing takes 20 times as long
+        name
         for file in PACKAGE.rglob("*.py")
         if "proto" not in file.parts
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ClassDef) and len(re.findall("[A-Z][a-z0-9]*", node.name)) == 1
+        for name in re.findall(r"^ *class (\w+)[(:\[]", file.read_text(), re.MULTILINE)
+        if len(re.findall("[A-Z][a-z0-9]*", name)) == 1
     )
     shared = {name: number for name, number in sorted(names.items()) if number > 1}
     assert "Case" not in shared

@@ -131,6 +131,7 @@ def greedy(folder: Path) -> dict[str, Outcome]:
         return own.run(*GREEDY)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("how", [Always, Fickle], ids=["always", "now and then"])
 def test_drafts_are_those_of_the_paper(how: type[Always], head: Head, folder: Path, tmp_path: Path) -> None:
     files = head.save(tmp_path / "head")
@@ -142,6 +143,7 @@ def test_drafts_are_those_of_the_paper(how: type[Always], head: Head, folder: Pa
     assert record.check(head, texts_of(GREEDY, got)) > 100
 
 
+@pytest.mark.few(3)
 def test_a_prefix_that_was_found_has_the_heads_keys_too(head: Head, folder: Path, tmp_path: Path) -> None:
     files = head.save(tmp_path / "head")
     first, again = ask("first", prompt(45, 1), max_tokens=20), ask("again", prompt(45, 1), max_tokens=20)
@@ -153,6 +155,7 @@ def test_a_prefix_that_was_found_has_the_heads_keys_too(head: Head, folder: Path
     assert record.check(head, texts_of([again], got)) > 30
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("crowded")
 def test_requests_that_give_way_draft_as_before(head: Head, folder: Path, tmp_path: Path) -> None:
     files = head.save(tmp_path / "head")
@@ -166,6 +169,7 @@ def test_requests_that_give_way_draft_as_before(head: Head, folder: Path, tmp_pa
     assert record.check(head, texts_of(GREEDY, got)) > 100
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(  # the passes of Eagle are those of Eagle 3, and its drafts are compared above
     "kind", [pytest.param(Eagle, marks=pytest.mark.thorough), Eagle3, Medusa, DSpark], ids=lambda kind: kind.__name__
 )
@@ -177,6 +181,7 @@ def test_tokens_are_those_of_plain_decoding(kind: type[Head], target: Target, fo
             check_same(always(own, how).run(*requests(own.runner.decoder.spec.vocab_size)), want)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
 @pytest.mark.parametrize("kind", [Eagle, NarrowEagle3, Medusa, WindowedDFlash, DSpark], ids=lambda kind: kind.__name__)
 def test_even_steps_draft_as_the_paper_does(
@@ -208,6 +213,7 @@ class Late(Always):
         return True
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [Eagle3, DFlash], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("buckets", [None, False, True], ids=["cut", "op by op", "in buckets"])
 def test_a_head_runs_over_many_tokens_at_once_where_no_drafts_are_wanted(
@@ -318,6 +324,7 @@ def glm_with_mtp(files: Path, family: str = "glm4_moe") -> tuple[Path, Head]:
     return folder, head
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "deepseek_v32"])
 def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(
@@ -611,6 +618,7 @@ def test_a_layer_whose_norms_have_more_digits_drafts_in_the_model_s_dtype(dtype:
         assert abs(own[1] - other[1]) <= near, f"{name} parts where nothing is near a tie"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("made", "scheme"), by_values((glm_with_mtp, hybrid_with_mtp, hybrid_with_experts_and_mtp), ("fp8", "int8"), turn=1)
 )

@@ -109,6 +109,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.save("llama", tmp_path_factory.mktemp("other"), num_hidden_layers=1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", mainly("mixed", "gemma4_moe"))
 def test_a_model_that_drafts_for_itself_is_right(family: str, tiny_model: TinyModel) -> None:
     """Greedy and random draws alike, since both models draw with the same noise. Penalties, which count the tokens
@@ -138,6 +139,7 @@ def test_another_model_is_wrong_and_changes_nothing(family: str, other_model: Pa
         assert share(own) < 0.3
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     "settings", [{"kv_cache_memory": 1 << 18}, *SETTINGS.values()], ids=["little memory", *SETTINGS]

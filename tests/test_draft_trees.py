@@ -142,6 +142,7 @@ def texts_of(asked: Sequence[Any], answers: dict[str, Outcome]) -> list[list[int
 
 
 # A dense model stands for those whose attention to latents is beside a mixture.
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "family",
     [
@@ -178,6 +179,7 @@ def test_nodes_that_stay_keep_their_index_keys(tiny_model: TinyModel, tmp_path: 
         assert counts["accepted_tokens"] > 30
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     "settings",
@@ -333,6 +335,7 @@ def forms_and(*others: Any) -> list[Any]:
     return by_pairs([Medusa, Eagle, NarrowEagle3], [False, True], others, where=lambda *case: case[:2] in FORMS)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "dynamic", "how"), forms_and(Always, Fickle))
 def test_trees_are_those_of_the_paper(
     how: type[Always], kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
@@ -351,6 +354,7 @@ def test_trees_are_those_of_the_paper(
     assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 200
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "dynamic", "buckets"), forms_and(False, True))
 def test_even_steps_draft_as_the_paper_does(
     buckets: bool,
@@ -418,6 +422,7 @@ def test_the_layer_for_multi_token_prediction_drafts_trees(tmp_path: Path) -> No
     assert record.check(oracle_of(head, dynamic=True), texts_of(GREEDY, got)) > 150
 
 
+@pytest.mark.few(2)
 @by_form
 @pytest.mark.usefixtures("crowded")
 def test_requests_that_give_way_draft_as_before(
@@ -435,6 +440,7 @@ def test_requests_that_give_way_draft_as_before(
     assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 200
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "dynamic"), [(Medusa, False), (Eagle, False), (Eagle3, True)])
 def test_tokens_are_those_of_plain_decoding(
     kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path

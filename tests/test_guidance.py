@@ -147,6 +147,7 @@ def test_guidance_of_models_with_states_is_that_of_transformers_logits(family: s
     check_left_clean(llm)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.usefixtures("crowded")
 def test_preemption_changes_nothing(policy: str, open_llm) -> None:

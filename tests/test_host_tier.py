@@ -66,6 +66,7 @@ def check(folder: Path, memory: int, ranks: int = 1, **settings: Any) -> None:
     assert found[1] == found[0]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_second_round_finds_in_the_hosts_memory_what_the_first_one_wrote(
     family: str, tiny_model: Callable[[str], Path]

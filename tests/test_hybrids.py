@@ -31,6 +31,7 @@ TinyModel = Callable[[str], Path]
 
 
 # tests/test_oracle.py and tests/models/test_selective.py do so with the other families
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "family",
     [

@@ -116,6 +116,7 @@ def test_what_is_cached_of_a_picture_is_found_by_its_key_alone(tiny_model: TinyM
         assert new(again) == length - 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_preemption_and_aborts_change_no_token(seed: int, tiny_model: TinyModel) -> None:
     with rig(tiny_model("llama"), max_num_batched_tokens=16) as own:

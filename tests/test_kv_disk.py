@@ -73,6 +73,7 @@ def written(own: Rig) -> None:
     raise AssertionError("blocks do not reach the disk")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_engine_that_starts_again_finds_what_was_computed(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path
@@ -212,6 +213,7 @@ def check_parts(folder: Path, disk: Path, axis: str) -> None:
         assert disk_of(own).counts.hit == 0, "a block of two parts is none of one device"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("axis", [*AXES[:2], pytest.param(AXES[2], marks=pytest.mark.thorough)])
 def test_ranks_that_start_again_find_their_parts(axis: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     check_parts(tiny_model("llama"), tmp_path / "kv", axis)

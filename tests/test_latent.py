@@ -98,6 +98,7 @@ def test_no_tokens_are_chosen_where_a_context_has_room_for_no_more() -> None:
     assert not PagedLatents._sparse_rows(group, mixer, rows, 128, np.zeros(3, bool)).any()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("query_rank", [128, None])
 @pytest.mark.parametrize("name", ["fp8 blocks", "gptq", "awq"])
 def test_quantized_latents_are_divided_in_their_form(name: str, query_rank: int | None, tmp_path: Path) -> None:

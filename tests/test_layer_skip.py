@@ -58,6 +58,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("buckets", [None, False, True], ids=["cut", "op by op", "in buckets"])
 def test_layers_that_do_nothing_are_not_missed(
     buckets: bool | None, idle: Path, monkeypatch: pytest.MonkeyPatch
@@ -74,6 +75,7 @@ def test_layers_that_do_nothing_are_not_missed(
                 assert share(own) > (0.95 if buckets is None else 0.5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [  # who gives way is the scheduler's choice, and keys of two kinds of layers show whether the passes respect it

@@ -77,6 +77,7 @@ def whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Norms on both sides, a mixture, latents with a dense layer first, windows, states of several kinds with and
 # without attention and experts, and blocks that layers share
+@pytest.mark.few(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.usefixtures("whole_layers")
 def test_layers_from_the_hosts_memory_give_the_same_tokens(family: str, tiny_model: Callable[[str], Path]) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 ALONE = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take twice as long as the tests
 
 CONFTEST = """
+import pytest
 from tests import selection
 
 def pytest_pycollect_makemodule(module_path, parent):
@@ -23,9 +24,12 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     selection.configure(config)
-    config.addinivalue_line("markers", "gpu: of a GPU")
+    for mark in ("few(n): of many", "gpu: of a GPU", "thorough: all"):
+        config.addinivalue_line("markers", mark)
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    selection.thin(items)
     items[:] = [item for item in items if item not in selection.deselected(config, items)]
 """
 
@@ -127,3 +131,27 @@ sys.exit(pytest.main(["--collect-only", "-m", "gpu or not gpu", *plugins, "tests
 """
     done = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_a_few_cases_have_every_value_and_the_others_are_thorough(run) -> None:
+    files = {
+        "test_a.py": """
+import pytest
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("a", [1, 2, 3, pytest.param(4, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("b", "c"), [(5, 6), (7, 8)])
+def test_it(a, b, c): print(f"case {a} {b}", end="")
+
+@pytest.mark.few(2)
+def test_one(): pass
+"""
+    }
+    code, printed = run(files, "-s", "-m", "not thorough and not gpu")
+    assert code == 0, printed
+    assert "4 passed, 5 deselected" in printed
+    assert all(f"case {a} " in printed for a in (1, 2, 3))
+    assert " 5PASSED" in printed
+    assert " 7PASSED" in printed
+    assert "3 passed" in run(files, "-m", "thorough")[1]
+    assert "2 passed" in run(files, "-m", "gpu")[1]

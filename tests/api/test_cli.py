@@ -158,6 +158,7 @@ def shell(command: str, text_model: Path) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -185,6 +186,7 @@ def test_help_names_the_defaults() -> None:
     assert b"(default: 256)" in b" ".join(run("generate", "--help").stdout.replace("│".encode(), b" ").split())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

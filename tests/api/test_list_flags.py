@@ -92,6 +92,7 @@ def lines(draw: st.DrawFn, flag: str, values: list[str], between: list[str], arg
     return [argument, *words] if draw(st.booleans()) else [*words, "--", argument]
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("path", "option"), LISTS, ids=[f"{' '.join(path)} {each.opts[0]}" for path, each in LISTS])
 @settings(max_examples=25)
 @given(data=st.data())

@@ -10,6 +10,7 @@ from ridgeline_bench.scripts.drift import CHUNK, SUBJECTS, Subject, arguments, e
 TOKENS = 300
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.op.name)
 @pytest.mark.parametrize("slow", [False, True], ids=["usual", "slow"])
 def test_steps_and_chunks_stay_near_the_recurrence(subject: Subject, slow: bool) -> None:

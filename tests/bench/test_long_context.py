@@ -74,6 +74,7 @@ def test_the_engine_has_the_same_losses(stream: torch.Tensor) -> None:
     torch.testing.assert_close(ours[:254], torch.tensor(theirs), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_beyond_training_distances_fail_and_positions_do_not(stream: torch.Tensor) -> None:
     """The loss behind 2,048 tokens is high where a token sees further than in training, at the same positions not
     where it sees 2,048 tokens, and in between where all pairs turn slower."""

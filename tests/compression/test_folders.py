@@ -66,6 +66,7 @@ def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("case", CASES)
 def test_a_reader_of_the_format_finds_the_made_weights(case: str, made: Made) -> None:
     model, folder = made(case)

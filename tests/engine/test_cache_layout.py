@@ -131,6 +131,7 @@ LAYOUTS = {
 SLOW = ("keys, windows and states", "qwen3.5")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "layout",
     [pytest.param(x, id=name, marks=[pytest.mark.thorough] * (name in SLOW)) for name, x in LAYOUTS.items()],

@@ -273,7 +273,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheManager = CacheMachine.TestCase
-TestCacheManager.settings = machine_settings(examples=100, steps=40)
+TestCacheManager.settings = machine_settings(examples=60, steps=40)
 
 
 def test_salts_make_different_roots_and_no_salt_imitates_a_block() -> None:

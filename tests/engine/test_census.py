@@ -102,6 +102,7 @@ LAYOUTS: dict[str, tuple[tuple[StateSpec, int], ...]] = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("block_size", [16, 64])

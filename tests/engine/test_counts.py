@@ -41,6 +41,7 @@ def written(desk: Desk, name: str) -> tuple[int, int]:
     return int(desk.scheduler.slots.kv_len[slot]), desk.worker.slots[slot].kv_len
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("groups", GROUPS, ids=str)
 @pytest.mark.parametrize("block_size", [1, 2, 4])

@@ -119,4 +119,4 @@ class DiskMachine(HostMachine):
 
 
 TestDisk = DiskMachine.TestCase
-TestDisk.settings = machine_settings(examples=100, steps=30)
+TestDisk.settings = machine_settings(examples=50, steps=30)

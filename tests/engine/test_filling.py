@@ -51,6 +51,7 @@ def kept(config: dict[str, Any], *, ends: bool) -> tuple[int, int]:
     return states, sum(begun(n).cached_tokens > TOKENS - 16 for n in reversed(range(CHATS)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("config", "ends", "cut", "filled"),
     [  # blocks of keys, and states, that a page holds

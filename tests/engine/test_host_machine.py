@@ -57,4 +57,4 @@ class HostMachine(SchedulerMachine):
 
 
 TestHost = HostMachine.TestCase
-TestHost.settings = machine_settings(examples=150, steps=30)
+TestHost.settings = machine_settings(examples=60, steps=30)

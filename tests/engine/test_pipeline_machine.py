@@ -27,4 +27,4 @@ class PipelineMachine(SchedulerMachine):
 
 
 TestPipeline = PipelineMachine.TestCase
-TestPipeline.settings = machine_settings(examples=100, steps=30)
+TestPipeline.settings = machine_settings(examples=50, steps=30)

@@ -216,6 +216,7 @@ def test_a_tenant_that_floods_ten_times_as_much_hardly_delays_another(policy: st
     assert tokens >= 0.97 * usual
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", TENANTS)
 def test_tenants_whose_steps_cost_more_than_any_prompt_do_not_preempt_each_other_at_every_step(policy: str) -> None:
     """Twenty backlogged tenants with short prompts and long outputs, 64 rows in a step."""
@@ -349,6 +350,7 @@ def test_a_low_priority_rises_while_it_waits() -> None:
     assert 10 <= device.firsts["late"] <= 10.2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_shortest_first_waits_less_in_the_mean_and_none_more_than_four_times_as_long(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -412,6 +414,7 @@ def test_objectives_are_kept_where_first_come_first_served_collapses() -> None:
     assert goodput("slo", rate, 20.0) >= 1.5 * goodput("fcfs", rate, 20.0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slots", [8, 32])
 def test_objectives_are_kept_on_a_device_that_its_prices_do_not_describe(slots: int) -> None:
     """It is learned from the first steps what each really takes: eight seconds have fewer than forty requests."""

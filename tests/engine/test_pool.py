@@ -199,7 +199,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = machine_settings(examples=150, steps=50)
+TestPool.settings = machine_settings(examples=75, steps=50)
 
 
 def test_releasing_what_nobody_holds_is_refused() -> None:

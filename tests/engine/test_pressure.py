@@ -141,6 +141,7 @@ def test_the_highest_of_many_moments_is_found(cohorts: list[tuple[int, int]], sl
 # ---- the scheduler ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "factor", "steady"),
     [("equal", 1.2, False), ("equal", 1.2, True), ("equal", 2.0, False), ("priorities", 1.2, True)],

@@ -76,6 +76,7 @@ def best(shares: list[float], base: float, each: float, extra: float = 0.0) -> f
     return max(rate(drafts) for drafts in range(MOST + 1))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("shares", "base", "each", "extra"),
     [
@@ -101,6 +102,7 @@ def test_a_liar_costs_little_from_the_beginning() -> None:
     assert device.steps(1000) > 0.97 * best([0.0] * 8, 1.0, 0.05)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("found", "share", "each"), [(0.3, 0.3, 0.35), (0.4, 0.2, 0.3), (0.45, 0.9, 0.1)])
 def test_steps_with_many_drafts_count_as_long_as_they_take(found: float, share: float, each: float, seed: int) -> None:

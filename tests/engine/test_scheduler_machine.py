@@ -501,4 +501,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = machine_settings(examples=300, steps=30)
+TestScheduler.settings = machine_settings(examples=120, steps=30)

@@ -50,4 +50,4 @@ class StateMachine(SchedulerMachine):
 
 
 TestStates = StateMachine.TestCase
-TestStates.settings = machine_settings(examples=100, steps=30)
+TestStates.settings = machine_settings(examples=50, steps=30)

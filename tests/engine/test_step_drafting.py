@@ -120,6 +120,7 @@ def test_widths_are_few_and_end_at_the_most() -> None:
 FORMS = [(5, 1, True), (5, 8, False), (3, 8, True), (5, 64, True)]  # most, rows, passes
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("form", "name", "share"), by_pairs(FORMS, [*DEVICES], [0.0, 0.3, 0.6, 0.8, 0.95]), ids=str)
 def test_the_rate_is_near_that_of_the_best_width(form: tuple[int, int, bool], name: str, share: float) -> None:
     most, rows, passes = form

@@ -55,4 +55,4 @@ def test_a_row_that_may_emit_another_number_is_noticed() -> None:
 
 
 TestTrees = TreeMachine.TestCase
-TestTrees.settings = machine_settings(examples=50, steps=30)
+TestTrees.settings = machine_settings(examples=30, steps=30)

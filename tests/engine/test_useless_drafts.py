@@ -79,6 +79,7 @@ def cost(kind: type[RowDrafting | StepDrafting], rows: int, seconds: Seconds, ne
     return total / (STEPS * seconds(rows, False))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("kind", "proposer", "device", "rows"),
     by_pairs([RowDrafting, StepDrafting], [*PROPOSERS], [*DEVICES], [1, 8, 64]),

@@ -53,6 +53,7 @@ def requests(name: str) -> list[Asked]:
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("chunk", [16, 256])  # all sounds but one are cut by chunks of 16
 def test_tokens_are_those_of_transformers(name: str, chunk: int, folder: Folder) -> None:

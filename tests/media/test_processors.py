@@ -529,6 +529,7 @@ def tokens_of(family: Family, prompt: str, layout: Layout, processor: Processor)
     return ids
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=12, deadline=None)
 @given(height=st.integers(1, 150), width=st.integers(1, 150))

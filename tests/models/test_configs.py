@@ -1008,6 +1008,7 @@ def rope_of(config: ModelConfig, layer: int = 0) -> RopeSpec:
     return rope
 
 
+@pytest.mark.few(36)
 @pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
 def test_published_sizes_hold_exactly_the_tensors_transformers_would(config: dict[str, Any]) -> None:
     ours = model_config(config)
@@ -1504,6 +1505,7 @@ def test_the_page_of_models_lists_what_is_registered() -> None:
     assert sum(page.count(f"{ending}` |") for ending in endings) == len(rows)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", POOLED)
 def test_models_that_pool_hold_exactly_the_tensors_transformers_would(name: str) -> None:
     config = POOLED[name]

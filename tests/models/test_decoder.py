@@ -159,6 +159,7 @@ def test_logits_equal_transformers(family: str, ops: Any, tiny_model: TinyModel)
     torch.testing.assert_close(ours, oracle_logits(family, ids_BS), rtol=0, atol=1e-4)
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=str)
 @torch.no_grad()
 def test_config_variants_equal_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -220,6 +221,7 @@ def test_a_qwen3_5_that_sees_images_is_run_as_its_text_model(family: str, tmp_pa
     torch.testing.assert_close(dense_logits(load(tmp_path / "converted"), ids_BS), want, rtol=0, atol=1e-4)
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough)], ids=str
 )  # float16 has the more digits
@@ -240,6 +242,7 @@ def test_half_precision_is_no_worse_than_transformers(family: str, dtype: torch.
     assert error(ours) < 1.2 * error(theirs(ids_BS).logits)
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @torch.no_grad()
 def test_greedy_continuations_are_varied_and_equal(family: str, tiny_model: TinyModel) -> None:

@@ -76,6 +76,7 @@ def check(
         assert abs(output.logprobs[place][token].logprob - float(want[place, token])) < TOLERANCE
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", oracle.FAMILIES)
 def test_outputs_equal_those_of_transformers(family: str, device: str, folder: Folder) -> None:
@@ -107,6 +108,7 @@ def test_outputs_begin_end_and_do_without_what_generation_configs_say(family: st
             assert ends != {theirs.generation_config.forced_eos_token_id}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", ["t5", "bart", "marian", "m2m100"])
 @torch.inference_mode()

@@ -211,6 +211,7 @@ WIDE: dict[str, int] = {  # whole groups and blocks of the quantized
 }
 
 
+@pytest.mark.few(4)
 @torch.no_grad()
 @pytest.mark.parametrize("scheme", ["fp8 blocks", "gptq", "awq"])
 @pytest.mark.parametrize("family", LATENT_LLAMAS)

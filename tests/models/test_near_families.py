@@ -360,6 +360,7 @@ def test_logits_are_those_of_transformers_in_float32_and_no_worse_in_bfloat16(fa
     assert error(ours) < 1.2 * error(theirs(torch.tensor(IDS)).logits)
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(
@@ -375,6 +376,7 @@ def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(
     check_written(family, folders(family), prompts, **settings, device=device, kv_cache_memory=memory)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "family", ["mimo_v2", "step3p7", "phimoe", "minimax", "gemma4_e", "gemma3n", "llama4", "longcat", "deepseek_v32"]
@@ -472,6 +474,7 @@ def test_an_engine_runs_layers_that_keep_no_parameters(folders: Folders) -> None
         llm.generate({"prompt_token_ids": IDS[0]}, SamplingParams(max_tokens=2), use_tqdm=False)
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_two_ranks_or_a_stage_for_every_layer_score_as_one_device(family: str, folders: Folders) -> None:
@@ -495,6 +498,7 @@ def test_two_ranks_or_a_stage_for_every_layer_score_as_one_device(family: str, f
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_was_read_is_written_again_as_it_was(family: str, folders: Folders) -> None:
     folder = folders(family)

@@ -36,6 +36,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize(("family", "changes"), [*((family, {}) for family in FAMILIES), *VARIANTS], ids=str)
 @torch.no_grad()
 def test_mixers_are_those_of_their_papers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:

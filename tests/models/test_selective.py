@@ -86,6 +86,7 @@ def test_ranks_divide_the_states_of_published_sizes(name: str) -> None:
         Division(tp=7).part_of(spec)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "mamba2", "granite_hybrid_moe", "nemotron_h_moe"])
 def test_requests_that_give_way_again_and_again_still_get_their_tokens(
     family: str, tiny_model: Callable[[str], Path]

@@ -162,6 +162,7 @@ def test_a_second_request_on_the_same_sound_runs_no_encoder(llm: LLM, monkeypatc
     assert sum(ran) == 4
 
 
+@pytest.mark.thorough
 def test_many_requests_take_turns_in_a_small_cache_and_are_preempted(folder: Folder) -> None:
     """The pages hold a few of the requests at once; those that lose theirs find their sound, or encode again."""
     kind = "multilingual"

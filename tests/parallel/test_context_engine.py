@@ -94,6 +94,7 @@ def divided(folder: Path, ranks: int, **settings: Any) -> tuple[Threads, Rig]:
     return group, Rig(_engine(config, group, Wiring(group.memory, vocabulary, 4, False, None, False)))
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("family", "ranks", "form"),
     [
@@ -136,6 +137,7 @@ def test_ranks_give_the_tokens_of_one_device(
         assert len(got[name].prompt) == len(outcome.prompt)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
@@ -175,6 +177,7 @@ def test_ranks_divide_the_tokens_of_recurrent_layers(
         assert len(got[name].prompt) == len(outcome.prompt)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "ranks"), [("qwen3_5", 2), ("falcon_h1", 3), pytest.param("mamba2", 4, marks=pytest.mark.thorough)]
 )

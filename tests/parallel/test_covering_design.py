@@ -101,6 +101,7 @@ def asked() -> list[Request]:
     ]
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(
     "division", [*DESIGN, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)], ids=str
 )

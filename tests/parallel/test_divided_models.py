@@ -26,6 +26,7 @@ ACT_ORDER = [name for name in SCHEMES if "order" in name] + ["gptq 8 zeros", "gp
 MIXTURES = [family for family in tiny_models.ATTENDING if "moe" in family or family in ("mixtral", "olmoe", "gpt_oss")]
 
 
+@pytest.mark.few(33)
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("family", tiny_models.ATTENDING)
 def test_ranks_together_score_as_one_device(family: str, tp: int, tiny_model: Callable[[str], Path]) -> None:
@@ -96,6 +97,7 @@ def test_quantized_gates_are_divided_in_their_form(name: str, tmp_path: Path) ->
             torch.testing.assert_close(joined, numbers_of(module))
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_quantized_weights_are_divided_in_their_form(name: str, tmp_path: Path) -> None:
     """Every rank holds its rows and columns of the files' numbers."""

@@ -56,6 +56,7 @@ LINEAR["kimi"] = replace(
 )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
@@ -85,6 +86,7 @@ def test_states_are_divided_and_their_tokens_too(
     assert_same(got, one_device(family))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["lfm2_moe", "qwen3_next", "jamba", "nemotron_h_moe", "kimi_linear"])
 def test_ranks_divide_states_and_deal_out_experts(
     family: str, tiny_model: Callable[[str], Path], one_device: Callable[[str], dict[str, Outcome]]

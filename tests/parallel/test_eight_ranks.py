@@ -25,6 +25,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough if "key head" in name else ()) for name in MODELS]
 )

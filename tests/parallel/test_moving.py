@@ -93,6 +93,7 @@ def test_no_move_changes_a_result(family: str, own_tokens: bool, ranks: int, tin
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
 
+@pytest.mark.few(4)
 @torch.inference_mode()
 @pytest.mark.parametrize("name", FORMS)
 def test_quantized_experts_move_with_all_their_parts(name: str, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
     return rows, marks, fresh, [0, *cuts, tokens]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", OPS)
 @settings(max_examples=25, deadline=None)
 @given(step=steps(), short=st.integers(0, 12), told=st.sampled_from([1, 1000, TOLD_BYTES]))
@@ -205,6 +206,7 @@ IMPLEMENTED = (
 )  # fmt: skip
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kernel", ["torch", "triton"])
 @pytest.mark.parametrize("name", IMPLEMENTED)
 def test_kernels_run_pieces_as_they_run_rows(name: str, kernel: str) -> None:

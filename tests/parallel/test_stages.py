@@ -56,6 +56,7 @@ def passed_through(stages: list[Decoder]) -> Tensor:
     return stages[-1].logits(hidden)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("family", tiny_models.ATTENDING)
 def test_stages_score_as_one_device(family: str, tiny_model: Callable[[str], Path]) -> None:
     """Every layer is a stage. None holds a parameter that another holds, but for a table that both ends need."""

@@ -125,6 +125,7 @@ EXTREMES = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("temperature", [1e-38, 0.01, 1.0, 1e4, 1e10, 3e38])
 @pytest.mark.parametrize(("left", "ranks"), [(V, 3), (V, 7), (V, 40), (1, 4), (0, 2)])
 def test_extreme_settings_give_the_tokens_of_one_device(temperature: float, left: int, ranks: int) -> None:

@@ -86,6 +86,7 @@ def moved(one: dict[str, Outcome], other: dict[str, Outcome]) -> np.ndarray:
     return np.array(found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CODED)
 def test_company_moves_logprobs_far_less_than_rounding_activations_does(name: str, tmp_path: Path) -> None:
     folder, requests = written(name, tmp_path, **SIZES), asked(6)

@@ -43,6 +43,7 @@ RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "kv_cache_memory": 1 << 19}
 THOROUGH = [family for family in FAMILIES if family not in ("llama", "phi3", "neox", "qwen3_next")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "family",
     [pytest.param(family, marks=pytest.mark.thorough) if family in THOROUGH else family for family in FAMILIES],
@@ -72,6 +73,7 @@ STAGES = {"pipeline_parallel_size": 2, "kv_cache_memory": 1 << 19}
 APART = {"data_parallel_size": 2, "enable_expert_parallel": True, "kv_cache_memory": 1 << 19}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
@@ -109,6 +111,7 @@ def test_factors_on_two_ranks_are_those_of_peft(family: str, tiny_model: TinyMod
     check_factors(family, tiny_model(family), tmp_path, **RANKS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [RANKS, STAGES], ids=["matrices", "stages"])
 def test_waits_preemption_and_folders_that_change(ranks: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
     """Adapters share two places and a host's memory for two of them, while requests are preempted by chance. Then one

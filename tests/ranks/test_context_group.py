@@ -55,6 +55,7 @@ def check(got: dict[str, Outcome], want: dict[str, Outcome]) -> None:
         assert len(got[name].prompt) == len(outcome.prompt)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [

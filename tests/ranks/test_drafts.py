@@ -69,6 +69,7 @@ def of(folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return made
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_drafts_on_two_ranks_change_no_token(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
@@ -107,6 +108,7 @@ def test_masks_along_drafts_reach_both_ranks(tiny_model: Callable[[str], Path]) 
     assert sum(map(len, given)) > 20
 
 
+@pytest.mark.thorough
 def test_ranks_find_the_same_in_what_others_wrote(tiny_model: Callable[[str], Path]) -> None:
     folder, settings = tiny_model("llama"), {"tensor_parallel_size": 2, "debug_checks": False}
     with rig(folder) as own:
@@ -120,6 +122,7 @@ def test_ranks_find_the_same_in_what_others_wrote(tiny_model: Callable[[str], Pa
         assert accepted(own) > 0
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "method",
     [

@@ -273,6 +273,7 @@ def test_ranks_end_with_their_leader_even_stopped_ones_and_leave_nothing_behind(
     assert not [path for path in (tmp_path / "tmp").iterdir() if "ridgeline" in path.name]
 
 
+@pytest.mark.thorough
 def test_ranks_that_import_torch_end_with_their_leader_although_a_fork_of_it_lives(tmp_path: Path) -> None:
     slow = tmp_path / "slow" / "torch"
     slow.mkdir(parents=True)

@@ -66,6 +66,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("family", "stages", "changes"), MODELS, ids=[family for family, _, _ in MODELS])
 def test_requests_get_the_tokens_of_one_device(
     family: str, stages: int, changes: dict[str, Any], tmp_path: Path
@@ -87,6 +88,7 @@ def test_requests_get_the_tokens_of_one_device(
         assert own_load.total_LE.sum() == load.total_LE.sum()  # their order may differ
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.usefixtures("crowded")
 def test_requests_that_come_and_go_where_memory_is_short(seed: int, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def assert_empty(own: Rig) -> None:
     assert pool.free_pages == pool.num_pages
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", [thorough(family) for family in tiny_models.RECURRENT])
 def test_requests_get_the_tokens_of_one_device(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
@@ -103,6 +104,7 @@ def test_more_stages_give_the_same(family: str, stages: int, tmp_path: Path) -> 
     assert_same(got, want)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("least_piece", [1, 3])
 @pytest.mark.parametrize("family", ["qwen3_next", pytest.param("mamba", marks=pytest.mark.thorough)])
 def test_a_conversation_goes_on_from_states_kept_inside_of_prompts(
@@ -137,6 +139,7 @@ def test_a_conversation_goes_on_from_states_kept_inside_of_prompts(
     assert_same(got, want)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("family", ["jamba", pytest.param("mamba2", marks=pytest.mark.thorough)])
 def test_requests_that_give_way_and_leave(family: str, seed: int, tiny_model: Callable[[str], Path]) -> None:

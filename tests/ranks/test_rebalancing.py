@@ -191,6 +191,7 @@ def moving(request: pytest.FixtureRequest, mixture: Path) -> Iterator[Rig]:
         yield own
 
 
+@pytest.mark.few(2)
 def test_requests_get_the_tokens_of_one_device_while_experts_move(moving: Rig, want: dict[str, list[int]]) -> None:
     seen: list[Rebalanced] = []
     for _ in range(6):  # the same again, until nothing moves
@@ -206,6 +207,7 @@ def test_requests_get_the_tokens_of_one_device_while_experts_move(moving: Rig, w
     assert group_of(moving).figures().experts is not None
 
 
+@pytest.mark.few(1)
 def test_aborts_and_preemption_change_no_token(moving: Rig, want: dict[str, list[int]]) -> None:
     moved = group_of(moving).figures().rebalanced
     draw = Random(3)

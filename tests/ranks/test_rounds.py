@@ -105,6 +105,7 @@ def requests() -> list[Request]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "family",
     [

@@ -47,7 +47,7 @@ class Recorded(Counts):
         assert stats.arrival <= stats.first_scheduled < stats.first_token <= stats.finished
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(sizes, min_size=1, max_size=25), st.integers(1, 3), st.sampled_from([*RULES]), st.integers(0, 150))
 def test_every_request_ends_once_with_all_its_tokens(
     given_sizes: list[tuple[float, int, int]], replicas: int, routing: str, shared: int
@@ -66,7 +66,7 @@ def test_every_request_ends_once_with_all_its_tokens(
     assert 0 <= figures.busy <= 1 + 1e-9
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(sizes, min_size=2, max_size=20), st.randoms(use_true_random=False))
 def test_requests_of_one_moment_in_whatever_order_they_are_numbered_take_as_long_together(
     given_sizes: list[tuple[float, int, int]], random: object

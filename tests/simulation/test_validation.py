@@ -64,6 +64,7 @@ CURVE = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("rate", "target"), CURVE)
 def test_a_served_curve_with_bounds_on_steps(rate: int, target: int) -> None:
     workload, server = f"serve completions 128:1024>64:256 {rate}/s", f"{SERVER} --itl-target {target}"
@@ -81,6 +82,7 @@ def test_a_served_curve_with_bounds_on_steps(rate: int, target: int) -> None:
     assert all(abs(each) <= bound for each, bound in zip(off, CURVE[rate, target], strict=True)), off
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("replicas", "bound"), [(1, 0.06), (2, 0.05)])
 def test_a_flooded_server_on_another_device(replicas: int, bound: float) -> None:
     server = SERVER if replicas == 1 else f"{SERVER} --data-parallel-size 2"

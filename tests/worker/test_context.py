@@ -85,6 +85,7 @@ def round_of(way: str, around: Around, case: AttentionCase, batch: RaggedBatch, 
     return Heads(around, share, blocks)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_together_attend_as_one_device(way: str, ranks: int) -> None:

@@ -218,6 +218,7 @@ def test_processes_fill_the_cache_and_the_next_start_needs_none(
     assert not list(cache.rglob("*.cubin"))
 
 
+@pytest.mark.thorough
 def test_kernels_that_only_a_hopper_gpu_runs_are_known_beforehand(names_of: NamesOf) -> None:
     names = names_of("many kernels")
     for kernel in ("stream_kernel", "fused_kernel", "_items_kernel", "shared_kernel", "_lookup_drafts"):

@@ -182,6 +182,7 @@ def likelihood(count: Tensor, expected: Tensor) -> float:
     return torch.special.gammaincc(freedom / 2, statistic / 2).item()
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_verified_tokens_follow_the_distribution_of_the_sampler(setting: str, parents: tuple[int, ...]) -> None:

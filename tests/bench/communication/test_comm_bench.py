@@ -66,6 +66,7 @@ def test_ranks_over_gloo_are_checked_timed_fitted_and_kept(tmp_path: Path) -> No
     assert links.seconds("all_reduce", 2, 64 << 10) > 0
 
 
+@pytest.mark.thorough
 def test_four_ranks_add_up_on_two_levels() -> None:
     request = Request(
         device="cpu",

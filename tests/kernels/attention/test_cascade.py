@@ -139,6 +139,7 @@ def schedule_of(batch: Batch, ragged: RaggedBatch, prefix_4R: Tensor | None = No
     return make_schedule(ragged.start_R1, ragged.kv_len_R, ragged.slots_R, of_layers)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @PARAMETERS

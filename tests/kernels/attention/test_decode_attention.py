@@ -54,6 +54,7 @@ def assert_equal_to_the_reference(name: str, case: DecodeCase, dtype: torch.dtyp
         torch.testing.assert_close(ours[0][cache], theirs[0][cache], rtol=8 * eps, atol=8 * eps, equal_nan=True)
 
 
+@pytest.mark.few(54)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "case", "dtype"),

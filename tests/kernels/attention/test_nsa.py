@@ -109,6 +109,7 @@ def test_selection_keeps_the_first_and_the_last_blocks() -> None:
     assert (chosen[0, 0] <= torch.arange(160)[:, None] // 16).all()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("tokens", "selected"), [(77, 4), (400, 4), (700, 6), (330, 17)])
 def test_streamed_choices_are_those_of_the_whole_matrix(tokens: int, selected: int) -> None:
     """In the same order. Queries of zero weigh all keys alike, and the blocks inside a text are then equal."""

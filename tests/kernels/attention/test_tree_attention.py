@@ -146,6 +146,7 @@ LONG = [step for step, rows in enumerate(STEPS) if max(row.queries for row in ro
 SHORT = [step for step in range(len(STEPS)) if step not in LONG]
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "step", "way"),
@@ -251,6 +252,7 @@ def test_a_schedule_says_whether_it_knows_trees(device: str) -> None:
         assert torch.equal(attend(q_THD, *caches, replace(batch, schedule=schedule), **options), expected)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "levels", "step", "way"),

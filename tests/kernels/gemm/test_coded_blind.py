@@ -66,6 +66,7 @@ THOROUGH = pytest.mark.thorough  # what gates do does not depend on the format
 OTHERS = [name for name in FORMATS if name != "W4"]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("name", "cut", "gate"),
     [("W4", cut, gate) for cut in CUTS for gate in (None, "silu")]
@@ -109,6 +110,7 @@ WIDE = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("name", "cut", "gate"),
     [("W4", cut, gate) for cut, (_, plan) in WIDE.items() for gate in (None, "silu") if plan.split == 1 or gate is None]

@@ -89,6 +89,7 @@ def test_every_cut_multiplies(
     assert_close(y_TO, expected, case.in_width)
 
 
+@pytest.mark.few(36)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize(

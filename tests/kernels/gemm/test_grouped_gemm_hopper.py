@@ -61,6 +61,7 @@ def test_two_programs_on_a_multiprocessor_share_its_registers() -> None:
 # Machine code
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", ["first", pytest.param("all", marks=pytest.mark.thorough)])
 def test_machine_code_uses_warpgroup_products_and_wide_copies(which: str) -> None:
     """Compiled in a process of its own: in this one kernels may be interpreted."""

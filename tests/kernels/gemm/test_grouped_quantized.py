@@ -119,6 +119,7 @@ def check_down(name: str, case: ExpertsCase, dtype: torch.dtype, device: str, **
     assert_close(y_TM, exact_down(h_PF, weight, *rest))
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "device"), WITH_DEVICES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -140,6 +141,7 @@ def formats_and_cuts(first: CodedFormat | Fp8Format, *others: CodedFormat | Fp8F
     ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("format", "plan"), formats_and_cuts(MXFP4, CHANNELS, BLOCKS), ids=str)
 def test_every_cut_multiplies(format: CodedFormat | Fp8Format, plan: Rows | Tiles) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"

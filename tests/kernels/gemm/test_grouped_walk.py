@@ -92,6 +92,7 @@ def patterns() -> Iterator[list[int]]:
             yield [draw.randrange(most + 1) * (draw.random() < 0.7) for _ in range(experts)]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("tokens", "tiles", "blocks", "programs"),
     [
@@ -209,6 +210,7 @@ class _Walked:
         streamer(None, counts, ring, ring, ring, *walk, BYTES=128, CODED=False, **cut)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("before", [0, 37], ids="{} pairs of other experts".format)
 @pytest.mark.parametrize("programs", [1, 7, 132])
 def test_tickets_hand_out_every_tile_once_and_the_counter_is_left_at_zero(programs: int, before: int) -> None:

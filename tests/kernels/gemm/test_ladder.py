@@ -61,6 +61,7 @@ def ragged(rung: Rung) -> tuple[int, int, int]:
     )
 
 
+@pytest.mark.few(8)
 @every_rung
 def test_aligned_shapes(rung: Rung, folder: Path) -> None:
     rows, columns = rung.tile

@@ -17,6 +17,7 @@ WMMA = next(rung for rung in RUNGS if rung.name == "wmma")
 needs_compiler = pytest.mark.skipif(not HERE, reason='no NVRTC and no nvcc; pip install "ridgeline[ladders]" has NVRTC')
 
 
+@pytest.mark.few(2)
 @needs_compiler
 @pytest.mark.parametrize("rung", [
     each if each.name in ("vector_loads", "mma_sync", "async_stores") else

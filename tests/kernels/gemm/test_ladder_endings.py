@@ -103,6 +103,7 @@ def is_largest(found: Tensor, ending: LadderEnding, exact: Tensor, wrong: Tensor
     return bool((off <= wrong.amax(1, keepdim=True)).all())
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
 @each_ending
 def test_an_ending_is_torchs_in_float64(ending: LadderEnding, tmp_path: Path) -> None:
@@ -123,6 +124,7 @@ def test_an_ending_is_torchs_in_float64(ending: LadderEnding, tmp_path: Path) ->
     assert is_largest(held["row_largest"].values(), ending, exact, wrong)
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(not compilers(), reason="no NVRTC and no nvcc")
 @each_ending
 def test_an_ending_spills_nothing_and_multiplies_in_its_format(ending: LadderEnding) -> None:

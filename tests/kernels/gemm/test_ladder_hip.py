@@ -22,6 +22,7 @@ def counted(pattern: str, text: str) -> int:
     return len(re.findall(pattern, text))
 
 
+@pytest.mark.few(6)
 @needs_clang
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("rung", list(hip_rungs()), ids=lambda rung: rung.name)

@@ -85,6 +85,7 @@ def check(name: str, case: RouteCase, dtype: torch.dtype, device: str, **options
     assert torch.equal(tally_E, want_E)
 
 
+@pytest.mark.few(15)
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "device"), WITH_DEVICES, ids=str)

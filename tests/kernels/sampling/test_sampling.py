@@ -290,6 +290,7 @@ def small_lists(capacity: int) -> gpu.Config:
     return gpu.Config(tile=16, warps=1, capacity=capacity, sample=64, reserve=8, many=64)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("vocab", "dtype", "capacity"), by_pairs([7, 130, 300], [torch.float32, torch.float16], [16, 64, 2048]), ids=str
 )
@@ -370,6 +371,7 @@ EDGES = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("kind", "dtype", "name"),

@@ -60,6 +60,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 @pytest.mark.parametrize(
     ("case", "columns", "segment", "part"),

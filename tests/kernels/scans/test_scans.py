@@ -105,6 +105,7 @@ def test_segments_and_chunks_change_nothing(device: str) -> None:
         assert_same(ours[1][1:], theirs[1][1:], 3e-5)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("whole", "lanes", "dtype"), by_pairs([True, False], [0, 1, 2, 4], [*DTYPES, torch.bfloat16]), ids=str

@@ -107,6 +107,7 @@ FAULTS = {
 FEW = ("no wait for other blocks", "no wait for a free stage")
 
 
+@pytest.mark.few(1)
 @emulated
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS]

@@ -29,6 +29,7 @@ def replayed(
         yield request.param, server
 
 
+@pytest.mark.few(6)
 def test_a_programs_requests_are_answered_as_they_were(replayed: tuple[str, Server]) -> None:
     name, server = replayed
     requests = json.loads((BODIES / f"{name}.json").read_text())

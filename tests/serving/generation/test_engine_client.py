@@ -343,6 +343,7 @@ def test_waiting_for_another_engine_ends(ends: str, tmp_path: Path, monkeypatch:
     in_time(work())
 
 
+@pytest.mark.thorough
 def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
     """Killed in the middle of it all, and started again: every request has an answer or is told, and none is lost."""
 

@@ -39,6 +39,7 @@ def taken(matcher: LLMatcher) -> list[int]:
     return [token for token in range(VOCAB) if matcher.deep_copy().consume_token(token)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("together", [1, 3 * WORTH_THREADS])
 def test_masks_found_together_are_what_each_matcher_takes(tokenizer: LLTokenizer, together: int) -> None:
     draw, executor = random.Random(together), LLExecutor(2)

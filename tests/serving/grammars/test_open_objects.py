@@ -116,6 +116,7 @@ def grammar(schema: object) -> Grammar:
     return usable(Grammar(kind="json", text=json.dumps(schema)))
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_what_is_accepted_is_valid_and_can_be_written(name: str) -> None:
     schema, wanted = ACCEPTED[name]

@@ -216,6 +216,7 @@ def test_streamed_logprobs_are_the_whole_ones(server: Server, offline: dict[str,
     assert parts["token_logprobs"] == pytest.approx(whole.token_logprobs, abs=1e-3)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("extra", [{}, {"max_tokens": 0}, {"n": 3, "temperature": 1.0, "seed": 4}])
 @pytest.mark.parametrize(
     "prompt", [PROMPTS[1], PROMPTS[1] * 120, [7], [7, 300, 41]], ids=["text", "long", "one", "ids"]
@@ -559,6 +560,7 @@ def test_a_client_that_leaves_ends_its_request(server: Server, stream: bool) -> 
     assert server.wait_idle()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reads_again", [True, False])
 def test_a_client_that_does_not_read_is_cut(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch, reads_again: bool

@@ -158,6 +158,7 @@ def test_requests_under_way_end_before_a_pause_that_waits(server: Server, send: 
     assert text_of(later.result())
 
 
+@pytest.mark.thorough
 def test_who_waits_behind_a_pause_that_is_overtaken_goes_on(server: Server, send: Send) -> None:
     """A resume that comes while requests still drain: those that were held back for the pause run now."""
     going = send(max_tokens=1000, cache_salt="overtaken")
@@ -387,6 +388,7 @@ def test_an_engine_of_level_2_goes_on_when_all_was_asked_for(server: Server, sen
     assert text_of(waiting.result())
 
 
+@pytest.mark.thorough
 def test_a_pause_ends_with_the_api_server_that_waited_for_it(
     server: Server, send: Send, start_server: StartServer
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert len(made) < 3000
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_long_echo_with_logprobs_is_that_of_its_prompts_alone(
     api_server_of: Callable[..., AbstractAsyncContextManager[ApiServer]], stream: bool

@@ -302,6 +302,7 @@ def test_a_trainer_that_dies_midway_ends_the_engine_and_not_with_a_mixture(
     stop_engine(process)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
 def test_ranks_take_their_shares(
     start_server: StartServer, tmp_path: Path, texts: dict[int, str], tp: int, pp: int

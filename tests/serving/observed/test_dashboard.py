@@ -144,6 +144,7 @@ def quantile(name: str, share: float, before: dict[str, Any], after: dict[str, A
 # ---- the real thing -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @SCHEMES
 def test_what_it_shows_is_what_happened(server: Server, open_page: OpenPage, scheme: str) -> None:
     before = metrics(server)

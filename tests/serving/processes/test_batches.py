@@ -300,6 +300,7 @@ def test_lines_that_have_no_answer_when_the_time_is_over_are_told(client: openai
     assert {each["response"] for each in late.values()} == {None}
 
 
+@pytest.mark.thorough  # `tests/serving/batches/test_runner.py` has runs that were cut off
 def test_a_batch_goes_on_where_a_killed_server_left_it(tmp_path: Path) -> None:
     asked = [line(f"r{n}", max_tokens=200 if n in (6, 7) else 6) for n in range(24)]  # some are left when it looks
     settings = (*SETTINGS, "--batch-dir", str(tmp_path))

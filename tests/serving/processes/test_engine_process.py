@@ -223,6 +223,7 @@ def test_a_huge_message_ends_its_connection_only(engine: tuple[subprocess.Popen[
 # ---- signals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_an_idle_engine_that_is_stopped_is_replaced() -> None:
     with Served("--hang-timeout", "2") as server:
         stopped = server.engine

@@ -48,6 +48,7 @@ async def lives_for(kept: Keeper, seconds: float, hung: list[tuple[int, str]]) -
         await asyncio.wait_for(keeping, PATIENCE)
 
 
+@pytest.mark.thorough
 def test_what_hangs_again_and_again_is_given_up_in_words() -> None:
     hung: list[tuple[int, str]] = []
     kept = keeper(Script(stop=True), hung=hung)

@@ -97,6 +97,7 @@ if "ridgeline.serving.processes.engine_process" in " ".join(sys.orig_argv):
 """
 
 
+@pytest.mark.thorough
 def test_who_waits_outlives_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so that the next engine comes soon, both its ranks import torch while it does."""
     (tmp_path / "sitecustomize.py").write_text(NOTED)

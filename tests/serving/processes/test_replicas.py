@@ -162,6 +162,7 @@ def test_the_death_of_one_engine_is_its_own_requests_business(served: Served) ->
     assert victim_pid not in served.engines
 
 
+@pytest.mark.thorough
 def test_sigterm_lets_the_requests_of_both_engines_end(served: Served) -> None:
     """The last test of this server: it ends here."""
     children = [*served.engines, *served.api_servers]

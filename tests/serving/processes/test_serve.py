@@ -326,6 +326,7 @@ def test_sigterm_ends_what_runs_and_sends_the_rest_away() -> None:
         assert wait_gone(*children, seconds=0)
 
 
+@pytest.mark.thorough
 def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothing() -> None:
     async def cut(server: Served) -> None:
         client = endurance.load(server.url)
@@ -357,6 +358,7 @@ def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothin
         assert wait_gone(*children)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wait", [0.4, None], ids=["starting", "running"])
 def test_no_process_outlives_the_supervisor(wait: float | None) -> None:
     command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0"]
@@ -482,6 +484,7 @@ def family(pid: int) -> list[int]:
     return [*(each for child in children(pid) for each in family(child)), pid]
 
 
+@pytest.mark.thorough
 def test_neither_a_suspended_server_nor_a_clock_that_is_moved_is_taken_to_hang(
     served: Served, clock: Callable[[float], None]
 ) -> None:

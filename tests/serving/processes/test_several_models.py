@@ -158,6 +158,7 @@ def test_metrics_and_health_are_of_all_models(server: Served) -> None:
     assert server.get("/health/ready")[0] == server.get("/health")[0] == 200
 
 
+@pytest.mark.thorough
 def test_a_stuck_engine_that_has_the_devices_gives_them_up_and_comes_back(server: Served) -> None:
     """Who sleeps could not be woken up while it has them."""
     asyncio.run(write(client(server), "small", "x", 4))

@@ -71,6 +71,7 @@ def plain(server: Server) -> list[dict[int, Choice]]:
     return [streamed(server.url, body) for body in ASKED]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_streams_of_a_server_with_drafts_are_those_of_one_without(method: str, plain: list[dict[int, Choice]]) -> None:
     assert [len(choices) for choices in plain] == [body.get("n", 1) for body in ASKED]

@@ -76,6 +76,7 @@ def test_a_call_whose_tags_are_special_tokens_is_held_too(tmp_path: Path, start_
         held_to_digits(running)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["qwen3_coder", "pythonic", "openai"])
 def test_other_forms_are_held_where_calls_are_forced(tmp_path: Path, start_server: StartServer, form: str) -> None:
     with serving(tmp_path, start_server, ["Hello to all."], tool_call_parser=form) as running:

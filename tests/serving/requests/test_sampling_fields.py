@@ -67,6 +67,7 @@ def test_every_parameter_of_the_offline_api_is_a_field_of_each_protocol() -> Non
     assert names <= set(pb.Sampling.DESCRIPTOR.fields_by_name)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "params",
     [

@@ -68,6 +68,7 @@ def joined(server: Server, **asked: Any) -> tuple[str | None, list[tuple[str, st
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_required_calls_are_well_formed_whole_and_streamed(
     server: Server, parallel: bool, monkeypatch: pytest.MonkeyPatch
