@@ -583,6 +583,7 @@ def hybrid_with_experts_and_mtp(files: Path) -> tuple[Path, Head]:
     return hybrid_with_mtp(files, "qwen3_next")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("made", [hybrid_with_mtp, hybrid_with_experts_and_mtp])
 def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(made: Any, device: str, tmp_path: Path) -> None:
@@ -599,6 +600,7 @@ def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(made: Any, dev
     assert record.check(head, texts_of(GREEDY, got)) > 100
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_layer_whose_norms_have_more_digits_drafts_in_the_model_s_dtype(dtype: str, tmp_path: Path) -> None:
     folder, _ = hybrid_with_mtp(tmp_path / "model")

@@ -201,6 +201,7 @@ def test_settings_change_no_token(family: str, settings: dict[str, Any], tiny_mo
         assert not own.errors
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_requests_that_give_way_or_leave_change_nothing_for_others(
     seed: int, tiny_model: TinyModel, tmp_path: Path

@@ -153,6 +153,7 @@ def careless(draw: st.DrawFn) -> list[str]:
     return draw(st.sampled_from([[], ["m"]])) + line + draw(st.sampled_from([[], ["--", "m"]]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["serve", "run-batch", "bench serve"])
 @settings(max_examples=80)
 @given(line=careless())

@@ -224,6 +224,7 @@ def quality_of(held_out: Tensor, before: list[Tensor]) -> Callable[..., TokenCos
     return find
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["gptq", "awq", "hqq"])
 def test_methods_beat_rounding_at_three_bits(method: str, quality_of: Callable[..., TokenCosts]) -> None:
     found, rounded = quality_of(method), quality_of("rtn")

@@ -206,6 +206,7 @@ def flooded(policy: str, flood: int, price: Price) -> tuple[float, float, float]
     return 1e3 * waits[int(0.99 * len(waits))], longest, tokens / device.now
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", TENANTS)
 def test_a_tenant_that_floods_ten_times_as_much_hardly_delays_another(policy: str) -> None:
     price = Price(row=0.4, cached=0.0005, token=0.1, pair=0.0)

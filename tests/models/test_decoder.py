@@ -150,6 +150,7 @@ def test_a_llama_that_asks_for_it_rotates_a_part_of_each_head(tmp_path: Path) ->
     assert not torch.allclose(ours, passed_over, rtol=0, atol=1e-2)
 
 
+@pytest.mark.few(70)
 @pytest.mark.parametrize("ops", [OPS, REFERENCE_OPS], ids=["torch", "reference"])
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @torch.no_grad()

@@ -80,6 +80,7 @@ def test_the_reference_is_dense_attention(case: AttentionCase) -> None:
     assert torch.allclose(out.double(), dense(case, torch.float32), atol=8 * EXACT, rtol=0)
 
 
+@pytest.mark.few(32)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "case", "dtype"),
@@ -159,6 +160,7 @@ def test_short_rows_do_not_pay_for_a_long_one(window: int | None) -> None:
     assert len(work.passes) <= 2
 
 
+@pytest.mark.few(26)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("case", "dtype"),

@@ -40,6 +40,7 @@ def test_the_reference_is_torchs_attention_of_each_row(case: PackedCase) -> None
         assert got[first:end].numpy() == pytest.approx(want.numpy(), abs=1e-5)  # the reference computes in float32
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("implementation", [each.name for each in PACKED_ATTENTION.implementations])

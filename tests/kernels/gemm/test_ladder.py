@@ -155,6 +155,7 @@ def found_wrong(
     return "; ".join(filter(None, told))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [
     fault if fault in FEW_FAULTS else pytest.param(fault, marks=pytest.mark.thorough) for fault in BROKEN
 ])  # fmt: skip

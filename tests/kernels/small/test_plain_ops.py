@@ -172,6 +172,7 @@ def test_reference_is_exact_arithmetic_rounded_once(subject: Subject, dtype: tor
     assert_close(subject.op.reference(*inputs), subject.exact(*wide), dtype, epsilons, subject.slack)
 
 
+@pytest.mark.few(80)
 @pytest.mark.parametrize(("subject", "implementation", "dtype"), IN_TYPES, ids=lambda x: getattr(x, "name", str(x)))
 def test_implementation_matches_the_reference(subject: Subject, implementation: Any, dtype: torch.dtype) -> None:
     inputs = subject.inputs(dtype, CPU)
@@ -179,6 +180,7 @@ def test_implementation_matches_the_reference(subject: Subject, implementation: 
     assert_close(got, subject.op.reference(*inputs), dtype, 4, subject.slack)
 
 
+@pytest.mark.few(60)
 @pytest.mark.parametrize(("subject", "implementation"), IMPLEMENTED)
 def test_implementation_has_the_reference_gradient(subject: Subject, implementation: Any) -> None:
     fixed = {2} if subject.op.name == "rope" else set[int]()  # the table of angles

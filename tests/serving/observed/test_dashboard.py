@@ -515,6 +515,7 @@ CONTRASTS = """() => {
 }"""
 
 
+@pytest.mark.few(2)
 @SCHEMES
 @pytest.mark.parametrize("told", [{}, {"healthy": False}])
 def test_text_stands_out_from_what_is_behind_it(
@@ -541,6 +542,7 @@ def test_it_follows_the_system_when_that_turns_dark(server: Server, open_page: O
     assert page.evaluate(PAINTED) == pytest.approx(light, rel=0.05), "the same picture in the other colours"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("width", [WIDE, WIDE // 2, NARROW])
 def test_nothing_is_cut_at_any_width_or_zoom(server: Server, open_page: OpenPage, width: int) -> None:
     """Zooming to 200 % halves the width that a page has."""

@@ -61,6 +61,7 @@ def test_what_hangs_again_and_again_is_given_up_in_words() -> None:
     assert not any(os.path.exists(f"/proc/{pid}") for pid, _ in hung)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bound", [0.0, 60.0], ids=["silent", "announced"])
 def test_a_long_step_is_a_hang_unless_it_was_announced(bound: float) -> None:
     """A step that compiles: 2.5 times as long as steps may take, which the process says before."""

@@ -180,6 +180,7 @@ def test_text_without_calls_is_content(hermes: Server) -> None:
         assert joined(hermes, **writes(text)) == (text, [], "stop")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("asked", [{"tool_choice": "none"}, {"tools": None}])
 def test_nothing_is_looked_for_where_no_tool_may_be_called(hermes: Server, asked: dict[str, Any]) -> None:
     body = {name: value for name, value in writes(WRITTEN, **asked).items() if value is not None}

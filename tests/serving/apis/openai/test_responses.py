@@ -281,6 +281,7 @@ AGENTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("choice", "kind", "known"),
     [
