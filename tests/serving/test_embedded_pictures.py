@@ -56,6 +56,22 @@ def test_texts_and_pictures_have_the_vectors_of_transformers(clip: Server) -> No
         np.testing.assert_allclose(vector(found), wanted, atol=1e-5)
 
 
+def test_cohere_gets_the_same_vectors_of_pictures(clip: Server) -> None:
+    wanted = [embedders.of_picture("CLIP", pixels) for pixels in PIXELS]
+    answer = post(clip, path="/v2/embed", images=URLS).json()
+    np.testing.assert_allclose(answer["embeddings"]["float"], wanted, atol=1e-5)
+    assert answer["meta"]["billed_units"]["images"] == len(URLS)
+    assert answer["texts"] == []
+    mixed = [{"content": [TEXT]}, {"content": [PICTURES[1]]}]
+    answer = post(clip, path="/v2/embed", inputs=mixed).json()
+    wanted = [embedders.of_text("CLIP", TEXT["text"]), wanted[1]]
+    np.testing.assert_allclose(answer["embeddings"]["float"], wanted, atol=1e-5)
+    assert answer["texts"] == [TEXT["text"]]
+    refused = post(clip, path="/v2/embed", images=[URLS[0], "data:image/png;base64,AAAA"])
+    assert refused.status_code == 400
+    assert "send a request for each" in post(clip, path="/v2/embed", inputs=[{"content": [TEXT, PICTURES[0]]}]).text
+
+
 def test_wrong_mixes_are_refused(clip: Server) -> None:
     for parts, told in (
         ((TEXT, PICTURES[0]), "the message has 1 texts and 1 pictures; send a request for each"),

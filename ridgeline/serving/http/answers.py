@@ -368,6 +368,7 @@ class CohereVersion(Answer, kw_only=True):
 
 class CohereUnits(Answer, kw_only=True):
     input_tokens: int
+    images: int | UnsetType = UNSET
 
 
 class CohereMeta(Answer, kw_only=True):

@@ -123,10 +123,12 @@ def test_cohere_cuts_a_text_where_it_is_told_to(embeds: Server) -> None:
 def test_what_cohere_has_and_the_model_has_not_is_one_sentence(embeds: Server, server: Server) -> None:
     for body, word in (
         ({"texts": ["x"], "embedding_types": ["int8"]}, "calibrated"),
-        ({"images": ["data:"], "texts": ["x"]}, "images are not supported"),
-        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "text alone"),
-        ({}, "either texts or inputs"),
-        ({"texts": ["x"], "inputs": [{"content": []}]}, "either texts or inputs"),
+        ({"images": ["data:"], "texts": ["x"]}, "either texts, images or inputs"),
+        ({"images": ["data:"]}, "reads text alone"),
+        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "reads text alone"),
+        ({"inputs": [{"content": [{"type": "audio_url", "audio_url": {"url": "x"}}]}]}, "text and image_url alone"),
+        ({}, "either texts, images or inputs"),
+        ({"texts": ["x"], "inputs": [{"content": []}]}, "either texts, images or inputs"),
         ({"texts": []}, "texts"),
         ({"texts": ["x"], "embeding_types": ["float"]}, "did you mean embedding_types?"),
     ):
