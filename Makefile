@@ -5,10 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test thorough baseline clients versions gpu check setup format proto clean
+.PHONY: demo demo-vision test thorough baseline clients versions gpu check setup format proto clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
+
+# Pictures are drawn, and the embedded model that sees describes them.
+demo-vision: $(VENV)/.installed-media
+	$(BIN)/python -m ridgeline_bench.scripts.senses.demo
 
 # Up to four files at a time, one more than there are cores, in the order of tests/conftest.py. SLOWEST=20 lists the slowest tests, as CI does.
 # A test that fails runs once more and is listed if it passes then: cores that others use too make some processes late.
@@ -87,6 +91,7 @@ clean:
 
 # One stamp per set of packages, so that a second run starts at once.
 $(VENV)/.installed-run: WHAT := .
+$(VENV)/.installed-media: WHAT := .[media]
 $(VENV)/.installed-test: WHAT := .[test]
 $(VENV)/.installed-dev: WHAT := .[dev]
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python

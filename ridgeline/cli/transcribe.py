@@ -35,7 +35,7 @@ def transcribe(
     engine: dict[str, Any],
     sampling: dict[str, Any],
 ) -> None:
-    """Write what is said in files of sound."""
+    """Write what is said in files of sound. Without --model the embedded one of synthetic speech runs."""
     if form not in (*FORMATS, "json"):
         raise InvalidRequest(f"--format is {form!r}; it is one of {', '.join((*FORMATS, 'json'))}.", param="format")
     if words and form != "json":
@@ -46,7 +46,9 @@ def transcribe(
         raise InvalidRequest(f"{name} is not for transcripts; leave it out.", param=name)
     from ridgeline.core.clock import MONOTONIC  # torch takes seconds to import; usage errors need not wait
     from ridgeline.llm import LLM
+    from ridgeline.weights.folder import EMBEDDED_SPEECH
 
+    engine["model"] = engine["model"] or str(EMBEDDED_SPEECH)
     temperature = float(sampling.pop("temperature", 0.0))
     most = sampling.pop("max_tokens", None)
     with LLM(**engine) as llm:

@@ -30,6 +30,8 @@ def held_precision(plain: Precision, model: ModelSpec, forms: Mapping[str, HeldM
         rates.setdefault(name, Counter())[_rate(form, plain)] += form.numbers
     held = []
     for name, count in numbers.items():
+        if not total[name]:  # a tower's or an encoder's
+            continue
         rates[name][plain.other_rate] += total[name] - count
         mean = (size[name] + (total[name] - count) * plain.item) / total[name]
         held.append((name, mean, rates[name].most_common(1)[0][0]))

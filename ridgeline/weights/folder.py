@@ -18,6 +18,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 EMBEDDED_MODEL = ASSETS / "embedded"
 EMBEDDED_DRAFT = ASSETS / "embedded-draft"
 EMBEDDED_EAGLE = ASSETS / "embedded-eagle"
+EMBEDDED_SPEECH = ASSETS / "embedded-speech"
 EMBEDDED_DRAFTS = {"draft_model": EMBEDDED_DRAFT, "eagle3": EMBEDDED_EAGLE}  # by the method of speculation
 
 GENERATION_FILE = "generation_config.json"

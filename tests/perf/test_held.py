@@ -40,6 +40,11 @@ def forms(held: Held, layers: int) -> dict[str, HeldMatrix]:
     return {f"layers.{layer}.feed_forward.down": one for layer in range(layers)}
 
 
+def test_matrices_of_towers_and_encoders_are_no_products_of_the_decoder() -> None:
+    beside = forms(W4, 32) | {"tower.layers.0.up": HeldMatrix(helds=(W4,), rows=(576,), inputs=192)}
+    assert held_precision(BF16, LLAMA2, beside) == held_precision(BF16, LLAMA2, forms(W4, 32))
+
+
 def test_a_product_reads_its_weights_as_they_are_held() -> None:
     every = held_precision(BF16, LLAMA2, forms(W4, 32))
     shape = StepShape([1], [100], 1)

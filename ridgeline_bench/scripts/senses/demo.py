@@ -1,6 +1,6 @@
-"""Draw pictures, and let a model describe them that `senses.see` trained.
+"""Draw pictures, and let a model describe them: the embedded one, or a folder of `senses.see`.
 
-    python -m ridgeline_bench.scripts.senses.demo --model FOLDER [--pictures FILE...] [--ask QUESTION] [--each 2]
+    python -m ridgeline_bench.scripts.senses.demo [--model FOLDER] [--pictures FILE...] [--ask QUESTION] [--each 2]
         [--save FOLDER] [--device auto] [--seed 0]
 
 Without --pictures, --each pictures of each kind are drawn of what training leaves out; --save keeps them as PNG files.
@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.scripts.asked import asked, told
 from ridgeline_bench.scripts.senses.drawn import DESCRIBE, KINDS, Artist, right_facts
 
@@ -37,9 +36,9 @@ def described(llm: LLM, pictures: list[Image.Image], question: str = DESCRIBE) -
 
 
 def main() -> None:
-    given = asked(__doc__, pictures=[str], ask=DESCRIBE, each=2, save=str, model=str, device="auto", seed=0)
-    if not given.model:
-        raise InvalidConfig("give --model, a folder that senses.see wrote.")
+    given = asked(
+        __doc__, pictures=[str], ask=DESCRIBE, each=2, save=str, model="embedded-vision", device="auto", seed=0
+    )
     if given.pictures:
         images, true = [Image.open(file).convert("RGB") for file in given.pictures], list(given.pictures)
     else:

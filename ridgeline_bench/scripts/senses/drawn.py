@@ -28,17 +28,23 @@ PLACES = (
     "top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right",
 )  # fmt: skip
 MOST_SHAPES, MOST_BARS, HIGHEST = 4, 5, 9
+PARTS = (
+    *"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", *(f"{size} {shape}" for size in SIZES for shape in SHAPES),
+    *(f"bar {height}" for height in range(1, HIGHEST + 1)),
+)  # fmt: skip
+Corners = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 DESCRIBE = "describe the picture"
 
 
 @dataclass(frozen=True)
 class DrawnPicture:
-    """asked: questions with their answers."""
+    """asked: questions with their answers. parts: what is seen in the order of the caption, of `PARTS`, and where."""
 
     kind: str
     image: Image.Image
     caption: str
     asked: tuple[tuple[str, str], ...]
+    parts: tuple[tuple[str, Corners], ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Artist:
         self._loaded: dict[tuple[str, int], ImageFont.FreeTypeFont] = {}
 
     def draw(self, random: Random, kind: str = "") -> DrawnPicture:
-        kind = kind or random.choices(KINDS, (4, 3, 6, 2))[0]
+        kind = kind or random.choices(KINDS, (4, 4, 9, 2))[0]
         return {"shapes": self._shapes, "number": self._number, "word": self._word, "bars": self._bars}[kind](random)
 
     def _shapes(self, random: Random) -> DrawnPicture:
@@ -89,14 +95,17 @@ class Artist:
         ]
         image = Image.new("RGB", (2 * SIDE, 2 * SIDE), _pale(random))
         pen = ImageDraw.Draw(image)
+        parts = []
         for thing, place in zip(things, places, strict=True):
             radius = random.uniform(*SIZES[thing.size])
             room = SIDE / 6 - radius
             x = (place % 3 + 0.5) * SIDE / 3 + random.uniform(-room, room)
             y = (place // 3 + 0.5) * SIDE / 3 + random.uniform(-room, room)
             _shape(pen, thing.shape, 2 * x, 2 * y, 2 * radius, _near(random, COLORS[thing.color]), image)
+            parts.append((f"{thing.size} {thing.shape}", (x - radius, y - radius, x + radius, y + radius)))
         caption = f"{count} shape{'s'[: count > 1]}: " + ", ".join(f"{each} at the {each.place}" for each in things)
-        return DrawnPicture("shapes", image.reduce(2), caption + ".", tuple(_about_shapes(random, things)))
+        asked = tuple(_about_shapes(random, things))
+        return DrawnPicture("shapes", image.reduce(2), caption + ".", asked, tuple(parts))
 
     def _number(self, random: Random) -> DrawnPicture:
         while True:
@@ -104,7 +113,8 @@ class Artist:
             if (len(text) >= 3 and held_out("number", text)) == self._measuring:
                 break
         asked = (("what number is it", text), ("how many digits are there", str(len(text))), _kind("a number"))
-        return DrawnPicture("number", self._text(random, text), f"the number {text}.", asked)
+        image, parts = self._text(random, text)
+        return DrawnPicture("number", image, f"the number {text}.", asked, parts)
 
     def _word(self, random: Random) -> DrawnPicture:
         if self._measuring or random.random() < 0.25:
@@ -118,7 +128,8 @@ class Artist:
         asked = (
             ("what does it say", word.upper()), ("how many letters are there", str(len(word))), _kind("a word"),
         )  # fmt: skip
-        return DrawnPicture("word", self._text(random, shown), f"the word {word.upper()}.", asked)
+        image, parts = self._text(random, shown)
+        return DrawnPicture("word", image, f"the word {word.upper()}.", asked, parts)
 
     def _bars(self, random: Random) -> DrawnPicture:
         while True:
@@ -134,10 +145,13 @@ class Artist:
             y = floor - line * unit
             pen.line((left - 3, y, SIDE - 5, y), fill=(205, 205, 205), width=1)
         step = (SIDE - 6 - left) / len(colors)
+        parts = []
         for number, (color, height) in enumerate(zip(colors, heights, strict=True)):
             x = left + (number + 0.5) * step
             half = step * random.uniform(0.28, 0.4)
-            pen.rectangle((x - half, floor - height * unit, x + half, floor), fill=_near(random, COLORS[color]))
+            corners = (x - half, floor - height * unit, x + half, floor)
+            pen.rectangle(corners, fill=_near(random, COLORS[color]))
+            parts.append((f"bar {height}", corners))
         pen.line((left, 6, left, floor, SIDE - 5, floor), fill=ink, width=1)
         told = list(zip(colors, heights, strict=True))
         caption = "a bar plot: " + ", ".join(f"{color} {height}" for color, height in told) + "."
@@ -147,9 +161,9 @@ class Artist:
         for name, most in (("tallest", max(heights)), ("shortest", min(heights))):
             if heights.count(most) == 1:
                 asked.append((f"which bar is the {name}", colors[heights.index(most)]))
-        return DrawnPicture("bars", image, caption, tuple(asked))
+        return DrawnPicture("bars", image, caption, tuple(asked), tuple(parts))
 
-    def _text(self, random: Random, text: str) -> Image.Image:
+    def _text(self, random: Random, text: str) -> tuple[Image.Image, tuple[tuple[str, Corners], ...]]:
         dark = random.random() < 0.25
         ground, ink = _pale(random), tuple(random.randint(0, 90) for _ in range(3))
         if dark:
@@ -157,7 +171,7 @@ class Artist:
         image = Image.new("RGB", (SIDE, SIDE), ground)  # type: ignore[arg-type]
         pen = ImageDraw.Draw(image)
         name = random.choice([*self._fonts, ""])
-        size = random.randint(16, 32)
+        size = random.randint(20, 34)
         while True:
             box = pen.textbbox((0, 0), text, font=self._font(name, size))
             if box[2] - box[0] <= SIDE - 4 or size <= 10:
@@ -165,8 +179,14 @@ class Artist:
             size -= 1
         room_x, room_y = SIDE - 2 - (box[2] - box[0]), SIDE - 2 - (box[3] - box[1])
         x, y = random.uniform(2, max(room_x, 2)) - box[0], random.uniform(2, max(room_y, 2)) - box[1]
-        pen.text((x, y), text, font=self._font(name, size), fill=ink)  # type: ignore[arg-type]
-        return image
+        font = self._font(name, size)
+        pen.text((x, y), text, font=font, fill=ink)  # type: ignore[arg-type]
+        parts, left = [], x
+        for letter in text:
+            own = font.getbbox(letter)
+            parts.append((letter.upper(), (left + own[0], y + own[1], left + own[2], y + own[3])))
+            left += font.getlength(letter)
+        return image, tuple(parts)
 
     def _font(self, name: str, size: int) -> ImageFont.FreeTypeFont:
         if (name, size) not in self._loaded:

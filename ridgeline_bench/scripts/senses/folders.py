@@ -13,7 +13,7 @@ END, PICTURE = "<|endoftext|>", "<image>"
 TEMPLATE = (
     "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}{% if part.type == 'image' %}" + PICTURE + "{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}\n{% endfor %}"
+    "{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
 )
 WINDOW = 6  # seconds of sound that the recogniser reads at once
 BANDS = 80

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,7 +35,15 @@ from ridgeline.kernels.small.log_mel.op import framed, hann, mel_filters, scaled
 from ridgeline_bench.scripts.asked import asked, told
 from ridgeline_bench.scripts.senses.chunks import Arrays, Makers
 from ridgeline_bench.scripts.senses.folders import BANDS, WINDOW, hearing_files, hearing_tokenizer, write
-from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, TrainingTime, mean, resume
+from ridgeline_bench.scripts.senses.loop import (
+    FURTHER,
+    MasteredAdam,
+    TensorStore,
+    TrainingTime,
+    mean,
+    resume,
+    stored_tokenizer,
+)
 from ridgeline_bench.scripts.senses.networks import listened, written
 from ridgeline_bench.scripts.senses.spoken import (
     LONGEST,
@@ -50,13 +59,31 @@ from ridgeline_bench.scripts.senses.spoken import (
 HEARD = 16_000  # samples a second, of the model
 WIDTH, HEADS, CONTEXT = 192, 6, 64
 CHUNK, ROOM = 256, round(LONGEST * RATE)  # sentences of a chunk; samples of the longest
-# Lengths of ROOM at HEARD samples a second, at speeds from 1.08 to 0.92: they are products of small primes, of which
+# Lengths of ROOM at HEARD samples a second, at speeds from 1.23 to 0.83: they are products of small primes, of which
 # spectra are fast
-LENGTHS = (76800, 78400, 80000, 81920, 83200, 84672, 86400, 87808, 90000)
+LENGTHS = (
+    67500,
+    70000,
+    72000,
+    75000,
+    76800,
+    78400,
+    80000,
+    81920,
+    83200,
+    84672,
+    86400,
+    87808,
+    90000,
+    93750,
+    96000,
+    100000,
+)
 LENGTH = 28  # tokens of a text, its prefix and end included
 MOST_WORDS, NEVER = 12, 1 << 24  # words of a sentence whose begins are known; the begin of none
 HEEDED = 0.5  # weight of the loss of frames
 FRAME = 320  # samples of an encoder's output
+
 SILENT, TIMED, PAIRED, CUT = 0.04, 0.3, 0.3, 0.8  # shares of the examples
 STEP = 0.02  # seconds from one time to the next
 MEASURED = 200  # sentences of each set
@@ -80,10 +107,10 @@ class SpokenTokens:
     end: int
 
     @classmethod
-    def made(cls) -> SpokenTokens:
+    def made(cls, stored: Tokenizer | None = None) -> SpokenTokens:
         random = Random(0)
         texts = [" " + " ".join(words())] * 100 + [" " + sentence(random) for _ in range(500)]
-        own = hearing_tokenizer(texts, 700)
+        own = stored or hearing_tokenizer(texts, 700)
         names = ("startoftranscript", "nospeech", "notimestamps", "endoftext")
         return cls(own, *(own.token_to_id(f"<|{name}|>") for name in names))
 
@@ -153,14 +180,39 @@ def colored(count: int, samples: int, low: float, high: float, device: torch.dev
     return found / found.square().mean(1, keepdim=True).sqrt()
 
 
+def crackle(count: int, samples: int, device: torch.device) -> Tensor:
+    """Return single loud samples, few or many, behind a filter of many colors; mean square 1."""
+    often = 10 ** (-3.5 + 2.2 * torch.rand(count, 1, device=device))
+    given = torch.randn(count, samples, device=device) * (torch.rand(count, samples, device=device) < often)
+    at = torch.arange(samples // 2 + 1, device=device)[None] / 100.0
+    found = torch.fft.irfft(torch.fft.rfft(given) * at.clamp(min=1) ** -torch.rand(count, 1, device=device), n=samples)
+    return found / found.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
+
+
+def whistles(count: int, samples: int, device: torch.device, most: int = 4) -> Tensor:
+    """Return tones whose pitch and loudness change; mean square 1."""
+    found = torch.zeros(count, samples, device=device)
+    time_S = torch.arange(samples, device=device)[None] / HEARD
+    for number in range(most):
+        pitch, rise, turns, loud = torch.rand(4, count, 1, device=device)
+        phase = (100 + 3000 * pitch**2) * time_S + 200 * (rise - 0.5) * time_S**2
+        swell = 1 + torch.sin(2 * torch.pi * (0.3 + 6 * turns) * time_S) * loud
+        found += torch.sin(2 * torch.pi * phase) * swell * ((loud > 0.4) if number else 1)
+    return found / found.square().mean(1, keepdim=True).sqrt()
+
+
 def training_noise(count: int, samples: int, device: torch.device) -> Tensor:
-    """Return noise of many colors, some of it in a band of frequencies alone, some in bursts; mean square 1."""
+    """Return noise of many colors, some of it in a band of frequencies alone, crackle, and whistles; some in bursts;
+    mean square 1."""
     noise = colored(count, samples, -0.5, 2.0, device)
     spectrum = torch.fft.rfft(noise)
     at = torch.arange(spectrum.shape[1], device=device)[None] / spectrum.shape[1]
     low, width = 0.3 * torch.rand(2, count, 1, device=device)
     band = torch.fft.irfft(spectrum * ((at >= low) & (at < low + 0.01 + width)), n=samples)
-    noise = torch.where(torch.rand(count, 1, device=device) < 0.4, band, noise)
+    kind = torch.rand(count, 1, device=device)
+    noise = torch.where(kind < 0.25, band, noise)
+    noise = torch.where(kind > 0.5, crackle(count, samples, device), noise)
+    noise = torch.where(kind > 0.75, whistles(count, samples, device), noise)
     on = torch.rand(count, samples // FRAME, device=device) < 0.1 + 0.9 * torch.rand(count, 1, device=device)
     on |= torch.rand(count, 1, device=device) < 0.7
     noise = noise * on.repeat_interleave(FRAME, 1)
@@ -218,18 +270,19 @@ def batch_of(store: TensorStore, rows: int, tokens: SpokenTokens) -> HeardBatch:
     def random(*columns: int) -> Tensor:
         return torch.rand(rows, *columns, device=device)
 
-    counts = (drawn["counts"] * (HEARD / RATE / speed)).long().clamp(max=window - 2)
-    silent = random() < SILENT
+    counts = (drawn["counts"] * (HEARD / RATE / speed)).long()
+    whole, counts = counts < window - 2, counts.clamp(max=window - 2)  # of what is slowed some is longer than a window
+    silent = (random() < SILENT) | ~whole
     pauses = (HEARD * (0.15 + 0.85 * random())).long()
-    whole, words_of_both = counts + pauses + counts.roll(1), drawn["lengths"] + other["lengths"]
-    paired = (random() < PAIRED) & ~silent & (whole < window - 2) & (words_of_both < LENGTH - 7)
-    starts = (random() * (window - torch.where(paired, whole, counts))).long()
+    both, words_of_both = counts + pauses + counts.roll(1), drawn["lengths"] + other["lengths"]
+    paired = (random() < PAIRED) & ~silent & whole.roll(1) & (both < window - 2) & (words_of_both < LENGTH - 7)
+    starts = (random() * (window - torch.where(paired, both, counts))).long()
     later = starts + counts + pauses
     windows = heard(sound, counts, starts) * ~silent[:, None]
     windows = windows + heard(sound.roll(1, 0), counts.roll(1), later) * paired[:, None]
     noise = training_noise(rows, window, device)
     hum = torch.sin(torch.arange(window, device=device) * (2 * torch.pi * 100 / HEARD))
-    windows = windows + 10 ** (-(1 + 34 * random(1)) / 20) * (noise + 0.5 * hum * random(1))
+    windows = windows + 10 ** (-1.6 * random(1) ** 1.4) * (noise + 0.5 * hum * random(1))
     windows = windows * 10 ** (-0.5 - 2 * random(1))
     over = torch.where(paired, later + counts.roll(1), starts + counts) * ~silent  # a file ends behind its speech
     ends = torch.where(random() < CUT, over + (random() ** 2 * (window - over)).long(), window)
@@ -378,16 +431,16 @@ def main() -> None:
     out: Path = given.out
     out.mkdir(parents=True, exist_ok=True)
     rmtree(given.work, ignore_errors=True)
-    tokens = SpokenTokens.made()
+    tokens = SpokenTokens.made(stored_tokenizer(given.resume))
     make = partial(chunk, espeak=given.espeak, tokens=tokens)
     makers = Makers(given.work, make, given.workers, given.most, given.seed)
     device = torch.device(given.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = transformers.WhisperForConditionalGeneration(config(tokens)).to(device, dtype).train()
-    if given.resume:
-        resume(model, Path(given.resume))
     model.model.encoder.embed_positions.requires_grad_(True)
     heeding = nn.Linear(WIDTH, len(words()) + 1).to(device, dtype)
+    if given.resume:
+        resume(model, heeding, Path(given.resume))
     optimizer = MasteredAdam(nn.ModuleList([model, heeding]), given.rate)
     size = sum(each.numel() for each in model.parameters())
     filters_FB = torch.from_numpy(mel_filters(BANDS)).to(device)
@@ -401,7 +454,7 @@ def main() -> None:
         while clock.share < 1:
             if steps % 4 == 0 or store.count < fewest:
                 before = spoken
-                for each in islice(makers.new(), 3):
+                for each in islice(makers.new(), 1):
                     store.add(**{name: torch.from_numpy(value) for name, value in each.items()})
                     spoken += CHUNK
                 if store.count < fewest:
@@ -424,6 +477,7 @@ def main() -> None:
         makers.close()
     trained = clock.spent
     model.save_pretrained(out / "model")
+    save_file(heeding.state_dict(), out / FURTHER)
     write(out / "model", hearing_files(tokens.words, CONTEXT))
     found = test.measured(model, tokens, filters_FB)
     report = found | {

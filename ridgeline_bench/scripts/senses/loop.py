@@ -9,9 +9,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig
+
+FURTHER = "further.safetensors"  # the map of a further loss, beside a model's folder
 
 
 class MasteredAdam:
@@ -73,15 +76,24 @@ class TrainingTime:
         return self.spent / max(self._until - self._start, 1e-3) if self._start else 0.0
 
 
-def resume(model: nn.Module, folder: Path) -> None:
+def resume(model: nn.Module, further: nn.Module, folder: Path) -> None:
     """Give a model of transformers the weights that are stored in a folder, by their names in the model or, for
-    LLaVA's, by those that checkpoints have. Raise InvalidConfig if some are missing."""
+    LLaVA's, by those that checkpoints have, and a further map those that lie beside the folder, if there are some.
+    Raise InvalidConfig if some of the model's are missing."""
     stored = load_file(folder / "model.safetensors")
     renamed = {name if name in model.state_dict() else _inner(name): each for name, each in stored.items()}
     missing, unexpected = model.load_state_dict(renamed, strict=False)
     tied = {"lm_head.weight", "proj_out.weight"}
     if unexpected or set(missing) - tied:
         raise InvalidConfig(f"{folder} lacks {sorted(set(missing) - tied)[:3]} and has {unexpected[:3]} too many.")
+    if (folder.parent / FURTHER).exists():
+        further.load_state_dict(load_file(folder.parent / FURTHER))
+
+
+def stored_tokenizer(folder: str | None) -> Tokenizer | None:
+    """Return the tokenizer that is stored in a folder, if one is."""
+    file = Path(folder or "") / "tokenizer.json"
+    return Tokenizer.from_file(str(file)) if folder and file.exists() else None
 
 
 def _inner(name: str) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,6 +38,7 @@ from ridgeline_bench.scripts.senses.drawn import (
     COLORS,
     DESCRIBE,
     KINDS,
+    PARTS,
     PLACES,
     SHAPES,
     SIDE,
@@ -46,15 +48,25 @@ from ridgeline_bench.scripts.senses.drawn import (
     right_facts,
 )
 from ridgeline_bench.scripts.senses.folders import END, PICTURE, seeing_files, tokenizer_of, write
-from ridgeline_bench.scripts.senses.loop import MasteredAdam, TensorStore, TrainingTime, mean, resume
+from ridgeline_bench.scripts.senses.loop import (
+    FURTHER,
+    MasteredAdam,
+    TensorStore,
+    TrainingTime,
+    mean,
+    resume,
+    stored_tokenizer,
+)
 from ridgeline_bench.scripts.senses.networks import llama, tower
 
-PATCH, WIDTH, HEADS, CONTEXT = 12, 192, 6, 256
+PATCH, WIDTH, HEADS, CONTEXT = 8, 192, 6, 256
+TOWER_LAYERS, LAYERS = 4, 3
 CHUNK, TEXTS = 1024, 3  # pictures of a chunk, texts of a picture
 LENGTH, SHORT = 52, 16  # tokens of a caption, and of a question with its answer
 MEASURED = 256  # pictures of each kind
 QUERIES = 16
 EACH = 50  # steps whose mean loss is kept
+MOST_PARTS, COVERED, EMPTY, SHIFT = 6, 0.12, 0.1, 2  # SHIFT: pixels by which pictures of a batch move at most
 HELD_OUT_FONTS = ("ComicNeue-Bold", "Caladea-Regular")
 
 
@@ -74,7 +86,7 @@ def config(vocabulary: int) -> Any:
     vision = transformers.CLIPVisionConfig(
         hidden_size=WIDTH,
         intermediate_size=3 * WIDTH,
-        num_hidden_layers=5,
+        num_hidden_layers=TOWER_LAYERS,
         num_attention_heads=HEADS,
         image_size=SIDE,
         patch_size=PATCH,
@@ -86,7 +98,7 @@ def config(vocabulary: int) -> Any:
         vocab_size=vocabulary,
         hidden_size=WIDTH,
         intermediate_size=512,
-        num_hidden_layers=4,
+        num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS // 2,
         head_dim=WIDTH // HEADS,
@@ -139,6 +151,7 @@ class SeeingModel(nn.Module):
         self.whole = transformers.LlavaForConditionalGeneration(config(vocabulary))
         for name, each in self.whole.named_parameters():
             each.requires_grad_("post_layernorm" not in name)  # behind the layer whose output is taken
+        self.noticing = nn.Linear(WIDTH, len(PARTS) + MOST_PARTS + 2)  # is not part of what ships
         if queries:
             self.whole.model.multi_modal_projector = QFormer(WIDTH, HEADS)
 
@@ -168,7 +181,36 @@ def encoded(pictures: Sequence[DrawnPicture], words: Tokenizer, random: Random) 
             ids[row, column, : len(text)] = text
             starts[row, column], ends[row, column] = len(before), len(text)
     pixels = np.stack([np.asarray(each.image) for each in pictures])
-    return {"pixels": pixels, "ids": ids, "starts": starts, "ends": ends}
+    parts = np.zeros((len(pictures), MOST_PARTS, 5), np.float32)
+    for row, each in enumerate(pictures):
+        for column, (name, corners) in enumerate(each.parts):
+            parts[row, column] = (PARTS.index(name) + 1, *corners)
+    return {"pixels": pixels, "ids": ids, "starts": starts, "ends": ends, "parts": parts}
+
+
+def parts_of(parts_NK5: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of the part that covers most of each patch, and its place in the order of the caption, or 0
+    twice where nothing covers a tenth: [N, P] each."""
+    side = torch.arange(SIDE // PATCH, device=parts_NK5.device) * PATCH
+    left, top, right, bottom = (each[..., None] for each in parts_NK5[..., 1:].unbind(-1))
+    wide = (torch.minimum(right, side + PATCH) - torch.maximum(left, side)).clamp(min=0)
+    high = (torch.minimum(bottom, side + PATCH) - torch.maximum(top, side)).clamp(min=0)
+    share, which = (high[..., :, None] * wide[..., None, :] / PATCH**2).flatten(2).max(1)
+    seen = share > COVERED
+    return parts_NK5[..., 0].long().gather(1, which) * seen, (which + 1) * seen
+
+
+def noticed(scores_NPX: Tensor, parts_NK5: Tensor) -> Tensor:
+    """Return the loss of what a further map tells from each of the projector's vectors: the part, and its place in
+    the order of the caption."""
+    number, place = parts_of(parts_NK5)
+    weight = torch.where(number > 0, 1.0, EMPTY).flatten()
+    scores = scores_NPX.flatten(0, 1).float().split((len(PARTS) + 1, MOST_PARTS + 1), -1)
+    losses = [
+        functional.cross_entropy(own, true.flatten(), reduction="none")
+        for own, true in zip(scores, (number, place), strict=True)
+    ]
+    return (sum(losses) * weight).sum() / weight.sum()
 
 
 def chunk(random: Random, fonts: Sequence[Path], words: Tokenizer) -> Arrays:
@@ -187,17 +229,21 @@ def normal(pixels_NHWC: Tensor, dtype: torch.dtype, *, shaken: bool = False) -> 
     return found.to(dtype)
 
 
-def loss_of(model: SeeingModel, batch: dict[str, Tensor], random: Random) -> Tensor:
-    """Return the mean loss of the captions of all pictures, or, every second time, of the answers to one question
-    each, which take fewer tokens."""
-    column, length = random.choice(((0, LENGTH), (random.randint(1, TEXTS - 1), SHORT)))
+def loss_of(model: SeeingModel, batch: dict[str, Tensor], random: Random) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of the captions of all pictures, or, three times in ten, of the answers to one question
+    each, which take fewer tokens, and that of the parts in the patches."""
+    column, length = (0, LENGTH) if random.random() < 0.7 else (random.randint(1, TEXTS - 1), SHORT)
     ids = batch["ids"][:, column, :length].long()
     places = torch.arange(1, length, device=ids.device)
     counted = (places >= batch["starts"][:, column, None]) & (places < batch["ends"][:, column, None])
-    scores = model(model.seen(normal(batch["pixels"], model.whole.dtype, shaken=True)), ids[:, :-1])
+    down, right = random.randint(-SHIFT, SHIFT), random.randint(-SHIFT, SHIFT)
+    seen = model.seen(normal(batch["pixels"].roll((down, right), (1, 2)), model.whole.dtype, shaken=True))
+    moved = batch["parts"] + torch.tensor([0, right, down, right, down], device=ids.device)
+    scores = model(seen, ids[:, :-1])
     losses = functional.cross_entropy(scores.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     weight = counted / counted.sum(1, keepdim=True).sqrt()  # between one weight a token and one a text
-    return (losses * weight.flatten()).sum() / weight.sum()
+    said = (losses * weight.flatten()).sum() / weight.sum()
+    return said, noticed(model.noticing(seen), moved)
 
 
 @torch.no_grad()
@@ -290,7 +336,7 @@ def main() -> None:
     rmtree(given.work, ignore_errors=True)
     fonts = sorted(each for each in Path(given.fonts).iterdir()) if given.fonts else []
     usual = [each for each in fonts if each.stem not in HELD_OUT_FONTS]
-    words = tokenizer()
+    words = stored_tokenizer(given.resume) or tokenizer()
     makers = Makers(given.work, partial(chunk, fonts=usual, words=words), given.workers, given.most, given.seed)
     device = torch.device(given.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -300,9 +346,9 @@ def main() -> None:
         torch.manual_seed(given.seed)
         models[name] = SeeingModel(words.get_vocab_size(), queries=name == "qformer").to(device, dtype)
         if given.resume:
-            resume(models[name].whole, Path(given.resume))
+            resume(models[name].whole, models[name].noticing, Path(given.resume))
         optimizers[name] = MasteredAdam(models[name], given.rate)
-    sizes = {name: sum(each.numel() for each in model.parameters()) for name, model in models.items()}
+    sizes = {name: sum(each.numel() for each in model.whole.parameters()) for name, model in models.items()}
     print(
         f"parameters {sizes}, vocabulary {words.get_vocab_size()}, ready after {time.monotonic() - began:.1f} s",
         flush=True,
@@ -310,12 +356,12 @@ def main() -> None:
     store = TensorStore(given.most * CHUNK, device)
     test = SeeingTest(fonts, given.measured)
     clock, log, steps, drawn = TrainingTime(given.seconds, given.until), [], 0, 0
-    sums = {name: torch.zeros((), device=device) for name in names}
+    sums = {name: torch.zeros(2, device=device) for name in names}
     try:
         while clock.share < 1:
-            if steps % 4 == 0 or store.count < 8 * CHUNK:
+            if steps % 8 == 0 or store.count < 8 * CHUNK:
                 before = drawn
-                for each in islice(makers.new(), 3):
+                for each in islice(makers.new(), 1):
                     store.add(**{name: torch.from_numpy(value) for name, value in each.items()})
                     drawn += CHUNK
                 if store.count < min(8, given.most) * CHUNK:
@@ -328,15 +374,18 @@ def main() -> None:
             for name in names:
                 if given.beside:
                     torch.manual_seed(steps)  # so that both get the same texts and noise
-                loss = loss_of(models[name], batch, Random(f"{given.seed} {steps}"))
-                loss.backward()
+                loss, noticing = loss_of(models[name], batch, Random(f"{given.seed} {steps}"))
+                (loss + noticing).backward()
                 optimizers[name].step(clock.share, steps)
-                sums[name] += loss.detach()
+                sums[name] += torch.stack((loss.detach(), noticing.detach()))
             steps += 1
             if steps % EACH == 0:
                 line = {"step": steps, "seconds": round(clock.spent, 2), "drawn": drawn}
-                log.append(line | {name: round(float(each) / EACH, 4) for name, each in sums.items()})
-                sums = {name: torch.zeros((), device=device) for name in names}
+                for name, each in sums.items():
+                    said, parts = (round(own / EACH, 4) for own in each.tolist())
+                    line |= {name: said, f"{name}'s parts": parts}
+                log.append(line)
+                sums = {name: torch.zeros(2, device=device) for name in names}
                 if steps % (4 * EACH) == 0 or len(log) < 3:
                     print(json.dumps(log[-1]), flush=True)
     finally:
@@ -344,6 +393,7 @@ def main() -> None:
     trained = clock.spent
     if not given.beside:
         models["projector"].whole.save_pretrained(out / "model")
+        save_file(models["projector"].noticing.state_dict(), out / FURTHER)
         write(out / "model", seeing_files(words, SIDE, PATCH, CONTEXT))
     artist = Artist(usual)
     report: dict[str, Any] = {
