@@ -434,3 +434,17 @@ def test_a_folder_that_is_gone_ends_its_own_requests_alone(tiny_model: TinyModel
             for _ in range(count):
                 tokens.append(int(oracle.logprobs(tokens)[-1].argmax()))
             assert own.outcomes[name].tokens == tokens[20:]
+
+
+def test_the_adapter_that_ships_is_found_by_its_name() -> None:
+    """`embedded-coder` is no folder here. Rewards taught it to end a function early."""
+    doc = '"""Return the first item, or 0."""'
+    text = f"def first(items: list[int]) -> int:\n    {doc}\n    if not items:\n        return 0"
+    with LLM("embedded", device="cpu", dtype="float32", enable_lora=True, max_lora_rank=32, max_model_len=256) as llm:
+        coder = LoRARequest("coder", 1, "embedded-coder")
+        asked = SamplingParams(temperature=0, max_tokens=16)
+        alone, rewarded = (llm.generate(text, asked, lora_request=each)[0].outputs[0].text for each in (None, coder))
+        assert alone.startswith("\n    if ")
+        assert rewarded.startswith("\n    return ")
+        with pytest.raises(InvalidRequest, match="embedded-nobody is not a folder"):
+            llm.generate(text, asked, lora_request=LoRARequest("nobody", 2, "embedded-nobody"))

@@ -30,8 +30,14 @@ _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*", "*mmproj*"]  # the s
 
 
 def shipped_model(name: str) -> Path | None:
-    """Return the folder of the model of that name that ships with Ridgeline, or None."""
+    """Return the folder of the model or adapter of that name that ships with Ridgeline, or None."""
     return next((asset for asset in ASSETS.iterdir() if asset.name == name), None)
+
+
+def adapter_folder(folder: Path) -> Path:
+    """Return an adapter's folder: itself if it exists, else the adapter of that name that ships with Ridgeline, else
+    itself again, which a reader refuses."""
+    return folder if folder.exists() else shipped_model(str(folder)) or folder
 
 
 def fingerprint(*folders: Path) -> str:

@@ -16,6 +16,7 @@ from ridgeline.core.errors import ContractViolation, ModelLoadError
 from ridgeline.core.plan.adapters import AdapterFacts
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.weights.adapters.reader import ReadAdapter
+from ridgeline.weights.folder import adapter_folder
 
 READ_SECONDS, READ_RATE = 2e-3, 1e9  # to read a folder: what its size does not change, and bytes a second
 
@@ -55,6 +56,7 @@ class AdapterStore:
 
     def add(self, number: int, folder: Path) -> AdapterFacts:
         """Read an adapter and know it by a number from now on. Raise ModelLoadError for one that cannot run."""
+        folder = adapter_folder(folder)
         adapter = self._read(folder)
         with self._lock:
             self._folders[number] = folder, adapter.key

@@ -47,6 +47,14 @@ def batch_sweep() -> str:
     return _written(lambda path: batch_sweep.draw(newest, path))
 
 
+def code_tasks() -> str:
+    from ridgeline_bench.scripts.code_tasks import measure
+
+    names = {"": "", "tuned/adapter": "behind examples", "rewarded/adapter": "behind rewards"}
+    rows = [row | {"adapter": names[row["adapter"]]} for row in _lines("code-tasks.jsonl")[-1]["rows"]]
+    return _written(lambda path: measure.draw(rows, path, "embedded"))
+
+
 def crossover() -> str:
     from ridgeline.cli import app
 
@@ -194,6 +202,7 @@ def vllm(theme: str) -> str:
 PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/attention-ladder.svg": lambda: ladder("attention"),
     "docs/images/batch-sweep.svg": batch_sweep,
+    "docs/images/code-tasks.svg": code_tasks,
     "docs/images/crossover.svg": crossover,
     "docs/images/float8.svg": float8,
     "docs/images/frame-attention.svg": frame_attention,
