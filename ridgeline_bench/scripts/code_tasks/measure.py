@@ -141,6 +141,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, model: str) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = path.name  # the same picture for the same numbers
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 3.2))
@@ -157,7 +158,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, model: str) -> None:
     axes.set_ylabel("tasks solved, %")
     axes.legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
 
 
 if __name__ == "__main__":
