@@ -22,7 +22,7 @@ def seeing() -> Iterator[LLM]:
         yield found
 
 
-LEAST = {"shapes": 0.75, "bars": 0.85, "number": 0.35, "word": 0.15}  # shares of right facts
+LEAST = {"shapes": 0.8, "bars": 0.85, "number": 0.7, "word": 0.6}  # shares of right facts
 
 
 def pictures(kind: str, count: int = 12) -> list[DrawnPicture]:
