@@ -1,4 +1,4 @@
-"""What both trainings share: weights in bfloat16 with float32 masters, and a learning rate that follows the time."""
+"""Shared by both trainings: weights in bfloat16 with float32 masters, and a learning rate that follows the time."""
 
 from __future__ import annotations
 
