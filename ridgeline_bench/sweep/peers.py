@@ -1,6 +1,6 @@
 """Other projects' kernels for the arguments of our ops, as sweeps time them beside ours: vLLM's, FlashInfer's
-(flashinfer_peers.py), ThunderKittens' (thunderkittens.py), and those of flash-linear-attention, from its own package or
-as vLLM has them.
+(flashinfer_peers.py), ThunderKittens' (thunderkittens.py), DeepSeek's (deepseek_peers.py), and those of
+flash-linear-attention, from its own package or as vLLM has them.
 
 vLLM's kernels of prompts do not gather rows' states nor put them back, and what flash-linear-attention takes as ready,
 decays and strengths, is not in its time, so they have a little less to do. Outputs are compared, states are not. One of
@@ -23,7 +23,7 @@ from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
 from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.scans.selective_scan.op import ScanInputs
 from ridgeline.kernels.scans.ssd.op import SsdInputs
-from ridgeline_bench.sweep import flashinfer_peers, thunderkittens
+from ridgeline_bench.sweep import deepseek_peers, flashinfer_peers, thunderkittens
 
 VLLM_CHUNK = 256
 FLA = {  # package → where it has flash-linear-attention
@@ -172,6 +172,8 @@ def _found() -> dict[str, dict[str, PeerKernel]]:
     if thunderkittens.LIBRARY.exists():
         for name, prepare in thunderkittens.PEERS.items():
             peers.setdefault(name, {})["thunderkittens"] = PeerKernel(prepare)
+    for name, ways in deepseek_peers.found().items():
+        peers.setdefault(name, {}).update({each: PeerKernel(prepare) for each, prepare in ways.items()})
     return peers
 
 

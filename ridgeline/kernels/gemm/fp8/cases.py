@@ -116,6 +116,7 @@ FED = [t for t in TIMED if t <= 256]  # tokens for which the op before rounds
 SWEPT = [
     *(Fp8Case(t, i, o, how) for i, o in ALONE for how in (BY_TOKEN, IN_BLOCKS) for t in TIMED),
     *(Fp8Case(t, i, o, fed=True) for i, o in ALONE for t in FED),
+    *(Fp8Case(t, 4096, 4096, IN_BLOCKS, fed=True) for t in FED),
     *(Fp8Case(4096, 16_384, 7168, how) for how in (BY_TOKEN, IN_BLOCKS)),
 ]
 NORM_SWEPT = [
