@@ -15,7 +15,7 @@ import torch
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.core.plan.adapters import UsedAdapter
-from ridgeline.core.plan.embeds import embeds_width
+from ridgeline.core.plan.embeds import embeds_width, media_widths
 from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.plan.sleep import KINDS, Kind
@@ -117,7 +117,8 @@ class LLM:
             stem=None if model_config.spec.encoder is None else model_config.spec.encoder.stem,
         )
         self._tokenizer = tokenizer
-        media = callers_media(self._media, self._processors(tokenizer))
+        widths = media_widths(self.config.enable_mm_embeds, model_config.spec)
+        media = callers_media(self._media, self._processors(tokenizer), widths)
         self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed, media)
         self._running = RunningJobs(self.engine)
         self._adapters = OfflineAdapters(self.assembly.worker)
@@ -346,7 +347,7 @@ class LLM:
     def _processors(self, tokenizer: Tokenizer | None) -> FolderProcessors | None:
         """Return the processors of pictures, for a model that sees them."""
         spec = self.assembly.model.spec
-        if tokenizer is None or (spec.tower is None and spec.listener is None):
+        if tokenizer is None or not any(spec.media_widths):
             return None
         return FolderProcessors.of(self.assembly.folder, tokenizer, self._media.get("mm_processor_kwargs"))
 

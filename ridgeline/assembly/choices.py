@@ -51,7 +51,7 @@ from ridgeline.perf.streamed import ExpertsBelow, WeightsBelow, cheaper, experts
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
-from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms, with_cache
+from ridgeline.weights.loader import check_files, described, resolve_model, stored_forms, with_cache
 from ridgeline.weights.quantized.config import method_name
 from ridgeline.weights.quantized.plan import Forms
 from ridgeline.worker.early import Early
@@ -199,9 +199,9 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     weights = _scheme(config.quantization, folder)
     weights.check(platform)
     files = config.load_format != "dummy"
-    described = read_model_config(folder, config.hf_overrides, config.runner, config.convert, config.model_impl)
-    check_foreign(config, described, folder)
-    model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
+    found = described(folder, config)
+    check_foreign(config, found, folder)
+    model = with_cache(folder, found, kv_format(config.kv_cache_dtype), files=files)
     _check_crossing(config, model.spec)
     part, own = mesh.part_of(model.spec), mesh.stage_of(model.spec)
     if mesh.cp.size > 1:

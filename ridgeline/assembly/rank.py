@@ -28,7 +28,7 @@ from ridgeline.parallel.stamps import stamps_of
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
 from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
-from ridgeline.weights.loader import read_model_config, resolve_model
+from ridgeline.weights.loader import described, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name
 
@@ -83,7 +83,7 @@ def mesh_of(config: LLMConfig, everybody: ProcessAxis, device: torch.device, lim
     context, follow each other. limit: the timeout of a message or a collective, in seconds.
     """
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
-    spec = read_model_config(folder, config.hf_overrides).spec
+    spec = described(folder, config).spec
     mesh = Mesh(
         whole_experts=config.enable_expert_parallel,
         placement=placement_of(config, spec),

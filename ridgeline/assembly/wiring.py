@@ -52,7 +52,7 @@ from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.streamed import LayersBelow, StreamedCost, WeightsBelow
 from ridgeline.quantization.scheme import scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
-from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
+from ridgeline.weights.loader import Progress, described, resolve_model, with_cache
 from ridgeline.worker.early import Early
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
@@ -223,18 +223,18 @@ def _assemble_group(
     device = device_of_rank(config, lead)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
     files = config.load_format != "dummy"
-    described = read_model_config(folder, config.hf_overrides, config.runner, config.convert, config.model_impl)
-    check_foreign(config, described, folder)
-    if described.spec.pooling is not None:
+    found = described(folder, config)
+    check_foreign(config, found, folder)
+    if found.spec.pooling is not None:
         raise InvalidConfig(
             f"a model that embeds or classifies runs on one device; leave {' and '.join(config.divided_by)} out."
         )
-    if described.spec.encoder is not None:
+    if found.spec.encoder is not None:
         raise InvalidConfig(
             f"a model with an encoder runs on one device yet; leave {' and '.join(config.divided_by)} out."
         )
-    _check_towers(described.spec, config)
-    model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
+    _check_towers(found.spec, config)
+    model = with_cache(folder, found, kv_format(config.kv_cache_dtype), files=files)
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
     longest = check_max_model_len(config.max_model_len, model.spec)
@@ -491,9 +491,14 @@ def _host_tier(config: LLMConfig, memory: MemoryReport, bytes_per_second: float)
 
 def _pictures(config: LLMConfig, wiring: Wiring) -> dict[str, Any]:
     """Return the facts that an engine needs of a tower, or of a listener where there is no tower."""
-    if wiring.model is None or (wiring.model.tower is None and wiring.model.listener is None):
+    if wiring.model is None:
         return {}
     tower, listener, sizes = wiring.model.tower, wiring.model.listener, wiring.memory.sizes
+    together: dict[str, Any] = {"both_ways": wiring.model.both_ways}
+    if wiring.model.both_ways is not None:
+        together["most_together"] = _most_together(config, wiring, wiring.model)
+    if tower is None and listener is None:
+        return together if any(wiring.model.media_widths) else {}
     every = [each for each in (tower, listener) if each is not None]
     kept = {
         "kept_bytes": max(bytes_kept(each, sizes) for each in every),
@@ -512,8 +517,7 @@ def _pictures(config: LLMConfig, wiring: Wiring) -> dict[str, Any]:
         "patch_cost": tower.patch_flops / flops,
         "most_patches": patches_at_once(sizes, tower),
         "view_side": 0 if tower.grid is None or tower.grid.any_shape else tower.grid.side,
-        "both_ways": wiring.model.both_ways,
-        "most_together": 0 if wiring.model.both_ways is None else _most_together(config, wiring, wiring.model),
+        **together,
         "picture_patches": tower.tiles * tower.side**2 if isinstance(tower, TiledTowerSpec) else 0,
         "crosses": wiring.model.most_crossed,
     }

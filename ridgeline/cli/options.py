@@ -46,6 +46,7 @@ ENGINE_HELP = {
     "max_logprobs": "Most likeliest tokens that a request may have reported for each token (-1: the whole vocabulary).",
     "enable_sleep_mode": "Let a GPU's memory be given back while the engine sleeps (POST /sleep).",
     "enable_prompt_embeds": "Take prompts as vectors (prompt_embeds) in the place of tokens.",
+    "enable_mm_embeds": "Take pictures and sounds as vectors that their tower made (image_embeds, audio_embeds).",
     "gpu_memory_utilization": "Share of the GPU's memory to use.",
     "encoder_cache_bytes": "Bytes of vectors of pictures and sounds that are kept (default: of four steps' tokens).",
     "kv_cache_memory": "Bytes for the KV cache, instead of a share.",
@@ -100,6 +101,7 @@ ENGINE_HELP = {
     "seed": "Seed for requests that have none of their own.",
     "kernel_cache": "Folder of kernels compiled ahead (ridgeline compile --cache).",
     "load_format": "auto, safetensors, or dummy (random weights).",
+    "language_model_only": "Load the text model alone, without what sees pictures or hears sounds.",
     "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "
     "(a CPU).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ridgeline.core.plan.embeds import Embeds
+
 
 class Picture(NamedTuple):
     """pixels_HWC: uint8.
@@ -54,7 +56,28 @@ class Sound(NamedTuple):
     digest: bytes
 
 
-Item = Picture | Clip | Sound
+class SeenVectors(NamedTuple):
+    """The vectors of a picture, which a tower has made elsewhere.
+
+    height, width: of the picture in pixels; 0: every picture of the model has as many vectors.
+    grid: rows and columns of its patches, where these are known in place of its size.
+    """
+
+    embeds: Embeds
+    digest: bytes
+    height: int = 0
+    width: int = 0
+    grid: tuple[int, int] | None = None
+
+
+class HeardVectors(NamedTuple):
+    """The vectors of a sound, which a listener has made elsewhere."""
+
+    embeds: Embeds
+    digest: bytes
+
+
+Item = Picture | Clip | Sound | SeenVectors | HeardVectors
 
 
 def picture(pixels_HWC: np.ndarray) -> Picture:

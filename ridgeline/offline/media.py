@@ -16,18 +16,20 @@ from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.bounds import MediaBounds
 from ridgeline.media.fetch import from_data_url
 from ridgeline.media.frames import chosen
-from ridgeline.media.items import Clip, Item, Picture, Sound, clip, picture, sound
+from ridgeline.media.items import Clip, HeardVectors, Item, Picture, SeenVectors, Sound, clip, picture, sound
 from ridgeline.media.layout import Processor, VideoProcessor
 from ridgeline.media.pool import Decoders
+from ridgeline.offline.embeds import is_vectors, vectors_given
 from ridgeline.text.arguments import short
 from ridgeline.text.media_folder import FolderProcessors
+from ridgeline.text.requests import check_media_width
 from ridgeline.text.sounds import samples_of
 
 KINDS = ("image", "video", "audio")
 # Types of a message's parts, and their kinds. The field of the same name holds what they bring.
 PARTS = {"image": "image", "image_pil": "image", "image_url": "image", "video": "video", "video_url": "video"}
-PARTS |= {"audio": "audio", "audio_url": "audio"}
-NAMED = {Picture: "image", Clip: "video", Sound: "audio"}
+PARTS |= {"audio": "audio", "audio_url": "audio", "image_embeds": "image", "audio_embeds": "audio"}
+NAMED = {Picture: "image", Clip: "video", Sound: "audio", SeenVectors: "image", HeardVectors: "audio"}
 SETTINGS = ("limit_mm_per_prompt", "media_io_kwargs", "mm_processor_kwargs")  # of LLM(…)
 
 
@@ -36,12 +38,14 @@ class CallersMedia:
     """The reader of what callers bring.
 
     processors: those of the model. most: items of a prompt, by kind. reading: settings of decoding by kind
-    (`media_io_kwargs`).
+    (`media_io_kwargs`). widths: the numbers of a vector of a picture, and of a sound, which may come as vectors; 0:
+    they may not.
     """
 
     processors: FolderProcessors | None = None
     most: Mapping[str, int] = field(default_factory=dict)
     reading: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    widths: tuple[int, int] = (0, 0)
 
     def processor(self, options: object = None) -> Processor:
         """Return the processor with a prompt's `mm_processor_kwargs`. Raise InvalidRequest if there is none."""
@@ -68,6 +72,10 @@ class CallersMedia:
 
     def item(self, kind: str, value: Any, processor: Processor) -> Item:
         """Return a picture, a video or a sound as an item. Raise InvalidRequest."""
+        if is_vectors(kind, value):
+            found = vectors_given(kind, value)
+            check_media_width(found, self.widths[kind == "audio"], "multi_modal_data")
+            return found
         if isinstance(value, Sound) and value.rate != RATE:
             value = value.samples_N, value.rate
         if _is_item(value):
@@ -143,7 +151,9 @@ class CallersMedia:
         return self._decoders.clip(file, choose)
 
 
-def callers_media(options: Mapping[str, Any], processors: FolderProcessors | None) -> CallersMedia:
+def callers_media(
+    options: Mapping[str, Any], processors: FolderProcessors | None, widths: tuple[int, int] = (0, 0)
+) -> CallersMedia:
     """Return the reader by the arguments of `LLM` that are `SETTINGS`. Raise InvalidRequest."""
     limits, reading = options.get("limit_mm_per_prompt") or {}, options.get("media_io_kwargs") or {}
     most = {kind: each.get("count", 1 << 16) if isinstance(each, Mapping) else each for kind, each in limits.items()}
@@ -153,7 +163,7 @@ def callers_media(options: Mapping[str, Any], processors: FolderProcessors | Non
                 f"limit_mm_per_prompt holds whole numbers for image, video and audio, got {short(limits)}.",
                 param="limit_mm_per_prompt",
             )
-    return CallersMedia(processors, most, reading)
+    return CallersMedia(processors, most, reading, widths)
 
 
 def _picture(value: Any) -> Picture:
@@ -235,4 +245,4 @@ def _from_url(url: Any) -> bytes:
 
 
 def _is_item(value: object) -> bool:
-    return isinstance(value, (Picture, Clip, Sound))
+    return isinstance(value, (Picture, Clip, Sound, SeenVectors, HeardVectors))

@@ -154,7 +154,13 @@ class ApiServer:
         facts = self.client.known
         if facts is None or self.processor is None or not facts.modalities:
             return ()
-        return *facts.modalities, *(("video",) if isinstance(self.processor, VideoProcessor) else ())
+        videos = "image" in facts.modalities and isinstance(self.processor, VideoProcessor)
+        return *facts.modalities, *(("video",) if videos else ())
+
+    def media_width(self, kind: str) -> int:
+        """The numbers of a vector of a picture or a sound that comes as vectors; 0: it may not."""
+        facts = self.client.known
+        return 0 if facts is None or self.processor is None else facts.media_widths[kind == "audio"]
 
     @property
     def adapters(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from ridgeline.media.frames import DEFAULT, chosen
 from ridgeline.media.items import Item
 from ridgeline.media.layout import Processor, VideoProcessor
 from ridgeline.media.pool import Decoders, NoMemory
+from ridgeline.media.vectors import MOST_FILE, vectors_of
 from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.shares import Busy, Shares
@@ -46,7 +47,7 @@ class MediaPart(NamedTuple):
     """A part of a message.
 
     kind: image, video or audio. path: its place in the body. url, base64: one of them, or neither where the uuid names
-    a file that was sent before.
+    a file that was sent before. vectors: the file holds what a tower made of it.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class MediaPart(NamedTuple):
     url: str | None = None
     base64: str | None = None
     uuid: str | None = None
+    vectors: bool = False
 
 
 class MediaUnsupported(RequestFailed):
@@ -97,7 +99,7 @@ class MediaReader:
         salt: the request's, under which uuids are known. processor: the one that chooses a video's frames. options: a
         request's `media_io_kwargs`.
         """
-        if not _installed():
+        if not _installed() and not all(part.vectors for part in parts):
             raise MediaUnsupported('pictures, video and sound need `pip install "ridgeline[media]"` on the server.')
         self._check_counts(parts)
         sources: tuple[Mapping[str, Any], ...] = (self._config.media_io_kwargs or {}, options or {})
@@ -131,7 +133,7 @@ class MediaReader:
             raise Busy(f"{error}; try again later.", retry_after=RETRY_AFTER) from None
 
     def _decoded(self, part: MediaPart, salt: str, decode: Callable[[str, bytes], Item], data: bytes | None) -> Item:
-        most, key = self._bounds.file_bytes, (owner.tenant(), salt, part.uuid or "")
+        most, key = MOST_FILE if part.vectors else self._bounds.file_bytes, (owner.tenant(), salt, part.uuid or "")
         if data is None and part.url is not None:
             data = from_data_url(part.url, most)
         elif data is None and part.base64 is not None:
@@ -140,7 +142,7 @@ class MediaReader:
             data = self._named.find(key)
         elif part.uuid is not None:
             self._named.bind(key, data)
-        return decode(part.kind, data)
+        return vectors_of(part.kind, data) if part.vectors else decode(part.kind, data)
 
 
 def _decoding(

@@ -7,6 +7,7 @@ of a message that spells one stays text.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import PLACEHOLDER as UNKNOWN
-from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.embeds import Embeds, Inserted
 from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.sounds import HeardSound
-from ridgeline.kernels.base.sounds import HOP
-from ridgeline.media.items import Clip, Item, Picture, Sound
+from ridgeline.kernels.base.sounds import HOP, RATE
+from ridgeline.media.items import Clip, HeardVectors, Item, Picture, SeenVectors, Sound
 from ridgeline.media.layout import Layout, Processor, SoundProcessor, VideoProcessor
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.pooled import Encoded
@@ -28,6 +29,8 @@ from ridgeline.text.tokenizer import Tokenizer
 KEY_BYTES = 16
 MOST_PLACES = 1 << 21  # tokens that items may stand for, before anybody asks for the context
 NAMES = {Picture: "pictures", Clip: "videos", Sound: "sounds"}
+KIND: dict[type[Item], type[Item]] = {SeenVectors: Picture, HeardVectors: Sound}  # what vectors stand for
+LONGEST = 1 << 24  # samples of a sound whose vectors are counted, far beyond what any model hears
 
 
 class MediaPrompt(NamedTuple):
@@ -49,11 +52,13 @@ class Placed:
     seen: what the tower sees, or the listener hears, with its key: of all runs together, or of each, so that no step
         needs all of a video.
     placeholder: the text in the place of each run.
+    embeds: the vectors, if they were made elsewhere; then `seen` has a key alone.
     """
 
     layout: Layout
-    seen: tuple[tuple[ShownPictures | HeardSound, bytes], ...]
+    seen: tuple[tuple[ShownPictures | HeardSound | None, bytes], ...]
     placeholder: str
+    embeds: Embeds | None = None
 
     @property
     def runs(self) -> list[int]:
@@ -70,12 +75,14 @@ class Placed:
         grids, runs = self.layout.grids, self.runs
         apart = len(self.seen) > 1
         shown, key = self.seen[run if apart else 0]
+        first = 0 if apart else sum(runs[:run])
         return Inserted(
             start=start,
             count=runs[run],
             key=key,
-            name=key.hex(),
-            first=0 if apart else sum(runs[:run]),
+            embeds=None if self.embeds is None else self.embeds[first : first + runs[run]],
+            name="" if self.embeds is not None else key.hex(),
+            first=first,
             shown=shown if isinstance(shown, ShownPictures) else None,
             heard=shown if isinstance(shown, HeardSound) else None,
             grid=grids[run] if grids else None,
@@ -157,7 +164,7 @@ def lone_picture(processor: Processor, items: Sequence[Item]) -> Encoded:
 
 def placed_items(processor: Processor, items: Sequence[Item]) -> list[Placed]:
     """Return the items with their places. Raise InvalidRequest for one that the model does not take."""
-    pictures = [index for index, item in enumerate(items) if isinstance(item, Picture)]
+    pictures = [index for index, item in enumerate(items) if isinstance(item, (Picture, SeenVectors))]
     place = {index: number for number, index in enumerate(pictures)}
     found, places = list[Placed](), 0
     for index, item in enumerate(items):
@@ -177,6 +184,10 @@ def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Plac
         return _placed_clip(processor, item)
     if isinstance(item, Sound):
         return _placed_sound(processor, item)
+    if isinstance(item, HeardVectors):
+        return _placed_heard(processor, item)
+    if isinstance(item, SeenVectors):
+        return _placed_seen(processor, item, pictures, index)
     height, width, _ = item.pixels_HWC.shape
     layout = processor.layout(height, width, pictures, index)
     frames = (Pixels(height, width, item.pixels_HWC),)
@@ -213,6 +224,50 @@ def _placed_sound(processor: Processor, item: Sound) -> Placed:
         vectors=layout.placeholders,
     )
     return Placed(layout, ((heard, _key(item, layout, processor)),), processor.sound_placeholder)
+
+
+def _placed_seen(processor: Processor, item: SeenVectors, pictures: int, index: int) -> Placed:
+    height, width, how = item.height, item.width, processor.patching
+    if item.grid is not None:
+        height, width = item.grid[0] * how.rows, item.grid[1] * how.columns
+    layout = processor.layout(height or 16 * how.rows, width or 16 * how.columns, pictures, index)
+    if layout.across:
+        raise InvalidRequest("this model's pictures do not come as vectors; send pictures.", param="messages")
+    rows, columns = (side // how.merge for side in item.grid or (0, 0))
+    if item.grid is not None and layout.grids not in ((), ((1, rows, columns),)):
+        raise InvalidRequest(
+            f"image_grid_thw has {item.grid[0]} x {item.grid[1]} patches, and no picture of this model has; give the "
+            "grid with which the vectors were made.",
+            param="messages",
+        )
+    if layout.placeholders != len(item.embeds):
+        said = (
+            f"a picture of {height} x {width} pixels has" if height else "a picture whose image_size is not given has"
+        )
+        raise InvalidRequest(
+            f"{said} {layout.placeholders} vectors here, and there are {len(item.embeds)}; give image_size (height and "
+            "width) beside image_embeds.",
+            param="messages",
+        )
+    return Placed(layout, ((None, _key(item, layout, processor)),), processor.placeholder, item.embeds)
+
+
+def _placed_heard(processor: Processor, item: HeardVectors) -> Placed:
+    if not isinstance(processor, SoundProcessor):
+        raise InvalidRequest("this model takes no sounds; leave them out.", param="messages")
+    own, count = processor, len(item.embeds)
+
+    def vectors(samples: int) -> int:
+        try:
+            return own.sound(samples).placeholders
+        except InvalidRequest:
+            return 0 if samples < RATE else MOST_PLACES  # too short, or longer than what is heard
+
+    samples = bisect_left(range(LONGEST), count, lo=1, key=vectors)
+    layout = processor.sound(samples)
+    if layout.placeholders != count:
+        raise InvalidRequest(f"no sound of this model has {count} vectors; send those of one sound.", param="messages")
+    return Placed(layout, ((None, _key(item, layout, processor)),), processor.sound_placeholder, item.embeds)
 
 
 def _key(item: Item, layout: Layout, processor: Processor) -> bytes:
@@ -331,14 +386,18 @@ def _hidden(message: Any, marks: Mapping[str, str]) -> Any:
     return message
 
 
+def _kind(item: Item) -> type[Item]:
+    return KIND.get(type(item), type(item))
+
+
 def _ordered(found: Sequence[str], items: Sequence[Item], processor: Processor) -> list[Item]:
     """Return the items in the order of the markers in their prompt. Raise InvalidRequest if there are not as many."""
     kinds = _kinds(processor)
-    if odd := next((item for item in items if type(item) not in kinds), None):
-        raise InvalidRequest(f"this model takes no {NAMES[type(odd)]}; leave them out.", param="messages")
+    if odd := next((item for item in items if _kind(item) not in kinds), None):
+        raise InvalidRequest(f"this model takes no {NAMES[_kind(odd)]}; leave them out.", param="messages")
     following = {}
     for kind, marker in kinds.items():
-        own = [item for item in items if isinstance(item, kind)]
+        own = [item for item in items if _kind(item) is kind]
         if (count := found.count(marker)) != len(own):
             raise InvalidRequest(
                 f"the prompt has {count} places for {NAMES[kind]} ({marker!r}), and there are {len(own)}; give as "

@@ -12,6 +12,7 @@ from ridgeline.core.plan.embeds import Embeds, Inserted, named_within
 from ridgeline.core.plan.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams
 from ridgeline.core.plan.sounds import SpeechRules, Waveform
 from ridgeline.core.specs.stem import SoundStem
+from ridgeline.media.items import HeardVectors, SeenVectors
 from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -146,6 +147,17 @@ def sampling_overrides(overrides: Mapping[str, object]) -> dict[str, Any]:
 def derive_seed(seed: int, index: int) -> int:
     """Return an independent 64-bit seed for one of several things that share a seed."""
     return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
+
+
+def check_media_width(item: SeenVectors | HeardVectors, width: int, param: str) -> None:
+    """Raise InvalidRequest unless a picture's or a sound's vectors have this width; 0: none do."""
+    name, own = "image_embeds" if isinstance(item, SeenVectors) else "audio_embeds", item.embeds.width
+    if not width:
+        message = f"{name} are not taken here; set enable_mm_embeds, for a model that takes them."
+        raise InvalidRequest(message, param=param)
+    if own != width:
+        message = f"{name} has vectors of {own} numbers, and the model's have {width}; give those."
+        raise InvalidRequest(message, param=param)
 
 
 def check_width(width: int, limits: RequestLimits) -> None:

@@ -274,7 +274,8 @@ class EngineFacts(Message, frozen=True):
     `architecture`, `parameters`, `layers`, `width` and `precision` describe the network, and `weight_bytes` is what its
     weights take on the first rank's device.
     `ranks` divide the model. `weight_version` changes when a trainer has sent other weights.
-    `modalities` are the kinds of media that the network takes: image, audio.
+    `modalities` are the kinds of media that the network takes: image, audio. `media_widths` are the numbers of a vector
+    of a picture and of a sound, if these may come as vectors; 0: they may not.
     """
 
     process_id: int
@@ -313,6 +314,7 @@ class EngineFacts(Message, frozen=True):
     ranks: int = 1
     weight_version: str = ""
     modalities: tuple[str, ...] = ()
+    media_widths: tuple[int, int] = (0, 0)
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.plan.stages import weights_of_stage
+from ridgeline.core.settings.model import ModelSettings
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.foreign.spec import foreign_config
@@ -32,6 +33,7 @@ from ridgeline.layers.norm import Norm
 from ridgeline.models import known, model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.pooling import pooled
+from ridgeline.models.texts import texts_alone
 from ridgeline.perf.footprint import parameters
 from ridgeline.quantization.held import fill_random
 from ridgeline.weights.checkpoint import LOADABLE, PLAIN, open_checkpoint
@@ -106,6 +108,13 @@ def read_model_config(
     return pooled(
         model, config, read_modules(folder), runner=runner, convert=convert, token_id=partial(token_id, folder)
     )
+
+
+def described(folder: Path, settings: ModelSettings) -> ModelConfig:
+    """Return a folder's config as a user's settings want the model. Raise ModelLoadError and InvalidConfig, as
+    `read_model_config` does."""
+    found = read_model_config(folder, settings.hf_overrides, settings.runner, settings.convert, settings.model_impl)
+    return texts_alone(found) if settings.language_model_only else found
 
 
 def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

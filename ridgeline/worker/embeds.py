@@ -13,6 +13,7 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.pictures import EncoderFigures
@@ -67,8 +68,7 @@ class InsertedVectors(StepPart):
         rows = step.plan.rows
         start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
         places = [start_R[row] + np.arange(each.start, each.end) for row, each in given]
-        x_tM = torch.cat([self._vectors(each).float() for _, each in given])
-        x_tM, *deep = x_tM.split(self._width, dim=1)
+        x_tM, *deep = _joined([self._vectors(each).float() for _, each in given]).split(self._width, dim=1)
         step.given = GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM, deep)
 
     def _encode(self, parts: list[Inserted]) -> None:
@@ -109,3 +109,10 @@ class InsertedVectors(StepPart):
             return found_LM if found_LM.is_floating_point() else self._decoder.table_rows(found_LM[:, 0])
         flat = torch.frombuffer(bytearray(inserted.embeds.data), dtype=DTYPES[inserted.embeds.dtype])
         return flat.view(-1, inserted.embeds.width).to(self._device)
+
+
+def _joined(vectors: list[Tensor]) -> Tensor:
+    """Return vectors below each other. Those of a prompt's own are as wide as the model, and those of pictures may have
+    parts behind that, which are added later: of the others these are zeros."""
+    width = max(each.shape[1] for each in vectors)
+    return torch.cat([each if each.shape[1] == width else pad(each, (0, width - each.shape[1])) for each in vectors])

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save
 
 from ridgeline.transport import zmq
 from ridgeline.transport.messages import decode_from_face
@@ -38,7 +39,7 @@ def sighted(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory)
     (folder / "shown.png").write_bytes(FILES[0])
     socket = tmp_path_factory.mktemp("sighted") / "socket"
     with (
-        engine_in_a_thread(socket, model=str(folder), kv_cache_memory=8 << 20),
+        engine_in_a_thread(socket, model=str(folder), kv_cache_memory=8 << 20, enable_mm_embeds=True),
         start_server(
             folder,
             socket,
@@ -68,6 +69,10 @@ TEXT = {"type": "text", "text": "Hi"}
 LARGE = f"data:image/png;base64,{base64.b64encode(png(1024, 1024, bytes(1024 * 3073))).decode()}"
 
 
+def vectors(vectors_LM: torch.Tensor) -> str:
+    return base64.b64encode(save({"image_embeds": vectors_LM})).decode()
+
+
 def by_transformers(ids: list[int], pictures: list[np.ndarray], tokens: int = 6) -> list[int]:
     prompt = torch.tensor([ids])
     with torch.inference_mode():
@@ -91,6 +96,23 @@ def test_a_chat_with_pictures_says_what_transformers_says(sighted: Server) -> No
     assert ids.count(IMAGE) == 2 * 16
     assert told["usage"]["prompt_tokens"] == len(ids)
     assert told["choices"][0]["token_ids"] == by_transformers(ids, PIXELS[:2])
+
+
+def test_vectors_stand_in_the_place_of_a_picture(sighted: Server) -> None:
+    vectors_LM = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
+    answer = chat(sighted, {"type": "image_embeds", "image_embeds": vectors(vectors_LM)}, TEXT)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    model, ids = tiny.build("llava"), torch.tensor(told["prompt_token_ids"])
+    x_TM = model.get_input_embeddings()(ids.where(ids != IMAGE, 0)).detach()
+    x_TM[ids == IMAGE] = vectors_LM
+    mask = torch.ones(1, len(ids), dtype=torch.long)
+    with torch.inference_mode():
+        found = model.generate(
+            inputs_embeds=x_TM[None], attention_mask=mask, max_new_tokens=6, do_sample=False, eos_token_id=None,
+            pad_token_id=0,
+        )  # fmt: skip
+    assert told["choices"][0]["token_ids"] == found[0].tolist()
 
 
 def test_each_api_shows_the_same_picture(sighted: Server) -> None:
@@ -151,7 +173,10 @@ def test_a_uuid_belongs_to_the_bytes_first_seen_and_to_a_salt(sighted: Server) -
         ({"type": "image_url", "image_url": {"url": URLS[0], "detail": "fine"}}, "detail is one of auto, low, high"),
         ({"type": "input_image", "file_id": "file-1"}, "no files are kept for messages"),
         ({"type": "image"}, "image is not taken; send one of image_url, input_image"),
-        ({"type": "image_embeds", "image_embeds": "x"}, "image_embeds is not taken"),
+        ({"type": "image_embeds", "image_embeds": "x"}, "are no base64"),
+        ({"type": "image_embeds", "image_embeds": ["x"]}, "is base64 of a safetensors file"),
+        ({"type": "image_embeds", "image_embeds": vectors(torch.zeros(16, 63))}, "and the model's have 64"),
+        ({"type": "audio_embeds", "audio_embeds": "x"}, "audio_embeds is not taken here"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "reads text and pictures alone"),
         ({"type": "video_url", "video_url": {"url": "data:,"}}, "reads text and pictures alone"),
     ],

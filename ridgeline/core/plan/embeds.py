@@ -166,9 +166,26 @@ def parts_between(inserted: Iterable[Inserted], start: int, end: int) -> tuple[I
     return tuple(part for each in inserted if (part := each.part(start, end)) is not None)
 
 
+def sent_bytes(inserted: Inserted) -> int:
+    """Return the bytes that a message takes for vectors, or for the picture or sound that becomes them."""
+    own = inserted.made_of
+    return (0 if own is None else own.sent_bytes) + (0 if inserted.embeds is None else len(inserted.embeds.data))
+
+
 def named_within(inserted: Iterable[Inserted], salt: str) -> tuple[Inserted, ...]:
     """Return vectors under names of a tenant's own: tenants share no vectors, as they share no blocks."""
     return tuple(replace(each, name=f"{salt}/{each.name}") if each.name else each for each in inserted)
+
+
+def media_widths(enabled: bool, spec: ModelSpec) -> tuple[int, int]:
+    """Return the numbers of a vector of a picture and of a sound, which may come as such; 0: they may not. Raise
+    InvalidConfig for a model in whose prompts no such vectors stand."""
+    apart = spec.pooling is not None and spec.pooling.apart
+    if enabled and (not any(spec.media_widths) or spec.crosses or apart):
+        raise InvalidConfig(
+            "enable_mm_embeds is for models in whose prompts vectors of pictures or sounds stand; leave it out."
+        )
+    return spec.media_widths if enabled else (0, 0)
 
 
 def embeds_width(enabled: bool, spec: ModelSpec) -> int:

@@ -37,6 +37,7 @@ class ModelSettings(Settings):
     kernel_cache: a folder of kernels that `ridgeline compile --cache` has made for GPUs of this kind. What is not there
         is looked for in Triton's own cache, and compiled.
     load_format: "dummy" fills the weights with random numbers.
+    language_model_only: of a model that sees pictures or hears sounds its text model alone is loaded.
     quantization: how plain weights of linear maps are rounded when they are loaded. "w8a8": to int8, with a scale for
         each output, and activations too, with a scale for each token (a GPU, or a CPU with VNNI, or with AVX2 and a C++
         compiler). "fp8" and "fp8-block": likewise to E4M3, with scales for outputs and tokens, or for blocks of 128.
@@ -60,6 +61,7 @@ class ModelSettings(Settings):
     device: str = "auto"
     kernel_cache: Annotated[str | Path | None, Named("a path")] = None
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    language_model_only: bool = False
     quantization: str | None = None
 
     def check(self) -> None:

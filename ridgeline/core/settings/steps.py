@@ -28,6 +28,7 @@ class StepSettings(Settings):
         and auto is None. So may max_num_batched_tokens and kv_cache_memory.
     max_logprobs: the most likeliest tokens that a request may have reported for each token. -1: the whole vocabulary.
     enable_prompt_embeds: prompts may come as vectors in the place of tokens' embeddings.
+    enable_mm_embeds: pictures and sounds may come as the vectors that a tower or a listener makes of them.
     max_num_seqs: how many requests run at once.
     max_num_batched_tokens: the most tokens that one step runs.
     long_prefill_token_threshold: the most tokens of one prompt that a step runs, so that several prompts share it;
@@ -66,6 +67,7 @@ class StepSettings(Settings):
     max_long_partial_prefills: Annotated[int, AtLeast(0)] = 0
     max_logprobs: int = MAX_LOGPROBS
     enable_prompt_embeds: bool = False
+    enable_mm_embeds: bool = False
     scheduling_policy: str = "fcfs"
     tenant_weights: str = ""
     priority_aging: Annotated[float, Named("a number of seconds from 0")] = AGING

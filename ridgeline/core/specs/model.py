@@ -604,6 +604,8 @@ class ModelSpec:
     both_ways: the tokens that see each other both ways, in layers whose attention is `ahead`: those of a picture, or of
         the whole prompt. They always run in one step. None: none do.
     listener: what turns sounds into such vectors; None: it hears none.
+    elsewhere: the numbers of a vector of a picture, and of a sound, which a tower or a listener makes that is not here.
+        0: there is none.
     extra_rows: rows of the embedding table behind those of the vocabulary: of tokens that are only read.
     picture_row: the row of the token that stands for a picture which layers of cross attention see.
     output_rules: what holds for every output. Only those of models with an encoder are read.
@@ -637,6 +639,7 @@ class ModelSpec:
     tower: TowerSpec | None = None
     both_ways: BothWays | None = None
     listener: ListenerSpec | None = None
+    elsewhere: tuple[int, int] = (0, 0)
     extra_rows: int = 0
     picture_row: int = 0
     stage: StageSpec | None = None
@@ -673,6 +676,12 @@ class ModelSpec:
         """True if tokens see those behind them, so that all of a prompt runs in one step."""
         found = (attention_of(layer.mixer) for layer in self.layers)
         return any(each is not None and each.bidirectional for each in found)
+
+    @property
+    def media_widths(self) -> tuple[int, int]:
+        """The numbers of a vector that stands for a part of a picture, and of a sound; 0: none does."""
+        seen = self.elsewhere[0] if self.tower is None else self.tower.outputs
+        return seen, self.elsewhere[1] if self.listener is None else self.listener.outputs
 
     @cached_property
     def crosses(self) -> int:

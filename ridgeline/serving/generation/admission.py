@@ -140,5 +140,6 @@ def inserted_bytes(request: Request) -> int:
     """Return the bytes of a request's vectors, pictures and sounds, without those of shared memory, which has bounds of
     its own."""
     shown = {id(own): own.sent_bytes for each in request.inserted if (own := each.made_of) is not None}
+    given = sum(len(each.embeds.data) for each in request.inserted if each.embeds is not None)
     heard = 0 if request.sound is None else len(request.sound.samples)
-    return sum(shown.values()) + heard + (0 if request.embeds is None else len(request.embeds.data))
+    return sum(shown.values()) + given + heard + (0 if request.embeds is None else len(request.embeds.data))

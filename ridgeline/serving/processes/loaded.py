@@ -17,7 +17,7 @@ import msgspec
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.assembly.draft import naming_draft
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.plan.embeds import embeds_width
+from ridgeline.core.plan.embeds import embeds_width, media_widths
 from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.worker import WorkerFigures
@@ -28,7 +28,7 @@ from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.processes.adapters import EngineAdapters
 from ridgeline.serving.processes.turn import Turn
 from ridgeline.transport.messages import EngineFacts, Pause, Reload, Sleep
-from ridgeline.weights.loader import read_model_config, resolve_model
+from ridgeline.weights.loader import described, resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -156,9 +156,7 @@ class Loaded:
         if not os.path.isdir(folder):
             raise InvalidConfig(f"there is no folder {folder} on the server.")
         config = self._config
-        found = read_model_config(
-            resolve_model(folder), config.hf_overrides, config.runner, config.convert, config.model_impl
-        )
+        found = described(resolve_model(folder), config)
         if found.spec != self._model.spec:
             raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
 
@@ -233,6 +231,7 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         weight_bytes=assembly.memory.weights,
         ranks=options.ranks,
         modalities=_modalities(model.spec),
+        media_widths=media_widths(options.enable_mm_embeds, model.spec),
     )
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from ridgeline.media.items import Item
+from ridgeline.media.items import HeardVectors, Item, SeenVectors
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.media import LONGEST_UUID, MediaPart
 from ridgeline.serving.requests.bodies import ChatMessage, TemplateBody
 from ridgeline.serving.requests.refusals import shortened
+from ridgeline.text.requests import check_media_width
 
 # Types of parts, and the field that holds what they bring
 KINDS = {
@@ -28,6 +29,7 @@ FIELDS = {
     **{"image_url": "image_url", "input_image": "image_url", "video_url": "video_url", "input_video": "video_url"},
     **{"audio_url": "audio_url", "input_audio": "input_audio"},
 }
+VECTORS = ("image_embeds", "audio_embeds")  # parts that are base64 of a safetensors file
 DETAILS = ("auto", "low", "high", "original")
 CLIENT_PATH = "path"  # of a part in a body that was put into a chat's words
 NAMES = {"image": "pictures", "video": "video", "audio": "sound"}
@@ -50,6 +52,9 @@ async def with_items(api: ApiServer, body: _Body) -> tuple[_Body, list[Item]]:
     options = _options(getattr(body, "media_io_kwargs", None))
     processor = api.adjusted_processor(body.mm_processor_kwargs)
     items = await api.media.read(parts, salt=salt, processor=processor, options=options)
+    for part, item in zip(parts, items, strict=True):
+        if isinstance(item, (SeenVectors, HeardVectors)):
+            check_media_width(item, api.media_width(part.kind), part.path)
     return body.model_copy(update={"messages": messages}), items
 
 
@@ -85,7 +90,10 @@ def _marked(api: ApiServer, message: ChatMessage, path: str, parts: list[MediaPa
 def check_kind(api: ApiServer, kind: str, name: str, path: str) -> None:
     """Raise BadRequest if the model does not take parts of this kind."""
     taken = api.modalities
-    if kind in taken:
+    if name in VECTORS and not api.media_width(kind):
+        message = f"{path}: {name} is not taken here; the operator starts the server with --enable-mm-embeds."
+        raise BadRequest(message, param=path)
+    if kind in taken or name in VECTORS:
         return
     if not taken:
         raise BadRequest(f"{path}: {name} is not supported, because the model reads text alone.", param=path)
@@ -101,6 +109,12 @@ def _part(part: Mapping[str, Any], kind: str, path: str) -> MediaPart:
         raise BadRequest(message, param=f"{path}.uuid")
     if part.get("file_id") is not None:
         raise BadRequest(f"{path}: no files are kept for messages; send image_url.", param=f"{path}.file_id")
+    if name in VECTORS:
+        data = part.get(name)
+        if not isinstance(data, str) or not data:
+            message = f"{path}.{name} is base64 of a safetensors file, got {shortened(data)}."
+            raise BadRequest(message, param=f"{path}.{name}")
+        return MediaPart(kind, path, base64=data, uuid=uuid, vectors=True)
     if name not in FIELDS:
         others = ", ".join(sorted(each for each in FIELDS if KINDS[each] == kind))
         raise BadRequest(f"{path}: {name} is not taken; send one of {others}.", param=path)

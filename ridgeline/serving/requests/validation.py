@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds, Inserted
+from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds, Inserted, sent_bytes
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.settings.serving import TEMPLATE_FIELDS
 from ridgeline.media.items import Item
@@ -273,7 +273,7 @@ async def _with_media(
 
 def check_decoded(inserted: Iterable[Inserted]) -> None:
     """Raise BadRequest for more pixels and samples than a message to the engine holds, where no memory is shared."""
-    size = sum(own.sent_bytes for each in inserted if (own := each.made_of) is not None)  # as often as it is named
+    size = sum(map(sent_bytes, inserted))  # as often as it is named
     if size > MOST_BYTES:
         message = (
             f"pictures and sounds are {size} bytes decoded, of at most {MOST_BYTES} in a request; send smaller ones."

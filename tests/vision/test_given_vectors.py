@@ -1,0 +1,111 @@
+"""Pictures that come as the vectors of their tower, and text models that are loaded without theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.media.bounds import BadMedia
+from ridgeline.media.vectors import vectors_of
+from tests.vision import crossed, folders, tiny
+
+TinyModel = Callable[[str], Path]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+SMALL: dict[str, Any] = {"dtype": "float32", "device": "cpu", "block_size": 4, "max_num_batched_tokens": 32}
+
+
+def chat(llm: LLM, *parts: Any) -> Any:
+    words = {"type": "text", "text": "Which?"}
+    return llm.chat([{"role": "user", "content": [*parts, words]}], GREEDY)[0]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
+def test_a_text_model_alone_takes_the_vectors_of_another_engine(
+    family: str, tiny_vision: TinyModel, tmp_path: Path
+) -> None:
+    """Vectors of layers of the decoder (DeepStack) and places on three axes are among them. The second time they are
+    found in the cache."""
+    folder = tmp_path / family
+    copytree(tiny_vision(family), folder)
+    folders.complete(family, folder)
+    pixels = tiny.drawn(family, 1)
+    with LLM(folder, **SMALL) as whole:
+        wanted = chat(whole, {"type": "image", "image": pixels})
+        [vectors_LM] = whole.assembly.local.runner.inserted.stored.values()
+        weights = whole.assembly.memory.weights
+    given = {"image_embeds": vectors_LM, "image_size": list(pixels.shape[:2])}
+    with LLM(folder, **SMALL, language_model_only=True, enable_mm_embeds=True) as alone:
+        assert alone.assembly.local.runner.decoder.tower is None
+        assert alone.assembly.memory.weights < weights
+        for _ in range(2):
+            found = chat(alone, {"type": "image", "image": given})
+            assert found.prompt_token_ids == wanted.prompt_token_ids
+            assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+        assert found.num_cached_tokens
+        other = {**given, "image_embeds": vectors_LM + 1}
+        assert chat(alone, {"type": "image", "image": other}).outputs[0].token_ids != wanted.outputs[0].token_ids
+        for wrong, said in (
+            ({**given, "image_embeds": vectors_LM[1:]}, "vectors here, and there are"),
+            ({**given, "image_embeds": vectors_LM[:, 1:]}, "numbers, and the model's have"),
+            ({**given, "image_embeds": vectors_LM * torch.nan}, "not finite"),
+            ({**given, "image_size": [3]}, "image_size is 2 whole numbers"),
+            ({**given, "image_grid_thw": [2, 4, 4]}, "videos do not come as vectors"),
+            (pixels, "this model sees no pictures"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                chat(alone, {"type": "image", "image": wrong})
+
+
+def test_vectors_need_the_operators_flag(tiny_vision: TinyModel, tmp_path: Path) -> None:
+    copytree(tiny_vision("llava"), tmp_path / "llava")
+    folder = folders.complete("llava", tmp_path / "llava")
+    with LLM(folder, **SMALL, language_model_only=True) as alone:
+        with pytest.raises(InvalidRequest, match="set enable_mm_embeds"):
+            chat(alone, {"type": "image", "image": torch.zeros(16, 32)})
+        assert chat(alone).outputs[0].token_ids
+    with pytest.raises(InvalidConfig, match="in whose prompts vectors"):
+        LLM(enable_mm_embeds=True)
+
+
+def test_models_whose_layers_read_pictures_are_whole(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="no text model with a tower before it"):
+        LLM(crossed.save(tmp_path), **SMALL, language_model_only=True, skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({}, "has the tensors none"),
+        ({"image_embeds": torch.zeros(2, 4), "more": torch.zeros(1)}, "image_embeds, more"),
+        ({"image_embeds": torch.zeros(4)}, r"send \[vectors, width\]"),
+        ({"image_embeds": torch.zeros(2, 4, dtype=torch.int32)}, r"send \[vectors, width\]"),
+        ({"image_embeds": torch.zeros(2, 0)}, r"send \[vectors, width\]"),
+        ({"image_embeds": torch.full((2, 4), torch.inf)}, "not finite"),
+        ({"image_embeds": torch.zeros(2, 4), "image_size": torch.tensor([0, 4])}, "image_size holds 2 whole numbers"),
+        ({"image_embeds": torch.zeros(2, 4), "image_size": torch.zeros(2)}, "image_size holds 2 whole numbers"),
+        ({"image_embeds": torch.zeros(2, 4, dtype=torch.complex64)}, "has the type"),
+    ],
+)
+def test_files_that_are_wrong_are_refused_in_a_sentence(tensors: dict[str, torch.Tensor], said: str) -> None:
+    with pytest.raises(BadMedia, match=said):
+        vectors_of("image", save(tensors))
+
+
+def test_files_are_read_as_they_were_written() -> None:
+    vectors_LM = torch.randn(6, 4).bfloat16()
+    found = vectors_of("image", save({"image_embeds": vectors_LM, "image_grid_thw": torch.tensor([[1, 4, 6]])}))
+    assert (found.embeds.dtype, found.embeds.width, len(found.embeds)) == ("bfloat16", 4, 6)
+    assert found.embeds.data == vectors_LM.view(torch.uint8).numpy().tobytes()
+    assert found[4] == (4, 6)
+    heard = vectors_of("audio", save({"audio_embeds": vectors_LM}))
+    assert heard.digest != found.digest
+    with pytest.raises(BadMedia, match="never loaded"):
+        vectors_of("image", b"PK\x03\x04" + bytes(64))
