@@ -31,7 +31,7 @@ WHOLE = {"I64": "<i8", "I32": "<i4"}
 PICKLED = (b"PK", b"\x80")  # the first bytes of what torch.save writes
 
 
-class Stored(NamedTuple):
+class FileTensor(NamedTuple):
     """A tensor of a file. dtype: as safetensors spells it."""
 
     dtype: str
@@ -69,7 +69,7 @@ def given(
     return SeenVectors(embeds, digest, height, width, None if grid is None else (grid[1], grid[2]))
 
 
-def read_tensors(file: bytes, name: str) -> dict[str, Stored]:
+def read_tensors(file: bytes, name: str) -> dict[str, FileTensor]:
     """Return the tensors of a safetensors file. name: what it is called where it is none. Raise BadMedia."""
     if file.startswith(PICKLED) and file[8:9] != b"{":  # a header may be 128 bytes long
         raise BadMedia(
@@ -88,7 +88,7 @@ def read_tensors(file: bytes, name: str) -> dict[str, Stored]:
     return {str(key): _stored(key, each, data) for key, each in listed.items() if key != "__metadata__"}
 
 
-def _stored(name: str, told: Any, data: memoryview) -> Stored:
+def _stored(name: str, told: Any, data: memoryview) -> FileTensor:
     told = told if isinstance(told, Mapping) else {}
     dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
     if not isinstance(dtype, str) or not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
@@ -103,14 +103,14 @@ def _stored(name: str, told: Any, data: memoryview) -> Stored:
         raise BadMedia(
             f"the tensor {name[:40]!r} has the type {dtype} and the shape {shape!s:.60}, and {end - start} bytes."
         )
-    return Stored(dtype, tuple(shape), bytes(data[start:end]))
+    return FileTensor(dtype, tuple(shape), bytes(data[start:end]))
 
 
 def _sizes(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= 8 and all(type(each) is int and each >= 0 for each in value)
 
 
-def _embeds(name: str, tensor: Stored) -> Embeds:
+def _embeds(name: str, tensor: FileTensor) -> Embeds:
     shape = tensor.shape[1:] if len(tensor.shape) == 3 and tensor.shape[0] == 1 else tensor.shape
     if tensor.dtype not in DTYPES or len(shape) != 2 or not prod(shape):
         raise BadMedia(f"{name} is {tensor.dtype} {list(tensor.shape)}; send [vectors, width] of {', '.join(DTYPES)}.")
@@ -119,7 +119,7 @@ def _embeds(name: str, tensor: Stored) -> Embeds:
     return Embeds(DTYPES[tensor.dtype], shape[1], tensor.data)
 
 
-def _whole(name: str, tensor: Stored, count: int) -> tuple[int, ...]:
+def _whole(name: str, tensor: FileTensor, count: int) -> tuple[int, ...]:
     """Return a small tensor of `count` whole numbers."""
     found = np.frombuffer(tensor.data, WHOLE[tensor.dtype]).tolist() if tensor.dtype in WHOLE else []
     if len(found) != count or not all(0 < each <= MOST_SIDE for each in found):
