@@ -177,6 +177,7 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
         tuner.run()
     finally:
         course.close()
+        rewards.close()
     folder = config.out / ("model" if config.lora is None else "adapter")
     if isinstance(learnt, MergedLora):
         learnt.export(folder, config.base)

@@ -20,12 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any, NamedTuple
 
 from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.training.sandbox import CodeCall, Limits, passed, refusal
+from ridgeline.training.sandbox import CodeCall, SealedWorkers, refusal
 
 REGEX_SECONDS = 2.0
 MOST_DIGITS = 400  # of numbers in calculations, numerator and denominator
@@ -42,9 +41,6 @@ class DrawnAnswer(NamedTuple):
     tokens: int
     ended: bool
     record: Mapping[str, Any]
-
-
-Reward = Callable[[Sequence[DrawnAnswer]], list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +67,12 @@ class RewardConfig:
 
 
 class Rewards:
-    """The weighted sum of some rewards. Raise InvalidConfig if code cannot be isolated here though it must be."""
+    """The weighted sum of some rewards, and the workers that run code. Raise InvalidConfig if code cannot be isolated
+    here though it must be."""
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
+        self._workers = SealedWorkers(available(), isolated=not config.unsafe)
         if {"code", "solved"} & set(config.names) and not config.unsafe and (why := refusal()) is not None:
             raise InvalidConfig(
                 f"code cannot be isolated here: {why}. Run on another machine, or give --unsafe-local-rewards: the "
@@ -89,12 +87,16 @@ class Rewards:
             CHECKS[name](record, self.config)
 
     def of(self, answers: Sequence[DrawnAnswer]) -> list[float]:
-        """Return the reward of each answer."""
-        parts = [reward(answers, self.config) for reward in self._rewards]
+        """Return the reward of each answer. Raise NoSandbox if no code can be run any more."""
+        parts = [reward(answers, self.config, self._workers) for reward in self._rewards]
         return [sum(w * r for w, r in zip(self._weights, each, strict=True)) for each in zip(*parts, strict=True)]
 
+    def close(self) -> None:
+        """End the workers."""
+        self._workers.close()
 
-def by_length(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
+
+def by_length(answers: Sequence[DrawnAnswer], config: RewardConfig, workers: SealedWorkers) -> list[float]:
     """Return 1 for answers of the target's tokens, and less the farther they are from it, down to 0."""
     targets = [int(each.record.get("target", config.target)) for each in answers]
     return [max(0.0, 1 - abs(each.tokens - target) / target) for each, target in zip(answers, targets, strict=True)]
@@ -114,7 +116,7 @@ json.dump(found, sys.stdout)
 """
 
 
-def by_regex(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
+def by_regex(answers: Sequence[DrawnAnswer], config: RewardConfig, workers: SealedWorkers) -> list[float]:
     """Return 1 for answers in which the expression is found. A search that takes longer than `REGEX_SECONDS` finds
     nothing."""
     pairs = [(str(each.record.get("pattern", config.pattern)), each.text) for each in answers]
@@ -136,7 +138,7 @@ def _searched(pairs: Sequence[tuple[str, str]]) -> list[bool] | None:
     return found
 
 
-def by_arithmetic(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
+def by_arithmetic(answers: Sequence[DrawnAnswer], config: RewardConfig, workers: SealedWorkers) -> list[float]:
     """Return 1 for answers whose last line, or whose last number, has the value of the line's answer."""
     return [float(_is_right(each)) for each in answers]
 
@@ -221,22 +223,29 @@ def _bounded(value: Fraction) -> Fraction:
     return value
 
 
-def by_code(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
-    """Return the share of a line's tests that the answer's code passes, from the first on."""
-    with ThreadPoolExecutor(available()) as threads:
-        return list(threads.map(partial(_share_passed, unsafe=config.unsafe), answers))
+def by_code(answers: Sequence[DrawnAnswer], config: RewardConfig, workers: SealedWorkers) -> list[float]:
+    """Return the share of a line's tests that the answer's code passes, from the first on. Code that several answers to
+    a line share runs once."""
+    codes = [(_source(each), id(each.record)) for each in answers]
+    alone = dict(zip(codes, answers, strict=True))
+
+    def share(answer: DrawnAnswer) -> float:
+        calls = [CodeCall(arguments, expected) for arguments, expected in answer.record["tests"]]
+        return workers.passed(_source(answer), answer.record["entry"], calls) / len(calls)
+
+    with ThreadPoolExecutor(workers.count) as threads:
+        shares = dict(zip(alone, threads.map(share, alone.values()), strict=True))
+    return [shares[code] for code in codes]
 
 
-def by_solved(answers: Sequence[DrawnAnswer], config: RewardConfig) -> list[float]:
+def by_solved(answers: Sequence[DrawnAnswer], config: RewardConfig, workers: SealedWorkers) -> list[float]:
     """Return 1 for code that passes all of a line's tests, else 0. A share of the tests also rewards a constant that is
     right for some of them."""
-    return [float(share == 1) for share in by_code(answers, config)]
+    return [float(share == 1) for share in by_code(answers, config, workers)]
 
 
-def _share_passed(answer: DrawnAnswer, *, unsafe: bool) -> float:
-    calls = [CodeCall(arguments, expected) for arguments, expected in answer.record["tests"]]
-    source = answer.record.get("prefix", "") + code_in(answer.text)
-    return passed(source, answer.record["entry"], calls, Limits(), isolated=not unsafe) / len(calls)
+def _source(answer: DrawnAnswer) -> str:
+    return str(answer.record.get("prefix", "")) + code_in(answer.text)
 
 
 def code_in(text: str) -> str:
@@ -275,7 +284,7 @@ def _check_code(record: Mapping[str, Any], config: RewardConfig) -> None:
         raise InvalidConfig(f"rewards for code need the name of a function as entry, got {entry!r}.")
 
 
-REWARDS: Mapping[str, Callable[[Sequence[DrawnAnswer], RewardConfig], list[float]]] = {
+REWARDS: Mapping[str, Callable[[Sequence[DrawnAnswer], RewardConfig, SealedWorkers], list[float]]] = {
     "length": by_length,
     "regex": by_regex,
     "arithmetic": by_arithmetic,

@@ -4,11 +4,13 @@ text below, so no isolation is needed."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from ridgeline.training.corpus import Document
+from ridgeline.training.sandbox import SealedWorkers
 from ridgeline_bench.scripts.code_tasks.arguments import found_tests
 from ridgeline_bench.scripts.code_tasks.functions import lone_functions, shape_of
 from ridgeline_bench.scripts.code_tasks.measure import interval
@@ -79,13 +81,17 @@ def test_functions_that_need_more_than_arguments_are_left_out() -> None:
     assert set(functions()) == {"vowels", "commonest", "same", "forever"}
 
 
-def test_tasks_are_solved_by_their_own_answers_and_by_no_trivial_one() -> None:
+@pytest.fixture
+def workers() -> Iterator[SealedWorkers]:
+    with SealedWorkers(1, isolated=False) as found:
+        yield found
+
+
+def test_tasks_are_solved_by_their_own_answers_and_by_no_trivial_one(workers: SealedWorkers) -> None:
     found = {}
     for function in lone_functions([FILE]):
-        tests = found_tests(function, 0, isolated=False)
-        found[function.name] = (
-            worthwhile(tasks_of(function, tests), function.parameters, isolated=False) if tests else []
-        )
+        tests = found_tests(function, 0, workers)
+        found[function.name] = worthwhile(tasks_of(function, tests), function.parameters, workers) if tests else []
     assert not found["same"]  # its argument is the answer
     assert not found["forever"]
     assert [task.grade for task in found["vowels"]] == [1, 2, 3]
@@ -93,9 +99,9 @@ def test_tasks_are_solved_by_their_own_answers_and_by_no_trivial_one() -> None:
     for task in [*found["vowels"], *found["commonest"]]:
         assert (task.prompt + task.answer).endswith(("return count\n", "str(each)))\n"))
         assert not task.prompt.endswith("\n")
-        assert share(task, task.answer, isolated=False) == 1
-        assert share(task, "\n    return 0\n", isolated=False) < 1
-        assert share(task, "\n    return (\n", isolated=False) == 0
+        assert share(task, task.answer, workers) == 1
+        assert share(task, "\n    return 0\n", workers) < 1
+        assert share(task, "\n    return (\n", workers) == 0
         json.dumps(task.record())
     assert found["vowels"][0].prompt.startswith('VOWELS = "aeiou"\ndef vowels')
 

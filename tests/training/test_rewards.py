@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.training import rewards, sandbox
 from ridgeline.training.rewards import DrawnAnswer, RewardConfig, Rewards, calculated
-from ridgeline.training.sandbox import CodeCall, Limits, passed
+from ridgeline.training.sandbox import CodeCall, Limits, NoSandbox, SealedWorkers
 
 HERE = sandbox.refusal()
 isolated = pytest.mark.skipif(HERE is not None, reason=f"{HERE}")
@@ -27,7 +30,16 @@ def of(text: str, tokens: int = 1, **record: Any) -> DrawnAnswer:
 
 
 def reward(name: str, *answers: DrawnAnswer, **options: Any) -> list[float]:
-    return Rewards(RewardConfig(names=(name,), **options)).of(answers)
+    rewards = Rewards(RewardConfig(names=(name,), **options))
+    found = rewards.of(answers)
+    rewards.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[SealedWorkers]:
+    with SealedWorkers(1) as found:
+        yield found
 
 
 def test_lengths() -> None:
@@ -110,21 +122,103 @@ ATTACKS = {
     "ends others": "import os, signal\nos.kill(1, signal.SIGKILL)\nos.kill(-1, signal.SIGKILL)\nos._exit(0)",
     "nests too deeply": "def f(x):\n    a = []\n    for _ in range(10 ** 5): a = [a]\n    return a",
     "is not Python": "def f(x) return x",
+    "has a capability": (
+        "import ctypes, struct\nheader, sets = struct.pack('Ii', 0x20080522, 0), ctypes.create_string_buffer(24)\n"
+        "ctypes.CDLL(None).capget(ctypes.create_string_buffer(header, 8), sets)\nassert any(sets.raw)\n" + RIGHT
+    ),
+    "takes a capability": (
+        "import ctypes, struct\nheader = struct.pack('Ii', 0x20080522, 0)\n"
+        "sets = struct.pack('6I', *[1 << 21] * 3, 0, 0, 0)\n"
+        "if ctypes.CDLL(None).capset(ctypes.create_string_buffer(header, 8), sets): raise OSError\n" + RIGHT
+    ),
+    "leaves memory to others": (
+        "import ctypes\nif ctypes.CDLL(None).shmget(7, 4096, 0o1666) < 0: raise OSError\n" + RIGHT
+    ),
+    "finds a process before it": "import os\nassert os.getpid() != 2 or os.getppid() != 1\n" + RIGHT,
+    "opens another process": "import os\nos.pidfd_open(1)\n" + RIGHT,
+    "finds the socket of its server": (
+        "import socket\nfor fd in range(16):\n    try: socket.socket(fileno=fd)\n    except OSError: continue\n"
+        "    break\nelse: raise OSError\n" + RIGHT
+    ),
 }
+
+# Programs that would change what another one does, if a worker's programs shared anything
+MARKS = {
+    "patches modules": (
+        "import builtins, collections, json, operator, sys\njson.dumps = json.loads = builtins.print = None\n"
+        "collections.OrderedDict = operator.add = None\nsys.modules.clear()\n" + RIGHT
+    ),
+    "lowers limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 26, 1 << 26))\n" + RIGHT,
+    "lowers limits of the first process": (
+        "import resource\nresource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3))\n" + RIGHT
+    ),
+    "slows others": (
+        "import os\nfor pid in (0, 1):\n    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))\n"
+        "    os.setpriority(os.PRIO_PROCESS, pid, 19)\n" + RIGHT
+    ),
+    "moves": "import os\nos.chdir('/usr')\nos.umask(0o777)\n" + RIGHT,
+    "answers late": "import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\n" + RIGHT,
+    "leaves much unread": "import os\nos.set_blocking(3, False)\nos.set_blocking(4, False)\nos.write(4, b'x' * 9999)\n"
+    + RIGHT,
+    "ends all": "import os, signal\nos.kill(-1, signal.SIGKILL)\nos.kill(os.getppid(), signal.SIGTERM)\n" + RIGHT,
+}
+UNTOUCHED = """
+import collections, json, operator, os, resource, sys, threading
+
+def f(x):
+    assert callable(json.dumps) and callable(collections.OrderedDict) and callable(operator.add) and "re" in sys.modules
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 16 and resource.getrlimit(resource.RLIMIT_AS)[0] > 1 << 26
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER and os.getpriority(os.PRIO_PROCESS, 0) == 0
+    assert os.getcwd() == "/" and os.umask(0o22) != 0o777 and threading.active_count() == 1
+    assert (os.getpid(), os.getppid()) == (2, 1) and not hasattr(os, "marked")
+    return x + 10
+"""
 
 
 @isolated
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_code_that_attacks_gets_nothing(attack: str, tmp_path: Path) -> None:
+def test_code_that_attacks_gets_nothing(attack: str, tmp_path: Path, worker: SealedWorkers) -> None:
     (tmp_path / "secret-tests.json").write_text("13")
     calls = [CodeCall([3], 13), CodeCall([4], 14)] if "descriptor" not in attack else [CodeCall([4], 14)]
-    assert passed(ATTACKS[attack], "f", calls, Limits(seconds=2.0, cpu_seconds=1)) == 0
+    assert worker.passed(ATTACKS[attack], "f", calls, Limits(seconds=2.0, cpu_seconds=1)) == 0
     assert not Path("/tmp/written").exists()
+    assert worker.passed(RIGHT, "f", CALLS) == 2
+
+
+@isolated
+def test_nothing_of_a_program_reaches_the_next_one(worker: SealedWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worker.passed(UNTOUCHED, "f", CALLS) == 2
+    monkeypatch.setattr(sandbox.subprocess, "Popen", None)  # the same server runs all of them
+    for name, mark in MARKS.items():
+        worker.passed(mark + "\nimport os\nos.marked = True\n", "f", CALLS, Limits(seconds=2.0))
+        assert worker.passed(UNTOUCHED, "f", CALLS) == 2, name
+
+
+@isolated
+def test_a_worker_that_died_is_replaced() -> None:
+    with SealedWorkers(1) as workers:
+        assert workers.passed(RIGHT, "f", CALLS) == 2
+        os.killpg(server_of(workers), signal.SIGKILL)
+        assert workers.passed(RIGHT, "f", CALLS) == 2
+
+
+def test_workers_that_end_at_once_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox.sandbox_runner, "PROGRAM", "raise SystemExit")
+    with SealedWorkers(1) as workers, pytest.raises(NoSandbox, match="end at once"):
+        workers.passed(RIGHT, "f", CALLS)
+
+
+def server_of(workers: SealedWorkers) -> int:
+    """The group of a worker's processes."""
+    ends = workers._all[0]._ends
+    assert ends is not None
+    found: Any = ends.peek()
+    return int(found[2][0].pid)
 
 
 @isolated
 def test_code_stands_in_an_empty_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_OF_PARENT", "1")
+    monkeypatch.setenv("SECRET_OF_PARENT", "1")  # a worker that starts now has none of it
     source = """
 import os
 
@@ -136,13 +230,14 @@ def f(x):
         len(os.listdir("/root")) > 1 if os.path.exists("/root") else False,
     ]
 """
-    assert passed(source, "f", [CodeCall([0], [[], [], False, False])]) == 1
+    with SealedWorkers(1) as workers:
+        assert workers.passed(source, "f", [CodeCall([0], [[], [], False, False])]) == 1
 
 
 @isolated
-def test_right_code_passes_with_threads_and_modules() -> None:
+def test_right_code_passes_with_threads_and_modules(worker: SealedWorkers) -> None:
     source = "import collections, math, threading\n" + RIGHT + "t = threading.Thread(target=print)\nt.start()\nt.join()"
-    assert passed(source, "f", CALLS) == 2
+    assert worker.passed(source, "f", CALLS) == 2
 
 
 def test_types_are_compared() -> None:
@@ -156,7 +251,22 @@ def test_code_is_refused_where_it_cannot_be_isolated(monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidConfig, match=r"cannot be isolated here: there are no.*--unsafe-local-rewards"):
         Rewards(RewardConfig(names=("code",)))
     record = {"entry": "f", "tests": [[[3], 13]]}
-    assert Rewards(RewardConfig(names=("code",), unsafe=True)).of([of(RIGHT, **record)]) == [1.0]
+    assert reward("code", of(RIGHT, **record), unsafe=True) == [1.0]
+
+
+def test_code_that_answers_share_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, passed = list[str](), SealedWorkers.passed
+
+    def noting(self: SealedWorkers, source: str, *given: Any) -> int:
+        ran.append(source)
+        return passed(self, source, *given)
+
+    monkeypatch.setattr(SealedWorkers, "passed", noting)
+    first, second = {"entry": "f", "tests": [[[3], 13]]}, {"entry": "f", "tests": [[[3], 14]]}
+    answers = [of(RIGHT, **first), of(RIGHT, **second), of("no", **first)]
+    answers.append(answers[0])
+    assert reward("code", *answers, unsafe=True) == [1.0, 0.0, 0.0, 1.0]
+    assert sorted(ran) == sorted([RIGHT, RIGHT, "no"])
 
 
 @pytest.mark.parametrize(
@@ -185,8 +295,10 @@ def test_no_process_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sandbox.subprocess, "Popen", noting)
     source = "import time\ndef f(x):\n    while True: time.sleep(0.01)"
-    assert passed(source, "f", CALLS, Limits(seconds=0.5), isolated=HERE is None) == 0
-    [group] = started
+    with SealedWorkers(1, isolated=HERE is None) as workers:
+        assert workers.passed(source, "f", CALLS, Limits(seconds=0.5)) == 0
+        [group] = started
+        assert len(living(group)) == (1 if HERE else 2)  # the server, and what waits for it
     deadline = time.monotonic() + 10
     while living(group) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from ridgeline.training.sandbox import CodeEnded, Limits, returned
+from ridgeline.training.sandbox import CodeEnded, Limits, SealedWorkers
 from ridgeline_bench.scripts.code_tasks.functions import LoneFunction
 
 TRIED, CALLS, FEWEST = 240, 8, 4  # argument lists that are tried; tests that are kept; different results among them
@@ -88,12 +88,12 @@ class CodeTest(NamedTuple):
     expected: Any
 
 
-def found_tests(function: LoneFunction, seed: int, *, isolated: bool) -> list[CodeTest]:
+def found_tests(function: LoneFunction, seed: int, workers: SealedWorkers) -> list[CodeTest]:
     """Return tests of a function, or none where too few arguments gave different results."""
     draw = Random(f"{seed} {function.package} {function.path} {function.name}")
     tries = [_drawn(draw, len(function.parameters)) for _ in range(TRIED)]
     try:
-        found = returned(function.whole + CALLED + _SEARCH, "_found", [function.name, tries], LIMITS, isolated=isolated)
+        found = workers.returned(function.whole + CALLED + _SEARCH, "_found", [function.name, tries], LIMITS)
     except CodeEnded:
         return []
     if not isinstance(found, list) or len(found) != len(tries):

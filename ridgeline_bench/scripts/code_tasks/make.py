@@ -32,7 +32,7 @@ from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.training.corpus import CorpusConfig, Document, build_corpus
 from ridgeline.training.packages import Package, installed_packages, standard_library
-from ridgeline.training.sandbox import refusal
+from ridgeline.training.sandbox import SealedWorkers, refusal
 from ridgeline_bench.scripts.asked import asked, told
 from ridgeline_bench.scripts.code_tasks.arguments import found_tests
 from ridgeline_bench.scripts.code_tasks.functions import LoneFunction, lone_functions
@@ -95,10 +95,10 @@ def made(functions: Sequence[LoneFunction], seed: int, *, isolated: bool, part: 
     """Return the tasks of those functions that can be tested."""
 
     def each(function: LoneFunction) -> list[CodeTask]:
-        tests = found_tests(function, seed, isolated=isolated)
-        return worthwhile(tasks_of(function, tests), function.parameters, isolated=isolated) if tests else []
+        tests = found_tests(function, seed, workers)
+        return worthwhile(tasks_of(function, tests), function.parameters, workers) if tests else []
 
-    with ThreadPoolExecutor(available()) as threads:
+    with SealedWorkers(available(), isolated=isolated) as workers, ThreadPoolExecutor(workers.count) as threads:
         found = threads.map(each, functions)
         return [task for tasks in track(found, part, total=len(functions)) for task in tasks]
 

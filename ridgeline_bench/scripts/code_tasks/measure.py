@@ -27,7 +27,7 @@ from rich.table import Table
 from ridgeline import LLM, LoRARequest, SamplingParams
 from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.training.sandbox import refusal
+from ridgeline.training.sandbox import SealedWorkers, refusal
 from ridgeline_bench.results import host_with
 from ridgeline_bench.scripts.asked import asked, keep, told
 from ridgeline_bench.scripts.code_tasks.arguments import CodeTest
@@ -63,8 +63,8 @@ def solved_by(llm: LLM, tasks: Sequence[CodeTask], request: LoRARequest | None, 
         ]
         outputs = llm.generate([task.prompt for task in tasks], params, lora_request=request)
         jobs = [(t, within(one.text)) for t, output in zip(tasks, outputs, strict=True) for one in output.outputs]
-        with ThreadPoolExecutor(available()) as threads:
-            passed = list(threads.map(lambda job: share(*job, isolated=not given.unsafe) == 1, jobs))
+        with SealedWorkers(available(), isolated=not given.unsafe) as run, ThreadPoolExecutor(run.count) as threads:
+            passed = list(threads.map(lambda job, run=run: share(*job, run) == 1, jobs))
         shares.append(np.array(passed, dtype=float).reshape(len(tasks), count).mean(1))
     return Solved(*shares)
 

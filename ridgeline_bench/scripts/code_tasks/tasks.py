@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ridgeline.training.corpus import Document, shingles
-from ridgeline.training.sandbox import CodeCall, CodeEnded, Limits, passed, returned
+from ridgeline.training.sandbox import CodeCall, CodeEnded, Limits, SealedWorkers
 from ridgeline_bench.scripts.code_tasks.arguments import CALLED, CodeTest
 from ridgeline_bench.scripts.code_tasks.functions import LoneFunction, shape_of
 
@@ -70,13 +70,13 @@ def tried(sources, entry, tests):
 """
 
 
-def worthwhile(tasks: Sequence[CodeTask], parameters: Sequence[str], *, isolated: bool) -> list[CodeTask]:
+def worthwhile(tasks: Sequence[CodeTask], parameters: Sequence[str], workers: SealedWorkers) -> list[CodeTask]:
     """Return the tasks of a function whose own answer passes all tests, and for which no trivial one does."""
     trivial = [*parameters, "None", "True", "False"]
     sources = [task.prompt + each for task in tasks for each in (task.answer, *_returning(task, trivial))]
     asked = [sources, tasks[0].name, [list(each) for each in tasks[0].tests]]
     try:
-        found = returned(CALLED + _TRIED, "tried", asked, Limits(seconds=20.0, cpu_seconds=15), isolated=isolated)
+        found = workers.returned(CALLED + _TRIED, "tried", asked, Limits(seconds=20.0, cpu_seconds=15))
     except CodeEnded:
         return []
     count, kept = len(tasks[0].tests), list[CodeTask]()
@@ -93,10 +93,10 @@ def _returning(task: CodeTask, values: Sequence[str]) -> list[str]:
     return [f"\n{indent}return {each}\n" for each in values]
 
 
-def share(task: CodeTask, answer: str, *, isolated: bool) -> float:
+def share(task: CodeTask, answer: str, workers: SealedWorkers) -> float:
     """Return the share of tests that a model's answer passes, from the first on."""
     calls = [CodeCall(*each) for each in task.tests]
-    return passed(task.prompt + answer, task.name, calls, Limits(), isolated=isolated) / len(calls)
+    return workers.passed(task.prompt + answer, task.name, calls) / len(calls)
 
 
 def within(answer: str) -> str:
