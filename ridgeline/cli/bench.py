@@ -200,7 +200,12 @@ def compare(
 @app.command()
 @with_records
 def kernels(
-    op: Annotated[str, typer.Option(help="Only ops, or rungs of a ladder, whose name contains this.")] = "",
+    op: Annotated[
+        str,
+        typer.Option(
+            help="Only ops, or rungs of a ladder, whose name contains this (rungs: or one of several, with commas)."
+        ),
+    ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
     device: Device = "auto",
     real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,

@@ -1,4 +1,4 @@
-"""The problems of the GEMM ladder: C = A · Bᵀ of square matrices in bfloat16, beside cuBLAS."""
+"""The problems of the GEMM ladder: C = A · Bᵀ of square matrices and of few rows in bfloat16, beside cuBLAS."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS, LoadedCut
 from ridgeline.kernels.gemm.ladder.predict import predict
 from ridgeline.kernels.gemm.ladder.run import LoadedCeiling, LoadedRung, runs_here
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS, Variant
-from ridgeline.kernels.gemm.ladder.triton_rungs import TRITON_RUNGS, call, predict_triton
+from ridgeline.kernels.gemm.ladder.triton_rungs import GLUON_RUNG, TRITON_RUNGS, call, predict_triton
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
 
 @dataclass(frozen=True)
-class SquareProduct:
-    """M = N = K = size."""
+class SizedProduct:
+    """C = A · Bᵀ: A is [rows, size], B is [size, size]. rows: 0 for as many."""
 
     size: int
+    rows: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.size}³"
+        return f"{self.rows} x {self.size}²" if self.rows else f"{self.size}³"
 
     @property
     def flops(self) -> float:
-        return 2.0 * self.size**3
+        return 2.0 * (self.rows or self.size) * self.size**2
 
     def least(self) -> Iterator[tuple[str, float, str]]:
+        sizes = self.rows or self.size, self.size, self.size
         for rung in RUNGS:
-            found = predict(rung, chip_here(_gpu()), self.size, self.size, self.size)
+            found = predict(rung, chip_here(_gpu()), *sizes)
             yield rung.name, found.bound, found.limiter
         for variant in VARIANTS:
             rate = chip_here(_gpu()).matrix * MMA_SHARE * variant.speed
@@ -48,23 +50,23 @@ class SquareProduct:
             yield variant.ceiling.name, self.flops / rate, "tensor cores"
         for template in TEMPLATES:
             like = next(rung for rung in RUNGS if rung.name == template.like)
-            found = predict(like, chip_here(_gpu()), self.size, self.size, self.size)
+            found = predict(like, chip_here(_gpu()), *sizes)
             yield template.name, found.bound, found.limiter
-        for each in TRITON_RUNGS:
-            found = predict_triton(each, chip_here(_gpu()), self.size, self.size, self.size)
+        for each in (*TRITON_RUNGS, GLUON_RUNG):
+            found = predict_triton(each, chip_here(_gpu()), *sizes)
             yield each.name, found.bound, found.limiter
 
     def operands(self, cubins: Path | None) -> Matrices:
-        return Matrices(self.size, cubins)
+        return Matrices(self.rows or self.size, self.size, cubins)
 
 
 class Matrices:
     """Operands in turn, and one output."""
 
-    def __init__(self, size: int, cubins: Path | None = None) -> None:
+    def __init__(self, rows: int, size: int, cubins: Path | None = None) -> None:
         self.cubins = cubins
-        self.a, self.b = (torch.randn(OPERANDS, size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        self.c = torch.empty(size, size, device="cuda", dtype=torch.bfloat16)
+        self.a, self.b = (torch.randn(OPERANDS, n, size, device="cuda", dtype=torch.bfloat16) for n in (rows, size))
+        self.c = torch.empty(rows, size, device="cuda", dtype=torch.bfloat16)
         self.bias = torch.randn(size, device="cuda", dtype=torch.bfloat16)
         self.exact = self.a[0].float() @ self.b[0].float().T
 
@@ -81,8 +83,10 @@ class Matrices:
             programs = torch.cuda.get_device_properties("cuda").multi_processor_count
             rung_call = partial(call, found[0], c_MN=self.c, programs=programs)
             return [partial(rung_call, x, y) for x, y in self._pairs()]
+        if name == GLUON_RUNG.name:
+            return self._gluon()
         if variants := [each for each in VARIANTS if each.ceiling.name == name]:
-            return [LoadedCeiling(variants[0], 2.0 * len(self.c) ** 3, self.cubins)]
+            return [LoadedCeiling(variants[0], 2.0 * self.c.numel() * self.a.shape[-1], self.cubins)]
         if variants := [each for each in VARIANTS if each.product.name == name]:
             product = LoadedRung(variants[0].product, self.cubins)
             c = torch.empty_like(self.c, dtype=getattr(torch, variants[0].result))
@@ -102,6 +106,13 @@ class Matrices:
         call()
         exact = call.activation(self.exact + self.bias) if isinstance(call, BiasedCall) else self.exact
         return difference(self.c, exact)
+
+    def _gluon(self) -> Sequence[Call] | None:
+        if torch.cuda.get_device_capability() != (9, 0):
+            return None
+        from ridgeline.kernels.gemm.ladder.gluon_rung import gluon_product  # Triton, which predictions need not
+
+        return [partial(gluon_product, x, y, self.c) for x, y in self._pairs()]
 
     def _template(self, template: TemplateRung) -> Sequence[Call] | None:
         try:
@@ -173,4 +184,4 @@ def _gpu() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
-PROBLEMS = (SquareProduct(4096), SquareProduct(8192))
+PROBLEMS = (SizedProduct(4096), SizedProduct(8192), SizedProduct(4096, rows=512))

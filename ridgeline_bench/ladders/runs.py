@@ -101,7 +101,7 @@ def ladder(
     """Yield the libraries and every rung of a ladder, for every problem.
 
     cubins: a folder with the rungs' machine code, for a machine without a CUDA compiler.
-    only: a part of the names of the rungs that are wanted.
+    only: a part of the names of the rungs that are wanted, or several with commas between them.
 
     Raises InvalidConfig for an unknown ladder, a part of no rung's name, or where the package is installed without its
     ladders.
@@ -114,7 +114,7 @@ def ladder(
         )
     problems: Sequence[Problem] = import_module(f"ridgeline_bench.ladders.{name}").PROBLEMS
     names = {rung: None for problem in problems for rung, *_ in problem.least()}
-    if not any(only in rung for rung in names):
+    if not any(_wanted(rung, only) for rung in names):
         raise InvalidConfig(f"no rung's name contains {only!r}; the {name} ladder has {', '.join(names)}.")
     if device.type == "cuda":
         return (each for problem in problems for each in _measured(name, problem, bench, cubins, only))
@@ -122,8 +122,12 @@ def ladder(
         RungTime(name, rung, problem.name, problem.flops, least, limiter)
         for problem in problems
         for rung, least, limiter in problem.least()
-        if only in rung
+        if _wanted(rung, only)
     )
+
+
+def _wanted(rung: str, only: str) -> bool:
+    return any(part in rung for part in only.split(","))
 
 
 def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, only: str = "") -> Iterator[RungTime]:
@@ -136,7 +140,7 @@ def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, on
         found.append((time, calls))
     fastest = min((time.seconds for time, _ in found if time.seconds), default=0.0)
     for rung, least, limiter in problem.least():
-        own = operands.rung(rung) if only in rung else None
+        own = operands.rung(rung) if _wanted(rung, only) else None
         if own is None:
             continue
         error = operands.fault(own[0], rung)

@@ -532,6 +532,32 @@ inline void multiply(unsigned at) {
 
 inline void later(unsigned queue, std::function<void()> run) { queues[queue].push_back(run); }
 
+inline bool finished(const Block &block) {
+  for (const Thread &thread : block.threads) if (!thread.done) return false;
+  return true;
+}
+
+// st.async: 16 bytes of each lane into a block of the cluster, whose barrier counts them. They come as late as may be.
+struct RemoteStore { unsigned to, barrier, words[4]; };
+
+inline void start_stores(Warp &warp) {
+  std::vector<RemoteStore> stores;
+  for (unsigned lane = 0; lane < warp.size; ++lane) stores.push_back(*static_cast<RemoteStore *>(warp.slots[lane]));
+  for (const RemoteStore &store : stores) {
+    require(store.to % 16 == 0, "st.async of 16 bytes writes to addresses that are multiples of 16");
+    memset(pointer_to(store.to, 16), 0xff, 16);
+  }
+  later(256 + current->block->rank * 64 + current->warp, [stores] {
+    for (const RemoteStore &store : stores) {
+      require(!finished(blocks[(store.to >> REMOTE) - 1]), "st.async writes to a block that has ended");
+      memcpy(pointer_to(store.to, 16), store.words, 16);
+      Barrier &told = barrier_at(store.barrier);
+      told.bytes -= 16;
+      settle(told);
+    }
+  });
+}
+
 // Nothing else can run: let one thing happen that was asked for. Loads go first, or the others (order 1), or any.
 inline bool happen() {
   size_t known = loads.size() + multiplying.size(), all = known + queues.size();
@@ -591,11 +617,6 @@ inline void trampoline() {
   setcontext(&scheduler);
 }
 
-inline bool finished(const Block &block) {
-  for (const Thread &thread : block.threads) if (!thread.done) return false;
-  return true;
-}
-
 inline void run_blocks() {
   std::vector<Thread *> all;
   for (Block &block : blocks) for (Thread &thread : block.threads) all.push_back(&thread);
@@ -641,7 +662,7 @@ inline void run_blocks() {
     if (problem[0]) return;
   }
   if (!loads.empty()) snprintf(problem, sizeof problem, "the blocks ended with TMA loads on their way");
-  if (!queues.empty()) snprintf(problem, sizeof problem, "the blocks ended with tcgen05 on its way");
+  if (!queues.empty()) snprintf(problem, sizeof problem, "the blocks ended with tcgen05, or stores, on their way");
   for (const Block &block : blocks)
     if (block.columns) snprintf(problem, sizeof problem, "a block ended with tensor memory that it had not freed");
 }

@@ -279,6 +279,40 @@ __device__ __forceinline__ void cluster_sync() {
                      "barrier.cluster"));
 }
 
+// Store 16 bytes at the place of `to` in another block of the cluster, by all lanes of a warp. The barrier at the place of
+// `barrier` there counts the bytes, and who waits for it by mbarrier_wait_cluster sees them.
+__device__ __forceinline__ void store_async(float4 *to, const float4 &from, Mbarrier *barrier, unsigned rank) {
+#ifdef __CUDACC__
+  asm volatile("{\n.reg .b32 there, told;\n"
+               "mapa.shared::cluster.u32 there, %0, %2;\n"
+               "mapa.shared::cluster.u32 told, %1, %2;\n"
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [told];\n}" ::
+                   "r"(shared_address(to)),
+               "r"(shared_address(barrier)), "r"(rank), "f"(from.x), "f"(from.y), "f"(from.z), "f"(from.w)
+               : "memory");
+#else
+  unsigned block = (rank + 1) << emulator::REMOTE;
+  emulator::RemoteStore own{shared_address(to) | block, shared_address(barrier) | block};
+  memcpy(own.words, &from, 16);
+  emulator::together("st.async", &own, emulator::start_stores);
+#endif
+}
+
+__device__ __forceinline__ void mbarrier_wait_cluster(Mbarrier *barrier, int parity) {
+#ifdef __CUDACC__
+  asm volatile("{\n.reg .pred done;\n"
+               "again:\n"
+               "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+               "@done bra ended;\n"
+               "bra again;\n"
+               "ended:\n}" ::"r"(shared_address(barrier)),
+               "r"(parity)
+               : "memory");
+#else
+  mbarrier_wait(barrier, parity);
+#endif
+}
+
 // ---- Registers (sm_90a): a warpgroup gives some back, or takes some -------------------------------------------------
 
 template <int COUNT> __device__ __forceinline__ void give_registers() {

@@ -47,6 +47,21 @@ def test_rungs_on_a_gpu(rung: Rung) -> None:
 
 
 @pytest.mark.gpu
+def test_the_gluon_rung_on_a_gpu() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("it is for Hopper")
+    from ridgeline.kernels.gemm.ladder.gluon_rung import gluon_product
+
+    for m, n, k in ((256, 512, 384), (1000, 1016, 520), (5, 64, 64), (3000, 2304, 1024)):
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        c = torch.full((m * n + 4096,), torch.nan, device="cuda", dtype=torch.bfloat16)
+        gluon_product(a, b, c[: m * n].view(m, n))
+        assert difference(c[: m * n].view(m, n).cpu(), a.cpu(), b.cpu()) == ""
+        assert c[m * n :].isnan().all(), "it wrote behind its output"
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
 def test_endings_on_a_gpu(ending: LadderEnding) -> None:
     loaded = on_this_gpu(ending.rung)

@@ -2,13 +2,13 @@
 //
 // Idea      A warp multiplies whole matrices: fragments of A and B come from shared memory, and one call makes 16 x 16
 //           sums of 16 products each. Who holds which number of a fragment is CUDA's secret, so results go through
-//           shared memory on their way out. A warp has 64 x 64 sums, and three stages are on their way while one is
-//           multiplied. Other shapes and formats are the same file with other -D: 32x8x16 and 8x32x16; fp16, tf32
-//           (16x16x8) and int8.
+//           shared memory on their way out. A warp has 64 x 64 sums and two sets of fragments: one is loaded while the
+//           other is multiplied, across stages too. Copies of the stage that comes are spread over the products. Other
+//           shapes and formats are the same file with other -D: 32x8x16 and 8x32x16; fp16, tf32 (16x16x8) and int8.
 // FLOPs     2 M N K on the tensor cores. On Hopper WMMA and mma.sync get a part of their rate alone: we assume 63 %.
-// Bytes     From L2 as rung 7. From shared memory a warp reads 128 numbers for 4,096 FMAs. Each 64 bytes of a row are
-//           followed by 16 that nothing uses, so that 8 rows lie in different banks.
-// Limit     L2 and the tensor cores alike.
+// Bytes     From L2: M N K (1 / 256 + 1 / 128) numbers. From shared memory a warp reads 128 numbers for 4,096 FMAs. Each
+//           128 bytes of a row are followed by 16 that nothing uses, so that 8 rows lie in different banks.
+// Limit     The tensor cores; shared memory is busy for 80 % of their time.
 // Next      ldmatrix and mma.sync: fragments whose layout is known, and no padding.
 #ifndef SHAPE_M
 #define SHAPE_M 16
@@ -21,97 +21,125 @@
 #include "ptx.cuh"
 #include "wmma.cuh"
 
-template <int M_, int N_, int K_> struct Sizes { static constexpr int M = M_, N = N_, K = K_; };
-typedef Sizes<SHAPE> Shape;
 namespace wmma = nvcuda::wmma;
 
-constexpr int ROWS = 128, COLUMNS = 128, THREADS = 128, WARP = 64, STAGES = 4;  // WARP: rows and columns of a warp's sums
-constexpr int SIZE = sizeof(Element), DEPTH = 64 / SIZE, CHUNK = 16 / SIZE, DOWN = WARP / Shape::M, ACROSS = WARP / Shape::N;
-constexpr int WIDTH = SIZE > 1 ? DEPTH : Shape::K, PITCH = SIZE > 1 ? WIDTH + CHUNK : WIDTH;  // of a panel
+constexpr int ROWS = 256, COLUMNS = 128, THREADS = 256, WARP = 64, STAGES = 3;  // WARP: rows and columns of a warp's sums
+constexpr int SIZE = sizeof(Element), DEPTH = 128 / SIZE, CHUNK = 16 / SIZE, DOWN = WARP / SHAPE_M, ACROSS = WARP / SHAPE_N;
+// WMMA wants multiples of 32 bytes. Steps of 16 bytes (int8) therefore have panels of their own, of 16 bytes a row. Of
+// eight lanes that copy together, four then have rows below each other, and others the next panel, 64 bytes further on.
+constexpr bool PANELS = SIZE == 1;
+constexpr int WIDTH = PANELS ? SHAPE_K : DEPTH, PITCH = PANELS ? WIDTH : WIDTH + CHUNK, PARTS = DEPTH / SHAPE_K;
 
-struct Tile {  // WMMA wants multiples of 32 bytes, so steps of 16 bytes (int8) have panels of their own
-  Element at[DEPTH / WIDTH][ROWS][PITCH];
+template <int MANY> struct Tile {
+  Element at[DEPTH / WIDTH][MANY * PITCH + (PANELS ? 64 : 0)];
+
+  __device__ Element *place(int row, int k) { return &at[k / WIDTH][row * PITCH + k % WIDTH]; }
 };
 struct Stage {
-  Tile a, b;
+  Tile<ROWS> a;
+  Tile<COLUMNS> b;
+};
+struct Fragments {
+  wmma::fragment<wmma::matrix_a, SHAPE, FRAGMENT, wmma::row_major> a[DOWN];
+  wmma::fragment<wmma::matrix_b, SHAPE, FRAGMENT, wmma::col_major> b[ACROSS];
 };
 
-__device__ __forceinline__ void load(Tile &tile, const Element *from, int first, int rows, int start, int k) {
+// Copy part `part` of PARTS - 1 of a tile, which begins at row `first` and at `start` of K. In place of rows that do not
+// exist the last one is copied, as nothing stores their sums.
+template <int MANY>
+__device__ __forceinline__ void copy(Tile<MANY> &tile, const Element *from, int first, int rows, int start, int k, int part) {
+  int row = threadIdx.x / 8, piece = threadIdx.x % 8;
+  if (PANELS) row = threadIdx.x / 32 * 4 + threadIdx.x / 2 % 4, piece = threadIdx.x / 8 % 4 * 2 + threadIdx.x % 2;
+  bool inside = start + piece * CHUNK < k;
+  from += inside ? start + piece * CHUNK : 0;
 #pragma unroll
-  for (int i = threadIdx.x; i < ROWS * 4; i += THREADS) {
-    int row = i / 4, at = i % 4 * CHUNK;
-    bool inside = first + row < rows && start + at < k;
-    cp_async_16(&tile.at[at / WIDTH][row][at % WIDTH], inside ? from + (size_t)(first + row) * k + start + at : from,
-                inside);
-  }
+  for (int i = 0; i < MANY * 8 / THREADS; ++i)
+    if (i % (PARTS - 1) == part)
+      cp_async_16(tile.place(row + i * THREADS / 8, piece * CHUNK),
+                  from + (size_t)min(first + row + i * THREADS / 8, rows - 1) * k, inside);
 }
 
-template <class Fragment> __device__ __forceinline__ void fill(Fragment &part, const Tile &tile, int row, int at) {
-  load_fragment(part, &tile.at[at / WIDTH][row][at % WIDTH], PITCH);
+template <class Fragment> __device__ __forceinline__ void fill(Fragment &part, Element *from) {
+  load_fragment(part, from, PITCH);
 #ifdef TF32
 #pragma unroll
   for (int i = 0; i < part.num_elements; ++i) part.x[i] = wmma::__float_to_tf32(part.x[i]);
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gemm(const Element *a, const Element *b, Output *c, int m, int n, int k) {
   Stage *stages = reinterpret_cast<Stage *>(dynamic_shared());
-  int first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
+  int first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS, steps = (k + DEPTH - 1) / DEPTH;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int y = warp / 2 * WARP, x = warp % 2 * WARP;
+  int y = warp / (COLUMNS / WARP) * WARP, x = warp % (COLUMNS / WARP) * WARP;
   wmma::fragment<wmma::accumulator, SHAPE, SUM> sum[DOWN][ACROSS];
 #pragma unroll
   for (int i = 0; i < DOWN; ++i)
 #pragma unroll
     for (int j = 0; j < ACROSS; ++j) wmma::fill_fragment(sum[i][j], SUM(0));
-  auto fetch = [&](int step) {
-    if (step * DEPTH < k) {
-      load(stages[step % STAGES].a, a, first_row, m, step * DEPTH, k);
-      load(stages[step % STAGES].b, b, first_column, n, step * DEPTH, k);
+  auto fetch = [&](Stage &stage, int step, int part) {
+    if (step < steps) {
+      copy(stage.a, a, first_row, m, step * DEPTH, k, part);
+      copy(stage.b, b, first_column, n, step * DEPTH, k, part);
     }
-    cp_async_commit();
   };
-  for (int step = 0; step < STAGES - 1; ++step) fetch(step);
-  for (int step = 0; step * DEPTH < k; ++step) {
-    cp_async_wait<STAGES - 2>();
-    __syncthreads();  // the stage is there, and all have left the one before, which is filled next
-    fetch(step + STAGES - 1);
-    const Stage &stage = stages[step % STAGES];
+  Fragments sets[2];
+  auto load = [&](Fragments &set, Stage &stage, int part) {
 #pragma unroll
-    for (int at = 0; at < DEPTH; at += Shape::K) {
-      wmma::fragment<wmma::matrix_a, SHAPE, FRAGMENT, wmma::row_major> a_part[DOWN];
-      wmma::fragment<wmma::matrix_b, SHAPE, FRAGMENT, wmma::col_major> b_part[ACROSS];
+    for (int i = 0; i < DOWN; ++i) fill(set.a[i], stage.a.place(y + i * SHAPE_M, part * SHAPE_K));
 #pragma unroll
-      for (int i = 0; i < DOWN; ++i) fill(a_part[i], stage.a, y + i * Shape::M, at);
+    for (int j = 0; j < ACROSS; ++j) fill(set.b[j], stage.b.place(x + j * SHAPE_N, part * SHAPE_K));
+  };
+  for (int step = 0; step < STAGES - 1; ++step) {
 #pragma unroll
-      for (int j = 0; j < ACROSS; ++j) fill(b_part[j], stage.b, x + j * Shape::N, at);
+    for (int part = 0; part < PARTS - 1; ++part) fetch(stages[step], step, part);
+    cp_async_commit();
+  }
+  cp_async_wait<STAGES - 2>();
+  __syncthreads();
+  load(sets[0], stages[0], 0);
+  Stage *now = stages, *before = stages + STAGES - 1;
+  for (int step = 0; step < steps; ++step) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      if (part < PARTS - 1) {
+        load(sets[(part + 1) % 2], *now, part + 1);
+        fetch(*before, step + STAGES - 1, part);  // all have left the stage before this one
+      } else {
+        cp_async_commit();
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();  // the next stage is there, and all have loaded the last fragments of this one
+        before = now;
+        now = now == stages + STAGES - 1 ? stages : now + 1;
+        load(sets[0], *now, 0);  // behind the last step: of a stage whose fragments nothing uses
+      }
+      Fragments &set = sets[part % 2];
 #pragma unroll
       for (int i = 0; i < DOWN; ++i)
 #pragma unroll
-        for (int j = 0; j < ACROSS; ++j) wmma::mma_sync(sum[i][j], a_part[i], b_part[j], sum[i][j]);
+        for (int j = 0; j < ACROSS; ++j) wmma::mma_sync(sum[i][j], set.a[i], set.b[j], sum[i][j]);
     }
   }
   cp_async_wait<0>();
-  __syncthreads();
-  SUM *own = reinterpret_cast<SUM *>(stages) + warp * Shape::M * Shape::N;  // the stages are used no more
-  struct alignas(16) {
-    Output at[16 / sizeof(Output)];
-  } out;
-  constexpr int MANY = 16 / sizeof(Output);
+  __syncthreads();  // the stages are used no more
+  constexpr int MANY = 16 / sizeof(Output), PADDED = WARP + 8;
+  SUM *own = reinterpret_cast<SUM *>(stages) + warp * WARP * PADDED;
 #pragma unroll
   for (int i = 0; i < DOWN; ++i)
 #pragma unroll
-    for (int j = 0; j < ACROSS; ++j) {
-      wmma::store_matrix_sync(own, sum[i][j], Shape::N, wmma::mem_row_major);
-      __syncwarp();
+    for (int j = 0; j < ACROSS; ++j)
+      wmma::store_matrix_sync(own + i * SHAPE_M * PADDED + j * SHAPE_N, sum[i][j], PADDED, wmma::mem_row_major);
+  __syncwarp();
+#pragma unroll 4
+  for (int at = lane * MANY; at < WARP * WARP; at += 32 * MANY) {
+    int row = at / WARP, column = at % WARP;
+    struct alignas(16) {
+      Output at[MANY];
+    } out;
 #pragma unroll
-      for (int at = lane * MANY; at < Shape::M * Shape::N; at += 32 * MANY) {
-        int row = first_row + y + i * Shape::M + at / Shape::N, column = first_column + x + j * Shape::N + at % Shape::N;
-#pragma unroll
-        for (int e = 0; e < MANY; ++e) round_to(out.at[e], own[at + e]);
-        if (row < m && column < n) *reinterpret_cast<decltype(out) *>(c + (size_t)row * n + column) = out;
-      }
-      __syncwarp();
-    }
+    for (int e = 0; e < MANY; ++e) round_to(out.at[e], own[row * PADDED + column + e]);
+    row += first_row + y, column += first_column + x;
+    if (row < m && column < n) *reinterpret_cast<decltype(out) *>(c + (size_t)row * n + column) = out;
+  }
 }

@@ -1,74 +1,93 @@
-// 9. ldmatrix and mma.sync: fragments whose layout is known, and three stages.
+// 9. ldmatrix and mma.sync: fragments whose layout is known, and four stages.
 //
 // Idea      mma.sync multiplies 16 x 16 by 16 x 8 from registers, and the PTX ISA says which lane holds which number.
 //           ldmatrix reads four 8 x 8 matrices in just that layout. So results go from registers to memory, and shared
 //           memory can be laid out freely: rows of 128 bytes whose 16-byte pieces are exchanged (piece ^ row % 8), without
-//           unused bytes. With three stages two are on their way while one is computed, and one barrier a stage is enough.
+//           unused bytes, which leaves room for a fourth stage. The rest is rung 8.
 // FLOPs     2 M N K on the tensor cores on Ampere at their whole rate, on Hopper at a part (as rung 8).
-// Bytes     From L2 as rung 7. From shared memory 96 numbers for 2,048 FMAs of a warp, without conflicts.
-// Limit     On Ampere the tensor cores. On Hopper mma.sync itself, whose operands come through registers, and L2.
+// Bytes     From L2 and from shared memory as rung 8, without conflicts.
+// Limit     On Ampere the tensor cores. On Hopper mma.sync itself, whose operands come through registers.
 // Next      Hopper: wgmma reads operands from shared memory, and TMA fills it.
 #include "ptx.cuh"
 
-constexpr int ROWS = 128, COLUMNS = 128, DEPTH = 64, STAGES = 3, THREADS = 256;
-constexpr int WARP_ROWS = 64, WARP_COLUMNS = 32, DOWN = WARP_ROWS / 16, ACROSS = WARP_COLUMNS / 8;
+constexpr int ROWS = 256, COLUMNS = 128, DEPTH = 64, STAGES = 4, THREADS = 256;
+constexpr int WARP = 64, DOWN = WARP / 16, ACROSS = WARP / 8, PARTS = DEPTH / 16;
 
-struct Tile {
-  Element at[ROWS][DEPTH];
+template <int MANY> struct Tile {
+  Element at[MANY][DEPTH];
+
+  __device__ Element *piece(int row, int number) { return &at[row][(number ^ row % 8) * 8]; }  // of 8 numbers, 16 bytes
 };
 struct Stage {
-  Tile a, b;
+  Tile<ROWS> a;
+  Tile<COLUMNS> b;
+};
+struct Fragments {
+  unsigned a[DOWN][4], b[ACROSS / 2][4];
 };
 
-__device__ __forceinline__ Element *piece(Tile &tile, int row, int number) {  // of 8 numbers, 16 bytes
-  return &tile.at[row][(number ^ row % 8) * 8];
-}
-
-__device__ __forceinline__ void load(Tile &tile, const Element *from, int first, int rows, int start, int k) {
+// Copy part `part` of PARTS - 1 of a tile, as in rung 8.
+template <int MANY>
+__device__ __forceinline__ void copy(Tile<MANY> &tile, const Element *from, int first, int rows, int start, int k, int part) {
+  int row = threadIdx.x / 8, at = start + threadIdx.x % 8 * 8;
+  bool inside = at < k;
+  from += inside ? at : 0;
 #pragma unroll
-  for (int i = threadIdx.x; i < ROWS * DEPTH / 8; i += THREADS) {
-    int row = i / 8, at = start + i % 8 * 8;
-    bool inside = first + row < rows && at < k;
-    cp_async_16(piece(tile, row, i % 8), inside ? from + (size_t)(first + row) * k + at : from, inside);
-  }
+  for (int i = 0; i < MANY * 8 / THREADS; ++i)
+    if (i % (PARTS - 1) == part)
+      cp_async_16(tile.piece(row + i * THREADS / 8, threadIdx.x % 8),
+                  from + (size_t)min(first + row + i * THREADS / 8, rows - 1) * k, inside);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gemm(const Element *a, const Element *b, Element *c, int m, int n, int k) {
   Stage *stages = reinterpret_cast<Stage *>(dynamic_shared());
-  int first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
+  int first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS, steps = (k + DEPTH - 1) / DEPTH;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int y = warp / 4 * WARP_ROWS, x = warp % 4 * WARP_COLUMNS;
-  int steps = (k + DEPTH - 1) / DEPTH;
+  int y = warp / (COLUMNS / WARP) * WARP, x = warp % (COLUMNS / WARP) * WARP;
   float sum[DOWN][ACROSS][4] = {};
-
-  auto fetch = [&](int step) {
+  auto fetch = [&](Stage &stage, int step, int part) {
     if (step < steps) {
-      load(stages[step % STAGES].a, a, first_row, m, step * DEPTH, k);
-      load(stages[step % STAGES].b, b, first_column, n, step * DEPTH, k);
+      copy(stage.a, a, first_row, m, step * DEPTH, k, part);
+      copy(stage.b, b, first_column, n, step * DEPTH, k, part);
     }
-    cp_async_commit();
   };
-
-  for (int step = 0; step < STAGES - 1; ++step) fetch(step);
+  Fragments sets[2];
+  auto load = [&](Fragments &set, Stage &stage, int part) {  // 16 numbers of K: two pieces
+#pragma unroll
+    for (int i = 0; i < DOWN; ++i) ldmatrix_x4(set.a[i], stage.a.piece(y + i * 16 + lane % 16, part * 2 + lane / 16));
+#pragma unroll
+    for (int j = 0; j < ACROSS / 2; ++j)
+      ldmatrix_x4(set.b[j], stage.b.piece(x + j * 16 + lane / 16 * 8 + lane % 8, part * 2 + lane / 8 % 2));
+  };
+  for (int step = 0; step < STAGES - 1; ++step) {
+#pragma unroll
+    for (int part = 0; part < PARTS - 1; ++part) fetch(stages[step], step, part);
+    cp_async_commit();
+  }
+  cp_async_wait<STAGES - 2>();
+  __syncthreads();
+  load(sets[0], stages[0], 0);
+  Stage *now = stages, *before = stages + STAGES - 1;
   for (int step = 0; step < steps; ++step) {
-    cp_async_wait<STAGES - 2>();
-    __syncthreads();  // this stage is here for all, and all have left the one before, which is filled next
-    fetch(step + STAGES - 1);
-    Stage &stage = stages[step % STAGES];
 #pragma unroll
-    for (int d = 0; d < DEPTH / 8; d += 2) {  // 16 numbers of K: two pieces
-      unsigned a_part[DOWN][4], b_part[ACROSS / 2][4];
+    for (int part = 0; part < PARTS; ++part) {
+      if (part < PARTS - 1) {
+        load(sets[(part + 1) % 2], *now, part + 1);
+        fetch(*before, step + STAGES - 1, part);  // all have left the stage before this one
+      } else {
+        cp_async_commit();
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();  // the next stage is there, and all have loaded the last fragments of this one
+        before = now;
+        now = now == stages + STAGES - 1 ? stages : now + 1;
+        load(sets[0], *now, 0);  // behind the last step: of a stage whose fragments nothing uses
+      }
+      Fragments &set = sets[part % 2];
 #pragma unroll
       for (int i = 0; i < DOWN; ++i)
-        ldmatrix_x4(a_part[i], piece(stage.a, y + i * 16 + lane % 16, d + lane / 16));
 #pragma unroll
-      for (int j = 0; j < ACROSS / 2; ++j)
-        ldmatrix_x4(b_part[j], piece(stage.b, x + j * 16 + lane / 16 * 8 + lane % 8, d + lane / 8 % 2));
-#pragma unroll
-      for (int i = 0; i < DOWN; ++i)
-#pragma unroll
-        for (int j = 0; j < ACROSS; ++j) mma_m16n8k16(sum[i][j], a_part[i], &b_part[j / 2][j % 2 * 2]);
+        for (int j = 0; j < ACROSS; ++j) mma_m16n8k16(sum[i][j], set.a[i], &set.b[j / 2][j % 2 * 2]);
     }
   }
   cp_async_wait<0>();

@@ -9,6 +9,7 @@
 // FLOPs     2 M N K on the tensor cores.
 // Bytes     As rung 13.
 // Limit     The tensor cores, and the power that they take.
+// Next      Products with fewer tiles than there are multiprocessors.
 #include "wgmma.cuh"
 
 constexpr int ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);

@@ -39,13 +39,14 @@ WORK = {
     "conflict_free": RungWork(16 / 64 + 2 / 128, 68 / 64),
     "cp_async": RungWork(16 * 4 / 512, (512 + 128 + 16) / 512),  # 128 numbers are widened for 512 FMAs
     "wmma": RungWork((64 + 64) * 2 / 128 / (64 * 64 / WARP), tensor="mma"),  # 128 numbers for 4,096 FMAs
-    "mma_sync": RungWork((64 + 32) * 2 / 128 / (64 * 32 / WARP), tensor="mma"),
+    "mma_sync": RungWork((64 + 64) * 2 / 128 / (64 * 64 / WARP), tensor="mma"),
     "wgmma_tma": RungWork((64 + 128) * 2 / 128 / (64 * 128 / WARP), tensor="wgmma"),
     "warp_roles": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
     "multicast": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
     "persistent": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
     "ping_pong": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
     "async_stores": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
+    "shared_sums": RungWork((64 + 256) * 2 / 128 / (64 * 256 / WARP), tensor="wgmma"),
 }
 
 

@@ -45,6 +45,7 @@ class Rung:
     boxes: rows of the boxes in which TMA reads A and B, and writes C if there are three, for rungs that use it; boxes
     are 64 numbers wide.
     cluster: blocks of a cluster. These lie below each other, so rows of tiles are the first dimension of the grid.
+    divides: the blocks of a cluster make one tile, and divide K.
     persistent: blocks stay and walk over tiles; there are as many as multiprocessors.
     extras: the kernel takes pointers for an epilogue behind K.
     file: its file, if that is not named by number and name.
@@ -66,6 +67,7 @@ class Rung:
     registers: int = 255
     boxes: tuple[int, ...] = ()
     cluster: int = 1
+    divides: bool = False
     persistent: bool = False
     extras: bool = False
     file: str = ""
@@ -74,7 +76,7 @@ class Rung:
     @property
     def fetched(self) -> tuple[int, int]:
         """Rows and columns of the output for which an operand is fetched from L2 once."""
-        return self.tile[0] * self.cluster, self.tile[1]
+        return self.tile[0] * (1 if self.divides else self.cluster), self.tile[1]
 
     @property
     def source(self) -> Path:
@@ -83,8 +85,8 @@ class Rung:
 
     def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
         """Return the blocks of a launch: columns of tiles, rows of tiles; with clusters the other way round."""
-        rows, columns = self.tile
-        across, down = -(-n // columns), -(-m // (rows * self.cluster)) * self.cluster
+        rows, columns = self.fetched
+        across, down = -(-n // columns), -(-m // rows) * self.cluster
         if self.persistent:
             return min(multiprocessors // self.cluster * self.cluster, down * across), 1, 1
         return (down, across, 1) if self.cluster > 1 else (across, down, 1)
@@ -111,13 +113,14 @@ RUNGS = (
         needs=("FFMA", "LDGSTS.E.BYPASS.128", "LDS.128"),
     ),
     Rung(
-        number=8, name="wmma", tile=(128, 128), depth=32, stages=4, block=(128, 1), multiple=8,
-        shared=4 * 2 * 128 * 80, needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM.16.M88.4"),
+        number=8, name="wmma", tile=(256, 128), depth=64, stages=3, block=(256, 1), multiple=8,
+        shared=3 * (256 + 128) * (128 + 16),
+        needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.LTC128B.128", "LDSM.16.M88.4"),
     ),
     Rung(
-        number=9, name="mma_sync", tile=(128, 128), depth=64, stages=3, block=(256, 1), multiple=8,
-        shared=3 * 2 * 128 * 64 * 2,
-        needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128", "LDSM.16.M88.4"),
+        number=9, name="mma_sync", tile=(256, 128), depth=64, stages=4, block=(256, 1), multiple=8,
+        shared=stages_of(256 + 128),
+        needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.LTC128B.128", "LDSM.16.M88.4"),
     ),
     Rung(
         number=10, name="wgmma_tma", tile=(128, 128), depth=64, stages=4, block=(256, 1), multiple=8, arch="sm_90a",
@@ -149,6 +152,11 @@ RUNGS = (
         shared=stages_of(128 + 256) + 8 * 2 * 2048 + 8 * 8, boxes=(128, 128, 16), cluster=2, registers=168,
         persistent=True,
         needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV", "STSM.16.M88.4", "UTMASTG.2D"),
+    ),
+    Rung(
+        number=16, name="shared_sums", tile=(128, 256), depth=64, stages=4, block=(384, 1), multiple=8, arch="sm_90a",
+        shared=stages_of(128 + 256) + 10 * 8, boxes=(128, 256), cluster=2, divides=True, registers=168,
+        needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D", "STAS.128", "UCGABAR_ARV"),
     ),
 )  # fmt: skip
 

@@ -44,6 +44,8 @@ TRITON_RUNGS = (
     TritonRung(name="triton_stream_k", idea="equal stretches of all steps", parts=2, stays=True),
 )
 
+GLUON_RUNG = TritonRung(name="gluon_stream", idea="the engine's own, in Gluon (gluon_rung.py)", stays=True)
+
 
 def call(rung: TritonRung, a_MK: Tensor, b_NK: Tensor, c_MN: Tensor, programs: int) -> None:
     """Write A · Bᵀ to C. All are contiguous. programs: the device's multiprocessors."""
