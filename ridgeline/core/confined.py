@@ -92,6 +92,11 @@ class Confined:
         while len(self._idle) < count:
             self._idle.append(self._start())
 
+    @property
+    def idle(self) -> list[int]:
+        """The numbers of the children's processes that wait for a call."""
+        return [child.number for child in self._idle]
+
     def _check(self, child: Child, reply: Any) -> None:
         if reply is None:  # the child ended without a reply
             code = child.end()
@@ -128,6 +133,9 @@ class ChildCall:
         """Return the answer to a question of the child, and a file of shared memory that goes with it, or None."""
         raise NotImplementedError
 
+    def meanwhile(self) -> None:
+        """Do work of the caller's own. It is called after each answer, while the child goes on."""
+
 
 class Child:
     """One process, and the socket to it."""
@@ -151,6 +159,11 @@ class Child:
         self._link.setblocking(False)
 
     @property
+    def number(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
     def usable(self) -> bool:
         return self._owner == os.getpid() and self._process.poll() is None
 
@@ -166,6 +179,7 @@ class Child:
             while isinstance(reply := self._receive(deadline), dict) and "asks" in reply:
                 answer, descriptor = call.answer(reply["asks"])
                 self._send(encode(answer), deadline, descriptor)
+                call.meanwhile()
             return reply
         except TimeoutError:
             raise OverLimit(f"it took longer than {seconds:g} s") from None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from errno import ENOMEM
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
 
@@ -34,9 +35,14 @@ from PIL import (
 
 from ridgeline.media.bounds import PICTURES, BadMedia, MediaBounds, MemoryTaken, form_of
 
+TURBO = find_spec("simplejpeg") is not None  # without it Pillow decodes JPEG files, to the same pixels
+if TURBO:
+    import simplejpeg
+
 STRIP = 1 << 16  # pixels that are copied at a time: they stay in the cache of a core
 KEPT = 4  # blocks of 16 MiB that Pillow keeps for the next picture: fresh memory takes as long as decoding
 WHITE = (255, 255, 255)
+ORIENTATION = 0x0112  # in EXIF
 # 1 to 4 channels of 8 bits, one of 16 in either order, and one of 32 of which files of 16 bits use the lower half
 DIRECT, DEEP = ("1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV"), ("I;16", "I;16L", "I;16B", "I;16N", "I")
 OPENERS: dict[str, Callable[[Any], Image.Image]] = {
@@ -62,6 +68,12 @@ def decode(data: Any, bounds: MediaBounds, room: Room, background: Sequence[int]
     try:
         image = OPENERS[form](BytesIO(data))
         _check_size(image.size, bounds)
+        if form == "jpeg" and TURBO and _is_direct(image):
+            width, height = image.size
+            pixels_HWC = room((height, width, 3))
+            if _decode_into(pixels_HWC, data):
+                return pixels_HWC
+            room = lambda shape: pixels_HWC  # noqa: E731  # there is memory for one picture
         image.load()
         ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies pictures that need no turn, too
         return _fill(_plain(image, tuple(background)), room)
@@ -99,6 +111,20 @@ def _plain(image: Image.Image, background: tuple[int, ...]) -> Image.Image:
     if image.mode not in DIRECT and image.mode != "RGBX":
         raise BadMedia(f"the picture has pixels of the kind {image.mode}, which is not taken; send one in RGB.")
     return image if image.mode in ("RGB", "L") else image.convert("RGB")
+
+
+def _is_direct(image: Image.Image) -> bool:
+    """Return True for a JPEG file whose pixels are what they will be: it is not turned, and in gray or colors."""
+    return image.mode in ("RGB", "L") and image.getexif().get(ORIENTATION, 1) == 1
+
+
+def _decode_into(pixels_HWC: np.ndarray, data: Any) -> bool:
+    """Decode a JPEG file by libjpeg-turbo where its pixels go, without Pillow's own memory between. Return False for a
+    file that it would have to guess about: Pillow decides what becomes of these."""
+    try:
+        return bool(simplejpeg.decode_jpeg(data, "RGB", buffer=pixels_HWC).shape == pixels_HWC.shape)
+    except ValueError:
+        return False
 
 
 def _fill(image: Image.Image, room: Room) -> np.ndarray:

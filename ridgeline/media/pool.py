@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -43,7 +43,7 @@ def _version(package: str) -> str:
         return ""
 
 
-VERSIONS = [_version("pillow"), _version("av")]  # another one may decode to other numbers
+VERSIONS = [*map(_version, ("pillow", "av", "simplejpeg"))]  # another one may decode to other numbers
 
 
 class NoMemory(Exception):
@@ -69,14 +69,19 @@ class Decoders:
         """Start processes for the first calls, without waiting for them."""
         self._run.warm(count)
 
+    @property
+    def children(self) -> list[int]:
+        """The numbers of the processes that wait for a call."""
+        return self._run.idle
+
     def picture(self, data: bytes, *, background: Sequence[int] = (255, 255, 255), owner: str = "") -> Picture:
         """Return a picture. Raise BadMedia, NoMemory.
 
         background: red, green and blue of what is seen through it. owner: of the memory that it takes.
         """
         asked = {"kind": "picture", "background": list(background)}
-        found, pixels = self._decoded(asked, data, owner)
-        return Picture(pixels, _digest(data, asked, found))
+        found, pixels, hashed = self._decoded(asked, data, owner)
+        return Picture(pixels, _digest(hashed, asked, found))
 
     def clip(self, data: bytes, choose: Callable[[int, float], Sequence[int]] | None = None, owner: str = "") -> Clip:
         """Return the frames of a video that `choose` names by the number of all frames and those a second; without it
@@ -88,14 +93,14 @@ class Decoders:
             total = count
             return (choose or frames.chosen)(count, rate)
 
-        found, pixels = self._decoded(asked, data, owner, counted)
-        return Clip(pixels, np.array(found["times"], np.float64), found["fps"], _digest(data, asked, found), total)
+        found, pixels, hashed = self._decoded(asked, data, owner, counted)
+        return Clip(pixels, np.array(found["times"], np.float64), found["fps"], _digest(hashed, asked, found), total)
 
     def sound(self, data: bytes, rate: int | None = None, *, owner: str = "") -> Sound:
         """Return a sound at a rate of samples a second, or at its own. Raise BadMedia, NoMemory."""
         asked = {"kind": "sound", "rate": rate}
-        found, samples = self._decoded(asked, data, owner)
-        return Sound(samples, found["rate"], _digest(data, asked, found))
+        found, samples, hashed = self._decoded(asked, data, owner)
+        return Sound(samples, found["rate"], _digest(hashed, asked, found))
 
     def _decoded(
         self,
@@ -103,7 +108,8 @@ class Decoders:
         data: bytes,
         owner: str,
         choose: Callable[[int, float], Sequence[int]] | None = None,
-    ) -> tuple[Any, np.ndarray]:
+    ) -> tuple[Any, np.ndarray, bytes]:
+        """Return the reply, the array, and the SHA-256 of the file."""
         kind, bounds = asked["kind"], self.bounds
         check_bytes(len(data), kind, bounds)
         form_of(data, kind)  # what is refused at once needs no process
@@ -111,7 +117,7 @@ class Decoders:
         given = _made(len(data))
         given.fill(data)
         while True:
-            call = _Decoding(given.descriptor, partial(self.room.take, owner=owner), choose)
+            call = _Decoding(given.descriptor, partial(self.room.take, owner=owner), choose, data)
             seconds = bounds.picture_seconds if kind == "picture" else bounds.seconds
             try:
                 found = self._run(asked | {"bounds": asdict(bounds)}, seconds=seconds, call=call)
@@ -122,12 +128,12 @@ class Decoders:
             if "full" in found:
                 self.room.wait(found["full"], owner, deadline)
                 continue
-            return found, call.array(found["shape"])
+            return found, call.array(found["shape"]), call.hashed
 
 
-def _digest(data: bytes, asked: Any, found: Any) -> bytes:
+def _digest(hashed: bytes, asked: Any, found: Any) -> bytes:
     told = json.dumps([VERSIONS, asked, found], sort_keys=True, separators=(",", ":"))
-    return sha256(sha256(data).digest() + told.encode()).digest()
+    return sha256(hashed + told.encode()).digest()
 
 
 def _made(size: int, release: Callable[[], None] | None = None) -> SharedMemory:
@@ -140,17 +146,29 @@ def _made(size: int, release: Callable[[], None] | None = None) -> SharedMemory:
 
 
 class _Decoding(ChildCall):
-    """One call: the memory that its result is written to, and which frames of a video are wanted."""
+    """One call: the memory that its result is written to, and which frames of a video are wanted.
+
+    hashed: the SHA-256 of the file, which is computed while the child decodes.
+    """
 
     def __init__(
         self,
         descriptor: int,
         take: Callable[[int], Callable[[], None] | None],
         choose: Callable[[int, float], Sequence[int]] | None,
+        data: bytes,
     ) -> None:
         super().__init__(descriptor)
-        self._take, self._choose = take, choose
+        self._take, self._choose, self._data = take, choose, data
         self._made: SharedMemory | None = None
+
+    @cached_property
+    def hashed(self) -> bytes:
+        return sha256(self._data).digest()
+
+    def meanwhile(self) -> None:
+        if self._made is not None:
+            _ = self.hashed
 
     def answer(self, question: Any) -> tuple[Any, int | None]:
         if "frames" in question and self._choose is not None:

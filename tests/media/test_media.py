@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
+from ridgeline.media import images
 from ridgeline.media.bounds import BadMedia, MediaBounds
 from ridgeline.media.frames import chosen
 from ridgeline.media.pool import Decoders
@@ -50,6 +51,32 @@ def test_a_picture_is_what_transformers_makes_of_it(name: str) -> None:
     assert found.shape == expected.shape
     # transparency is rounded by another rule here than in exact arithmetic, elsewhere nothing is rounded
     assert np.abs(found - expected.astype(np.float64)).max() <= (1 if "clear" in name else 0)
+
+
+def test_jpeg_files_are_the_same_without_pillows_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By libjpeg-turbo straight into the result: color, gray, turned, CMYK, progressive, and damaged."""
+    pytest.importorskip("simplejpeg")
+    asked, files = list[tuple[int, ...]](), [path.read_bytes() for path in sorted(CORPUS.glob("picture-*jpeg*"))]
+    files += [saved(drawing(width=33, height=17).convert(mode), "jpeg") for mode in ("RGB", "L", "CMYK")]
+    files += [saved(drawing(), "jpeg", progressive=True), saved(drawing(), "jpeg")[:-300]]
+
+    def room(shape: Any) -> np.ndarray:
+        asked.append(tuple(shape))
+        return np.empty(shape, np.uint8)
+
+    def found(file: bytes) -> np.ndarray | str:
+        try:
+            return images.decode(file, MediaBounds(), room)
+        except BadMedia as error:
+            return str(error)
+
+    for file in files:
+        asked.clear()
+        ours = found(file)
+        assert len(asked) <= 1  # a caller gives memory once
+        with monkeypatch.context() as patched:
+            patched.setattr(images, "TURBO", False)
+            assert np.array_equal(ours, found(file))
 
 
 def test_a_picture_larger_than_a_strip_has_all_its_rows() -> None:
