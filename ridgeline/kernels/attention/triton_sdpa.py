@@ -417,11 +417,15 @@ TILES = {  # the fastest of seven each on an H200, causal, 8,192 tokens (h200-wh
     ("keys", 128): Tiles(64, 128, 8, 2),
     ("queries", 64): Tiles(64, 64, 4, 2),
     ("queries", 128): Tiles(128, 64, 8, 3),
+    ("near", 64): Tiles(64, 64, 4, 3),  # two programs on a multiprocessor: each has few steps, and waits at both ends
+    ("near", 128): Tiles(64, 64, 4, 3),
 }
+NEAR = 1024  # keys of an interval
 
 
 def tiles_of(kernel: str, width: int, itemsize: int = 2) -> Tiles:
-    """Return the tiles of a kernel ("forward", "keys" or "queries") for heads of so many channels, a power of 2.
+    """Return the tiles of a kernel ("forward", "near" for the same with narrow intervals, "keys" or "queries") for
+    heads of so many channels, a power of 2.
 
     In float32 no matrix units multiply. A product's code then has an instruction for each multiplication of a thread,
     and operands in registers: these tiles spill none on sm_90, and each compiles within seconds."""
@@ -429,7 +433,7 @@ def tiles_of(kernel: str, width: int, itemsize: int = 2) -> Tiles:
         own, passing = 32 if width <= 128 else 16, 32 if width <= 64 else 16
         return Tiles(passing, own, 8, 1) if kernel == "keys" else Tiles(own, passing, 8, 1)
     if width > 128:
-        return Tiles(64, 32, 4, 2) if kernel == "forward" else Tiles(32, 32, 4, 1)
+        return Tiles(64, 32, 4, 2) if kernel in ("forward", "near") else Tiles(32, 32, 4, 1)
     return TILES[kernel, max(width, 64)]
 
 
@@ -458,21 +462,23 @@ def attend_intervals(
     v_BGKD: torch.Tensor,
     intervals: tuple[torch.Tensor, torch.Tensor],
     scale: float,
-    slopes_H: torch.Tensor | None = None,
-    sinks_H: torch.Tensor | None = None,
+    of_heads: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     skip_below: float | None = None,
+    widest: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention of queries to the keys of their intervals, and the logarithm to base 2 of each one's sum of
     exponentials, float32, [B, H, Q]; inf for a query without keys and sink, whose output is 0.
 
-    intervals: as of `KeyMasks.intervals`. sinks_H: float32. The others are those of `sdpa`.
+    intervals: as of `KeyMasks.intervals`. of_heads: slopes_H and sinks_H (float32), as `sdpa` has them, and skip_below.
+    widest: a bound of the intervals' keys, if one is known; it chooses the tiles.
     """
     batch, heads, queries, size = q_BHQD.shape
     groups, keys = k_BGKD.shape[1:3]
     out_BHQD = torch.empty((batch, heads, queries, size), dtype=q_BHQD.dtype, device=q_BHQD.device)
     log_BHQ = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
     width = max(16, triton.next_power_of_2(size))
-    tiles = tiles_of("forward", width, q_BHQD.itemsize)
+    near = widest is not None and widest <= NEAR
+    tiles, (slopes_H, sinks_H) = tiles_of("near" if near else "forward", width, q_BHQD.itemsize), of_heads
     _forward_kernel[(triton.cdiv(queries, tiles.rows), batch * heads)](
         q_BHQD, k_BGKD, v_BGKD, out_BHQD, log_BHQ, *intervals, slopes_H, sinks_H,
         *strides_of(q_BHQD, k_BGKD, v_BGKD, out_BHQD), heads, heads // groups, queries, keys, scale * LOG2E.value,
@@ -487,9 +493,12 @@ class WholeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, sinks_H: Any, intervals: Any, slopes_H: Any, scale: float
-    ) -> Any:
-        out_BHQD, log_BHQ = attend_intervals(q_BHQD, k_BGKD, v_BGKD, intervals, scale, slopes_H, sinks_H)
+        ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, sinks_H: Any, intervals: Any, slopes_H: Any, scale: float,
+        widest: int | None = None,
+    ) -> Any:  # fmt: skip
+        out_BHQD, log_BHQ = attend_intervals(
+            q_BHQD, k_BGKD, v_BGKD, intervals, scale, (slopes_H, sinks_H), widest=widest
+        )
         ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, *intervals, slopes_H)
         ctx.scale = scale
         ctx.mark_non_differentiable(log_BHQ)
@@ -504,7 +513,7 @@ class WholeAttention(torch.autograd.Function):
             (q_BHQD, k_BGKD, v_BGKD), grad_BHQD, log_BHQ, delta_BHQ, (first_Q, behind_Q), ctx.scale, slopes_H
         )
         dsinks_H = None if sinks_H is None else sink_gradients(sinks_H, log_BHQ, delta_BHQ)
-        return *found, dsinks_H, None, None, None
+        return *found, dsinks_H, None, None, None, None
 
 
 def output_products(out_BHQD: torch.Tensor, grad_BHQD: torch.Tensor) -> torch.Tensor:
@@ -616,7 +625,7 @@ def sdpa(
         raise ValueError(f"skip_below is a share between 0 and 1, got {skip_below}.")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHQD, k_BGKD, v_BGKD)):
         raise ValueError("attention that leaves tiles out has no gradients; call it within torch.no_grad().")
-    return attend_intervals(q_BHQD, k_BGKD, v_BGKD, intervals, scale, slopes_H, sinks_H, skip_below)[0]
+    return attend_intervals(q_BHQD, k_BGKD, v_BGKD, intervals, scale, (slopes_H, sinks_H), skip_below)[0]
 
 
 # ---- ahead of time --------------------------------------------------------------------------------------------------

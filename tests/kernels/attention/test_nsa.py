@@ -53,6 +53,45 @@ def test_gradients_are_those_of_the_chosen_blocks() -> None:
         assert (a - b).norm() <= 4e-6 * b.norm(), name
 
 
+@pytest.mark.parametrize(("tokens", "listed", "together"), [(70, 32, 4), (50, 7, 1), (16, 64, 32)])
+@pytest.mark.parametrize(("heads", "groups"), [(6, 2), (1, 1)])
+def test_selected_blocks_are_those_of_each_query_whatever_lies_in_memory_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, listed: int, together: int, heads: int, groups: int
+) -> None:
+    """Outputs and gradients with lists of few queries, for a choice that has gaps, beside dense attention."""
+    selected = pytest.importorskip("ridgeline.kernels.attention.triton_selected")
+    monkeypatch.setattr(selected, "LISTED", listed)
+    monkeypatch.setattr(selected, "TOGETHER", together)
+    q, k, v = (torch.randn(2, each, tokens, 20) for each in (heads, groups, groups))
+    own = torch.arange(tokens) // 16
+    chosen = torch.stack([own, torch.where(own > 1, own - 2, -1), torch.where(own > 2, 0, -1)], -1).int()
+    chosen = chosen.expand(2, groups, -1, -1)
+    seen = (chosen.long()[..., None, :] == own[:, None]).any(-1) & (
+        torch.arange(tokens) <= torch.arange(tokens)[:, None]
+    )
+    seen, grad, found = seen.repeat_interleave(heads // groups, 1), torch.randn(q.shape), []
+    for kind in (torch.float32, torch.float64):
+        leaves = [x.detach().clone().to(kind).requires_grad_() for x in (q, k, v)]
+        if kind == torch.float32:
+            out = selected.add_selected(*leaves, chosen, None, 16, scale=0.3)
+        else:
+            out = scaled_dot_product_attention(*leaves, attn_mask=seen, scale=0.3, enable_gqa=True)
+        out.backward(grad.to(kind))
+        found.append([out.detach().double(), *(x.grad.double() for x in leaves)])
+    for name, a, b in zip(("out", "dq", "dk", "dv"), *found, strict=True):
+        assert (a - b).norm() <= 4e-6 * b.norm(), name
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("length", "block", "last"), [(32, 16, 2), (16, 16, 1), (8, 16, 1), (8, 32, 2), (4, 16, 3)])
+def test_blocks_of_one_to_eight_strides(length: int, block: int, last: int) -> None:
+    """A thread of a warpgroup has all keys of a block, in another order for each number of them."""
+    nsa = Nsa(length=length, stride=length // 2, block=block, selected=5, last=last, window=9)
+    inputs = drawn(99, nsa)
+    want = reference(*doubled(inputs), nsa)
+    assert (nsa_attention(*inputs, nsa) - want).norm() <= 3e-6 * want.norm()
+
+
 def test_the_papers_sizes_with_groups_of_eight() -> None:
     nsa = Nsa(selected=3, window=40)
     inputs = drawn(170, nsa, heads=8, groups=1, size=20)

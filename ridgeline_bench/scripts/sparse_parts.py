@@ -1,0 +1,351 @@
+"""Native sparse attention and MoBA by parts, each beside its least time, and whole in turns with cuDNN's attention.
+
+    python -m ridgeline_bench.scripts.sparse_parts [--ways NSA MoBA layer] [--lengths 16384 65536] [--repeats 7]
+        [--variants [choice window selected]] [--profile] [--check] [--quick] [--output FILE.jsonl]
+
+Causal, bfloat16, one sequence: NSA with 64 heads in 4 groups, MoBA with 32 heads in as many, 128 channels. `layer` is
+the decoder layer of `ladder/expert_layer.py` with each beside that with dense attention by cuDNN. First all is compared
+with the definition in float64 at a shorter length. A part's least time is the largest of its FLOPs, bytes and
+exponentials at the rates of the chip's data sheet, `share` is that over the time measured. --variants times other
+shapes of NSA's kernels instead, --profile prints the kernels of a call, --check compares and times nothing, and --quick
+prints the least times alone, on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from ridgeline.kernels.attention import triton_moba, triton_nsa, triton_sdpa, triton_selected
+from ridgeline.kernels.attention.ladder.expert_layer import ExpertLayer, ExpertShape, drawn_weights, keys_read
+from ridgeline.kernels.attention.triton_moba import Moba
+from ridgeline.kernels.attention.triton_nsa import KeysValues, Nsa
+from ridgeline.kernels.attention.triton_sdpa import KeyMasks, Tiles, WholeAttention
+from ridgeline.kernels.attention.triton_selected import Branches
+from ridgeline.kernels.cuda.predict import CHIPS, Chip, chip_here
+from ridgeline_bench.machine.timing import device_seconds
+from ridgeline_bench.results import gpu
+from ridgeline_bench.scripts.asked import OneOf, asked, keep
+
+Call = Callable[[], object]
+NSA, MOBA, SIZE = (64, 4), (32, 32), 128  # heads and groups
+WITHIN = 1e-2  # of the norm in float64
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def least(flops: float, moved: float, exponentials: float, chip: Chip) -> dict[str, float]:
+    """Return the least seconds of each resource."""
+    rate = chip.exponentials * chip.multiprocessors * chip.clock
+    return {"FLOPs": flops / chip.matrix, "bytes": moved / chip.bandwidth, "exponentials": exponentials / rate}
+
+
+def nsa_least(tokens: int, chip: Chip, nsa: Nsa = Nsa()) -> dict[str, dict[str, float]]:
+    """Return the least seconds of each part and resource. Bytes are those of memory; of selected blocks the parts too,
+    which are written and read once."""
+    heads, groups = NSA
+    t = torch.arange(tokens, dtype=torch.float64) + 1
+    coarse = heads * float(((t - nsa.length) // nsa.stride + 1).clamp(min=0).sum())
+    near, chosen = (heads * float(t.clamp(max=n).sum()) for n in (nsa.window, nsa.selected * nsa.block))
+    row, keys = 2.0 * heads * tokens * SIZE, 4.0 * groups * tokens * SIZE  # bytes of q or outputs, and of k and v
+    pairs = float((t / nsa.block).ceil().clamp(max=nsa.selected).sum())
+    product = 4 * SIZE
+    return {
+        "compress": least(0, keys + keys / nsa.stride, 0, chip),
+        "compressed": least(product * coarse, 2 * row + keys / nsa.stride, coarse, chip),
+        "choice": least(product / 2 * coarse, row + keys / nsa.stride, coarse, chip),
+        "window": least(product * near, 2 * row + keys, near, chip),
+        "selected, gates": least(product * chosen, 4 * row + keys + 2 * row / tokens * pairs, chosen, chip),
+    }
+
+
+def moba_least(tokens: int, chip: Chip, moba: Moba = Moba()) -> dict[str, dict[str, float]]:
+    heads, groups = MOBA
+    count = heads * keys_read(moba, tokens)
+    row, keys = 2.0 * heads * tokens * SIZE, 4.0 * groups * tokens * SIZE
+    means = 2 * SIZE * heads * float((torch.arange(tokens) // moba.block).sum())
+    return {
+        "choice": least(3 * means, row + keys / 2, 0, chip),
+        "attention": least(4 * SIZE * count, 4 * row + keys + 4 * row * (moba.top - 1), count, chip),
+    }
+
+
+class NsaParts:
+    """NSA's inputs and its parts, each on the results of those before it."""
+
+    def __init__(self, tokens: int, groups: int = NSA[1], heads: int = NSA[0]) -> None:
+        self.nsa, self.scale, self.tokens = Nsa(), SIZE**-0.5, tokens
+        self.q, self.k, self.v = (draw(1, each, tokens, SIZE) for each in (heads, groups, groups))
+        self.weights = torch.randn(self.nsa.length, SIZE, device="cuda").softmax(0)
+        self.gates = draw(1, heads, tokens, 3).sigmoid()
+        self.coarse = self.compress()
+        (self.compressed, self.log), self.near = self.attend_compressed(), self.window()
+        self.chosen = self.choose()
+
+    def compress(self) -> KeysValues:
+        return KeysValues(*(triton_nsa.compress(x, self.weights, self.nsa) for x in (self.k, self.v)))
+
+    def attend_compressed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        intervals = triton_nsa.compressed_intervals(self.tokens, self.nsa, self.q.device)
+        found: tuple[torch.Tensor, torch.Tensor] = WholeAttention.apply(
+            self.q, *self.coarse, None, intervals, None, self.scale
+        )
+        return found
+
+    def choose(self) -> torch.Tensor:
+        return triton_nsa.choose(self.q, self.coarse.k, self.log, self.nsa, scale=self.scale)
+
+    def window(self) -> torch.Tensor:
+        intervals = KeyMasks(window=self.nsa.window - 1).intervals(self.tokens, self.tokens, self.q.device)
+        out: torch.Tensor = WholeAttention.apply(
+            self.q, self.k, self.v, None, intervals, None, self.scale, self.nsa.window
+        )[0]
+        return out
+
+    def selected(self) -> torch.Tensor:
+        branches = Branches(self.compressed, self.near, self.gates)
+        return triton_selected.add_selected(
+            self.q, self.k, self.v, self.chosen, branches, self.nsa.block, scale=self.scale
+        )
+
+    def whole(self) -> torch.Tensor:
+        pair = KeysValues(self.k, self.v)
+        return triton_nsa.nsa_attention(self.q, self.compress(), pair, pair, self.gates, self.nsa)
+
+    def parts(self) -> dict[str, Call]:
+        return {
+            "compress": self.compress, "compressed": self.attend_compressed, "choice": self.choose,
+            "window": self.window, "selected, gates": self.selected, "whole": self.whole,
+        }  # fmt: skip
+
+    def error(self) -> float:
+        """Return the error of the whole over its norm, in float64 with the blocks that were chosen here."""
+        q, k, v, gates = (x.double() for x in (self.q, self.k, self.v, self.gates))
+        at = torch.arange(self.tokens, device=q.device)
+        _, behind = triton_nsa.compressed_intervals(self.tokens, self.nsa, q.device)
+        coarse = [x.double() for x in self.coarse]
+        seen = torch.arange(coarse[0].shape[2], device=q.device) < behind[:, None]
+        picked = (self.chosen.long()[..., None, :] == (at // self.nsa.block)[:, None]).any(-1) & (at <= at[:, None])
+        near = (at <= at[:, None]) & (at > at[:, None] - self.nsa.window)
+        want = torch.zeros_like(q)
+        for i, (kv, mask) in enumerate(((coarse, seen), ((k, v), picked), ((k, v), near))):
+            mask = mask.repeat_interleave(q.shape[1] // k.shape[1], 1) if mask.dim() == 4 else mask
+            out = scaled_dot_product_attention(q, *kv, attn_mask=mask, enable_gqa=True)
+            want += torch.where(mask.any(-1, keepdim=True), out, 0.0) * gates[..., i, None]
+        return float((self.whole().double() - want).norm() / want.norm())
+
+    def right_choices(self) -> float:
+        """Return the share of choices that are those by the whole matrix of importance."""
+        matrix = triton_nsa.importance(self.q, self.coarse.k, self.log, self.nsa, scale=self.scale)
+        return (triton_nsa.select(matrix, self.nsa) == self.chosen).float().mean().item()
+
+
+def moba_error(tokens: int) -> float:
+    q, k, v = (draw(1, heads, tokens, SIZE) for heads in (4, 2, 2))
+    moba = Moba(512)
+    want = triton_moba.moba_reference(q.double(), k.double(), v.double(), moba)
+    return float((triton_moba.moba_attention(q, k, v, moba).double() - want).norm() / want.norm())
+
+
+def check(ways: list[str]) -> None:
+    """Raise SystemExit if a result is wrong."""
+    errors = {}
+    if "NSA" in ways:
+        for tokens in (2500, 4096):
+            short = NsaParts(tokens, 2, 32)
+            errors[f"NSA, {tokens} tokens"] = short.error()
+            same = short.right_choices()
+            print(f"NSA, {tokens} tokens: {100 * same:.2f} % of choices as by the whole matrix")
+            if same < 0.999:
+                raise SystemExit("choices are wrong")
+    if "MoBA" in ways:
+        errors["MoBA, 3000 tokens"] = moba_error(3000)
+    print(", ".join(f"{name}: error {each:.2e}" for name, each in errors.items()))
+    wrong = [name for name, each in errors.items() if not each < WITHIN]
+    if wrong:
+        raise SystemExit(f"{', '.join(wrong)}: wrong by more than {WITHIN} of the norm.")
+
+
+def in_turns(calls: dict[str, Call], repeats: int) -> dict[str, float]:
+    """Return the median seconds of calls that take turns."""
+    with torch.no_grad():
+        for call in calls.values():
+            call()
+        times = [[device_seconds(call) for call in calls.values()] for _ in range(repeats)]
+    return {name: sorted(of)[repeats // 2] for name, of in zip(calls, zip(*times, strict=True), strict=True)}
+
+
+def rows(way: str, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the records of a way at a length: parts, the whole and the dense peer in turns."""
+    chip = chip_here(gpu())
+    if way == "layer":
+        yield from layers(tokens, repeats)
+        return
+    if way == "NSA":
+        nsa, heads, groups = NsaParts(tokens), *NSA
+        calls, limits = nsa.parts(), nsa_least(tokens, chip)
+        q, k, v = nsa.q, nsa.k, nsa.v
+    else:
+        heads, groups = MOBA
+        q, k, v = (draw(1, each, tokens, SIZE) for each in (heads, groups, groups))
+        calls, limits = {
+            "choice": lambda: triton_moba.choose_blocks(q, k, Moba()),
+            "whole": lambda: triton_moba.moba_attention(q, k, v),
+        }, moba_least(tokens, chip)  # fmt: skip
+    times = in_turns({"dense, cuDNN": lambda: dense(q, k, v), **calls}, repeats)
+    for part, seconds in times.items():
+        bound = limits.get(part, {})
+        whole = sum(max(each.values()) for each in limits.values()) if part == "whole" else None
+        yield {
+            "workload": "parts of sparse attention", "way": way, "length": tokens, "heads": heads, "groups": groups,
+            "part": part, "seconds": seconds, "least": max(bound.values(), default=whole), "limits": bound,
+            "times faster": times["dense, cuDNN"] / seconds if part == "whole" else None,
+        }  # fmt: skip
+
+
+def layers(tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the records of the decoder layer with each attention, in turns."""
+    shape, x = ExpertShape(), draw(1, tokens, ExpertShape().model)
+    made = {"NSA": Nsa(), "MoBA": Moba(), "all keys": None}
+    ways = {
+        name: ExpertLayer(shape, drawn_weights(shape, sparse).to(torch.bfloat16).to("cuda"), sparse)
+        for name, sparse in made.items()
+    }
+    with patch("ridgeline.kernels.attention.ladder.expert_layer.sdpa", dense):
+        times = in_turns({name: lambda layer=layer: layer(x) for name, layer in ways.items()}, repeats)
+    for name, seconds in times.items():
+        yield {
+            "workload": "layer with sparse attention", "way": name, "length": tokens, "heads": shape.heads,
+            "groups": shape.groups, "part": "layer", "seconds": seconds, "times faster": times["all keys"] / seconds,
+        }  # fmt: skip
+
+
+def variants(tokens: int, repeats: int, parts: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the times of NSA's kernels in other shapes."""
+    nsa = NsaParts(tokens)
+    selected, choice, near = "selected, gates", "choice", "window"
+    made: list[tuple[str, str, Any]] = [
+        (selected, "as it is", nullcontext()),
+        *((selected, f"{n} listed", patch.object(triton_selected, "LISTED", n)) for n in (4096, 16384)),
+        *((selected, f"{n} together", patch.object(triton_selected, "TOGETHER", n)) for n in (16, 64)),
+        *(
+            (selected, f"{t.rows} rows, {t.warps} warps, {n} registers", _Both(t, n))
+            for t, n in ((Tiles(64, 64, 4, 1), 128), (Tiles(128, 64, 8, 1), 128), (Tiles(64, 64, 8, 1), 128))
+        ),
+        *(
+            (choice, str(t), patch.object(triton_nsa, "choice_tiles", lambda *_, t=t: t))
+            for t in (Tiles(64, 128, 4, 3), Tiles(64, 128, 8, 3), Tiles(64, 64, 4, 3), Tiles(64, 256, 8, 3))
+        ),
+        *(
+            (near, str(t), patch.dict(triton_sdpa.TILES, {("near", 128): t}))
+            for t in (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 3))
+        ),
+    ]
+    for part, name, changed in made:
+        if part.split(",")[0] not in parts:
+            continue
+        with changed:
+            seconds = in_turns({part: nsa.parts()[part]}, repeats)[part]
+        yield {
+            "workload": "variants of sparse attention", "way": "NSA", "length": tokens, "part": f"{part}: {name}",
+            "seconds": seconds,
+        }  # fmt: skip
+
+
+def profile(ways: list[str], lengths: list[int]) -> None:
+    """Print the kernels of a call of each way that take the most time."""
+    for way in ways:
+        for tokens in lengths:
+            q, k, v = (draw(1, each, tokens, SIZE) for each in (MOBA[0], MOBA[1], MOBA[1]))
+            call = NsaParts(tokens).whole if way == "NSA" else lambda q=q, k=k, v=v: triton_moba.moba_attention(q, k, v)
+            with torch.no_grad():
+                call()
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+                    call()
+                    torch.cuda.synchronize()
+            found = sorted(seen.key_averages(), key=lambda each: -each.device_time_total)[:8]
+            kernels = ", ".join(f"{x.key[:28]} {x.device_time_total / 1e3:.2f} ({x.count})" for x in found)
+            print(f"{way}, {tokens} tokens, ms: {kernels}")
+
+
+class _Both:
+    """Other tiles and registers of the selected branch."""
+
+    def __init__(self, tiles: Tiles, registers: int) -> None:
+        self.patches = (
+            patch.object(triton_selected, "chosen_tiles", lambda *_: tiles),
+            patch.object(triton_selected, "REGISTERS", registers),
+        )
+
+    def __enter__(self) -> None:
+        for each in self.patches:
+            each.start()
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.patches:
+            each.stop()
+
+
+def _lines(ways: list[str], shapes: list[str] | None, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
+    if shapes:
+        yield from variants(tokens, repeats, shapes)
+    else:
+        for way in ways:
+            yield from rows(way, tokens, repeats)
+
+
+def main() -> None:
+    a = asked(
+        __doc__, ways=[OneOf(("NSA", "MoBA", "layer"))], lengths=[16384, 65536], repeats=7,
+        variants=([str], "parts of NSA to time in other shapes: choice, window, selected"),
+        profile=False, check=False, quick=False, output=Path,
+    )  # fmt: skip
+    table = Table("length", "way", "part", "least ms", "limit", "ms", "share", "times cuDNN")
+    if a.quick:
+        for tokens in a.lengths:
+            for way, found in (("NSA", nsa_least(tokens, CHIPS[1])), ("MoBA", moba_least(tokens, CHIPS[1]))):
+                for part, of in found.items():
+                    most = max(of, key=lambda what, of=of: of[what])
+                    table.add_row(f"{tokens:,}", way, part, f"{1e3 * of[most]:.2f}", most)
+        Console(width=120).print(table)
+        return
+    if a.profile:
+        profile([way for way in a.ways if way != "layer"], a.lengths)
+        return
+    if not a.variants:
+        check(a.ways)
+    if a.check:
+        return
+    for tokens in a.lengths:
+        for line in _lines(a.ways, a.variants, tokens, a.repeats):
+            keep(a.output, {"gpu": gpu(), "dtype": "bfloat16", "channels": SIZE, **line})
+            bound, best = line.get("limits") or {}, line.get("least")
+            limit = max(bound, key=lambda what, bound=bound: bound[what]) if bound else ""
+            cells = (f"{1e3 * best:.2f}", limit) if best else ("", "")
+            share, times = (
+                f"{x:.2f}" if x else "" for x in (best and best / line["seconds"], line.get("times faster"))
+            )
+            table.add_row(
+                f"{tokens:,}", line["way"], line["part"], *cells, f"{1e3 * line['seconds']:.2f}", share, times
+            )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
