@@ -172,7 +172,11 @@ class PackedCausal(DenseCausal):
             masks = KeyMasks(True, None if window is None else window - 1, documents_T)
             count = len(documents_T)
             first_T, behind_T = masks.intervals(count, count, documents_T.device)  # on the host, which waits for none
-            self._intervals[window] = first_T.to(device), behind_T.to(device)
+            ends_2T = torch.stack((first_T, behind_T))
+            if device.type == "cuda":  # the host does not wait for the copy
+                ends_2T = ends_2T.pin_memory().to(device, non_blocking=True)
+            first_T, behind_T = ends_2T.to(device)
+            self._intervals[window] = first_T, behind_T
         return self._intervals[window]
 
     def attend_to_latents(

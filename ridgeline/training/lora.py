@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -85,6 +85,30 @@ class ThinMap(nn.Module):
         self.up_OR = nn.Parameter(torch.zeros(place.outputs, rank, device=device))
 
 
+class ThinPart(NamedTuple):
+    """Some of an adapter's matrices as products take them.
+
+    outputs, ranks: those that it has of the map's outputs, and of all ranks of the map.
+    up_OR: [outputs, ranks], block by block where it stands for several matrices. blocks: the rows and columns of each.
+    """
+
+    outputs: slice
+    ranks: slice
+    up_OR: Tensor
+    blocks: tuple[tuple[slice, slice], ...]
+
+
+class ThinParts(NamedTuple):
+    """An adapter's matrices of one map in the dtype of products. down_RI: of all parts, times the scale."""
+
+    key: tuple[Any, ...]
+    down_RI: Tensor
+    parts: tuple[ThinPart, ...]
+
+
+JOINED_RANK = 128  # ranks together up to which the parts of a map are one product, most of whose numbers are zeros
+
+
 @dataclass(frozen=True)
 class LearntWeight(WrappedWeight):
     """A frozen weight, and the matrices of an adapter that is trained. thin: by the first of the outputs that they
@@ -92,6 +116,7 @@ class LearntWeight(WrappedWeight):
 
     thin: Mapping[int, ThinMap]
     scale: float
+    _kept: list[ThinParts] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def adapts(self) -> bool:
@@ -99,11 +124,47 @@ class LearntWeight(WrappedWeight):
 
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         assert isinstance(x_TI, Tensor)  # there is no buffer
-        thin = sorted(self.thin.items())
-        spans = [(first, first + each.place.outputs) for first, each in thin]
-        matrices = [matrix for _, each in thin for matrix in (each.down_RI, each.up_OR)]
-        found: Tensor = _Adapted.apply(x_TI, bias_O, self.inner, spans, self.scale, *matrices)
+        kind = x_TI.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_TI.dtype
+        matrices = [matrix for _, each in sorted(self.thin.items()) for matrix in (each.down_RI, each.up_OR)]
+        found: Tensor = _Adapted.apply(x_TI, bias_O, self.inner, self.parts(dtype), self.scale, *matrices)
         return found
+
+    @torch.no_grad()
+    def parts(self, dtype: torch.dtype) -> ThinParts:
+        """Return the matrices as products take them, made anew where they have changed: once a step."""
+        thin = sorted(self.thin.items())
+        key = (dtype, *((m._version, m.data_ptr()) for _, each in thin for m in (each.down_RI, each.up_OR)))
+        if self._kept and self._kept[0].key == key:
+            return self._kept[0]
+        down_RI = torch.cat([each.down_RI for _, each in thin]).mul_(self.scale).to(dtype)
+        parts, low = list[ThinPart](), 0
+        for first, each in thin:
+            count, rank = each.up_OR.shape
+            whole = ((slice(0, count), slice(0, rank)),)
+            parts.append(ThinPart(slice(first, first + count), slice(low, low + rank), each.up_OR.to(dtype), whole))
+            low += rank
+        if len(parts) > 1 and low <= JOINED_RANK:
+            parts = [_joined(parts, down_RI)]
+        self._kept[:] = [ThinParts(key, down_RI, tuple(parts))]
+        return self._kept[0]
+
+
+def _joined(parts: Sequence[ThinPart], down_RI: Tensor) -> ThinPart:
+    first, end = parts[0].outputs.start, parts[-1].outputs.stop
+    up_OR, blocks = down_RI.new_zeros(end - first, len(down_RI)), list[tuple[slice, slice]]()
+    for part in parts:
+        blocks.append((slice(part.outputs.start - first, part.outputs.stop - first), part.ranks))
+        up_OR[blocks[-1]] = part.up_OR
+    return ThinPart(slice(first, end), slice(0, len(down_RI)), up_OR, tuple(blocks))
+
+
+def _gradient(one_TO: Tensor, other_TI: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return oneᵀ · other, of which a GPU writes the wide sums."""
+    if one_TO.is_cuda and one_TO.itemsize == 2 and dtype == torch.float32:
+        found: Tensor = torch.mm(one_TO.T, other_TI, out_dtype=dtype)
+        return found
+    return (one_TO.T @ other_TI).to(dtype)
 
 
 class _Adapted(torch.autograd.Function):
@@ -112,49 +173,45 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, bias_O: Tensor | None, inner: Weight, spans: Any, scale: float, *matrices: Tensor
+        ctx: Any, x_TI: Tensor, bias_O: Tensor | None, inner: Weight, thin: ThinParts, scale: float, *matrices: Tensor
     ) -> Tensor:
-        kind, ctx.dtype = x_TI.device.type, x_TI.dtype
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_TI.dtype
+        ctx.dtype, dtype = x_TI.dtype, thin.down_RI.dtype
         x_TI = x_TI.to(dtype)
-        downs, ups = ([each.to(dtype) for each in matrices[side::2]] for side in (0, 1))
-        with torch.autocast(kind, enabled=False):
-            # the parts of a map have one input, which is read once for all of them
-            inputs = (x_TI @ torch.cat(downs).T).split([len(each) for each in downs], 1)
+        with torch.autocast(x_TI.device.type, enabled=False):
+            thin_TR = x_TI @ thin.down_RI.T  # the parts of a map have one input, which is read once for all of them
             if bias_O is None and adds(inner, x_TI):
                 y_TO, done = x_TI.new_empty(len(x_TI), inner.stored.shape[0]), 0
-                for (first, end), h_TR, up_OR in zip(spans, inputs, ups, strict=True):
-                    y_TO[:, done:first].zero_()
-                    torch.mm(h_TR, (scale * up_OR).T, out=y_TO[:, first:end])
-                    done = end
+                for part in thin.parts:
+                    y_TO[:, done : part.outputs.start].zero_()
+                    torch.mm(thin_TR[:, part.ranks], part.up_OR.T, out=y_TO[:, part.outputs])
+                    done = part.outputs.stop
                 y_TO[:, done:].zero_()
                 add_product(inner, x_TI, y_TO)
             else:
                 y_TO = inner.linear(x_TI, None if bias_O is None else bias_O.to(dtype))
-                for (first, end), h_TR, up_OR in zip(spans, inputs, ups, strict=True):
-                    y_TO[:, first:end].addmm_(h_TR, up_OR.T, alpha=scale)
-        ctx.inner, ctx.spans, ctx.scale = inner, spans, scale
-        ctx.save_for_backward(x_TI, *inputs, *matrices)
+                for part in thin.parts:
+                    y_TO[:, part.outputs].addmm_(thin_TR[:, part.ranks], part.up_OR.T)
+        ctx.inner, ctx.thin, ctx.scale = inner, thin, scale
+        ctx.ranks, ctx.wide = [len(each) for each in matrices[::2]], matrices[0].dtype
+        ctx.save_for_backward(x_TI, thin_TR)
         return y_TO
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Any, ...]:
-        x_TI, *rest = ctx.saved_tensors
-        inputs, matrices = rest[: len(ctx.spans)], rest[len(ctx.spans) :]
-        wants_x, wants_bias = ctx.needs_input_grad[:2]
+        x_TI, thin_TR = ctx.saved_tensors
+        thin, (wants_x, wants_bias) = ctx.thin, ctx.needs_input_grad[:2]
         grad_TO = grad_TO.to(x_TI.dtype)
-        grad_TI = None
-        grads, of_ups = [], []
-        for (first, end), h_TR, up_OR in zip(ctx.spans, inputs, matrices[1::2], strict=True):
-            part_TO = grad_TO[:, first:end]
-            grads.append(part_TO @ (ctx.scale * up_OR).to(part_TO.dtype))
-            of_ups.append((part_TO.T @ h_TR).to(up_OR.dtype).mul_(ctx.scale))
-        downs, grad_TR = matrices[::2], torch.cat(grads, 1)
+        grad_TR, of_ups, grad_TI = torch.empty_like(thin_TR), list[Tensor](), None
+        for part in thin.parts:
+            part_TO = grad_TO[:, part.outputs]
+            torch.mm(part_TO, part.up_OR, out=grad_TR[:, part.ranks])
+            of_up_OR = _gradient(part_TO, thin_TR[:, part.ranks], ctx.wide)
+            of_ups += [of_up_OR[block] for block in part.blocks]
         if wants_x:
-            grad_TI = grad_TR @ torch.cat(downs).to(grad_TR.dtype)
+            grad_TI = grad_TR @ thin.down_RI
             add_input_gradient(ctx.inner, grad_TO, grad_TI)
-        of_downs = (grad_TR.T @ x_TI).to(downs[0].dtype).split([len(each) for each in downs])
+        of_downs = _gradient(grad_TR, x_TI, ctx.wide).mul_(ctx.scale).split(ctx.ranks)
         found = [each for both in zip(of_downs, of_ups, strict=True) for each in both]
         bias_grad_O = grad_TO.sum(0) if wants_bias else None
         return None if grad_TI is None else grad_TI.to(ctx.dtype), bias_grad_O, None, None, None, *found

@@ -9,7 +9,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol
@@ -82,21 +82,34 @@ class PackRunner:
     def normed(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, list[int]]:
         """Return the output of the final norm in front of every counted token [N, M], these tokens [N], and how many of
         them each example has."""
-        targets_T = _joined(each.tokens[1:] for each in examples)
-        at_N = _joined(each.counted[1:] for each in examples).nonzero().flatten()
-        targets_N = targets_T[at_N].to(self.device)
-        at_N = at_N.to(self.device)
-        hidden = self.hidden([each.tokens[:-1] for each in examples])  # the last token is a target alone
-        return self.decoder.normed(hidden.at(at_N)), targets_N, [sum(each.counted) for each in examples]
+        tokens = [np.fromiter(each.tokens, np.int64, len(each.tokens)) for each in examples]
+        counted = [np.fromiter(each.counted, np.bool_, len(each.counted)) for each in examples]
+        at_N = np.concatenate([each[1:] for each in counted]).nonzero()[0]
+        targets_N = np.concatenate([each[1:] for each in tokens])[at_N]
+        lengths = [len(each) - 1 for each in tokens]  # the last token is a target alone
+        inputs = np.concatenate([each[:-1] for each in tokens]), _positions(lengths)
+        tokens_T, positions_T, at, targets = self._sent(*inputs, at_N, targets_N)
+        normed_NM = self.decoder.normed(self._run(tokens_T, positions_T, lengths).at(at))
+        return normed_NM, targets, [int(each.sum()) for each in counted]
 
     def hidden(self, texts: Sequence[Sequence[int]]) -> Hidden:
         """Return the layers' output for texts one behind the other."""
         lengths = [len(each) for each in texts]
-        positions_T = torch.cat([torch.arange(length) for length in lengths]).to(self.device)
-        tokens_T = _joined(texts).to(self.device)
+        tokens_T = np.fromiter(chain.from_iterable(texts), np.int64, sum(lengths))
+        sent_T, positions_T = self._sent(tokens_T, _positions(lengths))
+        return self._run(sent_T, positions_T, lengths)
+
+    def _run(self, tokens_T: Tensor, positions_T: Tensor, lengths: Sequence[int]) -> Hidden:
         states: Any = packed_states(self.decoder.spec, lengths, self.decoder.dtype, self.device)
         found: Hidden = self.decoder(tokens_T, positions_T, states)
         return found
+
+    def _sent(self, *numbers: np.ndarray) -> tuple[Tensor, ...]:
+        """Return int64 numbers on the device. They go there in one copy, for which the host does not wait."""
+        joined = torch.from_numpy(np.concatenate(numbers))
+        if self.device.type == "cuda":
+            joined = joined.pin_memory().to(self.device, non_blocking=True)
+        return joined.split([len(each) for each in numbers])
 
     def context(self) -> torch.autocast:
         """Return the context in which products run."""
@@ -126,9 +139,8 @@ class PackRunner:
         return [each for each in self.decoder.unembed.parameters() if each.requires_grad]
 
 
-def _joined(parts: Iterable[Sequence[int]]) -> Tensor:
-    """Return numbers one behind the other: int64, on the host."""
-    return torch.from_numpy(np.fromiter(chain.from_iterable(parts), np.int64))
+def _positions(lengths: Sequence[int]) -> np.ndarray:
+    return np.concatenate([np.arange(length) for length in lengths])
 
 
 class NextTokens:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.tracking import UNTRACKED, Tracker
@@ -79,6 +79,7 @@ class Tuner:
             learnt, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=device,
             paged=config.paged,
         )  # fmt: skip
+        self.fused = bool(self.optimizer.defaults["fused"])
         self.peak = peak_flops(device)
         # The learning rate may change where numbers overflowed before, and how often a run is saved changes nothing
         free = ("lr", "log_every", "checkpoint_every", "paged")
@@ -123,24 +124,36 @@ class Tuner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         packs = self.packs.of_step(self.step)
-        loss = self.backward(packs)
-        norm = gradient_norm(self.parameters)
-        if not (math.isfinite(loss) and bool(norm.isfinite())):
-            self.optimizer.zero_grad()
+        loss_1 = self.backward(packs)
+        loss, norm = self._stepped(loss_1, gradient_norm(self.parameters))
+        self.optimizer.zero_grad()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             self.save()
             raise InvalidConfig(
-                f"step {self.step + 1} has loss {loss:g} and a gradient of norm {float(norm):g}; run the same command "
+                f"step {self.step + 1} has loss {loss:g} and a gradient of norm {norm:g}; run the same command "
                 f"with a smaller --lr: it goes on behind step {self.step}."
             )
-        if self.config.clip / (float(norm) + 1e-6) < 1:  # else torch multiplies by 1
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
         self.step += 1
         self.tokens += sum(self.objective.tokens(pack) for pack in packs)
-        return loss, float(norm)
+        return loss, norm
 
-    def backward(self, packs: list[list[int]]) -> float:
+    def _stepped(self, loss_1: Tensor, norm_1: Tensor) -> tuple[float, float]:
+        """Let the optimizer step by clipped gradients, unless loss or norm are not finite, and return both. A fused
+        optimizer clips and decides itself, so the host waits for the device once, behind all work of the step."""
+        clip = self.config.clip
+        if self.fused:
+            fused: Any = self.optimizer
+            fused.grad_scale = ((norm_1 + 1e-6) / clip).clamp(min=1)  # it divides by this
+            fused.found_inf = (~(loss_1 + norm_1).isfinite()).float()
+            fused.step()
+        loss, norm = torch.stack([loss_1, norm_1.to(loss_1)]).tolist()
+        if not self.fused and math.isfinite(loss) and math.isfinite(norm):
+            if clip / (norm + 1e-6) < 1:  # else torch multiplies by 1
+                torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm_1)
+            self.optimizer.step()
+        return loss, norm
+
+    def backward(self, packs: list[list[int]]) -> Tensor:
         """Add the gradients of the mean loss of some packs to the parameters', and return that loss."""
         weight, parts = sum(self.objective.weight(pack) for pack in packs), []
         for pack in packs:
@@ -149,7 +162,7 @@ class Tuner:
             parts.append(part.detach())
         if self.step == 0 and (still := [name for name, p in self.learnt.named_parameters() if _unmoved(p)]):
             raise InvalidConfig(f"{still[0].replace('/', '.')} has no gradient in this model; leave it out.")
-        return sum(map(float, parts))  # here the host waits for the device, once a step
+        return torch.stack(parts).sum()
 
     def save(self) -> None:
         """Write a checkpoint from which training continues exactly. Raise InvalidConfig if there is no room."""

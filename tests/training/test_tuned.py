@@ -20,11 +20,13 @@ from ridgeline import LLM, LoRARequest, SamplingParams
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import PackedCausal
+from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
+from ridgeline.training import lora as lora_module
 from ridgeline.training.base import opened as begun
 from ridgeline.training.conversations import AnswerPair, Example
 from ridgeline.training.cross_entropy import cross_entropy_sum
-from ridgeline.training.lora import Lora, LoraConfig, ThinMap
+from ridgeline.training.lora import LearntWeight, Lora, LoraConfig, ThinMap
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.preferences import Preferences, dpo_losses, with_reference
 from ridgeline.training.tuned import NextTokens, PackRunner, recompute
@@ -182,6 +184,36 @@ def test_packs_one_after_the_other_and_recomputed_layers_change_no_gradient(tiny
     recompute(decoder)
     objective.sum(range(5)).backward()
     assert all(torch.equal(one, other) for one, other in zip(gradients(lora), at_once, strict=True))
+
+
+def test_matrices_of_a_map_in_one_product_have_the_gradients_of_products_apart(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for most in (lora_module.JOINED_RANK, 0):
+        monkeypatch.setattr(lora_module, "JOINED_RANK", most)
+        decoder, lora = adapted(tiny_model("llama"), ("q_proj", "v_proj", "gate_proj", "up_proj"))  # not k_proj
+        loss = runs_of(decoder).nats(examples())
+        loss.backward()
+        learnt = [each.matrix for each in decoder.modules() if isinstance(each, Linear)]
+        parts = {len(each.parts(torch.float32).parts) for each in learnt if isinstance(each, LearntWeight)}
+        found.append((loss.detach(), gradients(lora), parts))
+    (loss, joined, one), (wanted, apart, several) = found
+    assert (one, several) == ({1}, {2})
+    close(loss, wanted, "loss")
+    for got, expected in zip(joined, apart, strict=True):
+        close(got, expected, "gradient")
+
+
+def test_products_follow_matrices_that_change(tiny_model: TinyModel) -> None:
+    decoder, lora = adapted(tiny_model("llama"), "all-linear")
+    runs = runs_of(decoder)
+    with torch.no_grad():
+        before, again = runs.nats(examples()), runs.nats(examples())
+        next(iter(lora.parameters())).mul_(1.5)
+        changed = runs.nats(examples())
+    assert torch.equal(before, again)
+    assert not torch.equal(before, changed)
 
 
 def test_recurrent_layers_are_not_recomputed(tiny_model: TinyModel) -> None:
