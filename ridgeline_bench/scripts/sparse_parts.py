@@ -29,7 +29,7 @@ from ridgeline.kernels.attention import triton_moba, triton_nsa, triton_sdpa, tr
 from ridgeline.kernels.attention.ladder.expert_layer import ExpertLayer, ExpertShape, drawn_weights, keys_read
 from ridgeline.kernels.attention.triton_moba import Moba
 from ridgeline.kernels.attention.triton_nsa import KeysValues, Nsa
-from ridgeline.kernels.attention.triton_sdpa import KeyMasks, Tiles, WholeAttention
+from ridgeline.kernels.attention.triton_sdpa import Tiles
 from ridgeline.kernels.attention.triton_selected import Branches
 from ridgeline.kernels.cuda.predict import CHIPS, Chip, chip_here
 from ridgeline_bench.machine.timing import device_seconds
@@ -102,21 +102,13 @@ class NsaParts:
         return KeysValues(*(triton_nsa.compress(x, self.weights, self.nsa) for x in (self.k, self.v)))
 
     def attend_compressed(self) -> tuple[torch.Tensor, torch.Tensor]:
-        intervals = triton_nsa.compressed_intervals(self.tokens, self.nsa, self.q.device)
-        found: tuple[torch.Tensor, torch.Tensor] = WholeAttention.apply(
-            self.q, *self.coarse, None, intervals, None, self.scale
-        )
-        return found
+        return triton_nsa.attend_compressed(self.q, self.coarse, self.nsa, scale=self.scale)
 
     def choose(self) -> torch.Tensor:
         return triton_nsa.choose(self.q, self.coarse.k, self.log, self.nsa, scale=self.scale)
 
     def window(self) -> torch.Tensor:
-        intervals = KeyMasks(window=self.nsa.window - 1).intervals(self.tokens, self.tokens, self.q.device)
-        out: torch.Tensor = WholeAttention.apply(
-            self.q, self.k, self.v, None, intervals, None, self.scale, self.nsa.window
-        )[0]
-        return out
+        return triton_nsa.attend_window(self.q, KeysValues(self.k, self.v), self.nsa, scale=self.scale)
 
     def selected(self) -> torch.Tensor:
         branches = Branches(self.compressed, self.near, self.gates)
@@ -150,6 +142,20 @@ class NsaParts:
             want += torch.where(mask.any(-1, keepdim=True), out, 0.0) * gates[..., i, None]
         return float((self.whole().double() - want).norm() / want.norm())
 
+    def compressed_error(self) -> float:
+        """Return the largest difference of the compressed branch from that of intervals, outputs and logarithms, of
+        queries by head and by token."""
+        found = []
+        for by_token in (False, True):
+            q = self.q.transpose(1, 2).contiguous().transpose(1, 2) if by_token else self.q
+            ours = triton_nsa.attend_compressed(q, self.coarse, self.nsa, scale=self.scale)
+            intervals = triton_nsa.compressed_intervals(self.tokens, self.nsa, q.device)
+            want = triton_sdpa.attend_intervals(q, *self.coarse, intervals, self.scale)
+            for a, b in zip(ours, want, strict=True):
+                same = torch.where(a == b, 0.0, (a - b).abs().float())  # of inf too
+                found.append(float(same.max() / b[:, :, 40:].abs().float().max()))
+        return max(found)
+
     def right_choices(self) -> float:
         """Return the share of choices that are those by the whole matrix of importance."""
         matrix = triton_nsa.importance(self.q, self.coarse.k, self.log, self.nsa, scale=self.scale)
@@ -167,9 +173,10 @@ def check(ways: list[str]) -> None:
     """Raise SystemExit if a result is wrong."""
     errors = {}
     if "NSA" in ways:
-        for tokens in (2500, 4096):
+        for tokens in (2512, 4096):
             short = NsaParts(tokens, 2, 32)
             errors[f"NSA, {tokens} tokens"] = short.error()
+            errors[f"compressed, {tokens} tokens"] = short.compressed_error()
             same = short.right_choices()
             print(f"NSA, {tokens} tokens: {100 * same:.2f} % of choices as by the whole matrix")
             if same < 0.999:

@@ -11,7 +11,8 @@ Of 65,536 tokens, the last query reads 4,096 compressed keys, 1,024 selected one
 together read 9.2 times fewer than in dense attention, which is the limit of the gain where rates are equal.
 
     compress     two passes of a weighted mean: torch
-    compressed   `attend_intervals` of triton_sdpa.py, whose logarithms the next step needs
+    compressed   `attend_intervals` of triton_sdpa.py, whose logarithms the next step needs; on Hopper
+                 hopper_compressed.py
     importance   the weights again, summed over the heads of a group and over what a block shares with the compressed
                  keys. A tile of queries walks over chunks of keys, and heads are a loop
     selection    in the same kernel: the best blocks so far are a list in registers, and better ones of a chunk take the
@@ -27,12 +28,13 @@ together read 9.2 times fewer than in dense attention, which is the limit of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.attention import hopper_compressed
 from ridgeline.kernels.attention.triton_sdpa import (
     EXACT,
     LOG2E,
@@ -40,6 +42,7 @@ from ridgeline.kernels.attention.triton_sdpa import (
     Tiles,
     WholeAttention,
     ahead_of_time,
+    attend_intervals,
     load_rows,
     strides_of,
 )
@@ -296,6 +299,41 @@ def attend_selected(
     return add_selected(q_BHTD, *branch, chosen_BGTS, None, nsa.block, scale=scale)
 
 
+class _Compressed(WholeAttention):
+    """The compressed branch, with its logarithms. Gradients are those of intervals."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, q_BHTD: Any, k_BGND: Any, v_BGND: Any, intervals: Any, nsa: Nsa, scale: float
+    ) -> Any:
+        if hopper_compressed.supports(q_BHTD, nsa.length):
+            k_BGND, v_BGND = k_BGND.contiguous(), v_BGND.contiguous()
+            out, log = hopper_compressed.attend_compressed(q_BHTD, k_BGND, v_BGND, nsa.length, nsa.stride, scale)
+        else:
+            out, log = attend_intervals(q_BHTD, k_BGND, v_BGND, intervals, scale)
+        ctx.save_for_backward(q_BHTD, k_BGND, v_BGND, None, out, log, *intervals, None)
+        ctx.scale = scale
+        ctx.mark_non_differentiable(log)
+        return out, log
+
+
+def attend_compressed(
+    q_BHTD: torch.Tensor, compressed: KeysValues, nsa: Nsa = Nsa(), *, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention to compressed keys, [B, H, T, D], and the logarithm to base 2 of each query's sum of
+    exponentials, float32, [B, H, T]; inf for a query without keys, whose output is 0. Gradients flow to all inputs."""
+    intervals = compressed_intervals(q_BHTD.shape[2], nsa, q_BHTD.device)
+    found: tuple[torch.Tensor, torch.Tensor] = _Compressed.apply(q_BHTD, *compressed, intervals, nsa, scale)
+    return found
+
+
+def attend_window(q_BHTD: torch.Tensor, window: KeysValues, nsa: Nsa = Nsa(), *, scale: float) -> torch.Tensor:
+    """Return the attention to the last `nsa.window` tokens: [B, H, T, D]. Gradients flow to all inputs."""
+    intervals = KeyMasks(window=nsa.window - 1).intervals(q_BHTD.shape[2], q_BHTD.shape[2], q_BHTD.device)
+    out: torch.Tensor = WholeAttention.apply(q_BHTD, *window, None, intervals, None, scale, nsa.window)[0]
+    return out
+
+
 def nsa_attention(
     q_BHTD: torch.Tensor,
     compressed: KeysValues,
@@ -326,13 +364,9 @@ def nsa_attention(
         KeysValues(*(x if x.stride(-1) == 1 else x.contiguous() for x in branch))
         for branch in (compressed, selected, window)
     )
-    near, _ = WholeAttention.apply(
-        q_BHTD, *window, None, KeyMasks(window=nsa.window - 1).intervals(tokens, tokens, device), None, scale,
-        nsa.window,
-    )  # fmt: skip
+    near = attend_window(q_BHTD, window, nsa, scale=scale)
     if count:
-        intervals = compressed_intervals(tokens, nsa, device)
-        coarse, log = WholeAttention.apply(q_BHTD, *compressed, None, intervals, None, scale)
+        coarse, log = attend_compressed(q_BHTD, compressed, nsa, scale=scale)
         chosen = choose(q_BHTD.detach(), compressed.k.detach(), log, nsa, scale=scale)
     else:
         coarse = None

@@ -203,3 +203,18 @@ def test_on_a_gpu(size: int) -> None:
         q.double(), *(x.double() for x in selected), attn_mask=seen.repeat_interleave(16, 1), enable_gqa=True
     )
     assert (ours - want).norm() < 1e-2 * want.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("tokens", [33, 500, 4099])
+@pytest.mark.parametrize("by_token", [False, True])
+def test_compressed_keys_on_a_gpu(size: int, tokens: int, by_token: bool) -> None:
+    """Beside intervals: outputs and logarithms, of queries that see no key too."""
+    q, coarse, *_ = drawn(tokens, Nsa(), heads=6, groups=2, size=size, dtype=torch.bfloat16, device="cuda")
+    q = q.transpose(1, 2).contiguous().transpose(1, 2) if by_token else q
+    ours = module.attend_compressed(q, coarse, Nsa(), scale=0.1)
+    want = attend_intervals(q, *coarse, module.compressed_intervals(tokens, Nsa(), q.device), 0.1)
+    assert torch.allclose(ours[0].float(), want[0].float(), atol=2e-2)
+    assert torch.allclose(ours[1], want[1], atol=1e-3)
+    assert ours[0][:, :, :31].eq(0).all()
