@@ -1,11 +1,12 @@
-"""Native sparse attention and MoBA by parts, each beside its least time, and whole in turns with cuDNN's attention.
+"""Native sparse attention and MoBA by parts, each beside its least time, and whole in turns with dense attention.
 
     python -m ridgeline_bench.scripts.sparse_parts [--ways NSA MoBA layer] [--lengths 16384 65536] [--repeats 7]
         [--variants [choice window selected]] [--profile] [--check] [--quick] [--output FILE.jsonl]
 
 Causal, bfloat16, one sequence: NSA with 64 heads in 4 groups, MoBA with 32 heads in as many, 128 channels. `layer` is
-the decoder layer of `ladder/expert_layer.py` with each beside that with dense attention by cuDNN. First all is compared
-with the definition in float64 at a shorter length. A part's least time is the largest of its FLOPs, bytes and
+the decoder layer of `ladder/expert_layer.py` with each beside that with dense attention by cuDNN. Dense attention is by
+cuDNN and, where it is installed, FlashAttention-3. First all is compared with the definition in float64 at a shorter
+length. A part's least time is the largest of its FLOPs, bytes and
 exponentials at the rates of the chip's data sheet, `share` is that over the time measured. --variants times other
 shapes of NSA's kernels instead, --profile prints the kernels of a call, --check compares and times nothing, and --quick
 prints the least times alone, on the CPU.
@@ -32,6 +33,7 @@ from ridgeline.kernels.attention.triton_nsa import KeysValues, Nsa
 from ridgeline.kernels.attention.triton_sdpa import Tiles
 from ridgeline.kernels.attention.triton_selected import Branches
 from ridgeline.kernels.cuda.predict import CHIPS, Chip, chip_here
+from ridgeline_bench.ladders.attention import libraries
 from ridgeline_bench.machine.timing import device_seconds
 from ridgeline_bench.results import gpu
 from ridgeline_bench.scripts.asked import OneOf, asked, keep
@@ -48,6 +50,13 @@ def draw(*shape: int) -> torch.Tensor:
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def peers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
+    """Return calls of dense attention, each on operands as it wants them."""
+    by_token = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    laid = {name: (q, k, v) if "SDPA" in name else by_token for name in libraries() if "Attention-2" not in name}
+    return {name: lambda name=name, x=x: libraries()[name](*x) for name, x in laid.items()}  # type: ignore[misc]
 
 
 def least(flops: float, moved: float, exponentials: float, chip: Chip) -> dict[str, float]:
@@ -215,14 +224,15 @@ def rows(way: str, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
             "choice": lambda: triton_moba.choose_blocks(q, k, Moba()),
             "whole": lambda: triton_moba.moba_attention(q, k, v),
         }, moba_least(tokens, chip)  # fmt: skip
-    times = in_turns({"dense, cuDNN": lambda: dense(q, k, v), **calls}, repeats)
+    dense_ways = peers(q, k, v)
+    times = in_turns({**dense_ways, **calls}, repeats)
     for part, seconds in times.items():
         bound = limits.get(part, {})
         whole = sum(max(each.values()) for each in limits.values()) if part == "whole" else None
         yield {
             "workload": "parts of sparse attention", "way": way, "length": tokens, "heads": heads, "groups": groups,
             "part": part, "seconds": seconds, "least": max(bound.values(), default=whole), "limits": bound,
-            "times faster": times["dense, cuDNN"] / seconds if part == "whole" else None,
+            "times faster": {name: times[name] / seconds for name in dense_ways} if part == "whole" else {},
         }  # fmt: skip
 
 
@@ -239,7 +249,8 @@ def layers(tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
     for name, seconds in times.items():
         yield {
             "workload": "layer with sparse attention", "way": name, "length": tokens, "heads": shape.heads,
-            "groups": shape.groups, "part": "layer", "seconds": seconds, "times faster": times["all keys"] / seconds,
+            "groups": shape.groups, "part": "layer", "seconds": seconds,
+            "times faster": {"all keys": times["all keys"] / seconds},
         }  # fmt: skip
 
 
@@ -323,7 +334,7 @@ def main() -> None:
         variants=([str], "parts of NSA to time in other shapes: choice, window, selected"),
         profile=False, check=False, quick=False, output=Path,
     )  # fmt: skip
-    table = Table("length", "way", "part", "least ms", "limit", "ms", "share", "times cuDNN")
+    table = Table("length", "way", "part", "least ms", "limit", "ms", "share", "times faster")
     if a.quick:
         for tokens in a.lengths:
             for way, found in (("NSA", nsa_least(tokens, CHIPS[1])), ("MoBA", moba_least(tokens, CHIPS[1]))):
@@ -344,13 +355,12 @@ def main() -> None:
             keep(a.output, {"gpu": gpu(), "dtype": "bfloat16", "channels": SIZE, **line})
             bound, best = line.get("limits") or {}, line.get("least")
             limit = max(bound, key=lambda what, bound=bound: bound[what]) if bound else ""
-            cells = (f"{1e3 * best:.2f}", limit) if best else ("", "")
-            share, times = (
-                f"{x:.2f}" if x else "" for x in (best and best / line["seconds"], line.get("times faster"))
-            )
+            share, faster = best and best / line["seconds"], line.get("times faster", {})
             table.add_row(
-                f"{tokens:,}", line["way"], line["part"], *cells, f"{1e3 * line['seconds']:.2f}", share, times
-            )
+                f"{tokens:,}", line["way"], line["part"], f"{1e3 * best:.2f}" if best else "", limit,
+                f"{1e3 * line['seconds']:.2f}", f"{share:.2f}" if share else "",
+                ", ".join(f"{x:.2f} {name.removeprefix('SDPA, ')}" for name, x in faster.items()),
+            )  # fmt: skip
     Console(width=120).print(table)
 
 

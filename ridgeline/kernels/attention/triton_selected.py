@@ -40,7 +40,7 @@ from ridgeline.kernels.base.launch import compute_capability
 
 LISTED = 8192  # queries of one group whose parts lie in memory at a time: 0.5 GB with 16 heads of 128 and 16 blocks
 TOGETHER = 32  # queries of a list that a program reads a block for
-REGISTERS = 168  # so that three programs of 16-bit numbers fit a multiprocessor; nothing spills
+REGISTERS = 168  # so that three programs of 16-bit numbers fit a multiprocessor; with Triton 3.6 nothing spills
 
 
 class Branches(NamedTuple):
@@ -326,7 +326,7 @@ def _entry(kernel: Any, tiles: Tiles, cores: str, registers: int | None = None, 
     constants |= {"SELECTED": 16, "PER_GROUP": 16, "HEADS": 16, "ROWS": tiles.rows, "D": 128, "WIDTH": 128}
     signature = {name: _TYPES[name] for name in kernel.arg_names if name not in constants}
     return AotKernel(
-        kernel, signature, constants, tensor_cores=cores, hot=True, archs=("sm_90",), registers=registers,
+        kernel, signature, constants, tensor_cores=cores, hot=registers is None, archs=("sm_90",), registers=registers,
         **tiles.launch,
     )  # fmt: skip
 
