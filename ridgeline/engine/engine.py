@@ -188,7 +188,7 @@ class Engine:
             self.scheduler.await_disk(DISK_WAIT)
             return StepEvents()
         result = self._worker.collect()
-        events = self.scheduler.update(result)
+        events = self.scheduler.update(result, None if self._reach else self._submitted[0][1])
         self._account(result)
         self._provide_masks()
         if self._blocks is not None:

@@ -99,15 +99,15 @@ class ItlBound:
                 high, longest = middle, time
         return sizes[low]
 
-    def note(self, plan: StepPlan, elapsed: float) -> None:
+    def note(self, plan: StepPlan, elapsed: float, limit: float | None = None) -> None:
         """A step took `elapsed` seconds (0: not known). Those with prompt tokens, or encoder inputs, beside decoding
-        rows are compared."""
+        rows are compared. limit: the least seconds that the cost model gives it, if they are known."""
         rows = plan.rows
         if elapsed <= 0 or (rows.tokens_each and rows.encoded_R is None):
             return
         if not rows.kinds_R.min() < rows.kinds_R.max() == RowKind.CHUNK:
             return
-        limit = self._model.step_limit(plan.shape())
+        limit = limit or self._model.step_limit(plan.shape())
         self._ratio += MEMORY * (min(MOST, elapsed / limit) - self._ratio)
 
     def _beside(self, kv_len_R: np.ndarray, start: int) -> Callable[[int], float]:

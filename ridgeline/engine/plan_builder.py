@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ridgeline.engine.slots import SlotTable
 # As numbers, see `Feature`
 SCORED, MASK, GIVEN = int(Feature.PROMPT_LOGPROBS), int(Feature.MASK), int(Feature.GIVEN)
 LOGPROBS, GUIDANCE = int(Feature.LOGPROBS), int(Feature.GUIDANCE)
+KEPT_COUNTS = 1024  # numbers of rows whose arrays of equal entries are kept
 TOKEN, VERIFY, CHUNK = int(RowKind.TOKEN), int(RowKind.VERIFY), int(RowKind.CHUNK)
 
 
@@ -50,7 +52,7 @@ def build_rows(
         num_logits_R=num_logits_R,
         tokens_each=tokens_each,
         features=features,
-        num_logprobs=int(slots.num_logprobs[columns_R].max(initial=0)),
+        num_logprobs=int(np.maximum.reduce(slots.num_logprobs[columns_R], initial=0)),
         guided=_guided(seqs, num_logits_R) if features & GUIDANCE else (),
         marks_R=marks_R,
         encoded_R=encoded_R,
@@ -122,8 +124,14 @@ class Standing(NamedTuple):
 
 def _token_rows(seqs: list[Sequence], columns_R: np.ndarray, slots: SlotTable) -> Rows:
     """Return rows that run their last token each."""
-    ones_R, kinds_R = np.ones(len(seqs), np.int32), np.full(len(seqs), TOKEN, np.int8)
+    kinds_R, ones_R = _of_tokens(len(seqs))
     return build_rows(seqs, columns_R, slots, kinds_R, ones_R, ones_R, 1)
+
+
+@lru_cache(KEPT_COUNTS)
+def _of_tokens(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the kinds of so many rows of one token, and as many ones. Plans share them, as they share rows."""
+    return np.full(count, TOKEN, np.int8), np.ones(count, np.int32)
 
 
 NOBODY = Standing.of([], SlotTable(0), drafts=0)

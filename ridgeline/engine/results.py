@@ -137,10 +137,11 @@ class Results:
         full_R = record.ends_R % block_size == 0  # a block is full, and its keys are written
         if record.verifies:
             full_R &= plan.rows.kinds_R != RowKind.VERIFY
-        full, publish = full_R.nonzero()[0], self._running.cache.published.publish
-        for row, end in zip(full.tolist(), record.ends_R[full].tolist(), strict=True):
-            if seqs[row].slot != NO_SLOT:
-                publish(seqs[row], end)
+        full = full_R.nonzero()[0]
+        filled = [(seqs[row], end) for row, end in zip(full.tolist(), record.ends_R[full].tolist(), strict=True)]
+        filled = [each for each in filled if each[0].slot != NO_SLOT]
+        if filled:
+            self._running.cache.published.publish_filled(*zip(*filled, strict=True))
         for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
             seq.has_emitted, seq.first_token = True, seq.first_token or self._running.clock()
             self._suspects.pop(seq, None)

@@ -660,8 +660,9 @@ class Scheduler:
 
     # ---- taking a result --------------------------------------------------------------------------------------
 
-    def update(self, result: StepResult) -> StepEvents:
-        """Take the result of the oldest plan in flight."""
+    def update(self, result: StepResult, limit: float | None = None) -> StepEvents:
+        """Take the result of the oldest plan in flight. limit: the least seconds that the cost model gives its step, if
+        they are known."""
         record = self.in_flight.popleft() if self.in_flight else None
         if record is None or record.plan.id != result.plan_id:
             raise ContractViolation(f"a result for plan {result.plan_id} came where another was due.")
@@ -676,7 +677,7 @@ class Scheduler:
             if self._pace.shrunk:
                 self._pace.went_well()
             if self._itl.target is not None:
-                self._itl.note(record.plan, result.elapsed)
+                self._itl.note(record.plan, result.elapsed, limit)
             events = self._results.accept(record, result, self.in_flight, self._plan_id)
             if self.cache.published.partings.parted:
                 self.cache.published.settle(self._retired)

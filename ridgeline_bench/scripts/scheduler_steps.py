@@ -43,10 +43,13 @@ LOADS = ("decode", "ends")
 class Load:
     """A scheduler with 256 requests that run and others that wait."""
 
-    def __init__(self, policy: str, waiting: int, kind: str) -> None:
+    def __init__(self, policy: str, waiting: int, kind: str, block_size: int = 16) -> None:
         spec = KVSpec(num_kv_heads=2, head_dim=64)
         layout = CacheLayout(
-            groups=(CacheGroup(spec=spec, layers=(0,)),), block_size=16, dtype="bfloat16", num_pages=RUNNING * 64
+            groups=(CacheGroup(spec=spec, layers=(0,)),),
+            block_size=block_size,
+            dtype="bfloat16",
+            num_pages=RUNNING * 1024 // block_size,
         )
         self.now = 0.0
         config = EngineConfig(
@@ -123,13 +126,14 @@ def main() -> None:
         loads=([*LOADS], "loads"),
         steps=(160, "steps of a round"),
         rounds=(3, "rounds"),
+        block_size=(16, "tokens of a block: 16 as on a CPU, 64 as on a GPU"),
         json=("", "file to which a line is added for each"),
         commit=("", "what was measured"),
     )
     found = defaultdict[tuple[str, str, int], list[tuple[float, float]]](list)
     for kind in a.loads:
         for waiting in a.waiting:
-            loads = {policy: Load(policy, waiting, kind) for policy in a.policies}
+            loads = {policy: Load(policy, waiting, kind, a.block_size) for policy in a.policies}
             gc.freeze()
             for _ in range(a.rounds):
                 for policy, load in loads.items():
@@ -149,6 +153,7 @@ def main() -> None:
         table.add_row(kind, policy, str(waiting), *(f"{value:.0f}" for value in figures.values()))
         if a.json:
             line = {"load": kind, "policy": policy, "waiting": waiting, "running": RUNNING, "commit": a.commit}
+            line["block_size"] = a.block_size
             line |= {name: round(float(value), 1) for name, value in figures.items()}
             with Path(a.json).open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -256,7 +256,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert (node_hash, node.parent) == (expected, parent)
             assert node.end is None or (node.end == tokens[n:] and None not in node.blocks)
             assert node_hash in index.children(parent)
-        cached = {(g, b) for g, blocks in enumerate(pool._blocks) for b, state in blocks.items() if state.cached}
+        groups = range(len(self.manager.specs))
+        cached = {(g, b) for g in groups for b in pool.blocks_in_use(g) if pool.is_cached(g, b)}
         assert cached == set(named)
 
     @invariant()
@@ -268,8 +269,9 @@ class CacheMachine(RuleBasedStateMachine):
                     for block in [*blocks, *seq.source[g : g + 1]]:
                         if block != NULL_BLOCK:
                             held[g, block] = held.get((g, block), 0) + 1
-            states = enumerate(self.manager.pool._blocks)
-            assert held == {(g, b): s.refs for g, blocks in states for b, s in blocks.items() if s.refs}
+            pool, groups = self.manager.pool, range(len(self.manager.specs))
+            blocks = {(g, b): pool.refs(g, b) for g in groups for b in pool.blocks_in_use(g)}
+            assert held == {block: refs for block, refs in blocks.items() if refs}
 
 
 TestCacheManager = CacheMachine.TestCase

@@ -47,10 +47,10 @@ def test_counts_are_those_of_all_blocks(groups) -> None:
             manager.release(seqs.pop(0), 0, 20)
     found, pool = census(manager, seqs), manager.pool
     for g, group in enumerate(found.groups):
-        blocks = pool._blocks[g]
-        assert group.held == sum(state.refs > 0 for state in blocks.values())
-        assert group.kept == sum(state.refs == 0 and state.cached for state in blocks.values())
-        assert group.empty == sum(state.refs == 0 and not state.cached for state in blocks.values())
+        blocks = [(pool.refs(g, block), pool.is_cached(g, block)) for block in pool.blocks_in_use(g)]
+        assert group.held == sum(refs > 0 for refs, _ in blocks)
+        assert group.kept == sum(refs == 0 and cached for refs, cached in blocks)
+        assert group.empty == sum(refs == 0 and not cached for refs, cached in blocks)
         assert 0 <= group.waste < 1
     assert found.fresh + found.idle + found.busy == pool.num_pages
     assert found.nodes == found.sampled == len(manager.index) < module.SAMPLE

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ridgeline.core.specs.cache_layout import NULL_BLOCK
-from ridgeline.engine.cache.pool import BlockPool
+from ridgeline.engine.cache.plain_pool import pool_of
 from tests.engine.layouts import GROUPS, layout_of
 from tests.engine.profiles import machine_settings
 
@@ -24,7 +24,7 @@ class PoolMachine(RuleBasedStateMachine):
     def start(self, groups, num_pages) -> None:
         self.layout = layout_of(groups, 1, num_pages)
         self.evicted: list[Block] = []
-        self.pool = BlockPool(self.layout, on_evict=lambda g, block: self.evicted.append((g, block)))
+        self.pool = pool_of(self.layout, on_evict=lambda g, blocks: self.evicted.extend((g, block) for block in blocks))
         self.held: dict[Block, int] = {}
         self.cached: dict[Block, None] = {}
         self.freed_at: dict[int, int] = {}  # page → when its last held block was freed
@@ -203,7 +203,7 @@ TestPool.settings = machine_settings(examples=75, steps=50)
 
 
 def test_releasing_what_nobody_holds_is_refused() -> None:
-    pool = BlockPool(layout_of(((None, 1),), 16, 4))
+    pool = pool_of(layout_of(((None, 1),), 16, 4))
     [[block]] = pool.take([1]) or []
     pool.release(0, block, 1)
     with pytest.raises((AssertionError, KeyError)):
@@ -212,7 +212,7 @@ def test_releasing_what_nobody_holds_is_refused() -> None:
 
 def test_single_blocks_are_evicted_in_the_order_they_were_freed_and_a_hit_renews() -> None:
     evicted: list[int] = []
-    pool = BlockPool(layout_of(((None, 1),), 16, 5), on_evict=lambda g, block: evicted.append(block))
+    pool = pool_of(layout_of(((None, 1),), 16, 5), on_evict=lambda g, blocks: evicted.extend(blocks))
     [blocks] = pool.take([4]) or []
     for block in blocks:
         pool.mark_cached(0, block)
@@ -228,7 +228,9 @@ def test_content_is_given_up_only_when_a_page_more_would_not_do() -> None:
     """Group 0 has two blocks per page, group 1 one. Cached content in a half used page survives while pages are free,
     and makes room when the other group needs the last page."""
     evicted: list[Block] = []
-    pool = BlockPool(layout_of(((None, 1), (4, 2)), 16, 4), on_evict=lambda g, block: evicted.append((g, block)))
+    pool = pool_of(
+        layout_of(((None, 1), (4, 2)), 16, 4), on_evict=lambda g, blocks: evicted.extend((g, block) for block in blocks)
+    )
     [[held, spare], _] = pool.take([2, 0]) or []
     pool.mark_cached(0, spare)
     pool.release(0, spare, 0)
@@ -252,7 +254,7 @@ def test_operations_cost_the_same_in_a_pool_a_hundred_times_as_large(groups) -> 
 
 def _seconds_per_round(groups, num_pages: int) -> float:
     """Take, publish, release, find again and evict, in a pool whose every block is cached."""
-    pool = BlockPool(layout_of(groups, 16, num_pages))
+    pool = pool_of(layout_of(groups, 16, num_pages))
     last = len(groups) - 1
     wanted = [0] * last + [(num_pages - 1) * pool.layout.blocks_per_page(last)]
     blocks = (pool.take(wanted) or [])[last]

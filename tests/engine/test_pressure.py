@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.plan.request import Preemption
+from ridgeline.engine.cache.plain_pool import pool_of
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.forecast import EDGES, Forecast, Outputs
 from ridgeline.engine.policy import POLICIES
@@ -27,7 +28,7 @@ KINDS = {workload.name: workload for workload in WORKLOADS}
 
 
 def used_pool(pages: int, evicted: list[int]) -> tuple[BlockPool, list[int]]:
-    pool = BlockPool(layout_of(((None, 1),), 4, pages + 1), on_evict=lambda group, block: evicted.append(block))
+    pool = pool_of(layout_of(((None, 1),), 4, pages + 1), on_evict=lambda group, blocks: evicted.extend(blocks))
     (blocks,) = pool.take([pages]) or [[]]
     for block in blocks:
         pool.mark_cached(0, block)

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.settings.host_tier import SessionBounds
-from ridgeline.engine.cache.pool import PINNED, BlockPool
+from ridgeline.engine.cache.plain_pool import pool_of
+from ridgeline.engine.cache.pool import PINNED
 from ridgeline.engine.cache.sessions import EARLY, HASHES, Sessions
 from tests.driving import Rig, ask
 from tests.engine.desk import Desk, make_request
@@ -128,7 +129,7 @@ def test_a_request_that_needs_the_whole_cache_runs_beside_sessions() -> None:
 def test_pins_change_which_pages_are_evicted_and_never_how_many_can_be_had(moves: list[tuple[str, int]]) -> None:
     """Beside a pool without pins that is asked for the same."""
     layout = layout_of(((None, 1),), 4, 13)
-    pools, held = (BlockPool(layout), BlockPool(layout)), ([], [])  # type: ignore[var-annotated]
+    pools, held = (pool_of(layout), pool_of(layout)), ([], [])  # type: ignore[var-annotated]
     for kind, number in moves:
         for pool, blocks in zip(pools, held, strict=True):
             if kind == "take":

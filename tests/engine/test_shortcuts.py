@@ -13,6 +13,8 @@ from ridgeline.core.plan.request import Request, SamplingParams
 from ridgeline.core.plan.step import Rows
 from ridgeline.engine.cache.idle import Idle, IdlePages
 from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.cache.plain_pool import PlainPool
+from ridgeline.engine.cache.pool import PINNED, BlockPool
 from ridgeline.engine.forecast import Forecast
 from ridgeline.engine.itl import ItlBound
 from ridgeline.engine.plan_builder import Standing
@@ -24,6 +26,8 @@ from ridgeline.perf.roofline import Roofline
 from tests.engine.layouts import GROUPS, Groups, layout_of
 from tests.engine.profiles import quick_settings
 from tests.simulation.fleets import setup
+
+KINDS = (PlainPool, BlockPool)
 
 
 def request(number: int, prompt: PySequence[int], tokens: int) -> Request:
@@ -50,6 +54,45 @@ def test_idle_pages_go_by_rank_and_age_in_whatever_order_they_come(moves: list[t
             pages.add(there[page])
         assert pages.least() == min(there.values(), default=None)
         assert len(pages) == len(there)
+
+
+MOVES = ("take", "release", "share", "cache", "forget", "await", "pin", "return")
+
+
+@quick_settings(150)
+@given(moves=st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 6), st.integers(0, 3)), max_size=60))
+def test_a_plain_pool_does_what_the_pool_for_all_layouts_does(moves: list[tuple[str, int, int]]) -> None:
+    """Both hand out the same blocks, give up the same ones in the same order, and count alike."""
+    layout, evicted = layout_of(((None, 1),), 4, 7), (list[int](), list[int]())
+    pools = [
+        kind(layout, lambda _, blocks, gone=gone: gone.extend(blocks))
+        for kind, gone in zip(KINDS, evicted, strict=True)
+    ]
+    plain, general = pools
+    for move, block, number in moves:
+        held, cached = plain.refs(0, block) > 0, plain.is_cached(0, block)
+        assert (held, cached) == (general.refs(0, block) > 0, general.is_cached(0, block))
+        if move == "take":
+            assert plain.can_take([number]) == general.can_take([number])
+            assert plain.take([number]) == general.take([number])
+        for pool in pools:
+            if move == "release" and held:
+                pool.release_all(0, [0, block], number)
+            elif move == "share" and (held or cached):
+                pool.share(0, block)
+            elif move == "cache" and held:
+                pool.mark_cached(0, block)
+            elif move == "forget" and cached:
+                pool.forget(0, block)
+            elif move in ("await", "pin"):
+                pool.await_return(number, [(0, block)], *([PINNED] if move == "pin" else []))
+            elif move == "return":
+                pool.returned(number)
+        assert evicted[0] == evicted[1]
+        assert plain.count(0) == general.count(0)
+        assert (plain.free_pages, plain.fresh_pages) == (general.free_pages, general.fresh_pages)
+        assert (plain.num_idle, plain.awaited_pages) == (general.num_idle, general.awaited_pages)
+        assert plain.is_quiet(0, block, 1) == general.is_quiet(0, block, 1)
 
 
 @quick_settings(50)

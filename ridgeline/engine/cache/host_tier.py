@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as PySequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple
@@ -248,9 +249,13 @@ class HostTier:
         self.pool.mark_cached(group, block)
         self.saved(node_hash, group, block)
 
-    def _give_up(self, group: int, block: int) -> None:
-        """The host's pool evicts a block. Where keys and values are gone, no request can begin at the state behind
-        them."""
+    def _give_up(self, group: int, blocks: PySequence[int]) -> None:
+        """The host's pool evicts blocks."""
+        for block in blocks:
+            self._give_up_block(group, block)
+
+    def _give_up_block(self, group: int, block: int) -> None:
+        """Evict a block below. Where keys and values are gone, no request can begin at the state behind them."""
         node_hash = self._index.hash_below(group, block)
         assert node_hash is not None
         self.counts.evicted += 1

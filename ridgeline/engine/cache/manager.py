@@ -36,7 +36,7 @@ from ridgeline.engine.cache.disk_hits import DiskHits
 from ridgeline.engine.cache.hits import Found, Hit, Search
 from ridgeline.engine.cache.host_tier import DeviceParts, HostTier, TierCounts
 from ridgeline.engine.cache.names import Names
-from ridgeline.engine.cache.pool import BlockPool
+from ridgeline.engine.cache.plain_pool import pool_of
 from ridgeline.engine.cache.prefix import Hash
 from ridgeline.engine.cache.published import Published
 from ridgeline.engine.cache.sessions import Sessions
@@ -76,7 +76,7 @@ class CacheManager:
         self.published = Published(len(self._prefixed), self.names, self.checkpoints)
         self.index = self.published.index
         worth, most = self.checkpoints.page_worth if self._exact else None, self.checkpoints.most_pages
-        self.pool = self.published.pool = BlockPool(layout, self._evicted, worth, most)
+        self.pool = self.published.pool = pool_of(layout, self._evicted, worth, most)
         self.sounds = Sounds(self.specs, self.pool, self.block_size, enabled=prefix_caching)
         self.tier: HostTier | None = None
         if host_tier is not None and prefix_caching:
@@ -90,9 +90,8 @@ class CacheManager:
         self.hit_tokens = 0
         self.group_hits = [0] * len(self.specs)  # tokens after which each group could have gone on
 
-    def _evicted(self, group: int, block: int) -> None:
-        if not self.sounds.evicted(group, block):
-            self.published.on_evict(group, block)
+    def _evicted(self, group: int, blocks: PySequence[int]) -> None:
+        self.published.on_evict(group, self.sounds.evicted(group, blocks))
 
     def keep_sessions(self, bounds: SessionBounds, clock: Clock) -> None:
         """Keep what requests leave that ask for it."""

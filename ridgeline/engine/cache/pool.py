@@ -65,7 +65,7 @@ class _Block:
 
 
 class BlockPool:
-    """`on_evict(group, block)` is called when a cached block's content is about to be evicted.
+    """`on_evict(group, blocks)` is called when the content of some cached blocks is about to be evicted.
 
     worth: what the cached blocks of one of the group's pages are worth, in the tokens that must run again without them.
         None: all are worth the same.
@@ -76,7 +76,7 @@ class BlockPool:
     def __init__(
         self,
         layout: Pages,
-        on_evict: Callable[[int, int], None] = lambda group, block: None,
+        on_evict: Callable[[int, Sequence[int]], None] = lambda group, blocks: None,
         worth: Callable[[int, Sequence[int]], float] | None = None,
         most_states: int | None = None,
     ) -> None:
@@ -84,7 +84,6 @@ class BlockPool:
         self.layout = layout
         self._on_evict = on_evict
         self._per_page = [layout.blocks_per_page(g) for g in groups]
-        self._plain = self._per_page == [1]  # there is one group, and a page is a block
         self._fresh = list(range(layout.num_pages - 1, 0, -1))  # page 0 holds the null block
         self._busy: dict[int, int] = {}  # page some group owns → its held blocks
         self._idle: dict[int, int] = {}  # idle page → its group
@@ -131,6 +130,10 @@ class BlockPool:
         lacking, opened, spare = sum(self._partial[group].values()), len(self._open[group]), len(self._spare[group])
         return len(self._blocks[group]) - opened - spare - idle, spare + idle - lacking, opened + lacking
 
+    def blocks_in_use(self, group: int) -> list[int]:
+        """Return the blocks of the group's pages."""
+        return list(self._blocks[group])
+
     @property
     def awaited_pages(self) -> int:
         """Free pages to which a preempted request comes back."""
@@ -157,7 +160,7 @@ class BlockPool:
     def surely_has(self, count: int) -> bool:
         """Return True if there is one group, of which a sequence could start with so many blocks, whatever it finds.
         False says nothing."""
-        return self._plain and count <= len(self._fresh) + len(self._idle)
+        return False
 
     def is_worth(self, group: int, worth: float) -> bool:
         """Return True if a block of so much worth should be taken: there is memory to spare, or what would be evicted
@@ -196,8 +199,6 @@ class BlockPool:
 
         fill: idle pages may be filled up. Without, the blocks fill whole pages.
         """
-        if self._plain:
-            return self._take_pages(wanted[0])
         to_spare = self.free_pages - self._pages_for(wanted, [len(opened) for opened in self._open])
         if to_spare < 0 and not self.can_take(wanted):
             return None
@@ -207,18 +208,6 @@ class BlockPool:
             taken.append([self._take(g, to_spare < 0, fills) for _ in range(count)])
             to_spare -= fills
         return taken
-
-    def _take_pages(self, count: int) -> list[list[int]] | None:
-        """Do as `take`, where a page is a block."""
-        fresh, busy, blocks = self._fresh, self._busy, self._blocks[0]
-        if count > len(fresh) + len(self._idle):
-            return None
-        taken = list[int]()
-        for _ in range(count):
-            page = fresh.pop() if fresh else self._evict()
-            busy[page], blocks[page] = 1, _Block(1)
-            taken.append(page)
-        return [taken]
 
     def share(self, group: int, block: int) -> None:
         """Add a reference to a block that is held or cached (a prefix hit)."""
@@ -340,7 +329,7 @@ class BlockPool:
                 self._fill(group, page)
             elif scarce and self._spare[group]:
                 block = next(iter(self._spare[group]))
-                self._on_evict(group, block)
+                self._on_evict(group, [block])
                 self.forget(group, block)
             else:
                 return self._cut(group, self._fresh.pop() if self._fresh else self._evict())
@@ -438,12 +427,12 @@ class BlockPool:
         if idle.rank < PINNED:
             self._clock = max(self._clock, idle.rank)
         if self._per_page[group] == 1:  # an idle page has content
-            self._on_evict(group, page)
+            self._on_evict(group, [page])
             return self._dissolve(group, page)
         for block in self._blocks_of(group, page):
             state = self._blocks[group][block]
             if state.cached:
-                self._on_evict(group, block)
+                self._on_evict(group, [block])
                 state.cached = False
         self._dissolve(group, page)
 

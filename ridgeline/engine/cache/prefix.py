@@ -42,7 +42,7 @@ def tenant_number(salt: str) -> int:
 
 
 @lru_cache(256)
-def _packer(count: int) -> Callable[..., bytes]:
+def packer(count: int) -> Callable[..., bytes]:
     """Return the function that makes bytes of so many tokens."""
     return Struct(f"{count}i").pack
 
@@ -51,10 +51,15 @@ def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
     """Hash of a block of tokens after `parent`. 128 bits of BLAKE2b: no tenant can construct a collision. Numbers that
     stand for inserted vectors have more bits than tokens."""
     try:
-        return blake2b(parent + _packer(len(tokens))(*tokens), digest_size=16).digest()
+        return blake2b(parent + packer(len(tokens))(*tokens), digest_size=16).digest()
     except struct_error:
         wide = b"".join(token.to_bytes(32, "little", signed=True) for token in tokens)
         return blake2b(parent + wide, digest_size=16, person=b"inserted").digest()
+
+
+def next_hash(parent: Hash, tokens: Sequence[int], pack: Callable[..., bytes]) -> Hash:
+    """Return `chain_hash` of a full block of plain tokens. pack: makes bytes of so many."""
+    return blake2b(parent + pack(*tokens), digest_size=16).digest()
 
 
 def chain_hashes(parent: Hash, tokens: Sequence[int], size: int) -> list[Hash]:
@@ -62,7 +67,7 @@ def chain_hashes(parent: Hash, tokens: Sequence[int], size: int) -> list[Hash]:
     if len(tokens) == size:
         return [chain_hash(parent, tokens)]
     try:
-        data, width = _packer(len(tokens))(*tokens), size * TOKEN_BYTES
+        data, width = packer(len(tokens))(*tokens), size * TOKEN_BYTES
     except struct_error:
         blocks = (tokens[n : n + size] for n in range(0, len(tokens), size))
         return [*accumulate(blocks, chain_hash, initial=parent)][1:]
@@ -163,12 +168,42 @@ class PrefixIndex:
         self._hash_of[group][block] = node_hash
         return True
 
+    def drop_all(self, group: int, blocks: Iterable[int]) -> None:
+        """These blocks no longer hold what was published. There is one group, and nothing below it."""
+        hash_of, nodes = self._hash_of[group], self._nodes
+        for block in blocks:
+            node_hash = hash_of.pop(block)
+            node = nodes.pop(node_hash)
+            if node.end is not None:
+                self._no_end(node_hash, node, node.end)
+
     def drop(self, group: int, block: int) -> None:
         """The block no longer holds what was published."""
         node_hash = self._hash_of[group].pop(block)
         node = self._nodes[node_hash]
         node.blocks[group] = None
         self._lost(node_hash, node, group)
+
+    def publish_run(
+        self, run: Iterable[tuple[Hash, int]], parent: Hash, mark: Callable[[int, int], None]
+    ) -> list[Hash]:
+        """Make blocks of the first group matchable, each the continuation of the one before, as `publish` does; those
+        that are 0 are left out. mark: called with the group and each block that is new. Return the new hashes."""
+        nodes, nothing, hash_of, fresh = self._nodes, self._nothing, self._hash_of[0], list[Hash]()
+        for node_hash, block in run:
+            if block:
+                node = nodes.get(node_hash)
+                if node is None:
+                    node = nodes[node_hash] = Node(parent, nothing)
+                    node.blocks[0] = block
+                    hash_of[block] = node_hash
+                    mark(0, block)
+                    fresh.append(node_hash)
+                elif self.publish(node_hash, parent, 0, block):
+                    mark(0, block)
+                    fresh.append(node_hash)
+            parent = node_hash
+        return fresh
 
     def save(self, node_hash: Hash, parent: Hash, group: int, block: int) -> None:
         """Make a block in the host's memory matchable. The group has no other one below."""

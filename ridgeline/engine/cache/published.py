@@ -17,7 +17,7 @@ from ridgeline.engine.cache.host_tier import HostTier
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.partings import Parted, Partings
 from ridgeline.engine.cache.pool import BlockPool
-from ridgeline.engine.cache.prefix import Hash, PrefixIndex, Tokens, chain_hash
+from ridgeline.engine.cache.prefix import Hash, PrefixIndex, Tokens, chain_hash, next_hash, packer
 from ridgeline.engine.sequence import Sequence
 
 
@@ -50,12 +50,8 @@ class Published:
             hashes = self._names.hashes(seq, end)
             parent = hashes[first - 1] if first else self._names.root(seq)
             if self._alone and self.changes is None and (self.tier is None or self.tier.disk is None):
-                blocks = seq.blocks[0]
-                for node_hash, block in zip(hashes[first:end], blocks[first:end], strict=True):
-                    if block and self.index.publish(node_hash, parent, 0, block):
-                        self.pool.mark_cached(0, block)
-                        fresh.append(node_hash)
-                    parent = node_hash
+                new = zip(hashes[first:end], seq.blocks[0][first:end], strict=True)
+                fresh = self.index.publish_run(new, parent, self.pool.mark_cached)
             else:
                 for n in range(first, end):
                     if self._publish_block(seq, n, hashes[n], parent, [(g, seq.blocks[g][n]) for g in self._growing]):
@@ -65,6 +61,24 @@ class Published:
         if seq.keeps_at and seq.reached < seq.keeps_at <= kv_len:
             fresh += self.publish_state(seq, seq.keeps_at)
         return fresh
+
+    def publish_filled(self, seqs: Iterable[Sequence], ends: Iterable[int]) -> None:
+        """Do as `publish` for many sequences that have just filled a block each, most of them the one behind those that
+        they published."""
+        size, pack, named = self._names.block_size, packer(self._names.block_size), self._names.prefix_caching
+        plain = self._alone and named and self.changes is None and (self.tier is None or self.tier.disk is None)
+        index, mark = self.index, self.pool.mark_cached
+        for seq, end in zip(seqs, ends, strict=True):
+            hashes, n = seq.hashes, seq.published
+            if not plain or n != len(hashes) or not n or end != (n + 1) * size or seq.private or seq.inserted:
+                self.publish(seq, end)
+                continue
+            parent = hashes[n - 1]
+            node_hash = next_hash(parent, seq.tokens[end - size : end], pack)
+            hashes.append(node_hash)
+            seq.published = n + 1
+            if index.publish(node_hash, parent, 0, seq.blocks[0][n]):
+                mark(0, seq.blocks[0][n])
 
     def _publish_block(
         self, seq: Sequence, n: int, node_hash: Hash, parent: Hash, blocks: Iterable[tuple[int, int]], length: int = 0
@@ -126,8 +140,16 @@ class Published:
         self._checkpoints.drop(group, block)
         self.pool.forget(group, block)
 
-    def on_evict(self, group: int, block: int) -> None:
-        """The pool evicts a block. Where keys and values are gone, no request can begin at the state behind them."""
+    def on_evict(self, group: int, blocks: PySequence[int]) -> None:
+        """The pool evicts blocks."""
+        if self._alone and self.changes is None and self.tier is None:
+            self.index.drop_all(group, blocks)
+            return
+        for block in blocks:
+            self._evict(group, block)
+
+    def _evict(self, group: int, block: int) -> None:
+        """Evict a block. Where keys and values are gone, no request can begin at the state behind them."""
         node_hash = self.index.hash_of(group, block) or b""
         node, tier = self.index.get(node_hash), self.tier
         saved = tier is not None and node is not None and tier.save(node_hash, group, block)
@@ -175,9 +197,10 @@ class Published:
         tokens, parent = tuple(seq.identity(n * size, min(seq.written, (n + 1) * size))), self._names.parent(seq, n)
         if not tokens or index.is_covered(parent, tokens):
             return
-        node_hash, end = chain_hash(parent, tokens), n * size + len(tokens)
+        end, whole = n * size + len(tokens), len(tokens) == size
+        node_hash = self._names.hashes(seq, n + 1)[n] if whole else chain_hash(parent, tokens)
         blocks = [(g, seq.blocks[g][n]) for g in range(self._num_groups)]
-        if len(tokens) < size:
+        if not whole:
             if n < seq.published or not all(block for _, block in blocks):
                 return  # the caller takes the block's last tokens back, or a window has passed
             if self._exact and end != kv_len:

@@ -65,13 +65,18 @@ class Sounds:
                     self._pool.mark_cached(g, block)
                     self._names[g, block] = part.name
 
-    def evicted(self, group: int, block: int) -> bool:
-        """The pool gives a block up. Return True if it was one of a sound's, whose others are of no use then."""
-        name = self._names.pop((group, block), None)
-        if name is None:
-            return False
-        self._blocks.pop(name, None)
-        return True
+    def evicted(self, group: int, blocks: PySequence[int]) -> PySequence[int]:
+        """The pool gives blocks up. Return those that were no sound's. The others of a sound are of no use then."""
+        if not self._names:
+            return blocks
+        left = list[int]()
+        for block in blocks:
+            name = self._names.pop((group, block), None)
+            if name is None:
+                left.append(block)
+            else:
+                self._blocks.pop(name, None)
+        return left
 
     def forget(self, *seqs: Sequence) -> None:
         """Let no request find what some requests read, or what any did if none is given."""

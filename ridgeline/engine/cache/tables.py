@@ -32,6 +32,7 @@ class Tables:
     ) -> None:
         self._specs, self._names, self._pool, self._published = specs, names, pool, published
         self._block_size, self._checkpoints, self._exact = names.block_size, checkpoints, checkpoints.groups
+        self._plain = len(specs) == 1 and not specs[0].exact and not specs[0].encoded
         self._forgetful = [(g, spec) for g, spec in enumerate(specs) if spec.span is not None]
 
     @property
@@ -58,6 +59,8 @@ class Tables:
         """Make room for a step that ends at position `last` or behind it, and for positions below new_len. Returns the
         changes, or None (nothing done) if blocks are short."""
         size, end, encoded = self._block_size, -(-new_len // self._block_size), seq.encoded
+        if self._plain:
+            return self._lengthen(seq, end)
         wanted = [
             list(range(len(blocks), -(-encoded // size) if spec.encoded else end))
             for spec, blocks in zip(self._specs, seq.blocks, strict=True)
@@ -84,6 +87,17 @@ class Tables:
                 blocks[n] = block
             changes.append(SetBlocks(seq.slot, g, first, tuple(blocks[first : places[-1] + 1])))
         return changes
+
+    def _lengthen(self, seq: Sequence, end: int) -> list[SetBlocks] | None:
+        """Do as `extend`, where the only group's table grows up to `end`."""
+        blocks = seq.blocks[0]
+        if (first := len(blocks)) >= end:
+            return []
+        taken = self._pool.take([end - first], fill=self._names.shares(seq))
+        if taken is None:
+            return None
+        blocks += taken[0]
+        return [SetBlocks(seq.slot, 0, first, tuple(taken[0]))]
 
     def _alike(self, group: int, count: int, held: int, new: list[int]) -> list[int]:
         """Return one block for so many entries of an exact group, each of which holds it: the one that the sequence

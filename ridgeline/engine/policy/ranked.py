@@ -5,7 +5,8 @@ has started (start-time fair queueing: Goyal, Vin and Cheng, "Start-time fair qu
 requests does not delay the first ones of another, and the requests of one owner start in the order in which they came.
 
 An owner's share is an equal part of the running requests, among all owners that run or wait. If a request cannot start,
-one of an owner below its share comes first, and takes the place of one whose owner is above its share.
+one of an owner below three quarters of its share comes first, and takes the place of one whose owner is above its
+share. A gap of a place or two closes by itself when the next requests end, and each preempted request starts over.
 """
 
 from __future__ import annotations
@@ -90,19 +91,19 @@ class Ranked(Ordered):
         share = _share(counts, {seq.request.owner for seq in asking})
         if not any(count > share for count in counts.values()):
             return None
-        return next((seq for seq in asking if counts[seq.request.owner] < share), None)
+        return next((seq for seq in asking if counts[seq.request.owner] < _few(share)), None)
 
     def _is_short(self, counts: Counter[str], rank: int, lanes: Collection[Hashable]) -> bool:
         """Return False if no owner that waits in a lane of this rank can run less than its share. The share is largest
         if none of those that run nothing asks for one."""
         most = _share(counts, ())
-        return any(counts.get(lane[1], 0) < most for lane in lanes if isinstance(lane, tuple) and lane[0] == rank)
+        return any(counts.get(lane[1], 0) < _few(most) for lane in lanes if isinstance(lane, tuple) and lane[0] == rank)
 
     def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
         rank, owner = waiting.order[0], waiting.request.owner
         counts = self._running.get(rank, Counter[str]())
         share = _share(counts, {owner})
-        more = {each for each, count in counts.items() if count > share} if counts[owner] < share else set()
+        more = {each for each, count in counts.items() if count > share} if counts[owner] < _few(share) else set()
         if not more and max(self._running, default=rank) <= rank:
             return []
         found = [
@@ -130,3 +131,8 @@ def _share(counts: Counter[str], others: Iterable[str]) -> int:
     """Return the number of running requests that each owner may have, if all of them and these others have equally
     many."""
     return max(1, counts.total() // max(1, len(counts.keys() | set(others))))
+
+
+def _few(share: int) -> int:
+    """Return the number of running requests below which an owner takes the places of others."""
+    return share - share // 4
