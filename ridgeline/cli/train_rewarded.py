@@ -86,6 +86,13 @@ class RunFlags:
         bool, typer.Option("--exact/--no-exact", help="Rollouts have the trainer's bits, by slower kernels.")
     ] = True
     checkpoint_every: CheckpointEvery = 20
+    server: Annotated[
+        str,
+        typer.Option(
+            help="Address of `ridgeline serve --weight-transfer`, which draws the answers; empty: this process does."
+        ),
+    ] = ""
+    server_key: Annotated[str, typer.Option(help="That server's --admin-key.")] = ""
     device: Device = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -213,6 +220,7 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
         f"--lr {sizes['lr']:g} --seed {step.seed}",
         commit=modules["recipe"].git_commit(),
     )
-    parameters = (*map(asdict, flags), sizes, own)
+    kept = {name: value for name, value in asdict(step).items() if name != "server_key"}
+    parameters = (asdict(data), asdict(reward), asdict(method), kept, asdict(policy), sizes, own)
     with tracked(track, f"train {kind}", *parameters) as tracker:
         modules["reinforce"].run(replace(config, tracker=tracker), Console(), LLM)

@@ -28,7 +28,8 @@ from ridgeline.training.prompts import digest, read_prompts
 from ridgeline.training.reinforce_card import PLOT, plot_rewards, reinforce_card
 from ridgeline.training.rewards import RewardConfig, Rewards
 from ridgeline.training.rollout_objective import Course, LossConfig, RolloutObjective, restored
-from ridgeline.training.rollouts import BuildsEngine, RolloutConfig, RolloutEngine
+from ridgeline.training.rollouts import BuildsEngine, RolloutConfig, RolloutEngine, Rollouts
+from ridgeline.training.served_rollouts import ServedRollouts
 from ridgeline.training.tuning import Tuner, TuningConfig
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
@@ -44,7 +45,7 @@ class ReinforceConfig:
     model, base: the folder of the model, and its name for the card and the adapter. data: prompts, as JSON lines.
     lora: None trains all weights. prompts, samples, max_tokens: as in `RolloutConfig`. pack_tokens: those that the
     policy runs at once. exact: rollouts have the trainer's bits, which takes kernels of fixed order.
-    load_format: "dummy" makes weights up.
+    server, server_key: the address of the server that draws answers, and its admin key; "": an engine of this process.
     """
 
     loss: LossConfig
@@ -68,6 +69,8 @@ class ReinforceConfig:
     exact: bool = True
     dtype: str = "float32"
     checkpoint_every: int = 20
+    server: str = ""
+    server_key: str = ""
     seed: int = 0
     command: str = ""
     commit: str = "unknown"
@@ -150,7 +153,11 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
         prompts=config.prompts, samples=config.samples, max_tokens=config.max_tokens, longest=longest,
         seed=config.seed, exact=config.exact,
     )  # fmt: skip
-    engine = RolloutEngine(build, config.model, dtype, config.device, drawing)
+    engine: Rollouts
+    if config.server:
+        engine = ServedRollouts(config.server, config.server_key, model.weights, config.device, drawing)
+    else:
+        engine = RolloutEngine(build, config.model, dtype, config.device, drawing)
     course = Course(engine, prompts, policy, staleness=config.loss.staleness, steps=config.steps)
     try:
         objective = RolloutObjective(

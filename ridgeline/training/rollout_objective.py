@@ -37,7 +37,7 @@ from ridgeline.training.policy import TrainedPolicy
 from ridgeline.training.progress import Row
 from ridgeline.training.prompts import PromptLine
 from ridgeline.training.rewards import DrawnAnswer, Rewards
-from ridgeline.training.rollouts import Rollout, RolloutBatch, RolloutEngine, prompts_of
+from ridgeline.training.rollouts import Rollout, RolloutBatch, Rollouts, prompts_of
 
 Kind = Literal["grpo", "rloo", "ppo"]
 LossType = Literal["grpo", "bnpo", "dr_grpo"]
@@ -97,7 +97,7 @@ class Course:
     """
 
     def __init__(
-        self, engine: RolloutEngine, prompts: Sequence[PromptLine], policy: TrainedPolicy, *, staleness: int, steps: int
+        self, engine: Rollouts, prompts: Sequence[PromptLine], policy: TrainedPolicy, *, staleness: int, steps: int
     ) -> None:
         self.engine, self.prompts, self.policy, self.staleness, self.steps = engine, prompts, policy, staleness, steps
         self.pending: deque[RolloutBatch] = deque()

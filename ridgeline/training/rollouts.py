@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -84,6 +84,22 @@ class RolloutConfig:
     cache: int = 2 << 30
 
 
+class Rollouts(Protocol):
+    """A source of answers: an engine of this process, or a server. version: how many updates its weights have had."""
+
+    config: RolloutConfig
+    version: int
+
+    def push(self, policy: Decoder, version: int) -> float:
+        """Give it the policy's weights. Return the seconds that it took."""
+
+    def draw(self, step: int, chosen: Sequence[int], prompts: Sequence[Sequence[int]]) -> RolloutBatch:
+        """Draw the answers of a step."""
+
+    def close(self) -> None:
+        """Leave it, or end it."""
+
+
 class RolloutEngine:
     """An engine that draws answers. version: how many updates its weights have had, or -1: they are the folder's, which
     the policy's need not be, since a run may go on from an adapter."""
@@ -120,7 +136,7 @@ class RolloutEngine:
         params = [
             SamplingParams(
                 n=config.samples, temperature=1.0, max_tokens=config.max_tokens, logprobs=0, detokenize=False,
-                seed=_seed(config.seed, step, place),
+                seed=seed_of(config.seed, step, place),
             )
             for place in range(len(chosen))
         ]  # fmt: skip
@@ -140,7 +156,8 @@ def _rollout(output: Any) -> Rollout:
     return Rollout(tokens, logprobs, output.finish_reason != "length")
 
 
-def _seed(*numbers: int) -> int:
+def seed_of(*numbers: int) -> int:
+    """Return the seed of a request, which depends on all of the numbers."""
     return int.from_bytes(sha256(repr(numbers).encode()).digest()[:7], "little")
 
 
