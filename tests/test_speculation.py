@@ -314,12 +314,12 @@ class Replayed(Graph):
         cpu = torch.device("cpu")
         self.inputs = segments.inputs(shape, cascade=cascade)
         self.drafts = Drafts.alike(shape.rows, shape.each, cpu, segments.columns) if shape.each > 1 else None
-        self._segments = segments
-        self.replays = 0
+        self._segments, self._adapted, self.replays = segments, adapted, 0
+        self.given = segments.given if shape.each == 0 else None
 
     def forward(self, step: DeviceStep) -> None:
         self.replays += 1
-        captured = DeviceStep(self.inputs, drafts=self.drafts)  # of what the plan brings nothing else comes in
+        captured = self._own_step()
         self._segments.forward(captured)
         step.take(captured)
 

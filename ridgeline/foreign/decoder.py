@@ -35,8 +35,9 @@ from ridgeline.foreign.trace import TOKENS, Call, empty_model
 from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.decoder import Decoder, GivenRows, Hidden, LayerStates, Taps
+from ridgeline.layers.decoder import Decoder, Hidden, LayerStates, Taps
 from ridgeline.layers.expert_cache import ExpertCache
+from ridgeline.layers.given import Given
 from ridgeline.layers.heads import Heads
 from ridgeline.parallel.mesh import Mesh
 
@@ -222,7 +223,7 @@ class ForeignDecoder(Decoder):
         positions_T: Tensor,
         states: LayerStates,
         before_TM: Tensor | None = None,
-        given: GivenRows | None = None,
+        given: Given | None = None,
         taps: Taps | None = None,
         only: Sequence[int] | None = None,
     ) -> Hidden:
@@ -241,9 +242,9 @@ class ForeignDecoder(Decoder):
         rows_TM: Tensor = self.model.get_input_embeddings()(token_ids_T.long())
         return rows_TM
 
-    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenRows | None = None) -> Tensor:
+    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: Given | None = None) -> Tensor:
         x_TM = self.table_rows(token_ids_T)
-        return x_TM if given is None else x_TM.index_copy(0, given.token_t, given.x_tM.to(x_TM.dtype))
+        return x_TM if given is None else given.placed(x_TM)
 
     def normed(self, hidden: Hidden) -> Tensor:
         """Return the hidden states, which are behind the final norm already."""

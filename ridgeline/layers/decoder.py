@@ -30,6 +30,7 @@ from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
+from ridgeline.layers.given import Given
 from ridgeline.layers.head import Head
 from ridgeline.layers.layer import Layer, divides_tokens, leaves_sums
 from ridgeline.layers.layer_inputs import LayerInputs
@@ -88,19 +89,6 @@ class Taps(NamedTuple):
 
     layers: Sequence[int]
     found: list[Tensor]
-
-
-class GivenRows(NamedTuple):
-    """Vectors that take the place of some tokens' rows of the embedding table: row t of token_t is x_tM[t].
-
-    token_t: places among the step's tokens, int64 [t].
-    x_tM: [t, M], of any floating-point type.
-    deep: what is added behind the first layers, one [t, M] for each.
-    """
-
-    token_t: Tensor
-    x_tM: Tensor
-    deep: Sequence[Tensor] = ()
 
 
 class Decoder(nn.Module):
@@ -277,7 +265,7 @@ class Decoder(nn.Module):
         positions_T: Tensor,
         states: LayerStates,
         before_TM: Tensor | None = None,
-        given: GivenRows | None = None,
+        given: Given | None = None,
         taps: Taps | None = None,
         only: Sequence[int] | None = None,
     ) -> Hidden:
@@ -294,7 +282,7 @@ class Decoder(nn.Module):
             x_TM, embedded_TM = (part_TM.contiguous() for part_TM in before_TM.chunk(2, dim=1))
         inputs_TLP = None
         if self.layer_inputs is not None:
-            inputs_TLP = self.layer_inputs(token_ids_T, x_TM, None if given is None else given.token_t)
+            inputs_TLP = self.layer_inputs(token_ids_T, x_TM, given)
         x_TM = x_TM if self.streams is None else self.streams.spread_out(x_TM)
         lent: Lent = {}
         awaited = False  # the next layer makes the sum that is wanted of this one
@@ -318,7 +306,7 @@ class Decoder(nn.Module):
                 x_TM = x_TM if late_TM is None else x_TM + late_TM
             pending = self._pending[index + 1]
             if given is not None and index < len(given.deep) and pending.rank == 0:
-                x_TM = x_TM.index_add(0, given.token_t, given.deep[index].to(x_TM.dtype))
+                x_TM = given.added(x_TM, index)
             if taps is not None:
                 awaited = index in taps.layers and only is None and self._is_summed_behind(index)
                 if index in taps.layers and not awaited:
@@ -363,7 +351,7 @@ class Decoder(nn.Module):
         x_TM = self.embed(token_ids_T)
         return self.tp.all_reduce(x_TM) if self._embed_adds_up else x_TM
 
-    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenRows | None = None) -> Tensor:
+    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: Given | None = None) -> Tensor:
         """Return the input of the first layer: [T, M]."""
         second_T: Tensor | None = None
         if self.type_embed is not None:
@@ -374,8 +362,7 @@ class Decoder(nn.Module):
             x_TM = x_TM * self._embedding_multiplier
         if given is not None:
             # Where ranks add their parts up later, the first one's part is all
-            x_tM = torch.zeros_like(given.x_tM) if self._embed_adds_up and self.tp.rank > 0 else given.x_tM
-            x_TM = x_TM.index_copy(0, given.token_t, x_tM.to(x_TM.dtype))
+            x_TM = given.placed(x_TM, blank=self._embed_adds_up and self.tp.rank > 0)
         if self.type_embed is not None and second_T is not None:
             x_TM = x_TM + self.type_embed(second_T.to(token_ids_T.dtype))
         if self.position_embed is not None:

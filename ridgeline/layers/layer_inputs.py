@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ridgeline.core.specs.model import LayerInputsSpec, ModelSpec, NormSpec
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
+from ridgeline.layers.given import Given
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 
@@ -37,11 +38,11 @@ class LayerInputs(nn.Module):
         # Rounded to the dtype, as in training
         self._table_scale = torch.tensor(inputs.width**0.5).to(build.dtype).item()
 
-    def forward(self, token_ids_T: Tensor, x_TM: Tensor, given_t: Tensor | None = None) -> Tensor:
-        """Return the inputs of embedded tokens: [T, L, P]. given_t: the places of those that came as vectors."""
+    def forward(self, token_ids_T: Tensor, x_TM: Tensor, given: Given | None = None) -> Tensor:
+        """Return the inputs of embedded tokens: [T, L, P]. given: those that came as vectors."""
         known_T = torch.where(token_ids_T < self._known, token_ids_T, 0)
-        if given_t is not None:
-            known_T = known_T.index_fill(0, given_t, self.spec.given)
+        if given is not None:
+            known_T = given.marked(known_T, self.spec.given)
         rows_TLP = self.table(known_T).unflatten(-1, (self._layers, -1)) * self._table_scale
         made_TLP = (self.project(x_TM) * self._scale).unflatten(-1, (self._layers, -1))
         return (self.norm(made_TLP.contiguous())[0] + rows_TLP) * 2**-0.5

@@ -132,16 +132,21 @@ class Rotary(nn.Module):
     """The rotation of all layers with the same `RopeSpec`. Its table stays float32 whatever the model's dtype."""
 
     cos_sin_ZY: Tensor
+    axis_Y: Tensor | None
+    column_Y: Tensor | None
 
     def __init__(self, spec: RopeSpec, positions: int, rows: int | None, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
         self.register_buffer("cos_sin_ZY", cos_sin_table(spec, positions, rows, device), persistent=False)
+        axis_Y = torch.tensor(spec.axes * 2, dtype=torch.int64, device=device) if spec.axes else None
+        column_Y = torch.arange(len(axis_Y), device=device) if axis_Y is not None else None
+        self.register_buffer("axis_Y", axis_Y, persistent=False)  # here, since no graph may bring it from the host
+        self.register_buffer("column_Y", column_Y, persistent=False)
 
     def by_axes(self, places_3T: Tensor) -> Tensor:
         """Return the angles of tokens with three positions, each pair's by its axis: [T, Y]."""
-        axis_Y = torch.tensor(self.spec.axes * 2, device=places_3T.device)
-        found_TY = self.cos_sin_ZY[places_3T[axis_Y].T, torch.arange(len(axis_Y), device=places_3T.device)]
+        found_TY = self.cos_sin_ZY[places_3T[self.axis_Y].T, self.column_Y]
         return found_TY.contiguous()  # indexing keeps the order of the indices' memory, and kernels read whole rows
 
 

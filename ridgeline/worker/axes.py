@@ -3,7 +3,6 @@ position on all three, so rows that decode differ from those of other models by 
 
 Legend:
     T  tokens of the step
-    t  those whose positions are given
     R  rows of the step
     Z  rows of the table of angles, one for each position
     Y  rotated width of a head
@@ -51,8 +50,7 @@ class Axes:
         if step.places is None:
             yield positions_T
             return
-        places_3T = positions_T.expand(3, -1).clone()
-        places_3T[:, step.places.token_t] = step.places.places_3t
+        places_3T = step.places.placed(positions_T)
         tables = [each.cos_sin_ZY for each in self._rotaries]
         try:
             for each in self._rotaries:

@@ -17,11 +17,12 @@ from torch.nn.functional import pad
 
 from ridgeline.core.plan.embeds import Inserted
 from ridgeline.core.plan.pictures import EncoderFigures
-from ridgeline.layers.decoder import Decoder, GivenRows
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.given import GivenPlaces, GivenRows
 from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.listening import HeardSounds
 from ridgeline.worker.pictures import Pictures
-from ridgeline.worker.step import GivenPlaces, PlannedStep, StepPart
+from ridgeline.worker.step import PlannedStep, StepPart
 from ridgeline.worker.upload import upload
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -68,7 +69,7 @@ class InsertedVectors(StepPart):
         rows = step.plan.rows
         start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
         places = [start_R[row] + np.arange(each.start, each.end) for row, each in given]
-        x_tM, *deep = _joined([self._vectors(each).float() for _, each in given]).split(self._width, dim=1)
+        x_tM, *deep = _joined([self._vectors(each) for _, each in given]).split(self._width, dim=1)
         step.given = GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM, deep)
 
     def _encode(self, parts: list[Inserted]) -> None:

@@ -31,6 +31,7 @@ from ridgeline.core.plan.buckets import MIXED_TOKENS, at_least, row_buckets
 from ridgeline.core.plan.step import Feature, RowKind, StepPlan
 from ridgeline.core.settings.speculation import MOST_VERIFIED
 from ridgeline.layers.decoder import Hidden
+from ridgeline.layers.given import GivenPlaces, GivenRows
 from ridgeline.worker.drawing import SAMPLING
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.segments import Segments
@@ -62,7 +63,7 @@ class Graph:
         self.inputs, self.drafts, self._adapted = segments.inputs(shape, cascade=cascade), None, adapted
         if shape.each > 1:
             self.drafts = Drafts.alike(shape.rows, shape.each, segments.slots.device, segments.columns)
-        self._segments = segments
+        self._segments, self.given = segments, segments.given if shape.each == 0 else None
         self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
         self._step: DeviceStep | None = None
 
@@ -95,7 +96,18 @@ class Graph:
 
     def _own_step(self) -> DeviceStep:
         """Return a step of the bucket's own inputs alone: of what a plan brings nothing else comes into a graph."""
-        return DeviceStep(self.inputs, drafts=self.drafts, adapted=self._adapted)
+        given = (None, None) if self.given is None else self.given.of(self.inputs.num_tokens)
+        return DeviceStep(self.inputs, None, *given, drafts=self.drafts, adapted=self._adapted)
+
+    def holds(self, given: GivenRows | None, places: GivenPlaces | None) -> bool:
+        """Return True if the graph reads such vectors and positions, or if there are none."""
+        return (given is None and places is None) if self.given is None else self.given.holds(given, places)
+
+    def load(self, plan: StepPlan, given: GivenRows | None, places: GivenPlaces | None) -> None:
+        """Bring the plan's rows to the graph's inputs, and the vectors and positions that are given."""
+        self.inputs.load(plan)
+        if self.given is not None:
+            self.given.load(given, places)
 
     def forward(self, step: DeviceStep) -> None:
         if self._step is None:
@@ -187,6 +199,7 @@ class Graphs:
         self._segments, self._device = segments, segments.slots.device
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._buckets = Buckets(max_rows, max_tokens, segments.widths)
+        segments.take_given(max((shape.tokens for shape in self._buckets.shapes if not shape.each), default=0))
         kinds = [(shape, False) for shape in self._buckets.shapes]
         kinds += [(shape, True) for shape in self._buckets.sharing] if cascade else []
         self._left: list[Graph] = []
@@ -242,6 +255,8 @@ class Graphs:
             return
         self._left.remove(graph)
         graph.inputs.load_padding()
+        if graph.given is not None:
+            graph.given.load(None, None)
         try:
             with _behind_the_current_stream(self._device), _no_garbage_collection():
                 graph.capture(self._pool)

@@ -28,10 +28,10 @@ class Launch(StepPart):
 
     def prepare(self, step: PlannedStep) -> None:
         plan, adapted = step.plan, bool(step.plan.rows.features & Feature.ADAPTER)
-        captured = step.given is None and step.places is None and step.ahead_T is None and not step.watched
+        captured = step.ahead_T is None and not step.watched
         graph = self._graph_of(plan, self.graphs) if self.graphs is not None and captured else None
-        if graph is not None:
-            graph.inputs.load(plan)
+        if graph is not None and graph.holds(step.given, step.places):
+            graph.load(plan, step.given, step.places)
             if not graph.is_captured:
                 self.missed = graph
             step.graph, step.device = graph, DeviceStep(graph.inputs, drafts=graph.drafts, wanted=step.wanted)

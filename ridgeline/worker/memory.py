@@ -19,6 +19,7 @@ from ridgeline.kernels.base.weight_format import HeldMatrix
 from ridgeline.parallel.scan import ToldStates
 from ridgeline.perf.activations import Activations, DraftActivations
 from ridgeline.perf.footprint import parameters
+from ridgeline.worker.given import GivenMemory
 from ridgeline.worker.host_memory import Staging
 from ridgeline.worker.listening import ListenerMemory
 from ridgeline.worker.moving import MovedExperts
@@ -188,6 +189,7 @@ def parts_of(
         parts.append(Activations(model.encoder))
     if model.tower is not None and model.embeds:
         parts.append(TowerMemory(model.tower))
+    parts.append(GivenMemory(model))
     if model.listener is not None:
         parts.append(ListenerMemory(model.listener))
     if draft is not None:

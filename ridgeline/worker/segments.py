@@ -12,6 +12,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.adapters.part import StepOfAdapters
 from ridgeline.worker.divided import DividedNetwork
 from ridgeline.worker.drawing import Drawing
+from ridgeline.worker.given import GivenInputs, parts_of_vector
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masking
@@ -37,6 +38,7 @@ class Segments:
     widths: drafts of a row, where all rows of a step verify as many.
     columns: tokens that a row emits, at most.
     adapts: rows may have adapters.
+    given: what graphs read of vectors and positions that are given; None: nothing.
     """
 
     def __init__(
@@ -64,9 +66,16 @@ class Segments:
         self.network = self._network(divide_from)
         self.ending = self._ending(relay)
         self.adapts = False
+        self.given: GivenInputs | None = None
         parts: list[StepPart] = [self.network, self.ending, *([self.mailbox] if self.ending.draws else [])]
         self._forward = [act for _, act in moment(parts, "forward")]
         self._sample = [act for _, act in moment(parts, "sample")]
+
+    def take_given(self, tokens: int) -> None:
+        """Let graphs of up to so many tokens take vectors and positions that are given, if the model makes such."""
+        axes = self.network.axes is not None
+        if tokens and (parts_of_vector(self.decoder.spec) or axes):
+            self.given = GivenInputs(self.decoder.spec, tokens, self.decoder.dtype, self.slots.device, axes=axes)
 
     def adapt(self, part: StepOfAdapters) -> None:
         """Let steps have adapters. Drafts are made without them."""

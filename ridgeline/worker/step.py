@@ -4,7 +4,6 @@ Legend:
     R  rows
     U  tokens of this rank's part of the vocabulary; all of them, if there is one rank
     K  tokens that a row may emit, at most
-    t  tokens of the step whose positions are given
     P  positions that are scored, where rows verify drafts
 """
 
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from ridgeline.core.plan.step import Feature, MaskedDrafts, StepPlan, StepResult
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
-from ridgeline.layers.decoder import GivenRows, Hidden
+from ridgeline.layers.decoder import Hidden
+from ridgeline.layers.given import Given, GivenPlaces, GivenRows, Places
 from ridgeline.worker.inputs import DeviceInputs
 from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.speculation.backlog import Catching
@@ -36,13 +36,6 @@ class HostLengths(NamedTuple):
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray
     verify_R: np.ndarray | None = None
-
-
-class GivenPlaces(NamedTuple):
-    """Positions of tokens on three axes. token_t: places among the step's tokens, int64. places_3t: int64."""
-
-    token_t: Tensor
-    places_3t: Tensor
 
 
 class KeptRows(NamedTuple):
@@ -141,8 +134,8 @@ class DeviceStep:
 
     inputs: DeviceInputs
     lengths: HostLengths | None = None
-    given: GivenRows | None = None
-    places: GivenPlaces | None = None
+    given: Given | None = None
+    places: Places | None = None
     ahead_T: Tensor | None = None
     drafts: Drafts | None = None
     catching: Catching | None = None

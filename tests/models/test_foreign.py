@@ -101,7 +101,7 @@ def test_drafts_that_are_looked_up_and_8_bit_caches_go_with_it(device: str, fold
 
 def test_prompts_of_vectors_and_scores_of_prompts_are_those_of_the_class(folders: Folders) -> None:
     decoder, ids = decoder_of(folders(HELIUM)), torch.tensor(prompt(20, 3))
-    from ridgeline.layers.decoder import GivenRows
+    from ridgeline.layers.given import GivenRows
 
     with torch.inference_mode():
         rows = GivenRows(torch.arange(4, 9), decoder.table_rows(ids[4:9]))

@@ -96,11 +96,15 @@ def test_kernels_and_buckets_write_it_too(family: str, tiny_vision: TinyModel, m
     monkeypatch.setattr(graphs, "Graph", Replayed)
     with rig(tiny_vision(family), block_size=16, max_num_batched_tokens=room(family, 32), kernels=TRITON) as own:
         own.runner.launch.graphs = found = graphs.Graphs(own.runner.segments, 4, 32)
+        plans, submit = list[Any](), own.engine._worker.submit
+        monkeypatch.setattr(own.engine._worker, "submit", lambda plan: (plans.append(plan), submit(plan)))
         outcomes = own.run(*(each for each, _ in wanted))
         for each, pictures in wanted:
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
         replays = sum(graph.replays for graph in found._graphs.values())  # type: ignore[attr-defined]
-        assert replays == 7 + (family in ("phi4_multimodal", "chameleon"))  # one more step has no picture
+        apart = sum(plan.num_tokens > 32 or any(span.both_ways for span in plan.spans) for plan in plans)
+        assert replays == len(plans) - apart
+        assert any(span.inserted for plan in plans for span in plan.spans)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "chameleon"])

@@ -36,9 +36,6 @@ class Late(Replayed):
             raise RuntimeError("CUDA out of memory")
         self.is_captured = True
 
-    def _own_step(self) -> Any:
-        return graphs.DeviceStep(self.inputs, drafts=self.drafts)
-
     def forward(self, step: Any) -> None:
         if self.is_captured:
             super().forward(step)
