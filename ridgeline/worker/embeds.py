@@ -78,7 +78,9 @@ class InsertedVectors(StepPart):
             own = [each for each in parts if each.adapter == place]
             with nullcontext() if self.adapters is None else self.adapters.seeing(place):
                 if self._pictures is not None:
-                    self._pictures.encode({each.name: each.shown for each in own if each.shown}, self.stored)
+                    shown = {each.name: each.shown for each in own if each.shown}
+                    adapted = self.adapters is not None and self.adapters.seen.adapts
+                    self._pictures.encode(shown, self.stored, adapted=adapted)
                 if self._sounds is not None:
                     self._sounds.encode({each.name: each.heard for each in own if each.heard}, self.stored)
 

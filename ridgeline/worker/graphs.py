@@ -217,7 +217,7 @@ class Graphs:
         for rows in self._largest:
             self._warm_up(rows)
         self._pool = torch.cuda.graph_pool_handle()
-        with side_stream(self._device), _no_garbage_collection():
+        with side_stream(self._device), no_garbage_collection():
             for done, graph in enumerate(ordered := self._ordered):
                 if progress is not None:
                     progress("capturing graphs", done / len(ordered))
@@ -244,6 +244,11 @@ class Graphs:
             self.capture_one(self._left[0])
 
     @property
+    def pool(self) -> Any:
+        """The memory that all graphs share."""
+        return self._pool
+
+    @property
     def left(self) -> int:
         """The number of pieces that are left."""
         return len(self._left) + len(self._cold)
@@ -258,7 +263,7 @@ class Graphs:
         if graph.given is not None:
             graph.given.load(None, None)
         try:
-            with _behind_the_current_stream(self._device), _no_garbage_collection():
+            with behind_the_current_stream(self._device), no_garbage_collection():
                 graph.capture(self._pool)
         except RuntimeError as error:  # such as too little memory: the steps go on op by op
             logger.warning("%d sizes of steps run without graphs: %s", len(self._left) + 1, error)
@@ -337,7 +342,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _behind_the_current_stream(device: torch.device) -> Iterator[None]:
+def behind_the_current_stream(device: torch.device) -> Iterator[None]:
     """Run the body on another stream, behind all that was launched, and let what is launched later wait for it. The
     host waits for nothing."""
     own, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
@@ -350,7 +355,7 @@ def _behind_the_current_stream(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Run the body without garbage collection: a collection during a capture may free memory that the graph uses."""
     was_enabled = gc.isenabled()
     gc.disable()

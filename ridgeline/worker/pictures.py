@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
 from ridgeline.worker.resampled import patches_of_views
 from ridgeline.worker.stopwatch import Stopwatch
+from ridgeline.worker.tower_graphs import TowerGraphs, captured_patches, graphs_of
 
 PATCHES = 16384  # that the tower sees at once, if a step has fewer tokens: a picture of 3 million pixels
 TOKEN_BYTES = 8  # of a picture that is tokens
@@ -76,25 +78,39 @@ class TowerMemory:
             passing = self.tower.side**2 * self.tower.scratch() * sizes.itemsize
             passing += patches * self.tower.patch_width * (sizes.itemsize + 4)
             return Reserved(held=kept, passing=passing)
-        passing = patches * (self.tower.scratch() * sizes.itemsize + 4 * self.tower.patch_width)
-        return Reserved(held=kept, passing=passing)
+        each = self.tower.scratch() * sizes.itemsize + 4 * self.tower.patch_width
+        if sizes.on_gpu:  # graphs hold what they read and their own intermediate tensors
+            kept += captured_patches(self.tower) * each
+        return Reserved(held=kept, passing=patches * each)
 
 
 class Pictures:
-    """The part of a worker that turns pictures into vectors."""
+    """The part of a worker that turns pictures into vectors.
+
+    graphs: the tower's; None: it runs op by op.
+    """
 
     def __init__(self, tower: Tower | TiledTower | CodedTower, device: torch.device) -> None:
         self._tower, self._device = tower, device
+        self.graphs: TowerGraphs | None = None
         self.embeds = tower.spec.pooler is not None  # a picture's vector is its embedding, and stands for no token
         self._done, self._running = EncoderFigures(), deque[Stopwatch]()
 
-    def encode(self, shown: Mapping[str, ShownPictures], stored: dict[str, Tensor]) -> None:
+    def capture(self, pool: Any, *, later: bool) -> None:
+        """Capture the tower's graphs, if it can have some, in the memory that steps' graphs share. later: leave them
+        to `rest` and `capture_behind` of theirs."""
+        self.graphs = graphs_of(self._tower, self._device, pool)
+        if self.graphs is not None:
+            (self.graphs.capture_later if later else self.graphs.capture)()
+
+    def encode(self, shown: Mapping[str, ShownPictures], stored: dict[str, Tensor], *, adapted: bool = False) -> None:
         """Store the vectors of pictures under their names, [L, M] each, or their tokens, int64 [L, 1]. Pictures that
-        fit together run together."""
-        for group in self._groups(shown):
+        fit together run together. adapted: an adapter changes the tower, so no graph is replayed."""
+        graphs = None if adapted else self.graphs
+        for group in self._groups(shown, PATCHES if graphs is None else graphs.most):
             watch = Stopwatch(self._device)
             with watch:
-                self._encode(group, stored)
+                self._encode(group, stored, graphs)
             self._running.append(watch)
             patches = sum(map(self._run, group.values()))
             self._done = self.figures().plus(EncoderFigures(len(group), patches))
@@ -110,7 +126,9 @@ class Pictures:
             self._done = self._done.plus(EncoderFigures(seconds=self._running.popleft().seconds()))
         return self._done
 
-    def _encode(self, group: Mapping[str, ShownPictures], stored: dict[str, Tensor]) -> None:
+    def _encode(
+        self, group: Mapping[str, ShownPictures], stored: dict[str, Tensor], graphs: TowerGraphs | None
+    ) -> None:
         """Store the vectors of pictures that run together."""
         patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
         if isinstance(self._tower, TiledTower):
@@ -123,7 +141,8 @@ class Pictures:
                 for each in group.values()
                 for grid, covered in zip(each.grids, each.covered, strict=True)
             ]
-            vectors_LM = self._tower(patches_TX, grids)
+            replayed_LM = None if graphs is None else graphs.run(patches_TX, grids)
+            vectors_LM = self._tower(patches_TX, grids) if replayed_LM is None else replayed_LM
         counts = [
             len(each.views) if self.embeds else each.patches * len(vectors_LM) // len(patches_TX)
             for each in group.values()
@@ -136,11 +155,12 @@ class Pictures:
         spec = self._tower.spec
         return spec.tiles * spec.side**2 if isinstance(spec, TiledTowerSpec) else shown.patches
 
-    def _groups(self, shown: Mapping[str, ShownPictures]) -> Iterator[dict[str, ShownPictures]]:
+    def _groups(self, shown: Mapping[str, ShownPictures], most: int) -> Iterator[dict[str, ShownPictures]]:
+        """Yield pictures that run together: a single one, or several of up to so many patches."""
         group: dict[str, ShownPictures] = {}
         for name, each in shown.items():
             alike = all(each.patching == one.patching for one in group.values())
-            if group and (not alike or sum(map(self._run, (each, *group.values()))) > PATCHES):
+            if group and (not alike or sum(map(self._run, (each, *group.values()))) > most):
                 yield group
                 group = {}
             group[name] = each

@@ -42,6 +42,7 @@ from ridgeline.worker.speculation.proposer import Proposer
 from ridgeline.worker.speech import SpeechScores
 from ridgeline.worker.step import PlannedStep, StepPart, moment
 from ridgeline.worker.tallies import Tallies
+from ridgeline.worker.tower_graphs import TowerGraphs
 
 
 class Runner:
@@ -158,11 +159,16 @@ class Runner:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not
         captured). CUDA only. later: capture them behind steps that need them, and in `prepare_later_steps`."""
         self.launch.graphs = Graphs(self.segments, max_rows, max_tokens, cascade=self.launch.cascade)
+        pictures = self.inserted.pictures
         if later:
             self.launch.graphs.capture_later()
+            if pictures is not None:
+                pictures.capture(self.launch.graphs.pool, later=True)
             return
         try:
             self.launch.graphs.capture(progress)
+            if pictures is not None:
+                pictures.capture(self.launch.graphs.pool, later=False)
         except BaseException:
             self.launch.graphs = None
             raise
@@ -177,20 +183,37 @@ class Runner:
     @property
     def pieces_left(self) -> int:
         """The number of pieces of work that are left for moments without a request."""
-        return 0 if self.launch.graphs is None else self.launch.graphs.left
+        steps, towers = self.launch.graphs, self._tower_graphs
+        return (0 if steps is None else steps.left) + (0 if towers is None else towers.left)
+
+    @property
+    def _tower_graphs(self) -> TowerGraphs | None:
+        return None if self.inserted.pictures is None else self.inserted.pictures.graphs
 
     def prepare_later_steps(self) -> None:
         """Do one of these pieces. No step may be between its segments."""
-        assert self.launch.graphs is not None
-        self.launch.graphs.rest()
-        self.segments.mailbox.go_on()
+        steps, towers = self.launch.graphs, self._tower_graphs
+        if steps is not None and steps.left:
+            steps.rest()
+            self.segments.mailbox.go_on()
+        elif towers is not None:
+            towers.rest()
+
+    @property
+    def missed(self) -> bool:
+        """True if the last step, or its tower, ran op by op what may be captured now."""
+        towers = self._tower_graphs
+        return self.launch.missed is not None or (towers is not None and towers.missed is not None)
 
     def capture_behind(self) -> None:
-        """Capture the bucket in which the last step ran op by op, if it did. No step may be between its segments."""
+        """Capture the bucket in which the last step ran op by op, if it did, and that of its tower. No step may be
+        between its segments."""
         graph, self.launch.missed = self.launch.missed, None
         if graph is not None and self.launch.graphs is not None:
             self.launch.graphs.capture_one(graph)
             self.segments.mailbox.go_on()
+        if (towers := self._tower_graphs) is not None:
+            towers.capture_behind()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan, given_drafts: Mapping[int, MaskedDrafts] | None = None) -> PlannedStep:

@@ -111,6 +111,7 @@ class PictureBench:
                     raise RuntimeError(event.error)
         return time.perf_counter() - begun
 
+    @torch.inference_mode()
     def kernels_ms(self, side: int) -> float:
         """Return the milliseconds in which a GPU runs kernels for patches and vectors of a picture; 0 without a GPU."""
         if not torch.cuda.is_available():
@@ -125,6 +126,7 @@ class PictureBench:
             total = sum(each.self_device_time_total for each in profile.key_averages()) / 1e3
         return total
 
+    @torch.inference_mode()
     def encode_ms(self, side: int) -> float:
         """Return the milliseconds that a GPU takes for patches and vectors of a picture, without the host's time."""
         part = self.engine._worker._runner.inserted._pictures

@@ -48,7 +48,7 @@ class Late(Replayed):
 def late(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[tuple[Rig, Graphs]]:
     """An engine none of whose buckets is captured."""
     monkeypatch.setattr(graphs, "Graph", Late)
-    monkeypatch.setattr(graphs, "_behind_the_current_stream", lambda device: nullcontext())
+    monkeypatch.setattr(graphs, "behind_the_current_stream", lambda device: nullcontext())
     with rig(folder, **LIMITS, **options) as own:
         found = Graphs(own.runner.segments, 6, 32)
         monkeypatch.setattr(graphs.torch.cuda, "graph_pool_handle", lambda: None)

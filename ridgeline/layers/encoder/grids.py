@@ -8,6 +8,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +36,14 @@ def places(grids: Sequence[Grid], merge: int) -> np.ndarray:
     return np.concatenate([_places(grid, merge) for grid in grids], axis=1)
 
 
+@lru_cache(32)
 def _places(grid: Grid, merge: int) -> np.ndarray:
     inner = grid.rows // merge, merge, grid.columns // merge, merge
     found = np.indices((grid.rows, grid.columns)).reshape(2, *inner).transpose(0, 1, 3, 2, 4).reshape(2, -1)
     return np.tile(found, grid.frames)
 
 
+@lru_cache(32)
 def corners(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the four cells of a table of side x side positions between which each patch lies, and their weights, which
     add up to 1: int64 and float32 [4, T]. The table's corners lie on the view's."""
@@ -78,6 +81,7 @@ def covered(grids: Sequence[Grid], merge: int) -> np.ndarray:
     return np.concatenate(found)
 
 
+@lru_cache(32)
 def cubic(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the 4 x 4 cells of a table of side x side positions around each patch, and their weights, by Keys' curve
     (IEEE TASSP 29, 1981) with a slope of -0.75: int64 and float32 [16, T]. The table's edges lie on the view's."""

@@ -7,7 +7,8 @@ Legend:
     M  numbers of a vector, with those that are added behind layers
     L  vectors
     Y  width of a head
-    K  cells of the table of positions near a patch
+    Z  rows, or columns, of the table of angles; y = Y / 4, the pairs that rotate by each
+    S  rows of the table of positions
 """
 
 from __future__ import annotations
@@ -15,27 +16,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ridgeline.core.specs.model import RopeSpec
 from ridgeline.core.specs.queries import QueriesSpec
 from ridgeline.core.specs.tower import GatedProjectorSpec, MiddleMerge, ProjectorSpec, TowerSpec
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.build import Build
 from ridgeline.layers.encoder.gated import GatedProjector
-from ridgeline.layers.encoder.grids import Grid, corners, covered, cubic, frames, nearest, places, windows
+from ridgeline.layers.encoder.grids import Grid, frames
+from ridgeline.layers.encoder.laid import Laid, laid
 from ridgeline.layers.encoder.packed import MaskedViews, PackedViews
 from ridgeline.layers.encoder.pooler import ViewPooler
 from ridgeline.layers.encoder.queries import QueryProjector
 from ridgeline.layers.layer import Layer
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
-from ridgeline.layers.rotary import inverse_frequencies
 
 
 class Projector(nn.Module):
@@ -133,43 +132,44 @@ class Tower(nn.Module):
 
     def forward(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the vectors of views with these patches: [L, M]. With a pooler there is one of each view."""
+        return self.run(patches_TX, laid(self.spec, grids, patches_TX.device))
+
+    def run(self, patches_TX: Tensor, laid: Laid) -> Tensor:
+        """Compute `forward` of views that are laid. A graph can hold it, but for some towers (`captured_patches`)."""
         spec, merge = self.spec, self.spec.merge
-        x_TW = self._embedded(patches_TX, grids)
-        whole = self._seen(grids, x_TW.device)
-        near, back_U = whole, None
+        x_TW = self._embedded(patches_TX, laid)
+        whole = self._seen(laid)
+        near: PackedViews | MaskedViews = whole
         if self.middle is not None:
             x_TW = self.middle.nested(x_TW, spec.projector.merge)
-        if spec.window:
-            order_U, counts = windows(grids, merge, spec.window)
-            near = PackedViews(self.ops, PackedRows.of(counts))
-            x_TW = _in_order(x_TW, order_U, merge)
-            back_U = np.argsort(order_U)
+        if laid.order_U is not None:
+            near = PackedViews(self.ops, laid.near)
+            x_TW = _in_order(x_TW, laid.order_U, merge)
         positions_T = torch.arange(len(x_TW), device=x_TW.device)
-        if self._rotary is not None and spec.rope is not None:
-            angles_TY = _angles(spec.rope, spec.rope_apart, places(grids, merge), x_TW.device)
-            self._rotary.cos_sin_ZY = angles_TY if back_U is None else _in_order(angles_TY, order_U, merge)
+        if self._rotary is not None:
+            angles_TY = _angles(laid)
+            self._rotary.cos_sin_ZY = angles_TY if laid.order_U is None else _in_order(angles_TY, laid.order_U, merge)
         residual_TW, deep = None, []
         for index, layer in enumerate(self.layers):
             state = whole if index in spec.whole or not spec.window else near
             x_TW, residual_TW = layer(x_TW, residual_TW, positions_T, state, None)
             if self.middle is not None and index == self.middle.spec.behind:
                 x_TW, residual_TW = self.middle(summed(x_TW, residual_TW)), None
-                near = whole = PackedViews(
-                    self.ops, PackedRows.of(frames(grids) // self.middle.spec.projector.merge**2)
-                )
+                counts = frames(laid.grids) // self.middle.spec.projector.merge**2
+                near = whole = PackedViews(self.ops, PackedRows.of(counts))
                 positions_T = positions_T[: len(x_TW)]
             if index in spec.deep:
                 x_TW, residual_TW = summed(x_TW, residual_TW), None
                 deep.append(self.deep[spec.deep.index(index)](x_TW))
         x_TW = summed(x_TW, residual_TW) if self.final_norm is None else self.final_norm(x_TW, residual_TW)[0]
         if isinstance(self.projector, QueryProjector):
-            return self.projector(x_TW, len(grids))
+            return self.projector(x_TW, len(laid.grids))
         if self.pooler is not None:
-            return self.projector(self.pooler(x_TW, grids))
-        if spec.class_token:
-            x_TW = x_TW[torch.from_numpy(self._patch_rows(grids)).to(x_TW.device)]
+            return self.projector(self.pooler(x_TW, laid.grids))
+        if laid.row_T is not None:
+            x_TW = x_TW[laid.row_T]
         found_LM = torch.cat([self.projector(x_TW), *deep], dim=1)
-        return found_LM if back_U is None else found_LM[torch.from_numpy(back_U).to(x_TW.device)]
+        return found_LM if laid.back_U is None else found_LM[laid.back_U]
 
     @property
     def endings(self) -> Tensor | None:
@@ -179,55 +179,37 @@ class Tower(nn.Module):
             return self.projector(torch.stack([*self.ends]).repeat_interleave(self.spec.projector.merge**2, dim=0))
         return None if self.newline is None else self.newline[None]
 
-    def _seen(self, grids: Sequence[Grid], device: torch.device) -> PackedViews | MaskedViews:
+    def _seen(self, laid: Laid) -> PackedViews | MaskedViews:
         """Return which patches see each other, where there are no windows."""
-        rows = PackedRows.of(frames(grids) + self.spec.class_token)
-        if not self.spec.covered or (inside_T := covered(grids, self.spec.merge)).all():
-            return PackedViews(self.ops, rows)
-        hidden_T = torch.from_numpy(~inside_T).to(device)
-        return MaskedViews(self.ops, rows, torch.ones_like(hidden_T), hidden_T)
+        if laid.hidden_T is None:
+            return PackedViews(self.ops, laid.whole)
+        return MaskedViews(self.ops, laid.whole, torch.ones_like(laid.hidden_T), laid.hidden_T)
 
-    def _embedded(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def _embedded(self, patches_TX: Tensor, laid: Laid) -> Tensor:
         """Return the input of the first layer: [T, W], class tokens included."""
         x_TW = self.patch(patches_TX.to(self.dtype))
         x_TW = x_TW if self.patch_norm is None else self.patch_norm(x_TW)[0]
-        if self.class_token is not None:
-            with_class_TW = self.class_token.expand(len(x_TW) + len(grids), -1).clone()
-            with_class_TW[torch.from_numpy(self._patch_rows(grids)).to(x_TW.device)] = x_TW
-            x_TW = with_class_TW
+        if self.class_token is not None and laid.row_T is not None:
+            with_class_TW = self.class_token.expand(len(x_TW) + len(laid.grids), -1).clone()
+            x_TW = with_class_TW.index_copy_(0, laid.row_T, x_TW)
         if self.positions is not None:
-            x_TW = x_TW + self._learned(grids)
+            x_TW = x_TW + self._learned(laid)
         return x_TW if self.embed_norm is None else self.embed_norm(x_TW)[0]
 
-    def _learned(self, grids: Sequence[Grid]) -> Tensor:
+    def _learned(self, laid: Laid) -> Tensor:
         """Return the learned positions of all patches: [T, W]."""
         assert self.positions is not None
-        assert self.spec.grid is not None
-        side, fit = self.spec.grid.side, self.spec.grid.fit
-        if fit == "axes":
-            row_T, column_T = torch.from_numpy(places(grids, self.spec.projector.merge)).to(self.positions.device)
-            return self.positions[0, column_T] + self.positions[1, row_T]
-        if fit == "own":
-            rows, columns = places(grids[:1], self.spec.merge)
-            order = self.spec.class_token + rows * side + columns
-            order = np.concatenate([np.arange(self.spec.class_token), order])
-            return self.positions[torch.from_numpy(order).to(self.positions.device)].repeat(len(grids), 1)
-        own = []
-        for grid in grids:
-            if fit == "means":
-                own.append(self._smoothed(grid))
-                continue
-            if fit == "nearest":
-                cells_T = torch.from_numpy(nearest(grid, self.spec.merge, side))
-                own.append(self.positions[cells_T.to(self.positions.device)])
-                continue
-            near = cubic if fit == "cubic" else corners
-            cells, weights = near(Grid(1, grid.rows, grid.columns), self.spec.merge, side)
-            cells_KT = torch.from_numpy(cells).to(self.positions.device)
-            weights_KT = torch.from_numpy(weights).to(self.positions.device)
-            each_TW = (self.positions[cells_KT].float() * weights_KT[..., None]).sum(0).to(self.dtype)
-            own.append(each_TW.repeat(grid.frames, 1))
-        return torch.cat(own)
+        if laid.cells_KT is None:
+            return torch.cat([self._smoothed(grid) for grid in laid.grids])
+        table_SW = self.positions.flatten(0, -2)
+        first_TW, *others = (table_SW[cells_T] for cells_T in laid.cells_KT)
+        if laid.weights_KT is None:
+            return sum(others, first_TW)
+        first_T, *weights = laid.weights_KT
+        x_TW = first_TW.float() * first_T[:, None]
+        for each_TW, weight_T in zip(others, weights, strict=True):
+            x_TW.addcmul_(each_TW.float(), weight_T[:, None])
+        return x_TW.to(self.dtype)
 
     def _smoothed(self, grid: Grid) -> Tensor:
         """Return the learned positions of a view's patches, as means over the cells that they cover: [T, W]."""
@@ -237,47 +219,21 @@ class Tower(nn.Module):
         size = grid.rows, grid.columns
         return F.interpolate(table_1WRC, size, mode="bilinear", antialias=True)[0].flatten(1).T.to(self.dtype)
 
-    @staticmethod
-    def _patch_rows(grids: Sequence[Grid]) -> np.ndarray:
-        """Return the rows of patches where each view begins with a class token, int64 [T]."""
-        counts = [grid.patches for grid in grids]
-        return np.arange(sum(counts)) + np.repeat(np.arange(1, len(counts) + 1), counts)
-
 
 def summed(x_TW: Tensor, residual_TW: Tensor | None) -> Tensor:
     """Return the sum of a layer's two outputs: [T, W]."""
     return x_TW if residual_TW is None else x_TW + residual_TW
 
 
-def _in_order(x_TW: Tensor, order_U: np.ndarray, merge: int) -> Tensor:
+def _in_order(x_TW: Tensor, order_U: Tensor, merge: int) -> Tensor:
     """Return rows with their squares of merge x merge in this order."""
-    squares = x_TW.unflatten(0, (-1, merge**2))
-    return squares[torch.from_numpy(order_U).to(x_TW.device)].flatten(0, 1)
+    return x_TW.unflatten(0, (-1, merge**2))[order_U].flatten(0, 1)
 
 
-@lru_cache(8)
-def _frequencies(spec: RopeSpec, apart: bool) -> Tensor:
-    """Return the radians per row, and per column, of half of the pairs each: [2, 1, pairs]."""
-    if apart:
-        return inverse_frequencies(spec, 1)[0].view(-1, 2).T[:, None]
-    return inverse_frequencies(replace(spec, rotary_dim=spec.rotary_dim // 2), 1)[0].expand(2, 1, -1)
-
-
-def _angles(spec: RopeSpec, apart: bool, places_2T: np.ndarray, device: torch.device) -> Tensor:
+def _angles(laid: Laid) -> Tensor:
     """Return the cosines of each patch's angles, then their sines: float32 [T, Y]. Half of the angles are those of the
     row, the others those of the column."""
-    most = 1 << int(places_2T.max(initial=1)).bit_length()
-    places = torch.from_numpy(places_2T)
-    if device.type == "cuda":  # from ordinary memory the copy would wait for all work that is queued
-        places = places.pin_memory()
-    row_T, column_T = places.to(device, non_blocking=True)
-    cos_2Py, sin_2Py = _turns(spec, apart, most, device)
-    return torch.cat((cos_2Py[0, row_T], cos_2Py[1, column_T], sin_2Py[0, row_T], sin_2Py[1, column_T]), dim=1)
-
-
-@lru_cache(8)
-def _turns(spec: RopeSpec, apart: bool, most: int, device: torch.device) -> Tensor:
-    """Return the cosines and sines of the angles at the first rows and columns, of which a view has many patches each:
-    float32 [2, 2, most, pairs]. They are computed on the CPU, so that all devices have the same bits."""
-    angles_2Py = torch.arange(most, dtype=torch.float32)[:, None] * _frequencies(spec, apart)
-    return torch.stack((angles_2Py.cos(), angles_2Py.sin())).to(device)
+    assert laid.places_2T is not None
+    assert laid.turns_22Zy is not None
+    (row_T, column_T), (cos_2Zy, sin_2Zy) = laid.places_2T, laid.turns_22Zy
+    return torch.cat((cos_2Zy[0, row_T], cos_2Zy[1, column_T], sin_2Zy[0, row_T], sin_2Zy[1, column_T]), dim=1)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ridgeline.kernels.attention.packed.cases import CASES, PackedCase
 from ridgeline.kernels.attention.packed.cost import packed_attention_cost
-from ridgeline.kernels.attention.packed.op import PACKED_ATTENTION, PackedRows
+from ridgeline.kernels.attention.packed.op import PACKED_ATTENTION, LoadedRows, PackedRows
 from ridgeline.kernels.base.op import Platform
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -68,6 +68,25 @@ def test_a_rows_result_does_not_see_its_neighbours(implementation: str) -> None:
     beside = run(q, k, v, PackedRows.of(np.array([7, 18, 15])), scale)
     assert torch.equal(beside[7:25].nan_to_num(9), alone) or torch.allclose(beside[7:25], alone, atol=1e-6)
     assert not beside[7:25].isnan().any()
+
+
+@pytest.mark.parametrize("implementation", [each.name for each in PACKED_ATTENTION.implementations])
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_are_loaded_anew_give_what_others_do(implementation: str, device: str) -> None:
+    """Tables stay where they are, and their lines behind the newest rows do nothing."""
+    q, k, v, _, scale, *_ = PackedCase((300,), 2, 2, 16).inputs(torch.float32, torch.device(device))
+    run = PACKED_ATTENTION.choose(Platform.of(torch.device(device)), implementation)
+    rows = LoadedRows(300, 7, 200)
+    assert rows.longest == 200
+    run(q, k, v, rows, scale)
+    tables = [each.data_ptr() for each in rows.derived.values()]
+    for lengths in ([200, 100], [1, 1, 1, 1, 1, 95, 200], [60] * 5):
+        assert rows.holds(np.array(lengths))
+        rows.load(np.array(lengths))
+        assert torch.equal(run(q, k, v, rows, scale), run(q, k, v, PackedRows.of(np.array(lengths)), scale))
+    assert [each.data_ptr() for each in rows.derived.values()] == tables
+    for lengths in ([201, 99], [300], [40] * 7, [38] * 8):
+        assert not rows.holds(np.array(lengths))
 
 
 def test_the_cost_counts_the_pairs_that_are_seen() -> None:

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.attention.expanded.op import LongRows
-from ridgeline.kernels.attention.packed.triton import sent, tiles_of
+from ridgeline.kernels.attention.packed.op import sent
+from ridgeline.kernels.attention.packed.triton import tiles_of
 from ridgeline.kernels.attention.paged.triton_common import LOG2E, LOWEST, Cut
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.launch import compute_capability, launch_options

@@ -14,6 +14,7 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 
 
-@dataclass(frozen=True)
+@dataclass
 class PackedRows:
     """The rows, as the host knows them.
 
@@ -38,7 +39,78 @@ class PackedRows:
     @staticmethod
     def of(num_tokens_R: np.ndarray) -> PackedRows:
         """Return rows of so many tokens each."""
-        return PackedRows(np.concatenate([[0], np.cumsum(num_tokens_R, dtype=np.int64)]))
+        return PackedRows(starts(num_tokens_R))
+
+    @property
+    def longest(self) -> int:
+        """A number of tokens that no row exceeds."""
+        return int(np.diff(self.start_R1).max(initial=1))
+
+    def table(self, key: Hashable, make: Callable[[np.ndarray], np.ndarray], device: torch.device) -> Tensor:
+        """Return the integers that `make` makes of the rows' tokens, [J, …], as int32 on the device. They are made once
+        for all layers."""
+        if key not in self.derived:
+            self.derived[key] = sent(make(np.diff(self.start_R1)), device)
+        found: Tensor = self.derived[key]
+        return found
+
+
+class LoadedRows(PackedRows):
+    """Rows that are loaded anew into tables that stay where they are, so that a graph reads the newest. Lines of a
+    table beyond those of the newest rows are 0.
+
+    tokens: of all rows, always.
+    most: as many rows as there may be, at most.
+    longest: tokens that no row exceeds.
+    """
+
+    def __init__(self, tokens: int, most: int, longest: int) -> None:
+        most = min(most, tokens)
+        # Whatever the size of tiles, no other division has more: the rest of each row is one token
+        self._divided_R = np.array([*[1] * (most - 1), tokens - most + 1])
+        super().__init__(starts(self._divided_R))
+        self.most, self._longest = most, min(longest, tokens)
+        self._makers: dict[Hashable, Callable[[np.ndarray], np.ndarray]] = {}
+
+    @property
+    def longest(self) -> int:
+        return self._longest
+
+    def table(self, key: Hashable, make: Callable[[np.ndarray], np.ndarray], device: torch.device) -> Tensor:
+        if key not in self.derived:
+            self._makers[key] = make
+            self.derived[key] = torch.zeros(make(self._divided_R).shape, dtype=torch.int32, device=device)
+            self._fill(key)
+        found: Tensor = self.derived[key]
+        return found
+
+    def holds(self, num_tokens_R: np.ndarray) -> bool:
+        """Return True if these rows are not more or longer, and have as many tokens together, as was said at first."""
+        fits = len(num_tokens_R) <= self.most and num_tokens_R.sum() == self.start_R1[-1]
+        return bool(fits and num_tokens_R.max(initial=0) <= self.longest)
+
+    def load(self, num_tokens_R: np.ndarray) -> None:
+        """Take rows that it `holds`."""
+        self.start_R1 = starts(num_tokens_R)
+        for key in self._makers:
+            self._fill(key)
+
+    def _fill(self, key: Hashable) -> None:
+        table: Tensor = self.derived[key]
+        made, whole = self._makers[key](np.diff(self.start_R1)), np.zeros(table.shape, np.int32)
+        whole[: len(made)] = made
+        table.copy_(sent(whole, table.device))
+
+
+def starts(num_tokens_R: np.ndarray) -> np.ndarray:
+    """Return the first token of each row, then the number of all: int64 [R + 1]."""
+    return np.concatenate([[0], np.cumsum(num_tokens_R, dtype=np.int64)])
+
+
+def sent(table: np.ndarray, device: torch.device) -> Tensor:
+    """Return a table of integers as int32 on the device. The host does not wait for the copy."""
+    found = torch.from_numpy(table.astype(np.int32))
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
 
 
 def packed_attention(

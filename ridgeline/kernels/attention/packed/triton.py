@@ -87,7 +87,7 @@ def _packed_attention(
     APART: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend with the queries of one tile and one head. A tile is (first token of the row, tokens of the row, its first
-    query in the row).
+    query in the row). One whose row has no tokens stores nothing.
 
     REST: a head has DIM numbers and up to so many more, which are loaded and multiplied apart; 0: none.
     APART: strides count so many numbers. Otherwise Triton would know of a stride of 72 only that 16 does not divide it,
@@ -153,8 +153,8 @@ def packed_attention(
         return torch_ops.packed_attention(q_THD, k_TGD, v_TGD, rows, scale, window, bias_HL)
     tokens, heads, width = q_THD.shape
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-    queries, tile = cut(int(np.diff(rows.start_R1).max(initial=1)), q_THD.dtype.itemsize)
-    tiles_J3 = _tiles(rows, queries, q_THD.device)
+    queries, tile = cut(rows.longest, q_THD.dtype.itemsize)
+    tiles_J3 = rows.table(("tiles", queries), lambda tokens_R: _tiles(tokens_R, queries), q_THD.device)
     if not tokens:
         return out_THD
     strides = [x.stride(dim) for dim in (0, 1) for x in (q_THD, k_TGD, v_TGD)]
@@ -193,22 +193,11 @@ def tiles_of(tokens_R: np.ndarray, queries: int) -> tuple[np.ndarray, np.ndarray
     return row_J, queries * (np.arange(len(row_J)) - np.repeat(np.cumsum(count_R) - count_R, count_R))
 
 
-def sent(table: np.ndarray, device: torch.device) -> Tensor:
-    """Return a table of integers as int32 on the device. The host does not wait for the copy."""
-    found = torch.from_numpy(table.astype(np.int32))
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
-
-
-def _tiles(rows: PackedRows, queries: int, device: torch.device) -> Tensor:
-    """Return the tiles of all rows, int32 [J, 3], long rows' first: they take the longest."""
-    key = "tiles", queries
-    if key not in rows.derived:
-        length_R = np.diff(rows.start_R1)
-        row_J, begun_J = tiles_of(length_R, queries)
-        tiles_J3 = np.stack([rows.start_R1[row_J], length_R[row_J], begun_J], axis=1)
-        rows.derived[key] = sent(tiles_J3[np.argsort(-length_R[row_J], kind="stable")], device)
-    found: Tensor = rows.derived[key]
-    return found
+def _tiles(tokens_R: np.ndarray, queries: int) -> np.ndarray:
+    """Return the tiles of all rows, [J, 3], long rows' first: they take the longest."""
+    row_J, begun_J = tiles_of(tokens_R, queries)
+    tiles_J3 = np.stack([(np.cumsum(tokens_R) - tokens_R)[row_J], tokens_R[row_J], begun_J], axis=1)
+    return tiles_J3[np.argsort(-tokens_R[row_J], kind="stable")]
 
 
 def _aot(width: int, window: bool, group: int = 1) -> AotKernel:
