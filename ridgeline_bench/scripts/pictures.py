@@ -1,7 +1,7 @@
 """Prompts with pictures through one engine on random weights: TTFT, the tower's time, and requests per second.
 
     python -m ridgeline_bench.scripts.pictures --model FOLDER [--sides 512 1024] [--requests 32] [--tokens 16]
-        [--pictures 8] [--options JSON] [--output FILE.jsonl]
+        [--pictures 8] [--beside 0] [--options JSON] [--output FILE.jsonl]
 
 FOLDER has a config.json of a vision-language model, such as benchmarks/models/qwen3-vl-8b. A prompt is a square picture
 of random pixels, which the tower sees as it is, between six words. No two pictures of a run are alike unless it says
@@ -13,6 +13,8 @@ so.
     kernels    ms of these in which kernels run, without the time in which the GPU waits for the host
     requests/s --requests that come at once, with --tokens tokens of output each
     limit      the requests/s of the hardware: the tower's and the prompt's operations, and the steps that decode
+    ITL        ms between the tokens of --beside requests of words, by themselves and beside prompts with a picture, of
+               which one comes as soon as the last one has ended; with the option itl_target steps are bounded
 
 A model whose positions are a fixed grid (LLaVA-1.5) takes pictures of that size alone, so --sides is ignored.
 """
@@ -111,6 +113,39 @@ class PictureBench:
                     raise RuntimeError(event.error)
         return time.perf_counter() - begun
 
+    def gaps(self, rows: int, side: int, steps: int = 96) -> tuple[list[float], list[float], int]:
+        """Return the seconds between tokens of requests of words (by themselves, beside prompts with pictures), and how
+        many of those prompts ended."""
+        words = [self._words(64, 2 * steps + 16) for _ in range(rows)]
+        begun = dict[str, float]()
+        found: tuple[list[float], list[float]] = [], []
+        shown, ended, names = "", -1, {each.id for each in words}
+        for each in words:
+            self.engine.add(each)
+        while self.engine.has_work:
+            beside = min(map(len, found[:1])) >= steps * rows
+            if beside and not shown and len(found[1]) < steps * rows:
+                ended += 1
+                self.engine.add(asked := self.request(side, 5000 + self._made, 2))
+                shown = asked.id
+            for event in self.engine.step():
+                now = time.perf_counter()
+                if event.request_id in names and event.token_id >= 0:
+                    if event.request_id in begun and len(begun) == rows:
+                        found[beside].append(now - begun[event.request_id])
+                    begun[event.request_id] = now
+                elif event.request_id == shown and event.finish_reason:
+                    shown = ""
+        return *found, ended
+
+    def _words(self, count: int, tokens: int) -> Request:
+        self._made += 1
+        prompt = tuple(self._made % 90 + 5 + n for n in range(count))
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        return Request(
+            id=str(self._made), prompt_token_ids=prompt, params=params, seed=0, max_total_tokens=count + tokens
+        )
+
     @torch.inference_mode()
     def kernels_ms(self, side: int) -> float:
         """Return the milliseconds in which a GPU runs kernels for patches and vectors of a picture; 0 without a GPU."""
@@ -177,6 +212,12 @@ def measured(bench: PictureBench, a: Any) -> Iterator[dict[str, Any]]:
         encoded = bench.engine.scheduler.pictures.misses - misses
         whole = bench.all([bench.request(side, 1000 + n, a.tokens) for n in range(a.requests)])
         tower, least = least_seconds(bench, side, a.requests, a.tokens)
+        alone, beside, ended = bench.gaps(a.beside, side) if a.beside else ([], [], 0)
+        itl = {
+            f"{name}_ms": [1e3 * float(np.percentile(each, q)) for q in (50, 99, 100)]
+            for name, each in (("itl", alone), ("itl_beside", beside))
+            if each
+        }
         yield {
             "kind": "pictures",
             "model": a.model.rstrip("/").rpartition("/")[2],
@@ -193,12 +234,15 @@ def measured(bench: PictureBench, a: Any) -> Iterator[dict[str, Any]]:
             "share": least / whole,
             "requests": a.requests,
             "tokens": a.tokens,
+            **itl,
+            **({"rows_beside": a.beside, "prompts_beside": ended} if itl else {}),
         }
 
 
 def main() -> None:
     a = asked(
-        __doc__, model=str, sides=[512, 1024], requests=32, tokens=16, pictures=8, options="{}", output="",
+        __doc__, model=str, sides=[512, 1024], requests=32, tokens=16, pictures=8, beside=0, options="{}",
+        output="",
     )  # fmt: skip
     with told():
         begun = time.perf_counter()
@@ -212,6 +256,11 @@ def main() -> None:
             f"{line['requests_per_s']:.1f} requests/s, {line['share']:.0%} of the limit",
             flush=True,
         )
+        for name in ("itl_ms", "itl_beside_ms"):
+            if name in line:
+                print(
+                    f"  {name}: p50 {line[name][0]:.2f}, p99 {line[name][1]:.2f}, most {line[name][2]:.2f}", flush=True
+                )
         keep(Path(a.output) if a.output else None, line)
 
 
