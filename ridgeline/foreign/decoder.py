@@ -37,7 +37,7 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden, LayerStates, Taps
 from ridgeline.layers.expert_cache import ExpertCache
-from ridgeline.layers.given import Given
+from ridgeline.layers.given import GivenVectors
 from ridgeline.layers.heads import Heads
 from ridgeline.parallel.mesh import Mesh
 
@@ -223,7 +223,7 @@ class ForeignDecoder(Decoder):
         positions_T: Tensor,
         states: LayerStates,
         before_TM: Tensor | None = None,
-        given: Given | None = None,
+        given: GivenVectors | None = None,
         taps: Taps | None = None,
         only: Sequence[int] | None = None,
     ) -> Hidden:
@@ -242,7 +242,7 @@ class ForeignDecoder(Decoder):
         rows_TM: Tensor = self.model.get_input_embeddings()(token_ids_T.long())
         return rows_TM
 
-    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: Given | None = None) -> Tensor:
+    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenVectors | None = None) -> Tensor:
         x_TM = self.table_rows(token_ids_T)
         return x_TM if given is None else given.placed(x_TM)
 

@@ -30,7 +30,7 @@ from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
-from ridgeline.layers.given import Given
+from ridgeline.layers.given import GivenVectors
 from ridgeline.layers.head import Head
 from ridgeline.layers.layer import Layer, divides_tokens, leaves_sums
 from ridgeline.layers.layer_inputs import LayerInputs
@@ -265,7 +265,7 @@ class Decoder(nn.Module):
         positions_T: Tensor,
         states: LayerStates,
         before_TM: Tensor | None = None,
-        given: Given | None = None,
+        given: GivenVectors | None = None,
         taps: Taps | None = None,
         only: Sequence[int] | None = None,
     ) -> Hidden:
@@ -351,7 +351,7 @@ class Decoder(nn.Module):
         x_TM = self.embed(token_ids_T)
         return self.tp.all_reduce(x_TM) if self._embed_adds_up else x_TM
 
-    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: Given | None = None) -> Tensor:
+    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenVectors | None = None) -> Tensor:
         """Return the input of the first layer: [T, M]."""
         second_T: Tensor | None = None
         if self.type_embed is not None:

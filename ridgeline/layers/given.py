@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-class Given(Protocol):
+class GivenVectors(Protocol):
     """Vectors that take the place of some tokens' rows of the embedding table.
 
     deep: what is added behind the first layers, one tensor for each.
@@ -36,7 +36,7 @@ class Given(Protocol):
 
 
 class GivenRows(NamedTuple):
-    """A `Given`: row t of token_t is x_tM[t].
+    """A `GivenVectors`: row t of token_t is x_tM[t].
 
     token_t: places among the step's tokens, int64 [t].
     x_tM: [t, M], of any floating-point type.
@@ -59,7 +59,7 @@ class GivenRows(NamedTuple):
 
 
 class MaskedRows(NamedTuple):
-    """A `Given` with a row for every token. Rows where given_T is False mean nothing.
+    """A `GivenVectors` with a row for every token. Rows where given_T is False mean nothing.
 
     given_T: bool.
     x_TM: [T, M] in the model's dtype.
@@ -81,7 +81,7 @@ class MaskedRows(NamedTuple):
         return ids_T.masked_fill(self.given_T, value)
 
 
-class Places(Protocol):
+class GivenPositions(Protocol):
     """Positions of some tokens on three axes."""
 
     def placed(self, positions_T: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Places(Protocol):
 
 
 class GivenPlaces(NamedTuple):
-    """`Places` of so many tokens. token_t: places among the step's tokens, int64. places_3t: int64."""
+    """`GivenPositions` of so many tokens. token_t: places among the step's tokens, int64. places_3t: int64."""
 
     token_t: Tensor
     places_3t: Tensor
@@ -101,7 +101,7 @@ class GivenPlaces(NamedTuple):
 
 
 class MaskedPlaces(NamedTuple):
-    """`Places` with a column for every token. places_3T: int64; -1: not given."""
+    """`GivenPositions` with a column for every token. places_3T: int64; -1: not given."""
 
     places_3T: Tensor
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ridgeline.core.specs.model import LayerInputsSpec, ModelSpec, NormSpec
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
-from ridgeline.layers.given import Given
+from ridgeline.layers.given import GivenVectors
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 
@@ -38,7 +38,7 @@ class LayerInputs(nn.Module):
         # Rounded to the dtype, as in training
         self._table_scale = torch.tensor(inputs.width**0.5).to(build.dtype).item()
 
-    def forward(self, token_ids_T: Tensor, x_TM: Tensor, given: Given | None = None) -> Tensor:
+    def forward(self, token_ids_T: Tensor, x_TM: Tensor, given: GivenVectors | None = None) -> Tensor:
         """Return the inputs of embedded tokens: [T, L, P]. given: those that came as vectors."""
         known_T = torch.where(token_ids_T < self._known, token_ids_T, 0)
         if given is not None:

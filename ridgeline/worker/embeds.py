@@ -33,11 +33,13 @@ class InsertedVectors(StepPart):
 
     stored: [L, M] by name, on the device, as an encoder leaves them. Of pictures that are tokens: these, int64 [L, 1].
     adapters: those that may change the tower or listener.
+    missed: the tower ran op by op what may be captured now.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.stored: dict[str, Tensor] = {}
         self.adapters: AdapterTables | None = None
+        self.missed = False
         self._decoder, self._device, self._width = decoder, device, decoder.spec.hidden_size
         self._pictures = None if decoder.tower is None else Pictures(decoder.tower, device)
         self._sounds = None if decoder.listener is None else HeardSounds(decoder.listener, device)
@@ -81,6 +83,8 @@ class InsertedVectors(StepPart):
                     shown = {each.name: each.shown for each in own if each.shown}
                     adapted = self.adapters is not None and self.adapters.seen.adapts
                     self._pictures.encode(shown, self.stored, adapted=adapted)
+                    graphs = self._pictures.graphs
+                    self.missed = graphs is not None and graphs.missed is not None
                 if self._sounds is not None:
                     self._sounds.encode({each.name: each.heard for each in own if each.heard}, self.stored)
 

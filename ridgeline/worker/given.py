@@ -18,12 +18,12 @@ from ridgeline.core.plan.buckets import MIXED_TOKENS
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.layers.given import Given, GivenPlaces, GivenRows, MaskedPlaces, MaskedRows, Places
+from ridgeline.layers.given import GivenPlaces, GivenPositions, GivenRows, GivenVectors, MaskedPlaces, MaskedRows
 
 
 def parts_of_vector(model: ModelSpec) -> int:
-    """Return how many vectors of the model's width are given of a token, with those added behind layers; 0: a graph
-    takes none."""
+    """Return the number of vectors of the model's width that may be given of a token, those behind layers included; 0:
+    a graph takes none."""
     if not model.embeds or (model.tower is None and model.listener is None):
         return 0
     if model.tower is None or isinstance(model.tower, CodedTowerSpec):
@@ -55,9 +55,9 @@ class GivenInputs:
         self._places_3T = torch.full((3, columns), -1, dtype=torch.int64, device=device)
         self._loaded = self._placed = False
 
-    def of(self, tokens: int) -> tuple[Given | None, Places | None]:
-        """Return what the graph of a step of so many tokens reads."""
-        given: Given | None = None
+    def of(self, tokens: int) -> tuple[GivenVectors | None, GivenPositions | None]:
+        """Return the vectors and positions that the graph of a step of so many tokens reads."""
+        given: GivenVectors | None = None
         if len(self._x_TW):
             x_TM, *deep = self._x_TW[:tokens].split(self._width, dim=1)
             given = MaskedRows(self._given_T[:tokens], x_TM, deep)

@@ -111,7 +111,7 @@ class LocalWorker:
             self._waiting_for_masks[plan.id] = ticket
         if not given:
             ticket.launched = self._run(self._start, ticket)
-        if self._runner.missed:
+        if self._runner.launch.missed is not None or self._runner.inserted.missed:
             self._capture_behind()
 
     def provide_masks(
@@ -123,7 +123,7 @@ class LocalWorker:
         if ticket.given:
             self._run(self._start, ticket, drafts or {})
         ticket.launched = self._run(self._guard, ticket, self._sample, ticket, masks, drafts or {})
-        if self._runner.missed:
+        if self._runner.launch.missed is not None or self._runner.inserted.missed:
             self._capture_behind()
 
     def _capture_behind(self) -> None:

@@ -36,6 +36,7 @@ from ridgeline.layers.encoder.tower import Tower
 from ridgeline.worker.resampled import patches_of_views
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.tower_graphs import TowerGraphs, captured_patches, graphs_of
+from ridgeline.worker.upload import upload
 
 PATCHES = 16384  # that the tower sees at once, if a step has fewer tokens: a picture of 3 million pixels
 TOKEN_BYTES = 8  # of a picture that is tokens
@@ -174,7 +175,7 @@ def placed(own_LM: Tensor, shown: ShownPictures, endings_LM: Tensor | None) -> T
     if shown.order is None:
         return own_LM.clone()
     ended_LM = own_LM if endings_LM is None else torch.cat((own_LM, endings_LM))
-    found_LM = ended_LM[list(shown.order)]
+    found_LM = ended_LM[upload(np.array(shown.order, np.int64), ended_LM.device)]
     if shown.shrunk is None or endings_LM is None:
         return found_LM
     (rows, columns), size = shown.shrunk

@@ -199,12 +199,6 @@ class Runner:
         elif towers is not None:
             towers.rest()
 
-    @property
-    def missed(self) -> bool:
-        """True if the last step, or its tower, ran op by op what may be captured now."""
-        towers = self._tower_graphs
-        return self.launch.missed is not None or (towers is not None and towers.missed is not None)
-
     def capture_behind(self) -> None:
         """Capture the bucket in which the last step ran op by op, if it did, and that of its tower. No step may be
         between its segments."""
@@ -212,6 +206,7 @@ class Runner:
         if graph is not None and self.launch.graphs is not None:
             self.launch.graphs.capture_one(graph)
             self.segments.mailbox.go_on()
+        self.inserted.missed = False
         if (towers := self._tower_graphs) is not None:
             towers.capture_behind()
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from ridgeline.core.plan.step import Feature, MaskedDrafts, StepPlan, StepResult
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Hidden
-from ridgeline.layers.given import Given, GivenPlaces, GivenRows, Places
+from ridgeline.layers.given import GivenPlaces, GivenPositions, GivenRows, GivenVectors
 from ridgeline.worker.inputs import DeviceInputs
 from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.speculation.backlog import Catching
@@ -134,8 +134,8 @@ class DeviceStep:
 
     inputs: DeviceInputs
     lengths: HostLengths | None = None
-    given: Given | None = None
-    places: Places | None = None
+    given: GivenVectors | None = None
+    places: GivenPositions | None = None
     ahead_T: Tensor | None = None
     drafts: Drafts | None = None
     catching: Catching | None = None

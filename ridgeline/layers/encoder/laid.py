@@ -1,4 +1,4 @@
-"""What the host says of the views that a tower sees in one run: which positions patches have, and which see each other.
+"""The arrays that say which positions the patches of a run have, and which of them see each other.
 
 All of it travels to the device in one copy, which the host does not wait for. For a graph it is laid into memory that
 stays where it is.
@@ -59,7 +59,7 @@ class Laid:
 
 
 def laid(spec: TowerSpec, grids: Sequence[Grid], device: torch.device) -> Laid:
-    """Return what a device needs of these views."""
+    """Return the arrays that a device needs of these views."""
     arrays, near_R = _arrays(spec, grids)
     tensors = _parts(_packed(arrays, device).to(device, non_blocking=True), arrays)
     turns = None
@@ -72,7 +72,7 @@ def laid(spec: TowerSpec, grids: Sequence[Grid], device: torch.device) -> Laid:
 
 
 class LaidAnew:
-    """Views of always as many patches that are laid into the same memory.
+    """A piece of memory into which views of always as many patches are laid.
 
     laid: what a tower reads.
     most: views, or frames of them, at most.
