@@ -48,6 +48,7 @@ CASES = (
     RopeCase(7, 8, 2, 64, 64),
     RopeCase(5, 4, 2, 64, 32),
     RopeCase(64, 32, 8, 128, 128, table_rows=4096),
+    RopeCase(33, 3, 3, 72, 72),
 )
 
 

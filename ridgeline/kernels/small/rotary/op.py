@@ -123,7 +123,10 @@ def without_weight(x: Tensor, eps: float) -> Tensor:
 ROPE = Op(
     "rope",
     rope,
-    (Implementation("triton_training", "ridgeline.kernels.small.rotary.triton_training:rope", nowhere),),
+    (
+        Implementation("triton", "ridgeline.kernels.small.rotary.triton_heads:rope", on_gpu),
+        Implementation("triton_training", "ridgeline.kernels.small.rotary.triton_training:rope", nowhere),
+    ),
 )
 ROPE_KV = Op(
     "rope_kv",
