@@ -199,7 +199,6 @@ class Graphs:
         self._segments, self._device = segments, segments.slots.device
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._buckets = Buckets(max_rows, max_tokens, segments.widths)
-        segments.take_given(max((shape.tokens for shape in self._buckets.shapes if not shape.each), default=0))
         kinds = [(shape, False) for shape in self._buckets.shapes]
         kinds += [(shape, True) for shape in self._buckets.sharing] if cascade else []
         self._left: list[Graph] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ridgeline.core.plan.buckets import MIXED_TOKENS
 from ridgeline.core.plan.step import StepPlan
 from ridgeline.core.settings.speculation import verified_widths
 from ridgeline.core.specs.cache_layout import CacheLayout
@@ -71,10 +72,11 @@ class Segments:
         self._forward = [act for _, act in moment(parts, "forward")]
         self._sample = [act for _, act in moment(parts, "sample")]
 
-    def take_given(self, tokens: int) -> None:
-        """Let graphs of up to so many tokens take vectors and positions that are given, if the model makes such."""
-        axes = self.network.axes is not None
-        if tokens and (parts_of_vector(self.decoder.spec) or axes):
+    def take_given(self, max_tokens: int) -> None:
+        """Let graphs of steps of up to so many tokens take vectors and positions that are given, if the model makes
+        such. Call it before there are graphs."""
+        axes, tokens = self.network.axes is not None, min(max_tokens, MIXED_TOKENS[-1])
+        if parts_of_vector(self.decoder.spec) or axes:
             self.given = GivenInputs(self.decoder.spec, tokens, self.decoder.dtype, self.slots.device, axes=axes)
 
     def adapt(self, part: StepOfAdapters) -> None:

@@ -1,7 +1,7 @@
 """A tower's runs captured as CUDA graphs, one for each of a few numbers of patches: a run then costs the host one
 launch and a few copies.
 
-Views of several pictures run packed. A run of fewer patches is filled up with views that nobody asked for: small ones,
+Views of several pictures run packed. A run of fewer patches is filled up with views that no request has: small ones,
 or where all views have one size further ones of that. They see themselves alone, so no number of a picture depends on
 them. As with steps, a run whose graph is not captured yet runs op by op what the graph will hold.
 

@@ -95,6 +95,7 @@ def test_kernels_and_buckets_write_it_too(family: str, tiny_vision: TinyModel, m
     wanted = requests(family)[:4:3]
     monkeypatch.setattr(graphs, "Graph", Replayed)
     with rig(tiny_vision(family), block_size=16, max_num_batched_tokens=room(family, 32), kernels=TRITON) as own:
+        own.runner.segments.take_given(32)
         own.runner.launch.graphs = found = graphs.Graphs(own.runner.segments, 4, 32)
         plans, submit = list[Any](), own.engine._worker.submit
         monkeypatch.setattr(own.engine._worker, "submit", lambda plan: (plans.append(plan), submit(plan)))

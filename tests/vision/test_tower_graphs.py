@@ -16,7 +16,7 @@ from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.laid import LaidAnew
 from ridgeline.layers.encoder.tower import Tower
-from ridgeline.worker import tower_graphs
+from ridgeline.worker import pictures, tower_graphs
 from ridgeline.worker.pictures import TowerMemory
 from ridgeline.worker.tower_graphs import TowerGraph, TowerGraphs, captured_patches, fillers
 from tests.driving import Rig, rig
@@ -49,11 +49,11 @@ def late(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Itera
     monkeypatch.setattr(tower_graphs, "SIZES", (16, 64, 256))
     monkeypatch.setattr(tower_graphs, "PATCHES", 256)
     with rig(folder, **options) as own:
-        pictures = own.runner.inserted.pictures
-        assert pictures is not None
-        pictures.capture(None, later=True)
-        assert pictures.graphs is not None
-        yield own, pictures.graphs
+        part = own.runner.inserted.pictures
+        assert part is not None
+        part.capture(None, later=True)
+        assert part.graphs is not None
+        yield own, part.graphs
 
 
 def views_of(spec: TowerSpec) -> list[Grid]:
@@ -132,15 +132,15 @@ def test_a_tower_that_an_adapter_changes_replays_no_graph(
     tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with late(tiny_vision("qwen3_vl"), monkeypatch) as (own, found):
-        pictures, runs = own.runner.inserted.pictures, list[bool]()
-        assert pictures is not None
+        part, runs = own.runner.inserted.pictures, list[bool]()
+        assert part is not None
         monkeypatch.setattr(found, "run", lambda *_: runs.append(True))
         [inserted] = tiny.asked("qwen3_vl", "x", tiny.drawn("qwen3_vl", 0), [5]).inserted
         assert inserted.shown is not None
         with torch.inference_mode():
-            pictures.encode({"x": inserted.shown}, {}, adapted=True)
+            part.encode({"x": inserted.shown}, {}, adapted=True)
             assert not runs
-            pictures.encode({"x": inserted.shown}, {})
+            part.encode({"x": inserted.shown}, {})
             assert runs
 
 
@@ -165,7 +165,8 @@ def test_what_fills_up_has_as_many_patches_as_are_left() -> None:
             assert all(view.patches <= tower_graphs.FILLED for view in views)
 
 
-def test_memory_is_planned_for_graphs_on_a_gpu(tiny_vision: TinyModel) -> None:
+def test_memory_is_planned_for_graphs_on_a_gpu(tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "GRAPHS", True)
     with rig(tiny_vision("qwen3_vl")) as own:
         spec = own.runner.decoder.spec.tower
         assert spec is not None
@@ -179,10 +180,12 @@ def test_memory_is_planned_for_graphs_on_a_gpu(tiny_vision: TinyModel) -> None:
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
 def test_graphs_on_a_gpu_have_the_bits_of_runs_op_by_op(family: str, tiny_vision: TinyModel) -> None:
     with rig(tiny_vision(family), device="cuda", block_size=16) as own, torch.inference_mode():
-        pictures, tower = own.runner.inserted.pictures, own.runner.decoder.tower
+        part, tower = own.runner.inserted.pictures, own.runner.decoder.tower
         assert isinstance(tower, Tower)
-        assert pictures is not None
-        found = pictures.graphs
+        assert part is not None
+        if part.graphs is None:
+            part.capture(None, later=True)
+        found = part.graphs
         assert found is not None
         grids, device = views_of(tower.spec), own.runner.device
         count = sum(grid.patches for grid in grids)
