@@ -75,9 +75,12 @@ class GivenInputs:
             self._given_T.zero_()
         if given is not None:
             self._given_T.index_fill_(0, given.token_t, True)
-            for part, x_tM in enumerate((given.x_tM, *given.deep)):
-                columns = slice(part * self._width, (part + 1) * self._width)
-                self._x_TW[:, columns].index_copy_(0, given.token_t, x_tM.to(self._x_TW.dtype))
+            parts = given.x_tM, *given.deep
+            for part, own_TM in enumerate(self._x_TW.split(self._width, dim=1)):
+                if part < len(parts):
+                    own_TM.index_copy_(0, given.token_t, parts[part].to(own_TM.dtype))
+                else:  # a prompt's own vectors have no parts behind the first
+                    own_TM.index_fill_(0, given.token_t, 0)
         if places is not None or self._placed:
             self._places_3T.fill_(-1)
         if places is not None:
