@@ -1,8 +1,8 @@
 """Every kernel listed for it compiles without a GPU, for each architecture, and uses the machine as it claims.
 
 The compiler runs in a process of its own: in this one kernels may be interpreted. By default the first entry of each
-kernel is compiled for sm_90, and one kernel of each op for the other architectures; all entries, which takes minutes,
-with -m thorough.
+kernel is taken for sm_90, and one kernel of each op for the other architectures: what is unchanged is not compiled
+again (compiled.py). All entries are compiled, which takes minutes, with -m thorough.
 """
 
 from __future__ import annotations
@@ -42,7 +42,30 @@ def lines_printed(*arguments: str, **environment: str) -> list[Any]:
 
 @pytest.fixture(scope="module", params=["first", pytest.param("all", marks=pytest.mark.thorough)])
 def reports(request: pytest.FixtureRequest) -> Reports:
-    return lines_of("ridgeline.kernels.base.aot", "--json", *(["--first"] if request.param == "first" else []))
+    if request.param == "first":
+        return lines_of("tests.kernels.compiled", "--first")  # only what changed is compiled
+    return lines_of("ridgeline.kernels.base.aot", "--json")
+
+
+@pytest.mark.thorough
+def test_what_is_kept_of_a_kernel_is_what_it_compiles_to() -> None:
+    """Wherever the key is the same: kernels that changed are kept anew by `python -m tests.kernels.compiled`."""
+    [kept] = lines_printed("-c", KEPT)
+    made = {
+        (each["kernel"], each["arch"]): each for each in lines_of("ridgeline.kernels.base.aot", "--json", "--first")
+    }
+    assert kept
+    for line in kept:
+        report = made[line["kernel"], line["arch"]]
+        assert {name: report[name] for name in line} == line
+
+
+KEPT = """
+import json
+from tests.kernels.compiled import cache_key, kernels, stored, tasks_of
+lines = [stored().get(cache_key(kernels()[at], arch)) for at, arch in tasks_of(first=True)]
+print(json.dumps([{k: v for k, v in line.items() if k not in ("kind", "key")} for line in lines if line]))
+"""
 
 
 @pytest.mark.parametrize("arch", ARCHS)

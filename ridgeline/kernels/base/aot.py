@@ -136,6 +136,26 @@ def kernels() -> list[AotKernel]:
 def build(kernel: AotKernel, arch: str) -> Any:
     """Return Triton's compiled kernel for an architecture such as "sm_90" or "gfx942"."""
     import triton
+
+    source, options = _source(kernel, arch)
+    return triton.compile(source, target=_target(arch), options=options)
+
+
+def cache_key(kernel: AotKernel, arch: str) -> str:
+    """Return a hash of all that decides what Triton compiles: its own key, without compiling."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.cache import get_cache_key
+
+    source, options = _source(kernel, arch)
+    backend = make_backend(_target(arch))
+    parsed = backend.parse_options({**options, **source.parse_options()})
+    key = get_cache_key(source, backend, parsed, env_vars=get_cache_invalidating_env_vars())
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _source(kernel: AotKernel, arch: str) -> tuple[Any, dict[str, Any]]:
+    """Return what Triton compiles, and its options."""
     from triton.compiler import ASTSource
 
     nvidia, target = arch.startswith("sm_"), _target(arch)
@@ -165,8 +185,7 @@ def build(kernel: AotKernel, arch: str) -> Any:
         from triton.experimental.gluon._runtime import GluonASTSource
 
         source_of = GluonASTSource
-    source = source_of(fn=kernel.fn, signature=types, constexprs=constants, attrs=divisible)
-    return triton.compile(source, target=target, options=options)
+    return source_of(fn=kernel.fn, signature=types, constexprs=constants, attrs=divisible), options
 
 
 def _target(arch: str) -> Any:

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from ridgeline.kernels.base.native import has_compiler
-from ridgeline.kernels.cuda.compile import compilers, cubin, machine_code
+from ridgeline.kernels.cuda.compile import compilers
 from ridgeline.kernels.cuda.emulate import Emulated, EmulationError, LaunchShape, SharedCounts, build
 from ridgeline.kernels.gemm.ladder.fp4 import Fp4Matrix, quantize
 from ridgeline.kernels.gemm.ladder.other_gpus import FP4, PAIRS
 from ridgeline.kernels.gemm.ladder.rungs import Rung
+from tests.kernels.compiled import facts
 from tests.kernels.cuda.memory import Matrix, difference
 from tests.kernels.gemm.test_ladder import emulated, found_wrong, product
 
@@ -157,9 +158,9 @@ def test_scales_lie_as_cublas_wants_them() -> None:
 @pytest.mark.parametrize("rung", [PAIRS, FP4], ids=lambda rung: rung.name)
 def test_blackwell_machine_code_has_the_instructions_and_spills_nothing(rung: Rung) -> None:
     pytest.importorskip("triton", reason="its package has the disassembler")
-    code = machine_code(cubin(rung.source, rung.arch, rung.defines))
+    code = facts(rung.source, rung.arch, rung.defines)
     assert [needed for needed in rung.needs if not code.has(needed)] == []
     assert code.stack == 0, "registers are spilled"
     assert code.registers <= rung.registers
     counted = {"fp4": ("OMMA.SF", 4 * 4 * 4), "pairs": ("UTCHMMA.2CTA", 3 * 4)}[rung.name]
-    assert sum(f" {counted[0]}" in line for line in code.listing.splitlines()) == counted[1]
+    assert code.number(counted[0]) == counted[1]

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.kernels.base.native import has_compiler
-from ridgeline.kernels.cuda.compile import compilers, cubin, machine_code
+from ridgeline.kernels.cuda.compile import compilers
 from ridgeline.kernels.cuda.emulate import LaunchShape, build
 from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, Extras, LadderEnding
+from tests.kernels.compiled import costly, facts
 from tests.kernels.cuda.memory import Matrix
 
 FEW = ("bias-relu-residual", "bias-gelu-row-max", "fp8-swiglu-fp8")
@@ -124,14 +125,17 @@ def test_an_ending_is_torchs_in_float64(ending: LadderEnding, tmp_path: Path) ->
     assert is_largest(held["row_largest"].values(), ending, exact, wrong)
 
 
-@pytest.mark.few(2)
 @pytest.mark.skipif(not compilers(), reason="no NVRTC and no nvcc")
-@each_ending
+@pytest.mark.parametrize("ending", [
+    pytest.param(each, marks=[pytest.mark.thorough]) if each.name not in FEW[:1] and costly(
+        each.rung.source, each.rung.arch, each.rung.defines
+    ) else each for each in ENDINGS
+], ids=lambda ending: ending.name)  # fmt: skip
 def test_an_ending_spills_nothing_and_multiplies_in_its_format(ending: LadderEnding) -> None:
     pytest.importorskip("triton", reason="its package has the disassembler")
     rung = ending.rung
-    code = machine_code(cubin(rung.source, rung.arch, rung.defines))
-    assert code.has(ending.needs), [line for line in code.listing.splitlines() if "GMMA" in line][:2]
+    code = facts(rung.source, rung.arch, rung.defines)
+    assert code.has(ending.needs), [name for name in code.counts if "GMMA" in name]
     assert code.stack == 0
     assert code.registers <= rung.registers
 

@@ -1,9 +1,9 @@
-// 9. ldmatrix and mma.sync: fragments whose layout is known, and four stages.
+// 9. ldmatrix and mma.sync: fragments whose layout is known, and no padding.
 //
 // Idea      mma.sync multiplies 16 x 16 by 16 x 8 from registers, and the PTX ISA says which lane holds which number.
 //           ldmatrix reads four 8 x 8 matrices in just that layout. So results go from registers to memory, and shared
 //           memory can be laid out freely: rows of 128 bytes whose 16-byte pieces are exchanged (piece ^ row % 8), without
-//           unused bytes, which leaves room for a fourth stage. The rest is rung 8.
+//           unused bytes. The rest is rung 8, but for groups of tiles: their numbers would need a register too many.
 // FLOPs     2 M N K on the tensor cores on Ampere at their whole rate, on Hopper at a part (as rung 8).
 // Bytes     From L2 and from shared memory as rung 8, without conflicts.
 // Limit     On Ampere the tensor cores. On Hopper mma.sync itself, whose operands come through registers.

@@ -1,0 +1,152 @@
+"""What kernels were compiled to, by a key of all that decides it: a test need not compile again what is unchanged.
+
+`compiled.jsonl` has a line for each kernel of Triton that the tests compile. Its key is Triton's own: the source, all
+that it calls, types, constants, options, the target, Triton with its ptxas, and its switches. Registers, spills, shared
+memory, products and a hash of the code are kept.
+
+It also has a line for each kernel in CUDA C++. Its `source` is a hash of the file, of our headers that it includes,
+definitions and architecture, and its `compiler` has versions. Registers, stack and counts of mnemonics are kept.
+
+A test checks what is kept where the key is the same, and compiles otherwise; -m thorough compiles all and compares.
+
+    python -m tests.kernels.compiled            # compile what changed, and store it
+    python -m tests.kernels.compiled --first    # reports of Triton's kernels that the tests want, as JSON
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ridgeline.kernels.base.aot import Report, cache_key, compile_some, kernels, tasks_of
+from ridgeline.kernels.cuda.compile import HEADERS, MachineCode, compilers, cubin, machine_code
+
+STORE = Path(__file__).with_name("compiled.jsonl")
+PACKAGES = ("cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl", "triton")
+LINE = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z][\w.]*)(.*);")
+
+
+@dataclass(frozen=True)
+class CodeFacts:
+    """Registers and bytes of stack of a thread, and how often each mnemonic occurs. One that ends a group of wgmma has
+    " gsb0" behind it."""
+
+    registers: int
+    stack: int
+    counts: Mapping[str, int]
+
+    @staticmethod
+    def of(code: MachineCode) -> CodeFacts:
+        found = filter(None, map(LINE.match, code.listing.splitlines()))
+        names = (each[1] + (" gsb0" if "gsb0" in each[2] else "") for each in found)
+        return CodeFacts(code.registers, code.stack, dict(sorted(Counter(names).items())))
+
+    def number(self, mnemonic: str) -> int:
+        """How many instructions begin so."""
+        return sum(count for name, count in self.counts.items() if f"{name} ".startswith(mnemonic))
+
+    def has(self, mnemonic: str) -> bool:
+        return self.number(mnemonic) > 0
+
+
+@cache
+def stored() -> dict[str, dict[str, Any]]:
+    """Key or source → line."""
+    lines = map(json.loads, STORE.read_text().splitlines()) if STORE.exists() else ()
+    return {line.get("source") or line["key"]: line for line in lines}
+
+
+def source_of(source: Path, arch: str, defines: Mapping[str, str]) -> str:
+    """Return a hash of a file in CUDA C++, the headers of ours that it includes, and how it is compiled."""
+    texts, todo = dict[str, str](), [source]
+    while todo:
+        text = todo.pop().read_text()
+        for name in re.findall(r'^#include "(.+?)"', text, re.MULTILINE):
+            if name not in texts:
+                texts[name] = (HEADERS / name).read_text()
+                todo.append(HEADERS / name)
+    kept = [source.read_text(), sorted(texts.items()), arch, sorted(defines.items())]
+    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+
+
+@cache
+def compiler_here() -> str:
+    """Return the versions of what compiles and disassembles ("": nothing is here)."""
+    here = compilers()
+    if here[:1] == ["nvcc"]:
+        return subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    return " ".join(f"{name} {metadata.version(name)}" for name in PACKAGES) if here else ""
+
+
+def facts(source: Path, arch: str, defines: Mapping[str, str]) -> CodeFacts:
+    """Return what is kept of a file in CUDA C++, if it and the compiler are unchanged, or compile it."""
+    line = stored().get(source_of(source, arch, defines), {})
+    if line.get("compiler") != compiler_here():
+        return compiled(source, arch, defines)
+    return CodeFacts(line["registers"], line["stack"], line["counts"])
+
+
+def compiled(source: Path, arch: str, defines: Mapping[str, str]) -> CodeFacts:
+    """Compile a file in CUDA C++."""
+    return CodeFacts.of(machine_code(cubin(source, arch, defines)))
+
+
+def costly(source: Path, arch: str, defines: Mapping[str, str]) -> bool:
+    """Return True if a file is unchanged, but must be compiled since the compiler is another."""
+    line = stored().get(source_of(source, arch, defines))
+    return line is not None and line["compiler"] != compiler_here()
+
+
+def reports(tasks: list[tuple[int, str]], processes: int) -> Iterator[tuple[str, Report]]:
+    """Yield the keys of Triton's kernels and what they compile to; only those that are not stored are compiled."""
+    keys = {task: cache_key(kernels()[task[0]], task[1]) for task in tasks}
+    names = [each.name for each in fields(Report) if each.name != "seconds"]
+    for key in keys.values():
+        if line := stored().get(key):
+            yield key, Report(seconds=0.0, **{name: line[name] for name in names})
+    missing = [task for task, key in keys.items() if key not in stored()]
+    yield from zip((keys[task] for task in missing), compile_some(missing, processes), strict=True)
+
+
+def cuda_kernels() -> Iterator[tuple[str, Path, str, Mapping[str, str]]]:
+    """Yield the name, file, architecture and definitions of each kernel in CUDA C++ that is kept."""
+    from ridgeline.kernels.gemm.ladder.other_gpus import FP4, PAIRS
+    from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, VARIANTS
+
+    for rung in (*RUNGS, *(each.product for each in VARIANTS), *(each.rung for each in ENDINGS), PAIRS, FP4):
+        yield rung.name, rung.source, rung.arch, rung.defines
+
+
+def store(processes: int) -> None:
+    lines = []
+    for key, report in reports(tasks_of(first=True), processes):
+        if report.error:
+            raise SystemExit(f"{report.kernel} does not compile for {report.arch}: {report.error}")
+        kept = {name: value for name, value in asdict(report).items() if name != "seconds"}
+        lines.append({"kind": "triton", "key": key, **kept})
+    for name, source, arch, defines in cuda_kernels():
+        about = {"kind": "cuda", "name": name, "arch": arch, "source": source_of(source, arch, defines)}
+        lines.append({**about, "compiler": compiler_here(), **asdict(facts(source, arch, defines))})
+    lines.sort(key=lambda line: (line["kind"], line.get("name") or line["kernel"], line["arch"]))
+    STORE.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    print(f"stored {len(lines)} lines in {STORE}")
+
+
+if __name__ == "__main__":
+    many = len(os.sched_getaffinity(0))
+    if "--first" in sys.argv:
+        for _, found in reports(tasks_of(first=True), many):
+            print(json.dumps(asdict(found)), flush=True)
+    else:
+        store(many)
