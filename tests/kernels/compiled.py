@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.kernels.base.aot import Report, cache_key, compile_some, kernels, tasks_of
+from ridgeline.kernels.cuda import compile as by_compilers
 from ridgeline.kernels.cuda.compile import HEADERS, MachineCode, compilers, cubin, machine_code
 
 STORE = Path(__file__).with_name("compiled.jsonl")
@@ -69,7 +70,7 @@ def stored() -> dict[str, dict[str, Any]]:
 
 def source_of(source: Path, arch: str, defines: Mapping[str, str]) -> str:
     """Return a hash of a file in CUDA C++, the headers of ours that it includes, and how it is compiled."""
-    texts, todo = dict[str, str](), [source]
+    texts, todo = {"options": Path(by_compilers.__file__).read_text()}, [source]
     while todo:
         text = todo.pop().read_text()
         for name in re.findall(r'^#include "(.+?)"', text, re.MULTILINE):

@@ -155,7 +155,7 @@ def cache_key(kernel: AotKernel, arch: str) -> str:
 
 
 def _source(kernel: AotKernel, arch: str) -> tuple[Any, dict[str, Any]]:
-    """Return what Triton compiles, and its options."""
+    """Return the source for Triton, and its options."""
     from triton.compiler import ASTSource
 
     nvidia, target = arch.startswith("sm_"), _target(arch)

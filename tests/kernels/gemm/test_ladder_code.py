@@ -42,7 +42,7 @@ def test_a_rung_uses_the_machine_as_it_says(rung: Rung) -> None:
 @needs_compiler
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "source", "arch", "defines"), cuda_kernels(), ids=[name for name, *_ in cuda_kernels()]
+    ("name", "source", "arch", "defines"), list(cuda_kernels()), ids=[name for name, *_ in cuda_kernels()]
 )
 def test_what_is_kept_of_a_rung_is_what_it_compiles_to(
     name: str, source: Path, arch: str, defines: Mapping[str, str]

@@ -94,8 +94,8 @@ class LoadedCeiling:
         wanted = self.rounds * (self._a.double() @ self._b.double().T).sum()
         size = self.rounds * (self._a.double().abs() @ self._b.double().abs().T).sum()
         # a round is off by two units of a sum at most, and tf32 by 2**-11 of an operand
-        off = size * (self.rounds * 2**-22 + (2**-10 if self.variant.dtype == "float32" else 0))
-        off = 0 if self.variant.result == "int32" else off
+        parts = {"int32": 0.0}.get(self.variant.result, self.rounds * 2**-22)
+        off = size * (parts + (2**-10 if self.variant.dtype == "float32" else 0))
         return "" if bool(((found - wanted).abs() <= off).all()) else f"the sums of warps are not {float(wanted):g}"
 
 
