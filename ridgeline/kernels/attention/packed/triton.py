@@ -46,7 +46,8 @@ def _attend(
 ):  # fmt: skip
     """Add key tiles begin … stop to the running softmax."""
     n_K = tl.arange(0, TILE)
-    k_K1, v_K1 = (begin + n_K).to(tl.int64)[:, None] * stride_k, (begin + n_K).to(tl.int64)[:, None] * stride_v
+    k_ptr, v_ptr = k_ptr + begin.to(tl.int64) * stride_k, v_ptr + begin.to(tl.int64) * stride_v
+    k_K1, v_K1 = n_K[:, None] * stride_k, n_K[:, None] * stride_v  # a tile's own offsets stay the same
     for start in range(begin, stop, TILE):
         key_K = start + n_K
         real_K = key_K < length
@@ -56,15 +57,14 @@ def _attend(
         if REST:
             x_MK = tl.dot(tail_MD, tl.trans(_rows(k_ptr, k_K1, real_K, DIM, HEAD_DIM, REST, MASKED)), x_MK,
                           input_precision="ieee")  # fmt: skip
-        x_MK *= scale
         if MASKED:
             seen_MK = real_K[None, :] & (m_M >= 0)[:, None]
             if WINDOW:
                 apart_MK = key_K[None, :] - m_M[:, None]
                 seen_MK = seen_MK & (apart_MK < window) & (apart_MK > -window)
             x_MK = tl.where(seen_MK, x_MK, -1e30)
-        new_max_M = tl.maximum(max_M, tl.max(x_MK, 1))
-        p_MK = tl.exp2(x_MK - new_max_M[:, None])
+        new_max_M = tl.maximum(max_M, tl.max(x_MK, 1) * scale)
+        p_MK = tl.exp2(x_MK * scale - new_max_M[:, None])  # one operation of a score before its power
         if MASKED:  # a tile of which a query sees nothing would count as if it saw all
             p_MK = tl.where(seen_MK, p_MK, 0.0)
         shrink_M = tl.exp2(max_M - new_max_M)
@@ -75,8 +75,8 @@ def _attend(
             tail_KD = _rows(v_ptr, v_K1, real_K, DIM, HEAD_DIM, REST, MASKED)
             rest_MD = tl.dot(p_MK, tail_KD, rest_MD * shrink_M[:, None], input_precision="ieee")
         max_M = new_max_M
-        k_K1 += TILE * stride_k
-        v_K1 += TILE * stride_v
+        k_ptr += TILE * stride_k
+        v_ptr += TILE * stride_v
     return acc_MD, rest_MD, max_M, sum_M
 
 
@@ -115,7 +115,7 @@ def _packed_attention(
     k_ptr += head // GROUP * head_k + row.to(tl.int64) * stride_k
     v_ptr += head // GROUP * head_v + row.to(tl.int64) * stride_v
     acc_MD = tl.zeros((QUERIES, DIM), tl.float32)
-    begin, full, stop = 0, length // TILE * TILE, length
+    begin, full, stop = 0 * length, length // TILE * TILE, length
     if WINDOW:
         begin = tl.maximum(first - window + 1, 0) // TILE * TILE
         full, stop = begin, tl.minimum(length, first + QUERIES + window - 1)
