@@ -18,14 +18,21 @@ class HeldVectors:
 
     most: the bytes that it may hold beside those that the newest plan uses.
     vector_bytes: of a picture's vector, and of a sound's.
-    patch_cost: the tokens that cost as much as a patch.
+    patch_cost, pixel_cost: the tokens that cost as much as a patch, and as a pixel that is resized.
     patches: that the tower runs for a picture, whatever its size; 0: as many as the picture has.
     due: some may have to go with the next plan.
     hits, misses: how often a request's picture found its vectors there, and how often it did not.
     """
 
-    def __init__(self, most: int, vector_bytes: tuple[int, int], patch_cost: float, patches: int = 0) -> None:
-        self.most, self._patch_cost, self._patches = most, patch_cost, patches
+    def __init__(
+        self,
+        most: int,
+        vector_bytes: tuple[int, int],
+        patch_cost: float,
+        patches: int = 0,
+        pixel_cost: float = 0.0,
+    ) -> None:
+        self.most, self._patch_cost, self._patches, self._pixel_cost = most, patch_cost, patches, pixel_cost
         self._picture_bytes, self._sound_bytes = vector_bytes
         self._held: OrderedDict[str, int] = OrderedDict()  # name → bytes
         self._total = 0
@@ -35,8 +42,9 @@ class HeldVectors:
         self.hits = self.misses = 0
 
     def cost(self, shown: ShownPictures | HeardSound) -> int:
-        """Return the tokens that cost as much as the tower's work on a picture."""
-        return ceil((self._patches or shown.patches) * self._patch_cost)
+        """Return the tokens that cost as much as the tower's work on a picture, and as its way to patches."""
+        pixels = shown.num_bytes // 3 if isinstance(shown, ShownPictures) else 0
+        return ceil((self._patches or shown.patches) * self._patch_cost + pixels * self._pixel_cost)
 
     def end(self, inserted: Iterable[Inserted], start: int, stop: int, builder: PlanBuilder) -> int:
         """Return the end of a chunk of these tokens, so that the step has room for the tower's work on the pictures in

@@ -101,7 +101,9 @@ class Scheduler:
         self._looked = NOTHING
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model, encodes=bool(config.encodes))
-        self.pictures = HeldVectors(config.kept_bytes, config.vector_bytes, config.patch_cost, config.picture_patches)
+        self.pictures = HeldVectors(
+            config.kept_bytes, config.vector_bytes, config.patch_cost, config.picture_patches, config.pixel_cost
+        )
         self._longest_chunk = config.long_prefill_token_threshold
         self._most_partial, self._most_long = config.max_num_partial_prefills, config.max_long_partial_prefills
         self._long = config.long_prefill_token_threshold or int(LONG * config.max_model_len)

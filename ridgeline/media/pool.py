@@ -56,7 +56,7 @@ class Decoders:
     def __init__(self, bounds: MediaBounds | None = None, processes: int = 2, patience: float = PATIENCE) -> None:
         self.bounds = bounds or MediaBounds()
         self.room = MediaMemory(self.bounds.held)
-        self._patience = patience
+        self._patience, self._told = patience, json.dumps(asdict(self.bounds))
         self._run = Confined(
             "ridgeline.media.decoding:decoder",
             seconds=self.bounds.seconds,
@@ -120,7 +120,7 @@ class Decoders:
             call = _Decoding(given.descriptor, partial(self.room.take, owner=owner), choose, data)
             seconds = bounds.picture_seconds if kind == "picture" else bounds.seconds
             try:
-                found = self._run(asked | {"bounds": asdict(bounds)}, seconds=seconds, call=call)
+                found = self._run(asked | {"bounds": self._told}, seconds=seconds, call=call)
             except OverLimit as limit:
                 raise BadMedia(f"the {kind} was not decoded: {limit}; send a smaller one.") from None
             if "error" in found:

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -340,7 +341,8 @@ def _markers(processor: Processor) -> list[str]:
     return list(dict.fromkeys(_kinds(processor).values()))
 
 
-def _kinds(processor: Processor) -> dict[type[Item], str]:
+@lru_cache(64)
+def _kinds(processor: Processor) -> Mapping[type[Item], str]:
     """Return the markers by the kinds of items that they stand for."""
     found: dict[type[Item], str] = {Picture: processor.marker}
     if isinstance(processor, VideoProcessor):
@@ -362,7 +364,8 @@ def _parts(text: str, marks: Mapping[str, str]) -> Iterator[str]:
         yield spelled.get(part, part)
 
 
-def _spellings(processor: Processor) -> list[str]:
+@lru_cache(64)
+def _spellings(processor: Processor) -> Sequence[str]:
     """Return the texts that mean a picture if they stand in a prompt, the longest first."""
     found = {*_markers(processor), processor.placeholder}
     if isinstance(processor, VideoProcessor):

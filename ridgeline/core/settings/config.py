@@ -90,6 +90,7 @@ class EngineConfig:
     kept_bytes: of vectors of pictures and sounds that the worker holds at most, beside those that the newest plan uses.
     vector_bytes: of a picture's vector, and of a sound's; 0, 0: the model sees and hears nothing.
     patch_cost: the tokens that cost as much as one patch of a picture.
+    pixel_cost: the tokens that cost as much as one of its pixels on their way to patches.
     most_patches: the patches of the largest picture.
     view_side: the patches along both sides of every view, if the tower has learned positions of that shape; 0: any.
     both_ways: as in `ModelSpec`. most_together: the most tokens of a picture, or a prompt, that always run in one step.
@@ -130,6 +131,7 @@ class EngineConfig:
     kept_bytes: int = 0
     vector_bytes: tuple[int, int] = (0, 0)
     patch_cost: float = 0.0
+    pixel_cost: float = 0.0
     most_patches: int = 0
     view_side: int = 0
     both_ways: Literal["pictures", "prompt"] | None = None

@@ -10,12 +10,17 @@ clock        The wall clock of all processes jumps an hour, and back.
 descriptors  An API server may open no more files for a while.
 stopped      SIGSTOP of one of two API servers, and SIGCONT.
 grpc         Oversized messages, metadata that are garbage, and streams that are abandoned.
+pictures     Files that unpack to a gigabyte, lie about their size or are cut, from 16 connections; another client's
+             stream of text, and the longest wait for one of its tokens.
 
 Waits in a quiet window of the same server, right before, stand beside those under attack: cores are shared.
 """
 
 from __future__ import annotations
 
+import base64
+import http.client
+import json
 import os
 import random
 import resource
@@ -23,13 +28,16 @@ import signal
 import socket as sockets
 import time
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import grpc as protocol
+import numpy as np
+from PIL import Image
 
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2, inference_pb2_grpc
-from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.folder import ASSETS, EMBEDDED_MODEL
 from ridgeline_bench.scripts.attacks.processes import SMALL, Row, Watch, counted, environment, main, post
 from ridgeline_bench.scripts.served import Served, resident
 
@@ -218,6 +226,53 @@ def grpc(row: Row, folder: Path) -> None:
         channel.close()
 
 
+def pictures(row: Row, folder: Path) -> None:
+    content = [
+        [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(file).decode()}}]
+        for file in hostile_pictures()
+    ]
+    bodies = [{"max_tokens": 1, "messages": [{"role": "user", "content": each}]} for each in content]
+    with Served("--model", str(ASSETS / "embedded-vision")) as server:
+        post(server, "/v1/chat/completions", bodies[0])
+        quiet = longest_gap(server)
+        with Compared(server, row), ThreadPoolExecutor(16) as pool:
+            theirs = [pool.submit(post, server, "/v1/chat/completions", bodies[n % len(bodies)]) for n in range(36)]
+            time.sleep(0.2)
+            gaps = [longest_gap(server)]
+            while not all(each.done() for each in theirs):
+                gaps.append(longest_gap(server))
+            answers = counted([each.result()[0] for each in theirs])
+        row.happened.append(f"a stream's longest wait: {quiet:.3f} s before, {max(gaps):.3f} s beside the files")
+        row.happened.append(f"files: {answers}; {_left(server)}")
+
+
+def hostile_pictures() -> list[bytes]:
+    """Return files of pictures: at the bound of pixels, beyond it, cut, of many scans, and of noise."""
+    draw, whole = np.random.default_rng(0), BytesIO()
+    Image.new("RGB", (8192, 8192)).save(whole, "PNG")
+    noise, scans = BytesIO(), BytesIO()
+    Image.fromarray(draw.integers(0, 256, (2048, 2048, 3), dtype=np.uint8)).save(noise, "PNG", compress_level=1)
+    Image.new("RGB", (8000, 8000)).save(scans, "JPEG", progressive=True)
+    claims = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + b"\0\x01\0\0" * 2 + b"\x08\2\0\0\0" + bytes(64)
+    return [whole.getvalue(), claims, noise.getvalue(), noise.getvalue()[:-9], scans.getvalue(), draw.bytes(4 << 20)]
+
+
+def longest_gap(server: Served) -> float:
+    """Return the seconds that a client waited for a token of a stream of text at the most, the first one apart."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    body = json.dumps({"prompt": "A", "max_tokens": 64, "stream": True, "ignore_eos": True})
+    connection, gaps = http.client.HTTPConnection(host, int(port), timeout=60), list[float]()
+    connection.request("POST", PATH, body, {"Content-Type": "application/json"})
+    answer, before = connection.getresponse(), 0.0
+    while line := answer.readline():
+        if line.startswith(b"data: {"):
+            now = time.monotonic()
+            gaps += [now - before] if before else []
+            before = now
+    connection.close()
+    return max(gaps)
+
+
 def _named(words: list[str]) -> str:
     return ", ".join(f"{words.count(word)} x {word}" for word in sorted(set(words)))
 
@@ -230,7 +285,7 @@ def _left(server: Served) -> str:
     return "nothing is left" if not busy else f"LEFT OVER: {busy:g}"
 
 
-ATTACKS = {each.__name__: each for each in (flood, several, sleep, kv8, clock, descriptors, stopped, grpc)}
+ATTACKS = {each.__name__: each for each in (flood, several, sleep, kv8, clock, descriptors, stopped, grpc, pictures)}
 
 if __name__ == "__main__":
     main(ATTACKS, __doc__)
