@@ -13,15 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.core.plan.pictures import Pixels, ShownPictures, open_all
+from ridgeline.core.plan.octets import SharedOctets, open_all
+from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.core.plan.step import Span
 from ridgeline.core.shared import MemoryPlace, NoSuchMemory, SharedMemory, place_of
 from ridgeline.kernels.pictures.views import Box, Patching, View
 from ridgeline.ranks import messages as of_ranks
+from ridgeline.text.sounds import waveform
 from ridgeline.transport.messages import Submit, decode_from_face, encode
 
 READER = """
@@ -166,6 +170,25 @@ def test_frames_of_a_video_open_its_memory_once() -> None:
     short = replace(own, pictures=(Pixels(1, 1, place_of(array)._replace(start=12 * 64, size=3)),))  # type: ignore[union-attr]
     with pytest.raises(NoSuchMemory):
         open_all((*own.pictures, *short.pictures))
+
+
+def test_windows_of_a_sound_stay_where_it_was_decoded() -> None:
+    samples_N = shared(4 << 20).view("<f4")
+    window, heard = waveform(samples_N[1000:481_000]), HeardSound(samples=SharedOctets(samples_N), frames=9, vectors=9)
+    frame = encode(structs.replace(submit((Inserted(start=0, count=9, heard=heard),)), sound=window))
+    assert len(frame) < 1024
+    found = decode_from_face(frame)
+    assert isinstance(found, Submit)
+    assert found.sound is not None
+    assert found.sound == window
+    assert found.sound.samples.data.tobytes() == samples_N[1000:481_000].tobytes()
+    assert found.inserted[0].heard == heard
+    assert heard.sent_bytes == window.samples.sent_bytes == 0
+    own = waveform(samples_N[:9].copy())  # of a process alone
+    back = decode_from_face(encode(structs.replace(submit(()), sound=own)))
+    assert isinstance(back, Submit)
+    assert back.sound == own
+    assert (own.samples.sent_bytes, own.samples.num_bytes) == (36, 36)
 
 
 def test_a_pipe_in_the_place_of_memory_keeps_nobody_waiting() -> None:

@@ -12,6 +12,7 @@ from ridgeline.core.errors import ContractViolation, DeviceLost, InvalidConfig, 
 from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.crossed import MOST_PICTURES, MOST_RUNS, picture_keys
 from ridgeline.core.plan.embeds import Embeds, named_within
+from ridgeline.core.plan.octets import SharedOctets
 from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.sounds import Waveform
@@ -219,7 +220,7 @@ class Engine:
                 task="embed" if self.config.pools else None,
                 whole=self.config.pools,
                 encoder_ids=(0,) * (self.config.encodes if self.config.hears else min(8, self.config.encodes)),
-                sound=Waveform(samples=b"") if self.config.hears else None,
+                sound=Waveform(samples=SharedOctets(b"")) if self.config.hears else None,
             )
             for copy in range(together):
                 known = number - (number == REHEARSALS - 1)  # one finds what the one before left

@@ -70,6 +70,8 @@ class Processor(Protocol):
     @property
     def patching(self) -> Patching: ...
 
+    def __hash__(self) -> int: ...
+
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
         """Return the part of a picture of that size: number `index` of `pictures` in the prompt.
 

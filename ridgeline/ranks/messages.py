@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.core.plan.adapters import AdapterFacts
-from ridgeline.core.plan.pictures import pixels_received, plain_pixels
+from ridgeline.core.plan.octets import octets_received, plain_octets
 from ridgeline.core.plan.step import (
     Assign,
     CopyBlocks,
@@ -290,14 +290,14 @@ def _plain(value: Any) -> Any:
         return value.dtype.str, value.shape, np.ascontiguousarray(value).data
     if isinstance(value, np.generic):
         return value.item()
-    return plain_pixels(value)
+    return plain_octets(value)
 
 
 def _array(kind: type, value: Any) -> Any:
     if kind is np.ndarray:
         dtype, shape, data = value
         return np.frombuffer(data, dtype).reshape(shape)
-    return pixels_received(kind, value)
+    return octets_received(kind, value)
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode

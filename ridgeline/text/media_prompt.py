@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import PLACEHOLDER as UNKNOWN
 from ridgeline.core.plan.embeds import Embeds, Inserted
+from ridgeline.core.plan.octets import SharedOctets
 from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.kernels.base.sounds import HOP, RATE
@@ -220,7 +221,7 @@ def _placed_sound(processor: Processor, item: Sound) -> Placed:
         raise InvalidRequest("this model takes no sounds; leave them out.", param="messages")
     layout = processor.sound(len(item.samples_N))
     heard = HeardSound(
-        samples=item.samples_N.astype("<f4").tobytes(),
+        samples=SharedOctets(item.samples_N.astype("<f4", copy=False)),
         frames=-(-len(item.samples_N) // HOP),
         vectors=layout.placeholders,
     )

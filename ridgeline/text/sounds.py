@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan.octets import SharedOctets
 from ridgeline.core.plan.sounds import Waveform
 from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.rates import resampled
@@ -19,8 +20,10 @@ MOST_CHANNELS = 8
 
 def waveform(samples_N: np.ndarray) -> Waveform:
     """Return float32 samples in the models' rate as a window, named by its content."""
-    data = np.ascontiguousarray(samples_N, "<f4").tobytes()
-    return Waveform(samples=data, key=sha256(b"sound " + data).digest())
+    samples_N = np.ascontiguousarray(samples_N, "<f4")
+    hashed = sha256(b"sound ")
+    hashed.update(samples_N.data)
+    return Waveform(samples=SharedOctets(samples_N), key=hashed.digest())
 
 
 def samples_of(audio: Any) -> np.ndarray:

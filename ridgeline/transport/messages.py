@@ -16,7 +16,7 @@ import numpy as np
 
 from ridgeline.core.plan.cache_figures import CacheFigures
 from ridgeline.core.plan.embeds import Embeds, Inserted
-from ridgeline.core.plan.pictures import pixels_received, plain_pixels
+from ridgeline.core.plan.octets import octets_received, plain_octets
 from ridgeline.core.plan.request import (
     MAX_LOGPROBS,
     PromptLogprobs,
@@ -500,6 +500,6 @@ Order = Pause | Sleep | Reload | Wake | Resume | WeightOrder
 FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Count | Order | AdapterOrder
 FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | CacheCounted | Standing | AdapterAnswer
 
-encode = msgspec.msgpack.Encoder(enc_hook=plain_pixels).encode
-decode_from_face = msgspec.msgpack.Decoder(FromFace, dec_hook=pixels_received).decode
+encode = msgspec.msgpack.Encoder(enc_hook=plain_octets).encode
+decode_from_face = msgspec.msgpack.Decoder(FromFace, dec_hook=octets_received).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

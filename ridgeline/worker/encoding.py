@@ -108,7 +108,7 @@ class EncoderPart(StepPart):
         """Return sounds on the device, with silence behind each: [N, samples of a window]."""
         stem = self._encoder.stem
         assert stem is not None
-        return upload_sounds([sound.samples for sound in sounds], stem.spec.samples, self._slots.device)
+        return upload_sounds([sound.samples.data for sound in sounds], stem.spec.samples, self._slots.device)
 
     def _encoded(self, token_T: Tensor, position_T: Tensor, lengths: np.ndarray, x_TM: Tensor | None) -> Tensor:
         """Return the encoder's output: [T, M]. x_TM: what the first layer reads, if that is not made of tokens."""

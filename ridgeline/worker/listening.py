@@ -63,7 +63,7 @@ class HeardSounds:
         spec = self._listener.spec
         whole = isinstance(spec.stem, SoundStem) and not spec.chunk
         most = spec.longest * HOP if whole else max(frames) * HOP + 2 * FRAME // HOP * HOP
-        return upload_sounds([sound.samples for sound in sounds], most, self._device)
+        return upload_sounds([sound.samples.data for sound in sounds], most, self._device)
 
     def _groups(self, heard: Mapping[str, HeardSound]) -> Iterator[dict[str, HeardSound]]:
         group: dict[str, HeardSound] = {}

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ridgeline.core.plan.pictures import EncoderFigures, Pixels, ShownPictures, open_all
+from ridgeline.core.plan.octets import open_all
+from ridgeline.core.plan.pictures import EncoderFigures, Pixels, ShownPictures
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.listener import ListenerSpec

@@ -26,8 +26,9 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     return staged.copy_(source).to(device, non_blocking=True)
 
 
-def upload_sounds(sounds: Sequence[bytes], size: int, device: torch.device) -> Tensor:
-    """Return sounds on the device, little-endian float32 samples, cut or with silence behind them: [sounds, size]."""
+def upload_sounds(sounds: Sequence[np.ndarray], size: int, device: torch.device) -> Tensor:
+    """Return sounds on the device, cut or with silence behind them: [sounds, size]. They come as octets of float32
+    samples, little-endian."""
     rows = np.zeros((len(sounds), size), np.float32)
     for row, sound in zip(rows, sounds, strict=True):
         given = np.frombuffer(sound, "<f4")[:size]

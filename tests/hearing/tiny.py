@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor
 
 from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.octets import SharedOctets
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.media.items import sound
@@ -148,7 +149,7 @@ def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens
 
     def placed(part: np.ndarray, start: int) -> tuple[list[int], list[Inserted]]:
         key, count = sound(part, RATE).digest[:16], vectors(name, part)
-        heard = HeardSound(samples=part.tobytes(), frames=frames(part), vectors=count)
+        heard = HeardSound(samples=SharedOctets(part), frames=frames(part), vectors=count)
         return [AUDIO] * count, [Inserted(start=start, count=count, key=key, name=key.hex(), heard=heard)]
 
     return ask_with(request_id, parts, placed, max_tokens=max_tokens, **params)

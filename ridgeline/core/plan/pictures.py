@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.shared import MemoryPlace, SharedMemory, place_of
+from ridgeline.core.plan.octets import SharedOctets, told_octets
+from ridgeline.core.shared import MemoryPlace
 from ridgeline.kernels.pictures.views import Patching, View
 
 
@@ -27,101 +27,36 @@ class EncoderFigures(NamedTuple):
         )
 
 
-class Pixels:
-    """A picture, or a frame of a video: red, green and blue of each pixel, a byte each, line by line.
+class Pixels(SharedOctets):
+    """A picture, or a frame of a video: red, green and blue of each pixel, a byte each, line by line."""
 
-    data: bytes, or an array. What lies in memory that processes share is not copied into messages: these say where it
-    lies, and `data` is read there.
-    """
-
-    __slots__ = ("_array", "_place", "height", "width")
+    __slots__ = ("height", "width")
 
     def __init__(self, height: int, width: int, data: bytes | np.ndarray | MemoryPlace) -> None:
+        super().__init__(data)
         self.height, self.width = height, width
-        self._place = data if isinstance(data, MemoryPlace) else None
-        self._array = None if isinstance(data, MemoryPlace) else _flat(data)
-        size = data.size if isinstance(data, MemoryPlace) else len(_flat(data))
-        if size != self.num_bytes:
-            raise ContractViolation(f"a picture of {height} x {width} pixels has {self.num_bytes} bytes, got {size}.")
+        if self.num_bytes != 3 * height * width:
+            raise ContractViolation(
+                f"a picture of {height} x {width} pixels has {3 * height * width} bytes, got {self.num_bytes}."
+            )
 
-    @property
-    def data(self) -> np.ndarray:
-        """The octets: uint8 [3 * height * width], read-only. Raise NoSuchMemory if another process had them, and has
-        closed them."""
-        return self.opened({})
-
-    def opened(self, known: dict[tuple[int, int, int], SharedMemory]) -> np.ndarray:
-        """Return `data`. known: files of memory that are open here already, to which this one's is added: all frames of
-        a video lie in one, which would be open once for each otherwise."""
-        if self._array is None:
-            assert self._place is not None
-            if (memory := known.get(self._place.file)) is None or not self._place.fits(len(memory)):
-                memory = known[self._place.file] = SharedMemory.opened(self._place)
-            self._array = np.frombuffer(memory, np.uint8, self._place.size, self._place.start)
-        return self._array
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of all pixels, wherever they lie."""
-        return 3 * self.height * self.width
-
-    @property
-    def sent_bytes(self) -> int:
-        """The bytes that a message takes for it, besides a few."""
-        return 0 if self._array is None or place_of(self._array) is not None else self.num_bytes
-
-    def sent(self) -> tuple[int, int, memoryview | MemoryPlace]:
+    def sent(self) -> tuple[int, int, Any]:
         """Return the size, and the octets or their place, for a message."""
-        if self._array is None:
-            assert self._place is not None
-            return self.height, self.width, self._place
-        return self.height, self.width, place_of(self._array) or self._array.data
+        return self.height, self.width, super().sent()
 
-    @staticmethod
-    def received(told: Sequence[Any]) -> Pixels:
-        """Return the pixels that `sent` told of. Raise ValueError if it is none of ours."""
+    @classmethod
+    def received(cls, told: Any) -> Pixels:
+        """Return the pixels that `sent` told of. Raise ValueError if they are none of ours."""
         height, width, data = told
-        if not isinstance(data, (bytes, list, tuple)):
-            raise ValueError(f"a picture's pixels are bytes or their place, got {type(data).__name__}.")
-        return Pixels(height, width, data if isinstance(data, bytes) else MemoryPlace(*map(int, data)))
+        return cls(height, width, told_octets(data))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pixels):
             return NotImplemented
-        alike = (self.height, self.width) == (other.height, other.width)
-        return alike and np.array_equal(self.data, other.data)
+        return (self.height, self.width) == (other.height, other.width) and super().__eq__(other)
 
     def __hash__(self) -> int:
         return hash((self.height, self.width))
-
-
-def open_all(pictures: Iterable[Pixels]) -> None:
-    """Hold the memory of pixels from now on, wherever it lies. Raise NoSuchMemory."""
-    known = dict[tuple[int, int, int], SharedMemory]()
-    for each in pictures:
-        each.opened(known)
-
-
-def _flat(data: bytes | np.ndarray) -> np.ndarray:
-    if not isinstance(data, np.ndarray):
-        return np.frombuffer(data, np.uint8)
-    found = np.ascontiguousarray(data).reshape(-1)
-    found.flags.writeable = False
-    return found
-
-
-def plain_pixels(value: Any) -> Any:
-    """Return the message's form of pixels, as msgspec's `enc_hook`."""
-    if isinstance(value, Pixels):
-        return value.sent()
-    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
-
-
-def pixels_received(kind: type, value: Any) -> Any:
-    """Return pixels of a message, as msgspec's `dec_hook`."""
-    if kind is Pixels:
-        return Pixels.received(value)
-    raise NotImplementedError(f"{kind.__name__} cannot be received")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.core.plan.octets import SharedOctets
 from ridgeline.core.specs.stem import STRIDE
 
 
@@ -11,34 +12,34 @@ from ridgeline.core.specs.stem import STRIDE
 class Waveform:
     """A window of sound, in the model's rate.
 
-    samples: float32 in -1..1, little-endian, one channel; silence follows them up to the window's end.
+    samples: float32 in -1..1, little-endian, one channel, as octets; silence follows them up to the window's end.
     key: stands for the samples. Requests with equal keys (and equal salts) share what the encoder makes of them.
     """
 
-    samples: bytes
+    samples: SharedOctets
     key: bytes = b""
 
     def __len__(self) -> int:
-        return len(self.samples) // 4
+        return self.samples.num_bytes // 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeardSound:
     """A listener's input for a sound. samples: as of `Waveform`. frames: of its spectra. vectors: that become of it."""
 
-    samples: bytes
+    samples: SharedOctets
     frames: int
     vectors: int
 
     @property
     def num_bytes(self) -> int:
         """The bytes of all samples."""
-        return len(self.samples)
+        return self.samples.num_bytes
 
     @property
     def sent_bytes(self) -> int:
         """The bytes that a message takes for it."""
-        return self.num_bytes
+        return self.samples.sent_bytes
 
     @property
     def patches(self) -> int:

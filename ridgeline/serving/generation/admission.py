@@ -141,5 +141,5 @@ def inserted_bytes(request: Request) -> int:
     its own."""
     shown = {id(own): own.sent_bytes for each in request.inserted if (own := each.made_of) is not None}
     given = sum(len(each.embeds.data) for each in request.inserted if each.embeds is not None)
-    heard = 0 if request.sound is None else len(request.sound.samples)
+    heard = 0 if request.sound is None else request.sound.samples.sent_bytes
     return sum(shown.values()) + given + heard + (0 if request.embeds is None else len(request.embeds.data))

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.errors import CannotPromise, DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
-from ridgeline.core.plan.pictures import open_all
+from ridgeline.core.plan.octets import SharedOctets, open_all
 from ridgeline.core.plan.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
 from ridgeline.core.plan.sleep import Kind
 from ridgeline.core.settings.config import LLMConfig
@@ -231,9 +231,7 @@ class EngineHost:
             if isinstance(mask, Exception):
                 raise mask
             request = _request(name, submit, mask)
-            shown = {id(each.shown): each.shown for each in request.inserted if each.shown is not None}
-            # now, while the API server is sure to hold it
-            open_all(pixels for each in shown.values() for pixels in each.pictures)
+            open_all(_octets(request))  # now, while the API server is sure to hold them
             self._adapters.check(request)
             self._engine.add(request)
         except Busy as error:
@@ -662,3 +660,13 @@ def run(
 
 def _note_progress(pulse: Pulse, what: str, share: float) -> None:
     pulse.turn(LOADING, what)
+
+
+def _octets(request: Request) -> Iterator[SharedOctets]:
+    """Yield the pixels and samples of a request, each once."""
+    if request.sound is not None:
+        yield request.sound.samples
+    for shown in {id(each.shown): each.shown for each in request.inserted}.values():
+        yield from () if shown is None else shown.pictures
+    for heard in {id(each.heard): each.heard for each in request.inserted}.values():
+        yield from () if heard is None else (heard.samples,)

@@ -13,6 +13,7 @@ from msgspec import ValidationError
 from msgspec.structs import replace
 
 from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.octets import SharedOctets
 from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.request import BACKGROUND, SamplingParams
 from ridgeline.core.plan.sounds import HeardSound
@@ -58,7 +59,7 @@ def test_who_has_little_open_finds_a_place_in_a_full_queue() -> None:
 def test_bytes_of_a_client_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """And pixels in shared memory, which has bounds of its own, count nowhere else."""
     monkeypatch.setattr(admission_module, "MOST_EMBEDDED", 800)
-    admission, sound = Admission(), HeardSound(samples=bytes(400), frames=1, vectors=1)
+    admission, sound = Admission(), HeardSound(samples=SharedOctets(bytes(400)), frames=1, vectors=1)
     memory = np.frombuffer(SharedMemory.made(3 << 20), np.uint8)
     how = Patching("bicubic", 1.0, (0.0,) * 3, (1.0,) * 3, 1024, 1024)  # type: ignore[arg-type]
     view = View(1024, 1024, Box(0, 0, 1024, 1024))
@@ -72,7 +73,7 @@ def test_bytes_of_a_client_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Overloaded, match="800 bytes of vectors, pictures and sounds"):
         admission.admit([heard], FACTS, "a")
     admission.admit([pictured], FACTS, "b")
-    short = Inserted(start=0, count=1, heard=dataclasses.replace(sound, samples=bytes(100)))
+    short = Inserted(start=0, count=1, heard=dataclasses.replace(sound, samples=SharedOctets(bytes(100))))
     small = dataclasses.replace(heard, inserted=(short,))
     admission.admit([small], FACTS, "b")
     with pytest.raises(Overloaded):
