@@ -1,21 +1,20 @@
 """Native sparse attention and MoBA by parts, each beside its least time, and whole in turns with dense attention.
 
     python -m ridgeline_bench.scripts.sparse_parts [--ways NSA MoBA layer] [--lengths 16384 65536] [--repeats 7]
-        [--variants [choice window selected]] [--profile] [--check] [--quick] [--output FILE.jsonl]
+        [--tune choice window selected] [--profile] [--check] [--quick] [--output FILE.jsonl]
 
 Causal, bfloat16, one sequence: NSA with 64 heads in 4 groups, MoBA with 32 heads in as many, 128 channels. `layer` is
 the decoder layer of `ladder/expert_layer.py` with each beside that with dense attention by cuDNN. Dense attention is by
 cuDNN and, where it is installed, FlashAttention-3. First all is compared with the definition in float64 at a shorter
 length. A part's least time is the largest of its FLOPs, bytes and
-exponentials at the rates of the chip's data sheet, `share` is that over the time measured. --variants times other
-shapes of NSA's kernels instead, --profile prints the kernels of a call, --check compares and times nothing, and --quick
-prints the least times alone, on the CPU.
+exponentials at the rates of the chip's data sheet, `share` is that over the time measured. --tune first times other
+shapes of NSA's kernels, at the greatest length, and goes on with the fastest. --profile prints the kernels of a call,
+--check compares and times nothing, and --quick prints the least times alone, on the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,7 +30,7 @@ from ridgeline.kernels.attention.ladder.expert_layer import ExpertLayer, ExpertS
 from ridgeline.kernels.attention.triton_moba import Moba
 from ridgeline.kernels.attention.triton_nsa import KeysValues, Nsa
 from ridgeline.kernels.attention.triton_sdpa import Tiles
-from ridgeline.kernels.attention.triton_selected import Branches
+from ridgeline.kernels.attention.triton_selected import Branches, SelectedBlocks
 from ridgeline.kernels.cuda.predict import CHIPS, Chip, chip_here
 from ridgeline_bench.ladders.attention import libraries
 from ridgeline_bench.machine.timing import device_seconds
@@ -73,7 +72,8 @@ def nsa_least(tokens: int, chip: Chip, nsa: Nsa = Nsa()) -> dict[str, dict[str, 
     coarse = heads * float(((t - nsa.length) // nsa.stride + 1).clamp(min=0).sum())
     near, chosen = (heads * float(t.clamp(max=n).sum()) for n in (nsa.window, nsa.selected * nsa.block))
     row, keys = 2.0 * heads * tokens * SIZE, 4.0 * groups * tokens * SIZE  # bytes of q or outputs, and of k and v
-    pairs = float((t / nsa.block).ceil().clamp(max=nsa.selected).sum())
+    always = nsa.first + nsa.last  # one part of all these
+    pairs = float(((t / nsa.block).ceil().clamp(max=nsa.selected) - always).clamp(min=0).sum()) + tokens
     product = 4 * SIZE
     return {
         "compress": least(0, keys + keys / nsa.stride, 0, chip),
@@ -120,10 +120,9 @@ class NsaParts:
         return triton_nsa.attend_window(self.q, KeysValues(self.k, self.v), self.nsa, scale=self.scale)
 
     def selected(self) -> torch.Tensor:
-        branches = Branches(self.compressed, self.near, self.gates)
-        return triton_selected.add_selected(
-            self.q, self.k, self.v, self.chosen, branches, self.nsa.block, scale=self.scale
-        )
+        branches, nsa = Branches(self.compressed, self.near, self.gates), self.nsa
+        blocks = SelectedBlocks(nsa.block, nsa.first, nsa.last)
+        return triton_selected.add_selected(self.q, self.k, self.v, self.chosen, branches, blocks, scale=self.scale)
 
     def whole(self) -> torch.Tensor:
         pair = KeysValues(self.k, self.v)
@@ -210,6 +209,8 @@ def in_turns(calls: dict[str, Call], repeats: int) -> dict[str, float]:
 def rows(way: str, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
     """Yield the records of a way at a length: parts, the whole and the dense peer in turns."""
     chip = chip_here(gpu())
+    if way == "none":
+        return
     if way == "layer":
         yield from layers(tokens, repeats)
         return
@@ -254,36 +255,64 @@ def layers(tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def variants(tokens: int, repeats: int, parts: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the times of NSA's kernels in other shapes."""
+class Limited(Tiles):
+    """Tiles whose kernel has at most 128 registers a thread."""
+
+    @property
+    def launch(self) -> dict[str, int]:
+        return {**super().launch, "maxnreg": 128}
+
+
+def shapes() -> dict[tuple[str, str], dict[str, Callable[[], None]]]:
+    """Return the shapes of NSA's kernels by part and by what varies: calls that set them, the present one first."""
+
+    def products(tiles: Tiles, registers: int) -> None:
+        triton_selected.chosen_tiles = lambda *_: tiles
+        triton_selected.REGISTERS = registers
+
+    def choice(tiles: Tiles) -> None:
+        triton_nsa.choice_tiles = lambda *_: tiles
+
+    def text(t: Tiles) -> str:
+        limit = ", 128 registers" if isinstance(t, Limited) else ""
+        return f"{t.rows} x {t.columns}, {t.warps} warps, {t.stages} stages{limit}"
+
+    def named(call: Callable[..., None], *given: Any) -> Callable[[], None]:
+        return lambda: call(*given)
+
+    both = [(Tiles(64, 64, 4, 1), n) for n in (168, 128)] + [(Tiles(x, 64, 8, 1), 128) for x in (64, 128)]
+    choices = [Tiles(64, 128, 4, 3), Tiles(64, 128, 8, 3), Limited(64, 128, 8, 3), Tiles(64, 64, 4, 3)]
+    choices += [Tiles(64, 256, 8, 3), Tiles(64, 128, 4, 2)]
+    near = [Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 128, 4, 2)]
+    selected = "selected, gates"
+    return {
+        (selected, "listed"): {str(n): named(setattr, triton_selected, "LISTED", n) for n in (8192, 4096, 16384)},
+        (selected, "together"): {str(n): named(setattr, triton_selected, "TOGETHER", n) for n in (32, 16, 64)},
+        (selected, "tiles"): {f"{t.rows} rows, {t.warps} warps, {n} registers": named(products, t, n) for t, n in both},
+        ("choice", "tiles"): {text(t): named(choice, t) for t in choices},
+        ("window", "tiles"): {
+            text(t): named(triton_sdpa.TILES.__setitem__, ("near", 128), t) for t in near
+        },
+    }  # fmt: skip
+
+
+def tune(tokens: int, repeats: int, parts: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the times of NSA's kernels in other shapes, one thing varied at a time, and leave the fastest set."""
     nsa = NsaParts(tokens)
-    selected, choice, near = "selected, gates", "choice", "window"
-    made: list[tuple[str, str, Any]] = [
-        (selected, "as it is", nullcontext()),
-        *((selected, f"{n} listed", patch.object(triton_selected, "LISTED", n)) for n in (4096, 16384)),
-        *((selected, f"{n} together", patch.object(triton_selected, "TOGETHER", n)) for n in (16, 64)),
-        *(
-            (selected, f"{t.rows} rows, {t.warps} warps, {n} registers", _Both(t, n))
-            for t, n in ((Tiles(64, 64, 4, 1), 128), (Tiles(128, 64, 8, 1), 128), (Tiles(64, 64, 8, 1), 128))
-        ),
-        *(
-            (choice, str(t), patch.object(triton_nsa, "choice_tiles", lambda *_, t=t: t))
-            for t in (Tiles(64, 128, 4, 3), Tiles(64, 128, 8, 3), Tiles(64, 64, 4, 3), Tiles(64, 256, 8, 3))
-        ),
-        *(
-            (near, str(t), patch.dict(triton_sdpa.TILES, {("near", 128): t}))
-            for t in (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 3))
-        ),
-    ]
-    for part, name, changed in made:
+    for (part, what), ways in shapes().items():
         if part.split(",")[0] not in parts:
             continue
-        with changed:
-            seconds = in_turns({part: nsa.parts()[part]}, repeats)[part]
-        yield {
-            "workload": "variants of sparse attention", "way": "NSA", "length": tokens, "part": f"{part}: {name}",
-            "seconds": seconds,
-        }  # fmt: skip
+        times = {}
+        for name, change in ways.items():
+            change()
+            times[name] = in_turns({part: nsa.parts()[part]}, repeats)[part]
+            yield {
+                "workload": "variants of sparse attention", "way": "NSA", "length": tokens,
+                "part": f"{part}: {what} {name}", "seconds": times[name],
+            }  # fmt: skip
+        first = next(iter(ways))
+        best = min(times, key=lambda name: times[name])
+        ways[best if times[best] < 0.99 * times[first] else first]()
 
 
 def profile(ways: list[str], lengths: list[int]) -> None:
@@ -302,36 +331,18 @@ def profile(ways: list[str], lengths: list[int]) -> None:
             print(f"{way}, {tokens} tokens, ms: {kernels}")
 
 
-class _Both:
-    """Other tiles and registers of the selected branch."""
-
-    def __init__(self, tiles: Tiles, registers: int) -> None:
-        self.patches = (
-            patch.object(triton_selected, "chosen_tiles", lambda *_: tiles),
-            patch.object(triton_selected, "REGISTERS", registers),
-        )
-
-    def __enter__(self) -> None:
-        for each in self.patches:
-            each.start()
-
-    def __exit__(self, *_: object) -> None:
-        for each in self.patches:
-            each.stop()
-
-
-def _lines(ways: list[str], shapes: list[str] | None, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
-    if shapes:
-        yield from variants(tokens, repeats, shapes)
-    else:
+def _lines(ways: list[str], tuned: list[str], lengths: list[int], repeats: int) -> Iterator[dict[str, Any]]:
+    if tuned:
+        yield from tune(max(lengths), repeats, tuned)
+    for tokens in lengths:
         for way in ways:
             yield from rows(way, tokens, repeats)
 
 
 def main() -> None:
     a = asked(
-        __doc__, ways=[OneOf(("NSA", "MoBA", "layer"))], lengths=[16384, 65536], repeats=7,
-        variants=([str], "parts of NSA to time in other shapes: choice, window, selected"),
+        __doc__, ways=[OneOf(("NSA", "MoBA", "layer", "none"))], lengths=[16384, 65536], repeats=7,
+        tune=([str], "parts of NSA to time in other shapes first: choice, window, selected"),
         profile=False, check=False, quick=False, output=Path,
     )  # fmt: skip
     table = Table("length", "way", "part", "least ms", "limit", "ms", "share", "times faster")
@@ -344,14 +355,14 @@ def main() -> None:
         Console(width=120).print(table)
         return
     if a.profile:
-        profile([way for way in a.ways if way != "layer"], a.lengths)
+        profile([way for way in a.ways if way in ("NSA", "MoBA")], a.lengths)
         return
-    if not a.variants:
-        check(a.ways)
+    check(a.ways)
     if a.check:
         return
-    for tokens in a.lengths:
-        for line in _lines(a.ways, a.variants, tokens, a.repeats):
+    with torch.no_grad():
+        for line in _lines(a.ways, a.tune or [], a.lengths, a.repeats):
+            tokens = line["length"]
             keep(a.output, {"gpu": gpu(), "dtype": "bfloat16", "channels": SIZE, **line})
             bound, best = line.get("limits") or {}, line.get("least")
             limit = max(bound, key=lambda what, bound=bound: bound[what]) if bound else ""

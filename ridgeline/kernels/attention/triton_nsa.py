@@ -46,7 +46,7 @@ from ridgeline.kernels.attention.triton_sdpa import (
     load_rows,
     strides_of,
 )
-from ridgeline.kernels.attention.triton_selected import Branches, add_selected
+from ridgeline.kernels.attention.triton_selected import Branches, SelectedBlocks, add_selected
 
 NO_BLOCK = tl.constexpr(-(1 << 62))  # less than every number of a block and of a place that none has taken
 
@@ -296,7 +296,7 @@ def attend_selected(
 ) -> torch.Tensor:
     """Return the attention of each query to the blocks chosen for its group, in causal order: [B, H, T, D]. Gradients
     flow to queries, keys and values."""
-    return add_selected(q_BHTD, *branch, chosen_BGTS, None, nsa.block, scale=scale)
+    return add_selected(q_BHTD, *branch, chosen_BGTS, None, SelectedBlocks(nsa.block), scale=scale)
 
 
 class _Compressed(WholeAttention):
@@ -371,7 +371,8 @@ def nsa_attention(
     else:
         coarse = None
         chosen = select(torch.zeros((batch, groups, tokens, -(-tokens // nsa.block)), device=device), nsa)
-    return add_selected(q_BHTD, *selected, chosen, Branches(coarse, near, gates_BHT3), nsa.block, scale=scale)
+    branches, blocks = Branches(coarse, near, gates_BHT3), SelectedBlocks(nsa.block, nsa.first, nsa.last)
+    return add_selected(q_BHTD, *selected, chosen, branches, blocks, scale=scale)
 
 
 # ---- ahead of time --------------------------------------------------------------------------------------------------

@@ -73,13 +73,25 @@ def test_selected_blocks_are_those_of_each_query_whatever_lies_in_memory_at_a_ti
     for kind in (torch.float32, torch.float64):
         leaves = [x.detach().clone().to(kind).requires_grad_() for x in (q, k, v)]
         if kind == torch.float32:
-            out = selected.add_selected(*leaves, chosen, None, 16, scale=0.3)
+            out = selected.add_selected(*leaves, chosen, None, selected.SelectedBlocks(16), scale=0.3)
         else:
             out = scaled_dot_product_attention(*leaves, attn_mask=seen, scale=0.3, enable_gqa=True)
         out.backward(grad.to(kind))
         found.append([out.detach().double(), *(x.grad.double() for x in leaves)])
     for name, a, b in zip(("out", "dq", "dk", "dv"), *found, strict=True):
         assert (a - b).norm() <= 4e-6 * b.norm(), name
+
+
+@pytest.mark.parametrize(("first", "last", "heads"), [(2, 3, 6), (0, 1, 2)])
+def test_blocks_that_all_queries_read_are_no_lists(
+    monkeypatch: pytest.MonkeyPatch, first: int, last: int, heads: int
+) -> None:
+    """A tile of neighbours may have queries of several blocks."""
+    monkeypatch.setattr(pytest.importorskip("ridgeline.kernels.attention.triton_selected"), "LISTED", 40)
+    nsa = Nsa(length=8, stride=4, block=16, selected=6, first=first, last=last, window=11)
+    inputs = drawn(101, nsa, heads=heads)
+    want = reference(*doubled(inputs), nsa)
+    assert (nsa_attention(*inputs, nsa) - want).norm() <= 3e-6 * want.norm()
 
 
 @pytest.mark.few(3)
