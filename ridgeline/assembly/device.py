@@ -66,7 +66,8 @@ class DeviceExtras(NamedTuple):
 def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWorker, MemoryReport]:
     """Return the worker of one device, and what its memory holds. Raise InvalidConfig or ModelLoadError."""
     wanted = choices.config.enable_sleep_mode and choices.device.type == "cuda"
-    sleep = SleepMemory(choices.device) if wanted else None
+    graphs = choices.config.sleep_mode_offload_cudagraph
+    sleep = SleepMemory(choices.device, graphs=graphs) if wanted else None
     if choices.config.numa_bind and choices.device.type == "cuda":
         bind(pci_address(choices.device))  # before weights are read into the host's memory
     if choices.device.type != "cpu":

@@ -488,6 +488,7 @@ def _host_tier(config: LLMConfig, memory: MemoryReport, bytes_per_second: float)
         pages=HostLayout.within(layout, config.host_bytes // config.ranks).num_pages,
         bytes_per_second=bytes_per_second,
         staging_bytes=staging_bytes(layout.groups, layout.dtype, memory.sizes.max_tokens),
+        preempted=config.preemption_mode,
     )
 
 

@@ -35,6 +35,7 @@ from ridgeline.layers.given import GivenPlaces, GivenRows
 from ridgeline.worker.drawing import SAMPLING
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.segments import Segments
+from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.step import DeviceStep, Outcome
 
@@ -193,9 +194,18 @@ class Graphs:
     cascade: some buckets are captured twice. The second graph serves decode steps whose rows share their first blocks;
         other steps would pay for work that they do not need. Where rows may have adapters, all buckets are captured
         twice, for the same reason.
+    sleep: where their memory is taken from, if it is given back while the engine sleeps.
     """
 
-    def __init__(self, segments: Segments, max_rows: int, max_tokens: int, *, cascade: bool = False) -> None:
+    def __init__(
+        self,
+        segments: Segments,
+        max_rows: int,
+        max_tokens: int,
+        *,
+        cascade: bool = False,
+        sleep: SleepMemory | None = None,
+    ) -> None:
         self._segments, self._device = segments, segments.slots.device
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._buckets = Buckets(max_rows, max_tokens, segments.widths)
@@ -204,6 +214,7 @@ class Graphs:
         self._left: list[Graph] = []
         self._cold: list[int] = []  # rows of the largest steps that have not run yet
         self._pool: Any = None
+        self._memory = sleep.graph_pool() if sleep is not None and sleep.graphs else None
         self._graphs: dict[Key, Graph] = {
             (shape, shares, adapted): Graph(segments, shape, cascade=shares, adapted=adapted)
             for shape, shares in kinds
@@ -215,7 +226,7 @@ class Graphs:
         """Capture every bucket, the largest first: smaller ones then fit into the memory that it used."""
         for rows in self._largest:
             self._warm_up(rows)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle() if self._memory is None else self._memory.id
         with side_stream(self._device), no_garbage_collection():
             for done, graph in enumerate(ordered := self._ordered):
                 if progress is not None:
@@ -224,7 +235,7 @@ class Graphs:
 
     def capture_later(self) -> None:
         """Leave all buckets to `capture_one`, and the largest steps, which no graph holds, to `rest`."""
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle() if self._memory is None else self._memory.id
         self._left, self._cold = self._ordered, [*self._largest]
 
     @property

@@ -94,7 +94,7 @@ class Runner:
         self.mover, self.inserted = Mover(decoder), InsertedVectors(decoder, self.device)
         self.relay = Relay(decoder.mesh.pp, self.slots, decoder.ops)
         self.segments = Segments(decoder, layout, self.slots, self.relay, divide_from, sleep, self.proposer)
-        self.rest = DeviceSleep(self.segments.states.memory.bytes, sleep)
+        self.rest, self._sleep = DeviceSleep(self.segments.states.memory.bytes, sleep), sleep
         self.ending, self.draws = self.segments.ending, self.segments.ending.draws
         self.drafted: DraftedRows | None = None
         if self.proposer is not None:
@@ -161,7 +161,8 @@ class Runner:
         captured). CUDA only. later: capture them behind steps that need them, and in `prepare_later_steps`."""
         if GRAPHS:
             self.segments.take_given(max_tokens)
-        self.launch.graphs = Graphs(self.segments, max_rows, max_tokens, cascade=self.launch.cascade)
+        sizes = self.segments, max_rows, max_tokens
+        self.launch.graphs = Graphs(*sizes, cascade=self.launch.cascade, sleep=self._sleep)
         pictures = self.inserted.pictures if GRAPHS else None
         if later:
             self.launch.graphs.capture_later()

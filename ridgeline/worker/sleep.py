@@ -190,12 +190,12 @@ class Segments:
 
 
 class SleepMemory:
-    """The segments of one GPU that come and go."""
+    """The segments of one GPU that come and go. graphs: those of CUDA graphs are among them."""
 
-    def __init__(self, device: torch.device, driver: Driver | None = None) -> None:
+    def __init__(self, device: torch.device, driver: Driver | None = None, *, graphs: bool = False) -> None:
         if torch.version.hip:
             raise InvalidConfig("enable_sleep_mode needs CUDA's driver; leave it out on AMD.")
-        self.device = device
+        self.device, self.graphs = device, graphs
         self._driver = driver or Driver(device.index or 0)
         self.segments = Segments(self._driver)
         self._pools: dict[Kind, torch.cuda.MemPool] = {}
@@ -213,6 +213,11 @@ class SleepMemory:
         with torch.cuda.use_mem_pool(self._pools[kind], device=self.device):
             yield
         torch.cuda.empty_cache()  # what was needed for a while only must not be copied later
+
+    def graph_pool(self) -> torch.cuda.MemPool:
+        """Return a pool for the memory of graphs, which goes and comes with the weights. It must be kept as long as
+        they are."""
+        return self.segments.pool("weights")
 
     def sleep(self) -> None:
         """Give the device's memory back. Nothing may run on it. Raise InvalidConfig, and give back nothing, if the host

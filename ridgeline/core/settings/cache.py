@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.checks import AtLeast, Named, Settings
+from ridgeline.core.settings.host_tier import Preempted
 from ridgeline.core.settings.kv_events import KVEvents, read_kv_events
 from ridgeline.kernels.base.kv_format import kv_format
 
@@ -48,6 +49,8 @@ class CacheSettings(Settings):
         these wait alone. None: all matrices do.
     offload_backend: "auto", "prefetch" or "uva", as vLLM has them; they do the same.
     kv_offloading_backend: "native", which is the only one.
+    preemption_mode: what becomes of a preempted request's blocks: "auto", "recompute" or "swap"
+        (`HostTierSettings.preempted`). The last one needs kv_offloading_size.
     kv_disk: the directory on a local disk below the host's memory, which servers of one host may share; a server that
         starts again finds its cache there. None: there is none.
     kv_disk_size: GiB of all files in that directory.
@@ -59,6 +62,7 @@ class CacheSettings(Settings):
         that (`prompt_cache_key`, `cache_control`, `prompt_cache_ttl`). 0: such hints are ignored.
     session_share: the share of the cache's memory, on the device and in the host's, that one client's sessions keep.
     enable_sleep_mode: a GPU's memory can be given back, and the weights kept in the host's, while the engine sleeps.
+    sleep_mode_offload_cudagraph: the memory of CUDA graphs goes to the host with the weights.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
     kv_cache_memory: bytes for the KV cache on each device, in place of that share.
     encoder_cache_bytes: bytes of vectors of pictures and sounds that each device keeps, beside those that a step uses.
@@ -91,6 +95,7 @@ class CacheSettings(Settings):
     offload_backend: Literal["auto", "prefetch", "uva"] = "auto"
     kv_offloading_size: Annotated[float | None, AtLeast(0)] = None
     kv_offloading_backend: str = "native"
+    preemption_mode: Preempted = "auto"
     kv_disk: Annotated[str | Path | None, Named("a path")] = None
     kv_disk_size: Annotated[float, AtLeast(0)] = 64.0
     kv_disk_eviction: str = "lru"
@@ -99,6 +104,7 @@ class CacheSettings(Settings):
     session_ttl: Annotated[float, AtLeast(0)] = 3600.0
     session_share: float = 0.25
     enable_sleep_mode: bool = False
+    sleep_mode_offload_cudagraph: bool = False
     kv_events_config: Mapping[str, object] | None = None
 
     @property
@@ -126,6 +132,11 @@ class CacheSettings(Settings):
             raise InvalidConfig(
                 f"offload_num_in_group is {self.offload_num_in_group}, and a group has offload_group_size "
                 f"{self.offload_group_size} layers; lower it."
+            )
+        if self.preemption_mode == "swap" and not self.kv_offloading_size:
+            raise InvalidConfig(
+                "preemption_mode swap moves blocks to the host's memory, and there is none for them; set "
+                "kv_offloading_size, in GiB."
             )
         if self.kv_offloading_backend != "native":
             raise InvalidConfig(f"unknown kv_offloading_backend {self.kv_offloading_backend!r}; use native.")

@@ -57,6 +57,7 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
     "prefill_context_parallel_threshold": (((CP,),), "it says which steps ranks divide"),
     "rank_trace_dir": (((TP, PP),), "it shows which rank waits for which"),
     "kv_disk": ((("kv_offloading_size",),), "blocks come to the disk by way of the host's memory"),
+    "sleep_mode_offload_cudagraph": ((("enable_sleep_mode",),), "graphs go to the host with the weights"),
     **dict.fromkeys(
         ("kv_disk_size", "kv_disk_eviction", "kv_disk_ttl", "kv_disk_tenant_size"),
         ((("kv_disk",),), "it is about that directory"),

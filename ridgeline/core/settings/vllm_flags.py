@@ -119,12 +119,6 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     ("an adapter is asked for by its name, never by a kind of input", VALUE, "default-mm-loras"),
     ("long prompts always run in parts, beside requests that decode", SWITCH, "enable-chunked-prefill"),
     (
-        "a preempted request's blocks go to the memory of --kv-offloading-size, and come back where that is faster "
-        "than computing them again",
-        VALUE,
-        "preemption-mode",
-    ),
-    (
         "what requests hold is never logged; --no-access-log leaves out the line of each request",
         SWITCH,
         "disable-log-requests enable-log-requests enable-log-outputs enable-log-deltas log-error-stack",
@@ -344,7 +338,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_PULLED, VALUE, "ec-transfer-config", ("{}",)),
     ("--weight-transfer RANGE and --admin-key KEY let trainers send weights", VALUE, "weight-transfer-config", ("{}",)),
     (_PULLED, SWITCH, "tokens-only enable-scale-out", ()),
-    (_SLEEP, SWITCH, "sleep-mode-offload-cudagraph", ()),
     (_SLEEP, VALUE, "sleep-mode-backend", ("cumem",)),
     (_SLEEP, LIST, "sleep-preserve-parameter-names", ()),
     ("device memory is torch's to allocate; leave it out", SWITCH, "enable-cumem-allocator", ()),

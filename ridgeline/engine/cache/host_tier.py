@@ -138,7 +138,7 @@ class HostTier:
         self.disk: DiskBelow | None = None
         self.issued = 0
         self._index, self._checkpoints, self.price = index, checkpoints, price
-        self.exact = checkpoints.groups
+        self.exact, self.preempted = checkpoints.groups, settings.preempted
         self._per_millisecond = settings.bytes_per_second / 1e3
         sizes = self.layout.block_bytes
         self._staging = max(settings.staging_bytes, *sizes)
@@ -288,8 +288,11 @@ class HostTier:
 
     # ---- loading ----------------------------------------------------------------------------------------------
 
-    def pays(self, num_bytes: int, start: int, end: int) -> bool:
-        """Return True if so many bytes are loaded in less time than the tokens from `start` to `end` would take."""
+    def pays(self, seq: Sequence, num_bytes: int, start: int, end: int) -> bool:
+        """Return True if so many bytes are loaded in less time than the sequence's tokens from `start` to `end` would
+        take, or if it was preempted and is to get them in any case."""
+        if seq.preemptions and self.preempted == "swap":
+            return True
         milliseconds = (self._queued + num_bytes) / self._per_millisecond
         return milliseconds < self.price.prompt(end - start, start)
 

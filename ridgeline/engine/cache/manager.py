@@ -153,7 +153,7 @@ class CacheManager:
     def _find(self, seq: Sequence) -> Found:
         """Return the longest hit, with blocks from the host's memory where loading them beats running the tokens."""
         assert self.tier is not None
-        if not self.index.has_below:
+        if not self.index.has_below or (seq.preemptions and self.tier.preempted == "recompute"):
             return self._search.search(seq)
         found = self._search.search(seq, below=True)
         num_bytes = self._search.bytes_below(seq, found.best, self.tier.layout.block_bytes)
@@ -161,7 +161,7 @@ class CacheManager:
             return found
         here = self._search.search(seq)
         start, end = here.best.tokens(self.block_size), found.best.tokens(self.block_size)
-        pays = end > start and self.tier.pays(num_bytes, start, end)
+        pays = end > start and self.tier.pays(seq, num_bytes, start, end)
         return found._replace(here=start) if pays else here
 
     def _count_below(self, seq: Sequence, here: int | None) -> None:

@@ -101,10 +101,10 @@ class PlainPool(BlockPool):
             gone += [line.popitem(last=False)[0] for _ in range(min(count - len(gone), len(line)))]
         for block in gone:
             self._known[block] = 0
+        self._on_evict(0, gone)
         if self._awaited:
             for block in gone:
                 self._awaited.pop(block, None)
-        self._on_evict(0, gone)
         gone.reverse()
         self._fresh[:0] = gone
 

@@ -139,6 +139,11 @@ class BlockPool:
         """Free pages to which a preempted request comes back."""
         return sum(page in self._idle for page, owners in self._awaited.items() if inf in owners.values())
 
+    def is_awaited(self, group: int, block: int) -> bool:
+        """Return True if a preempted request comes back for the block's page."""
+        owners = self._awaited.get(self._page_of(group, block))
+        return owners is not None and inf in owners.values()
+
     @property
     def most_awaited(self) -> int:
         """At least as many as `awaited_pages`, known at once."""

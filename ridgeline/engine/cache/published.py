@@ -152,7 +152,8 @@ class Published:
         """Evict a block. Where keys and values are gone, no request can begin at the state behind them."""
         node_hash = self.index.hash_of(group, block) or b""
         node, tier = self.index.get(node_hash), self.tier
-        saved = tier is not None and node is not None and tier.save(node_hash, group, block)
+        stays = tier is not None and tier.preempted == "recompute" and self.pool.is_awaited(group, block)
+        saved = tier is not None and node is not None and not stays and tier.save(node_hash, group, block)
         self._drop(group, block)
         self._checkpoints.drop(group, block, saved=saved)
         if node is None or saved or group in self._exact:
