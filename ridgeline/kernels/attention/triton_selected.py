@@ -43,6 +43,7 @@ from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.launch import compute_capability
 
 LISTED = 8192  # queries of one group whose parts lie in memory at a time: 0.5 GB with 16 heads of 128 and 16 blocks
+PARTS_BYTES = 1 << 30  # of parts at most, unless those of 64 queries are more
 TOGETHER = 32  # queries of a list that a program reads a block for
 REGISTERS = 168  # so that three programs of 16-bit numbers fit a multiprocessor; with Triton 3.6 nothing spills
 
@@ -59,7 +60,7 @@ class Branches(NamedTuple):
     gates_BHT3: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["low", "begin_query"])
 def _chosen_kernel(
     q_ptr, k_ptr, v_ptr, parts_ptr, logs_ptr, pairs_ptr, owner_ptr, first_ptr, begins_ptr,
     q_head, q_row, k_row, v_row, low, M, T, begin_query, together, scale,
@@ -115,7 +116,7 @@ def _row_of(pointer, query, head, q_stride, h_stride, channels, inside):
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin_query", "count"])
 def _always_kernel(
     q_ptr, k_ptr, v_ptr, parts_ptr, logs_ptr, q_head, q_row, k_row, v_row, T, begin_query, count, scale,
     FIRST: tl.constexpr, LAST: tl.constexpr, SLOTS: tl.constexpr, PER_GROUP: tl.constexpr, HEADS: tl.constexpr,
@@ -149,7 +150,7 @@ def _always_kernel(
     tl.store(parts_ptr + to[:, None] * D + channels[None, :], out, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _merge_kernel(
     parts_ptr, logs_ptr, chosen_ptr, out_ptr, own_ptr, log_ptr, coarse_ptr, near_ptr, gates_ptr,
     o_head, o_row, w_head, w_row, c_head, c_row, n_head, n_row, g_head, g_row, g_way, chosen_row, T, count,
@@ -262,13 +263,14 @@ def forward(
     selected, per_group, width = chosen_BGTS.shape[-1], heads // groups, max(16, triton.next_power_of_2(size))
     padded, tiles = triton.next_power_of_2(per_group), chosen_tiles(width, q_BHTD.itemsize)
     rows = max(padded, tiles.rows)
-    at_once, number, together = min(LISTED, tokens), -(-tokens // blocks.tokens), max(TOGETHER, rows // padded)
+    slots, always = selected + min(blocks.last, 1), {"FIRST": blocks.first, "LAST": blocks.last}
+    at_once = min(LISTED, tokens, max(64, PARTS_BYTES // (slots * per_group * size * q_BHTD.itemsize)))
+    number, together = -(-tokens // blocks.tokens), max(TOGETHER, rows // padded)
     spans = -(-tokens // at_once)
     spans_BLTS = pad(chosen_BGTS, (0, 0, 0, spans * at_once - tokens), value=-1)
     lists = listed(spans_BLTS.reshape(batch, groups * spans, at_once, selected), number, together) if selected else ()
     out, log = torch.empty_like(q_BHTD), torch.empty((batch, heads, tokens), dtype=torch.float32, device=device)
     own = torch.empty_like(out) if branches is not None and keep else None
-    slots, always = selected + min(blocks.last, 1), {"FIRST": blocks.first, "LAST": blocks.last}
     parts = torch.empty((at_once * slots * per_group, size), dtype=q_BHTD.dtype, device=device)
     logs = torch.empty(len(parts), dtype=torch.float32, device=device)
     coarse, near, gates = branches or (None, None, None)
