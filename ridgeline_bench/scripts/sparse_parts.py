@@ -15,6 +15,7 @@ shapes of NSA's kernels, at the greatest length, and goes on with the fastest. -
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ridgeline.kernels.attention import triton_moba, triton_nsa, triton_sdpa, triton_selected
-from ridgeline.kernels.attention.ladder.expert_layer import ExpertLayer, ExpertShape, drawn_weights, keys_read
+from ridgeline.kernels.attention.ladder.expert_layer import ExpertLayer, ExpertShape, ExpertWeights, keys_read
 from ridgeline.kernels.attention.triton_moba import Moba
 from ridgeline.kernels.attention.triton_nsa import KeysValues, Nsa
 from ridgeline.kernels.attention.triton_sdpa import Tiles
@@ -237,14 +238,29 @@ def rows(way: str, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def layer_weights(shape: ExpertShape, nsa: Nsa) -> ExpertWeights:
+    """Return random weights of a layer with native sparse attention, each row of about unit length."""
+
+    def rows(*sizes: int) -> torch.Tensor:
+        return draw(*sizes) * sizes[-1] ** -0.5
+
+    s, (model, wide) = shape, (shape.model, shape.heads * shape.size)
+    return ExpertWeights(
+        draw(model), rows(wide, model), rows(6 * s.groups * s.size, model), rows(model, wide), draw(model),
+        rows(s.experts, model), rows(s.experts, 2 * s.inner, model), rows(s.experts, model, s.inner),
+        draw(nsa.length, s.size).softmax(0), rows(3 * s.heads, model), draw(3 * s.heads),
+    )  # fmt: skip
+
+
 def layers(tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
     """Yield the records of the decoder layer with each attention, in turns."""
-    shape, x = ExpertShape(), draw(1, tokens, ExpertShape().model)
-    made = {"NSA": Nsa(), "MoBA": Moba(), "all keys": None}
+    shape, x, nsa = ExpertShape(), draw(1, tokens, ExpertShape().model), Nsa()
+    three = layer_weights(shape, nsa)
+    one = replace(three, kv_XM=three.kv_XM[: 2 * shape.groups * shape.size], gates_YM=None, gates_Y=None)
     ways = {
-        name: ExpertLayer(shape, drawn_weights(shape, sparse).to(torch.bfloat16).to("cuda"), sparse)
-        for name, sparse in made.items()
-    }
+        "NSA": ExpertLayer(shape, three, nsa), "MoBA": ExpertLayer(shape, one, Moba()),
+        "all keys": ExpertLayer(shape, one, None),
+    }  # fmt: skip
     with patch("ridgeline.kernels.attention.ladder.expert_layer.sdpa", dense):
         times = in_turns({name: lambda layer=layer: layer(x) for name, layer in ways.items()}, repeats)
     for name, seconds in times.items():
