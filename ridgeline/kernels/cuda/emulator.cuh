@@ -90,6 +90,7 @@ inline __half __float2half(float x) {
 inline float value_of(__nv_bfloat16 x) { return __bfloat162float(x); }
 inline float value_of(__half x) { return __half2float(x); }
 inline int value_of(signed char x) { return x; }
+inline float value_of(float x) { return float_of(bits_of(x) & ~0x1fffu); }  // tf32
 inline float value_of(__nv_fp8_e4m3 x) {  // no infinity; the largest is 448
   int exponent = x.bits >> 3 & 15, mantissa = x.bits & 7;
   if ((x.bits & 0x7f) == 0x7f) return NAN;

@@ -103,7 +103,8 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], unsigned long 
                                                  bool adds) {
   PTX(WGMMA_N256("m64n256k16.f32.bf16.bf16", "+f", ", 1, 1, 0, 0"), emulator::add_wgmma<bf16>(d, 256, a, b, adds));
 }
-// The same in the format of the first argument; int8 has sums in int32.
+// The same in the format of the first argument; int8 has sums in int32, and of float32 the last 13 bits are not read
+// (tf32).
 template <class T> struct SumOf { typedef float type; };
 template <> struct SumOf<int8> { typedef int type; };
 typedef SumOf<Element>::type Sum;
@@ -118,6 +119,10 @@ __device__ __forceinline__ void wgmma_n256(fp16, float (&d)[128], unsigned long 
 __device__ __forceinline__ void wgmma_n256(e4m3, float (&d)[128], unsigned long long a, unsigned long long b,
                                            bool adds) {
   PTX(WGMMA_N256("m64n256k32.f32.e4m3.e4m3", "+f", ", 1, 1"), emulator::add_wgmma<e4m3>(d, 256, a, b, adds));
+}
+__device__ __forceinline__ void wgmma_n256(float, float (&d)[128], unsigned long long a, unsigned long long b,
+                                           bool adds) {
+  PTX(WGMMA_N256("m64n256k8.f32.tf32.tf32", "+f", ", 1, 1"), emulator::add_wgmma<float>(d, 256, a, b, adds));
 }
 __device__ __forceinline__ void wgmma_n256(int8, int (&d)[128], unsigned long long a, unsigned long long b, bool adds) {
   PTX(WGMMA_N256("m64n256k32.s32.s8.s8", "+r", ""), emulator::add_wgmma<int8>(d, 256, a, b, adds));

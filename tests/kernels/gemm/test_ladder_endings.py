@@ -19,7 +19,7 @@ from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, Extras, LadderEnding
 from tests.kernels.compiled import costly, facts
 from tests.kernels.cuda.memory import Matrix
 
-FEW = ("bias-relu-residual", "bias-gelu-row-max", "fp8-swiglu-fp8")
+FEW = ("bias-relu-residual", "bias-gelu-row-max", "fp8-swiglu-fp8", "tf32-bias-relu")
 each_ending = pytest.mark.parametrize(
     "ending",
     [each if each.name in FEW else pytest.param(each, marks=pytest.mark.thorough) for each in ENDINGS],
@@ -56,7 +56,8 @@ class Given:
         return {name: place(name) for step in ending.steps for name in used.get(step, ())}
 
     def _drawn(self, rows: int, k: int) -> Tensor:
-        return (torch.randn(rows, k) * (30 if self.dtype == torch.int8 else 1)).to(self.dtype)
+        drawn = (torch.randn(rows, k) * (30 if self.dtype == torch.int8 else 1)).to(self.dtype)
+        return (drawn.view(torch.int32) & ~0x1FFF).view(torch.float32) if self.dtype == torch.float32 else drawn  # tf32
 
     def after(self, step: str, x: Tensor) -> Tensor:
         wide = {name: values.double() for name, values in self.vectors.items()}

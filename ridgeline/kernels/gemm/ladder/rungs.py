@@ -249,11 +249,11 @@ class LadderEnding:
     def rung(self) -> Rung:
         """Rung 14, so defined."""
         words = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "e4m3", "int8": "int8", "float32": "float"}
-        small = self.dtype in ("float8_e4m3fn", "int8")
+        size = {"float8_e4m3fn": 1, "int8": 1, "float32": 4}.get(self.dtype, 2)
         last = next(rung for rung in RUNGS if rung.extras)
         defines = {"ELEMENT": words[self.dtype], "OUTPUT": words[self.result]}
         return replace(
-            last, name=f"{last.name}-{self.name}", depth=128 if small else 64, multiple=16 if small else 8,
+            last, name=f"{last.name}-{self.name}", depth=128 // size, multiple=max(8, 16 // size),
             defines={**defines, "EPILOGUE": ",".join(self.steps)}, needs=(self.needs,), file=last.source.name,
         )  # fmt: skip
 
@@ -262,6 +262,8 @@ FP8, INT8 = "QGMMA.64x256x32.F32.E4M3.E4M3", "IGMMA.64x256x32.S8.S8"
 ENDINGS = (
     LadderEnding(name="fp16", dtype="float16", result="float16", needs="HGMMA.64x256x16.F32 "),
     LadderEnding(name="float32", result="float32"),
+    LadderEnding(name="tf32", dtype="float32", result="float32", needs="HGMMA.64x256x8.F32.TF32"),
+    LadderEnding(name="tf32-bias-relu", steps=("Bias", "Relu"), dtype="float32", needs="HGMMA.64x256x8.F32.TF32"),
     LadderEnding(name="bias-gelu", steps=("Bias", "Gelu")),
     LadderEnding(name="bias-gelu-row-max", steps=("Bias", "Gelu", "RowMax")),
     LadderEnding(name="bias-relu-residual", steps=("Bias", "Relu", "Residual")),
