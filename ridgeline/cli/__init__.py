@@ -24,6 +24,7 @@ VERBS: dict[str, type[ListCommand] | str | None] = {
     "generate": ListCommand,
     "chat": ListCommand,
     "transcribe": ListCommand,
+    "codec": None,
     "models": "",
     "profile": "",
     "calibrate": "",

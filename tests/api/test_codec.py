@@ -6,17 +6,20 @@ number. Codes are whole numbers and equal.
 
 from __future__ import annotations
 
+import wave
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from transformers import EncodecConfig, EncodecModel
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.models.encodec import codec_spec
 from ridgeline.offline.codec import SoundCodec
+from tests.command import run_here
 
 SMALL: dict[str, Any] = {
     "num_filters": 4,
@@ -97,3 +100,29 @@ def test_what_cannot_be_coded_is_refused(codec: tuple[EncodecModel, SoundCodec],
     ):
         with pytest.raises(ModelLoadError, match=why):
             codec_spec({"model_type": "encodec", **entries})
+
+
+def test_the_command_line_writes_codes_and_their_sound(codec: tuple[EncodecModel, SoundCodec], tmp_path: Path) -> None:
+    model, ours = codec
+    folder, samples = tmp_path / "model", (sound(12 * HOP) / 4).clip(-0.9, 0.9)
+    model.save_pretrained(folder)
+    with wave.open(str(tmp_path / "said.wav"), "wb") as file:
+        file.setparams((1, 2, 24000, 0, "NONE", ""))
+        file.writeframes(np.rint(samples * 32767).astype("<i2").tobytes())
+    said, codes, again = tmp_path / "said.wav", tmp_path / "said.safetensors", tmp_path / "again.wav"
+    ran = run_here("codec", "encode", said, "--model", folder, "--bandwidth", "18")
+    assert ran.returncode == 0, ran.stderr
+    assert "0.02 s" in ran.stderr
+    stored = load_file(codes)["codes"]
+    assert stored.dtype == np.int32
+    heard = np.rint(samples * 32767).astype(np.float32) / 32768
+    assert stored.tolist() == ours.encode(heard, 18.0).tolist()
+    assert run_here("codec", "decode", codes, "--model", folder, "--output", again).returncode == 0
+    with wave.open(str(again)) as file:
+        assert file.getparams()[:3] == (1, 2, 24000)
+        found = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
+    assert np.abs(found - ours.decode(stored).clip(-1, 1)).max() < 1e-4
+    for wrong, said_so in ((again, "safetensors"), (tmp_path / "none", "is no file")):
+        ran = run_here("codec", "decode", wrong, "--model", folder)
+        assert ran.returncode == 2
+        assert said_so in ran.stderr

@@ -197,6 +197,9 @@ def test_tokens_become_segments_as_in_whispers_code(llm: LLM) -> None:
     assert ([(p.start, p.end) for p in parts], goes_on) == ([(0.0, 1.0)], 1.0)
     parts, goes_on = parts_of([t, 65, t + 45], known, 1.0)
     assert ([(p.start, p.end) for p in parts], goes_on) == ([(0.0, 0.9)], 1.0)
+    for tokens, times in (([t + 27, 65, t + 45], (0.54, 0.9)), ([t + 27, 65], (0.54, 1.0)), ([65, t + 45], (0.0, 0.9))):
+        parts, goes_on = parts_of(tokens, known, 1.0)  # Whisper's own code has 0.0 in place of 0.54
+        assert ([(p.start, p.end) for p in parts], goes_on) == ([times], 1.0)
     assert [(p.start, p.end, p.tokens) for p in rest_of([*two[:4], 66], known, 1.0)][1:] == [(0.2, 1.0, [t + 10, 66])]
 
 

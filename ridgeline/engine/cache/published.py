@@ -141,7 +141,9 @@ class Published:
         self.pool.forget(group, block)
 
     def on_evict(self, group: int, blocks: PySequence[int]) -> None:
-        """The pool evicts blocks."""
+        """The pool evicts blocks. Of groups of sounds alone, which have no index, these are none."""
+        if not blocks:
+            return
         if self._alone and self.changes is None and self.tier is None:
             self.index.drop_all(group, blocks)
             return

@@ -45,9 +45,7 @@ def parts_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> tupl
     timed = [token >= known.times for token in tokens]
     ends = [n for n in range(1, len(tokens)) if timed[n - 1] and timed[n]]
     if not ends:
-        times = [token for token, is_time in zip(tokens, timed, strict=True) if is_time]
-        heard = (times[-1] - known.times) * STEP if times and times[-1] != known.times else seconds
-        return [WindowPart(0.0, heard, list(tokens))], seconds
+        return [_only_part(tokens, timed, known, seconds)], seconds
     ended = timed[-2:] == [False, True]  # nothing is said after this time
     found, first = list[WindowPart](), 0
     for end in [*ends, len(tokens)] if ended else ends:
@@ -55,6 +53,15 @@ def parts_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> tupl
         found.append(WindowPart((piece[0] - known.times) * STEP, (piece[-1] - known.times) * STEP, piece))
         first = end
     return found, seconds if ended else (tokens[first - 1] - known.times) * STEP
+
+
+def _only_part(tokens: Sequence[int], timed: Sequence[bool], known: SpeechTokens, seconds: float) -> WindowPart:
+    """Return all of a window in which no part follows another. It begins at the time before its text, where Whisper's
+    own code takes the window's begin, and ends at the last time, unless that is the window's begin too."""
+    times = [(token - known.times) * STEP for token, is_time in zip(tokens, timed, strict=True) if is_time]
+    led = bool(times) and timed[0]
+    end = times[-1] if times and times[-1] > 0 and not (led and len(times) == 1) else seconds
+    return WindowPart(min(times[0], end) if led else 0.0, end, list(tokens))
 
 
 def rest_of(tokens: Sequence[int], known: SpeechTokens, seconds: float) -> list[WindowPart]:
