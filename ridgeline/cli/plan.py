@@ -20,10 +20,13 @@ from ridgeline.cli.plan_trace import show_settings
 from ridgeline.cli.rates import Json, Model, RateFlags, figure, logarithmic, save
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.perf.bus import TierRoom
 from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
 from ridgeline.perf.streamed import ExpertsBelow, WeightsBelow
+
+MUCH_EMPTY = 0.04  # of the room in running requests' blocks
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class DemandFlags:
 
     input_tokens: Annotated[int, typer.Option("--input", help="Tokens of a prompt.")] = 1024
     output_tokens: Annotated[int, typer.Option("--output", help="Tokens of an answer.")] = 256
+    block_size: Annotated[int, typer.Option(help="Tokens per KV cache block.")] = DEFAULT_BLOCK_SIZE["cuda"]
     slo_ttft: Annotated[float | None, typer.Option(help="Longest time to the first token, in ms.")] = None
     slo_itl: Annotated[float | None, typer.Option(help="Longest mean time between tokens, in ms.")] = None
     price_per_hour: Annotated[float | None, typer.Option(help="Price of one device for an hour, in any currency.")] = (
@@ -105,6 +109,7 @@ def plan(
             hardware=hardware,
             input=demand.input_tokens,
             output=demand.output_tokens,
+            block_size=demand.block_size,
             tp=over.tp,
             pp=over.pp,
             ep=over.ep,
@@ -176,6 +181,7 @@ def record(one: Plan) -> dict[str, Any]:
         "state_bytes_per_request": one.state_per_request,
         "kv_bytes_per_request": one.kv_per_request,
         "blocks": one.blocks,
+        "empty_share": one.empty_share(),
         "max_requests": one.max_requests,
         "host_tier": one.tier._asdict() if one.tier else None,
         "streamed_bytes": 0 if one.below is None else one.below.num_bytes,
@@ -221,8 +227,19 @@ def _kept(one: Plan) -> str:
     return (
         f"KV {short(one.kv_per_token, 'B', 6)} per token{state}, "
         f"room for {one.blocks:,} blocks of {d.block_size} tokens: "
-        f"{one.max_requests:,} requests of {d.context:,} tokens"
+        f"{one.max_requests:,} requests of {d.context:,} tokens{_empty(one)}"
     )
+
+
+def _empty(one: Plan) -> str:
+    """Return what blocks waste, and which size wastes less, if it is much."""
+    if one.empty_share() < MUCH_EMPTY:
+        return ""
+    size = one.deployment.block_size
+    while size > 16 and one.empty_share(size) >= MUCH_EMPTY:
+        size //= 2
+    less = f" (--block-size {size}: {one.empty_share(size):.1%})" if size < one.deployment.block_size else ""
+    return f"; {one.empty_share():.1%} of their room is empty ends of last blocks{less}"
 
 
 def _waiting(one: Plan, below: WeightsBelow) -> str:

@@ -250,6 +250,12 @@ class Plan:
             return self.max_requests
         return int(self.kv_budget // (self.deployment.block_size * self.kv_per_token))
 
+    def empty_share(self, block_size: int | None = None) -> float:
+        """Return the share of the room in a running request's blocks that holds no token: in the mean half of its last
+        block, while it holds its prompt and half of its answer."""
+        half = (block_size or self.deployment.block_size) / 2 * bool(self.kv_per_token)
+        return half / (self.deployment.input + self.deployment.output / 2 + half)
+
     @property
     def tier(self) -> TierRoom | None:
         """The tier in the host's memory beside one device; None: there is none, or no layer keeps tokens."""

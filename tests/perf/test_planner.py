@@ -151,10 +151,36 @@ def test_experts_on_devices_that_share_them() -> None:
     assert Reach(devices=8).experts(5, mixture) == pytest.approx(drawn, rel=5e-3)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "answer", "size", "share", "said"),
+    [
+        (
+            161,
+            338,
+            64,
+            32 / (161 + 169 + 32),
+            "8.8% of their room is empty ends of last blocks (--block-size 16: 2.4%)",
+        ),
+        (1155, 211, 64, 32 / (1155 + 105.5 + 32), ""),
+        (161, 338, 16, 8 / (161 + 169 + 8), ""),
+        (40, 8, 16, 8 / (40 + 4 + 8), "15.4% of their room is empty ends of last blocks\n"),
+    ],
+)
+def test_a_plan_says_what_blocks_waste_and_which_waste_less(
+    prompt: int, answer: int, size: int, share: float, said: str
+) -> None:
+    """Half a block of the prompt and half of the answer; published lengths as in tests/engine/test_census.py."""
+    asked = ["plan", str(CONFIGS / "qwen3-0.6b.json"), "--gpu", "H200", "--input", str(prompt), "--output", str(answer)]
+    asked += ["--block-size", str(size)]
+    assert json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)[0]["empty_share"] == pytest.approx(share)
+    found = CliRunner().invoke(app, asked).stdout
+    assert said in found if said else "empty ends" not in found
+
+
 def test_the_verbs_know_the_hosts_memory() -> None:
     path, token = str(CONFIGS / "qwen3-0.6b.json"), 28 * 2 * 8 * 128 * 2  # bytes of a token's keys and values
     seconds = 1008 * token / (0.8 * 64e9)  # whole blocks of 1,010 tokens, over the bus that the maker states
-    asked = ["plan", path, "--gpu", "H200", "--input", "1010", "--kv-offloading-size", "2"]
+    asked = ["plan", path, "--gpu", "H200", "--input", "1010", "--block-size", "16", "--kv-offloading-size", "2"]
     tier = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)[0]["host_tier"]
     assert (tier["blocks"], tier["tokens"], tier["load"]) == (2 * 2**30 // (16 * token), 1008, pytest.approx(seconds))
     assert (
