@@ -232,7 +232,7 @@ def _kept(one: Plan) -> str:
 
 
 def _empty(one: Plan) -> str:
-    """Return what blocks waste, and which size wastes less, if it is much."""
+    """Return the share that blocks waste, and the size that wastes less, if it is much."""
     if one.empty_share() < MUCH_EMPTY:
         return ""
     size = one.deployment.block_size
