@@ -9,26 +9,88 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 State = dict[str, Any]
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
     """Replace the checkpoint in `folder`. A crash meanwhile leaves either the old one or the new one, complete."""
+    _write(folder, *_tensors(model, optimizer), json.dumps(state, indent=2))
+
+
+class CheckpointWriter:
+    """A writer of checkpoints that works while training goes on. `save` copies all tensors into memory of the host,
+    page-locked for those of a GPU, which the next checkpoint uses again; a thread writes the copy."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: Future[None] | None = None
+        self._copies: dict[str, Tensor] = {}
+
+    def save(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """Begin to replace the checkpoint in `folder` by what is now. It first waits for the one before, and raises as
+        `wait` does."""
+        self.wait()
+        weights, slots = _tensors(model, optimizer)
+        weights = {name: self._copied(f"weights/{name}", each) for name, each in weights.items()}
+        slots = {name: self._copied(f"slots/{name}", each) for name, each in slots.items()}
+        there = None
+        if (device := next(model.parameters()).device).type == "cuda":
+            there = torch.cuda.Event()
+            there.record(torch.cuda.current_stream(device))
+        text = json.dumps(state, indent=2)
+        self._under_way = self._thread.submit(_write_copies, there, folder, weights, slots, text)
+
+    def check(self) -> None:
+        """Raise what the writing raised (OSError, SafetensorError), if it has ended."""
+        if self._under_way is not None and self._under_way.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is written. Raise what the writing raised."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def close(self) -> None:
+        """Wait likewise, whatever becomes of the writing."""
+        self._thread.shutdown(wait=True)
+
+    def _copied(self, name: str, tensor: Tensor) -> Tensor:
+        copy = self._copies.get(name)
+        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+            copy = self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return copy.copy_(tensor, non_blocking=True)
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    named = dict(model.named_parameters())
+    slots = {f"{name}/{key}": value for name, p in named.items() for key, value in optimizer.state[p].items()}
+    return {name: p.detach() for name, p in named.items()}, slots
+
+
+def _write_copies(
+    there: torch.cuda.Event | None, folder: Path, weights: dict[str, Tensor], slots: dict[str, Tensor], text: str
+) -> None:
+    if there is not None:
+        there.synchronize()
+    _write(folder, weights, slots, text)
+
+
+def _write(folder: Path, weights: dict[str, Tensor], slots: dict[str, Tensor], text: str) -> None:
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    named = dict(model.named_parameters())
-    save_file({name: p.detach() for name, p in named.items()}, partial / "model.safetensors")
-    slots = {f"{name}/{key}": value for name, p in named.items() for key, value in optimizer.state[p].items()}
+    save_file(weights, partial / "model.safetensors")
     save_file(slots, partial / "optimizer.safetensors")
-    (partial / "state.json").write_text(json.dumps(state, indent=2) + "\n")
+    (partial / "state.json").write_text(text + "\n")
     old = folder.with_name(folder.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.tracking import UNTRACKED, Tracker
-from ridgeline.training.checkpoint import load_checkpoint, save_checkpoint
+from ridgeline.training.checkpoint import CheckpointWriter, load_checkpoint
 from ridgeline.training.loss_scale import gradient_norm
 from ridgeline.training.optimizer import adamw, learning_rate
 from ridgeline.training.packs import Packs
@@ -86,13 +87,14 @@ class Tuner:
         settings = {k: v for k, v in asdict(config).items() if k not in free}
         self.identity = {**identity, **settings, "betas": list(config.betas)}
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
+        self._writer, self._saved = CheckpointWriter(), 0
         self._resume()
 
     def run(self) -> None:
         """Train until the steps are done. Raise InvalidConfig if numbers are not finite, or if there is no room for a
         checkpoint; the last one then stays."""
         log = TrainingLog(self.folder / "log.jsonl", self.console, self.folder.name, self.step, self.tracker)
-        with log:
+        with log, closing(self._writer):
             before, started = self.elapsed, time.monotonic()
             since, of_rows, losses, needed = started, self.tokens, list[float](), 0.0
             while self.step < self.config.steps:
@@ -114,9 +116,13 @@ class Tuner:
                     }
                     log.write({**row, **self.figures()}, self.step / self.config.steps)
                     since, of_rows, losses, needed = now, self.tokens, [], 0.0
+                with self._writing():
+                    self._writer.check()
                 if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
                     self.save()
-        self.save()
+            self.save()
+            with self._writing():
+                self._writer.wait()
 
     def update(self) -> tuple[float, float]:
         """Make one step. Return its loss, and the norm of its gradients before clipping."""
@@ -129,6 +135,8 @@ class Tuner:
         self.optimizer.zero_grad()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.save()
+            with self._writing():
+                self._writer.wait()
             raise InvalidConfig(
                 f"step {self.step + 1} has loss {loss:g} and a gradient of norm {norm:g}; run the same command "
                 f"with a smaller --lr: it goes on behind step {self.step}."
@@ -165,14 +173,22 @@ class Tuner:
         return torch.stack(parts).sum()
 
     def save(self) -> None:
-        """Write a checkpoint from which training continues exactly. Raise InvalidConfig if there is no room."""
+        """Begin to write a checkpoint from which training continues exactly. Raise InvalidConfig if there was no room
+        for the one before."""
         if self.step == 0:
             return  # there is nothing to lose
+        with self._writing():
+            self._writer.wait()
+            self._saved = self.step
+            self._writer.save(self.folder / "checkpoint", self.learnt, self.optimizer, self.state())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            save_checkpoint(self.folder / "checkpoint", self.learnt, self.optimizer, self.state())
+            yield
         except (OSError, SafetensorError) as error:
             raise InvalidConfig(
-                f"the checkpoint of step {self.step} cannot be written to {self.folder} ({error}); the one before it "
+                f"the checkpoint of step {self._saved} cannot be written to {self.folder} ({error}); the one before it "
                 "is kept: make room and run the same command again."
             ) from error
 

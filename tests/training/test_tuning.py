@@ -1,7 +1,10 @@
-"""A fused optimizer, as GPUs have it, clips and leaves steps out as the loop does for others."""
+"""A fused optimizer, as GPUs have it, clips and leaves steps out as the loop does for others; checkpoints are written
+while training goes on."""
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.training import tuning
+from ridgeline.training import checkpoint, tuning
 from ridgeline.training.packs import Packs
 from ridgeline.training.tuning import Tuner, TuningConfig
 
@@ -64,3 +67,35 @@ def test_a_fused_optimizer_steps_as_others_do(bad: int | None, tmp_path: Path, m
     fused, other = (trained(tmp_path / f"{f}", monkeypatch, fused=f, bad=bad) for f in (True, False))
     for one, two in zip(fused.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writing of the first one waits for a step behind it, and yet has the numbers of its own step."""
+    torch.manual_seed(0)
+    learnt = nn.Linear(3, 2)
+    packs = Packs([1] * 6, room=1, per_step=1, seed=0)
+    config = TuningConfig(steps=5, lr=0.1, checkpoint_every=2)
+    tuner = Tuner(
+        learnt, Squares(learnt, None), packs, config, tmp_path, identity={}, console=Console(quiet=True)
+    )  # fmt: skip
+    update, write = tuner.update, checkpoint.save_file
+    later, weights, written = threading.Event(), dict[int, Tensor](), list[Tensor]()
+
+    def noting() -> tuple[float, float]:
+        found = update()
+        weights[tuner.step] = learnt.weight.detach().clone()
+        if tuner.step == 3:
+            later.set()
+        return found
+
+    def waiting(tensors: dict[str, Tensor], path: Path) -> None:
+        assert later.wait(60)
+        written.append(next(iter(tensors.values())).clone())
+        write(tensors, path)
+
+    monkeypatch.setattr(tuner, "update", noting)
+    monkeypatch.setattr(checkpoint, "save_file", waiting)
+    tuner.run()
+    for place, step in enumerate((2, 4, 5)):
+        assert torch.equal(written[2 * place], weights[step])
+    assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == 5
