@@ -179,6 +179,23 @@ def test_preferences_are_learnt(folder: Path, tmp_path: Path) -> None:
     assert len(ExampleReader.of_folder(folder).pairs(path)) == 8
 
 
+@pytest.mark.thorough
+def test_the_whole_way_from_examples_to_a_merged_model(folder: Path, data: Path, tmp_path: Path) -> None:
+    """QLoRA on examples, then on preferences from that adapter, then merged: the adapter's answer each time."""
+    qlora = ("--method", "qlora")
+    tuned(folder, data, tmp_path / "tuned", "--epochs", "20", "--checkpoint-every", "5", *qlora)
+    path, adapter = tmp_path / "pairs.jsonl", tmp_path / "tuned" / "adapter"
+    rows = [{"prompt": f"a = {i}", "chosen": "\nreturn a", "rejected": "\nprint(a)"} for i in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "preferred"
+    loss = tuned(folder, path, out, "--steps", "8", "--adapter", str(adapter), *qlora, "--lr", "2e-3", kind="dpo")
+    assert loss[0] == pytest.approx(0.6931, abs=1e-3)
+    assert loss[-1] < loss[0]
+    merging = run_here("convert", folder, tmp_path / "merged", "--merge", out / "adapter")
+    assert merging.returncode == 0, merging.stderr
+    assert answer(tmp_path / "merged", "a = 3") == answer(folder, "a = 3", out / "adapter") != answer(folder, "a = 3")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
