@@ -4,7 +4,6 @@ A layout is a function from coordinates to offsets. Its shape is a number or a t
 same form. A coordinate is a tuple too, or one number, which runs through the shape with the first mode fastest:
 
     (4,8):(8,1)            4 rows of 8, row by row: coordinate (i, j) lies at 8 i + j
-    ((2,2),8):((1,16),2)   the same shape, its rows in two halves
 
 So a layout is also a function of 0 .. size - 1, and everything here is said of that function:
 
@@ -13,8 +12,6 @@ So a layout is also a function of 0 .. size - 1, and everything here is said of 
     complement(A, n)       the offsets below n that A leaves out: A and it, side by side, meet each offset once
     logical_divide(A, B)   A cut into tiles of the form B: ((inside a tile), (which tile))
     logical_product(A, B)  copies of A, laid out as B says: ((inside a copy), (which copy))
-
-A tensor core's fragments and a thread's part of a tile are such functions, so "who holds what" is one composition.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ class CuteLayout:
     stride: Nested
 
     def __post_init__(self) -> None:
-        if not _same_form(self.shape, self.stride):
+        if _form(self.shape) != _form(self.stride):
             raise ValueError(f"shape {_text(self.shape)} and stride {_text(self.stride)} differ in form.")
         if min(flat(self.shape), default=1) < 1:
             raise ValueError(f"every extent of a shape is at least 1, got {_text(self.shape)}.")
@@ -52,7 +49,7 @@ class CuteLayout:
 
     @property
     def cosize(self) -> int:
-        """One more than the largest offset, where no stride is negative."""
+        """One more than the largest offset."""
         return 1 + sum((n - 1) * step for n, step in zip(flat(self.shape), flat(self.stride), strict=True))
 
     @property
@@ -80,8 +77,7 @@ def together(*layouts: CuteLayout) -> CuteLayout:
 
 
 def coalesce(layout: CuteLayout) -> CuteLayout:
-    """Return the same function of 0 .. size - 1 with the fewest modes: those of one element go, and a mode that goes on
-    where the one before it ends is merged into that."""
+    """Return the same function of 0 .. size - 1 without modes of one element, and with neighbours merged."""
     modes: list[tuple[int, int]] = []
     for n, step in zip(flat(layout.shape), flat(layout.stride), strict=True):
         if modes and modes[-1][0] * modes[-1][1] == step:
@@ -99,8 +95,8 @@ def composition(a: CuteLayout, b: CuteLayout | tuple[CuteLayout, ...]) -> CuteLa
     if isinstance(b, tuple):
         return together(*map(composition, a.modes, b))
     if isinstance(b.shape, tuple):
-        steps = sorted((step, n) for n, step in zip(flat(b.shape), flat(b.stride), strict=True) if n > 1 and step)
-        if any(step * n > behind for (step, n), (behind, _) in pairwise(steps)):
+        steps = ((step, n) for n, step in zip(flat(b.shape), flat(b.stride), strict=True) if n > 1 and step)
+        if any(step * n > behind for (step, n), (behind, _) in pairwise(sorted(steps))):
             raise ValueError(f"{a} after {b} is not found mode by mode: modes of {b} overlap.")
         return together(*(composition(a, mode) for mode in b.modes))
     assert isinstance(b.stride, int)
@@ -110,17 +106,13 @@ def composition(a: CuteLayout, b: CuteLayout | tuple[CuteLayout, ...]) -> CuteLa
     *some, (_, last) = zip(flat(inner.shape), flat(inner.stride), strict=True)
     for n, stride in some:  # modes of a that the stride skips, then those that the extent fills
         skip = min(step, n)
-        if n % skip or step % skip:
-            raise ValueError(f"{a} after {b} is no layout: {n} elements and a stride of {step} do not divide.")
         take = min(left, n // skip)
-        if left % take:
-            raise ValueError(f"{a} after {b} is no layout: {left} elements do not divide into runs of {take}.")
+        if n % skip or step % skip or left % take:
+            raise ValueError(f"{a} after {b} is no layout: {left} elements {step} apart do not divide with {n}.")
         if take > 1:
             found.append((take, stride * skip))
         left, step = left // take, step // skip
-    if left > 1:
-        found.append((left, last * step))
-    return _layout(found)
+    return _layout(found + [(left, last * step)] * (left > 1))
 
 
 def complement(layout: CuteLayout, size: int) -> CuteLayout:
@@ -128,15 +120,13 @@ def complement(layout: CuteLayout, size: int) -> CuteLayout:
 
     Raises ValueError for a layout that meets an offset twice, or whose gaps no layout can fill.
     """
-    modes = sorted((step, n) for n, step in zip(flat(layout.shape), flat(layout.stride), strict=True) if n > 1)
     found, behind = list[tuple[int, int]](), 1
-    for step, n in modes:
+    for step, n in sorted((s, n) for n, s in zip(flat(layout.shape), flat(layout.stride), strict=True) if n > 1):
         if step < behind or step % behind:
             raise ValueError(f"{layout} has no complement: a stride of {step} does not divide into runs of {behind}.")
         found.append((step // behind, behind))
         behind = n * step
-    found.append((-(-size // behind), behind))
-    return coalesce(_layout(found))
+    return coalesce(_layout([*found, (-(-size // behind), behind)]))
 
 
 def logical_divide(layout: CuteLayout, tiler: CuteLayout | tuple[CuteLayout, ...]) -> CuteLayout:
@@ -153,8 +143,7 @@ def logical_product(layout: CuteLayout, tiler: CuteLayout) -> CuteLayout:
 
 def blocked_product(block: CuteLayout, tiler: CuteLayout, *, raked: bool = False) -> CuteLayout:
     """Return the product mode by mode, in which each copy of the block stays together; raked: they are interleaved."""
-    own, copies = logical_product(block, tiler).modes
-    return _regrouped(*((copies, own) if raked else (own, copies)))
+    return _regrouped(*logical_product(block, tiler).modes[:: -1 if raked else 1])
 
 
 def zipped_divide(layout: CuteLayout, tilers: tuple[CuteLayout, ...]) -> CuteLayout:
@@ -164,8 +153,8 @@ def zipped_divide(layout: CuteLayout, tilers: tuple[CuteLayout, ...]) -> CuteLay
 
 @dataclass(frozen=True)
 class Swizzle:
-    """`bits` bits of an offset, from bit `base` on, are xored with those `shift` bits above them, so that neither rows
-    nor columns of a tile meet in a bank. (3, 4, 3) of bytes is the 128-byte swizzle of the bulk tensor copies."""
+    """`bits` bits of an offset, from bit `base` on, are xored with those `shift` bits above, so that rows lie in other
+    banks. (3, 4, 3) of bytes is the 128-byte swizzle of TMA."""
 
     bits: int
     base: int
@@ -186,25 +175,23 @@ def _layout(modes: list[tuple[int, int]]) -> CuteLayout:
     return CuteLayout(shape, stride) if len(modes) > 1 else CuteLayout(*(modes or [(1, 0)])[0])
 
 
-def _same_form(shape: Nested, stride: Nested) -> bool:
-    if isinstance(shape, int) or isinstance(stride, int):
-        return isinstance(shape, int) and isinstance(stride, int)
-    return len(shape) == len(stride) and all(map(_same_form, shape, stride))
+def _form(nested: Nested) -> object:
+    return 0 if isinstance(nested, int) else tuple(map(_form, nested))
 
 
 def _offset(coordinate: Nested, shape: Nested, stride: Nested) -> int:
-    if isinstance(shape, int) or isinstance(stride, int):
-        assert isinstance(stride, int)
-        if not isinstance(coordinate, int):
-            raise ValueError(f"coordinate {_text(coordinate)} does not have the form of shape {_text(shape)}.")
+    if isinstance(coordinate, int) and isinstance(stride, int):
         return coordinate * stride
-    if isinstance(coordinate, int):
-        total = 0
-        for part, step in zip(shape[:-1], stride[:-1], strict=True):
-            coordinate, inside = divmod(coordinate, prod(flat(part)))
-            total += _offset(inside, part, step)
-        return total + _offset(coordinate, shape[-1], stride[-1])
-    if len(coordinate) != len(shape):
+    if isinstance(coordinate, int) and isinstance(shape, tuple) and isinstance(stride, tuple):
+        *some, _ = map(prod, map(flat, shape))
+        inside = [coordinate // prod(some[:n]) % size for n, size in enumerate(some)]
+        return sum(map(_offset, (*inside, coordinate // prod(some)), shape, stride))
+    if (
+        isinstance(coordinate, int)
+        or isinstance(shape, int)
+        or isinstance(stride, int)
+        or len(coordinate) != len(shape)
+    ):
         raise ValueError(f"coordinate {_text(coordinate)} does not have the form of shape {_text(shape)}.")
     return sum(map(_offset, coordinate, shape, stride))
 
