@@ -1,6 +1,7 @@
 """The tables and pictures of a ladder's page: the newest stored time of each rung, beside the fastest library's.
 
     python -m ridgeline_bench.ladders.page gemm [FILE.jsonl]
+    python -m ridgeline_bench.ladders.page why               # the GEMM ladder: least and measured times, and why
 
 `ridgeline bench kernels --ladder gemm --out FILE.jsonl` stores them.
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ridgeline_bench.ladders.reasons import REASONS
 from ridgeline_bench.ladders.runs import Problem
 from ridgeline_bench.results import Record, read
 
@@ -46,10 +49,23 @@ def rate(record: Record) -> float:
     return float(record.options["flops"]) / record.value / 1e6
 
 
-def table(times: Times) -> str:
-    """Return the times as Markdown: for each problem TFLOP/s, and the share of the fastest library's."""
+Fastest = dict[str, dict[datetime, float]]  # problem → date of a run → the rate of the fastest library
+
+
+def fastest(name: str, file: Path = FILE) -> Fastest:
+    """Return the rate of the fastest library of each run."""
+    found: Fastest = {}
+    for record in read([file]):
+        if record.workload == f"ladder:{name}" and not record.limit:
+            runs, date = found.setdefault(record.metric.split(" [")[0], {}), datetime.fromisoformat(record.date)
+            runs[date] = max(runs.get(date, 0.0), rate(record))
+    return found
+
+
+def table(times: Times, best: Fastest) -> str:
+    """Return the times as Markdown: for each problem TFLOP/s, and the share of the fastest library in its run, or in
+    the nearest."""
     peers = libraries(times)
-    best = {problem: max(rate(own[peer]) for peer in peers if peer in own) for problem, own in times.items()}
     lines = ["| | " + " | ".join(times) + " |", "|---|" + "---:|" * len(times)]
     for rung in dict.fromkeys(rung for own in times.values() for rung in own):
         cells = (_cell(own.get(rung), best[problem]) for problem, own in times.items())
@@ -58,8 +74,23 @@ def table(times: Times) -> str:
     return "\n".join(lines)
 
 
-def _cell(record: Record | None, best: float) -> str:
-    return "" if record is None else f"{rate(record):.1f}, {100 * rate(record) / best:.0f} %"
+def differences(times: Times) -> str:
+    """Return a rung a line as Markdown: its least and its measured time for the first problem, and why they differ."""
+    lines = ["| rung | least µs | measured | times | why |", "|---|---:|---:|---:|---|"]
+    own = next(iter(times.values()))
+    for rung, why in REASONS.items():
+        least, took = own[rung].limit, own[rung].value
+        assert least
+        lines.append(f"| `{rung}` | {least:,.0f} | {took:,.0f} | {took / least:.2f} | {why} |")
+    return "\n".join(lines)
+
+
+def _cell(record: Record | None, best: Mapping[datetime, float]) -> str:
+    if record is None:
+        return ""
+    date = datetime.fromisoformat(record.date)
+    run = min(best, key=lambda other: abs(other - date))
+    return f"{rate(record):.1f}, {100 * rate(record) / best[run]:.0f} %"
 
 
 def draw(times: Times, title: str, path: Path) -> None:
@@ -90,7 +121,11 @@ def _bars(ax: Any, order: Sequence[str], own: Mapping[str, Record]) -> None:
 
 def main() -> None:
     name, *rest = sys.argv[1:]
-    print(table(newest(name, Path(rest[0]) if rest else FILE)))
+    if name == "why":
+        print(differences(newest("gemm")))
+        return
+    file = Path(rest[0]) if rest else FILE
+    print(table(newest(name, file), fastest(name, file)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +12,10 @@ import torch
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
-from ridgeline_bench.ladders import runs
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS
+from ridgeline_bench.ladders import page, runs
 from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
+from ridgeline_bench.ladders.reasons import REASONS
 from ridgeline_bench.ladders.runs import LADDERS, RungTime
 from ridgeline_bench.machine.probes import Bench
 from ridgeline_bench.machine.timing import QUICK
@@ -47,6 +50,28 @@ def test_flags_that_would_mean_nothing_are_refused(flags: tuple[str, ...], words
     ran = CliRunner().invoke(app, ["bench", "kernels", *flags, "--device", "cpu"])
     assert ran.exit_code != 0
     assert words in ran.output + str(ran.exception)
+
+
+def test_shares_are_of_the_library_in_the_same_run(tmp_path: Path) -> None:
+    file = tmp_path / "times.jsonl"
+    lines = [(rung, value, limit, date) for date, value in (("2026-11-01", 100.0), ("2026-11-02", 200.0))
+             for rung, limit in (("cuBLAS", 0.0), ("naive" if date == "2026-11-01" else "wmma", 1.0))]  # fmt: skip
+    with file.open("w") as out:
+        for rung, value, limit, date in lines:
+            record = {"workload": "ladder:gemm", "metric": f"4096³ [{rung}]", "value": value, "unit": "µs"}
+            about = {"engine": "", "version": "", "date": f"{date}T00:00:00+00:00", "options": {"flops": 1e9}}
+            out.write(json.dumps({**record, "limit": limit, **about}) + "\n")
+    text = page.table(page.newest("gemm", file), page.fastest("gemm", file))
+    assert "| `naive` | 10.0, 100 % |" in text
+    assert "| `wmma` | 5.0, 100 % |" in text
+
+
+def test_the_page_says_why_each_rung_differs_from_its_least_time() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "kernels" / "gemm-ladder.md").read_text()
+    times = page.newest("gemm")
+    assert list(REASONS) == [rung.name for rung in RUNGS]
+    assert page.differences(times) in text
+    assert page.table(times, page.fastest("gemm")) in text
 
 
 def test_a_rung_that_is_wrong_has_no_speed_and_shares_are_of_the_best_library() -> None:
