@@ -87,6 +87,7 @@ def mesh_of(config: LLMConfig, everybody: ProcessAxis, device: torch.device, lim
     mesh = Mesh(
         whole_experts=config.enable_expert_parallel,
         placement=placement_of(config, spec),
+        shares_pictures=config.mm_encoder_tp_mode == "data",
         movers=everybody if config.enable_eplb else None,
     )
     inner = config.tensor_parallel_size

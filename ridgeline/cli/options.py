@@ -82,6 +82,7 @@ ENGINE_HELP = {
     "prefill_context_parallel_threshold": "Tokens of a step from which on they divide these (default: by the model).",
     "enable_expert_parallel": "Let these devices divide the experts between them, and no expert's matrices.",
     "data_parallel_size": "With enable_expert_parallel: ranks with requests of their own that share the experts.",
+    "mm_encoder_tp_mode": "weights: all devices see all pictures of a step; data: each sees a share of them.",
     "all2all_backend": "distributed (NCCL, gloo), peer (GPUs' memory) or auto: how tokens reach their experts.",
     "cpu_offload_gb": "GiB of layers that wait in the host's memory and come to the device in every step.",
     "offload_group_size": "Layers in groups of so many, of each of which the last ones wait there instead (0: by GiB).",

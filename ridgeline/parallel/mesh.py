@@ -27,6 +27,7 @@ class Mesh:
         model, or the same part by tp.
     exchange: ranks that have tokens of their own, and all of the model but the experts, which they divide. There is no
         other axis then.
+    shares_pictures: each rank of tp sees a share of a step's pictures, and tells the others its vectors.
     movers: the ranks between which experts can move while they run; None: experts stay where they are.
     stamps: where this rank notes when it comes to collectives; None: it takes no notes.
     """
@@ -38,6 +39,7 @@ class Mesh:
     layers: str | None = None
     cp: Ring = SOLO
     exchange: Exchange | None = None
+    shares_pictures: bool = False
     movers: SwapsRows | None = None
     stamps: Stamps | None = None
 

@@ -8,6 +8,7 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import numpy as np
@@ -16,9 +17,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.core.plan.pictures import EncoderFigures
+from ridgeline.core.plan.pictures import EncoderFigures, ShownPictures
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.encoder.tower import Tower
 from ridgeline.layers.given import GivenPlaces, GivenRows
+from ridgeline.parallel.axis import Axis
 from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.listening import HeardSounds
 from ridgeline.worker.pictures import Pictures
@@ -43,6 +46,9 @@ class InsertedVectors(StepPart):
         self._decoder, self._device, self._width = decoder, device, decoder.spec.hidden_size
         self._pictures = None if decoder.tower is None else Pictures(decoder.tower, device)
         self._sounds = None if decoder.listener is None else HeardSounds(decoder.listener, device)
+        # Towers that make codes agree about these among ranks
+        shared = decoder.mesh.shares_pictures and isinstance(decoder.tower, Tower)
+        self._shares = shared and decoder.tp.size > 1
 
     @property
     def pictures(self) -> Pictures | None:
@@ -82,11 +88,30 @@ class InsertedVectors(StepPart):
                 if self._pictures is not None:
                     shown = {each.name: each.shown for each in own if each.shown}
                     adapted = self.adapters is not None and self.adapters.seen.adapts
-                    self._pictures.encode(shown, self.stored, adapted=adapted)
+                    if self._shares and len(shown) > 1:
+                        mine = own_share(shown, self._decoder.tp)
+                        self._pictures.encode(mine, self.stored, adapted=adapted)
+                        self._exchange(shown, mine)
+                    else:
+                        self._pictures.encode(shown, self.stored, adapted=adapted)
                     graphs = self._pictures.graphs
                     self.missed = graphs is not None and graphs.missed is not None
                 if self._sounds is not None:
                     self._sounds.encode({each.name: each.heard for each in own if each.heard}, self.stored)
+
+    def _exchange(self, shown: Mapping[str, ShownPictures], mine: Mapping[str, ShownPictures]) -> None:
+        """Store the vectors of other ranks' pictures, which add theirs to this one's zeros."""
+        tp, tower = self._decoder.tp, self._decoder.tower
+        assert isinstance(tower, Tower)
+        counts = [len(self.stored[name]) if name in mine else 0 for name in shown]
+        found = tp.all_reduce(torch.tensor(counts, dtype=torch.float32, device=self._device)).int().tolist()
+        all_LM = torch.zeros(sum(found), tower.spec.outputs, dtype=tower.dtype, device=self._device)
+        parts = all_LM.split(found)
+        for name, part_LM in zip(shown, parts, strict=True):
+            if name in mine:
+                part_LM.copy_(self.stored[name])
+        for name, part_LM in zip(shown, tp.all_reduce(all_LM).split(found), strict=True):
+            self.stored[name] = part_LM.clone()
 
     def _place(self, step: PlannedStep, given: list[tuple[int, np.ndarray]]) -> None:
         """Bring the positions of spans whose tokens have three to the device, by their rows."""
@@ -123,3 +148,13 @@ def _joined(vectors: list[Tensor]) -> Tensor:
     parts behind that, which are added later: of the others these are zeros."""
     width = max(each.shape[1] for each in vectors)
     return torch.cat([each if each.shape[1] == width else pad(each, (0, width - each.shape[1])) for each in vectors])
+
+
+def own_share(shown: Mapping[str, ShownPictures], ranks: Axis) -> dict[str, ShownPictures]:
+    """Return the pictures that this rank sees: the largest first, each goes to the rank with the fewest patches so
+    far."""
+    taken, owner = [0] * ranks.size, dict[str, int]()
+    for name, each in sorted(shown.items(), key=lambda item: -item[1].patches):
+        owner[name] = min(range(ranks.size), key=taken.__getitem__)
+        taken[owner[name]] += each.patches
+    return {name: each for name, each in shown.items() if owner[name] == ranks.rank}

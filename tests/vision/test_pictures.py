@@ -15,11 +15,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.plan.pictures import ShownPictures
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.kernels.pictures.views import Box, View
 from ridgeline.models import model_config
+from ridgeline.parallel.axis import Alone
 from ridgeline.perf.footprint import parameters
 from ridgeline.worker import graphs
+from ridgeline.worker.embeds import own_share
 from ridgeline.worker.pictures import TowerMemory
 from tests.driving import ask, disturbed, rig
 from tests.models import vision_configs
@@ -115,6 +119,31 @@ def test_two_ranks_see_what_one_sees(family: str, tiny_vision: TinyModel) -> Non
         outcomes = own.run(*(each for each, _ in requests(family)))
         for each, pictures in requests(family):
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("chameleon", marks=pytest.mark.thorough)])
+def test_two_ranks_share_the_pictures_of_a_step(family: str, tiny_vision: TinyModel) -> None:
+    """Each sees some, and gets the vectors of the others. Both see pictures that are codes."""
+    settings: dict[str, Any] = {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"}
+    with rig(tiny_vision(family), max_num_batched_tokens=256, **settings) as own:
+        outcomes = own.run(*(each for each, _ in requests(family)))
+        for each, pictures in requests(family):
+            assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+def test_ranks_share_pictures_by_their_patches() -> None:
+    class Rank(Alone):
+        def __init__(self, rank: int) -> None:
+            self.rank, self.size = rank, 2
+
+    def picture(rows: int) -> ShownPictures:
+        return replace(shown, views=(View(rows * 7, 28, Box(0, 0, rows * 7, 28)),))
+
+    shown = tiny.shown("llava", tiny.drawn("llava", 0))
+    every = {str(n): picture(rows) for n, rows in enumerate((1, 9, 4, 6, 1))}
+    first, second = own_share(every, Rank(0)), own_share(every, Rank(1))
+    assert (list(first), list(second)) == (["0", "1", "4"], ["2", "3"])
+    assert {**first, **second} == every
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "chameleon"])

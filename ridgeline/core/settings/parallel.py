@@ -31,6 +31,10 @@ class ParallelSettings(Settings):
         model and device; shorter steps every device runs by itself.
     data_parallel_size: with enable_expert_parallel, how many ranks have requests and a cache of their own, and divide
         the experts alone between them (data-parallel attention).
+    mm_encoder_tp_mode: the pictures of a step that each device of tensor_parallel_size sees, which has the whole tower:
+        "weights" (vLLM's default, which divides the tower): all of them, and "data": a share, whose vectors the others
+        then get. Sounds are not shared, nor pictures that are codes, or that layers of cross
+        attention see.
     all2all_backend: how tokens reach the ranks of their experts with data_parallel_size: "distributed" (NCCL or gloo),
         "peer" (GPUs write into each other's memory), or "auto": that where they can.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before it fails.
@@ -49,6 +53,7 @@ class ParallelSettings(Settings):
     prefill_context_parallel_size: Annotated[int, AtLeast(1)] = 1
     prefill_context_parallel_threshold: Annotated[int | None, AtLeast(1)] = None
     data_parallel_size: Annotated[int, AtLeast(1)] = 1
+    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"
     all2all_backend: Literal["auto", "distributed", "peer"] = "auto"
     distributed_timeout_seconds: float = 120.0
     hang_timeout: float = 10.0

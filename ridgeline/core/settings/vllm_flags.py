@@ -241,7 +241,6 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "disable-mm-preprocessor-cache",
     ),
     ("pictures and sounds are told apart by SHA-256", VALUE, "mm-hasher-algorithm"),
-    ("every rank has the whole encoder, and runs it on all pictures", VALUE, "mm-encoder-tp-mode"),
     (
         "encoders run in the model's dtype",
         VALUE,
