@@ -11,15 +11,17 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from secrets import token_hex
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 
-from ridgeline.core.errors import RidgelineError
+from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline.core.specs.model import WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.training.rollouts import Rollout, RolloutBatch, RolloutConfig, seed_of
@@ -38,14 +40,20 @@ class ServedRollouts:
     """A server that draws answers. version: how many updates its weights have had, or -1: none were sent yet.
 
     url, key: of the server, and its admin key. weights: the model's, by which parameters have the checkpoint's names.
-    Raise NotObeyed and TransferFailed if the server takes no weights.
+    Raise InvalidConfig for what is no address, RolloutServerFailed if no server is there, and NotObeyed and
+    TransferFailed if it takes no weights.
     """
 
     def __init__(self, url: str, key: str, weights: WeightMap, device: torch.device, config: RolloutConfig) -> None:
         self.config, self.version = config, -1
         self._url, self._key, self._weights = url.rstrip("/"), key, weights
         self._run = token_hex(4)  # names this run's weights, which a server must not take for another's
-        self._sender = WeightSender(url, key, device=device)
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise InvalidConfig(
+                f"the server that draws answers needs an address such as http://HOST:8000, got {url!r}."
+            )
+        with self._reached():
+            self._sender = WeightSender(url, key, device=device)
         self._threads = ThreadPoolExecutor(min(AT_ONCE, config.prompts), "answers")
 
     def push(self, policy: Decoder, version: int) -> float:
@@ -57,7 +65,8 @@ class ServedRollouts:
             for name, sources in self._weights.items()
             if self.version < 0 or policy.get_parameter(name).requires_grad
         }
-        self._sender.send(export_checkpoint(policy, sent), self._named(version))
+        with self._reached():
+            self._sender.send(export_checkpoint(policy, sent), self._named(version))
         self.version = version
         return time.monotonic() - started
 
@@ -73,6 +82,13 @@ class ServedRollouts:
         """Leave the server, which goes on."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._sender.close()
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RolloutServerFailed(f"the server at {self._url} cannot be reached ({error}).") from error
 
     def _named(self, version: int) -> str:
         return f"{self._run}-{version}"

@@ -63,6 +63,15 @@ def test_answers_of_a_server_are_those_of_an_engine_in_the_process(
         assert {(row["kl"], row["differing"]) for row in there} == {(0.0, 0)}
 
 
+@pytest.mark.parametrize(
+    ("url", "words"), [("localhost:8000", "an address such as http"), ("http://127.0.0.1:1", "cannot be reached")]
+)
+def test_a_server_that_is_not_there_is_said_in_a_sentence(url: str, words: str, prompts: Path, tmp_path: Path) -> None:
+    ended = run(prompts, tmp_path / "out", "--server", url, "--server-key", KEY)
+    assert (ended.returncode != 0, len(ended.stderr.splitlines())) == (True, 1), ended.stderr
+    assert words in ended.stderr
+
+
 def test_a_server_without_the_key_or_with_others_weights_ends_the_run_in_a_sentence(
     drawing: Server, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
