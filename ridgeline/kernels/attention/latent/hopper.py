@@ -14,7 +14,7 @@ from ridgeline.kernels.attention.paged.triton_common import LOG2E
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.launch import launch_options
 
-KEYS, STAGES, PRODUCER_REGS = 64, 2, 40
+KEYS, PRODUCER_REGS = 128, 40
 TILES = False  # tiles of long rows too: these were compiled and have not run on a GPU yet
 FEWEST = 33  # queries of an item or a tile: of fewer, half of a program's products would be padding
 
@@ -46,7 +46,7 @@ def attend(
     heads, size = q_THL.shape[1], cache_NPW.shape[1]
     block, token, _ = cache_NPW.stride()
     lines = (len(cache_NPW) - 1) * (block // token) + size
-    box = min(size, KEYS)
+    box = min(size, KEYS // 2)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     desc = TensorDescriptor(cache_NPW, [lines, cache_NPW.shape[2]], [token, 1], [box, 64], layout)
     latent_hopper_kernel[(len(work[0]) * triton.cdiv(tokens * heads, 64),)](
@@ -67,7 +67,6 @@ def attend(
         P=size,
         BOX=box,
         KEYS=KEYS,
-        STAGES=STAGES,
         ITEMS=work[0].shape[1] == 8,
         PRODUCER_REGS=PRODUCER_REGS,
         num_warps=8,
@@ -76,14 +75,14 @@ def attend(
 
 
 def _aot(heads: int, tokens: int, block_size: int) -> AotKernel:
-    box = min(block_size, KEYS)
+    box = min(block_size, KEYS // 2)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     kinds = {"table_ptr": "*i32", "work_ptr": "*i32", "counts_ptr": "*i32", "whose_ptr": "*i32"}
     kinds |= {"parts_ptr": "*fp32", "part_lse_ptr": "*fp32", "scale": "fp32"}
     kinds |= {"desc": f"tensordesc<bf16[{box}, 64],{layout!r}>"}
     kinds |= {f"stride_{name}": "i32:16" for name in ("q_token", "q_head", "rotated_token", "rotated_head")}
     constants = {
-        "HEADS": heads, "TOKENS": tokens, "P": block_size, "BOX": box, "KEYS": KEYS, "STAGES": STAGES, "ITEMS": True,
+        "HEADS": heads, "TOKENS": tokens, "P": block_size, "BOX": box, "KEYS": KEYS, "ITEMS": True,
         "PRODUCER_REGS": PRODUCER_REGS,
     }  # fmt: skip
     names = [name for name in latent_hopper_kernel.arg_names if name not in constants and name != "PDL"]

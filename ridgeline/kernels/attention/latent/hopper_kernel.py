@@ -1,10 +1,12 @@
 """Latent attention for Hopper: bulk tensor copies, warpgroup MMA, and a warp that only copies.
 
 A program holds 64 of an item's or a tile's queries, which are (token, head) pairs, and their sums: 64 x 512 in
-float32, half in the registers of each of two warpgroups. A tile of 64 vectors is copied once and multiplied twice, as
-keys and as values. Each warpgroup computes the scores of half of a tile's keys. The weights then go through shared
-memory, since both warpgroups multiply all of them, each with its half of the values' columns. Two tiles and the queries
-fill the shared memory: while one tile is worked on, the next one arrives.
+float32, half in the registers of each of two warpgroups. A tile of 128 vectors is copied once and multiplied twice, as
+keys and as values. Each warpgroup computes the scores of half of a tile's keys: 64, since a product of 32 would read
+its operands more slowly than it multiplies. The weights then go through shared memory, since both warpgroups multiply
+all of them, each with its half of the values' columns. They lie where the rotated parts were, which nobody needs once
+scores are there: the tile and the queries fill the shared memory. Values are multiplied a half of the tile after the
+other, and the next tile's first half arrives during the second product.
 
 What a program attends with and where its result goes is as in triton_kernel.py, whose combine_kernel adds up parts.
 
@@ -56,36 +58,36 @@ def _load_queries(q_ptr, stride_token, stride_head, pairs, into, HEADS: gl.const
 @gluon.jit
 def _copy(
     desc, row_ptr, stretch, block_rows, nowhere, rings, P: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Fill the ring with the tiles of a stretch, as boxes of BOX tokens that lie within one block, 64 columns at a
+    """Copy the tiles of a stretch, half by half, as boxes of BOX tokens that lie within one block, 64 columns at a
     time."""
     begin, end, tiles = stretch
     latents, rotated, full, empty = rings
     layout: gl.constexpr = desc.layout
+    HALF: gl.constexpr = KEYS // 2
+    boxes = viewed(latents, [RANK // PANEL * (KEYS // BOX), BOX, PANEL], layout)
+    rotated_boxes = viewed(rotated, [KEYS // BOX, BOX, PANEL], layout)
     blocks = _blocks(row_ptr, begin, begin, end, P, BOX, KEYS)
     for i in range(tiles):
-        here = i % STAGES
         first = begin + i * KEYS
         next_blocks = _blocks(row_ptr, first + KEYS, begin, end, P, BOX, KEYS)  # a tile ahead
-        bar = full.index(here)
-        mbarrier.wait(empty.index(here), ((i // STAGES) & 1) ^ 1)
-        mbarrier.expect(bar, KEYS * (RANK + ROPE) * 2)
-        boxes = viewed(latents.index(here), [RANK // PANEL * (KEYS // BOX), BOX, PANEL], layout)
-        rotated_boxes = viewed(rotated.index(here), [KEYS // BOX, BOX, PANEL], layout)
-        for b in gl.static_range(KEYS // BOX):
-            # A box behind the last key is addressed outside the cache, where copies read zeros.
-            row = gl.where(blocks[b] >= 0, blocks[b] * block_rows + (first + b * BOX) % P, nowhere)
-            for panel in gl.static_range(RANK // PANEL):
-                load_tile(desc, [row, panel * PANEL], bar, boxes.index(panel * (KEYS // BOX) + b))
-            load_tile(desc, [row, RANK], bar, rotated_boxes.index(b))
+        for half in gl.static_range(2):
+            bar = full.index(half)
+            mbarrier.wait(empty.index(half), (i & 1) ^ 1)
+            mbarrier.expect(bar, HALF * (RANK + ROPE) * 2)
+            for b in gl.static_range(half * (HALF // BOX), (half + 1) * (HALF // BOX)):
+                # A box behind the last key is addressed outside the cache, where copies read zeros.
+                row = gl.where(blocks[b] >= 0, blocks[b] * block_rows + (first + b * BOX) % P, nowhere)
+                for panel in gl.static_range(RANK // PANEL):
+                    load_tile(desc, [row, panel * PANEL], bar, boxes.index(panel * (KEYS // BOX) + b))
+                load_tile(desc, [row, RANK], bar, rotated_boxes.index(b))
         blocks = next_blocks
 
 
 @gluon.jit
 def _attend(
     queries, pairs, position, entry, num_parts, stretch, rings, shared, results, scale,
-    HEADS: gl.constexpr, TOKENS: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    HEADS: gl.constexpr, TOKENS: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """Attend with the program's queries, and store the result, or a part of it.
 
@@ -94,7 +96,10 @@ def _attend(
     q_ptr, rotated_ptr, stride_q_token, stride_q_head, stride_rotated_token, stride_rotated_head = queries
     begin, end, tiles = stretch
     latents, rotated, full, empty = rings
-    q, q_rotated, weights = shared
+    q, q_rotated = shared
+    HALF: gl.constexpr = KEYS // 2
+    tile_layout: gl.constexpr = latents.layout
+    weights = viewed(rotated, [QUERIES, KEYS], tile_layout)
     first_token, first_pair, count = pairs
     dtype: gl.constexpr = q.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, KEYS // 2, 16])
@@ -112,16 +117,15 @@ def _attend(
     last = gl.expand_dims(gl.minimum(last, end - 1), 1)
     key = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(0, s_layout)), 0)
     for i in range(tiles):
-        here = i % STAGES
-        mbarrier.wait(full.index(here), (i // STAGES) & 1)
-        tile = latents.index(here)
+        mbarrier.wait(full.index(0), i & 1)
+        mbarrier.wait(full.index(1), i & 1)
         left = end - begin - i * KEYS
         if (left < KEYS) & (left % BOX != 0):
-            zero_rows(tile, left, (left + BOX - 1) // BOX * BOX, RANK, KEYS, WARPS)
+            zero_rows(latents, left, (left + BOX - 1) // BOX * BOX, RANK, KEYS, WARPS)
             barrier()
         nothing = gl.zeros([QUERIES, KEYS], gl.float32, s_layout)
-        s = warpgroup_mma(q_rotated, rotated.index(here).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        s = warpgroup_mma(q, tile.permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q_rotated, rotated.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        s = warpgroup_mma(q, latents.permute((1, 0)), s, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         # All tiles are masked alike: it costs little, and NaN of cells that no query sees ends here.
         x = gl.where(key + (begin + i * KEYS) <= last, s * scale, float("-inf"))
@@ -130,13 +134,17 @@ def _attend(
         shrink = gl.exp2(m - new)
         total = total * shrink + gl.sum(p, 1)
         m = new
+        barrier()  # both warpgroups have their scores: the rotated parts may go
         weights.store(p.to(dtype))
         fence_async_shared()
         barrier()
         o = o * gl.expand_dims(gl.convert_layout(shrink, o_rows), 1)
-        o = warpgroup_mma(weights, tile, o, is_async=True)
+        o = warpgroup_mma(weights.slice(0, HALF, 1), latents.slice(0, HALF, 0), o, is_async=True)
+        o = warpgroup_mma(weights.slice(HALF, HALF, 1), latents.slice(HALF, HALF, 0), o, is_async=True)
+        o = warpgroup_mma_wait(1, deps=(o,))
+        mbarrier.arrive(empty.index(0), count=1)
         o = warpgroup_mma_wait(0, deps=(o,))
-        mbarrier.arrive(empty.index(here), count=1)
+        mbarrier.arrive(empty.index(1), count=1)
     out_ptr, parts_ptr, part_lse_ptr = results
     share = gl.where(total > 0, 1 / total, gl.zeros_like(total))  # a stopped row may have queries that see nothing
     o = o * gl.expand_dims(gl.convert_layout(share, o_rows), 1)
@@ -158,7 +166,7 @@ def latent_hopper_kernel(
     desc, q_ptr, rotated_ptr, out_ptr, table_ptr, work_ptr, counts_ptr, parts_ptr, part_lse_ptr, whose_ptr, scale,
     stride_q_token, stride_q_head, stride_rotated_token, stride_rotated_head, block_rows, stride_table, nowhere,
     HEADS: gl.constexpr, TOKENS: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, ITEMS: gl.constexpr, PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
+    ITEMS: gl.constexpr, PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries of an item, or of a tile. desc is of the cache's memory as lines of L + 64 numbers; the
     other arguments are those of `triton_kernel.latent_kernel`.
@@ -172,10 +180,9 @@ def latent_hopper_kernel(
     layout: gl.constexpr = desc.layout
     q = gl.allocate_shared_memory(dtype, [QUERIES, RANK], layout)
     q_rotated = gl.allocate_shared_memory(dtype, [QUERIES, ROPE], layout)
-    latents = gl.allocate_shared_memory(dtype, [STAGES, KEYS, RANK], layout)
-    rotated = gl.allocate_shared_memory(dtype, [STAGES, KEYS, ROPE], layout)
-    weights = gl.allocate_shared_memory(dtype, [QUERIES, KEYS], layout)
-    full, empty = barriers(STAGES), barriers(STAGES)
+    latents = gl.allocate_shared_memory(dtype, [KEYS, RANK], layout)
+    rotated = gl.allocate_shared_memory(dtype, [KEYS, ROPE], layout)
+    full, empty = barriers(2), barriers(2)
     fence_async_shared()
     if PDL:
         gdc_wait()
@@ -211,17 +218,17 @@ def latent_hopper_kernel(
     queries = (q_ptr, rotated_ptr, stride_q_token, stride_q_head, stride_rotated_token, stride_rotated_head)
     pairs, results = (first_token, first_pair, count), (out_ptr, parts_ptr, part_lse_ptr)
     row_ptr = table_ptr + slot.to(gl.int64) * stride_table
-    shared = (q, q_rotated, weights)
+    shared = (q, q_rotated)
     gl.warp_specialize(
         [
             (
                 _attend,
                 (
                     queries, pairs, position, entry, num_parts, stretch, rings, shared, results, scale,
-                    HEADS, TOKENS, BOX, KEYS, STAGES,
+                    HEADS, TOKENS, BOX, KEYS,
                 ),
             ),
-            (_copy, (desc, row_ptr, stretch, block_rows, nowhere, rings, P, BOX, KEYS, STAGES)),
+            (_copy, (desc, row_ptr, stretch, block_rows, nowhere, rings, P, BOX, KEYS)),
         ],
         [1],
         [PRODUCER_REGS],
