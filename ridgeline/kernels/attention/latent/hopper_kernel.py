@@ -85,6 +85,12 @@ def _copy(
 
 
 @gluon.jit
+def _own_sums(x, KEYS: gl.constexpr):
+    """Return the sums of each thread's own numbers in its rows, [QUERIES, 2, 4]: no thread asks another."""
+    return gl.sum(gl.sum(x.reshape([QUERIES, 2, KEYS // 16, 4, 2]), 4), 2)
+
+
+@gluon.jit
 def _attend(
     queries, pairs, position, entry, num_parts, stretch, rings, shared, results, scale,
     HEADS: gl.constexpr, TOKENS: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
@@ -112,8 +118,10 @@ def _attend(
     barrier()
     o = gl.zeros([QUERIES, RANK], gl.float32, o_layout)
     m = gl.full([QUERIES], LOWEST, gl.float32, s_rows)
-    total = gl.zeros([QUERIES], gl.float32, s_rows)
+    total = _own_sums(gl.zeros([QUERIES, KEYS], gl.float32, s_layout), KEYS)
+    total_rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, total.type.layout))
     last = position + (first_pair + gl.arange(0, QUERIES, s_rows)) // HEADS  # key that a query sees
+    all_see = gl.minimum(position + first_pair // HEADS + 1, end)  # keys before it are there for every query
     last = gl.expand_dims(gl.minimum(last, end - 1), 1)
     key = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(0, s_layout)), 0)
     for i in range(tiles):
@@ -127,12 +135,13 @@ def _attend(
         s = warpgroup_mma(q_rotated, rotated.permute((1, 0)), nothing, use_acc=False, is_async=True)
         s = warpgroup_mma(q, latents.permute((1, 0)), s, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-        # All tiles are masked alike: it costs little, and NaN of cells that no query sees ends here.
-        x = gl.where(key + (begin + i * KEYS) <= last, s * scale, float("-inf"))
-        new = gl.maximum(m, gl.max(x, 1))
-        p = gl.exp2(x - gl.expand_dims(new, 1))
+        if begin + i * KEYS + KEYS > all_see:  # NaN of cells that no query sees ends here
+            s = gl.where(key + (begin + i * KEYS) <= last, s, float("-inf"))
+        new = gl.maximum(m, gl.max(s, 1) * scale)
+        p = gl.exp2(s * scale - gl.expand_dims(new, 1))
         shrink = gl.exp2(m - new)
-        total = total * shrink + gl.sum(p, 1)
+        shrink_total = gl.expand_dims(gl.expand_dims(gl.convert_layout(shrink, total_rows), 1), 2)
+        total = total * shrink_total + _own_sums(p, KEYS)
         m = new
         barrier()  # both warpgroups have their scores: the rotated parts may go
         weights.store(p.to(dtype))
@@ -146,6 +155,7 @@ def _attend(
         o = warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(empty.index(1), count=1)
     out_ptr, parts_ptr, part_lse_ptr = results
+    total = gl.convert_layout(gl.sum(gl.sum(total, 2), 1), s_rows)
     share = gl.where(total > 0, 1 / total, gl.zeros_like(total))  # a stopped row may have queries that see nothing
     o = o * gl.expand_dims(gl.convert_layout(share, o_rows), 1)
     pair = gl.expand_dims(first_pair + gl.arange(0, QUERIES, o_rows), 1)
