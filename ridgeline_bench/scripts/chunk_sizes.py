@@ -1,10 +1,10 @@
 """The size of a prompt's chunks against the latency of those who decode beside it.
 
     python -m ridgeline_bench.scripts.chunk_sizes [--model FOLDER] [--chunks 256 512 1024 2048 4096 8192]
-        [--decoding 16] [--prompts 8] [--input 8192] [--options JSON] [--quick] [--output FILE.jsonl]
+        [--decoding 16] [--contexts 16] [--prompts 8] [--input 8192] [--options JSON] [--quick] [--output FILE.jsonl]
 
 FOLDER has a config.json; the default is Llama-3.1-8B's shape with random weights. --decoding requests
-decode all the time; --prompts prompts of --input tokens come one after another, each when the one before has its first
+decode all the time, behind prompts of --contexts tokens; --prompts prompts of --input tokens come one after another, each when the one before has its first
 token. A step runs a token of each request that decodes, and as much of a prompt as the chunk's size leaves room for.
 So a small chunk means short pauses between tokens, more steps for a prompt, and weights that are read more often.
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ def limit_steps(driven: Driven, tokens: int, rows: int) -> None:
 
 
 def beside(
-    driven: Driven, decoding: int, prompts: int, length: int, steps: int
+    driven: Driven, decoding: int, context: int, prompts: int, length: int, steps: int
 ) -> tuple[list[Answered], list[Answered]]:
     """Return (those who decode, the prompts), which come one after the other. steps: the least that a prompt takes."""
     out = steps * (prompts + 1) + 32
-    background = driven.alike(decoding, SHORT, out)
+    background = driven.alike(decoding, context, out)
     names = [driven.add(each) for each in background]
     answers = {name: Answered(0.0) for name in names}
     clock = driven.clock()
@@ -71,28 +72,35 @@ def beside(
     return [answers[name] for name in names], found
 
 
-def least_step(driven: Driven, decoding: int, chunk: int, length: int) -> float:
+def least_step(driven: Driven, decoding: int, context: int, chunk: int, length: int) -> float:
     """Return the planner's least seconds of a step of a chunk in the middle of a prompt; 0 where it knows no rates."""
     assembly = driven.llm.assembly
     if (hardware := hardware_of(assembly.device)) is None:
         return 0.0
     piece = min(length, max(1, chunk - decoding))
-    shape = StepShape([1] * decoding + [piece], [SHORT] * decoding + [max(piece, length // 2)], decoding)
+    shape = StepShape([1] * decoding + [piece], [context] * decoding + [max(piece, length // 2)], decoding)
     try:
         return Roofline(assembly.model.spec, hardware, assembly.precision).step_limit(shape)
     except InvalidConfig:
         return 0.0
 
 
-def bench(driven: Driven, chunks: Sequence[int], decoding: int, prompts: int, length: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for each chunk size, as soon as it is measured."""
-    for chunk in chunks:
+def bench(
+    driven: Driven,
+    chunks: Sequence[int],
+    decoding: int,
+    prompts: int,
+    length: int,
+    contexts: Sequence[int] = (SHORT,),
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each length of contexts and chunk size, as soon as it is measured."""
+    for context, chunk in product(contexts, chunks):
         if chunk <= decoding:
             raise InvalidConfig(f"a chunk of {chunk} tokens leaves no room beside {decoding} requests that decode.")
         limit_steps(driven, chunk, decoding + 1)
         steps = -(-length // (chunk - decoding))
-        beside(driven, decoding, 1, length, steps)  # kernels of these shapes
-        decoders, found = beside(driven, decoding, prompts, length, steps)
+        beside(driven, decoding, min(contexts), 1, length, steps)  # kernels of these shapes
+        decoders, found = beside(driven, decoding, context, prompts, length, steps)
         begun, ended = found[0].at, found[-1].moments[-1]
         gaps = [
             1e3 * gap
@@ -101,9 +109,9 @@ def bench(driven: Driven, chunks: Sequence[int], decoding: int, prompts: int, le
             if begun < at <= ended
         ]
         yield {
-            "chunk": chunk, "decoding": decoding, "input": length, "prompts": prompts, "steps_of_a_prompt": steps,
+            "chunk": chunk, "decoding": decoding, "context": context, "input": length, "prompts": prompts, "steps_of_a_prompt": steps,
             "itl_p50_ms": percentile(gaps, 50), "itl_p99_ms": percentile(gaps, 99), "itl_max_ms": max(gaps),
-            "least_step_ms": 1e3 * least_step(driven, decoding, chunk, length),
+            "least_step_ms": 1e3 * least_step(driven, decoding, context, chunk, length),
             "ttft_ms": 1e3 * statistics.median(answer.first for answer in found),
             "prompt_tokens_per_second": prompts * length / (ended - begun), "gaps": len(gaps),
         }  # fmt: skip
@@ -111,22 +119,24 @@ def bench(driven: Driven, chunks: Sequence[int], decoding: int, prompts: int, le
 
 def main() -> None:
     a = asked(
-        __doc__, model="", chunks=[256, 512, 1024, 2048, 4096, 8192], decoding=16, prompts=8, input=8192,
+        __doc__, model="", chunks=[256, 512, 1024, 2048, 4096, 8192], decoding=16, contexts=[SHORT], prompts=8, input=8192,
         options=("{}", "JSON of arguments of LLM"), quick=False, output=Path,
     )  # fmt: skip
     if a.quick:
         a.chunks, a.decoding, a.prompts, a.input = [16, 64, 256], 4, 2, 256
     model = a.model or str(SHAPES / ("random-25m" if a.quick else "llama-8b"))
     steps = max(-(-a.input // max(1, chunk - a.decoding)) for chunk in a.chunks)
-    longest = max(a.input + 16, SHORT + steps * (a.prompts + 1) + 48)
+    longest = max(a.input + 16, max(a.contexts) + steps * (a.prompts + 1) + 48)
     given = {"load_format": "dummy", "max_model_len": longest, "max_num_batched_tokens": max(a.chunks)}
     driven = Driven(model, **given, max_num_seqs=a.decoding + 1, **json.loads(a.options))
-    table = Table("chunk", "steps of a prompt", "between tokens, ms", "step, at least", "TTFT, ms", "prompt tokens/s")
-    for line in bench(driven, a.chunks, a.decoding, a.prompts, a.input):
+    table = Table(
+        "chunk", "context", "steps of a prompt", "between tokens, ms", "step, at least", "TTFT, ms", "prompt tokens/s"
+    )
+    for line in bench(driven, a.chunks, a.decoding, a.prompts, a.input, a.contexts):
         keep(a.output, {"workload": "chunk sizes", "model": Path(model).name, "gpu": gpu(), **line})
         between = " / ".join(f"{line[f'itl_{name}_ms']:.1f}" for name in ("p50", "p99", "max"))
         table.add_row(
-            str(line["chunk"]), str(line["steps_of_a_prompt"]), between, f"{line['least_step_ms']:.1f}",
+            str(line["chunk"]), str(line["context"]), str(line["steps_of_a_prompt"]), between, f"{line['least_step_ms']:.1f}",
             f"{line['ttft_ms']:.0f}", f"{line['prompt_tokens_per_second']:,.0f}",
         )  # fmt: skip
     Console(width=140).print(table)
