@@ -3,10 +3,11 @@
     python -m ridgeline_bench.scripts.chunk_sizes [--model FOLDER] [--chunks 256 512 1024 2048 4096 8192]
         [--decoding 16] [--contexts 16] [--prompts 8] [--input 8192] [--options JSON] [--quick] [--output FILE.jsonl]
 
-FOLDER has a config.json; the default is Llama-3.1-8B's shape with random weights. --decoding requests
-decode all the time, behind prompts of --contexts tokens; --prompts prompts of --input tokens come one after another, each when the one before has its first
-token. A step runs a token of each request that decodes, and as much of a prompt as the chunk's size leaves room for.
-So a small chunk means short pauses between tokens, more steps for a prompt, and weights that are read more often.
+FOLDER has a config.json; the default is Llama-3.1-8B's shape with random weights. --decoding requests decode all the
+time, behind prompts of --contexts tokens. --prompts prompts of --input tokens come one after another, each when the one
+before has its first token. A step runs a token of each request that decodes, and as much of a prompt as the chunk's
+size leaves room for. So a small chunk means short pauses between tokens, more steps for a prompt, and weights that are
+read more often.
 
     between   ms between tokens of those who decode, while a prompt runs: median, 99th percentile, longest
     step      the least ms of a step of a whole chunk beside them, by the planner
@@ -109,7 +110,8 @@ def bench(
             if begun < at <= ended
         ]
         yield {
-            "chunk": chunk, "decoding": decoding, "context": context, "input": length, "prompts": prompts, "steps_of_a_prompt": steps,
+            "chunk": chunk, "decoding": decoding, "context": context, "input": length, "prompts": prompts,
+            "steps_of_a_prompt": steps,
             "itl_p50_ms": percentile(gaps, 50), "itl_p99_ms": percentile(gaps, 99), "itl_max_ms": max(gaps),
             "least_step_ms": 1e3 * least_step(driven, decoding, context, chunk, length),
             "ttft_ms": 1e3 * statistics.median(answer.first for answer in found),
@@ -119,7 +121,8 @@ def bench(
 
 def main() -> None:
     a = asked(
-        __doc__, model="", chunks=[256, 512, 1024, 2048, 4096, 8192], decoding=16, contexts=[SHORT], prompts=8, input=8192,
+        __doc__, model="", chunks=[256, 512, 1024, 2048, 4096, 8192], decoding=16, contexts=[SHORT], prompts=8,
+        input=8192,
         options=("{}", "JSON of arguments of LLM"), quick=False, output=Path,
     )  # fmt: skip
     if a.quick:
@@ -136,7 +139,8 @@ def main() -> None:
         keep(a.output, {"workload": "chunk sizes", "model": Path(model).name, "gpu": gpu(), **line})
         between = " / ".join(f"{line[f'itl_{name}_ms']:.1f}" for name in ("p50", "p99", "max"))
         table.add_row(
-            str(line["chunk"]), str(line["context"]), str(line["steps_of_a_prompt"]), between, f"{line['least_step_ms']:.1f}",
+            str(line["chunk"]), str(line["context"]), str(line["steps_of_a_prompt"]), between,
+            f"{line['least_step_ms']:.1f}",
             f"{line['ttft_ms']:.0f}", f"{line['prompt_tokens_per_second']:,.0f}",
         )  # fmt: skip
     Console(width=140).print(table)
