@@ -1,12 +1,14 @@
 """The cost of a picture by its size: tokens, keys and values, and the time of tower, prompt and answer.
 
     python -m ridgeline_bench.scripts.picture_costs benchmarks/models/qwen3-vl-8b benchmarks/models/llava-1.5-7b
-        [--sides 256 512 1024 2048] [--text 64] [--answer 128] [--batch 32] [--gpu H200]
+        [--sides 256 512 1024 2048] [--frames 16 64 256] [--text 64] [--answer 128] [--batch 32] [--gpu H200]
         [--draw docs/images/picture-costs.svg]
 
 The first table doubles a square picture's side. The second one varies the answer, and says which part of a request's
 time is the largest: tower and prompt for short answers, decoding for long ones.
 The third one varies the side of a patch at the largest picture, everything else equal.
+The fourth one has videos of --frames chosen frames, two a second, of a model that sees such: its processor makes frames
+smaller where there are many. TTFT is that of an idle server: the tower, and the prompt in steps of 16,384 tokens.
 
 Times are by arithmetic, at the rates that a device attains: bytes or FLOPs, whichever take longer, op by op. A decode
 step is shared by --batch requests. `ridgeline_bench.scripts.pictures` measures the same models on a GPU.
@@ -23,7 +25,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.kernels.base.cost import OpCost, StepShape
-from ridgeline.media.layout import Layout, Processor
+from ridgeline.media.layout import Layout, Processor, VideoProcessor
 from ridgeline.media.processors import NAMES, processor_of
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import kv_bytes_per_token
@@ -40,6 +42,7 @@ from ridgeline_bench.svg import picture as drawing
 ANSWERS = (1, 16, 128, 1024)
 PATCHES = (8, 14, 16, 28, 32)
 WORD = 5  # any token
+STEP = 16_384  # tokens of a step
 
 
 class Seen(NamedTuple):
@@ -103,7 +106,7 @@ def priced(model: Seen, side: int, beside: Beside, device: Hardware) -> Priced:
     views = views_of(layout, model.processor)
     ops = work_of(model.tower, views)
     tower = sum(op.count * seconds(op.cost, device, device.rate("bfloat16")) for op in ops)
-    times = Setup(model.spec, device, "bfloat16", Settings(max_num_batched_tokens=16384)).times
+    times = Setup(model.spec, device, "bfloat16", Settings(max_num_batched_tokens=STEP)).times
     tokens = layout.placeholders + beside.text
     middle = tokens + beside.answer // 2
     return Priced(
@@ -149,6 +152,52 @@ def patches_table(model: Seen, side: int) -> None:
               f"{attention / total:>10.0%}")  # fmt: skip
 
 
+class Filmed(NamedTuple):
+    """The work of a request with one video. tower, prompt, step: seconds; step: of a decode step of all requests."""
+
+    seen: tuple[int, int]  # height and width that the tower sees
+    tokens: int
+    cached: float  # bytes of keys and values of the prompt
+    tower: float
+    prompt: float
+    step: float
+
+
+def filmed(model: Seen, frames: int, side: int, beside: Beside, device: Hardware) -> Filmed:
+    """Return the work of a request with a video of so many chosen frames, two a second. Raise InvalidConfig for a model
+    that sees none."""
+    if not isinstance(model.processor, VideoProcessor):
+        raise InvalidConfig(f"{model.name} sees no videos; leave --frames out.")
+    layout = model.processor.video([each / 2 for each in range(frames)], side, side, 2.0)
+    ops = work_of(model.tower, views_of(layout, model.processor))
+    times = Setup(model.spec, device, "bfloat16", Settings(max_num_batched_tokens=STEP)).times
+    tokens, prompt = len(layout.token_ids) + beside.text, 0.0
+    for start in range(0, tokens, STEP):
+        end = min(start + STEP, tokens)
+        prompt += times.seconds(StepShape([end - start], [end], 1))
+    middle = tokens + beside.answer // 2
+    return Filmed(
+        layout.views[0].size,
+        tokens,
+        tokens * kv_bytes_per_token(model.spec, "bfloat16"),
+        sum(op.count * seconds(op.cost, device, device.rate("bfloat16")) for op in ops),
+        prompt,
+        times.seconds(StepShape([1] * beside.batch, [middle] * beside.batch, beside.batch)),
+    )
+
+
+def videos_table(model: Seen, frames: Sequence[int], sides: Sequence[int], beside: Beside, device: Hardware) -> None:
+    print(f"\n{model.name}: a video of chosen frames, {beside.text} tokens of text beside it, by arithmetic")
+    print(f"{'frames':>6} {'side':>5} {'seen':>10} {'tokens':>8} {'KV MiB':>7} {'tower ms':>9} {'prompt ms':>10} "
+          f"{'TTFT ms':>8} {'step ms':>8}")  # fmt: skip
+    for count in frames:
+        for side in sides:
+            row = filmed(model, count, side, beside, device)
+            seen, ms = f"{row.seen[0]} x {row.seen[1]}", [1e3 * each for each in (row.tower, row.prompt, row.step)]
+            print(f"{count:>6} {side:>5} {seen:>10} {row.tokens:>8,} {row.cached / 2**20:>7,.0f} {ms[0]:>9.1f} "
+                  f"{ms[1]:>10.1f} {ms[0] + ms[1]:>8.1f} {ms[2]:>8.2f}")  # fmt: skip
+
+
 def draw(models: Sequence[tuple[Seen, Sequence[tuple[int, Priced]]]], path: Path, device: str) -> None:
     """Draw the first table's tokens, bytes and times."""
 
@@ -178,7 +227,7 @@ def rows_of(model: Seen, sides: Sequence[int], beside: Beside, device: Hardware)
 
 
 def main() -> None:
-    given = asked(__doc__, "models...", sides=list(SIDES), **Beside()._asdict(), gpu="H200", draw=Path)
+    given = asked(__doc__, "models...", sides=list(SIDES), frames=[int], **Beside()._asdict(), gpu="H200", draw=Path)
     beside = Beside(given.text, given.answer, given.batch)
     with told():
         check_counts(given, "sides", "text", "answer", "batch")
@@ -190,6 +239,8 @@ def main() -> None:
             sizes_table(model, rows, beside)
             shares_table(model, rows, beside.batch)
             patches_table(model, given.sides[-1])
+            if given.frames:
+                videos_table(model, given.frames, given.sides, beside, device)
         if given.draw is not None:
             draw(every, given.draw, device.name)
 

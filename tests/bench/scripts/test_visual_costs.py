@@ -35,6 +35,19 @@ def test_a_fixed_view_costs_the_same_at_any_size() -> None:
         picture_costs.read(MODELS / "llama-8b")
 
 
+def test_videos_cost_their_frames_up_to_the_processors_bound() -> None:
+    model, device = picture_costs.read(MODELS / "qwen3-vl-8b"), find("H200").attained()
+    short, long, longest = (picture_costs.filmed(model, n, 256, ASKED, device) for n in (16, 64, 1024))
+    assert short.seen == long.seen == (256, 256)
+    tokens = [each.tokens - ASKED.text - 1 for each in (short, long)]  # without the text behind the last pair
+    assert tokens == [8 * (64 + 1), 32 * (64 + 1)]
+    assert short.cached == short.tokens * 36 * 2 * 8 * 128 * 2
+    assert long.tower == pytest.approx(4 * short.tower, rel=0.05)  # pairs do not see each other
+    assert longest.seen < long.seen
+    with pytest.raises(InvalidConfig, match="sees no videos"):
+        picture_costs.filmed(picture_costs.read(MODELS / "llava-1.5-7b"), 16, 256, ASKED, device)
+
+
 @pytest.mark.parametrize("form", frame_attention.FORMS)
 def test_pairs_are_those_that_see_each_other(form: str) -> None:
     """Each token's gradient reaches the tokens that it sees; a head whose values are all apart counts them."""
