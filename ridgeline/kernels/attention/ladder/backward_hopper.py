@@ -1,9 +1,9 @@
 """Gradients in five products with a warp that copies: `backward.py` on Hopper's own instructions, in Gluon.
 
 Idea      The tiles of FlashAttention-3 (arXiv 2407.08608): 128 keys of two warpgroups meet 64 queries a step, and all
-          that a step computes lies with keys as rows. Products stay under way all the time: the gradient of keys of a
-          step runs beside the exponentials of the next, scores of the next step beside the store of gradients of
-          queries. A warp of its own copies queries and gradients of outputs, two steps ahead.
+          that a step computes lies with keys as rows. Each wait has a product beside it: exponentials that of slopes,
+          slopes that of values, the barrier behind them that of keys, the store of gradients of queries the next
+          scores. A warp of its own copies queries, gradients of outputs and their numbers, two steps ahead.
 FLOPs     As `backward.py`: 10 D for each pair that is seen.
 Bytes     As there. Programs that run together have few heads, so that queries, gradients and sums stay in the cache.
 Atomics   As there: the copy engine adds a step's gradients of queries from shared memory.
@@ -26,7 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -39,8 +38,7 @@ from ridgeline.kernels.hopper.gluon_names import add_tile, barrier, barriers, lo
 
 KEYS = 128  # of a program
 ROWS = {64: 64, 128: 64}  # queries of a step, by the width of heads
-AHEAD = gl.constexpr(3)  # steps whose queries are there: scores of the next one, gradients of keys of the one before
-GRADS = gl.constexpr(2)  # steps whose gradients of outputs are there
+STAGES = gl.constexpr(3)  # steps whose queries and gradients of outputs are there
 
 
 @gluon.jit
@@ -55,54 +53,67 @@ def _place(T, groups, at_once, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def _producer(descs, shared, bars, T, groups, at_once, PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr,
-              KEYS: gl.constexpr):  # fmt: skip
-    """Copy keys and values once, and queries and gradients of outputs step by step."""
+def _producer(descs, shared, bars, less_log_ptr, less_delta_ptr, T, groups, at_once, PER_GROUP: gl.constexpr,
+              D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr):  # fmt: skip
+    """Copy keys and values once, and queries, gradients of outputs and their numbers step by step."""
     q_desc, k_desc, v_desc, grad_desc = descs
-    q, k, v, grad = shared
-    k_full, v_full, q_full, grad_full, q_empty, grad_empty = bars
+    q, k, v, grad, numbers = shared
+    kept, full, empty = bars
     tile, group = _place(T, groups, at_once, KEYS)
     begin = tile * KEYS
-    mbarrier.expect(k_full.index(0), KEYS * D * 2)
-    load_tile(k_desc, [group * T + begin, 0], k_full.index(0), k)
-    mbarrier.expect(v_full.index(0), KEYS * D * 2)
-    load_tile(v_desc, [group * T + begin, 0], v_full.index(0), v)
+    mbarrier.expect(kept.index(0), KEYS * D * 4)
+    load_tile(k_desc, [group * T + begin, 0], kept.index(0), k)
+    load_tile(v_desc, [group * T + begin, 0], kept.index(0), v)
     steps = (T - begin + ROWS - 1) // ROWS
+    padded = (T + ROWS - 1) // ROWS * ROWS
+    lanes = gl.arange(0, ROWS, gl.BlockedLayout([ROWS // 32], [32], [1], [0]))
     for n in range(steps * PER_GROUP):
-        row = (group * PER_GROUP + n // steps) * T + begin + n % steps * ROWS
-        here = n % AHEAD
-        mbarrier.wait(q_empty.index(here), (n // AHEAD & 1) ^ 1)
-        mbarrier.expect(q_full.index(here), ROWS * D * 2)
-        load_tile(q_desc, [row, 0], q_full.index(here), q.index(here))
-        here = n % GRADS
-        mbarrier.wait(grad_empty.index(here), (n // GRADS & 1) ^ 1)
-        mbarrier.expect(grad_full.index(here), ROWS * D * 2)
-        load_tile(grad_desc, [row, 0], grad_full.index(here), grad.index(here))
+        head = group * PER_GROUP + n // steps
+        within = begin + n % steps * ROWS
+        less_log = gl.load(less_log_ptr + head * padded + within + lanes)
+        less_delta = gl.load(less_delta_ptr + head * padded + within + lanes)
+        here = n % STAGES
+        mbarrier.wait(empty.index(here), (n // STAGES & 1) ^ 1)
+        numbers.index(here * 2).store(less_log)
+        numbers.index(here * 2 + 1).store(less_delta)
+        barrier()  # the arrival of one lane is behind the stores of all
+        mbarrier.expect(full.index(here), ROWS * D * 4)
+        load_tile(q_desc, [head * T + within, 0], full.index(here), q.index(here))
+        load_tile(grad_desc, [head * T + within, 0], full.index(here), grad.index(here))
 
 
 @gluon.jit
-def _begun(number_ptr, KEYS: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
+def _rounded(x):
+    """Return x in bfloat16, two numbers an instruction: one alone takes the unit of exponentials."""
+    return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], gl.bfloat16, True, 2)
+
+
+@gluon.jit
+def _scores(k, q, KEYS: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
+    """Start the product of keys with the queries of a step."""
+    nothing = gl.zeros([KEYS, ROWS], gl.float32, layout)
+    return warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _begun(numbers, KEYS: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
     """Return the sums that a product begins with: a number of each query, for all keys."""
-    numbers = gl.load(number_ptr + gl.arange(0, ROWS, gl.SliceLayout(0, layout)))
-    return gl.expand_dims(numbers, 0).broadcast_to([KEYS, ROWS])
+    return gl.expand_dims(numbers.load(gl.SliceLayout(0, layout)), 0).broadcast_to([KEYS, ROWS])
 
 
 @gluon.jit
 def _steps(
-    first, last, end, n, s, dk, dv, dq_desc, shared, sums, bars, numbers, row, scale,
+    first, last, end, n, s, dk, dv, dq_desc, shared, sums, bars, row, scale,
     MASKED: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """Let the keys meet steps first … last - 1 of one head, of which step 0 begins at the tile's first key.
 
-    s: scores of step `first`. When a step begins or ends, its scores are there, and the product for gradients of keys
-    of the step before is under way.
+    s: scores of step `first`. When a step begins or ends, its scores are there, and no product is under way.
     n: steps so far, of all heads. end: steps of this head. row: of step 0, in tensors of queries.
     """
-    q, k, v, grad = shared
+    q, k, v, grad, numbers = shared
     slopes, dq_tile = sums
-    _k_full, _v_full, q_full, grad_full, q_empty, grad_empty = bars
-    less_log_ptr, less_delta_ptr = numbers
-    dtype: gl.constexpr = q.dtype
+    _kept, full, empty = bars
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, ROWS, 16])
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
@@ -110,51 +121,49 @@ def _steps(
         [3, 0], [4, 2] if ROWS == 64 else [8, 1], [16, D // 2 if ROWS == 64 else D, 16]
     )
     for i in range(first, last):
-        here, after, by = n % AHEAD, (n + 1) % AHEAD, n % GRADS
-        begun = _begun(less_delta_ptr + i * ROWS, KEYS, ROWS, s_layout)
-        mbarrier.wait(grad_full.index(by), n // GRADS & 1)
-        dp = warpgroup_mma(v, grad.index(by).permute((1, 0)), begun, is_async=True)
-        weights = gl.exp2(s * scale)
+        here, after = n % STAGES, (n + 1) % STAGES
+        begun = _begun(numbers.index(here * 2 + 1), KEYS, ROWS, s_layout)
+        dp = warpgroup_mma(v, grad.index(here).permute((1, 0)), begun, is_async=True)
+        weights = gl.exp2(s * scale + gl.expand_dims(numbers.index(here * 2).load(gl.SliceLayout(0, s_layout)), 0))
         if MASKED:
             key = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, s_layout)), 1)
             query = gl.expand_dims(i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, s_layout)), 0)
             weights = gl.where(key <= query, weights, 0.0)
-        p = gl.convert_layout(weights.to(dtype), p_layout)
-        dv = warpgroup_mma(p, grad.index(by), dv, is_async=True)
-        dk, dp = warpgroup_mma_wait(1, deps=(dk, dp))
+        p = gl.convert_layout(_rounded(weights), p_layout)
+        dv = warpgroup_mma(p, grad.index(here), dv, is_async=True)
+        dp = warpgroup_mma_wait(1, deps=(dp,))
         # The rounded weights once more: 16 registers fewer are alive.
-        given = gl.convert_layout(p, s_layout).to(gl.float32) * dp
+        given = _rounded(gl.convert_layout(p, s_layout).to(gl.float32) * dp)
+        slopes.store(given)
+        dk = warpgroup_mma(gl.convert_layout(given, p_layout), q.index(here), dk, is_async=True)
         tma.store_wait(0)
-        slopes.store(given.to(dtype))
         fence_async_shared()
         barrier()
+        dv = warpgroup_mma_wait(1, deps=(dv,))
         nothing = gl.zeros([ROWS, D], gl.float32, dq_layout)
         dq = warpgroup_mma(slopes.permute((1, 0)), k, nothing, use_acc=False, is_async=True)
-        begun = _begun(less_log_ptr + (i + 1) * ROWS, KEYS, ROWS, s_layout)
-        mbarrier.wait(q_full.index(after), (n + 1) // AHEAD & 1, pred=i + 1 < end)
-        s_after = warpgroup_mma(k, q.index(after).permute((1, 0)), begun, is_async=True)  # behind the last: not used
-        dk = warpgroup_mma(slopes, q.index(here), dk, is_async=True)
-        dv, dq = warpgroup_mma_wait(2, deps=(dv, dq))
+        mbarrier.wait(full.index(after), (n + 1) // STAGES & 1, pred=i + 1 < end)
+        dk = warpgroup_mma_wait(1, deps=(dk,))
+        s_after = _scores(k, q.index(after), KEYS, ROWS, s_layout)  # behind the last step: not used
+        dq = warpgroup_mma_wait(1, deps=(dq,))
         dq_tile.store(dq)
         fence_async_shared()
-        mbarrier.arrive(q_empty.index((n + AHEAD - 1) % AHEAD), count=1, pred=n > 0)
-        mbarrier.arrive(grad_empty.index(by), count=1)
+        mbarrier.arrive(empty.index(here), count=1)
         barrier()
         add_tile(dq_desc, [row + i * ROWS, 0], dq_tile)
-        s = warpgroup_mma_wait(1, deps=(s_after,))
+        s = warpgroup_mma_wait(0, deps=(s_after,))
         n += 1
     return n, s, dk, dv
 
 
 @gluon.jit
 def _consumer(
-    dq_desc, outs, shared, sums, bars, numbers, T, groups, at_once, scale, natural,
+    dq_desc, outs, shared, sums, bars, T, groups, at_once, scale, natural,
     PER_GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and its values, and add to those of queries."""
-    q, k, _v, _grad = shared
-    k_full, v_full, q_full, _grad_full, _q_empty, _grad_empty = bars
-    less_log_ptr, less_delta_ptr = numbers
+    q, k, _v, _grad, _numbers = shared
+    kept, full, _empty = bars
     dk_ptr, dv_ptr = outs
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, ROWS, 16])
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
@@ -162,36 +171,26 @@ def _consumer(
     begin = tile * KEYS
     end = (T - begin + ROWS - 1) // ROWS
     masked = gl.minimum(KEYS // ROWS, end)
-    padded = (T + ROWS - 1) // ROWS * ROWS
     dk = gl.zeros([KEYS, D], gl.float32, sums_layout)
     dv = gl.zeros([KEYS, D], gl.float32, sums_layout)
     n = 0
-    mbarrier.wait(k_full.index(0), 0)
-    mbarrier.wait(v_full.index(0), 0)
+    mbarrier.wait(kept.index(0), 0)
     for within in range(PER_GROUP):
         head = group * PER_GROUP + within
-        own = less_log_ptr + (head * padded + begin), less_delta_ptr + (head * padded + begin)
-        begun = _begun(own[0], KEYS, ROWS, s_layout)
-        mbarrier.wait(q_full.index(n % AHEAD), n // AHEAD & 1)
-        s = warpgroup_mma(k, q.index(n % AHEAD).permute((1, 0)), begun, is_async=True)
-        s = warpgroup_mma_wait(0, deps=(s,))
-        under_way = warpgroup_mma_init(dk)
-        n, s, under_way, dv = _steps(
-            0, masked, end, n, s, under_way, dv, dq_desc, shared, sums, bars, own, head * T + begin, scale,
-            True, D, ROWS, KEYS,
-        )  # fmt: skip
-        n, s, under_way, dv = _steps(
-            masked, end, end, n, s, under_way, dv, dq_desc, shared, sums, bars, own, head * T + begin, scale,
-            False, D, ROWS, KEYS,
-        )  # fmt: skip
-        dk = warpgroup_mma_wait(0, deps=(under_way,))
+        mbarrier.wait(full.index(n % STAGES), n // STAGES & 1)
+        s = warpgroup_mma_wait(0, deps=(_scores(k, q.index(n % STAGES), KEYS, ROWS, s_layout),))
+        n, s, dk, dv = _steps(
+            0, masked, end, n, s, dk, dv, dq_desc, shared, sums, bars, head * T + begin, scale, True, D, ROWS, KEYS
+        )
+        n, s, dk, dv = _steps(
+            masked, end, end, n, s, dk, dv, dq_desc, shared, sums, bars, head * T + begin, scale, False, D, ROWS, KEYS
+        )
     row = begin + gl.arange(0, KEYS, gl.SliceLayout(1, sums_layout))
     channel = gl.arange(0, D, gl.SliceLayout(0, sums_layout))
     at = (group.to(gl.int64) * T + gl.expand_dims(row, 1)) * D + gl.expand_dims(channel, 0)
     inside = gl.expand_dims(row, 1) < T
     gl.store(dk_ptr + at, (dk * natural).to(dk_ptr.dtype.element_ty), mask=inside)
     gl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=inside)
-    tma.store_wait(0)
 
 
 @gluon.jit
@@ -203,23 +202,24 @@ def roles_kernel(
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = q_desc.layout
     dq_layout: gl.constexpr = dq_desc.layout
+    numbers_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     slopes_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    q = gl.allocate_shared_memory(dtype, [AHEAD, ROWS, D], layout)
-    grad = gl.allocate_shared_memory(dtype, [GRADS, ROWS, D], layout)
+    q = gl.allocate_shared_memory(dtype, [STAGES, ROWS, D], layout)
+    grad = gl.allocate_shared_memory(dtype, [STAGES, ROWS, D], layout)
     k = gl.allocate_shared_memory(dtype, [KEYS, D], layout)
     v = gl.allocate_shared_memory(dtype, [KEYS, D], layout)
     slopes = gl.allocate_shared_memory(dtype, [KEYS, ROWS], slopes_layout)
     dq_tile = gl.allocate_shared_memory(gl.float32, [ROWS, D], dq_layout)
-    k_full, v_full, q_full, grad_full = barriers(1), barriers(1), barriers(AHEAD), barriers(GRADS)
-    q_empty, grad_empty = barriers(AHEAD), barriers(GRADS)
+    numbers = gl.allocate_shared_memory(gl.float32, [2 * STAGES, ROWS], numbers_layout)
+    bars = barriers(1), barriers(STAGES), barriers(STAGES)
     fence_async_shared()
-    shared, bars = (q, k, v, grad), (k_full, v_full, q_full, grad_full, q_empty, grad_empty)
-    descs, outs, numbers = (q_desc, k_desc, v_desc, grad_desc), (dk_ptr, dv_ptr), (less_log_ptr, less_delta_ptr)
+    shared, descs, outs = (q, k, v, grad, numbers), (q_desc, k_desc, v_desc, grad_desc), (dk_ptr, dv_ptr)
     gl.warp_specialize(
         [
-            (_consumer, (dq_desc, outs, shared, (slopes, dq_tile), bars, numbers, T, groups, at_once, scale, natural,
-                         PER_GROUP, D, ROWS, KEYS)),
-            (_producer, (descs, shared, bars, T, groups, at_once, PER_GROUP, D, ROWS, KEYS)),
+            (_consumer, (dq_desc, outs, shared, (slopes, dq_tile), bars, T, groups, at_once, scale, natural, PER_GROUP,
+                         D, ROWS, KEYS)),
+            (_producer, (descs, shared, bars, less_log_ptr, less_delta_ptr, T, groups, at_once, PER_GROUP, D, ROWS,
+                         KEYS)),
         ],
         [1],
         [24],
@@ -238,17 +238,18 @@ class RolesBackward:
         (batch, heads, self.length, size), groups = q_BHTD.shape, k_BGTD.shape[1]
         self.qkv, self.out_BHTD = (q_BHTD, k_BGTD, v_BGTD), out_BHTD
         self.groups, self.per_group, self.scale = batch * groups, heads // groups, size**-0.5
-        self.at_once = max(1, CACHED_BYTES // (8 * self.length * size * self.per_group))
-        self.sums_BHTD = torch.zeros_like(q_BHTD, dtype=torch.float32)
+        # Keys, values, queries, gradients of outputs and sums of the groups that are worked on together.
+        self.at_once = max(1, CACHED_BYTES // ((4 + 8 * self.per_group) * self.length * size))
         self.rows = ROWS[size]
+        self.sums_BHTD = torch.zeros_like(q_BHTD, dtype=torch.float32)
+        self.dq = _descriptor(self.sums_BHTD, self.rows)
         padded = triton.cdiv(self.length, self.rows) * self.rows
         numbers = log_BHT.new_zeros(2, batch * heads * padded + self.rows)  # a step more is read, and not used
         self.less_log_BHU, self.less_delta_BHU = (x[: -self.rows].view(batch, heads, padded) for x in numbers)
         self.less_log_BHU.fill_(float("-inf"))
-        self.less_log_BHU[..., : self.length] = log_BHT / (-self.scale * LOG2E)
+        self.less_log_BHU[..., : self.length] = -log_BHT
         self.grads = [torch.full_like(x, torch.nan) for x in self.qkv]
         self.descriptors = [_descriptor(x, rows) for x, rows in zip(self.qkv, (self.rows, KEYS, KEYS), strict=True)]
-        self.dq = _descriptor(self.sums_BHTD, self.rows)
 
     def __call__(self, grad_BHTD: Tensor) -> list[Tensor]:
         """Return the gradients of q, k and v; the next call writes to the same memory."""
