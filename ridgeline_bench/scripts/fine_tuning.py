@@ -106,6 +106,7 @@ def print_kernels(tuner: Tuner, count: int) -> None:
         tuner.update()
         torch.cuda.synchronize()
     kernels = [each for each in seen.key_averages() if each.self_device_time_total and not each.self_cpu_time_total]
+    kernels = [each for each in kernels if "#" not in each.key]  # a span, whose kernels are there too
     total = sum(each.self_device_time_total for each in kernels)
     print(f"kernels of a step: {total / 1e3:.1f} ms")
     for each in sorted(kernels, key=lambda each: -each.self_device_time_total)[:count]:

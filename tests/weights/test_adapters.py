@@ -206,6 +206,34 @@ def test_numbers_that_the_dtype_cannot_hold_are_refused(
         read_adapter(folder, places, most_rank=16, dtype=dtype)
 
 
+def test_page_locked_matrices_are_those_that_were_read_in_one_piece(
+    places: dict[str, ModulePlace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = read(PeftAdapter("llama", tmp_path / "a").folder, places)
+    empty, pieces = torch.empty, list[torch.Tensor]()
+
+    def locked(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        pieces.append(empty(*shape, **options))  # a machine without a GPU locks no pages
+        return pieces[-1]
+
+    monkeypatch.setattr(torch, "empty", locked)
+    pinned = adapter.pinned()
+    assert len(pieces) == 1
+    assert pinned.nbytes == adapter.nbytes
+    for one, other in zip(pinned.pairs, adapter.pairs, strict=True):
+        assert torch.equal(one.down_RI, other.down_RI)
+        assert torch.equal(one.up_OR, other.up_OR)
+        assert one.up_OR.untyped_storage().data_ptr() == pieces[0].data_ptr()
+
+
+def test_sums_that_overflow_are_no_numbers_that_are_not_finite(places: dict[str, ModulePlace], tmp_path: Path) -> None:
+    folder = PeftAdapter("llama", tmp_path / "a").folder
+    tensors = load_file(folder / TENSORS)
+    name = next(name for name in tensors if "lora_A" in name)
+    save_file({**tensors, name: torch.full_like(tensors[name], 3e38)}, folder / TENSORS)
+    assert any(bool((pair.down_RI == 3e38).all()) for pair in read(folder, places).pairs)
+
+
 def test_matrices_with_and_without_the_prefix_are_refused(places: dict[str, ModulePlace], tmp_path: Path) -> None:
     folder = PeftAdapter("llama", tmp_path / "a").folder
     tensors = load_file(folder / TENSORS)

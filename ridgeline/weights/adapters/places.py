@@ -21,7 +21,7 @@ from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.multiplied import factors
 from ridgeline.weights.loader import empty_decoder, stored_view
-from ridgeline.weights.rows import in_our_order, in_their_order
+from ridgeline.weights.rows import in_our_order, in_their_order, reorders
 
 HEAD = "head."  # in front of the names of maps behind pooling
 ENCODERS = "tower.", "listener."  # in front of those of what sees pictures or hears sounds, with its projector
@@ -81,6 +81,13 @@ class ModulePlace:
     def first(self) -> int:
         """The first of the map's outputs that are the module's."""
         return sum(self.map.parts[: self.part])
+
+    @property
+    def as_stored(self) -> bool:
+        """True if `in_our_order` changes nothing."""
+        source = self.source
+        plain = source.interleaved is None and not source.alternating and not reorders(source)
+        return plain and self.factor_O is None
 
     def in_our_order(self, up_OR: Tensor) -> Tensor:
         """Return a matrix with the rows of the module's outputs as our map has them, multiplied as they are."""

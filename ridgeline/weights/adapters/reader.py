@@ -105,13 +105,26 @@ class ReadAdapter:
         return max((pair.rank for pair in self.pairs), default=0)
 
     def pinned(self) -> ReadAdapter:
-        """Return the adapter in page-locked memory, from which a GPU copies by itself."""
-        pairs = (each._replace(down_RI=each.down_RI.pin_memory(), up_OR=each.up_OR.pin_memory()) for each in self.pairs)
+        """Return the adapter in page-locked memory, from which a GPU copies by itself. All matrices have one piece of
+        it: the driver takes as long for each piece, however small."""
+        matrices = [each for pair in self.pairs for each in (pair.down_RI, pair.up_OR)]
+        buffer = torch.empty(sum(_room(each) for each in matrices), dtype=torch.uint8, pin_memory=True)
+        pairs, start = list[ThinPair](), 0
+        for pair in self.pairs:
+            moved = list[Tensor]()
+            for each in (pair.down_RI, pair.up_OR):
+                moved.append(buffer[start : start + each.nbytes].view(each.dtype).view(each.shape).copy_(each))
+                start += _room(each)
+            pairs.append(pair._replace(down_RI=moved[0], up_OR=moved[1]))
         factors = (
             Factors(place, *(None if each is None else each.pin_memory() for each in both))
             for place, *both in self.factors
         )
         return replace(self, pairs=tuple(pairs), factors=tuple(factors))
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // 256) * 256
 
 
 def read_adapter(
@@ -338,20 +351,28 @@ def _pairs(
         if place.is_stacked:
             found += stacked_pairs(path, place, down_RI.to(dtype), (up_OR.float() * meant[module].scale).to(dtype))
             continue
-        up_OR = place.in_our_order(up_OR.float()) * meant[module].scale
+        if (scale := meant[module].scale) == 1 and place.as_stored and up_OR.dtype == dtype:
+            pass  # nothing would change
+        else:
+            up_OR = place.in_our_order(up_OR.float()) * scale
         magnitude_O = None
         if f"{_PREFIX}{module}.{_MAGNITUDE}" in tensors or f"{module}.{_MAGNITUDE}" in tensors:
             stored_O1 = tensors.pop(_name(module, _MAGNITUDE, tensors)).float()[:, None]
             magnitude_O = replace(place, factor_O=None).in_our_order(stored_O1)[:, 0]
             magnitude_O = magnitude_O if place.factor_O is None else magnitude_O * place.factor_O.abs()
         pair = ThinPair(place, down_RI.to(dtype).contiguous(), up_OR.to(dtype).contiguous(), magnitude_O)
-        if not all(each.isfinite().all() for each in pair[1:] if isinstance(each, Tensor)):
+        if not all(_is_finite(each) for each in pair[1:] if isinstance(each, Tensor)):
             raise ModelLoadError(
                 f"{path} holds numbers of {module} that are not finite in {str(dtype).removeprefix('torch.')}; train "
                 "it again, or choose a wider dtype."
             )
         found.append(pair)
     return found
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return True if all numbers are finite. A sum of finite ones nearly always is, and is read once."""
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
 def _addends(
