@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ridgeline.kernels.pictures.views import FILTERS
 from ridgeline.media import audio, images, video
 from ridgeline.media.bounds import BadMedia, MediaBounds, MemoryTaken
 
@@ -67,6 +68,15 @@ def _picture(asked: Any, caller: Any, bounds: MediaBounds) -> Any:
     return {"shape": pixels.shape}
 
 
+def _resize(asked: Any, caller: Any, bounds: MediaBounds) -> Any:
+    height, width = asked["to"]
+    room = _room(caller)((height, width, 3))
+    seen = Image.frombuffer("RGB", asked["size"][::-1], caller.data, "raw", "RGB", 0, 1)
+    number = next(number for number, name in FILTERS.items() if name == asked["filter"])
+    room[:] = np.asarray(seen.resize((width, height), Image.Resampling(number)))
+    return {"shape": room.shape}
+
+
 def _video(asked: Any, caller: Any, bounds: MediaBounds) -> Any:
     def choose(total: int, rate: float) -> list[int]:
         return [int(index) for index in caller.ask({"frames": total, "rate": rate})[0]]
@@ -82,7 +92,10 @@ def _sound(asked: Any, caller: Any, bounds: MediaBounds) -> Any:
     return {"shape": samples.shape, "rate": rate}
 
 
-KINDS: dict[str, Callable[[Any, Any, MediaBounds], Any]] = {"picture": _picture, "video": _video, "sound": _sound}
+KINDS: dict[str, Callable[[Any, Any, MediaBounds], Any]] = {
+    **{"picture": _picture, "video": _video, "sound": _sound},
+    "resize": _resize,
+}
 
 
 def _warm() -> None:

@@ -22,10 +22,12 @@ class Picture(NamedTuple):
     """pixels_HWC: uint8.
 
     digest: 32 bytes, SHA-256 over kind, shape and pixels.
+    ready: the whole picture in the size that a model sees, uint8 [H, W, C] too; None: a tower's device resizes it.
     """
 
     pixels_HWC: np.ndarray
     digest: bytes
+    ready: np.ndarray | None = None
 
 
 class Clip(NamedTuple):

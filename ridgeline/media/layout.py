@@ -47,6 +47,12 @@ class Layout:
     across: int = 0
 
     @property
+    def whole(self) -> View | None:
+        """The one view, if it is made of the whole picture in one step; None: it is not, or there are several."""
+        [first, *others] = self.views
+        return None if others or first.box or first.via or first.resampled or first.frames != (0,) else first
+
+    @property
     def placeholders(self) -> int:
         """The number of vectors that stand in the prompt."""
         return sum(piece for piece in self.pieces if isinstance(piece, int))

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.confined import ChildCall, Confined, OverLimit
-from ridgeline.core.shared import SharedMemory
+from ridgeline.core.shared import SharedMemory, place_of
+from ridgeline.kernels.pictures.views import Filter
 from ridgeline.media import frames
 from ridgeline.media.bounds import BadMedia, MediaBounds, check_bytes, form_of
 from ridgeline.media.items import Clip, Picture, Sound
@@ -83,6 +84,14 @@ class Decoders:
         found, pixels, hashed = self._decoded(asked, data, owner)
         return Picture(pixels, _digest(hashed, asked, found))
 
+    def resized(self, picture: Picture, height: int, width: int, filter: Filter, owner: str = "") -> Picture:
+        """Return a picture with its pixels in another size, as Pillow resizes them. One whose pixels lie in no shared
+        memory stays as it is. Raise BadMedia, NoMemory."""
+        if (place := place_of(picture.pixels_HWC)) is None:
+            return picture
+        asked = {"kind": "resize", "size": list(picture.pixels_HWC.shape[:2]), "to": [height, width], "filter": filter}
+        return picture._replace(ready=self._answered(asked, place.descriptor, b"", owner)[1])
+
     def clip(self, data: bytes, choose: Callable[[int, float], Sequence[int]] | None = None, owner: str = "") -> Clip:
         """Return the frames of a video that `choose` names by the number of all frames and those a second; without it
         `media.frames.chosen` does. Raise BadMedia, NoMemory."""
@@ -110,15 +119,25 @@ class Decoders:
         choose: Callable[[int, float], Sequence[int]] | None = None,
     ) -> tuple[Any, np.ndarray, bytes]:
         """Return the reply, the array, and the SHA-256 of the file."""
-        kind, bounds = asked["kind"], self.bounds
-        check_bytes(len(data), kind, bounds)
+        kind = asked["kind"]
+        check_bytes(len(data), kind, self.bounds)
         form_of(data, kind)  # what is refused at once needs no process
-        deadline = time.monotonic() + self._patience
         given = _made(len(data))
         given.fill(data)
+        return self._answered(asked, given.descriptor, data, owner, choose)
+
+    def _answered(
+        self,
+        asked: dict[str, Any],
+        descriptor: int,
+        data: bytes,
+        owner: str,
+        choose: Callable[[int, float], Sequence[int]] | None = None,
+    ) -> tuple[Any, np.ndarray, bytes]:
+        kind, bounds, deadline = asked["kind"], self.bounds, time.monotonic() + self._patience
         while True:
-            call = _Decoding(given.descriptor, partial(self.room.take, owner=owner), choose, data)
-            seconds = bounds.picture_seconds if kind == "picture" else bounds.seconds
+            call = _Decoding(descriptor, partial(self.room.take, owner=owner), choose, data)
+            seconds = bounds.seconds if kind in ("video", "sound") else bounds.picture_seconds
             try:
                 found = self._run(asked | {"bounds": self._told}, seconds=seconds, call=call)
             except OverLimit as limit:

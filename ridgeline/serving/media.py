@@ -20,12 +20,13 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from ridgeline.core.cores import available
+from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.settings.serving import KINDS_OF_MEDIA, ServeConfig
 from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.bounds import BadMedia, MediaBounds
 from ridgeline.media.fetch import MediaSources, from_base64, from_data_url
 from ridgeline.media.frames import DEFAULT, chosen
-from ridgeline.media.items import Item
+from ridgeline.media.items import Item, Picture
 from ridgeline.media.layout import Processor, VideoProcessor
 from ridgeline.media.pool import Decoders, NoMemory
 from ridgeline.media.vectors import MOST_FILE, vectors_of
@@ -41,6 +42,7 @@ NAMED = 1 << 16  # uuids whose bytes are known by their hash
 KEPT_BYTES = 256 << 20  # of files that a uuid alone may name
 RETRY_AFTER = 2  # seconds
 WHITE = (255, 255, 255)
+LARGE = 1 << 21  # pixels that take a CPU some 40 ms of a step
 
 
 class MediaPart(NamedTuple):
@@ -93,18 +95,20 @@ class MediaReader:
         salt: str = "",
         processor: Processor | None = None,
         options: Mapping[str, Mapping[str, Any]] | None = None,
+        on_cpu: bool = False,
     ) -> list[Item]:
         """Return the items of parts, in their order. Raise BadRequest, Busy, MediaUnsupported.
 
         salt: the request's, under which uuids are known. processor: the one that chooses a video's frames. options: a
-        request's `media_io_kwargs`.
+        request's `media_io_kwargs`. on_cpu: the model's device is a CPU, where a step would take long to resize large
+        pictures, so it is done here.
         """
         if not _installed() and not all(part.vectors for part in parts):
             raise MediaUnsupported('pictures, video and sound need `pip install "ridgeline[media]"` on the server.')
         self._check_counts(parts)
         sources: tuple[Mapping[str, Any], ...] = (self._config.media_io_kwargs or {}, options or {})
         settings = {kind: dict(ChainMap(*(each.get(kind, {}) for each in sources[::-1]))) for kind in KINDS_OF_MEDIA}
-        decode = _decoding(self._decoders, settings, processor, owner.current())
+        decode = _decoding(self._decoders, settings, processor, owner.current(), on_cpu)
         tasks = [asyncio.ensure_future(self._item(part, salt, decode)) for part in parts]
         try:
             return list(await asyncio.gather(*tasks))
@@ -146,7 +150,11 @@ class MediaReader:
 
 
 def _decoding(
-    decoders: Decoders, settings: Mapping[str, Mapping[str, Any]], processor: Processor | None, owned: str
+    decoders: Decoders,
+    settings: Mapping[str, Mapping[str, Any]],
+    processor: Processor | None,
+    owned: str,
+    on_cpu: bool,
 ) -> Callable[[str, bytes], Item]:
     """Return the function from a kind and a file to an item."""
     background = _color(settings["image"].get("rgba_background_color", WHITE))
@@ -163,12 +171,27 @@ def _decoding(
 
     def decode(kind: str, data: bytes) -> Item:
         if kind == "image":
-            return decoders.picture(data, background=background, owner=owned)
+            found = decoders.picture(data, background=background, owner=owned)
+            return _ready(decoders, found, processor, owned) if on_cpu and processor is not None else found
         if kind == "video":
             return decoders.clip(data, choose, owner=owned)
         return decoders.sound(data, rate=RATE, owner=owned)
 
     return decode
+
+
+def _ready(decoders: Decoders, found: Picture, processor: Processor, owned: str) -> Picture:
+    """Return a large picture with what the model sees of it, if that is all of it in another size."""
+    height, width, _ = found.pixels_HWC.shape
+    if height * width < LARGE:
+        return found
+    try:
+        view = processor.layout(height, width).whole
+    except InvalidRequest:  # which the request will be told
+        return found
+    if view is None or view.height * view.width >= height * width:
+        return found
+    return decoders.resized(found, view.height, view.width, processor.patching.filter, owned)
 
 
 def _number(given: Mapping[str, Any], name: str, default: float) -> float:

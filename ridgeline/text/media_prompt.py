@@ -192,7 +192,9 @@ def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Plac
         return _placed_seen(processor, item, pictures, index)
     height, width, _ = item.pixels_HWC.shape
     layout = processor.layout(height, width, pictures, index)
-    frames = (Pixels(height, width, item.pixels_HWC),)
+    frames, view = (Pixels(height, width, item.pixels_HWC),), layout.whole
+    if item.ready is not None and view is not None and item.ready.shape[:2] == (view.height, view.width):
+        frames = (Pixels(view.height, view.width, item.ready),)
     shown = ShownPictures(frames, layout.views, processor.patching, layout.order, layout.shrunk)
     return Placed(layout, ((shown, _key(item, layout, processor)),), processor.placeholder)
 

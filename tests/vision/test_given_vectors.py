@@ -1,20 +1,31 @@
-"""Pictures that come as the vectors of their tower, and text models that are loaded without theirs."""
+"""Pictures that come as the vectors of their tower, or in the size that it sees; and text models without a tower."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.plan.pictures import ShownPictures
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.ops import Ops
 from ridgeline.media.bounds import BadMedia
+from ridgeline.media.pool import Decoders
 from ridgeline.media.vectors import vectors_of
+from ridgeline.text.media_folder import FolderProcessors
+from ridgeline.text.media_prompt import placed_items
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.worker.pictures import rows_of
 from tests.vision import crossed, folders, tiny
 
 TinyModel = Callable[[str], Path]
@@ -112,3 +123,28 @@ def test_files_are_read_as_they_were_written() -> None:
         assert len(vectors_of("audio", len(header).to_bytes(8, "little") + header + bytes(4)).embeds) == 1
     with pytest.raises(BadMedia, match="never loaded"):
         vectors_of("image", b"PK\x03\x04" + bytes(64))
+
+
+def test_a_picture_that_was_resized_before_is_the_same_to_a_tower(tiny_vision: TinyModel, tmp_path: Path) -> None:
+    """Servers with an engine on a CPU do so in processes that decode; the key is that of the picture."""
+    copytree(tiny_vision("qwen2_5_vl"), tmp_path / "model")
+    folder = folders.complete("qwen2_5_vl", tmp_path / "model")
+    found = FolderProcessors.of(folder, Tokenizer.from_folder(folder))
+    assert found is not None
+    pixels, file = np.random.default_rng(1).integers(0, 256, (300, 420, 3), dtype=np.uint8), BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    decoders = Decoders(processes=1)
+    plain = decoders.picture(file.getvalue())
+    view = found.plain.layout(300, 420).whole
+    assert view is not None
+    ready = decoders.resized(plain, view.height, view.width, found.plain.patching.filter)
+    assert ready.ready is not None
+    rows, keys = [], []
+    for item in (plain, ready):
+        [[(shown, key)]] = [each.seen for each in placed_items(found.plain, [item])]
+        assert isinstance(shown, ShownPictures)
+        rows.append(rows_of([shown], Ops(Platform(device_type="cpu")), torch.float32, torch.device("cpu")))
+        keys.append(key)
+    assert torch.equal(*rows)
+    assert keys[0] == keys[1]
+    assert shown.num_bytes < 3 * 300 * 420

@@ -51,7 +51,8 @@ async def with_items(api: ApiServer, body: _Body) -> tuple[_Body, list[Item]]:
     salt = getattr(body, "cache_salt", None) or ""
     options = _options(getattr(body, "media_io_kwargs", None))
     processor = api.adjusted_processor(body.mm_processor_kwargs)
-    items = await api.media.read(parts, salt=salt, processor=processor, options=options)
+    on_cpu = api.service.facts().device == "cpu"
+    items = await api.media.read(parts, salt=salt, processor=processor, options=options, on_cpu=on_cpu)
     for part, item in zip(parts, items, strict=True):
         if isinstance(item, (SeenVectors, HeardVectors)):
             check_media_width(item, api.media_width(part.kind), part.path)
