@@ -20,8 +20,6 @@ from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.layers.given import GivenPlaces, GivenPositions, GivenRows, GivenVectors, MaskedPlaces, MaskedRows
 
-GRAPHS = False  # of towers, and of steps with such vectors: no GPU has run them yet
-
 
 def parts_of_vector(model: ModelSpec) -> int:
     """Return the number of vectors of the model's width that may be given of a token, those behind layers included; 0:
@@ -41,7 +39,7 @@ class GivenMemory:
 
     def reserve(self, sizes: StepSizes) -> Reserved:
         width = parts_of_vector(self.model) * self.model.hidden_size
-        tokens = min(sizes.max_tokens, MIXED_TOKENS[-1]) if GRAPHS and sizes.on_gpu and width else 0
+        tokens = min(sizes.max_tokens, MIXED_TOKENS[-1]) if sizes.on_gpu and width else 0
         return Reserved(held=tokens * (width * sizes.itemsize + 3 * 8 + 1))
 
 

@@ -34,7 +34,6 @@ from ridgeline.layers.encoder.coded import CodedTower
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
-from ridgeline.worker.given import GRAPHS
 from ridgeline.worker.resampled import patches_of_views
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.tower_graphs import TowerGraphs, captured_patches, graphs_of
@@ -82,7 +81,7 @@ class TowerMemory:
             passing += patches * self.tower.patch_width * (sizes.itemsize + 4)
             return Reserved(held=kept, passing=passing)
         each = self.tower.scratch() * sizes.itemsize + 4 * self.tower.patch_width
-        if GRAPHS and sizes.on_gpu:  # graphs hold what they read and their own intermediate tensors
+        if sizes.on_gpu:  # graphs hold what they read and their own intermediate tensors
             kept += captured_patches(self.tower) * each
         return Reserved(held=kept, passing=patches * each)
 

@@ -23,7 +23,6 @@ from ridgeline.worker.changes import SlotChanges
 from ridgeline.worker.crossing import PicturesSeen
 from ridgeline.worker.embeds import InsertedVectors
 from ridgeline.worker.encoding import EncoderPart
-from ridgeline.worker.given import GRAPHS
 from ridgeline.worker.graphs import Graphs, Progress
 from ridgeline.worker.guidance import Guidance
 from ridgeline.worker.host_memory import HostMemory
@@ -159,11 +158,10 @@ class Runner:
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None, later: bool = False) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not
         captured). CUDA only. later: capture them behind steps that need them, and in `prepare_later_steps`."""
-        if GRAPHS:
-            self.segments.take_given(max_tokens)
+        self.segments.take_given(max_tokens)
         sizes = self.segments, max_rows, max_tokens
         self.launch.graphs = Graphs(*sizes, cascade=self.launch.cascade, sleep=self._sleep)
-        pictures = self.inserted.pictures if GRAPHS else None
+        pictures = self.inserted.pictures
         if later:
             self.launch.graphs.capture_later()
             if pictures is not None:

@@ -28,7 +28,7 @@ from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.laid import LaidAnew
 from ridgeline.layers.encoder.tower import Tower
-from ridgeline.worker.graphs import behind_the_current_stream, borrowed, no_garbage_collection, record, side_stream
+from ridgeline.worker.graphs import behind_the_current_stream, borrowed, no_garbage_collection, record
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +86,19 @@ class TowerGraph:
         return True
 
     def capture(self, pool: Any) -> None:
-        """Capture the run on the current stream. It first runs once, so that kernels are compiled and loaded."""
+        """Capture the run on the current stream. It first runs once, so that kernels are compiled and loaded. Raise
+        RuntimeError if the graph has other bits than a run op by op of the same patches."""
         self._run()
         graph = torch.cuda.CUDAGraph()
-        self._vectors_LM = borrowed(record(graph, pool, self._run))
-        self._graph = graph
-        self.is_captured = True
-        graph.replay()  # a graph's first launch takes longer than later ones
+        vectors_LM = borrowed(record(graph, pool, self._run))
+        self._patches_TX.neg_()  # patches that no run has seen yet, which the graph must read
+        want_LM = self._run()
+        graph.replay()
+        self._patches_TX.neg_()
+        bits = torch.int32 if want_LM.dtype.itemsize == 4 else torch.int16
+        if not torch.equal(vectors_LM.view(bits), want_LM.view(bits)):
+            raise RuntimeError(f"the graph of a tower over {self.patches} patches has other bits than its run.")
+        self._graph, self._vectors_LM, self.is_captured = graph, vectors_LM, True
 
     def vectors(self) -> Tensor:
         """Return the vectors of what was loaded, [L, M], which the next graph's replay may overwrite."""
@@ -163,12 +169,11 @@ class TowerGraphs:
         vectors_LM = graph.vectors()
         return vectors_LM[: len(vectors_LM) * len(patches_TX) // graph.patches]
 
-    @torch.inference_mode()
     def capture(self) -> None:
         """Capture every graph, the largest first: smaller ones then fit into the memory that it used."""
-        with side_stream(self._device), no_garbage_collection():
-            for graph in self._ordered:
-                graph.capture(self._pool)
+        self.capture_later()
+        while self._left:
+            self.rest()
 
     def capture_later(self) -> None:
         """Leave all graphs to `capture_one` and `rest`."""
@@ -196,12 +201,12 @@ class TowerGraphs:
 
     @torch.inference_mode()
     def capture_one(self, graph: TowerGraph) -> None:
-        """Capture this graph, which is left, behind all that was launched."""
+        """Capture this graph, which is left, behind all that was launched. The host waits for it, to compare bits."""
         self._left.remove(graph)
         try:
             with behind_the_current_stream(self._device), no_garbage_collection():
                 graph.capture(self._pool)
-        except RuntimeError as error:  # such as too little memory: towers go on op by op
+        except RuntimeError as error:  # such as too little memory, or other bits: towers go on op by op
             logger.warning("%d sizes of pictures run without graphs: %s", len(self._left) + 1, error)
             self._left.clear()
 

