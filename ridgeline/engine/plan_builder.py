@@ -168,9 +168,10 @@ class PlanBuilder:
         return chain(self.standing.seqs, self.others)
 
     @property
-    def columns(self) -> list[int]:
+    def columns_R(self) -> np.ndarray:
         """Slots of the rows so far."""
-        return [*self.standing.columns_R.tolist(), *(seq.slot for seq in self.others)]
+        standing_R = self.standing.columns_R
+        return np.append(standing_R, [seq.slot for seq in self.others]) if self.others else standing_R
 
     @property
     def room(self) -> int:

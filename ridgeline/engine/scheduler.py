@@ -448,7 +448,7 @@ class Scheduler:
         start = int(self.slots.kv_len[seq.slot]) if seq.slot != NO_SLOT else 0
         spent = builder.encoded_tokens + builder.seen_tokens + sum(end - start for _, start, end in builder.chunks)
         wanted = len(seq.tokens) - start if not spent and self._is_alone(seq) else None
-        lengths_R = self.slots.kv_len[builder.columns]
+        lengths_R = self.slots.kv_len[builder.columns_R]
         builder.budget = self._itl.prompt_tokens(lengths_R, start, builder.budget + spent, wanted) - spent
 
     def _is_alone(self, seq: Sequence) -> bool:
