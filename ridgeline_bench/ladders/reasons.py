@@ -9,7 +9,7 @@ REASONS = {
     "register_tiles": "two barriers for 16 numbers of K, behind which all warps wait for loads from L2",
     "vector_loads": "as rung 4; loads are wider, and the wait behind each barrier is the same",
     "conflict_free": "as rung 4: the less the work between two barriers takes, the more the wait is of it",
-    "cp_async": "numbers are widened between loads and FMAs that need them; two of four issue slots are empty",
+    "cp_async": "numbers are widened between loads and the FMAs that need them, which then wait",
     "wmma": "warps meet once a step, and LDSM, copies and products of two warps a scheduler do not quite overlap",
     "mma_sync": "as rung 8: another layout of shared memory changes nothing, so banks are not the limit",
     "wgmma_tma": "one warpgroup waits for a stage, multiplies and gives it back: nothing runs while it waits",

@@ -24,7 +24,7 @@
 
 namespace wmma = nvcuda::wmma;
 
-constexpr int ROWS = 256, COLUMNS = 128, THREADS = 256, STAGES = 4, GROUP = 8;  // rows of tiles, made together
+constexpr int ROWS = 256, COLUMNS = 128, THREADS = 256, STAGES = 3, GROUP = 8;  // rows of tiles, made together
 constexpr int WARP = 64;  // rows and columns of a warp's sums
 constexpr int SIZE = sizeof(Element), DEPTH = 128 / SIZE, CHUNK = 16 / SIZE, DOWN = WARP / SHAPE_M, ACROSS = WARP / SHAPE_N;
 // WMMA wants multiples of 32 bytes. Steps of 16 bytes (int8) therefore have panels of their own, of 16 bytes a row. Of

@@ -7,6 +7,7 @@ float32.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,8 +113,8 @@ RUNGS = (
         needs=("FFMA", "LDGSTS.E.BYPASS.128", "LDS.128"),
     ),
     Rung(
-        number=8, name="wmma", tile=(256, 128), depth=64, stages=4, block=(256, 1), multiple=8,
-        shared=4 * (256 + 128) * (128 + 16),
+        number=8, name="wmma", tile=(256, 128), depth=64, stages=3, block=(256, 1), multiple=8,
+        shared=3 * (256 + 128) * (128 + 16),
         needs=("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.LTC128B.128", "LDSM.16.M88.4"),
     ),
     Rung(
@@ -216,11 +217,9 @@ class Variant:
         return {"int8": 2.0, "float32": 0.5}.get(self.dtype, 1.0)
 
     def rounds(self, flops: float, blocks: int) -> int:
-        """Return the rounds of the ceiling's loop in which so many blocks do these FLOPs, or few more.
-
-        In a round each of a block's eight warps multiplies 64 x K numbers by as many.
-        """
-        return max(1, round(flops / (2 * 64 * 64 * self.shape[2] * 8 * blocks)))
+        """Return the rounds of the ceiling's loop in which so many blocks do these FLOPs, or few more."""
+        warps, chains = blocks * 256 // 32, 8
+        return max(1, round(flops / (2 * math.prod(self.shape) * warps * chains)))
 
 
 SHAPES = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
