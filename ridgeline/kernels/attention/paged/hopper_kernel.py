@@ -28,6 +28,9 @@ from triton.language.extra.cuda import gdc_wait
 from ridgeline.kernels.attention.paged.hopper_copies import PANEL, _news, _producer, _scheduler, _tiles
 from ridgeline.kernels.hopper.gluon_names import barriers, viewed
 
+LOG2E = gl.constexpr(1.4426950408889634)
+GROWN = gl.constexpr(8.0)  # the power of 2 by which a row's maximum may grow before its output is rescaled
+
 
 @gluon.jit
 def zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr, WARPS: gl.constexpr = 4):
@@ -62,22 +65,34 @@ def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr, PA
 
 @gluon.jit
 def _softmax(s, m, scale_log2):
-    """Return (the new maximum, the weights relative to it, the factor by which the old weights shrink)."""
-    new = gl.maximum(m, gl.max(s, 1))
-    shift = new * scale_log2
-    shrink = gl.exp2((m - new) * scale_log2)
-    return new, gl.exp2(s * scale_log2 - gl.expand_dims(shift, 1)), shrink
+    """Return (the maximum, the weights relative to it, the factor by which the old weights shrink, how much the largest
+    of the rows' maxima has grown). Maxima are exponents of 2. One stays as it is until it has grown by GROWN, so that
+    outputs are seldom rescaled. Each row decides for itself, so its bits do not depend on other rows."""
+    new = gl.maximum(m, gl.max(s, 1) * scale_log2)
+    grown = new - m
+    new = gl.where(grown > GROWN, new, m)
+    shrink = gl.exp2(m - new)
+    # This vote comes before the exponentials: its barriers keep ptxas from moving the wait for a product before them.
+    most = gl.max(grown, 0)
+    return new, gl.exp2(s * scale_log2 - gl.expand_dims(new, 1)), shrink, most
 
 
 @gluon.jit
-def _begun(sinks_ptr, unit, scale_log2, like, SINKS: gl.constexpr, PACK: gl.constexpr):
+def _own_sums(weights):
+    """Return the sums of each thread's own weights, [64, 4]: no thread asks another."""
+    keys: gl.constexpr = weights.shape[1]
+    return gl.sum(gl.sum(weights.reshape([64, keys // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _begun(sinks_ptr, unit, m, total, SINKS: gl.constexpr, PACK: gl.constexpr):
     """Return the maxima and the sums with which an item's softmax begins: nothing, or the sinks alone."""
     if SINKS:
-        head = unit * PACK + gl.arange(0, 64, like.type.layout) % PACK
-        sink = gl.load(sinks_ptr + head).to(gl.float32) * (1.4426950408889634 / scale_log2)
-        return sink, gl.full_like(like, 1.0)
+        head = unit * PACK + gl.arange(0, 64, m.type.layout) % PACK
+        sink = gl.load(sinks_ptr + head).to(gl.float32) * LOG2E
+        return sink, gl.full_like(total, 0.25)  # of each of four threads
     else:
-        return gl.full_like(like, -1e30), gl.zeros_like(like)
+        return gl.full_like(m, -1e30), gl.zeros_like(total)
 
 
 @gluon.jit
@@ -127,15 +142,16 @@ def _wide(D):
 
 @gluon.jit
 def _finish(
-    o, total, m, scale_log2, out, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr, PACK: gl.constexpr,
+    o, total, m, out, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr, PACK: gl.constexpr,
 ):  # fmt: skip
     """Write the outputs of 64 queries, of those that exist, and the logarithms of their sums if these are wanted."""
     D: gl.constexpr = o.shape[1]
     out_ptr, out_stride, lse_ptr = out
+    total = gl.convert_layout(gl.sum(total, 1), m.type.layout)
     if lse_ptr is not None:
-        query = part * 64 + gl.arange(0, 64, total.type.layout)
+        query = part * 64 + gl.arange(0, 64, m.type.layout)
         place = (token + query // PACK).to(gl.int64) * (out_stride // D) + unit * PACK + query % PACK
-        lse = (m * scale_log2 + gl.log2(total)) / 1.4426950408889634
+        lse = (m + gl.log2(total)) / LOG2E
         gl.store(lse_ptr + place, lse, mask=query // PACK < tokens)
     layout: gl.constexpr = _wide(D)
     o = o * _as_column(1 / total, o)
@@ -180,11 +196,10 @@ def _steps(
         if BEGINS:
             m = gl.where(i == 0, begun[0], m)
             total = gl.where(i == 0, begun[1], total)
-        m, weights, shrink = _softmax(s, m, scale_log2)
-        total = total * shrink + gl.sum(weights, 1)
+        m, weights, shrink, grown = _softmax(s, m, scale_log2)
+        total = total * _as_column(shrink, total) + _own_sums(weights)
         next_p = gl.convert_layout(weights.to(dtype), p_layout)
-        # ptxas decides how much of the softmax runs beside this product; all of it, or none, was slower.
-        o = warpgroup_mma_wait(0, deps=(o,))
+        o, next_p = warpgroup_mma_wait(0, deps=(o, next_p))
         if BEGINS:  # noqa: SIM102
             if i == 0:
                 for passed in range(last + 1, step):
@@ -192,10 +207,11 @@ def _steps(
         mbarrier.arrive(empty.index(here), count=1)
         if BEGINS:  # noqa: SIM102
             if i == 0:
-                _finish(o, done, done_m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK)
+                _finish(o, done, done_m, out, token_before, tokens_before, unit_before, dtype, part, PACK)
                 o = gl.zeros_like(o)
                 _clean(v, step, first, tokens, position, bars, BOX, D, KEYS, STAGES)
-        o = o * _as_column(shrink, o)
+        if grown > GROWN:
+            o = o * _as_column(shrink, o)
         p = next_p
         last = step
         step += 1
@@ -218,7 +234,7 @@ def _consumer(
     o = gl.zeros([64, D], gl.float32, o_layout)
     p = gl.zeros([64, KEYS], dtype, gl.DotOperandLayout(0, o_layout, 2))
     m = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
-    total = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
+    total = _own_sums(gl.zeros([64, KEYS], gl.float32, s_layout))
     step = 0
     last = step - 1  # the step whose weights have not been multiplied with their values yet
     round = 0
@@ -242,7 +258,7 @@ def _consumer(
                 gl.minimum((gl.maximum(mine + 64 // PACK - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest
             )
         whole = gl.minimum(gl.maximum(whole, cut - 1), newest - 1)
-        begun = _begun(sinks_ptr, unit, scale_log2, m, SINKS, PACK)
+        begun = _begun(sinks_ptr, unit, m, total, SINKS, PACK)
         mbarrier.wait(q_full.index(round % 2), (round // 2) & 1)
         step, last, o, p, m, total = _steps(
             newest, newest - whole, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
@@ -271,7 +287,7 @@ def _consumer(
         mbarrier.wait(v_full.index(before), (last // STAGES) & 1)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=(o,))
-        _finish(o, total, m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK)
+        _finish(o, total, m, out, token_before, tokens_before, unit_before, dtype, part, PACK)
 
 
 @gluon.jit
