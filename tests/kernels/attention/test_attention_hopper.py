@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ridgeline.kernels.attention.paged.cases import AttentionCase
-from ridgeline.kernels.attention.paged.op import paged_attention_reference
+from ridgeline.kernels.attention.paged.op import RaggedBatch, paged_attention_reference
 from ridgeline.kernels.base.op import Platform
 from tests.kernels.unseen import forgotten, spoiled
 
@@ -40,6 +40,10 @@ CASES = (
     AttentionCase(
         rows=((300, 700), (1, 90), (129, 129)), num_heads=8, num_kv_heads=2, head_dim=128, sinks=True, block_size=64
     ),
+    AttentionCase(
+        rows=((300, 700), (1, 90), (129, 129), (1000, 1000)), num_heads=8, num_kv_heads=2, head_dim=256, block_size=64
+    ),
+    AttentionCase(rows=((300, 700), (64, 64), (129, 1290)), num_heads=4, num_kv_heads=1, head_dim=256, window=200),
 )
 
 
@@ -73,6 +77,7 @@ def test_the_work_list_has_every_tile_once_and_the_latest_first_within_a_section
     [
         ("sm_90", torch.bfloat16, 128, 16, True),
         ("sm_90", torch.float16, 64, 256, True),
+        ("sm_90", torch.bfloat16, 256, 64, True),
         ("sm_90", torch.float32, 128, 16, False),
         ("sm_80", torch.bfloat16, 128, 16, False),
         ("sm_90", torch.bfloat16, 96, 16, False),
@@ -87,7 +92,7 @@ def test_what_is_supported(arch: str, dtype: torch.dtype, head_dim: int, block_s
     "kinds",  # head width, queries, window, sinks
     [
         [(128, 128, 0, 0), (64, 192, 0, 1), (64, 128, 128, 1)],
-        pytest.param([(64, 128, 0, 0), (128, 128, 1000, 0)], marks=pytest.mark.thorough),
+        pytest.param([(64, 128, 0, 0), (128, 128, 1000, 0), (256, 128, 0, 0)], marks=pytest.mark.thorough),
     ],
 )
 def test_machine_code_uses_warpgroup_products_and_bulk_copies(kinds: list[tuple[int, int, int, int]]) -> None:
@@ -99,11 +104,15 @@ def test_machine_code_uses_warpgroup_products_and_bulk_copies(kinds: list[tuple[
     assert run.returncode == 0, run.stderr[-4000:]
     for (head_dim, queries, *_), line in zip(kinds, run.stdout.splitlines(), strict=True):
         found = json.loads(line)
-        assert found["HGMMA"] >= queries // 64 * 2 * (4 + head_dim // 16)  # both products of one tile, in all consumers
+        keys = 64 if head_dim == 256 else 128
+        # Both products of one tile, in all consumers
+        assert found["HGMMA"] >= queries // 64 * 2 * (keys // 32 + head_dim // 16)
         assert found["UTMALDG"]
         assert found["USETMAXREG"]
         assert found["HMMA"] == 0
         assert found["stack"] < 512  # what lives from item to item may leave its register, at an item's border
+        # Of 64 exponentials, or 32 with heads of 256, so many come before the wait for the product beside them
+        assert found["between"] >= {64: 0, 128: 24, 256: 8}[head_dim]
         # A product that ptxas serializes is followed by a wait of its own.
         assert found["WARPGROUP.DEPBAR"] < found["HGMMA"] // 3
 
@@ -147,6 +156,43 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(
             start += new
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("head_dim", "window", "sinks"), [(128, None, False), (64, 200, True), (256, None, False)])
+def test_no_bit_depends_on_how_a_row_is_cut_or_on_rows_beside_it(
+    head_dim: int, window: int | None, sinks: bool
+) -> None:
+    """Each query decides for itself when its output is rescaled."""
+    device = torch.device("cuda")
+    case = AttentionCase(
+        rows=((1000, 1000), (777, 900)), num_heads=8, num_kv_heads=2, head_dim=head_dim, window=window, sinks=sinks
+    )
+    if not hopper.supports(Platform.of(device).arch, torch.bfloat16, head_dim, case.block_size):
+        pytest.skip("not a Hopper GPU")
+    q_THD, k_cache, v_cache, batch = case.inputs(torch.bfloat16, device)
+    q_THD[:1000] *= torch.linspace(0.1, 30, 1000, device=device)[:, None, None]  # some rows' maxima grow often
+    options = case.options(torch.bfloat16, device)
+
+    def attend(q: torch.Tensor, rows: RaggedBatch, queries: int, pack: int) -> torch.Tensor:
+        items = hopper_items.prefill_items(
+            rows.start_R1, rows.kv_len_R, rows.slots_R, len(q), kv_row_bytes=1024, queries=queries, pack=pack
+        )
+        out = torch.full_like(q, torch.nan)
+        hopper.prefill_attention(q, (k_cache, v_cache), rows, items, out_THD=out, **options)
+        return out
+
+    whole = attend(q_THD, batch, 128, 1)[:1000]
+    assert whole.isfinite().all()
+    for begin, end, queries, pack in ((0, 1000, 128, 4), (0, 333, 128, 1), (333, 1000, 128, 4), (51, 1000, 192, 1)):
+        if queries > 128 and head_dim > 64:
+            continue
+        some = replace(
+            batch, slots_R=batch.slots_R[:1], kv_bound_R=None, num_tokens_R=None,
+            start_R1=torch.tensor([0, end - begin], dtype=batch.start_R1.dtype, device=device),
+            kv_len_R=torch.tensor([end], dtype=batch.kv_len_R.dtype, device=device),
+        )  # fmt: skip
+        assert torch.equal(attend(q_THD[begin:end], some, queries, pack), whole[begin:end])
+
+
 def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[str, int]:
     """How often instructions occur, and bytes of stack, of the kernel for a model of today."""
     import triton
@@ -161,7 +207,7 @@ def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[s
     config = hopper.choose(head_dim, queries)
     constants = {
         "UNITS": 8, "PER_KV": 4, "PACK": 4, "P": 16, "BOX": 16, "D": head_dim,
-        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "SINKS": bool(sinks),
+        "KEYS": config.KEYS, "STAGES": config.STAGES, "QUEUE": config.QUEUE, "WINDOW": window, "SINKS": bool(sinks),
         "CONSUMERS": queries // 64, "PDL": True, "lse_ptr": None,
         "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
@@ -193,6 +239,8 @@ def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[s
         )
     wanted = ("HGMMA", "HMMA", "UTMALDG", "USETMAXREG", "WARPGROUP.DEPBAR")
     found = {name: len(re.findall(rf"(?<![A-Z]){re.escape(name)}", listing)) for name in wanted}
+    after_scores = listing.split("DEPBAR.LE gsb0, 0x1")[1:]
+    found["between"] = min(part.split("DEPBAR.LE gsb0, 0x0")[0].count("MUFU.EX2") for part in after_scores)
     stack = re.search(r"STACK:(\d+)", usage)
     assert stack
     return {**found, "stack": int(stack[1])}

@@ -406,7 +406,7 @@ def test_keys_that_are_no_numbers_make_outputs_that_are_none(strange: float, dty
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("blocks", [400, 10])
 def test_hopper_attends_to_widened_rows(dtype: torch.dtype, head_dim: int, blocks: int) -> None:
     """With memory for all of them and for few, with lengths that the host knows and that it does not."""

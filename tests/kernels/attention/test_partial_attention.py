@@ -61,7 +61,7 @@ def test_triton_equals_the_reference(case: AttentionCase, device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_hopper_kernel_tells_the_sums_too(head_dim: int) -> None:
     """Of long rows beside short ones, one of which sees nothing with its first query."""
     if torch.cuda.get_device_capability() != (9, 0):

@@ -24,21 +24,23 @@ LOG2E = 1.4426950408889634
 
 
 def supports(arch: str, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
-    """Return True if `prefill_attention` can run: on Hopper, with 16-bit types, heads of 64 or 128, and blocks of 8,
-    16, … 256 tokens."""
+    """Return True if `prefill_attention` can run: on Hopper, with 16-bit types, heads of 64, 128 or 256, and blocks of
+    8, 16, … 256 tokens."""
     blocks = 8 <= block_size <= 256 and block_size & (block_size - 1) == 0
-    return arch == "sm_90" and dtype in (torch.bfloat16, torch.float16) and head_dim in (64, 128) and blocks
+    return arch == "sm_90" and dtype in (torch.bfloat16, torch.float16) and head_dim in (64, 128, 256) and blocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The cut of the kernel: KEYS in a tile, STAGES of each ring, and registers per thread.
+    """The cut of the kernel: KEYS in a tile, STAGES of each ring, items whose queries are in shared memory (QUEUE), and
+    registers per thread.
 
     A query of an item sees at most STAGES - 1 tiles more than another query of it.
     """
 
     KEYS: int = 128
     STAGES: int = 2
+    QUEUE: int = 2
     CONSUMER_REGS: int = 232
     PRODUCER_REGS: int = 40
 
@@ -48,6 +50,8 @@ def choose(head_dim: int, queries: int) -> Config:
     every length."""
     if queries > 128:
         return Config(STAGES=4, CONSUMER_REGS=160, PRODUCER_REGS=24)
+    if head_dim == 256:  # whose sums take half of the registers, and whose queries of two items too much shared memory
+        return Config(KEYS=64, QUEUE=1, CONSUMER_REGS=240, PRODUCER_REGS=24)
     return Config(STAGES=2 if head_dim == 128 else 4)
 
 
@@ -86,9 +90,9 @@ def prefill_attention(
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
         v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_LD), len(v_LD)),
         UNITS=num_heads // pack, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
-        KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=softmax.window or 0, SINKS=sinks_H is not None,
-        CONSUMERS=items.queries // 64, CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS,
-        num_warps=4, **launch_options(q_THD.device),
+        KEYS=config.KEYS, STAGES=config.STAGES, QUEUE=config.QUEUE, WINDOW=softmax.window or 0,
+        SINKS=sinks_H is not None, CONSUMERS=items.queries // 64, CONSUMER_REGS=config.CONSUMER_REGS,
+        PRODUCER_REGS=config.PRODUCER_REGS, num_warps=4, **launch_options(q_THD.device),
     )  # fmt: skip
 
 

@@ -138,12 +138,13 @@ def _producer(
     k, v, news, bars = rings
     blocks_ptr, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere = places
     q_layout: gl.constexpr = q_desc.layout
+    QUEUE: gl.constexpr = q[0].shape[0]
     q_full, q_empty, k_full, v_full, empty, _news_full, _news_empty = bars
     base = 0
     round = 0
     token, tokens, position, unit, slot = _news(news, bars, 0, 1)
     while tokens > 0:
-        here = round % 2
+        here = round % QUEUE
         newest, oldest = _tiles(position, tokens, KEYS, WINDOW)
         end = position + tokens
         begin = position * 0
@@ -167,7 +168,7 @@ def _producer(
                     k_block_rows, group * k_head_rows, nowhere, 0, P, BOX, D, KEYS,
                 )  # fmt: skip
             if i == 0:
-                mbarrier.wait(q_empty.index(here), ((round // 2) & 1) ^ 1)
+                mbarrier.wait(q_empty.index(here), ((round // QUEUE) & 1) ^ 1)
                 mbarrier.expect(q_full.index(here), CONSUMERS * 64 * D * 2)
                 for part in gl.static_range(CONSUMERS):
                     panels = viewed(q[part].index(here), [D // PANEL, 64 // PACK, PACK, PANEL], q_layout)

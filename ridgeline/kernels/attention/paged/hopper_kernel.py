@@ -7,7 +7,8 @@ other in a tile, and a unit is PACK heads.
 One warp draws items by ticket. One warp streams key and value tiles, block by block, into two rings of shared memory.
 Two or three warpgroups own 64 queries each. A warpgroup starts two products at once: the next tile's scores, and the
 product of the weights before them with their values, as in FlashAttention-3 (arXiv 2407.08608). While it works on the
-softmax, the tensor cores serve the other warpgroups. Keys are visited from the newest to the oldest, so tiles that need
+softmax, the tensor cores serve the other warpgroups. With heads of 128 and 256 the exponentials run beside its own
+product, too (BESIDE, rung 12 of the ladder); with heads of 64 that was 9 % slower. Keys are visited from the newest to the oldest, so tiles that need
 a mask come first.
 
 The legend is that of op.py.
@@ -64,17 +65,27 @@ def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr, PA
 
 
 @gluon.jit
-def _softmax(s, m, scale_log2):
-    """Return (the maximum, the weights relative to it, the factor by which the old weights shrink, how much the largest
-    of the rows' maxima has grown). Maxima are exponents of 2. One stays as it is until it has grown by GROWN, so that
-    outputs are seldom rescaled. Each row decides for itself, so its bits do not depend on other rows."""
-    new = gl.maximum(m, gl.max(s, 1) * scale_log2)
-    grown = new - m
-    new = gl.where(grown > GROWN, new, m)
-    shrink = gl.exp2(m - new)
-    # This vote comes before the exponentials: its barriers keep ptxas from moving the wait for a product before them.
-    most = gl.max(grown, 0)
-    return new, gl.exp2(s * scale_log2 - gl.expand_dims(new, 1)), shrink, most
+def _softmax(s, m, total, scale_log2, BESIDE: gl.constexpr):
+    """Return (maxima, weights, sums, the factor by which the old weights shrink, the largest growth of a maximum).
+
+    With BESIDE maxima are exponents of 2, and each thread keeps its own sums. A maximum stays as it is until it has
+    grown by GROWN, so that outputs are seldom rescaled. Each row decides for itself: its bits do not depend on others.
+    """
+    if BESIDE:
+        new = gl.maximum(m, gl.max(s, 1) * scale_log2)
+        grown = new - m
+        new = gl.where(grown > GROWN, new, m)
+        shrink = gl.exp2(m - new)
+        # This vote's barriers keep ptxas from moving the wait for the product before the exponentials.
+        most = gl.max(grown, 0)
+        weights = gl.exp2(s * scale_log2 - gl.expand_dims(new, 1))
+        return new, weights, total * _as_column(shrink, total) + _own_sums(weights), shrink, most
+    else:
+        new = gl.maximum(m, gl.max(s, 1))
+        shift = new * scale_log2
+        shrink = gl.exp2((m - new) * scale_log2)
+        weights = gl.exp2(s * scale_log2 - gl.expand_dims(shift, 1))
+        return new, weights, total * shrink + gl.sum(weights, 1), shrink, GROWN
 
 
 @gluon.jit
@@ -85,12 +96,12 @@ def _own_sums(weights):
 
 
 @gluon.jit
-def _begun(sinks_ptr, unit, m, total, SINKS: gl.constexpr, PACK: gl.constexpr):
+def _begun(sinks_ptr, unit, scale_log2, m, total, SINKS: gl.constexpr, PACK: gl.constexpr, BESIDE: gl.constexpr):
     """Return the maxima and the sums with which an item's softmax begins: nothing, or the sinks alone."""
     if SINKS:
         head = unit * PACK + gl.arange(0, 64, m.type.layout) % PACK
-        sink = gl.load(sinks_ptr + head).to(gl.float32) * LOG2E
-        return sink, gl.full_like(total, 0.25)  # of each of four threads
+        sink = gl.load(sinks_ptr + head).to(gl.float32) * (LOG2E if BESIDE else LOG2E / scale_log2)
+        return sink, gl.full_like(total, 0.25 if BESIDE else 1.0)  # a quarter of each of a row's four threads
     else:
         return gl.full_like(m, -1e30), gl.zeros_like(total)
 
@@ -142,12 +153,16 @@ def _wide(D):
 
 @gluon.jit
 def _finish(
-    o, total, m, out, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr, PACK: gl.constexpr,
+    o, total, m, scale_log2, out, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr, PACK: gl.constexpr,
+    BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Write the outputs of 64 queries, of those that exist, and the logarithms of their sums if these are wanted."""
     D: gl.constexpr = o.shape[1]
     out_ptr, out_stride, lse_ptr = out
-    total = gl.convert_layout(gl.sum(total, 1), m.type.layout)
+    if BESIDE:
+        total = gl.convert_layout(gl.sum(total, 1), m.type.layout)
+    else:
+        m = m * scale_log2
     if lse_ptr is not None:
         query = part * 64 + gl.arange(0, 64, m.type.layout)
         place = (token + query // PACK).to(gl.int64) * (out_stride // D) + unit * PACK + query % PACK
@@ -168,7 +183,7 @@ def _steps(
     first, steps, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
     out, token_before, tokens_before, unit_before, part: gl.constexpr,
     PACK: gl.constexpr, BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Visit key tiles first, first - 1, …. Each tile's scores are computed together with the values of the tile before
     it.
@@ -196,10 +211,12 @@ def _steps(
         if BEGINS:
             m = gl.where(i == 0, begun[0], m)
             total = gl.where(i == 0, begun[1], total)
-        m, weights, shrink, grown = _softmax(s, m, scale_log2)
-        total = total * _as_column(shrink, total) + _own_sums(weights)
+        m, weights, total, shrink, grown = _softmax(s, m, total, scale_log2, BESIDE)
         next_p = gl.convert_layout(weights.to(dtype), p_layout)
-        o, next_p = warpgroup_mma_wait(0, deps=(o, next_p))
+        if BESIDE:
+            o, next_p = warpgroup_mma_wait(0, deps=(o, next_p))
+        else:  # all exponentials of a tile beside this product were slower
+            o = warpgroup_mma_wait(0, deps=(o,))
         if BEGINS:  # noqa: SIM102
             if i == 0:
                 for passed in range(last + 1, step):
@@ -207,10 +224,16 @@ def _steps(
         mbarrier.arrive(empty.index(here), count=1)
         if BEGINS:  # noqa: SIM102
             if i == 0:
-                _finish(o, done, done_m, out, token_before, tokens_before, unit_before, dtype, part, PACK)
+                _finish(
+                    o, done, done_m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK,
+                    BESIDE,
+                )  # fmt: skip
                 o = gl.zeros_like(o)
                 _clean(v, step, first, tokens, position, bars, BOX, D, KEYS, STAGES)
-        if grown > GROWN:
+        if BESIDE:
+            if grown > GROWN:
+                o = o * _as_column(shrink, o)
+        else:
             o = o * _as_column(shrink, o)
         p = next_p
         last = step
@@ -227,6 +250,7 @@ def _consumer(
     """Attend with 64 queries of every item. An item's first scores are computed while the last values of the item
     before arrive."""
     k, v, news, bars = rings
+    QUEUE: gl.constexpr = q_tiles.shape[0]
     q_full, q_empty, _k_full, v_full, _empty, _news_full, _news_empty = bars
     dtype: gl.constexpr = q_tiles.dtype
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -234,7 +258,11 @@ def _consumer(
     o = gl.zeros([64, D], gl.float32, o_layout)
     p = gl.zeros([64, KEYS], dtype, gl.DotOperandLayout(0, o_layout, 2))
     m = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
-    total = _own_sums(gl.zeros([64, KEYS], gl.float32, s_layout))
+    BESIDE: gl.constexpr = D > 64
+    if BESIDE:
+        total = _own_sums(gl.zeros([64, KEYS], gl.float32, s_layout))
+    else:
+        total = gl.zeros_like(m)
     step = 0
     last = step - 1  # the step whose weights have not been multiplied with their values yet
     round = 0
@@ -243,7 +271,7 @@ def _consumer(
     unit_before = 0
     token, tokens, position, unit, _slot = _news(news, bars, 0, 4)
     while tokens > 0:
-        q = q_tiles.index(round % 2)
+        q = q_tiles.index(round % QUEUE)
         newest, oldest = _tiles(position, tokens, KEYS, WINDOW)
         mine = position + part * (64 // PACK)
         # Tiles that only later queries of the item see are skipped.
@@ -258,27 +286,27 @@ def _consumer(
                 gl.minimum((gl.maximum(mine + 64 // PACK - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest
             )
         whole = gl.minimum(gl.maximum(whole, cut - 1), newest - 1)
-        begun = _begun(sinks_ptr, unit, m, total, SINKS, PACK)
-        mbarrier.wait(q_full.index(round % 2), (round // 2) & 1)
+        begun = _begun(sinks_ptr, unit, scale_log2, m, total, SINKS, PACK, BESIDE)
+        mbarrier.wait(q_full.index(round % QUEUE), (round // QUEUE) & 1)
         step, last, o, p, m, total = _steps(
             newest, newest - whole, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
             out, token_before, tokens_before, unit_before, part,
-            PACK, True, True, BOX, D, KEYS, STAGES, WINDOW,
+            PACK, True, True, BOX, D, KEYS, STAGES, WINDOW, BESIDE,
         )  # fmt: skip
         step, last, o, p, m, total = _steps(
             whole, whole + 1 - cut, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
             out, token_before, tokens_before, unit_before, part,
-            PACK, False, False, BOX, D, KEYS, STAGES, WINDOW,
+            PACK, False, False, BOX, D, KEYS, STAGES, WINDOW, BESIDE,
         )  # fmt: skip
         if WINDOW > 0:
             rest = gl.minimum(cut - 1, newest - 1)
             step, last, o, p, m, total = _steps(
                 rest, rest + 1 - oldest, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
                 out, token_before, tokens_before, unit_before, part,
-                PACK, False, True, BOX, D, KEYS, STAGES, WINDOW,
+                PACK, False, True, BOX, D, KEYS, STAGES, WINDOW, BESIDE,
             )  # fmt: skip
             _clean_behind(v, last, position, bars, BOX, D, KEYS, STAGES, WINDOW)
-        mbarrier.arrive(q_empty.index(round % 2), count=1)
+        mbarrier.arrive(q_empty.index(round % QUEUE), count=1)
         token_before, tokens_before, unit_before = token, tokens, unit
         round += 1
         token, tokens, position, unit, _slot = _news(news, bars, round, 4)
@@ -287,7 +315,9 @@ def _consumer(
         mbarrier.wait(v_full.index(before), (last // STAGES) & 1)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=(o,))
-        _finish(o, total, m, out, token_before, tokens_before, unit_before, dtype, part, PACK)
+        _finish(
+            o, total, m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK, BESIDE
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -295,21 +325,23 @@ def prefill_kernel(
     q_desc, k_desc, v_desc, out_ptr, lse_ptr, sinks_ptr, table_ptr, count_ptr, ticket_ptr, units_at_once, blocks_ptr,
     scale_log2, out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
     UNITS: gl.constexpr, PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
-    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
-    CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, WINDOW: gl.constexpr,
+    SINKS: gl.constexpr, CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Attend with all items of the table, by programs that draw them by ticket.
 
+    QUEUE: items whose queries are in shared memory at a time.
     lse: float32 [T, H], where the natural logarithms of the softmax's sums are written, or None.
     """
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = k_desc.layout
-    q0 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)  # one consumer's queries, of two items
-    q1 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
+    q0 = gl.allocate_shared_memory(dtype, [QUEUE, 64, D], layout)  # one consumer's queries
+    q1 = gl.allocate_shared_memory(dtype, [QUEUE, 64, D], layout)
     k = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     v = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     news = gl.allocate_shared_memory(gl.int32, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_full, q_empty = barriers(2, 1), barriers(2, CONSUMERS)
+    q_full, q_empty = barriers(QUEUE, 1), barriers(QUEUE, CONSUMERS)
     k_full, v_full, empty = barriers(STAGES, 1), barriers(STAGES, 1), barriers(STAGES, CONSUMERS)
     news_full, news_empty = barriers(2, 1), barriers(2, CONSUMERS + 1)
     fence_async_shared()
@@ -331,7 +363,7 @@ def prefill_kernel(
             [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
         )  # fmt: skip
     else:
-        q2 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
+        q2 = gl.allocate_shared_memory(dtype, [QUEUE, 64, D], layout)
         gl.warp_specialize(
             [
                 (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
