@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +68,7 @@ def _engine(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Call:
         slots_R=torch.arange(batch, device=device, dtype=torch.int32),
         block_table_SC=torch.arange(batch * pages, device=device, dtype=torch.int32).view(batch, pages),
         start_R1=starts, kv_len_R=torch.full((batch,), length, device=device, dtype=torch.int32), tokens_each=length,
+        kv_bound_R=np.full(batch, length),  # as the engine knows it: so many heads together fit the cache
     )  # fmt: skip
     q_THD = q_BHTD.transpose(1, 2).reshape(batch * length, heads, size).contiguous()
     out_THD = torch.full_like(q_THD, torch.nan)
