@@ -8,8 +8,8 @@ One warp draws items by ticket. One warp streams key and value tiles, block by b
 Two or three warpgroups own 64 queries each. A warpgroup starts two products at once: the next tile's scores, and the
 product of the weights before them with their values, as in FlashAttention-3 (arXiv 2407.08608). While it works on the
 softmax, the tensor cores serve the other warpgroups. With heads of 128 and 256 the exponentials run beside its own
-product, too (BESIDE, rung 12 of the ladder); with heads of 64 that was 9 % slower. Keys are visited from the newest to the oldest, so tiles that need
-a mask come first.
+product, too (BESIDE, rung 12 of the ladder); with heads of 64 that was 9 % slower. Keys are visited from the newest to
+the oldest, so tiles that need a mask come first.
 
 The legend is that of op.py.
 """
@@ -259,10 +259,7 @@ def _consumer(
     p = gl.zeros([64, KEYS], dtype, gl.DotOperandLayout(0, o_layout, 2))
     m = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
     BESIDE: gl.constexpr = D > 64
-    if BESIDE:
-        total = _own_sums(gl.zeros([64, KEYS], gl.float32, s_layout))
-    else:
-        total = gl.zeros_like(m)
+    total = _own_sums(gl.zeros([64, KEYS], gl.float32, s_layout)) if BESIDE else gl.zeros_like(m)
     step = 0
     last = step - 1  # the step whose weights have not been multiplied with their values yet
     round = 0
