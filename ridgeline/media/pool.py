@@ -134,10 +134,11 @@ class Decoders:
         owner: str,
         choose: Callable[[int, float], Sequence[int]] | None = None,
     ) -> tuple[Any, np.ndarray, bytes]:
-        kind, bounds, deadline = asked["kind"], self.bounds, time.monotonic() + self._patience
+        kind = "picture" if asked["kind"] == "resize" else asked["kind"]
+        bounds, deadline = self.bounds, time.monotonic() + self._patience
         while True:
             call = _Decoding(descriptor, partial(self.room.take, owner=owner), choose, data)
-            seconds = bounds.seconds if kind in ("video", "sound") else bounds.picture_seconds
+            seconds = bounds.picture_seconds if kind == "picture" else bounds.seconds
             try:
                 found = self._run(asked | {"bounds": self._told}, seconds=seconds, call=call)
             except OverLimit as limit:
