@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ridgeline.worker.memory import host_memory
+
 State = dict[str, Any]
 
 
@@ -27,7 +29,8 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 class CheckpointWriter:
     """A writer of checkpoints that works while training goes on. `save` copies all tensors into memory of the host,
-    page-locked for those of a GPU, which the next checkpoint uses again; a thread writes the copy."""
+    page-locked for those of a GPU, which the next checkpoint uses again; a thread writes the copy. Where that is more
+    than half of the host's free memory, `save` writes itself."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -39,6 +42,9 @@ class CheckpointWriter:
         `wait` does."""
         self.wait()
         weights, slots = _tensors(model, optimizer)
+        if not self._copies and sum(each.nbytes for each in (*weights.values(), *slots.values())) > host_memory() // 2:
+            _write(folder, weights, slots, json.dumps(state, indent=2))
+            return
         weights = {name: self._copied(f"weights/{name}", each) for name, each in weights.items()}
         slots = {name: self._copied(f"slots/{name}", each) for name, each in slots.items()}
         there = None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig
@@ -99,3 +100,17 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     for place, step in enumerate((2, 4, 5)):
         assert torch.equal(written[2 * place], weights[step])
     assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == 5
+
+
+def test_a_checkpoint_without_room_for_a_copy_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "host_memory", lambda: 10)
+    learnt = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(learnt.parameters())
+    writer = checkpoint.CheckpointWriter()
+    writer.save(tmp_path / "kept", learnt, optimizer, {"step": 1})
+    kept = load_file(tmp_path / "kept" / "model.safetensors")
+    writer.close()
+    assert torch.equal(kept["weight"], learnt.weight)
+    assert json.loads((tmp_path / "kept" / "state.json").read_text()) == {"step": 1}
