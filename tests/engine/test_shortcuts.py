@@ -95,6 +95,30 @@ def test_a_plain_pool_does_what_the_pool_for_all_layouts_does(moves: list[tuple[
         assert plain.is_quiet(0, block, 1) == general.is_quiet(0, block, 1)
 
 
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("caching", [True, False])
+def test_filled_blocks_are_published_like_any_others(caching: bool, gone: bool) -> None:
+    """gone: a window has passed the block before its tokens were known."""
+    found = []
+    for many in (False, True):
+        manager = CacheManager(layout_of(((5, 1),), 4, 20), prefix_caching=caching, max_chunk=64)
+        seq = Sequence(request(1, range(9), 20), 1)
+        assert manager.admit(seq, reserve_blocks=0)
+        assert manager.tables.extend(seq, 8, 12) is not None
+        manager.publish_chunk(seq, 0, 9)
+        seq.tokens += [7, 8, 9]
+        if gone:
+            manager.tables.let_go(seq, 17, 1)
+        if many:
+            manager.published.publish_filled([seq], [12])
+        else:
+            manager.published.publish(seq, 12)
+        cached = [manager.pool.is_cached(0, block) for block in range(20)]
+        found.append((sorted(manager.index.published()), seq.published, seq.hashes, cached))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == caching * (3 - gone)
+
+
 @quick_settings(50)
 @given(steps=st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=12))
 def test_standing_rows_follow_from_those_before(steps: list[list[int]]) -> None:

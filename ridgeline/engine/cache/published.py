@@ -73,12 +73,12 @@ class Published:
             if not plain or n != len(hashes) or not n or end != (n + 1) * size or seq.private or seq.inserted:
                 self.publish(seq, end)
                 continue
-            parent = hashes[n - 1]
+            parent, block = hashes[n - 1], seq.blocks[0][n]
             node_hash = next_hash(parent, seq.tokens[end - size : end], pack)
             hashes.append(node_hash)
             seq.published = n + 1
-            if index.publish(node_hash, parent, 0, seq.blocks[0][n]):
-                mark(0, seq.blocks[0][n])
+            if block and index.publish(node_hash, parent, 0, block):  # a window may have passed it
+                mark(0, block)
 
     def _publish_block(
         self, seq: Sequence, n: int, node_hash: Hash, parent: Hash, blocks: Iterable[tuple[int, int]], length: int = 0
