@@ -15,8 +15,8 @@ together read 9.2 times fewer than in dense attention, which is the limit of the
                  hopper_compressed.py
     importance   the weights again, summed over the heads of a group and over what a block shares with the compressed
                  keys. A tile of queries walks over chunks of keys, and heads are a loop
-    selection    in the same kernel: the best blocks so far are a list in registers, and better ones of a chunk take the
-                 places of the least. Neither scores nor importance go to memory
+    selection    in the same kernel: the best blocks so far are a sorted list in registers, to which a chunk is sorted.
+                 Neither scores nor importance go to memory
     window       `attend_intervals`
     selected     lists of queries by block (triton_selected.py). There the answers are added with the gates of each
                  query and head
@@ -48,7 +48,7 @@ from ridgeline.kernels.attention.triton_sdpa import (
 )
 from ridgeline.kernels.attention.triton_selected import Branches, SelectedBlocks, add_selected
 
-NO_BLOCK = tl.constexpr(-(1 << 62))  # less than every number of a block and of a place that none has taken
+NO_BLOCK = tl.constexpr(-1)  # less than every number of a block
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,10 @@ def _choose_kernel(
     Without MASKED also keys behind a query weigh something. They share strides with the query's own block and the one
     before alone, which are always chosen if LAST is at least 2.
 
-    The best LISTED so far are 64-bit numbers: the importance, whose bits are in the order of the numbers as none is
-    below 0, and the block counted from the end, so that of equal ones the earlier is the larger. As long as some
-    query's largest of a chunk is above its least of the list, it takes that one's place.
+    The best LISTED so far, of at most BLOCKS, are 64-bit numbers: the importance, whose bits are in the order of the
+    numbers as none is below 0, and the block counted from the end, so that of equal ones the earlier is the larger.
+    The largest of a descending list and the LISTED last of a chunk in ascending order, one by one, are the best of
+    both.
     """
     KEYS: tl.constexpr = BLOCKS * PER_BLOCK
     HALF: tl.constexpr = PER_BLOCK // 2
@@ -200,7 +201,7 @@ def _choose_kernel(
             order // (4 * PER_BLOCK) * 4 * PER_BLOCK + order // 2 % 4 * PER_BLOCK + order // 8 % HALF * 2 + order % 2
         )
     is_last = (tl.arange(0, PER_BLOCK) == PER_BLOCK - 1)[None, None, :]
-    best = tl.zeros([ROWS, LISTED], tl.int64) - 1 - tl.arange(0, LISTED)[None, :]  # none is there twice
+    best = tl.full([ROWS, LISTED], NO_BLOCK, tl.int64)
     before = tl.zeros([ROWS], tl.float32)  # of the key that begins one stride before the chunk
     end = tl.minimum((tl.minimum(tile * ROWS + ROWS, T) - 1) // (PER_BLOCK * STRIDE) + 1, M)
     for begin in range(0, end, BLOCKS):
@@ -233,17 +234,14 @@ def _choose_kernel(
         ranked = tl.where(always, float("inf"), found).to(tl.int32, bitcast=True).to(tl.int64)
         ranked = (ranked << 32) | (0x7FFFFFFF - blocks).to(tl.int64)
         ranked = tl.where(blocks <= own[:, None], ranked, NO_BLOCK)
-        largest, least = tl.max(ranked, 1), tl.min(best, 1)
-        while tl.max((largest > least).to(tl.int32), 0) > 0:
-            best = tl.where((best == least[:, None]) & (largest > least)[:, None], largest[:, None], best)
-            ranked = tl.where(ranked == largest[:, None], NO_BLOCK, ranked)
-            largest, least = tl.max(ranked, 1), tl.min(best, 1)
-    chosen_ptr += (tl.program_id(1).to(tl.int64) * T + queries) * CHOICES
-    for choice in range(CHOICES):
-        largest = tl.max(best, 1)
-        block = tl.where(largest >= 0, 0x7FFFFFFF - (largest & 0x7FFFFFFF), -1).to(tl.int32)
-        tl.store(chosen_ptr + choice, block, mask=queries < T)
-        best = tl.where(best == largest[:, None], NO_BLOCK, best)
+        largest = tl.max(
+            tl.reshape(tl.sort(ranked, 1), (ROWS, BLOCKS // LISTED, LISTED)), 1
+        )  # ascending: the last ones
+        best = tl.sort(tl.maximum(best, largest), 1, descending=True)
+    choices = tl.arange(0, LISTED)[None, :]
+    to = chosen_ptr + (tl.program_id(1).to(tl.int64) * T + queries[:, None]) * CHOICES + choices
+    block = tl.where(best >= 0, 0x7FFFFFFF - (best & 0x7FFFFFFF), -1).to(tl.int32)
+    tl.store(to, block, mask=(queries[:, None] < T) & (choices < CHOICES))
 
 
 # ---- the function ---------------------------------------------------------------------------------------------------
@@ -274,14 +272,15 @@ def _choose(
     (batch, heads, tokens, size), (groups, count) = q_BHTD.shape, k_BGND.shape[1:3]
     blocks, width = -(-tokens // nsa.block), max(16, triton.next_power_of_2(size))
     choices = min(nsa.selected, blocks)
+    listed = triton.next_power_of_2(choices)
     chosen = torch.empty((batch, groups, tokens, choices), dtype=torch.int32, device=q_BHTD.device)
     tiles = choice_tiles(width, q_BHTD.itemsize)
     _choose_kernel[(triton.cdiv(tokens, tiles.rows), batch * groups)](
         q_BHTD, k_BGND, log_BHT, chosen, importance_BGTM, *strides_of(q_BHTD, k_BGND), groups, heads // groups, tokens,
-        count, blocks, scale * LOG2E.value, CHOICES=choices, LISTED=triton.next_power_of_2(choices), FIRST=nsa.first,
+        count, blocks, scale * LOG2E.value, CHOICES=choices, LISTED=listed, FIRST=nsa.first,
         LAST=nsa.last, MASKED=importance_BGTM is not None or nsa.last < 2, LENGTH=nsa.length, STRIDE=nsa.stride,
-        PER_BLOCK=nsa.per_block, ROWS=tiles.rows, BLOCKS=max(4, tiles.columns // nsa.per_block), D=size, WIDTH=width,
-        **tiles.launch,
+        PER_BLOCK=nsa.per_block, ROWS=tiles.rows, BLOCKS=max(4, tiles.columns // nsa.per_block, listed), D=size,
+        WIDTH=width, **tiles.launch,
     )  # fmt: skip
     return chosen
 
