@@ -203,11 +203,12 @@ def compressed_kernel(
     )  # fmt: skip
 
 
-def supports(q_BHTD: Tensor, length: int) -> bool:
+def supports(q_BHTD: Tensor, k_BGND: Tensor, length: int) -> bool:
     """Return True if the kernel runs: on Hopper, with 16-bit numbers, heads of 64 or 128 channels, whose rows lie one
-    behind the other by head or by token, and keys of at most 128 tokens, so that each tile of queries sees one."""
+    behind the other by head or by token, and keys of at most 128 tokens, so that each tile of queries sees one. There
+    are at least as many keys as a tile has."""
     _, heads, tokens, size = q_BHTD.shape
-    fits = size in (64, 128) and q_BHTD.itemsize == 2 and length <= 2 * ROWS
+    fits = size in (64, 128) and q_BHTD.itemsize == 2 and length <= 2 * ROWS and k_BGND.numel() >= KEYS * size
     if not fits or compute_capability(q_BHTD.device) != (9, 0):
         return False
     by_token = q_BHTD.stride() == (tokens * heads * size, size, heads * size, 1)

@@ -33,17 +33,19 @@ def listed(chosen_BLTC: torch.Tensor, blocks: int, rows: int) -> tuple[torch.Ten
     """
     batch, heads, length, choices = chosen_BLTC.shape
     lists, device = batch * heads * blocks, chosen_BLTC.device
-    of_heads = torch.arange(batch * heads, device=device)[:, None] * blocks
+
+    def numbers(count: int) -> torch.Tensor:
+        return torch.arange(count, dtype=torch.int32, device=device)
+
     key_SP = chosen_BLTC.reshape(batch * heads, length * choices)
-    key_SP = torch.where(key_SP >= 0, key_SP + of_heads, lists).int()
+    key_SP = torch.where(key_SP >= 0, key_SP + numbers(batch * heads)[:, None] * blocks, lists)
     sorted_P, order_P = key_SP.flatten().sort(stable=True)
-    begins = torch.searchsorted(sorted_P, torch.arange(lists + 1, device=device, dtype=torch.int32))
-    tiles = -(-begins.diff() // rows)
-    behind = tiles.cumsum(0)
+    begins = torch.searchsorted(sorted_P, numbers(lists + 1), out_int32=True)
+    tiles = (begins.diff() + (rows - 1)) // rows
+    behind = tiles.cumsum(0, dtype=torch.int32)
     limit = key_SP.numel() // rows + lists  # a list has less than one tile more than its rows fill
-    owner = torch.searchsorted(behind, torch.arange(limit, device=device), right=True)
-    pairs = order_P % (length * choices)
-    return pairs.int(), owner.int(), (behind - tiles).int(), begins.int()
+    owner = torch.searchsorted(behind, numbers(limit), right=True, out_int32=True)
+    return (order_P % (length * choices)).int(), owner, behind - tiles, begins
 
 
 @triton.jit

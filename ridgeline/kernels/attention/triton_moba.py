@@ -9,7 +9,7 @@ Queries side by side choose different blocks, so a tile of neighbours would read
     gate      a tile of queries scores the means, and keeps the best blocks. One launch, no matrix of scores in memory
     sort      (block, query) pairs by block: each block now has the list of its queries
     gathered  a tile of a list, queries gathered row by row, meets the 2,048 keys of its block. Each pair leaves an
-              output and the logarithm of its sum, as the parts of a split attention do
+              output, in the inputs' dtype, and the logarithm of its sum, as the parts of a split attention do
     own       causal attention inside each block (triton_sdpa.py, blocks as documents)
     merge     a query's parts, weighted by their sums
     backward  the same lists once more: a tile of a block's keys sums over the queries of its list, and a tile of a list
@@ -165,7 +165,8 @@ def _gathered_kernel(
             out, top, total = add_tile(out, top, total, scores, scale, v, False)
         to = head_at.to(tl.int64) * T * CHOICES + pairs
         tl.store(log_ptr + to, top + tl.log2(total), mask=pairs >= 0)
-        tl.store(out_ptr + to[:, None] * D + channels[None, :], out / total[:, None], mask=inside)
+        out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + to[:, None] * D + channels[None, :], out, mask=inside)
 
 
 @triton.jit
@@ -232,7 +233,7 @@ def _merge_kernel(
         taken = there & (tl.load(chosen_ptr + at, mask=there, other=-1) >= 0)
         weight = tl.exp2(tl.load(logs_ptr + at, mask=taken, other=NOTHING) - top)
         part = tl.load(parts_ptr + at[:, None] * D + channels[None, :], mask=inside & taken[:, None], other=0.0)
-        out += part * weight[:, None]
+        out += part.to(tl.float32) * weight[:, None]
         total += weight
     tl.store(log_ptr + rows, top + tl.log2(total), mask=there)
     at = out_ptr + rows[:, None] * D + channels[None, :]
@@ -270,7 +271,7 @@ class _Moba(torch.autograd.Function):
         width, choices = max(16, triton.next_power_of_2(size)), moba.top - 1
         tiles = tiles_of("forward", width, q_BHTD.itemsize)
         pairs, owner, first, begins = listed(chosen_BHTC, blocks, tiles.rows)
-        parts = torch.empty((*chosen_BHTC.shape, size), dtype=torch.float32, device=q_BHTD.device)
+        parts = torch.empty((*chosen_BHTC.shape, size), dtype=q_BHTD.dtype, device=q_BHTD.device)
         logs = torch.empty(chosen_BHTC.shape, dtype=torch.float32, device=q_BHTD.device)
         _gathered_kernel[(len(owner),)](
             q_BHTD, k_BGTD, v_BGTD, parts, logs, pairs, owner, first, begins, *strides_of(q_BHTD, k_BGTD, v_BGTD),
@@ -348,7 +349,7 @@ AOT = (
         CHOICES=2, BLOCK=2048, BLOCKS=32,
     ),
     ahead_of_time(
-        _gathered_kernel, tiles_of("forward", 128), 128, "q k v !out !log #pairs #owner #first #begins", "qkv",
+        _gathered_kernel, tiles_of("forward", 128), 128, "q k v out !log #pairs #owner #first #begins", "qkv",
         "H PER_GROUP T N LISTS", "scale", archs=("sm_90",), CHOICES=2, BLOCK=2048,
     ),
     ahead_of_time(

@@ -10,7 +10,7 @@ Each query has three answers (Yuan et al., "Native Sparse Attention", 2025), eac
 Of 65,536 tokens, the last query reads 4,096 compressed keys, 1,024 selected ones and 512 of the window. All queries
 together read 9.2 times fewer than in dense attention, which is the limit of the gain where rates are equal.
 
-    compress     two passes of a weighted mean: torch
+    compress     a weighted mean, of keys and of values
     compressed   `attend_intervals` of triton_sdpa.py, whose logarithms the next step needs; on Hopper
                  hopper_compressed.py
     importance   the weights again, summed over the heads of a group and over what a block shares with the compressed
@@ -47,7 +47,9 @@ from ridgeline.kernels.attention.triton_sdpa import (
     strides_of,
 )
 from ridgeline.kernels.attention.triton_selected import Branches, SelectedBlocks, add_selected
+from ridgeline.kernels.base.launch import INTERPRETED, compute_capability
 
+REGISTERS = 128  # of the choice, so that two programs fit a multiprocessor
 NO_BLOCK = tl.constexpr(-1)  # less than every number of a block
 
 
@@ -89,13 +91,46 @@ class KeysValues(NamedTuple):
     v: torch.Tensor
 
 
+def compress_reference(x_BGTD: torch.Tensor, weights_LD: torch.Tensor, nsa: Nsa = Nsa()) -> torch.Tensor:
+    """Return the result of `compress` from its definition: all tokens of all keys at once, in the inputs' dtype."""
+    if x_BGTD.shape[2] < nsa.length:
+        return x_BGTD[:, :, :0]
+    windows = x_BGTD.unfold(2, nsa.length, nsa.stride)  # [B, G, compressed, D, length]
+    return torch.einsum("bgndl,ld->bgnd", windows, weights_LD.to(x_BGTD.dtype)).contiguous()
+
+
 def compress(x_BGTD: torch.Tensor, weights_LD: torch.Tensor, nsa: Nsa = Nsa()) -> torch.Tensor:
-    """Return the weighted means of every `length` tokens, `stride` apart: [B, G, compressed, D].
+    """Return the weighted means of every `length` tokens, `stride` apart: [B, G, compressed, D]. Sums are in float32.
 
     weights_LD: by place and channel, in the caller's hands (a uniform 1 / length is the mean).
     """
-    windows = x_BGTD.unfold(2, nsa.length, nsa.stride)  # [B, G, compressed, D, length]
-    return torch.einsum("bgndl,ld->bgnd", windows, weights_LD.to(x_BGTD.dtype)).contiguous()
+    if x_BGTD.dtype == torch.float64 or x_BGTD.shape[2] < nsa.length or not (x_BGTD.is_cuda or INTERPRETED):
+        return compress_reference(x_BGTD, weights_LD, nsa)
+    out: torch.Tensor = _Means.apply(x_BGTD, weights_LD, nsa)
+    return out
+
+
+class _Means(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BGTD: Any, weights_LD: Any, nsa: Nsa) -> Any:
+        ctx.save_for_backward(x_BGTD, weights_LD)
+        ctx.nsa = nsa
+        x_BGTD = x_BGTD if x_BGTD.stride(-1) == 1 else x_BGTD.contiguous()
+        batch, groups, tokens, size = x_BGTD.shape
+        count, rows = (tokens - nsa.length) // nsa.stride + 1, 16
+        out = torch.empty((batch, groups, count, size), dtype=x_BGTD.dtype, device=x_BGTD.device)
+        _means_kernel[(triton.cdiv(count, rows), batch * groups)](
+            x_BGTD, weights_LD.contiguous(), out, *strides_of(x_BGTD), groups, count, LENGTH=nsa.length,
+            STRIDE=nsa.stride, ROWS=rows, D=size, WIDTH=max(16, triton.next_power_of_2(size)), num_warps=4,
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_BGND: Any) -> Any:
+        with torch.enable_grad():
+            x_BGTD, weights_LD = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+            out = compress_reference(x_BGTD, weights_LD, ctx.nsa)
+            return *torch.autograd.grad(out, (x_BGTD, weights_LD), grad_BGND), None
 
 
 def compressed_intervals(tokens: int, nsa: Nsa, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,6 +194,24 @@ def nsa_reference(
 
 
 # ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _means_kernel(
+    x_ptr, weights_ptr, out_ptr, x_batch, x_head, x_row, G, N,
+    LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A few weighted means of one group, [B, G, N, D]."""
+    keys, channels = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside = (keys[:, None] < N) & (channels[None, :] < D)
+    x_ptr += (tl.program_id(1) // G).to(tl.int64) * x_batch + (tl.program_id(1) % G).to(tl.int64) * x_head
+    x_ptrs = x_ptr + (keys * STRIDE).to(tl.int64)[:, None] * x_row + channels[None, :]
+    found = tl.zeros([ROWS, WIDTH], tl.float32)
+    for place in range(LENGTH):
+        weights = tl.load(weights_ptr + place * D + channels, mask=channels < D, other=0.0).to(tl.float32)
+        found += tl.load(x_ptrs + place * x_row, mask=inside, other=0.0).to(tl.float32) * weights[None, :]
+    to = out_ptr + (tl.program_id(1).to(tl.int64) * N + keys[:, None]) * D + channels[None, :]
+    tl.store(to, found.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -234,9 +287,8 @@ def _choose_kernel(
         ranked = tl.where(always, float("inf"), found).to(tl.int32, bitcast=True).to(tl.int64)
         ranked = (ranked << 32) | (0x7FFFFFFF - blocks).to(tl.int64)
         ranked = tl.where(blocks <= own[:, None], ranked, NO_BLOCK)
-        largest = tl.max(
-            tl.reshape(tl.sort(ranked, 1), (ROWS, BLOCKS // LISTED, LISTED)), 1
-        )  # ascending: the last ones
+        largest = tl.reshape(tl.sort(ranked, 1), (ROWS, BLOCKS // LISTED, LISTED))
+        largest = tl.max(largest, 1)  # the last ones, as the order is ascending
         best = tl.sort(tl.maximum(best, largest), 1, descending=True)
     choices = tl.arange(0, LISTED)[None, :]
     to = chosen_ptr + (tl.program_id(1).to(tl.int64) * T + queries[:, None]) * CHOICES + choices
@@ -275,19 +327,20 @@ def _choose(
     listed = triton.next_power_of_2(choices)
     chosen = torch.empty((batch, groups, tokens, choices), dtype=torch.int32, device=q_BHTD.device)
     tiles = choice_tiles(width, q_BHTD.itemsize)
+    few = q_BHTD.itemsize == 2 and width <= 128 and compute_capability(q_BHTD.device) == (9, 0)
     _choose_kernel[(triton.cdiv(tokens, tiles.rows), batch * groups)](
         q_BHTD, k_BGND, log_BHT, chosen, importance_BGTM, *strides_of(q_BHTD, k_BGND), groups, heads // groups, tokens,
         count, blocks, scale * LOG2E.value, CHOICES=choices, LISTED=listed, FIRST=nsa.first,
         LAST=nsa.last, MASKED=importance_BGTM is not None or nsa.last < 2, LENGTH=nsa.length, STRIDE=nsa.stride,
         PER_BLOCK=nsa.per_block, ROWS=tiles.rows, BLOCKS=max(4, tiles.columns // nsa.per_block, listed), D=size,
-        WIDTH=width, **tiles.launch,
+        WIDTH=width, **tiles.launch, **({"maxnreg": REGISTERS} if few else {}),
     )  # fmt: skip
     return chosen
 
 
 def choice_tiles(width: int, itemsize: int = 2) -> Tiles:
     """Return the tiles of the choice for heads of so many channels, a power of 2. Columns are compressed keys."""
-    return Tiles(64, 32, 4, 1) if itemsize > 2 else Tiles(64, 128, 4, 3)
+    return Tiles(64, 32, 4, 1) if itemsize > 2 else Tiles(64, 128, 8, 3)
 
 
 def attend_selected(
@@ -303,9 +356,10 @@ class _Compressed(WholeAttention):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, q_BHTD: Any, k_BGND: Any, v_BGND: Any, intervals: Any, nsa: Nsa, scale: float
+        ctx: Any, q_BHTD: Any, k_BGND: Any, v_BGND: Any, nsa: Nsa, scale: float
     ) -> Any:
-        if hopper_compressed.supports(q_BHTD, nsa.length):
+        intervals = compressed_intervals(q_BHTD.shape[2], nsa, q_BHTD.device)
+        if hopper_compressed.supports(q_BHTD, k_BGND, nsa.length):
             k_BGND, v_BGND = k_BGND.contiguous(), v_BGND.contiguous()
             out, log = hopper_compressed.attend_compressed(q_BHTD, k_BGND, v_BGND, nsa.length, nsa.stride, scale)
         else:
@@ -321,8 +375,7 @@ def attend_compressed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention to compressed keys, [B, H, T, D], and the logarithm to base 2 of each query's sum of
     exponentials, float32, [B, H, T]; inf for a query without keys, whose output is 0. Gradients flow to all inputs."""
-    intervals = compressed_intervals(q_BHTD.shape[2], nsa, q_BHTD.device)
-    found: tuple[torch.Tensor, torch.Tensor] = _Compressed.apply(q_BHTD, *compressed, intervals, nsa, scale)
+    found: tuple[torch.Tensor, torch.Tensor] = _Compressed.apply(q_BHTD, *compressed, nsa, scale)
     return found
 
 
@@ -381,5 +434,9 @@ AOT = (
         _choose_kernel, choice_tiles(128), 128, "q k !log #chosen", "qk", "G PER_GROUP T N M", "scale",
         archs=("sm_90",), importance_ptr=None, LENGTH=32, STRIDE=16, PER_BLOCK=4, BLOCKS=32, CHOICES=16, LISTED=16,
         FIRST=1, LAST=2, MASKED=False,
+    ),
+    ahead_of_time(
+        _means_kernel, Tiles(16, 0, 4, 3), 128, "x weights out", "x", "G N", "", archs=("sm_90",), kind="fp32",
+        LENGTH=32, STRIDE=16,
     ),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """The selected branch of native sparse attention: each query reads a few blocks of keys, all heads of a group the same.
 
-A query and its group of heads read as many keys as values, each block 32 KB with 64 tokens and heads of 128 channels.
-With 16 blocks, 4 groups and 65,536 tokens these are 137 GB, at 64 rows of 16 filled, from a cache that gives about 7.8
-TB/s. So the work is turned around, as in MoBA:
+With blocks of 64 tokens and heads of 128 channels a query and its group of heads read 32 KB for each block. With 16
+blocks, 4 groups and 65,536 tokens these are 137 GB, and the second-level cache gives about 7.8 TB/s. So the work is
+turned around, as in MoBA:
 
     lists     (block, query) pairs by block, for some thousands of queries of one group at a time (`LISTED`)
     chosen    a few queries of a list, rows are all their heads, meet the keys of the block, which are read once for 32

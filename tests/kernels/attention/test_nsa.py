@@ -133,6 +133,20 @@ def test_all_blocks_selected_is_dense_attention() -> None:
     assert torch.allclose(nsa_attention(q, coarse, selected, window, gates, nsa), want, atol=1e-5)
 
 
+def test_compressed_keys_are_weighted_means_with_gradients() -> None:
+    """Of rows that lie apart, whose last tokens begin no key."""
+    x, weights, found = torch.randn(2, 75, 2, 20), torch.rand(8, 20), []
+    grad = torch.randn(2, 2, 17, 20)
+    for function, kind in ((module.compress, torch.float32), (module.compress_reference, torch.float64)):
+        leaves = [each.detach().to(kind).clone().requires_grad_() for each in (x, weights)]
+        out = function(leaves[0].transpose(1, 2), leaves[1], SMALL)
+        out.backward(grad.to(kind))
+        found.append([out.detach().double(), *(each.grad.double() for each in leaves)])
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= 1e-6 * b.norm()
+    assert module.compress(x[:, :7].transpose(1, 2), weights, SMALL).shape == (2, 2, 0, 20)
+
+
 def test_importance_follows_the_papers_sum() -> None:
     """Every compressed key gives its weight to a block once for each stride that both have, counted one by one."""
     q, coarse, *_ = drawn(64)
