@@ -112,10 +112,11 @@ def costly(source: Path, arch: str, defines: Mapping[str, str]) -> bool:
 def reports(tasks: list[tuple[int, str]], processes: int) -> Iterator[tuple[str, Report]]:
     """Yield the keys of Triton's kernels and what they compile to; only those that are not stored are compiled."""
     keys = {task: cache_key(kernels()[task[0]], task[1]) for task in tasks}
-    names = [each.name for each in fields(Report) if each.name != "seconds"]
-    for key in keys.values():
+    names = {each.name for each in fields(Report)} - {"seconds", "kernel", "arch", "hot", "tensor_cores"}
+    for (at, arch), key in keys.items():
         if line := stored().get(key):
-            yield key, Report(seconds=0.0, **{name: line[name] for name in names})
+            found, wanted = {name: line[name] for name in names}, kernels()[at].options  # which no key knows
+            yield key, Report(kernels()[at].name, arch, 0.0, hot=wanted.hot, tensor_cores=wanted.tensor_cores, **found)
     missing = [task for task, key in keys.items() if key not in stored()]
     yield from zip((keys[task] for task in missing), compile_some(missing, processes), strict=True)
 
