@@ -16,6 +16,9 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
 * `tensor_cores`: a part of the name of an instruction that the kernel must use on sm_90: "HGMMA" (products of a
   warpgroup) or "MMA" (also products of a warp). On other architectures the kernel must then use any of their
   instructions.
+* `waits`: why the kernel may wait for other programs, as no other may: "ranks" for those of other devices, "together"
+  for those of its own launch, which is cooperative. Products say "tile": their programs wait for each other though the
+  launch is not cooperative, so two streams that run them at once may stop each other.
 * `archs`: the architectures to compile for; by default all of `ARCHS`.
 
 A plain tuple (kernel, signature, constexprs) will do where no option is needed. Gluon kernels are welcome too; give
@@ -59,6 +62,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ridgeline.kernels.base.waits import waits
+
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 MAIN_ARCH = "sm_90"  # for which kernels are measured and must not spill
 ONE_OF_EACH = ("sm_90", "gfx942")  # for kernels that differ little between a vendor's architectures
@@ -74,6 +79,7 @@ class Options:
     registers: int | None = None
     hot: bool = False
     tensor_cores: str = ""
+    waits: str = ""
     archs: tuple[str, ...] = ARCHS
 
 
@@ -104,6 +110,8 @@ class Report:
     instructions: how often each tensor-core instruction occurs. On NVIDIA they are counted only where some are
         expected.
     code: a hash of the assembly (PTX on NVIDIA), whatever the kernel and its file are called.
+    waits: the instructions by which it waits for other programs (waits.py), looked for on sm_90 alone.
+    may_wait: why it may.
     """
 
     kernel: str
@@ -117,6 +125,8 @@ class Report:
     instructions: dict[str, int] = field(default_factory=dict)
     code: str = ""
     error: str = ""
+    waits: tuple[str, ...] = ()
+    may_wait: str = ""
 
 
 @cache
@@ -320,9 +330,10 @@ def report(kernel: AotKernel, arch: str) -> Report:
     counts: dict[str, int] = {}
     for name in TENSOR_CORE_INSTRUCTIONS.findall(listing):
         counts[name] = counts.get(name, 0) + 1
+    found = tuple(waits(compiled.asm["ptx"])) if arch == MAIN_ARCH else ()
     return Report(
         kernel.name, arch, time.perf_counter() - started, registers, spilled,
-        compiled.metadata.shared, options.hot, options.tensor_cores, counts, _hash(compiled),
+        compiled.metadata.shared, options.hot, options.tensor_cores, counts, _hash(compiled), "", found, options.waits,
     )  # fmt: skip
 
 

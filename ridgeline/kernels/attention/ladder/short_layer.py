@@ -235,7 +235,8 @@ def ahead_of_time(tokens: int, heads: int, groups: int, **options: Any) -> AotKe
     types |= {"arrived_ptr": "*i64", "sequences": "i32", "T": "i32", "scale": "fp32"}
     constants = {"H": heads, "G": groups, "M": heads * WIDTH, "D": WIDTH, "TOKENS": tokens, "STEP": STEP}
     constants |= {"CAUSAL": True, "ATTEND": True, "PROJECT": True}
-    return AotKernel(_layer_kernel, types, constants, hot=True, num_warps=warps_of(tokens), num_stages=3, **options)
+    options |= {"hot": True, "num_warps": warps_of(tokens), "num_stages": 3, "waits": "together"}
+    return AotKernel(_layer_kernel, types, constants, **options)
 
 
 AOT = (ahead_of_time(128, 12, 12, tensor_cores="HGMMA", archs=("sm_90",)),)

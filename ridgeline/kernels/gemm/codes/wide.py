@@ -163,6 +163,7 @@ def _aot(plan: Wide, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> 
         registers=plan.registers,
         hot=plan.tokens < 256,
         tensor_cores="HGMMA",
+        waits="tile" if plan.split > 1 else "",
         archs=("sm_90",),
     )
 

@@ -213,7 +213,7 @@ def _aot(
     # Consumers of codes keep where they leave unfinished sums on the stack, outside of their loops
     return AotKernel(
         grouped_stream_kernel, signature, named, num_warps=plan.warps, registers=plan.registers, hot=kind != "e2m1",
-        tensor_cores=unit, archs=("sm_90",),
+        tensor_cores=unit, waits="tile", archs=("sm_90",),
     )  # fmt: skip
 
 

@@ -86,8 +86,9 @@ def aot(
     named |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
     named |= {"tokens": "i32", "outputs": "i32:16", "inputs": "i32:16"} | signature
     return AotKernel(
-        kernel, named, plan.named | constants, num_warps=plan.rows // 16, hot=True, tensor_cores=unit, archs=("sm_90",)
-    )
+        kernel, named, plan.named | constants, num_warps=plan.rows // 16, hot=True, tensor_cores=unit, archs=("sm_90",),
+        waits="tile" if plan.split > 1 else "",
+    )  # fmt: skip
 
 
 AOT = (

@@ -258,6 +258,7 @@ def _aot(shots: int, size: int, *, norm: bool) -> AotKernel:
         {**constants, "CAPACITY": CAPACITY, "PROGRAMS": PROGRAMS},
         num_warps=8,
         hot=True,
+        waits="ranks",
         archs=("sm_90",),
     )
 

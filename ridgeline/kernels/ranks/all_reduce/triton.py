@@ -344,6 +344,7 @@ def _aot() -> tuple[AotKernel, ...]:
                 {**constants, "W": words, "PACK": pack_of(words, 4)},
                 num_warps=4,
                 hot=True,
+                waits="ranks",
                 archs=("sm_90",),
             )
             for words in (LEAST, MOST)
@@ -354,6 +355,7 @@ def _aot() -> tuple[AotKernel, ...]:
             {name: value for name, value in constants.items() if name != "BF16"} | {"W": LEAST, "PACK": 1},
             num_warps=4,
             hot=True,
+            waits="ranks",
             archs=("sm_90",),
         ),
         AotKernel(
@@ -362,6 +364,7 @@ def _aot() -> tuple[AotKernel, ...]:
             {**constants, "M": 4096, "W": 2048, "RESIDUAL": True, "PACK": 4},
             num_warps=16,
             hot=True,
+            waits="ranks",
             archs=("sm_90",),
         ),
     )

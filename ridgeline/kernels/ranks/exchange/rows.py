@@ -213,7 +213,7 @@ def _aot() -> tuple[AotKernel, ...]:
     back = {"y_ptr": "*bf16", "expert_ptr": "*i32", "sent_ptr": "*i32", "add_ptr": "*bf16", "out_ptr": "*bf16"}
     into = dict.fromkeys(("experts_at", "weights_at", "flags_at"), "i64:16")
     out = dict.fromkeys(("results_at", "flags_at"), "i64:16")
-    both = {"num_warps": 8, "hot": True, "archs": ("sm_90",)}
+    both = {"num_warps": 8, "hot": True, "waits": "ranks", "archs": ("sm_90",)}
     return (
         AotKernel(dispatch_kernel, {**sent, **common, **into}, constants, **both),
         AotKernel(combine_kernel, {**back, **common, **out}, {**constants, "ADD": True}, **both),

@@ -176,7 +176,7 @@ def _aot() -> tuple[AotKernel, ...]:
     constants = {"W": 1024, "WP": 1024, "K": 8, "KP": 8, "RANK": 1, "SIZE": 2, "CAPACITY": WORDS, "PROGRAMS": PROGRAMS}
     sent = dict.fromkeys(("x_ptr", "expert_ptr", "weight_ptr", "x_out_ptr", "expert_out_ptr", "weight_out_ptr"), "*i32")
     back = dict.fromkeys(("y_ptr", "expert_ptr", "sent_ptr", "add_ptr", "out_ptr"), "*i32")
-    both = {"num_warps": 8, "hot": True, "archs": ("sm_90",)}
+    both = {"num_warps": 8, "hot": True, "waits": "ranks", "archs": ("sm_90",)}
     return (
         AotKernel(dispatch_kernel, {**sent, **common}, {**constants, "ASM": True}, **both),
         AotKernel(combine_kernel, {**back, **common}, {**constants, "BF16": True, "ADD": True, "ASM": True}, **both),
