@@ -85,10 +85,16 @@ def read_tensors(file: bytes, name: str) -> dict[str, FileTensor]:
         raise BadMedia(f"{name} is not the bytes of a safetensors file.") from None
     listed = listed if isinstance(listed, Mapping) else {}
     data = memoryview(file)[8 + header :]
-    return {str(key): _stored(key, each, data) for key, each in listed.items() if key != "__metadata__"}
+    found, left = dict[str, FileTensor](), len(data)
+    for key, each in listed.items():
+        if key != "__metadata__":
+            found[key] = _stored(key, each, data, left)
+            left -= len(found[key].data)
+    return found
 
 
-def _stored(name: str, told: Any, data: memoryview) -> FileTensor:
+def _stored(name: str, told: Any, data: memoryview, left: int) -> FileTensor:
+    """Return a tensor. left: the bytes that no tensor before it has."""
     told = told if isinstance(told, Mapping) else {}
     dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
     if not isinstance(dtype, str) or not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
@@ -101,8 +107,10 @@ def _stored(name: str, told: Any, data: memoryview) -> FileTensor:
     start, end = offsets
     if not 0 <= start <= end <= len(data) or prod(shape) * size != end - start:
         raise BadMedia(
-            f"the tensor {name[:40]!r} has the type {dtype} and the shape {shape!s:.60}, and {end - start} bytes."
+            f"the tensor {name[:40]!r} has the type {dtype} and the shape {shape!s:.60}, and {end - start!s:.20} bytes."
         )
+    if end - start > left:
+        raise BadMedia(f"the tensor {name[:40]!r} has bytes of a tensor before it; give each bytes of its own.")
     return FileTensor(dtype, tuple(shape), bytes(data[start:end]))
 
 

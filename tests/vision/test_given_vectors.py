@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -108,6 +109,14 @@ def test_models_whose_layers_read_pictures_are_whole(tmp_path: Path) -> None:
 def test_files_that_are_wrong_are_refused_in_a_sentence(tensors: dict[str, torch.Tensor], said: str) -> None:
     with pytest.raises(BadMedia, match=said):
         vectors_of("image", save(tensors))
+
+
+def test_bytes_of_a_file_are_read_once() -> None:
+    """Otherwise a header of 64 KiB would have the whole file copied a thousand times."""
+    told = {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in ("image_embeds", "image_size")}
+    header = json.dumps(told).encode()
+    with pytest.raises(BadMedia, match="give each bytes of its own"):
+        vectors_of("image", len(header).to_bytes(8, "little") + header + bytes(4))
 
 
 def test_files_are_read_as_they_were_written() -> None:
