@@ -113,6 +113,7 @@ def begun(control, bounds, ends):
         return child
     try:
         control.close()
+        os.setsid()  # a signal to a program's own group must not reach the server and its launcher
         if given["isolated"]:
             drop_capabilities()
             ends_with_parent()
@@ -121,8 +122,6 @@ def begun(control, bounds, ends):
                     os.close(each)
                 os.waitpid(code, 0)
                 os._exit(0)
-        else:
-            os.setsid()
         ends_with_parent()
         answer(bounds, *ends)
     except BaseException:

@@ -156,6 +156,10 @@ MARKS = {
         "import os\nfor pid in (0, 1):\n    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))\n"
         "    os.setpriority(os.PRIO_PROCESS, pid, 19)\n" + RIGHT
     ),
+    "slows its group": "import os\nos.setpriority(os.PRIO_PGRP, 0, 19)\n" + RIGHT,
+    "stops its group": "import os, signal\nos.kill(0, signal.SIGSTOP)\n" + RIGHT,
+    "interrupts its group": "import os, signal\nos.kill(0, signal.SIGINT)\n" + RIGHT,
+    "ends its group": "import os, signal\nos.kill(0, signal.SIGKILL)\n" + RIGHT,
     "moves": "import os\nos.chdir('/usr')\nos.umask(0o777)\n" + RIGHT,
     "answers late": "import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\n" + RIGHT,
     "leaves much unread": "import os\nos.set_blocking(3, False)\nos.set_blocking(4, False)\nos.write(4, b'x' * 9999)\n"
@@ -190,7 +194,7 @@ def test_nothing_of_a_program_reaches_the_next_one(worker: SealedWorkers, monkey
     assert worker.passed(UNTOUCHED, "f", CALLS) == 2
     monkeypatch.setattr(sandbox.subprocess, "Popen", None)  # the same server runs all of them
     for name, mark in MARKS.items():
-        worker.passed(mark + "\nimport os\nos.marked = True\n", "f", CALLS, Limits(seconds=2.0))
+        worker.passed(mark + "\nimport os\nos.marked = True\n", "f", CALLS, Limits(seconds=1.0))
         assert worker.passed(UNTOUCHED, "f", CALLS) == 2, name
 
 
