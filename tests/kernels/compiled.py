@@ -112,12 +112,15 @@ def costly(source: Path, arch: str, defines: Mapping[str, str]) -> bool:
 def reports(tasks: list[tuple[int, str]], processes: int) -> Iterator[tuple[str, Report]]:
     """Yield the keys of Triton's kernels and what they compile to; only those that are not stored are compiled."""
     keys = {task: cache_key(kernels()[task[0]], task[1]) for task in tasks}
-    names = {each.name for each in fields(Report)} - {"seconds", "kernel", "arch", "hot", "tensor_cores"}
+    claims = {"kernel", "arch", "hot", "tensor_cores", "may_wait"}  # an entry's own, which no key knows
+    names = {each.name for each in fields(Report)} - {"seconds", *claims}
+    kept = {key: line for key in keys.values() if names <= (line := stored().get(key, {})).keys()}
     for (at, arch), key in keys.items():
-        if line := stored().get(key):
-            found, wanted = {name: line[name] for name in names}, kernels()[at].options  # which no key knows
-            yield key, Report(kernels()[at].name, arch, 0.0, hot=wanted.hot, tensor_cores=wanted.tensor_cores, **found)
-    missing = [task for task, key in keys.items() if key not in stored()]
+        if key in kept:
+            found, wanted = {name: kept[key][name] for name in names}, kernels()[at].options
+            found |= {"hot": wanted.hot, "tensor_cores": wanted.tensor_cores, "may_wait": wanted.waits}
+            yield key, Report(kernels()[at].name, arch, 0.0, **found)
+    missing = [task for task, key in keys.items() if key not in kept]
     yield from zip((keys[task] for task in missing), compile_some(missing, processes), strict=True)
 
 
