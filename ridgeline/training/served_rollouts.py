@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from http.client import HTTPException
 from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,7 +49,7 @@ class ServedRollouts:
         self.config, self.version = config, -1
         self._url, self._key, self._weights = url.rstrip("/"), key, weights
         self._run = token_hex(4)  # names this run's weights, which a server must not take for another's
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        if not _is_address(url):
             raise InvalidConfig(
                 f"the server that draws answers needs an address such as http://HOST:8000, got {url!r}."
             )
@@ -123,5 +124,14 @@ class ServedRollouts:
         except urllib.error.HTTPError as error:
             text = error.read(1 << 16).decode(errors="replace")
             raise RolloutServerFailed(f"{self._url} refused to draw answers ({error.code}): {text}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise RolloutServerFailed(f"{self._url} draws no answers any more ({error}).") from error
+
+
+def _is_address(url: str) -> bool:
+    try:
+        found = urlsplit(url)
+        found.port  # noqa: B018  # which is read here
+        return found.scheme in ("http", "https") and bool((found.hostname or "").encode("idna")) and url.isprintable()
+    except ValueError:
+        return False

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,10 +58,15 @@ class WeightSender:
     ) -> None:
         self._url, self._key, self._limit, self._buffer_bytes = url.rstrip("/"), admin_key, limit, buffer_bytes
         self._device = torch.device(device)
+        if not admin_key.isprintable() or any(ord(letter) > 255 for letter in admin_key):
+            raise TransferFailed("the admin key has characters that no header carries; give the one of --admin-key.")
         parts = urlsplit(url)
         place = parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)
         address = address or own_address(socket.gethostbyname(place[0]), place[1])
-        size = 1 + int(self.order("GET", "/get_world_size")["world_size"])
+        found = self.order("GET", "/get_world_size").get("world_size")
+        if type(found) is not int or found < 1:
+            raise TransferFailed(f"{self._url} has the world size {found!r:.40}; name a server that takes weights.")
+        size = 1 + found
         meeting = Meeting(address, _free_port(address), 1, size, limit)
         info = {"master_address": address, "master_port": meeting.port, "rank_offset": 1, "world_size": size}
         info |= {"packed": True, "packed_buffer_size_bytes": buffer_bytes}
@@ -96,19 +102,27 @@ class WeightSender:
         return str(found.get("weight_version", version))
 
     def order(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """Return the server's answer to an order. Raise NotObeyed."""
+        """Return the server's answer to an order. Raise NotObeyed, TransferFailed for one that is no such answer, and
+        OSError if nobody is there."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
         request = urllib.request.Request(self._url + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=2 * self._limit) as answer:
-                found: dict[str, Any] = json.load(answer)
+                found = json.load(answer)
+                if not isinstance(found, dict):
+                    raise ValueError(f"a JSON {type(found).__name__}")
                 return found
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
             with suppress(ValueError, KeyError, TypeError):
                 text = json.loads(text)["error"]["message"]
             raise NotObeyed(error.code, text) from None
+        except (HTTPException, ValueError) as error:  # of the address, too
+            told = " ".join(f"{error}".split())[:200]
+            raise TransferFailed(
+                f"{self._url + path!r} gave no answer of a server that takes weights ({told})."
+            ) from None
 
     def close(self) -> None:
         """Leave the group."""

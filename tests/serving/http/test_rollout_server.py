@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ridgeline.core.errors import RidgelineError
 from ridgeline.layers.decoder import Decoder
+from ridgeline.training.rollouts import RolloutConfig
 from ridgeline.training.served_rollouts import ServedRollouts
 from tests.command import run_here
 from tests.serving.conftest import MODEL, Server, StartServer, start_engine, stop_engine
@@ -89,3 +93,34 @@ def test_a_server_without_the_key_or_with_others_weights_ends_the_run_in_a_sente
     assert (ended.returncode != 0, "-7 and not by those that training sent" in ended.stderr) == (True, True), (
         ended.stderr
     )
+
+
+def test_what_is_no_server_that_draws_is_said_in_a_sentence() -> None:
+    """Another program's answers, one that ends in the middle, and addresses and keys that cannot be sent."""
+    answers = [b"HTTP/1.0 200 OK\r\n\r\n" + text for text in (b"<html>", b"[]", b"{}", b'{"world_size": "1"}')]
+    answers += [b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n{}", b"no HTTP\r\n\r\n"]
+    waiting = iter(answers)
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(next(waiting))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    config = RolloutConfig(prompts=1, samples=1, max_tokens=1, longest=2, seed=0)
+
+    def refused(url: str, key: str = KEY) -> str:
+        with pytest.raises(RidgelineError) as found:
+            ServedRollouts(url, key, {}, torch.device("cpu"), config)
+        return str(found.value)
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        other = f"http://127.0.0.1:{server.server_port}"
+        assert all("takes weights" in refused(other) for _ in answers)
+        for key in ("two\nlines", "schl\u00fcssel\u6771"):
+            assert key[:3] not in refused(other, key)
+        server.shutdown()
+    for wrong in ("http://[::1", "http://127.0.0.1:99999", "http://127.0.0.1:x", f"http://{'a' * 99}", "http://a:1\n"):
+        assert "needs an address such as" in refused(wrong)
