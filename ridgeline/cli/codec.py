@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ridgeline.cli.training_options import device_of
 from ridgeline.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def encode(
     quiet: bool = QUIET,
 ) -> None:
     """Write a sound's codes: a safetensors file with `codes`, int32 [codebooks, frames]."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     data, codec = _read(file, "a sound"), _codec(model, device)
     from ridgeline.media.bounds import MediaBounds
@@ -41,7 +42,7 @@ def encode(
     sound = Decoders(MediaBounds()).sound(data, rate=codec.spec.rate)
     codes = codec.encode(sound.samples_N, bandwidth)
     written = output or file.with_suffix(".safetensors")
-    save_file({"codes": codes.astype("int32")}, written, {"rate": str(codec.spec.rate)})
+    written.write_bytes(save({"codes": codes.astype("int32")}, {"rate": str(codec.spec.rate)}))
     if not quiet:
         seconds = len(sound.samples_N) / codec.spec.rate
         books, frames = codes.shape
@@ -70,7 +71,7 @@ def decode(
     codec = _codec(model, device)
     samples = codec.decode(np.frombuffer(octets, WHOLE[dtype]).reshape(shape))
     written = output or file.with_suffix(".wav")
-    with wave.open(str(written), "wb") as sound:
+    with written.open("wb") as opened, wave.open(opened) as sound:
         sound.setnchannels(1)
         sound.setsampwidth(2)
         sound.setframerate(codec.spec.rate)
@@ -91,4 +92,4 @@ def _codec(model: str, device: str) -> SoundCodec:
     from ridgeline.offline.codec import SoundCodec  # torch takes seconds to import; usage errors need not wait
     from ridgeline.weights.folder import resolve_model
 
-    return SoundCodec.from_folder(resolve_model(model, None, None), device)
+    return SoundCodec.from_folder(resolve_model(model, None, None), device_of(device))

@@ -122,7 +122,15 @@ def test_the_command_line_writes_codes_and_their_sound(codec: tuple[EncodecModel
         assert file.getparams()[:3] == (1, 2, 24000)
         found = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
     assert np.abs(found - ours.decode(stored).clip(-1, 1)).max() < 1e-4
-    for wrong, said_so in ((again, "safetensors"), (tmp_path / "none", "is no file")):
-        ran = run_here("codec", "decode", wrong, "--model", folder)
-        assert ran.returncode == 2
+    nowhere = tmp_path / "no folder" / "file"
+    for said_so, *words in (
+        ("safetensors", "decode", again),
+        ("is no file", "decode", tmp_path / "none"),
+        ("no folder/file cannot be used", "decode", codes, "--output", nowhere),
+        ("no folder/file cannot be used", "encode", said, "--output", nowhere),
+        ("unknown device 'gpu'", "encode", said, "--device", "gpu"),
+        ("does not exist; this machine", "decode", codes, "--device", "cuda:99"),
+    ):
+        ran = run_here("codec", *words, "--model", folder)
+        assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1), ran.stderr
         assert said_so in ran.stderr
