@@ -86,11 +86,14 @@ class Decoders:
 
     def resized(self, picture: Picture, height: int, width: int, filter: Filter, owner: str = "") -> Picture:
         """Return a picture with its pixels in another size, as Pillow resizes them. One whose pixels lie in no shared
-        memory stays as it is. Raise BadMedia, NoMemory."""
+        memory, or beside which none is free, stays as it is: nobody waits who holds memory. Raise BadMedia."""
         if (place := place_of(picture.pixels_HWC)) is None:
             return picture
         asked = {"kind": "resize", "size": list(picture.pixels_HWC.shape[:2]), "to": [height, width], "filter": filter}
-        return picture._replace(ready=self._answered(asked, place.descriptor, b"", owner)[1])
+        try:
+            return picture._replace(ready=self._answered(asked, place.descriptor, b"", owner, patience=0.0)[1])
+        except NoMemory:
+            return picture
 
     def clip(self, data: bytes, choose: Callable[[int, float], Sequence[int]] | None = None, owner: str = "") -> Clip:
         """Return the frames of a video that `choose` names by the number of all frames and those a second; without it
@@ -133,9 +136,10 @@ class Decoders:
         data: bytes,
         owner: str,
         choose: Callable[[int, float], Sequence[int]] | None = None,
+        patience: float | None = None,
     ) -> tuple[Any, np.ndarray, bytes]:
         kind = "picture" if asked["kind"] == "resize" else asked["kind"]
-        bounds, deadline = self.bounds, time.monotonic() + self._patience
+        bounds, deadline = self.bounds, time.monotonic() + (self._patience if patience is None else patience)
         while True:
             call = _Decoding(descriptor, partial(self.room.take, owner=owner), choose, data)
             seconds = bounds.picture_seconds if kind == "picture" else bounds.seconds

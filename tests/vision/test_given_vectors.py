@@ -157,3 +157,5 @@ def test_a_picture_that_was_resized_before_is_the_same_to_a_tower(tiny_vision: T
     assert torch.equal(*rows)
     assert keys[0] == keys[1]
     assert shown.num_bytes < 3 * 300 * 420
+    decoders.room.most = 2 * 3 * 300 * 420  # the picture has all that one owner may
+    assert decoders.resized(plain, view.height, view.width, found.plain.patching.filter).ready is None
