@@ -176,7 +176,7 @@ def test_a_uuid_belongs_to_the_bytes_first_seen_and_to_a_salt(sighted: Server) -
         ({"type": "image_embeds", "image_embeds": "x"}, "are no base64"),
         ({"type": "image_embeds", "image_embeds": ["x"]}, "is base64 of a safetensors file"),
         ({"type": "image_embeds", "image_embeds": vectors(torch.zeros(16, 63))}, "and the model's have 64"),
-        ({"type": "audio_embeds", "audio_embeds": "x"}, "audio_embeds is not taken here"),
+        ({"type": "audio_embeds", "audio_embeds": "x"}, "audio_embeds is not taken here; the model has none"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "reads text and pictures alone"),
         ({"type": "video_url", "video_url": {"url": "data:,"}}, "reads text and pictures alone"),
     ],

@@ -92,7 +92,9 @@ def check_kind(api: ApiServer, kind: str, name: str, path: str) -> None:
     """Raise BadRequest if the model does not take parts of this kind."""
     taken = api.modalities
     if name in VECTORS and not api.media_width(kind):
-        message = f"{path}: {name} is not taken here; the operator starts the server with --enable-mm-embeds."
+        others = any(api.media_width(each) for each in NAMES)
+        why = "the model has none" if others else "the operator starts the server with --enable-mm-embeds"
+        message = f"{path}: {name} is not taken here; {why}."
         raise BadRequest(message, param=path)
     if kind in taken or name in VECTORS:
         return
