@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +32,7 @@ from ridgeline.cli.training_options import (
     listed,
     lora_of,
 )
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.weights.folder import resolve_model
 
 
@@ -192,11 +194,15 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
     from ridgeline.llm import LLM
 
     data, reward, method, step, policy = flags
+    if step.server_key and not step.server:
+        raise InvalidConfig(
+            "--server-key is that of a server that draws answers; name it by --server, or leave it out."
+        )
     where, folder = device_of(step.device), resolve_model(data.model)
     modules = imported("reinforce", "rewards", "rollout_objective", "advantages", "recipe")
     rewards = modules["rewards"].RewardConfig(
         names=listed(reward.reward),
-        weights=tuple(map(float, listed(reward.reward_weights))),
+        weights=_numbers(reward.reward_weights),
         target=reward.length_target,
         pattern=reward.pattern,
         unsafe=reward.unsafe_local_rewards,
@@ -224,3 +230,13 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
     parameters = (asdict(data), asdict(reward), asdict(method), kept, asdict(policy), sizes, own)
     with tracked(track, f"train {kind}", *parameters) as tracker:
         modules["reinforce"].run(replace(config, tracker=tracker), Console(), LLM)
+
+
+def _numbers(weights: str) -> tuple[float, ...]:
+    try:
+        found = tuple(map(float, listed(weights)))
+    except ValueError:
+        found = (float("nan"),)
+    if not all(map(isfinite, found)):
+        raise InvalidConfig(f"--reward-weights is {weights!r:.80}; give a number for each reward, such as 1,0.5.")
+    return found

@@ -76,6 +76,22 @@ def test_a_server_that_is_not_there_is_said_in_a_sentence(url: str, words: str, 
     assert words in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("flag", "given", "words"),
+    [
+        ("--server-key", KEY, "name it by --server"),
+        ("--reward-weights", "much", "a number for each"),
+        ("--reward-weights", "nan", "a number for each"),
+    ],
+)
+def test_flags_without_sense_are_refused_in_a_sentence(
+    flag: str, given: str, words: str, prompts: Path, tmp_path: Path
+) -> None:
+    ended = run(prompts, tmp_path / "out", flag, given)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+    assert words in ended.stderr
+
+
 def test_a_server_without_the_key_or_with_others_weights_ends_the_run_in_a_sentence(
     drawing: Server, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
