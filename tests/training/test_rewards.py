@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -204,6 +205,10 @@ def test_a_worker_that_died_is_replaced() -> None:
         assert workers.passed(RIGHT, "f", CALLS) == 2
         os.killpg(server_of(workers), signal.SIGKILL)
         assert workers.passed(RIGHT, "f", CALLS) == 2
+        late = "import time\ntime.sleep(0.3)\n" + RIGHT
+        ended = threading.Timer(0.1, os.killpg, (server_of(workers), signal.SIGKILL))
+        ended.start()  # while the program runs, whose reward that must not cost
+        assert workers.passed(late, "f", CALLS) == 2
 
 
 def test_workers_that_end_at_once_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
