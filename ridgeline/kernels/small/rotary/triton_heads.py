@@ -18,11 +18,11 @@ TILE = 2048  # numbers of a program
 
 
 @triton.jit
-def _rotated(
-    x_ptr, cos_sin_ptr, positions_ptr, y_ptr, tile, tokens, x_token, x_head, N: tl.constexpr, D: tl.constexpr,
-    Y: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+def rotate_rows(
+    x_ptr, cos_sin_ptr, positions_ptr, y_ptr, tile, tokens, x_token, x_head, y_token, y_head, N: tl.constexpr,
+    D: tl.constexpr, Y: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """Rotate ROWS rows [token, head]. The result is dense."""
+    """Rotate ROWS rows [token, head]. BACK: by the angles' negatives, as gradients are."""
     half: tl.constexpr = Y // 2
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     token, head = row // N, row % N
@@ -32,7 +32,9 @@ def _rotated(
     angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token, mask=here, other=0).to(tl.int64) * Y
     cos = tl.load(angle_ptr + column, mask=mask, other=0)
     sin = tl.load(angle_ptr + half + column, mask=mask, other=0)
-    at, to = x_ptr + token * x_token + head * x_head, y_ptr + row * D
+    if BACK:
+        sin = -sin
+    at, to = x_ptr + token * x_token + head * x_head, y_ptr + token * y_token + head * y_head
     dtype = y_ptr.dtype.element_ty
     a = tl.load(at + column, mask=mask, other=0).to(tl.float32)
     b = tl.load(at + half + column, mask=mask, other=0).to(tl.float32)
@@ -57,14 +59,14 @@ def _rope(
         tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     if tile < q_tiles:
-        _rotated(
-            q_ptr, cos_sin_ptr, positions_ptr, q_out_ptr, tile, tokens, q_token * APART, q_head * APART,
-            H, D, Y, ROWS, HALF, REST,
+        rotate_rows(
+            q_ptr, cos_sin_ptr, positions_ptr, q_out_ptr, tile, tokens, q_token * APART, q_head * APART, H * D, D,
+            H, D, Y, ROWS, HALF, REST, False,
         )  # fmt: skip
     else:
-        _rotated(
+        rotate_rows(
             k_ptr, cos_sin_ptr, positions_ptr, k_out_ptr, tile - q_tiles, tokens, k_token * APART, k_head * APART,
-            G, D, Y, ROWS, HALF, REST,
+            G * D, D, G, D, Y, ROWS, HALF, REST, False,
         )  # fmt: skip
 
 
@@ -78,7 +80,7 @@ def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) 
     if not tokens:
         return q_out, k_out
     strides = *q_THD.stride()[:2], *k_TGD.stride()[:2]
-    apart, rows, half, rest = gcd(16, *strides), *_cut(width, rotated)
+    apart, rows, half, rest = gcd(16, *strides), *cut(width, rotated)
     q_tiles, k_tiles = (triton.cdiv(tokens * each, rows) for each in (heads, kv_heads))
     _rope[(q_tiles + k_tiles,)](
         q_THD, k_TGD, cos_sin_ZY.contiguous(), positions_T, q_out, k_out, tokens, q_tiles,
@@ -89,7 +91,7 @@ def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) 
     return q_out, k_out
 
 
-def _cut(width: int, rotated: int) -> tuple[int, int, int]:
+def cut(width: int, rotated: int) -> tuple[int, int, int]:
     """Return (ROWS, HALF, REST): powers of two that cover the rows of a program, the pairs that rotate, and the other
     numbers of a head (0: there are none)."""
     half = triton.next_power_of_2(max(1, rotated // 2))
@@ -100,7 +102,7 @@ def _aot(heads: int, width: int) -> AotKernel:
     signature = {f"{name}_ptr": "*bf16" for name in ("q", "k", "q_out", "k_out")}
     signature |= {"cos_sin_ptr": "*fp32", "positions_ptr": "*i64", "tokens": "i32", "q_tiles": "i32"}
     signature |= dict.fromkeys(("q_token", "q_head", "k_token", "k_head"), "i32")
-    rows, half, rest = _cut(width, width)
+    rows, half, rest = cut(width, width)
     constants = {
         "H": heads, "G": heads, "D": width, "Y": width, "ROWS": rows, "HALF": half, "REST": rest,
         "APART": gcd(16, width),

@@ -12,38 +12,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
-
-TILE = 2048  # numbers of a program
+from ridgeline.kernels.small.rotary.triton_heads import cut, rotate_rows
 
 
 @triton.jit
 def _training_rotation(
     x_ptr, cos_sin_ptr, positions_ptr, y_ptr, tokens, x_token, x_head, y_token, y_head,
-    N: tl.constexpr, D: tl.constexpr, Y: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, Y: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     BACK: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the heads of HEADS rows [token, head]. BACK: by the angles' negatives."""
-    half: tl.constexpr = Y // 2
-    row = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)[:, None]
-    token, head = row // N, row % N
-    here = token < tokens
-    column = tl.arange(0, HALF)[None, :]
-    mask = here & (column < half)
-    position = tl.load(positions_ptr + token, mask=here, other=0)
-    cos = tl.load(cos_sin_ptr + position * Y + column, mask=mask, other=0)
-    sin = tl.load(cos_sin_ptr + position * Y + half + column, mask=mask, other=0)
-    if BACK:
-        sin = -sin
-    at, to = x_ptr + token * x_token + head * x_head, y_ptr + token * y_token + head * y_head
-    dtype = y_ptr.dtype.element_ty
-    a = tl.load(at + column, mask=mask, other=0).to(tl.float32)
-    b = tl.load(at + half + column, mask=mask, other=0).to(tl.float32)
-    tl.store(to + column, (a * cos - b * sin).to(dtype), mask=mask)
-    tl.store(to + half + column, (b * cos + a * sin).to(dtype), mask=mask)
-    if REST > 0:
-        rest = Y + tl.arange(0, REST)[None, :]
-        mask = here & (rest < D)
-        tl.store(to + rest, tl.load(at + rest, mask=mask, other=0), mask=mask)
+    """Rotate the heads of ROWS rows [token, head]. BACK: by the angles' negatives."""
+    rotate_rows(
+        x_ptr, cos_sin_ptr, positions_ptr, y_ptr, tl.program_id(0), tokens, x_token, x_head, y_token, y_head,
+        N, D, Y, ROWS, HALF, REST, BACK,
+    )  # fmt: skip
 
 
 def _launch(
@@ -54,12 +36,10 @@ def _launch(
     y_TND = into_TND
     if y_TND is None:
         y_TND = torch.empty(x_TND.shape, dtype=x_TND.dtype, device=x_TND.device)
-    half = triton.next_power_of_2(rotated // 2)
-    together = max(1, TILE // (2 * half))
-    _training_rotation[(triton.cdiv(tokens * heads, together),)](
+    rows, half, rest = cut(width, rotated)
+    _training_rotation[(triton.cdiv(tokens * heads, rows),)](
         x_TND, cos_sin_ZY, positions_T, y_TND, tokens, *x_TND.stride()[:2], *y_TND.stride()[:2],
-        N=heads, D=width, Y=rotated, HEADS=together, HALF=half,
-        REST=triton.next_power_of_2(width - rotated) if rotated < width else 0, BACK=back, num_warps=4,
+        N=heads, D=width, Y=rotated, ROWS=rows, HALF=half, REST=rest, BACK=back, num_warps=4,
     )  # fmt: skip
     return y_TND
 
@@ -123,7 +103,7 @@ AOT = (
         _training_rotation,
         {"x_ptr": "*bf16", "cos_sin_ptr": "*fp32", "positions_ptr": "*i64", "y_ptr": "*bf16", "tokens": "i32"}
         | dict.fromkeys(("x_token", "x_head", "y_token", "y_head"), "i32:16"),
-        {"N": 32, "D": 64, "Y": 64, "HEADS": 32, "HALF": 32, "REST": 0, "BACK": True},
+        {"N": 32, "D": 64, "Y": 64, "ROWS": 32, "HALF": 32, "REST": 0, "BACK": True},
         num_warps=4,
         archs=ONE_OF_EACH,
     ),
