@@ -87,7 +87,7 @@ def linear(name: str, llama: Path, opened: Open, **settings: Any) -> Iterator[Ri
     config = replace(
         read_model_config(llama), spec=replace(LINEAR[name], vocab_size=VOCAB, max_position_embeddings=1024)
     )
-    known = patch.object(choices, "read_model_config", lambda folder, *more: config)
+    known = patch.object(choices, "described", lambda folder, *more: config)
     with known, opened(llama, load_format="dummy", **settings) as own:
         fill(own.runner.decoder)
         yield own

@@ -114,7 +114,7 @@ def toy_model(llama: Path, layers: str) -> Iterator[None]:
     model = replace(config, spec=with_sums(config.spec, layers))
     kinds.MIXERS.register("gated_sum", "tests.toy_models:GatedSum")
     parts.MIXERS.register("gated_sum", "tests.toy_models:no_ops")
-    with patch.object(choices, "read_model_config", lambda folder, *settings: model):
+    with patch.object(choices, "described", lambda folder, *settings: model):
         yield
 
 

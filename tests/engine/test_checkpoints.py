@@ -215,7 +215,7 @@ def test_a_state_goes_with_the_keys_before_it() -> None:
     index = cache.index
     for g, state, node_hash in [each for each in index.published() if each[0] == 1]:
         keys = index.get(node_hash).blocks[0]
-        cache.published.on_evict(0, keys)
+        cache.published.on_evict(0, [keys])
         cache.pool.forget(0, keys)
         assert index.get(node_hash) is None
         assert not cache.pool.is_cached(g, state)
