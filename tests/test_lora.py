@@ -58,7 +58,7 @@ def open_llm(folder: Path, **options: Any) -> LLM:
     return LLM(folder, **{**settings, "enable_lora": True, "max_loras": 2, **TIGHT, **options})
 
 
-def check(output: RequestOutput, oracle: PeftAdapter | PlainModel) -> None:
+def check(output: RequestOutput, oracle: PeftAdapter | PlainModel, tolerance: float = TOLERANCE) -> None:
     """Compare the log-probability of every token of a prompt and of its output."""
     [completion] = output.outputs
     tokens = [*output.prompt_token_ids, *completion.token_ids]
@@ -68,7 +68,7 @@ def check(output: RequestOutput, oracle: PeftAdapter | PlainModel) -> None:
     found = [*output.prompt_logprobs[1:], *completion.logprobs]
     for place, (token, reported) in enumerate(zip(tokens[1:], found, strict=True)):
         assert reported is not None
-        assert reported[token].logprob == pytest.approx(float(exact[place, token]), abs=TOLERANCE), place
+        assert reported[token].logprob == pytest.approx(float(exact[place, token]), abs=tolerance), place
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -239,8 +239,14 @@ def check_quantized(name: str, folder: Path, how: dict[str, Any] | None = None, 
     with open_llm(model, kernels=dict.fromkeys(EXACT, "reference"), **options) as llm:
         prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         request = LoRARequest("a", 1, adapted.folder)
+        # Activations that are rounded fall to the other side by the last bits of a product, which CPUs have otherwise:
+        # that moves a log-probability by some 0.02. Without the adapter it moves by more.
+        tolerance = TOLERANCE if scheme.rounds is None else 0.05
+        plain = llm.generate(prompts, PARAMS, use_tqdm=False)
+        with pytest.raises(AssertionError):
+            check(plain[0], adapted, tolerance)
         for output in llm.generate(prompts, PARAMS, lora_request=request, use_tqdm=False):
-            check(output, adapted)
+            check(output, adapted, tolerance)
 
 
 @pytest.mark.parametrize("name", ["fp8 static", "fp8 blocks", "gptq order", "awq", "bnb nf4 nested", "auto-round"])

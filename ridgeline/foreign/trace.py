@@ -288,6 +288,8 @@ def unchanged_globals(found: ForeignClass) -> Iterator[None]:
         }
 
     before = seen()
-    yield
-    if changed := [name for name, value in seen().items() if before.get(name, value) != value]:
-        raise ModelLoadError(f"{found.name} changes {changed[0]}, which all models of this process share.")
+    try:
+        yield
+    finally:  # also behind another error, which may follow from it: with another precision scores differ on some CPUs
+        if changed := [name for name, value in seen().items() if before.get(name, value) != value]:
+            raise ModelLoadError(f"{found.name} changes {changed[0]}, which all models of this process share.")

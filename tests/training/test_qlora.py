@@ -93,8 +93,9 @@ def check_gradients(lora: Lora, runs: PackRunner, network: Any, folder: Path) ->
         assert thin.down_RI.grad is not None
         assert thin.up_OR.grad is not None
         module = f"base_model.model.{name.replace('/', '.')}"
-        close(thin.down_RI.grad, wanted[f"{module}.lora_A.weight"], name)
-        close(thin.up_OR.grad, thin.place.in_our_order(wanted[f"{module}.lora_B.weight"]), name)
+        # float32 beside float64: CPUs have up to 1.5e-4
+        close(thin.down_RI.grad, wanted[f"{module}.lora_A.weight"], name, 3e-4)
+        close(thin.up_OR.grad, thin.place.in_our_order(wanted[f"{module}.lora_B.weight"]), name, 3e-4)
 
 
 @pytest.mark.parametrize("name", ["bnb nf4 nested", "awq", "auto-round"])

@@ -96,9 +96,9 @@ def their_nats(network: Any, given: list[Example]) -> Tensor:
     return total
 
 
-def close(found: Tensor, wanted: Tensor, name: str) -> None:
+def close(found: Tensor, wanted: Tensor, name: str, within: float = TOLERANCE) -> None:
     error = (found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)
-    assert error < TOLERANCE, f"{name}: {error:.1e}"
+    assert error < within, f"{name}: {error:.1e}"
 
 
 def test_cross_entropy_in_parts_has_torchs_gradients() -> None:
