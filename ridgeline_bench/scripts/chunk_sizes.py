@@ -2,13 +2,15 @@
 
     python -m ridgeline_bench.scripts.chunk_sizes [--model FOLDER] [--chunks 256 512 1024 2048 4096 8192]
         [--decoding 16] [--contexts 16] [--prompts 8] [--input 8192] [--options JSON] [--quick] [--output FILE.jsonl]
+        [--keys 160000]
 
 FOLDER has a config.json; the default is Llama-3.1-8B's shape with random weights. --decoding requests decode all the
-time, behind prompts of --contexts tokens. --prompts prompts of --input tokens come one after another, each when the one
-before has its first token. A step runs a token of each request that decodes, and as much of a prompt as the chunk's
-size leaves room for. So a small chunk means short pauses between tokens, more steps for a prompt, and weights that are
-read more often.
+time, behind prompts of --contexts tokens; such loads are left out that have more than --keys in all. --prompts prompts
+of --input tokens come one after another, each when the one before has its first token. A step runs a token of each
+request that decodes, and as much of a prompt as the chunk's size leaves room for. So a small chunk means short pauses
+between tokens, more steps for a prompt, and weights that are read more often.
 
+    alone     ms between tokens of those who decode before the first prompt comes, the median
     between   ms between tokens of those who decode, while a prompt runs: median, 99th percentile, longest
     step      the least ms of a step of a whole chunk beside them, by the planner
     TTFT      ms to a prompt's first token, the median
@@ -22,7 +24,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from ridgeline_bench.scripts.batching import SHAPES
 from ridgeline_bench.scripts.driven import Answered, Driven, Wanted
 
 SHORT = 16  # tokens of the prompts of those who decode
+ALONE = 24  # steps before the first prompt, of which the last two thirds are timed
 
 
 def limit_steps(driven: Driven, tokens: int, rows: int) -> None:
@@ -49,16 +52,21 @@ def limit_steps(driven: Driven, tokens: int, rows: int) -> None:
 
 
 def beside(
-    driven: Driven, decoding: int, context: int, prompts: int, length: int, steps: int
+    driven: Driven, background: Sequence[Sequence[int]], chunk: int, prompts: int, length: int
 ) -> tuple[list[Answered], list[Answered]]:
-    """Return (those who decode, the prompts), which come one after the other. steps: the least that a prompt takes."""
-    out = steps * (prompts + 1) + 32
-    background = driven.alike(decoding, context, out)
-    names = [driven.add(each) for each in background]
+    """Return (those who decode behind the prompts `background`, the prompts), which come one after the other. Only
+    the prompts run in chunks: what comes before takes as large steps as there are."""
+    rows = len(background)
+    steps = -(-length // (chunk - rows))
+    limit_steps(driven, driven.engine.config.max_num_batched_tokens, rows + 1)
+    names = [driven.add(Wanted(prompt, steps * (prompts + 1) + ALONE + 32)) for prompt in background]
     answers = {name: Answered(0.0) for name in names}
     clock = driven.clock()
     while not all(answers[name].moments for name in names):
         driven.step(answers, clock)
+    for _ in range(ALONE):
+        driven.step(answers, clock)
+    limit_steps(driven, chunk, rows + 1)
     found = []
     for prompt in driven.prompts(prompts, length):
         name = driven.add(Wanted(prompt, 1))
@@ -95,51 +103,64 @@ def bench(
     contexts: Sequence[int] = (SHORT,),
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each length of contexts and chunk size, as soon as it is measured."""
-    for context, chunk in product(contexts, chunks):
+    for chunk in chunks:
         if chunk <= decoding:
             raise InvalidConfig(f"a chunk of {chunk} tokens leaves no room beside {decoding} requests that decode.")
-        limit_steps(driven, chunk, decoding + 1)
-        steps = -(-length // (chunk - decoding))
-        beside(driven, decoding, min(contexts), 1, length, steps)  # kernels of these shapes
-        decoders, found = beside(driven, decoding, context, prompts, length, steps)
-        begun, ended = found[0].at, found[-1].moments[-1]
-        gaps = [
-            1e3 * gap
-            for answer in decoders
-            for gap, at in zip(answer.between, answer.moments[1:], strict=True)
-            if begun < at <= ended
-        ]
-        yield {
-            "chunk": chunk, "decoding": decoding, "context": context, "input": length, "prompts": prompts,
-            "steps_of_a_prompt": steps,
-            "itl_p50_ms": percentile(gaps, 50), "itl_p99_ms": percentile(gaps, 99), "itl_max_ms": max(gaps),
-            "least_step_ms": 1e3 * least_step(driven, decoding, context, chunk, length),
-            "ttft_ms": 1e3 * statistics.median(answer.first for answer in found),
-            "prompt_tokens_per_second": prompts * length / (ended - begun), "gaps": len(gaps),
-        }  # fmt: skip
+    few = driven.prompts(decoding, min(contexts))
+    for context in contexts:
+        background = driven.prompts(decoding, context)
+        for chunk in chunks:
+            beside(driven, few, chunk, 1, length)  # kernels of these shapes
+            yield _line(driven, background, chunk, prompts, length)
+
+
+def _line(driven: Driven, background: Sequence[Sequence[int]], chunk: int, prompts: int, length: int) -> dict[str, Any]:
+    decoding, context = len(background), len(background[0])
+    decoders, found = beside(driven, background, chunk, prompts, length)
+    begun, ended = found[0].at, found[-1].moments[-1]
+    alone = [[b - a for a, b in pairwise(answer.moments) if b <= begun][ALONE // 3 - ALONE :] for answer in decoders]
+    gaps = [
+        1e3 * gap
+        for answer in decoders
+        for gap, at in zip(answer.between, answer.moments[1:], strict=True)
+        if begun < at <= ended
+    ]
+    return {
+        "chunk": chunk, "decoding": decoding, "context": context, "input": length, "prompts": prompts,
+        "steps_of_a_prompt": -(-length // (chunk - decoding)),
+        "alone_p50_ms": 1e3 * statistics.median(gap for each in alone for gap in each),
+        "itl_p50_ms": percentile(gaps, 50), "itl_p99_ms": percentile(gaps, 99), "itl_max_ms": max(gaps),
+        "least_step_ms": 1e3 * least_step(driven, decoding, context, chunk, length),
+        "ttft_ms": 1e3 * statistics.median(answer.first for answer in found),
+        "prompt_tokens_per_second": prompts * length / (ended - begun), "gaps": len(gaps),
+    }  # fmt: skip
 
 
 def main() -> None:
     a = asked(
-        __doc__, model="", chunks=[256, 512, 1024, 2048, 4096, 8192], decoding=16, contexts=[SHORT], prompts=8,
-        input=8192,
+        __doc__, model="", chunks=[256, 512, 1024, 2048, 4096, 8192], decoding=[16], contexts=[SHORT], prompts=8,
+        input=8192, keys=160_000,
         options=("{}", "JSON of arguments of LLM"), quick=False, output=Path,
     )  # fmt: skip
     if a.quick:
-        a.chunks, a.decoding, a.prompts, a.input = [16, 64, 256], 4, 2, 256
+        a.chunks, a.decoding, a.prompts, a.input = [16, 64, 256], [4], 2, 256
     model = a.model or str(SHAPES / ("random-25m" if a.quick else "llama-8b"))
-    steps = max(-(-a.input // max(1, chunk - a.decoding)) for chunk in a.chunks)
-    longest = max(a.input + 16, max(a.contexts) + steps * (a.prompts + 1) + 48)
+    most = max(a.decoding)
+    steps = max(-(-a.input // max(1, chunk - most)) for chunk in a.chunks)
+    longest = max(a.input + 16, max(a.contexts) + steps * (a.prompts + 1) + ALONE + 48)
     given = {"load_format": "dummy", "max_model_len": longest, "max_num_batched_tokens": max(a.chunks)}
-    driven = Driven(model, **given, max_num_seqs=a.decoding + 1, **json.loads(a.options))
-    table = Table(
-        "chunk", "context", "steps of a prompt", "between tokens, ms", "step, at least", "TTFT, ms", "prompt tokens/s"
-    )
-    for line in bench(driven, a.chunks, a.decoding, a.prompts, a.input, a.contexts):
+    driven = Driven(model, **{**given, "max_num_seqs": most + 1, **json.loads(a.options)})
+    heads = "chunk", "decoding", "context", "steps of a prompt", "alone, ms", "between tokens, ms", "step, at least"
+    table = Table(*heads, "TTFT, ms", "prompt tokens/s")
+    loads = [(rows, [context for context in a.contexts if rows * context <= a.keys]) for rows in a.decoding]
+    for line in chain.from_iterable(
+        bench(driven, a.chunks, rows, a.prompts, a.input, contexts) for rows, contexts in loads if contexts
+    ):
         keep(a.output, {"workload": "chunk sizes", "model": Path(model).name, "gpu": gpu(), **line})
         between = " / ".join(f"{line[f'itl_{name}_ms']:.1f}" for name in ("p50", "p99", "max"))
         table.add_row(
-            str(line["chunk"]), str(line["context"]), str(line["steps_of_a_prompt"]), between,
+            str(line["chunk"]), str(line["decoding"]), str(line["context"]), str(line["steps_of_a_prompt"]),
+            f"{line['alone_p50_ms']:.2f}", between,
             f"{line['least_step_ms']:.1f}",
             f"{line['ttft_ms']:.0f}", f"{line['prompt_tokens_per_second']:,.0f}",
         )  # fmt: skip

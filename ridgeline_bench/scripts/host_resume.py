@@ -33,7 +33,7 @@ from ridgeline.worker.machine import device_name
 from ridgeline_bench.scripts.asked import asked, keep
 
 GIB = 1 << 30
-ROWS, PROMPT, FEW, MANY = 256, 48, 8, 72
+ROWS, PROMPT, FEW, MANY = 256, 48, 8, 136
 FILLER = 4096  # tokens of prompts that push others out
 
 
