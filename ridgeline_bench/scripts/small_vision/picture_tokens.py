@@ -1,7 +1,8 @@
 """What a picture becomes: continuous patches, codes of patches, or 32 codes of the whole picture.
 
     python -m ridgeline_bench.scripts.small_vision.picture_tokens [--steps 3000] [--batch 128] [--width 128]
-        [--layers 4] [--codes 1024] [--pictures 2048] [--seed 0] [--output FILE.jsonl] [--sample PICTURE.png]
+        [--layers 4] [--codes 1024] [--pictures 2048] [--seed 0] [--forms patches "patch codes" "32 codes"]
+        [--output FILE.jsonl] [--sample PICTURE.png]
 
 An encoder and a decoder of one size learn to draw pictures of 32 x 32 pixels again. Between them lies what a language
 model would get:
@@ -12,7 +13,8 @@ model would get:
 
 Tables follow the vectors by a moving mean, and entries that nothing uses begin anew at a vector of the batch. The error
 is that of --pictures others. "kind" is what a linear map of the tokens' mean, trained behind it, says of the largest
-shape's form and color: 24 kinds. Bits are 16 a number for vectors, and log2 of the table's size for codes.
+shape's form and color: 24 kinds. Bits are 16 a number for vectors, and log2 of the table's size for codes. A form's
+line is stored once it is measured; small networks leave most of a GPU idle, so forms can run in processes of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.results import append_lines
-from ridgeline_bench.scripts.asked import asked, check_counts, told
+from ridgeline_bench.scripts.asked import OneOf, asked, check_counts, told
 from ridgeline_bench.scripts.small_vision.drawn import COLORS, FORMS, SIDE, pictures
 from ridgeline_bench.scripts.small_vision.network import HEAD, blocks, trained
 
@@ -179,8 +181,9 @@ def write_sample(rows: list[Tensor], path: Path) -> None:
 
 def main() -> None:
     given = asked(
-        __doc__, steps=3000, batch=128, width=128, layers=4, codes=1024, pictures=2048, seed=0, output=Path, sample=Path
-    )
+        __doc__, steps=3000, batch=128, width=128, layers=4, codes=1024, pictures=2048, seed=0, forms=[OneOf(KINDS)],
+        output=Path, sample=Path,
+    )  # fmt: skip
     with told():
         check_counts(given, "steps", "batch", "width", "layers", "codes", "pictures")
         if given.width % HEAD or given.pictures < given.batch or given.steps < 4:
@@ -190,11 +193,14 @@ def main() -> None:
             )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"{'':>12} {'tokens':>7} {'bits':>8} {'used':>6} {'PSNR dB':>8} {'kind':>7} {'seconds':>8}")
-    found = [measured(name, given, device) for name in KINDS]
-    if given.output is not None:
-        append_lines(given.output, [line for line, _ in found])
+    samples = list[Tensor]()
+    for name in given.forms:
+        line, sample = measured(name, given, device)
+        samples.append(sample)
+        if given.output is not None:
+            append_lines(given.output, [line])
     if given.sample is not None:
-        write_sample([sample for _, sample in found], given.sample)
+        write_sample(samples, given.sample)
 
 
 if __name__ == "__main__":
