@@ -30,6 +30,7 @@ from ridgeline.defaults import (
     check_divided,
     check_max_model_len,
     choose_block_size,
+    choose_device,
     choose_dtype,
     choose_kernels,
     choose_limits,
@@ -49,6 +50,7 @@ from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.streamed import ExpertsBelow, WeightsBelow, cheaper, experts_below, layers_below
 from ridgeline.quantization.scheme import Scheme, scheme
+from ridgeline.weights.adapters.places import ENCODERS
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.loader import check_files, described, resolve_model, stored_forms, with_cache
@@ -82,6 +84,7 @@ class Choices:
     longest: the context that memory has room for, if that is known before the weights are loaded.
     captured: decode steps run as CUDA graphs.
     below: the weights that wait in the host's memory, if some do.
+    senses: the device of a tower or a listener, if the user names one.
     timeline: the stages of the start.
     early: the work that was begun before.
     """
@@ -106,6 +109,7 @@ class Choices:
     captured: bool
     draft: DraftChoice | HeadChoice | None = None
     below: WeightsBelow | None = None
+    senses: torch.device | None = None
     timeline: Timeline = field(default_factory=Timeline)
     early: Early | None = None
 
@@ -134,7 +138,12 @@ class Choices:
         sharing = here if self.device.type == "cpu" else 1
         budget = Budget(device=self.device, config=config, weights=weights, loaded=loaded, ranks=sharing)
         reads = 1 if self.draft is None else self.draft.reads
-        return plan_memory(cache, sizes, parts_of(self.part, config, draft, reads), budget)
+        return plan_memory(cache, sizes, parts_of(self.part, config, draft, reads, self.senses_apart), budget)
+
+    @property
+    def senses_apart(self) -> bool:
+        """True if a tower or a listener has a device of its own."""
+        return self.senses not in (None, self.device)
 
     @property
     def expert_slots(self) -> int:
@@ -203,6 +212,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     check_foreign(config, found, folder)
     model = with_cache(folder, found, kv_format(config.kv_cache_dtype), files=files)
     _check_crossing(config, model.spec)
+    senses = _device_of_senses(config, device, model.spec)
     part, own = mesh.part_of(model.spec), mesh.stage_of(model.spec)
     if mesh.cp.size > 1:
         check_divided(model.spec, device, mesh.cp.size)
@@ -211,6 +221,8 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     if config.moe_expert_cache_size:
         _check_offload(config, model, platform)
         weighed = with_cached_experts(own, config.moe_expert_cache_size) if on_gpu(platform) else own
+    if senses not in (None, device):
+        weighed = replace(weighed, tower=None, listener=None)
     shared = shared_device(config, device)
     dtype, why = choose_dtype(config.dtype, model.dtype, shared)
     wanted_len = check_max_model_len(config.max_model_len, model.spec)
@@ -226,6 +238,14 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     if files:
         check_files(folder, model)
     forms = of_stage(kept_forms(stored_forms(folder, model, files=files), config, folder, ops), own)
+    if senses is not None:
+        _check_senses(model.spec, senses, device, DTYPE_BYTES[dtype])
+        held = any(name.startswith(ENCODERS) for name in forms) or weights.name != "plain"
+        if held and senses.type != device.type:
+            raise InvalidConfig(
+                f"encoder_device is {senses} beside {device}, and weights are quantized, for which both must be of one "
+                "kind; leave encoder_device out."
+            )
     check_deterministic(config, model.spec, device, coded=bool(forms) or weights.name != "plain")
     below, saved = None, 0
     max_seqs, max_tokens = choose_limits(config, shared, model.spec.pooling, wanted_len)
@@ -272,6 +292,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         and not (model.spec.pooling or below),  # graphs cannot wait for copies of the step before
         below=below,
         draft=draft,
+        senses=senses,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
     least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks - saved
@@ -292,6 +313,28 @@ def _longest(choices: Choices, weights: int, planned: int) -> int:
             with suppress(InvalidConfig):
                 return _longest(choices, weights, planned // 2)
         raise
+
+
+def _device_of_senses(config: LLMConfig, device: torch.device, model: ModelSpec) -> torch.device | None:
+    """Return the device of the tower or listener, if the user names one. Raise InvalidConfig for a model without, or a
+    device that is not here."""
+    if config.encoder_device is None:
+        return None
+    if model.tower is None and model.listener is None:
+        raise InvalidConfig(
+            "encoder_device is for models in whose prompts vectors of pictures or sounds stand; leave it out."
+        )
+    if config.enable_tower_connector_lora:
+        raise InvalidConfig("enable_tower_connector_lora does not go with encoder_device yet; leave one of them out.")
+    found = choose_device(config.encoder_device)
+    return device if str(found) == "cuda" and device.type == "cuda" else found  # without a number: the model's GPU
+
+
+def _check_senses(model: ModelSpec, senses: torch.device, device: torch.device, itemsize: int) -> None:
+    """Raise InvalidConfig if the device of a tower or a listener does not hold it."""
+    if senses != device:
+        numbers = sum(each.parameters for each in (model.tower, model.listener) if each is not None)
+        check_fits("what sees or hears", numbers * itemsize, senses, dtype=f"{itemsize} bytes a number")
 
 
 def _scheme(wanted: str | None, folder: Path) -> Scheme:

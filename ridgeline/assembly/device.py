@@ -20,6 +20,8 @@ from ridgeline.core.settings.adapters import gguf_adapter
 from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.foreign.decoder import ForeignDecoder
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.context import link_between, pays_from
@@ -183,7 +185,14 @@ def _decoder(choices: Choices) -> Decoder:
         below=() if below is None else below.layers,
         waiting=None if below is None else below.modules,
         buffers=2 if below is None else below.buffers[0],
+        senses=None if choices.senses is None else (choices.senses, _ops_of_senses(choices, choices.senses)),
     )
+
+
+def _ops_of_senses(choices: Choices, device: torch.device) -> Ops:
+    """Return the ops of a tower or a listener on this device, by the names that the user gave if it is of the model's
+    kind."""
+    return Ops(Platform.of(device), choices.overrides if device.type == choices.device.type else {})
 
 
 def _draft_of(choices: Choices, target: Decoder, progress: Progress | None) -> Network | None:

@@ -518,13 +518,19 @@ def _pictures(config: LLMConfig, wiring: Wiring) -> dict[str, Any]:
     return {
         **kept,
         "patch_cost": tower.patch_flops / flops,
-        "pixel_cost": PIXEL_FLOPS["cuda" if wiring.on_gpu else "cpu"] / flops,
+        "pixel_cost": PIXEL_FLOPS[_kind_of_senses(config, wiring)] / flops,
         "most_patches": patches_at_once(sizes, tower),
         "view_side": 0 if tower.grid is None or tower.grid.any_shape else tower.grid.side,
         **together,
         "picture_patches": tower.tiles * tower.side**2 if isinstance(tower, TiledTowerSpec) else 0,
         "crosses": wiring.model.most_crossed,
     }
+
+
+def _kind_of_senses(config: LLMConfig, wiring: Wiring) -> str:
+    """Return the kind of the device on which pictures are resized."""
+    own = "cuda" if wiring.on_gpu else "cpu"
+    return own if config.encoder_device in (None, "auto") else str(config.encoder_device).partition(":")[0]
 
 
 def _most_together(config: LLMConfig, wiring: Wiring, model: ModelSpec) -> int:

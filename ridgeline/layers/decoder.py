@@ -103,6 +103,7 @@ class Decoder(nn.Module):
     embed: the table of another decoder whose tokens have its rows; it has that parameter too.
     below: layers whose matrices wait in the host's memory (default: none). waiting: the modules there that wait (None:
         all). buffers: such layers that the device holds at a time.
+    senses: the device of tower and listener, and ops for it (default: those of the rest).
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
     ranks together score. `dtype` is that of activations, which some parameters have not. A stage of a pipeline lacks
@@ -132,6 +133,7 @@ class Decoder(nn.Module):
         below: Sequence[int] = (),
         waiting: Collection[str] | None = None,
         buffers: int = 2,
+        senses: tuple[torch.device, Ops] | None = None,
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh()
@@ -191,8 +193,11 @@ class Decoder(nn.Module):
         for (mixture, _), following in pairwise(cached):
             mixture.following = (following,)
         self.tower: Tower | TiledTower | CodedTower | None = None
+        sensing, self._senses_apart = build, senses is not None and senses[0] != device
+        if senses is not None:
+            sensing = replace(build, device=senses[0], ops=senses[1])
         if spec.tower is not None and spec.embeds:
-            inside = replace(build.within("tower"), positions=1, rotary_rows=None)
+            inside = replace(sensing.within("tower"), positions=1, rotary_rows=None)
             if isinstance(spec.tower, TiledTowerSpec):
                 self.tower = TiledTower(spec.tower, inside)
             elif isinstance(spec.tower, CodedTowerSpec):
@@ -201,7 +206,8 @@ class Decoder(nn.Module):
                 self.tower = Tower(spec.tower, inside)
         self.listener: Listener | None = None
         if spec.listener is not None and spec.embeds:
-            self.listener = Listener(spec.listener, replace(build.within("listener"), positions=1, rotary_rows=None))
+            inside = replace(sensing.within("listener"), positions=1, rotary_rows=None)
+            self.listener = Listener(spec.listener, inside)
         self.encoder: Decoder | None = None
         if spec.encoder is not None:
             longest = min(positions, spec.encoder.max_position_embeddings)
@@ -251,13 +257,18 @@ class Decoder(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the parameters, including those in another form."""
-        modules = [each for each in self.modules() if isinstance(each, (Linear, ExpertStack)) and not each.below]
+        """Bytes of the parameters, including those in another form. A tower or listener on a device of its own does not
+        count."""
+        senses = [each for each in (self.tower, self.listener) if each is not None and self._senses_apart]
+        elsewhere = {id(part) for each in senses for part in (*each.modules(), *each.parameters())}
+        own = (each for each in self.modules() if id(each) not in elsewhere)
+        modules = [each for each in own if isinstance(each, (Linear, ExpertStack)) and not each.below]
         held = sum(module.prepared_bytes for module in modules) + sum(cache.nbytes for cache in self.expert_caches)
         held += 0 if self.streamed is None else self.streamed.buffer_bytes
         # Experts' matrices may lie in the host's memory, and layers may have no parameters left: OLMo's norms have none
         devices = [p.device for p in (*self.layers.parameters(), *self.parameters())]
-        return sum(p.nbytes for p in self.parameters() if p.device == devices[0]) + held
+        here = (p for p in self.parameters() if p.device == devices[0] and id(p) not in elsewhere)
+        return sum(p.nbytes for p in here) + held
 
     def forward(
         self,

@@ -19,6 +19,7 @@ from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.core.specs.listener import ListenerSpec
 from ridgeline.core.specs.stem import SoundStem
+from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.base.sounds import FRAME, HOP
 from ridgeline.layers.encoder.listener import Listener
 from ridgeline.worker.pictures import bytes_kept, vector_bytes
@@ -29,31 +30,38 @@ POSITIONS = 24_000  # of several sounds that are heard at once: 16 windows of 30
 
 @dataclass(frozen=True)
 class ListenerMemory:
-    """The activations of what is heard at once, and the vectors that are kept, with those of one more step."""
+    """The activations of what is heard at once, and the vectors that are kept, with those of one more step. apart: the
+    listener runs on another device, and its vectors alone are here."""
 
     listener: ListenerSpec
+    apart: bool = False
 
     def reserve(self, sizes: StepSizes) -> Reserved:
         positions = max(POSITIONS, self.listener.positions)
         fresh = max(positions // self.listener.pooled, sizes.max_tokens)
         return Reserved(
             held=bytes_kept(self.listener, sizes) + fresh * vector_bytes(self.listener, sizes),
-            passing=positions * self.listener.scratch() * sizes.itemsize,
+            passing=0 if self.apart else positions * self.listener.scratch() * sizes.itemsize,
         )
 
 
 class HeardSounds:
-    """The part of a worker that turns sounds into vectors."""
+    """The part of a worker that turns sounds into vectors. The listener may have a device of its own.
+
+    device: where the vectors go.
+    """
 
     def __init__(self, listener: Listener, device: torch.device) -> None:
-        self._listener, self._device = listener, device
+        self._listener, self._home = listener, device
+        self._device = next(listener.parameters()).device
         self.encoded = 0  # sounds so far
 
     def encode(self, heard: Mapping[str, HeardSound], stored: dict[str, Tensor]) -> None:
         """Store the vectors of sounds under their names: [L, M] each. Sounds that fit together run together."""
         for group in self._groups(heard):
             frames = [each.frames for each in group.values()]
-            vectors_LM = self._listener(self._samples(group.values(), frames), frames)
+            with on_device(self._device):
+                vectors_LM = self._listener(self._samples(group.values(), frames), frames).to(self._home)
             for name, own_LM in zip(group, vectors_LM.split([each.vectors for each in group.values()]), strict=True):
                 stored[name] = own_LM.clone()
             self.encoded += len(group)

@@ -178,20 +178,25 @@ class Budget:
 
 
 def parts_of(
-    model: ModelSpec, config: LLMConfig, draft: ModelSpec | None = None, draft_reads: int = 1
+    model: ModelSpec,
+    config: LLMConfig,
+    draft: ModelSpec | None = None,
+    draft_reads: int = 1,
+    senses_apart: bool = False,
 ) -> list[Reserves]:
     """Return the parts of a worker that take memory besides weights and cache.
 
     draft: the model that drafts, if one does. draft_reads: hidden states of the target that it reads of a token.
+    senses_apart: tower or listener are on a device of their own.
     """
     parts: list[Reserves] = [Activations(model), BroughtKeys(), ToldStates(with_draft(model, draft).cache_groups)]
     if model.encoder is not None:
         parts.append(Activations(model.encoder))
     if model.tower is not None and model.embeds:
-        parts.append(TowerMemory(model.tower))
+        parts.append(TowerMemory(model.tower, apart=senses_apart))
     parts.append(GivenMemory(model))
     if model.listener is not None:
-        parts.append(ListenerMemory(model.listener))
+        parts.append(ListenerMemory(model.listener, apart=senses_apart))
     if draft is not None:
         parts.append(DraftActivations(draft, draft_reads))
     if config.speculation is not None:

@@ -28,6 +28,7 @@ from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.listener import ListenerSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
+from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.pictures.views import Patching, View
 from ridgeline.layers.encoder.coded import CodedTower
@@ -64,9 +65,10 @@ def bytes_kept(encoder: TowerSpec | ListenerSpec, sizes: StepSizes) -> int:
 @dataclass(frozen=True)
 class TowerMemory:
     """The patches and activations of what the tower sees at once, and the vectors that are kept, with those of one more
-    step."""
+    step. apart: the tower runs on another device, and its vectors alone are here."""
 
     tower: TowerSpec
+    apart: bool = False
 
     def reserve(self, sizes: StepSizes) -> Reserved:
         patches = patches_at_once(sizes, self.tower)
@@ -76,6 +78,8 @@ class TowerMemory:
         kept = bytes_kept(self.tower, sizes) + max(fresh, sizes.max_tokens) * vector_bytes(self.tower, sizes)
         if isinstance(self.tower, TiledTowerSpec):  # which become keys and values at once
             kept = (fresh + self.tower.most_vectors) * self.tower.outputs * sizes.itemsize
+        if self.apart:
+            return Reserved(held=kept)
         if isinstance(self.tower, CodedTowerSpec):  # tokens are kept, and one picture runs at a time
             passing = self.tower.side**2 * self.tower.scratch() * sizes.itemsize
             passing += patches * self.tower.patch_width * (sizes.itemsize + 4)
@@ -87,13 +91,15 @@ class TowerMemory:
 
 
 class Pictures:
-    """The part of a worker that turns pictures into vectors.
+    """The part of a worker that turns pictures into vectors. The tower may have a device of its own.
 
+    device: where the vectors go.
     graphs: the tower's; None: it runs op by op.
     """
 
     def __init__(self, tower: Tower | TiledTower | CodedTower, device: torch.device) -> None:
-        self._tower, self._device = tower, device
+        self._tower, self._home = tower, device
+        self._device = next(tower.parameters()).device
         self.graphs: TowerGraphs | None = None
         self.embeds = tower.spec.pooler is not None  # a picture's vector is its embedding, and stands for no token
         self._done, self._running = EncoderFigures(), deque[Stopwatch]()
@@ -101,18 +107,23 @@ class Pictures:
     def capture(self, pool: Any, *, later: bool) -> None:
         """Capture the tower's graphs, if it can have some, in the memory that steps' graphs share. later: leave them
         to `rest` and `capture_behind` of theirs."""
-        self.graphs = graphs_of(self._tower, self._device, pool)
-        if self.graphs is not None:
-            (self.graphs.capture_later if later else self.graphs.capture)()
+        if self._device.type != self._home.type:  # a CPU's beside a GPU
+            return
+        with on_device(self._device):
+            own_pool = pool if self._device == self._home else torch.cuda.graph_pool_handle()
+            self.graphs = graphs_of(self._tower, self._device, own_pool)
+            if self.graphs is not None:
+                (self.graphs.capture_later if later else self.graphs.capture)()
 
     def encode(self, shown: Mapping[str, ShownPictures], stored: dict[str, Tensor], *, adapted: bool = False) -> None:
         """Store the vectors of pictures under their names, [L, M] each, or their tokens, int64 [L, 1]. Pictures that
         fit together run together. adapted: an adapter changes the tower, so no graph is replayed."""
         graphs = None if adapted else self.graphs
         for group in self._groups(shown, PATCHES if graphs is None else graphs.most):
-            watch = Stopwatch(self._device)
-            with watch:
-                self._encode(group, stored, graphs)
+            with on_device(self._device):
+                watch = Stopwatch(self._device)
+                with watch:
+                    self._encode(group, stored, graphs)
             self._running.append(watch)
             patches = sum(map(self._run, group.values()))
             self._done = self.figures().plus(EncoderFigures(len(group), patches))
@@ -150,7 +161,7 @@ class Pictures:
             for each in group.values()
         ]
         for (name, each), own_LM in zip(group.items(), vectors_LM.split(counts), strict=True):
-            stored[name] = placed(own_LM, each, self._tower.endings)
+            stored[name] = placed(own_LM, each, self._tower.endings).to(self._home)
 
     def _run(self, shown: ShownPictures) -> int:
         """Return the patches that run for a picture: a tiled tower runs all of its tiles."""

@@ -25,6 +25,7 @@ from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.queries import QueriesSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
+from ridgeline.kernels.base.launch import on_device
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.laid import LaidAnew
 from ridgeline.layers.encoder.tower import Tower
@@ -204,7 +205,7 @@ class TowerGraphs:
         """Capture this graph, which is left, behind all that was launched. The host waits for it, to compare bits."""
         self._left.remove(graph)
         try:
-            with behind_the_current_stream(self._device), no_garbage_collection():
+            with on_device(self._device), behind_the_current_stream(self._device), no_garbage_collection():
                 graph.capture(self._pool)
         except RuntimeError as error:  # such as too little memory, or other bits: towers go on op by op
             logger.warning("%d sizes of pictures run without graphs: %s", len(self._left) + 1, error)

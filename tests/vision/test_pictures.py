@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.assembly import choices
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.plan.pictures import ShownPictures
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.defaults import choose_device
 from ridgeline.kernels.pictures.views import Box, View
 from ridgeline.models import model_config
 from ridgeline.parallel.axis import Alone
@@ -129,6 +131,35 @@ def test_two_ranks_share_the_pictures_of_a_step(family: str, tiny_vision: TinyMo
         outcomes = own.run(*(each for each, _ in requests(family)))
         for each, pictures in requests(family):
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "chameleon"])
+def test_a_tower_may_have_a_device_of_its_own(
+    family: str, tiny_vision: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights do not count among the model's. (A machine without GPUs has one device, which is given two names.)"""
+    with rig(tiny_vision(family), max_num_batched_tokens=64) as own:
+        whole = own.runner.decoder.weight_bytes
+    apart = torch.device("cpu", 0)
+    monkeypatch.setattr(choices, "choose_device", lambda wanted: apart if wanted == "cpu:0" else choose_device(wanted))
+    with rig(tiny_vision(family), max_num_batched_tokens=64, encoder_device="cpu:0") as own:
+        tower = own.runner.decoder.tower
+        assert tower is not None
+        assert own.runner.decoder.weight_bytes == whole - sum(each.nbytes for each in tower.parameters())
+        assert tower.ops is not own.runner.decoder.ops
+        outcomes = own.run(*(each for each, _ in requests(family)))
+        for each, pictures in requests(family):
+            assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+def test_a_device_for_a_tower_needs_one(tiny_vision: TinyModel) -> None:
+    for family, settings, words in (
+        ("llava", {"encoder_device": "tpu"}, "unknown device 'tpu'"),
+        ("llava", {"encoder_device": "cpu", "enable_lora": True, "enable_tower_connector_lora": True}, "does not go"),
+        ("llava", {"encoder_device": "cpu", "language_model_only": True}, "leave it out"),
+    ):
+        with pytest.raises(InvalidConfig, match=words), rig(tiny_vision(family), **settings):
+            pass
 
 
 def test_ranks_share_pictures_by_their_patches() -> None:

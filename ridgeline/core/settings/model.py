@@ -34,6 +34,8 @@ class ModelSettings(Settings):
     dtype: one of DTYPES (half is float16 and float is float32), or "auto": the checkpoint's own, but float32 on a CPU
         without bfloat16 instructions, where float32 is far faster.
     device: "auto", "cpu", "cuda" or "cuda:1".
+    encoder_device: the device of a tower of pictures or a listener, such as "cuda:1" (default: that of the model). Its
+        vectors are copied to the model's device by the steps that need them.
     kernel_cache: a folder of kernels that `ridgeline compile --cache` has made for GPUs of this kind. What is not there
         is looked for in Triton's own cache, and compiled.
     load_format: "dummy" fills the weights with random numbers.
@@ -59,6 +61,7 @@ class ModelSettings(Settings):
     override_generation_config: Mapping[str, object] | None = None
     dtype: str = "auto"
     device: str = "auto"
+    encoder_device: str | None = None
     kernel_cache: Annotated[str | Path | None, Named("a path")] = None
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     language_model_only: bool = False
