@@ -94,28 +94,35 @@ def _cell(record: Record | None, best: Mapping[datetime, float]) -> str:
 
 
 def draw(times: Times, title: str, path: Path) -> None:
-    """Draw the rates as bars on a logarithmic axis, a panel for each problem."""
+    """Draw the rates as bars with their figures, a panel for each problem, two beside each other."""
     import matplotlib as mpl  # the extra `train`
     from matplotlib import pyplot as plt
 
     mpl.rcParams |= {"svg.hashsalt": "ladder", "svg.fonttype": "none"}  # text as text: a tenth of the bytes
-    order, high = list(dict.fromkeys(rung for own in times.values() for rung in own)), 1.2
-    size = 3 + 2.4 * len(times), high + 0.2 * len(order)
-    figure, axes = plt.subplots(1, len(times), sharey=True, figsize=size, squeeze=False)
-    for ax, (problem, own) in zip(axes[0], times.items(), strict=True):
-        _bars(ax, order, own)
-        ax.set_title(problem, fontsize=9)
+    rows = [list(times.items())[at : at + 2] for at in range(0, len(times), 2)]
+    heights = [max(len(own) for _, own in row) for row in rows]
+    figure, axes = plt.subplots(
+        len(rows), 2, figsize=(9, 0.4 + sum(0.7 + 0.2 * height for height in heights)), squeeze=False,
+        height_ratios=heights,
+    )  # fmt: skip
+    for line, row in zip(axes, rows, strict=True):
+        for ax, (problem, own) in zip(line, row, strict=False):
+            _bars(ax, own)
+            ax.set_title(problem, fontsize=9)
+        for ax in line[len(row) :]:
+            ax.set_axis_off()
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 
-def _bars(ax: Any, order: Sequence[str], own: Mapping[str, Record]) -> None:
+def _bars(ax: Any, own: Mapping[str, Record]) -> None:
     colours = ["#2a78b8" if record.limit else "#5c6b73" for record in own.values()]
-    ax.barh([order.index(rung) for rung in own], [rate(record) for record in own.values()], color=colours)
-    ax.set(xscale="log", xlabel="TFLOP/s", yticks=range(len(order)), yticklabels=order)
-    ax.set_ylim(len(order) - 0.5, -0.5)
+    rates = [rate(record) for record in own.values()]
+    ax.bar_label(ax.barh(range(len(own)), rates, color=colours), fmt="%.0f", padding=2, fontsize=7)
+    ax.set(xlabel="TFLOP/s", yticks=range(len(own)), yticklabels=own, xlim=(0, 1.12 * max(rates)))
+    ax.set_ylim(len(own) - 0.5, -0.5)
     ax.tick_params(labelsize=7)
 
 
