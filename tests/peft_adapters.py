@@ -34,11 +34,13 @@ class PeftAdapter:
         draw = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                if "lora_A" in name or "lora_B" in name:
+                if "lora_A" in name or "lora_B" in name or "lora_embedding" in name:
                     parameter.copy_(0.15 * torch.randn(parameter.shape, generator=draw))
                 elif "magnitude" in name:
                     parameter.mul_(1 + 0.3 * torch.randn(parameter.shape, generator=draw))
-                elif parameter.requires_grad and name.endswith(".bias"):
+                elif parameter.requires_grad and name.endswith(
+                    (".bias", "_delta.default", "modules_to_save.default.weight")
+                ):
                     parameter.add_(0.2 * torch.randn(parameter.shape, generator=draw))
                 elif "ia3_l" in name:
                     parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=draw))

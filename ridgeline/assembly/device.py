@@ -30,13 +30,23 @@ from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.streamed import LayersBelow
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.adapters.gguf import read_gguf_adapter
-from ridgeline.weights.adapters.places import ENCODERS, HEAD, encoder_places, expert_places, places_in, unused_of
+from ridgeline.weights.adapters.places import (
+    ENCODERS,
+    HEAD,
+    encoder_places,
+    expert_places,
+    places_in,
+    unused_of,
+    vocabulary_places,
+    with_head,
+)
 from ridgeline.weights.adapters.reader import WIDEST, EncoderPlaces, ReadAdapter, read_adapter
 from ridgeline.weights.adapters.shares import AdapterShares
 from ridgeline.weights.loader import Progress, empty_decoder, load_weights
 from ridgeline.worker.adapters.magnitudes import with_factors
 from ridgeline.worker.adapters.store import AdapterStore, HostBounds
 from ridgeline.worker.adapters.tables import AdapterTables, maps_of
+from ridgeline.worker.adapters.vocabulary import VocabularyTensors
 from ridgeline.worker.adapters.whole import WholeTensors
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
@@ -127,21 +137,28 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     if not config.enable_lora:
         return None
     model, rank, mesh = choices.model, config.max_lora_rank, decoder.mesh
-    whole, factors = empty_decoder(model.spec), config.enable_lora_factors
+    whole, factors, weights = empty_decoder(model.spec), config.enable_lora_factors, with_head(model.weights)
     places = places_in(whole, model.weights)
-    encoders = encoder_places(whole, model.weights)
-    of_encoders = EncoderPlaces(encoders, ())
+    encoders, vocabulary = encoder_places(whole, model.weights), vocabulary_places(whole, weights)
+    of_encoders = EncoderPlaces(encoders, (), {} if config.enable_lora_vocabulary else vocabulary)
     if config.enable_tower_connector_lora and encoders:
         places |= encoders
-        of_encoders = EncoderPlaces({}, unused_of(encoders, model.spec.unused))
+        of_encoders = of_encoders._replace(closed={}, unused=unused_of(encoders, model.spec.unused))
+    if config.enable_lora_vocabulary:
+        places |= vocabulary
     if config.enable_lora_experts:
         places |= expert_places(whole, model.weights)
     heads = places_in(whole, model.weights, HEAD)
     most = sum(each.outputs for each in places.values()) if factors else 0
     most += sum(each.numel() for name, each in whole.named_parameters() if name.startswith(HEAD))
+    if config.enable_lora_vocabulary:
+        most += sum(each.map.inputs * each.outputs for each in vocabulary.values())
     kept = WholeTensors(decoder, model.weights, factors=factors)
     kinds = {name: each for name, each in places.items() if not each.map.name.startswith(ENCODERS)}
-    shares = AdapterShares(decoder, model.weights, kinds) if mesh.tp.size * mesh.pp.size > 1 else None
+    shares = AdapterShares(decoder, weights, kinds) if mesh.tp.size * mesh.pp.size > 1 else None
+    own = places if shares is None else shares.own
+    known = vocabulary if config.enable_lora_vocabulary else {}
+    tables_of = VocabularyTensors(decoder, known, own, rank, tables=config.enable_lora_tables)
 
     def read(folder: Path) -> ReadAdapter:
         if (file := gguf_adapter(folder)) is not None:
@@ -151,16 +168,16 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
             found = read_adapter(
                 folder, places | heads, dtype=decoder.dtype, factors=factors, encoders=of_encoders, **bounds
             )
-        found = kept.settled(found if shares is None else shares.of(found))
+        found = kept.settled(tables_of.settled(found if shares is None else shares.of(found)))
         found = with_factors(found, decoder)
         return found.pinned() if choices.device.type == "cuda" else found
 
     most_bytes = config.max_cpu_lora_bytes
     bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // mesh.size)
-    maps = maps_of(places if shares is None else shares.own)
+    maps = maps_of(own)
     if shares is not None and config.enable_tower_connector_lora and shares.sees:
         maps += maps_of(encoders)
-    tables = AdapterTables(decoder, maps, config.max_loras, rank, factors=factors)
+    tables = AdapterTables(decoder, maps, config.max_loras, tables_of.most_rank, factors=factors)
     return HeldAdapters(AdapterStore(read, bounds, mesh), tables)
 
 

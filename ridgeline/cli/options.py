@@ -114,6 +114,8 @@ ENGINE_HELP = {
     "max_loras": "Adapters that requests run with at once; requests with others wait.",
     "max_lora_rank": "Largest rank of an adapter.",
     "max_cpu_loras": "Adapters in the host's memory; others are read from their folders again (default: all).",
+    "enable_lora_vocabulary": "Let adapters change embeddings and output layers too.",
+    "enable_lora_tables": "Let adapters have embeddings and output layers whole, which takes memory for each.",
     "enable_lora_experts": "Let adapters change mixtures' experts too, which takes memory for all of them.",
     "enable_tower_connector_lora": "Let adapters change towers of pictures, listeners and their projectors too.",
     "enable_lora_factors": "Let adapters be IA3 or DoRA too, which makes all steps with adapters slower.",

@@ -14,25 +14,32 @@ from torch import Tensor, nn
 from ridgeline.core.specs.model import Sines
 from ridgeline.layers.build import Build
 from ridgeline.parallel.axis import ALONE, Axis
+from ridgeline.quantization.adapted import AdaptedRows
 
 
 class Embedding(nn.Module):
     """A table that ids are looked up in.
 
     over: the ranks that divide the rows between them.
+    adapted: what adapters add to rows; None: nothing.
     """
 
     def __init__(self, rows: int, width: int, build: Build, over: Axis = ALONE) -> None:
         super().__init__()
         self.ops, self.over = build.ops, over
+        self.adapted: AdaptedRows | None = None
         self.weight = build.parameter(rows, width)
 
     def forward(self, ids_T: Tensor) -> Tensor:
         """Return the rows `ids_T` of the table: [T, M]."""
         if self.over.size == 1:
-            return self.ops.embedding(ids_T, self.weight)
-        x_TM = self.ops.embedding_part(ids_T, self.weight, len(self.weight) * self.over.rank)
-        return self.over.all_reduce(x_TM)
+            x_TM, first = self.ops.embedding(ids_T, self.weight), 0
+        else:
+            first = len(self.weight) * self.over.rank
+            x_TM = self.ops.embedding_part(ids_T, self.weight, first)
+        if self.adapted is not None:
+            self.adapted.add(x_TM, ids_T - first if first else ids_T)
+        return x_TM if self.over.size == 1 else self.over.all_reduce(x_TM)
 
 
 class SinePositions(nn.Module):

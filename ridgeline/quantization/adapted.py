@@ -4,6 +4,10 @@ Legend:
     T  tokens
     I  inputs
     O  outputs
+    A  places of adapters
+    V  rows of an embedding's table, on this rank
+    R  the most that an adapter's rank may be there
+    M  width of the rows
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from torch import Tensor
 from ridgeline.kernels.gemm.lora.op import AdapterFactors, TokensByAdapter
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.plain.rounded import Rounded
+from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.weight import WrappedWeight
 
 
@@ -110,3 +115,29 @@ class AdaptedWeight(WrappedWeight):
 
     def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
         return super().norm_linear(x, epilogue) if self.step.adapts else self.inner.norm_linear(x, epilogue)
+
+
+@dataclass(frozen=True)
+class AdaptedRows:
+    """The rows that the adapters on the device add to those of an embedding's table.
+
+    thin_AVR: what each row is in the first matrix of each adapter.
+    factors: the second matrices; the first ones are unit matrices here.
+    """
+
+    ops: Ops
+    thin_AVR: Tensor
+    factors: AdapterFactors
+    step: StepAdapters
+
+    def add(self, x_TM: Tensor, row_T: Tensor) -> None:
+        """Add to rows that were looked up, in place. row_T: their numbers; those outside the table get nothing."""
+        if not self.step.adapts:
+            return
+        tokens, line_T = self.step.of(len(x_TM))
+        assert line_T is not None
+        places, rows, _ = self.thin_AVR.shape
+        there_T = (row_T >= 0) & (row_T < rows)
+        at_T = line_T.clamp(max=places - 1) * rows + row_T.long().clamp(0, rows - 1)
+        thin_TR = self.thin_AVR.flatten(0, 1).index_select(0, at_T) * there_T[:, None]
+        self.ops.lora(x_TM, thin_TR, self.factors, tokens)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+
 from ridgeline.core.plan.step import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import StepInputs
@@ -15,12 +20,16 @@ from ridgeline.worker.step import DeviceStep, PlannedStep
 
 
 class DividedNetwork(ModelNetwork):
-    """divide_from: the tokens of a step from which on the ranks divide them."""
+    """divide_from: the tokens of a step from which on the ranks divide them.
+
+    some: the context in which the layers run on some of the step's tokens.
+    """
 
     def __init__(self, decoder: Decoder, ops: Ops, slots: Slots, states: States, divide_from: int) -> None:
         super().__init__(decoder, ops, slots, states)
         self._ring, self._divide_from = decoder.mesh.cp, divide_from
         self._recurs = any(group.spec.exact for group in states.memory.layout.groups)
+        self.some: Callable[[Tensor], AbstractContextManager[None]] = lambda _: nullcontext()
         self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
 
     def prepare(self, step: PlannedStep) -> None:
@@ -45,6 +54,6 @@ class DividedNetwork(ModelNetwork):
             return
         mine_t = share.mine_t
         self.states.live_T = found.live_T[mine_t]
-        with share.counting(self._tallies):
+        with share.counting(self._tallies), self.some(mine_t):
             step.hidden = self.decoder(found.token_ids_T[mine_t], found.positions_T[mine_t], self.states)
         step.last = share.last(step.hidden, step.inputs.num_rows)

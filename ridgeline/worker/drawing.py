@@ -36,9 +36,13 @@ class Drawing(Ending):
         self._ops, self._slots, self._mailbox, self._ring = ops, slots, mailbox, decoder.mesh.cp
 
     def forward(self, step: DeviceStep) -> None:
-        last = step.last
+        index, last = step.last_R if step.inputs.tokens_each != 1 else None, step.last
+        if step.drafts is not None:
+            index = step.drafts.scored_P
         if last is None:
-            last = step.hidden if step.inputs.tokens_each == 1 else self._at(step.hidden, step.last_R)
+            last = step.hidden if index is None else self._at(step.hidden, index)
+        if self.adapters is not None:
+            self.adapters.score(index)
         step.logits_RU = self.decoder.own_logits(last)
         step.last = None  # scored: a graph need not keep it
 

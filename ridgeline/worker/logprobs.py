@@ -9,6 +9,7 @@ Legend:
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from ridgeline.core.plan.step import Feature, StepPlan, reports_apart
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.step import PlannedStep, StepPart
 from ridgeline.worker.upload import upload
@@ -69,9 +71,11 @@ class TokenLogprobs(StepPart):
 
 
 class PromptLogprobs(StepPart):
-    """The log-probabilities of prompt tokens that the positions of a chunk predict."""
+    """The log-probabilities of prompt tokens that the positions of a chunk predict. adapters: those that rows may
+    have."""
 
     features = Feature.PROMPT_LOGPROBS
+    adapters: AdapterTables | None = None
 
     def __init__(self, decoder: Decoder, slots: Slots, vocabulary: Vocabulary) -> None:
         self._decoder, self._slots, self._vocabulary = decoder, slots, vocabulary
@@ -94,7 +98,9 @@ class PromptLogprobs(StepPart):
         pieces = []
         for offset in range(0, len(next_ids), SCORED_AT_ONCE):
             ids = next_ids[offset : offset + SCORED_AT_ONCE]
-            logits_TU = self._decoder.own_logits(hidden.at(slice(start + offset, start + offset + len(ids))))
+            some = hidden.at(slice(start + offset, start + offset + len(ids)))
+            with nullcontext() if self.adapters is None else self.adapters.scoring([form.adapter] * len(ids)):
+                logits_TU = self._decoder.own_logits(some)
             token_T = upload(np.array(ids, np.int64), self._slots.device)
             pieces.append(self._vocabulary.score(logits_TU, token_T, form.params.prompt_logprobs))
         return DeviceLogprobs.joined(pieces)

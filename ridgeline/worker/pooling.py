@@ -9,6 +9,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -113,7 +114,9 @@ class Pooling(Ending):
             index_R = start_R[one_each] if spec.kind == "cls" else end_R[one_each] - 1
             chosen = hidden.at(upload(index_R.astype(np.int64), hidden.x_TM.device))
             if spec.tokens:
-                return Vectors(plan, one_each, _scores(decoder, chosen, spec), tokenwise)
+                own = [places[row] for row in one_each]
+                with nullcontext() if self.adapters is None else self.adapters.scoring(own):
+                    return Vectors(plan, one_each, _scores(decoder, chosen, spec), tokenwise)
             vectors_RM = decoder.normed(chosen)
         headed_RM = self.heads(decoder, vectors_RM, [places[row] for row in one_each])
         found_RM = torch.cat((headed_RM.float(), *drawn_RM))

@@ -103,6 +103,7 @@ class Runner:
         if exchange is not None:
             self.launch = RoundLaunch(self.segments, decoder, exchange, cascade=cascade)
         self.encoding: EncoderPart | None = None
+        self.prompts: PromptLogprobs | None = None
         parts = self._parts()
         self.host: HostMemory | None = None
         self.adapters: StepOfAdapters | None = None
@@ -131,8 +132,9 @@ class Runner:
             parts.append(PicturesSeen(decoder, self.slots, segments.states, self.inserted.pictures, size))
         parts += [self.launch, segments.network, segments.ending]
         if self.draws:
+            self.prompts = PromptLogprobs(decoder, self.slots, vocabulary)
             parts += [
-                PromptLogprobs(decoder, self.slots, vocabulary),
+                self.prompts,
                 *([SentTokens(decoder.mesh.pp)] if piped else []),
             ]
             parts += [segments.mailbox, Guidance(vocabulary, device)]
@@ -151,7 +153,9 @@ class Runner:
         """Let requests run with adapters."""
         heads = self.ending.heads if isinstance(self.ending, Pooling) else None
         self.adapters = StepOfAdapters(store, tables, self.slots, heads)
-        self.inserted.adapters = tables
+        self.inserted.adapters = self.ending.adapters = tables
+        if self.prompts is not None:
+            self.prompts.adapters = tables
         self._prepare = moment([self.adapters], "prepare") + self._prepare
         self.segments.adapt(self.adapters)
 

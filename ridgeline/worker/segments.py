@@ -85,6 +85,8 @@ class Segments:
         self.adapts = True
         if isinstance(self.network, DraftedNetwork):
             self.network.aside = part.aside
+        if isinstance(self.network, DividedNetwork):
+            self.network.some = part.tables.some
 
     def _network(self, divide_from: int | None) -> ModelNetwork:
         parts = self.decoder, self._ops, self.slots, self.states

@@ -21,6 +21,7 @@ from ridgeline.core.plan.step import Feature, MaskedDrafts, StepPlan, StepResult
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Hidden
 from ridgeline.layers.given import GivenPlaces, GivenPositions, GivenRows, GivenVectors
+from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.inputs import DeviceInputs
 from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.speculation.backlog import Catching
@@ -268,9 +269,11 @@ class StepPart:
 
 
 class Ending(StepPart):
-    """The part that says what becomes of the network's output. draws: tokens are drawn from it."""
+    """The part that says what becomes of the network's output. draws: tokens are drawn from it. adapters: those that
+    rows may have."""
 
     draws = False
+    adapters: AdapterTables | None = None
 
     def expected(self, step: PlannedStep) -> Arriving:
         """Return the outcome of a step whose work is queued."""

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("msgspec")
 pytest.importorskip("peft")
 
-from ridgeline import LoRARequest
+from ridgeline import LoRARequest, SamplingParams
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.plan.adapters import HoldsAdapters, UsedAdapter
 from tests.driving import ask, disturbed, rig
@@ -24,6 +24,7 @@ from tests.test_lora import (
     FAMILIES,
     PARAMS,
     PROMPTS,
+    TOLERANCE,
     check,
     check_factors,
     check_quantized,
@@ -159,3 +160,33 @@ def test_waits_preemption_and_folders_that_change(ranks: dict[str, Any], tiny_mo
         assert own.outcomes["lost"].finish_reason == "error"
         for name, which in ("plain", 0), ("kept", 3):
             expect(own.outcomes[name].tokens, words(9), oracles[which])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [
+        ("llama", {"prefill_context_parallel_size": 2}),
+        pytest.param("falcon_h1", {"prefill_context_parallel_size": 2}, marks=pytest.mark.thorough),
+        pytest.param("qwen3", {"prefill_context_parallel_size": 2, **RANKS}, marks=pytest.mark.thorough),
+    ],
+    ids=["stripes", "stretches", "stripes of ranks"],
+)
+def test_divided_contexts(family: str, ranks: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Ranks run their shares of a step's tokens, which have the adapters of two requests and none."""
+    adapters = [PeftAdapter(family, tmp_path / f"{i}", seed=i, r=1 + 3 * i, **FAMILIES[family]) for i in range(2)]
+    named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
+    settings = {"prefill_context_parallel_threshold": 6, "kv_cache_memory": 1 << 19, **ranks}
+    prompts = [words(1, 23), words(2, 40), words(3, 17)]
+    with open_llm(tiny_model(family), **settings) as llm:
+        for _ in range(2):
+            asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
+            outputs = llm.generate(asked, params, lora_request=named, use_tqdm=False)
+            for output, oracle in zip(outputs, [PlainModel(family), *adapters], strict=True):
+                [completion] = output.outputs
+                exact = oracle.logprobs([*output.prompt_token_ids, *completion.token_ids])
+                for place, token in enumerate(completion.token_ids, len(output.prompt_token_ids) - 1):
+                    assert completion.logprobs is not None
+                    found = completion.logprobs[place + 1 - len(output.prompt_token_ids)][token].logprob
+                    assert found == pytest.approx(float(exact[place, token]), abs=TOLERANCE)

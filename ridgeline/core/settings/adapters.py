@@ -101,6 +101,10 @@ class AdapterSettings(Settings):
         stays even if it is larger. None: any number.
     enable_lora_factors: adapters may be IA3 or DoRA too. Steps with adapters then multiply what linear maps get and
         give.
+    enable_lora_vocabulary: adapters may change the table of the tokens and the output layer too, by products, and by
+        rows of single tokens.
+    enable_lora_tables: adapters may have both whole, in place of the model's. The device then has memory for such
+        tables of each place.
     enable_lora_experts: adapters may change mixtures' experts too. The device then has memory for matrices of every
         expert and adapter.
     enable_tower_connector_lora: adapters may change towers of pictures, listeners, and their projectors too. Vectors of
@@ -113,6 +117,8 @@ class AdapterSettings(Settings):
     max_cpu_loras: Annotated[int | None, AtLeast(1)] = None
     max_cpu_lora_bytes: Annotated[int | None, AtLeast(1)] = None
     enable_lora_factors: bool = False
+    enable_lora_vocabulary: bool = False
+    enable_lora_tables: bool = False
     enable_lora_experts: bool = False
     enable_tower_connector_lora: bool = False
 

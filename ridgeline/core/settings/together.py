@@ -43,7 +43,6 @@ APART: Mapping[tuple[str, str], str] = {
     (MOVING, "deterministic"): "the order of a token's sums follows from the ranks of its experts",
     (OFFLOAD, "quantization"): "it copies plain weights",
     **{(name, other): why for name in BELOW for other, why in NOT_BELOW.items()},
-    ("enable_lora", CP): "adapters need all tokens of a step",
     **{(name, DP): "ranks with requests of their own read folders at unlike times" for name in HOST_LORAS},
     **{("enable_lora_experts", axis): "adapters of experts are for one device yet" for axis in SIZES},
     ("enable_lora", OFFLOAD): "the experts of such a model are moved step by step",
@@ -78,10 +77,12 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
             "max_cpu_lora_bytes",
             "enable_lora_factors",
             "enable_lora_experts",
+            "enable_lora_vocabulary",
             "enable_tower_connector_lora",
         ),
         ((("enable_lora",),), "it is for adapters"),
     ),
+    "enable_lora_tables": ((("enable_lora_vocabulary",),), "it makes room for whole tables of the vocabulary"),
     **dict.fromkeys(
         (COPIES, LOCATION, MOVING), ((("enable_expert_parallel",), (TP, DP)), "it places experts on ranks")
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ _OF_IA3 = {"feedforward_modules", "init_ia3_weights"}  # the tensors' shapes say
 _REPLACED = {"bias", "modules_to_save"}  # they say which tensors the file has whole
 _READ = {
     *("alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "peft_type", "r"),
-    *("rank_pattern", "target_modules", "target_parameters", "use_rslora"),
+    *("rank_pattern", "target_modules", "target_parameters", "trainable_token_indices", "use_rslora"),
 }
 
 
@@ -44,6 +44,7 @@ class AdapterConfig:
     dora: every output has a magnitude, for which the norm of its row of the adapted weight is exchanged (Liu et al.,
         arXiv 2402.09353).
     parameters: the ends of the names of parameters that hold all experts' matrices.
+    tokens: by the end of a module's name, the tokens whose rows the adapter has whole; "": of the tokens' table.
     biased: the second matrix of each module has a bias, which the scale multiplies too.
     rooted: scales are alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732) instead of alpha / rank.
     """
@@ -57,6 +58,7 @@ class AdapterConfig:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     parameters: tuple[str, ...] = ()
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rooted: bool = False
     ia3: bool = False
     dora: bool = False
@@ -112,6 +114,7 @@ def read_adapter_config(
         alpha=alpha,
         targets=_names(found, "target_modules", path, needed=not found.get("target_parameters")),
         parameters=_listed(_names(found, "target_parameters", path)),
+        tokens=_tokens(found, path),
         excluded=_names(found, "exclude_modules", path),
         layers=_layers(found, path),
         layer_patterns=_listed(_names(found, "layers_pattern", path)),
@@ -180,6 +183,20 @@ def _layers(found: Mapping[str, Any], path: Path) -> frozenset[int] | None:
     if len(listed) > MOST_ENTRIES or not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
         raise ModelLoadError(f"{path} has layers_to_transform {_short(value)}, which must be layers' numbers; mend it.")
     return frozenset(listed)
+
+
+def _tokens(found: Mapping[str, Any], path: Path) -> dict[str, tuple[int, ...]]:
+    value = found.get("trainable_token_indices") or {}
+    listed: dict[str, Any] = value if isinstance(value, dict) else {"": value}
+    for name, each in listed.items():
+        whole = isinstance(each, list) and len(each) <= MOST_ENTRIES
+        whole = whole and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in each)
+        if not whole or len(set(each)) < len(each) or len(name) > MOST_LETTERS:
+            raise ModelLoadError(
+                f"{path} has trainable_token_indices {_short(value)}, which must be numbers of tokens, each once, or "
+                "an object of such by modules' names; mend it."
+            )
+    return {name: tuple(each) for name, each in listed.items() if each}
 
 
 def _short(value: object) -> str:

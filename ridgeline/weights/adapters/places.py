@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.multiplied import factors
@@ -24,6 +25,7 @@ from ridgeline.weights.loader import empty_decoder, stored_view
 from ridgeline.weights.rows import in_our_order, in_their_order, reorders
 
 HEAD = "head."  # in front of the names of maps behind pooling
+EMBED, UNEMBED = "embed", "unembed"  # the table of the tokens, and the output layer
 ENCODERS = "tower.", "listener."  # in front of those of what sees pictures or hears sounds, with its projector
 Found = TypeVar("Found")
 # Names of one module: of a text model inside a larger one, and of feed-forwards in Kimi Linear
@@ -125,6 +127,30 @@ def places_in(decoder: Decoder, weights: WeightMap, under: str = "layers.") -> d
         for part, source in enumerate(sources):
             own = None if factor_O is None else factor_O[ends[part] : ends[part + 1]]
             found[source.name.removesuffix(".weight")] = ModulePlace(whole, part, source, own)
+    return found
+
+
+def with_head(weights: WeightMap) -> WeightMap:
+    """Return a weight map in which the output layer has a source of its own. Where it is the table of the tokens, no
+    file has it; adapters name it as transformers does."""
+    own = {} if "unembed.weight" in weights else {"unembed.weight": (Source(name="lm_head.weight"),)}
+    return {**weights, **own}
+
+
+def vocabulary_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:
+    """Return the places of the table of the tokens, whose inputs are its rows, and of the output layer, as far as a
+    decoder, which may be a rank's part of a model, has them. weights: as `with_head` returns them."""
+    found = dict[str, ModulePlace]()
+    for name in EMBED, UNEMBED:
+        owner, sources = getattr(decoder, name, None), weights.get(f"{name}.weight", ())
+        if owner is None or len(sources) != 1 or sources[0].transpose or decoder.whole.extra_rows:
+            continue
+        assert isinstance(owner, Embedding | Linear)
+        inputs, parts = (owner.inputs, owner.parts) if isinstance(owner, Linear) else (len(owner.weight), None)
+        whole = AdaptedMap(name, inputs, parts or (owner.weight.shape[1],))  # type: ignore[union-attr]
+        found[sources[0].name.removesuffix(".weight")] = place = ModulePlace(whole, 0, sources[0], None)
+        if name == UNEMBED:
+            found.setdefault("lm_head", place)  # transformers' name, whatever files say
     return found
 
 

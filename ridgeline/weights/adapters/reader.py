@@ -12,6 +12,7 @@ Legend:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -29,7 +30,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.settings.adapters import TENSORS
 from ridgeline.weights.adapters.config import AdapterConfig, read_adapter_config
 from ridgeline.weights.adapters.matching import Meant, meant_modules
-from ridgeline.weights.adapters.places import ModulePlace, placed
+from ridgeline.weights.adapters.places import EMBED, UNEMBED, ModulePlace, placed
 from ridgeline.weights.adapters.stacks import ThinPair, stacked_pairs, with_stacks
 from ridgeline.weights.checkpoint import PLAIN
 from ridgeline.weights.loader import shortened
@@ -39,6 +40,9 @@ WIDEST = 8  # bytes of a number
 LONGEST = 200  # letters of a name in a sentence
 _PREFIX = "base_model.model."
 _MATRICES, _VECTOR = ("lora_A.weight", "lora_B.weight"), "ia3_l"
+_OF_ROWS = {"lora_embedding_A": _MATRICES[0], "lora_embedding_B": _MATRICES[1]}  # as tables of embeddings have them
+_AFTER_MODULE = re.compile(r"\.(?:base_layer|lora_|token_adapter|weight|bias)")
+_TOKENS = ".token_adapter.trainable_tokens_delta"
 _MAGNITUDE = "lora_magnitude_vector"
 _UP_BIAS = "lora_B.bias"
 _CONVERT = (
@@ -50,13 +54,14 @@ _CONVERT = (
 class EncoderPlaces(NamedTuple):
     """The modules of towers and listeners that are no places of adapters.
 
-    closed: places that a setting would open, for the sentence of a refusal.
+    closed, tables: places that settings would open, for the sentence of a refusal; tables are those of the vocabulary.
     unused: beginnings of the names of modules whose outputs nothing reads, such as a tower's last layers. What an
         adapter holds for them changes nothing, and is left out.
     """
 
     closed: Mapping[str, ModulePlace] = MappingProxyType({})
     unused: Sequence[str] = ()
+    tables: Mapping[str, ModulePlace] = MappingProxyType({})
 
     def read(self, module: str) -> bool:
         """Return False if nothing reads what a module makes."""
@@ -84,6 +89,7 @@ class ReadAdapter:
     pairs: of every module that it changes by products.
     factors: of every module that it changes by factors.
     replaced: the tensors that take the place of the model's own, by the checkpoint's names; float32.
+    rows: the tokens whose rows of a table take the place of the model's own, and these rows, by the module's name.
     heads: those of them that are maps behind pooling, by the decoder's names.
     """
 
@@ -91,6 +97,7 @@ class ReadAdapter:
     pairs: tuple[ThinPair, ...]
     factors: tuple[Factors, ...] = ()
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
     heads: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -150,7 +157,17 @@ def read_adapter(
         content = content_of(path, MOST_HEADER + most_rank * bytes_per_rank + most_replaced)
     except OSError as error:
         raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
-    header = _header(path, content)
+    header = _plainly_named(path, _header(path, content))
+    if config.tokens and all(place.map.name not in (EMBED, UNEMBED) for place in places.values()):
+        raise ModelLoadError(
+            f"{folder} sets trainable_token_indices, and rows of single tokens need enable_lora_vocabulary; set that, "
+            "or merge the adapter by `ridgeline convert --merge`."
+        )
+    if closed := [name for name in header if _is_closed(name, places, encoders)]:
+        raise ModelLoadError(
+            f"{path} holds {closed[0][:LONGEST]}, and adapters of embeddings and output layers need "
+            "enable_lora_vocabulary; set that."
+        )
     halves: tuple[str, ...] = (_VECTOR,) if config.ia3 else (*_MATRICES, _MAGNITUDE) if config.dora else _MATRICES
     halves += (_UP_BIAS,) if config.biased else ()
     whole = [name for name in header if most_replaced and not name.endswith(tuple(f".{each}" for each in halves))]
@@ -173,20 +190,75 @@ def read_adapter(
         raise ModelLoadError(
             f"{path} holds matrices of modules that its adapter_config.json does not mean: {listed_modules(odd)}."
         )
-    replaced = _replaced(path, content, whole)
+    of_tokens = [name for name in whole if name.endswith(_TOKENS)]
+    rows = _rows(path, content, of_tokens, config, places)
+    replaced = _replaced(path, content, [name for name in whole if name not in of_tokens])
     if config.ia3:
-        return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)), replaced)
+        return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)), replaced, rows)
     for module, place in known.items():
         _check_shapes(path, module, header, place, meant[module])
-        if place.map.experts and (config.dora or config.biased):
-            raise ModelLoadError(
-                f"{path} has experts with use_dora or lora_bias; only plain LoRA of experts is served."
-            )
+        if (place.map.experts or place.map.name == EMBED) and (config.dora or config.biased):
+            what = "experts" if place.map.experts else "a table of embeddings"
+            raise ModelLoadError(f"{path} has {what} with use_dora or lora_bias; only plain LoRA of these is served.")
         for kind in (*((_MAGNITUDE,) if config.dora else ()), *((_UP_BIAS,) if config.biased else ())):
             _check_vector(path, _name(module, kind, header), header, place)
     addends = tuple(_addends(path, content, known, meant)) if config.biased else ()
     pairs = tuple(with_stacks(_pairs(path, content, known, meant, dtype)))
-    return ReadAdapter(_key(config, content), pairs, addends, replaced)
+    return ReadAdapter(_key(config, content), pairs, addends, replaced, rows)
+
+
+def _plainly_named(path: Path, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's entries, those of tables of embeddings with the names that other modules' matrices have."""
+    found = dict[str, Any]()
+    for name, each in named.items():
+        module, _, kind = name.rpartition(".")
+        plain = f"{module}.{_OF_ROWS[kind]}" if kind in _OF_ROWS else name
+        if plain in found:
+            raise ModelLoadError(f"{path} holds {plain[:LONGEST]} under two names; copy it again.")
+        found[plain] = each
+    return found
+
+
+def _is_closed(name: str, places: Mapping[str, ModulePlace], encoders: EncoderPlaces) -> bool:
+    """Return True for a tensor of a table that a setting would open."""
+    module = _AFTER_MODULE.split(name.removeprefix(_PREFIX), maxsplit=1)[0]
+    return bool(encoders.tables) and placed(module, places) is None and placed(module, encoders.tables) is not None
+
+
+def _rows(
+    path: Path, content: bytes, names: list[str], config: AdapterConfig, places: Mapping[str, ModulePlace]
+) -> dict[str, tuple[tuple[int, ...], Tensor]]:
+    """Return the tokens that have rows of their own in a table, and these rows."""
+    if not config.tokens and not names:
+        return {}
+    tensors, found, left = _loaded(path, content) if names else {}, {}, dict(config.tokens)
+    for name in names:
+        module = name.removeprefix(_PREFIX).removesuffix(_TOKENS)
+        place = placed(module, places)
+        ends = (each for each in left if module == each or module.endswith(f".{each}"))
+        key = next(ends, "" if "" in left and place is not None and place.map.name == EMBED else None)
+        if place is None or place.map.name not in (EMBED, UNEMBED) or key is None:
+            raise ModelLoadError(
+                f"{path} holds {name[:LONGEST]}, which its adapter_config.json does not mean by "
+                "trainable_token_indices, or which this model cannot change; give an adapter of this model."
+            )
+        tokens, rows_NM = left.pop(key), tensors[name].float()
+        size, width = (
+            (place.map.inputs, place.outputs) if place.map.name == EMBED else (place.outputs, place.map.inputs)
+        )
+        if list(rows_NM.shape) != [len(tokens), width] or max(tokens) >= size or not rows_NM.isfinite().all():
+            raise ModelLoadError(
+                f"{path} holds {name[:LONGEST]} of shape {list(rows_NM.shape)} for {len(tokens)} tokens up to "
+                f"{max(tokens)}, and this model has {size} rows of {width} finite numbers; it is an adapter of another "
+                "model, or of one with added tokens."
+            )
+        found[module] = tokens, rows_NM
+    if left:
+        raise ModelLoadError(
+            f"{path} lacks the rows of {listed_modules(list(left))} that its trainable_token_indices name; copy the "
+            "folder again."
+        )
+    return found
 
 
 def _replaced(path: Path, content: bytes, names: list[str]) -> dict[str, Tensor]:
@@ -337,7 +409,7 @@ def _check_vector(path: Path, name: str, header: Mapping[str, Any], place: Modul
 
 def _loaded(path: Path, content: bytes) -> dict[str, Tensor]:
     try:
-        return load(content)
+        return _plainly_named(path, load(content))
     except SafetensorError as error:
         raise ModelLoadError(f"{path} is damaged or incomplete ({error}); copy it again.") from error
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ridgeline.core.plan.stages import weights_of_stage
 from ridgeline.core.specs.model import Source, WeightMap
 from ridgeline.layers.decoder import Decoder
-from ridgeline.weights.adapters.places import ENCODERS, HEAD, ModulePlace, places_in
+from ridgeline.weights.adapters.places import ENCODERS, HEAD, ModulePlace, places_in, vocabulary_places
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.weights.divided import Place, divided, own_sources, whole_decoder
@@ -42,7 +42,7 @@ class AdapterShares:
         whole, kept = whole_decoder(decoder), weights_of_stage(weights, decoder.spec)
         linear = {name: sources for name, sources in kept.items() if all(_of(each) in places for each in sources)}
         divisions = own_sources(linear, decoder, whole)
-        self.own = places_in(decoder, divisions)
+        self.own = places_in(decoder, divisions) | vocabulary_places(decoder, divisions)
         self._rank, self._size = decoder.tp.rank, decoder.tp.size
         self.sees = decoder.tower is not None or decoder.listener is not None
         self._undivided = (HEAD, *ENCODERS) if self.sees else (HEAD,)  # what every rank has whole

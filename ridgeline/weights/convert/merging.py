@@ -7,7 +7,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from ridgeline.core.settings.adapters import MOST_RANK, gguf_adapter
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.footprint import parameters
 from ridgeline.weights.adapters.gguf import read_gguf_adapter
-from ridgeline.weights.adapters.places import ModulePlace, places_in
+from ridgeline.weights.adapters.places import EMBED, ModulePlace, placed, places_in, vocabulary_places, with_head
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter, read_adapter
 from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.weights.loader import empty_decoder, shortened
@@ -42,7 +42,26 @@ class MergedAdapter:
         self._changes |= {
             _bias_of(each.place): partial(_with_addend, each) for each in found.factors if each.added_O is not None
         }
-        self._changes |= {name: partial(_instead, name, each) for name, each in found.replaced.items()}
+        tables = {name: partial(_instead, name, each) for name, each in found.replaced.items()}
+        for name, instead in tables.items():  # PEFT saves a table beside the products that change it
+            self._changes[name] = _after(instead, self._changes[name]) if name in self._changes else instead
+        of_tables = vocabulary_places(empty_decoder(model.spec), with_head(model.weights))
+        for module, rows in found.rows.items():
+            place = placed(module, of_tables)
+            assert place is not None  # the reader has found it
+            if place.source.name in self._changes:
+                raise ModelLoadError(
+                    f"the adapter changes {place.source.name} by trainable_token_indices and otherwise too, which "
+                    "cannot be merged here; merge it by PEFT."
+                )
+            self._changes[place.source.name] = partial(_with_rows, *rows)
+        own = next((place for place in of_tables.values() if place.map.name == EMBED), None)
+        alone = own is not None and own.source.name in self._changes and not found.rows
+        if model.spec.tie_word_embeddings and alone:
+            raise ModelLoadError(
+                "the adapter changes the table of the tokens, which is this model's output layer too, and not that; "
+                "serve it with enable_lora_vocabulary instead."
+            )
         self._missing = set(self._changes)
         for each in scaled:
             if each.output_O1 is not None:  # what a module adds is multiplied too
@@ -65,7 +84,7 @@ class MergedAdapter:
 
 def _read(folder: Path, model: ModelConfig) -> ReadAdapter:
     whole, count = empty_decoder(model.spec), parameters(model.spec)
-    places = places_in(whole, model.weights)
+    places = places_in(whole, model.weights) | vocabulary_places(whole, with_head(model.weights))
     if (file := gguf_adapter(folder)) is not None:
         return read_gguf_adapter(file, whole, model.weights, places, most_rank=MOST_RANK, dtype=torch.float32)
     most = 4 * (count.embed + count.unembed + count.vectors) + 1
@@ -75,7 +94,8 @@ def _read(folder: Path, model: ModelConfig) -> ReadAdapter:
 def _with_product(pair: ThinPair, make: Make) -> Tensor:
     """Return the weight with up · down, as the checkpoint has it: [O, I], or [I, O] where it is stored so. With
     magnitudes its rows get these as their norms."""
-    place, flip = pair.place, pair.place.source.transpose
+    place = pair.place
+    flip = place.source.transpose or place.map.name == EMBED  # whose rows are inputs
     delta_OI = place.in_their_order(pair.up_OR) @ pair.down_RI
     weight = make().float() + (delta_OI.T if flip else delta_OI)
     if pair.magnitude_O is None:
@@ -112,6 +132,17 @@ def _bias_of(place: ModulePlace) -> str:
 def _theirs(place: ModulePlace, ours_O1: Tensor) -> Tensor:
     """Return one number for each output in the checkpoint's order."""
     return replace(place, factor_O=None).in_their_order(ours_O1)
+
+
+def _with_rows(tokens: Sequence[int], rows_NI: Tensor, make: Make) -> Tensor:
+    """Return a table with these rows in place of its own."""
+    found_OI = make().float().clone()
+    found_OI[list(tokens)] = rows_NI
+    return found_OI
+
+
+def _after(first: Callable[[Make], Tensor], then: Callable[[Make], Tensor]) -> Callable[[Make], Tensor]:
+    return lambda make: then(lambda: first(make))
 
 
 def _instead(name: str, tensor: Tensor, make: Make) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from ridgeline.worker.adapters.store import AdapterStore
 from ridgeline.worker.adapters.tables import AdapterTables
@@ -41,8 +40,5 @@ class StepOfAdapters(StepPart):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Let the body run without adapters, on any tokens."""
-        step = self.tables.step
-        kept = replace(step)
-        self.tables.end()
-        yield
-        step.tokens, step.line_T = kept.tokens, kept.line_T
+        with self.tables.aside():
+            yield

@@ -11,25 +11,30 @@ Legend:
     R  the most that an adapter's rank may be
     I  inputs of a linear map
     O  outputs of a linear map
+    S  slots
+    T  tokens of the step
+    N  rows that are scored, or pooled
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.gemm.lora.op import AdapterFactors, by_adapter, tiles
+from ridgeline.kernels.gemm.lora.op import AdapterFactors, adapters_of, sorted_tokens, tiles
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
-from ridgeline.quantization.adapted import AdaptedWeight, AdapterVectors, LoneAdapter, StepAdapters
+from ridgeline.quantization.adapted import AdaptedRows, AdaptedWeight, AdapterVectors, LoneAdapter, StepAdapters
 from ridgeline.quantization.adapted_experts import AdaptedExperts
-from ridgeline.weights.adapters.places import ENCODERS, AdaptedMap, ModulePlace
+from ridgeline.weights.adapters.places import ENCODERS, UNEMBED, AdaptedMap, ModulePlace
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.worker.inputs import DeviceInputs
@@ -57,30 +62,49 @@ class ExpertMatrices(NamedTuple):
 class AdapterTables:
     """The matrices of `places` adapters for all maps of a model. Its linear maps look at them from now on.
 
-    step: the adapters of the step under way. seen: the one with which pictures or sounds are encoded.
+    most_rank: the largest rank of a product, and that of a map by its name if it may be another.
+    step: the adapters of the step under way. scored: those of its rows that are scored, which are not its tokens.
+    seen: the one with which pictures or sounds are encoded.
     """
 
     def __init__(
-        self, decoder: Decoder, maps: Iterable[AdaptedMap], places: int, most_rank: int, *, factors: bool = False
+        self,
+        decoder: Decoder,
+        maps: Iterable[AdaptedMap],
+        places: int,
+        most_rank: int | Callable[[str], int],
+        *,
+        factors: bool = False,
     ) -> None:
         device, self.dtype = next(decoder.parameters()).device, decoder.dtype
         listed = list(maps)
         self.places, self.step, self._factors = places, StepAdapters(), factors
+        self.scored, self._scores, self._rows = StepAdapters(), False, False
+        self._adapter_T: Tensor | None = None  # of the step's tokens, from 1; 0: none
         self.seen = LoneAdapter(places=places, device=device)
         self._ranks_LA = torch.zeros(len(listed), places, dtype=torch.int32, device=device)
         self._maps: dict[str, MapMatrices] = {}
         self._experts: dict[str, ExpertMatrices] = {}
+        self._units = 0  # bytes of unit matrices
         for index, each in enumerate(listed):
-            linear = decoder.get_submodule(each.name)
+            linear, most = (
+                decoder.get_submodule(each.name),
+                most_rank if isinstance(most_rank, int) else most_rank(each.name),
+            )
             if isinstance(linear, ExpertStack):
-                self._experts[each.name] = self._of_experts(linear, each, places, most_rank)
+                self._experts[each.name] = self._of_experts(linear, each, places, most)
+                continue
+            if isinstance(linear, Embedding):
+                self._maps[each.name] = self._of_rows(linear, each, index, most)
                 continue
             assert isinstance(linear, Linear)
-            down_APRI = torch.zeros(places, len(each.parts), most_rank, each.inputs, dtype=self.dtype, device=device)
-            up_AOR = torch.zeros(places, sum(each.parts), most_rank, dtype=self.dtype, device=device)
+            down_APRI = torch.zeros(places, len(each.parts), most, each.inputs, dtype=self.dtype, device=device)
+            up_AOR = torch.zeros(places, sum(each.parts), most, dtype=self.dtype, device=device)
             tile_J3 = torch.tensor(tiles(each.parts), dtype=torch.int32, device=device)
             matrices = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3)
             vectors, step = None, self.seen if each.name.startswith(ENCODERS) else self.step
+            if each.name == UNEMBED:
+                step, self._scores = self.scored, True
             if factors:
                 input_AI, output_AO = (
                     torch.ones(places + 1, size, device=device) for size in (each.inputs, sum(each.parts))
@@ -93,8 +117,20 @@ class AdapterTables:
     @property
     def nbytes(self) -> int:
         tensors = ((each.down_APRI, each.up_AOR, *(each.vectors or ())) for each in self._maps.values())
-        found = sum(tensor.nbytes for own in tensors for tensor in own if tensor is not None)
+        found = self._units + sum(tensor.nbytes for own in tensors for tensor in own if tensor is not None)
         return found + sum(each.down_AEPRI.nbytes + each.up_AEOR.nbytes for each in self._experts.values())
+
+    def _of_rows(self, table: Embedding, own: AdaptedMap, index: int, most_rank: int) -> MapMatrices:
+        """Return the matrices of a table of embeddings, which looks at them from now on."""
+        device, places = self._ranks_LA.device, self.places
+        thin_AIR = torch.zeros(places, own.inputs, most_rank, dtype=self.dtype, device=device)
+        up_AOR = torch.zeros(places, sum(own.parts), most_rank, dtype=self.dtype, device=device)
+        unit_ARR = torch.eye(most_rank, dtype=self.dtype, device=device).repeat(places, 1, 1)
+        tile_J3 = torch.tensor(tiles(own.parts), dtype=torch.int32, device=device)
+        factors = AdapterFactors(unit_ARR, up_AOR, self._ranks_LA[index], tile_J3)
+        table.adapted, self._rows = AdaptedRows(table.ops, thin_AIR, factors, self.step), True
+        self._units += unit_ARR.nbytes
+        return MapMatrices(own, index, thin_AIR.transpose(1, 2)[:, None], up_AOR, None)
 
     def _of_experts(self, stack: ExpertStack, own: AdaptedMap, places: int, most_rank: int) -> ExpertMatrices:
         """Return the matrices of a layer's experts, which its stack looks at from now on."""
@@ -169,12 +205,42 @@ class AdapterTables:
 
     def begin(self, inputs: DeviceInputs, adapter_S: Tensor) -> None:
         """Let the linear maps know which token of a step has which adapter."""
-        tokens = by_adapter(inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens, self.places)
-        self.step.tokens = tokens
-        if self._factors or self._experts:
-            place_T = torch.arange(len(tokens.order_T), dtype=torch.int32, device=tokens.order_T.device)
-            line_T = torch.searchsorted(tokens.start_A1[1:], place_T, right=True)
-            self.step.line_T = torch.empty_like(line_T).index_copy_(0, tokens.order_T.long(), line_T)
+        self._adapter_T = adapter_T = adapters_of(inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens)
+        self._sort(self.step, adapter_T)
+
+    def _sort(self, step: StepAdapters, adapter_T: Tensor) -> None:
+        step.tokens = sorted_tokens(adapter_T, self.places)
+        if self._factors or self._experts or self._rows:
+            step.line_T = torch.where(adapter_T > 0, adapter_T - 1, self.places).long()
+
+    @contextmanager
+    def some(self, token_t: Tensor) -> Iterator[None]:
+        """Let the linear maps run on some of the step's tokens in the body."""
+        step, adapter_T = self.step, self._adapter_T
+        kept = step.tokens, step.line_T
+        if adapter_T is not None:
+            self._sort(step, adapter_T[token_t.long()])
+        yield
+        step.tokens, step.line_T = kept
+
+    def score(self, index_N: Tensor | None) -> None:
+        """Let the output layer know which of the step's tokens it scores. None: all."""
+        if not self._scores or self._adapter_T is None:
+            return
+        if index_N is None:
+            self.scored.tokens, self.scored.line_T = self.step.tokens, self.step.line_T
+        else:
+            self._sort(self.scored, self._adapter_T[index_N.long().clamp(min=0)])
+
+    @contextmanager
+    def scoring(self, places: Sequence[int]) -> Iterator[None]:
+        """Score rows of these adapters in the body, outside of the segments. places: from 1; 0: none."""
+        if self._scores and any(places):
+            self._sort(self.scored, upload(np.array(places, np.int32), self._ranks_LA.device))
+        try:
+            yield
+        finally:
+            self.scored.tokens = self.scored.line_T = None
 
     @contextmanager
     def seeing(self, place: int) -> Iterator[None]:
@@ -185,9 +251,20 @@ class AdapterTables:
         finally:
             self.seen.place = 0
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let the linear maps run without adapters in the body, on any tokens, and go on with those of the step."""
+        step, adapter_T = self.step, self._adapter_T
+        kept = step.tokens, step.line_T
+        self.end()
+        yield
+        (step.tokens, step.line_T), self._adapter_T = kept, adapter_T
+
     def end(self) -> None:
         """Let the linear maps run without adapters."""
-        self.step.tokens = self.step.line_T = None
+        for step in self.step, self.scored:
+            step.tokens = step.line_T = None
+        self._adapter_T = None
 
 
 def maps_of(places: Mapping[str, ModulePlace]) -> list[AdaptedMap]:

@@ -70,8 +70,8 @@ class WholeTensors:
         if place is None or not self._factors or self._decoder.tp.size > 1:
             raise ModelLoadError(
                 f"the adapter holds all of {name[:200]} (bias, or modules_to_save), and whole tensors are served of "
-                "maps behind pooling, and with enable_lora_factors of linear layers' biases on one device; merge it "
-                "by `ridgeline convert --merge`."
+                "maps behind pooling, with enable_lora_factors of linear layers' biases on one device, and with "
+                "enable_lora_tables of embeddings and output layers; merge it by `ridgeline convert --merge`."
             )
         bias = _linear(self._decoder, place).bias
         if bias is None or list(tensor.shape) != [place.outputs]:

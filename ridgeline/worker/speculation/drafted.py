@@ -152,12 +152,6 @@ class VerifiedDraws(Drawing):
         super().__init__(decoder, ops, slots, vocabulary, mailbox)
         self.proposer, self._states, self._drafts_SD = proposer, states, proposer.drafts_SD
 
-    def forward(self, step: DeviceStep) -> None:
-        if step.drafts is not None:
-            scored_P = step.drafts.scored_P
-            step.last = step.hidden if scored_P is None else self._at(step.hidden, scored_P)
-        super().forward(step)
-
     def sample(self, step: DeviceStep) -> None:
         taken, drafts = step.taken, step.drafts
         if drafts is None:

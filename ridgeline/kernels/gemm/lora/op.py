@@ -58,14 +58,23 @@ def by_adapter(slots_R: Tensor, start_R1: Tensor, adapter_S: Tensor, tokens: int
         have no adapter.
     adapter_S: the adapter of each slot, from 1; 0: none.
     """
+    return sorted_tokens(adapters_of(slots_R, start_R1, adapter_S, tokens), adapters)
+
+
+def adapters_of(slots_R: Tensor, start_R1: Tensor, adapter_S: Tensor, tokens: int) -> Tensor:
+    """Return the adapter of each token, from 1; 0: none. Arguments as in `by_adapter`."""
     token_T = torch.arange(tokens, device=slots_R.device, dtype=torch.int32)
     row_T = torch.searchsorted(start_R1[1:], token_T, right=True)
     adapter_R = adapter_S[slots_R.long()]
     owned_T = token_T < start_R1[-1]
-    adapter_T = torch.where(owned_T, adapter_R[row_T.clamp(max=len(slots_R) - 1)], 0)
+    return torch.where(owned_T, adapter_R[row_T.clamp(max=len(slots_R) - 1)], 0)
+
+
+def sorted_tokens(adapter_T: Tensor, adapters: int) -> TokensByAdapter:
+    """Sort tokens by their adapters, from 1; 0: none. adapters: how many there may be."""
     key_T = torch.where(adapter_T > 0, adapter_T, adapters + 1)
     sorted_T, order_T = torch.sort(key_T, stable=True)
-    edge_A1 = torch.arange(1, adapters + 2, device=slots_R.device, dtype=key_T.dtype)
+    edge_A1 = torch.arange(1, adapters + 2, device=key_T.device, dtype=key_T.dtype)
     return TokensByAdapter(order_T.int(), torch.searchsorted(sorted_T, edge_A1).int())
 
 
