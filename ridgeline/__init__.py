@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.core import cores, timeline  # noqa: F401 (it notes when it is imported)
+from ridgeline.core import collector, cores, timeline  # noqa: F401 (it notes when it is imported)
 from ridgeline.version import __version__
 
 cores.wait_passively()  # here, because every process of ours imports this before torch
@@ -46,5 +46,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib
 
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        with collector.no_garbage_collection():
+            return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ from ridgeline.text.pooled import (
 from ridgeline.text.requests import RequestLimits, sampling_overrides
 from ridgeline.text.speech.recogniser import SpeechOptions, SpokenText
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
+from ridgeline.weights.folder import EMBEDDED_MODEL, NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.live import LiveWeights
 from ridgeline.weights.modules import read_prompts, read_sides
@@ -93,16 +94,22 @@ class LLM:
         """Load the model and make what stands around it."""
         overrides = sampling_overrides(self.config.override_generation_config or {})
         early = Early(self.config)
-        try:
-            with LoadingBar() as bar:
-                self.assembly: Assembly = assemble(self.config, bar, timeline=self.timeline, early=early)
-        finally:
-            early.end()
-        logger.info("%s", self.assembly.memory)
-        self.engine = self.assembly.engine
-        texts = None if self.config.skip_tokenizer_init else resolve_tokenizer(self.assembly.folder, self.config)
-        with self.timeline.stage("tokenizer"):
-            tokenizer = None if texts is None else Tokenizer.from_folder(texts)
+        with ThreadPoolExecutor(1, "ridgeline-tokenizer") as thread:
+            folder = self._tokenizer_folder()
+            reading = None if folder is None else thread.submit(Tokenizer.from_folder, folder)
+            try:
+                with LoadingBar() as bar:
+                    self.assembly: Assembly = assemble(self.config, bar, timeline=self.timeline, early=early)
+            finally:
+                early.end()
+            logger.info("%s", self.assembly.memory)
+            self.engine = self.assembly.engine
+            texts = None if self.config.skip_tokenizer_init else resolve_tokenizer(self.assembly.folder, self.config)
+            with self.timeline.stage("tokenizer"):
+                if reading is not None and texts == folder:
+                    tokenizer: Tokenizer | None = reading.result()
+                else:
+                    tokenizer = None if texts is None else Tokenizer.from_folder(texts)
         self._chat_template = ChatTemplate.from_folder(texts, tokenizer.special_tokens) if texts and tokenizer else None
         model_config = self.assembly.model
         self._default_params = _default_params(model_config, self.config.generation_config, overrides)
@@ -125,6 +132,15 @@ class LLM:
         self._pooling = self._pooling_runs(model_config.spec.pooling)
         self._is_shut_down = False
         logger.info("ready after %s", self.timeline)
+
+    def _tokenizer_folder(self) -> Path | None:
+        """Return the folder whose tokenizer can be read beside the weights, because it needs no download. To read it
+        takes half a second, in which a thread leaves Python's lock to others."""
+        named = self.config.tokenizer or self.config.model or EMBEDDED_MODEL
+        if self.config.skip_tokenizer_init or not isinstance(named, str | Path):
+            return None
+        folder = Path(named)
+        return folder if (folder / "tokenizer.json").is_file() else None
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 

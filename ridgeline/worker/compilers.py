@@ -56,6 +56,7 @@ class Compilers:
         self._kernels, self._processes, self._own_cache, self._early = kernels, processes, cache, early
         self._children: list[CompilerProcess] = []
         self._cleanup = ExitStack()
+        self._spent: dict[str, float] = {}  # the most seconds of a process, by what for
 
     def __enter__(self) -> Compilers:
         try:
@@ -97,7 +98,9 @@ class Compilers:
                 failure = f"one ended with {child.process.returncode}: {child.printed(errors=True)[-2000:]}"
                 continue
             report = json.loads(child.printed().splitlines()[-1])
-            done |= Compiled(**{name: set(keys) for name, keys in report.items()})
+            spent = report.pop("spent")
+            self._spent = {name: max(seconds, self._spent.get(name, 0.0)) for name, seconds in spent.items()}
+            done |= Compiled(**{name: set(keys) for name, keys in report.items()}, seconds=spent["compiling"])
         if failure:
             raise RuntimeError(failure)
         if self._children:
@@ -115,7 +118,9 @@ class Compilers:
             return
         if self._children:
             waited, number = time.perf_counter() - started, len(self._children)
-            logger.info("%d kernels compiled by %d processes, waited %.1f s for", len(done.fresh), number, waited)
+            longest = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._spent.items())
+            told = "%d kernels compiled by %d processes, waited %.1f s for; seconds of the longest: %s"
+            logger.info(told, len(done.fresh), number, waited, longest)
 
     @property
     def _cache(self) -> Path:

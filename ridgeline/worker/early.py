@@ -23,7 +23,7 @@ from ridgeline.core.settings.config import LLMConfig
 MOST_PROCESSES = 16  # with more, each would spend longer importing torch than compiling
 SPARED = 2  # cores for the process that loads the weights meanwhile, which also has the higher priority
 # -P: no file in the user's folder may stand in for a module
-CHILD = (sys.executable, "-P", "-c", "from ridgeline.worker.precompile import child; child()")
+CHILD = (sys.executable, "-P", "-c", "import gc; gc.disable(); from ridgeline.worker.precompile import child; child()")
 DRIVER = "libcuda.so.1"
 
 

@@ -16,7 +16,6 @@ starts.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ridgeline.core.collector import no_garbage_collection
 from ridgeline.core.plan.buckets import MIXED_TOKENS, at_least, row_buckets
 from ridgeline.core.plan.step import Feature, RowKind, StepPlan
 from ridgeline.core.settings.speculation import MOST_VERIFIED
@@ -227,6 +227,7 @@ class Graphs:
         for rows in self._largest:
             self._warm_up(rows)
         self._pool = torch.cuda.graph_pool_handle() if self._memory is None else self._memory.id
+        # A collection during a capture could free memory that the graph uses
         with side_stream(self._device), no_garbage_collection():
             for done, graph in enumerate(ordered := self._ordered):
                 if progress is not None:
@@ -362,18 +363,6 @@ def behind_the_current_stream(device: torch.device) -> Iterator[None]:
             yield
     finally:
         own.wait_stream(side)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Run the body without garbage collection: a collection during a capture may free memory that the graph uses."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Memory:

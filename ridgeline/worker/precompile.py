@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from ridgeline.core.settings.speculation import Speculation
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.draft_head import HeadSpec
 from ridgeline.core.specs.model import LayerSpec, ModelSpec
+from ridgeline.core.timeline import now, process_start
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.foreign.recipe import FusionRecipe
 from ridgeline.kernels.base.aot import Compiled, compiling_for
@@ -37,6 +39,7 @@ from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.speculation.methods import DraftSource, network_of
 from ridgeline.worker.step import DeviceStep, HostLengths
 
+IMPORTED = now()
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
 SOURCES = ("core", "foreign", "kernels", "layers", "models", "parallel", "perf", "quantization", "worker")
@@ -205,12 +208,18 @@ def _empty_decoder(kernels: KernelSet, ops: Ops) -> Decoder:
 def child() -> None:
     """Run one process of `Compilers`: read (KernelSet, folder of claims) from standard input, and print what was
     compiled."""
+    gc.freeze()  # torch's modules stay, and no collection visits them
+    gc.enable()
     os.nice(PRIORITY)
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
     kernels, claims = pickle.load(sys.stdin.buffer)  # it comes from our own parent, as in `multiprocessing`
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    began = process_start()
     done = compile_claimed(kernels, claims)
-    print(json.dumps({name: sorted(keys) for name, keys in asdict(done).items()}))
+    spent = {"imports": IMPORTED - began, "compiling": done.seconds, "all": now() - began}
+    print(
+        json.dumps({name: sorted(keys) for name, keys in asdict(done).items() if name != "seconds"} | {"spent": spent})
+    )
 
 
 def _end_with_parent() -> None:

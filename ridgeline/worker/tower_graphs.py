@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.core.collector import no_garbage_collection
 from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.queries import QueriesSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
@@ -29,7 +30,7 @@ from ridgeline.kernels.base.launch import on_device
 from ridgeline.layers.encoder.grids import Grid
 from ridgeline.layers.encoder.laid import LaidAnew
 from ridgeline.layers.encoder.tower import Tower
-from ridgeline.worker.graphs import behind_the_current_stream, borrowed, no_garbage_collection, record
+from ridgeline.worker.graphs import behind_the_current_stream, borrowed, record
 
 logger = logging.getLogger(__name__)
 

@@ -231,16 +231,18 @@ class _AbsentDriver:
 @dataclass
 class Compiled:
     """The cache keys of kernels that were compiled, and of kernels that the cache already had; the names of all of
-    them."""
+    them. seconds: that compiling took, with the modules that launch them.
+    """
 
     fresh: set[str] = field(default_factory=set)
     found: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+    seconds: float = 0.0
 
     def __or__(self, other: Compiled) -> Compiled:
         """Return the union. A kernel that one process compiled and the other then found counts as compiled."""
-        fresh = self.fresh | other.fresh
-        return Compiled(fresh, (self.found | other.found) - fresh, self.names | other.names)
+        fresh, seconds = self.fresh | other.fresh, self.seconds + other.seconds
+        return Compiled(fresh, (self.found | other.found) - fresh, self.names | other.names, seconds)
 
 
 @contextmanager
@@ -268,7 +270,11 @@ def compiling_for(
     done, run = Compiled(), JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=True, **kwargs)
+        began, known = time.perf_counter(), len(done.fresh)
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        if len(done.fresh) > known:
+            done.seconds += time.perf_counter() - began
+        return kernel
 
     skipped = set[str]()
 

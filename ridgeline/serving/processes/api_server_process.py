@@ -10,7 +10,6 @@ it as soon as every request has its answer, if only that there is none.
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import logging
 import signal
@@ -24,6 +23,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from ridgeline.core.collector import freeze_heap
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
@@ -230,13 +230,6 @@ async def _announce(apis: Sequence[ApiServer], server: uvicorn.Server) -> None:
         await asyncio.sleep(LOOK)
     freeze_heap()
     tell_ready()
-
-
-def freeze_heap() -> None:
-    """Take what was made so far, modules and schemas, out of the garbage collector's sight. It stays as long as the
-    process, and to visit it takes a full collection longer than everything that requests bring."""
-    gc.collect()
-    gc.freeze()
 
 
 def main() -> None:

@@ -11,8 +11,10 @@ at the same time.
 
 from __future__ import annotations
 
+import gc
 import os
 
+from ridgeline.core.collector import no_garbage_collection
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.timeline import Timeline
@@ -40,8 +42,9 @@ def main() -> None:
         early = Early(config) if settings.turn is None else None
     except RidgelineError as error:
         tell_mistake(error)
-    with timeline.stage("imports"), pulse.deaf(Patience.start):  # maybe from a slow disk
+    with timeline.stage("imports"), no_garbage_collection(), pulse.deaf(Patience.start):  # maybe from a slow disk
         from ridgeline.serving.processes.engine_host import run  # here, because it imports torch
+    gc.freeze()  # a start makes much that stays, and no collection of it would visit torch's modules again
     run(settings, pulse, recruits, timeline, early)
 
 

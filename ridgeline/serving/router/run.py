@@ -13,11 +13,12 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from ridgeline.core.collector import freeze_heap
 from ridgeline.core.settings.routing import RouteConfig
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.errors import Overloaded
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
-from ridgeline.serving.processes.api_server_process import FLUSH, KEEP_ALIVE, LOOK, Server, freeze_heap
+from ridgeline.serving.processes.api_server_process import FLUSH, KEEP_ALIVE, LOOK, Server
 from ridgeline.serving.processes.logs import set_up_logging
 from ridgeline.serving.processes.runtime import allow_descriptors
 from ridgeline.serving.processes.supervisor import check_certificate, reserve
