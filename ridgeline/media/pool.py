@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -242,6 +243,14 @@ class MediaMemory:
                 return None
             self._taken[owner] += size
         return partial(self._release, size, owner)
+
+    def count(self, item: object, size: int, owner: str, patience: float = 0.0) -> None:
+        """Count these bytes for as long as the item is there. Raise NoMemory if they are not free after `patience`
+        seconds, and BadMedia if they never will be."""
+        deadline = time.monotonic() + patience
+        while (release := self.take(size, owner)) is None:
+            self.wait(size, owner, deadline)
+        weakref.finalize(item, release)
 
     def wait(self, size: int, owner: str, deadline: float) -> None:
         """Wait until so many bytes are free. Raise NoMemory at the deadline, and BadMedia if they never will be."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.settings.serving import KINDS_OF_MEDIA, ServeConfig
 from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.bounds import BadMedia, MediaBounds
@@ -28,6 +29,7 @@ from ridgeline.media.fetch import MediaSources, from_base64, from_data_url
 from ridgeline.media.frames import DEFAULT, chosen
 from ridgeline.media.items import Item, Picture
 from ridgeline.media.layout import Processor, VideoProcessor
+from ridgeline.media.pool import PATIENCE as FOR_MEMORY
 from ridgeline.media.pool import Decoders, NoMemory
 from ridgeline.media.vectors import MOST_FILE, vectors_of
 from ridgeline.serving import owner
@@ -146,7 +148,15 @@ class MediaReader:
             data = self._named.find(key)
         elif part.uuid is not None:
             self._named.bind(key, data)
-        return vectors_of(part.kind, data) if part.vectors else decode(part.kind, data)
+        if not part.vectors:
+            return decode(part.kind, data)
+        found = vectors_of(part.kind, data)
+        self.count(found.embeds, FOR_MEMORY)
+        return found
+
+    def count(self, embeds: Embeds, patience: float = 0.0) -> None:
+        """Count the vectors of a request among decoded items, for as long as it is there. Raise BadMedia, NoMemory."""
+        self._decoders.room.count(embeds, len(embeds.data), owner.current(), patience)
 
 
 def _decoding(

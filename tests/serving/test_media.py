@@ -69,6 +69,27 @@ TEXT = {"type": "text", "text": "Hi"}
 LARGE = f"data:image/png;base64,{base64.b64encode(png(1024, 1024, bytes(1024 * 3073))).decode()}"
 
 
+def test_vectors_of_a_request_count_as_decoded_media_do(sighted: Server) -> None:
+    """For as long as the request is there, and no longer."""
+    nothing_is_held(sighted)
+    room, large = sighted.api.media._decoders.room, torch.randn(16, 64)
+    part = {"type": "image_embeds", "image_embeds": vectors(large)}
+    messages = [{"role": "user", "content": [part, TEXT]}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 64, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", sighted.url + "/v1/chat/completions", json=body, timeout=PATIENCE) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert room.taken == large.nbytes
+        assert sum(1 for _ in lines)
+    nothing_is_held(sighted)
+    room.most, before = 1000, room.most
+    try:
+        answer = chat(sighted, part, TEXT)
+        assert (answer.status_code, "4096 bytes decoded, of at most 500" in answer.text) == (400, True)
+    finally:
+        room.most = before
+
+
 def vectors(vectors_LM: torch.Tensor) -> str:
     return base64.b64encode(save({"image_embeds": vectors_LM})).decode()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from ridgeline.serving.errors import BadRequest
@@ -42,7 +42,7 @@ async def read_body(request: Request, *models: type[_Body], choose: Callable[[An
 
     Where there are several models, `choose` returns the position of the right one.
     """
-    data = await request.body()
+    data = await whole_body(request)
     names = set[str]().union(*map(read_names, models))
     lenient = getattr(request.app.state, "unknown_fields", "refuse") == "ignore"
     ignored: list[str] = []
@@ -56,6 +56,21 @@ async def read_body(request: Request, *models: type[_Body], choose: Callable[[An
     body = await off_loop(len(data), INLINE_BYTES, read)
     tell_ignored(request, ignored)
     return body
+
+
+async def whole_body(request: Request) -> bytes:
+    """Return the body, which comes in one piece (`middleware.with_whole_body`). Starlette's own method copies it, which
+    would keep other clients waiting. Raise ClientDisconnect."""
+    if not hasattr(request, "_body"):
+        pieces, more = list[bytes](), True
+        while more:  # once, unless an operator's middleware hands on pieces
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            pieces.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        request._body = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # where Starlette's own method finds it
+    return request._body
 
 
 def is_chat(data: Any) -> bool:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from io import BytesIO
 from typing import Any
 from urllib.parse import quote
 
@@ -282,7 +283,7 @@ def with_whole_body(app: ASGIApp, limit: int, uploads: int = 0, sounds: int = 0)
                 failure = BadRequest("an upload takes no Idempotency-Key; leave it out.")
                 return await _refuse(failure, scope, receive, send)
             return await app(scope, pieces, send)
-        body, more = bytearray(), True
+        body, more = BytesIO(), True  # of which the bytes are taken without a copy
         while more:
             try:
                 message = await pieces()
@@ -291,9 +292,9 @@ def with_whole_body(app: ASGIApp, limit: int, uploads: int = 0, sounds: int = 0)
                 return await _refuse(failure, scope, receive, send, headers)
             if message["type"] == "http.disconnect":
                 return
-            body += message.get("body", b"")
+            body.write(message.get("body", b""))
             more = message.get("more_body", False)
-        whole: Message = {"type": "http.request", "body": bytes(body), "more_body": False}
+        whole: Message = {"type": "http.request", "body": body.getvalue(), "more_body": False}
         pieces = replayed(whole, receive)
         del body, whole
         await app(scope, pieces, send)

@@ -7,7 +7,8 @@ before any work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +18,9 @@ from pydantic import BaseModel, ValidationError
 from ridgeline.core.plan.embeds import MOST_BYTES, PLACEHOLDER, Embeds, Inserted, sent_bytes
 from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.settings.serving import TEMPLATE_FIELDS
+from ridgeline.media.bounds import BadMedia
 from ridgeline.media.items import Item
+from ridgeline.media.pool import NoMemory
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
@@ -40,11 +43,11 @@ from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
 from ridgeline.serving.requests.tools import with_allowed_tools
-from ridgeline.serving.shares import TEMPLATES, TEXTS
+from ridgeline.serving.shares import RETRY_AFTER, TEMPLATES, TEXTS, Busy
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.infill import infill, marks
 from ridgeline.text.media_prompt import MediaPrompt, prompt_with
-from ridgeline.text.requests import most_logprobs, with_spelled_words
+from ridgeline.text.requests import RequestLimits, most_logprobs, with_spelled_words
 from ridgeline.transport.messages import Grammar
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
@@ -165,7 +168,26 @@ async def _embedded(api: ApiServer, body: CompletionBody, given: list[str], draw
             "once.",
             param="prompt_embeds",
         )
-    return [await TEXTS.run(partial(read_embeds, text, limits)) for text in given]
+    with _counted():
+        return [await TEXTS.run(partial(_counted_embeds, api, text, limits)) for text in given]
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    """Raise BadRequest or Busy for vectors that the memory of media has no room for."""
+    try:
+        yield
+    except BadMedia as error:
+        raise BadRequest(f"{error}") from None
+    except NoMemory as error:
+        raise Busy(f"{error}; try again later.", retry_after=RETRY_AFTER) from None
+
+
+def _counted_embeds(api: ApiServer, text: str, limits: RequestLimits) -> Embeds:
+    """Return the vectors of a prompt, whose bytes count among decoded media for as long as the request is there."""
+    found = read_embeds(text, limits)
+    api.media.count(found)
+    return found
 
 
 async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str], special: bool) -> list[list[int]]:
@@ -293,13 +315,18 @@ async def media_prompt(api: ApiServer, body: TemplateBody, items: list[Item]) ->
     def work() -> MediaPrompt:
         try:
             turn, processor = _template_turn(api, body, use_tools), api.adjusted_processor(body.mm_processor_kwargs)
-            return prompt_with(
+            made = prompt_with(
                 turn.template, api.tokenizer, processor, turn.messages, items, open_ended=turn.goes_on, **turn.arguments
             )
         finally:
-            items.clear()
+            items.clear()  # whose vectors count no longer
+        for each in made.inserted:
+            if each.embeds is not None:
+                api.media.count(each.embeds)
+        return made
 
-    return await TEMPLATES.run(work)
+    with _counted():
+        return await TEMPLATES.run(work)
 
 
 async def chat_length(api: ApiServer, body: ChatBody) -> int:

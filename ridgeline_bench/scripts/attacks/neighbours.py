@@ -12,6 +12,8 @@ stopped      SIGSTOP of one of two API servers, and SIGCONT.
 grpc         Oversized messages, metadata that are garbage, and streams that are abandoned.
 pictures     Files that unpack to a gigabyte, lie about their size or are cut, from 16 connections; another client's
              stream of text, and the longest wait for one of its tokens.
+bodies       Pictures in base64 that make bodies of 16 MB, one after the other; the same stream beside them, and the
+             most processor time that the server's event loop spent between two moments at which it was free.
 
 Waits in a quiet window of the same server, right before, stand beside those under attack: cores are shared.
 """
@@ -48,6 +50,22 @@ JUMP = """
 import os, time
 _real = time.time
 time.time = lambda: _real() + (3600.0 if os.path.exists(os.environ["CLOCK_JUMPS"]) else 0.0)
+"""
+BEATS = """
+import os, sys
+if "api_server_process" in " ".join(sys.orig_argv):
+    import asyncio, time, uvicorn
+    serve = uvicorn.Server.serve
+    async def beat():
+        with open(os.environ["BEATS"], "a", buffering=1) as told:
+            while True:
+                before = time.thread_time()
+                await asyncio.sleep(0.002)
+                told.write(f"{time.thread_time() - before:.4f}\\n")
+    async def watched(self, *given):
+        self.beat = asyncio.get_running_loop().create_task(beat())
+        await serve(self, *given)
+    uvicorn.Server.serve = watched
 """
 
 
@@ -246,6 +264,33 @@ def pictures(row: Row, folder: Path) -> None:
         row.happened.append(f"files: {answers}; {_left(server)}")
 
 
+def bodies(row: Row, folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text(BEATS)
+    noise, told = BytesIO(), folder / "beats"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (2048, 2048, 3), dtype=np.uint8)).save(noise, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(noise.getvalue()).decode()
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    large = {"max_tokens": 1, "messages": [message]}
+    path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with environment(BEATS=str(told), PYTHONPATH=path), Served("--model", str(ASSETS / "embedded-vision")) as server:
+        longest_gap(server)
+        quiet = [longest_gap(server) for _ in range(4)]
+        before = told.stat().st_size
+        with Compared(server, row), ThreadPoolExecutor(1) as pool:
+            theirs = pool.submit(lambda: [post(server, "/v1/chat/completions", large)[0] for _ in range(8)])
+            gaps = list[float]()
+            while not theirs.done():
+                gaps.append(longest_gap(server))
+        held = [float(each) for each in told.read_bytes()[before:].split()]
+    row.happened.append(
+        f"{counted(theirs.result())} to bodies of {len(url) / 1e6:.1f} MB; the loop's most {max(held):.4f} s"
+    )
+    row.happened.append(
+        f"a stream's longest wait: {max(quiet):.3f} s before, {max(gaps):.3f} s beside them, median of "
+        f"{len(gaps)} streams {float(np.median(gaps)):.3f} s"
+    )
+
+
 def hostile_pictures() -> list[bytes]:
     """Return files of pictures: at the bound of pixels, beyond it, cut, of many scans, and of noise."""
     draw, whole = np.random.default_rng(0), BytesIO()
@@ -285,7 +330,9 @@ def _left(server: Served) -> str:
     return "nothing is left" if not busy else f"LEFT OVER: {busy:g}"
 
 
-ATTACKS = {each.__name__: each for each in (flood, several, sleep, kv8, clock, descriptors, stopped, grpc, pictures)}
+ATTACKS = {
+    each.__name__: each for each in (flood, several, sleep, kv8, clock, descriptors, stopped, grpc, pictures, bodies)
+}
 
 if __name__ == "__main__":
     main(ATTACKS, __doc__)
