@@ -264,12 +264,14 @@ def forward(
     padded, tiles = triton.next_power_of_2(per_group), chosen_tiles(width, q_BHTD.itemsize)
     rows = max(padded, tiles.rows)
     slots, always = selected + min(blocks.last, 1), {"FIRST": blocks.first, "LAST": blocks.last}
+    out, log = torch.empty_like(q_BHTD), torch.empty((batch, heads, tokens), dtype=torch.float32, device=device)
+    if not tokens:
+        return out, out, log
     at_once = min(LISTED, tokens, max(64, PARTS_BYTES // (slots * per_group * size * q_BHTD.itemsize)))
     number, together = -(-tokens // blocks.tokens), max(TOGETHER, rows // padded)
     spans = -(-tokens // at_once)
     spans_BLTS = pad(chosen_BGTS, (0, 0, 0, spans * at_once - tokens), value=-1)
     lists = listed(spans_BLTS.reshape(batch, groups * spans, at_once, selected), number, together) if selected else ()
-    out, log = torch.empty_like(q_BHTD), torch.empty((batch, heads, tokens), dtype=torch.float32, device=device)
     own = torch.empty_like(out) if branches is not None and keep else None
     parts = torch.empty((at_once * slots * per_group, size), dtype=q_BHTD.dtype, device=device)
     logs = torch.empty(len(parts), dtype=torch.float32, device=device)

@@ -120,6 +120,11 @@ def test_fewer_tokens_than_a_compressed_key_has() -> None:
     assert torch.allclose(ours, dense * gates[..., 1, None] + near * gates[..., 2, None], atol=1e-5)
 
 
+def test_no_tokens_have_no_answers() -> None:
+    q, kv = torch.zeros(1, 4, 0, 16), KeysValues(torch.zeros(1, 2, 0, 16), torch.zeros(1, 2, 0, 16))
+    assert nsa_attention(q, kv, kv, kv, torch.zeros(1, 4, 0, 3)).shape == q.shape
+
+
 def test_all_blocks_selected_is_dense_attention() -> None:
     nsa = Nsa(length=8, stride=4, block=16, selected=5, window=11)
     q, coarse, selected, window, gates = drawn(70, nsa)
