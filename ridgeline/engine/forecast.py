@@ -11,7 +11,6 @@ it is largest.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence as PySequence
 
 import numpy as np
@@ -21,11 +20,11 @@ from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 
 EDGES = np.array([0, *(round(16 * 2 ** (n / 2)) for n in range(33))], np.float64)  # of the buckets, in tokens
-STARTS = EDGES[:-1].tolist()
 # Assumed before any output has ended, and soon outweighed: limits up to SURE tokens are reached, as jobs of a fixed
 # length do, and longer outputs have USUAL tokens more in the mean
 SURE, USUAL = 256, 512
 FORGOTTEN = 1 / 256  # share of what is known that is forgotten with every output that ends
+MOST_LATELY = 1024  # outputs that ended and are not counted yet
 LEAST = 1e-9  # shares below this one are taken for it, so that none is divided by 0
 # of each kind, at which the sum is computed. It is highest just before requests reach their limits, so once the best of
 # some limits is known, as many more are looked at between its neighbours
@@ -34,23 +33,38 @@ UNDER_WAY = 2  # plans after its last in which a request still holds its blocks
 
 
 class Outputs:
-    """The lengths of outputs. reached: how many came to the end of a bucket or ended in it; ended: in it."""
+    """The lengths of outputs. reached: how many came to the end of a bucket or ended in it; ended: in it. Outputs that
+    ended lately are counted when they are asked about: where there is memory enough nothing is."""
 
     def __init__(self) -> None:
         self._reached = np.zeros(len(EDGES) - 1)
         self._ended = np.zeros(len(EDGES) - 1)
+        self._lately: list[tuple[int, bool]] = []
         self._assumed = 1 - np.exp(-np.diff(np.maximum(EDGES, SURE)) / USUAL)
 
     def note(self, length: int, *, cut: bool) -> None:
         """Learn that an output ended after `length` tokens. cut: its limit ended it."""
-        bucket = bisect_right(STARTS, length) - 1
-        for counts in (self._reached, self._ended):
-            counts *= 1 - FORGOTTEN
-        self._reached[: bucket + (not cut)] += 1
-        self._ended[bucket] += not cut
+        self._lately.append((length, cut))
+        if len(self._lately) >= MOST_LATELY:
+            self._count()
+
+    def _count(self) -> None:
+        """Take in the outputs that ended lately, the newest with the most weight."""
+        length_N, cut_N = (np.array(each) for each in zip(*self._lately, strict=True))
+        self._lately.clear()
+        count, size = len(length_N), len(EDGES) - 1
+        buckets_N = np.searchsorted(EDGES[:-1], length_N, "right") - 1
+        weights_N = (1 - FORGOTTEN) ** np.arange(count - 1, -1, -1.0)
+        passed = np.bincount(buckets_N + ~cut_N, weights_N, size + 1)  # buckets to whose ends each one came
+        ended = np.bincount(buckets_N, weights_N * ~cut_N, size)
+        old = (1 - FORGOTTEN) ** count
+        self._reached = self._reached * old + passed[:0:-1].cumsum()[::-1]
+        self._ended = self._ended * old + ended
 
     def longer(self, lengths_R: np.ndarray) -> np.ndarray:
         """Return the share of outputs that are longer than each of EDGES. lengths_R: those of running requests."""
+        if self._lately:
+            self._count()
         buckets_R = np.searchsorted(EDGES[:-1], lengths_R, "right") - 1
         passed = len(buckets_R) - np.cumsum(np.bincount(buckets_R, minlength=len(EDGES) - 1))
         ends = (self._ended + self._assumed) / (self._reached + passed + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -35,7 +35,11 @@ def build_rows(
 ) -> Rows:
     """Rows of running sequences, as a struct of arrays. columns_R: their slots. A guided request's two sample together
     or not at all. Only chunks can have a prompt to score."""
-    features = int(np.bitwise_or.reduce(slots.features[columns_R], initial=0))
+    if len(slots.kinds) == 1:
+        [(features, num_logprobs)] = slots.kinds
+    else:
+        features = int(np.bitwise_or.reduce(slots.features[columns_R], initial=0))
+        num_logprobs = int(np.maximum.reduce(slots.num_logprobs[columns_R], initial=0))
     if features & SCORED:
         chunks = (kinds_R == CHUNK).nonzero()[0].tolist()
         if not any(seqs[row].features & SCORED for row in chunks):
@@ -52,7 +56,7 @@ def build_rows(
         num_logits_R=num_logits_R,
         tokens_each=tokens_each,
         features=features,
-        num_logprobs=int(np.maximum.reduce(slots.num_logprobs[columns_R], initial=0)),
+        num_logprobs=num_logprobs,
         guided=_guided(seqs, num_logits_R) if features & GUIDANCE else (),
         marks_R=marks_R,
         encoded_R=encoded_R,
@@ -70,8 +74,8 @@ def _guided(seqs: list[Sequence], num_logits_R: np.ndarray) -> tuple[Guided, ...
 
 class Standing(NamedTuple):
     """The decoding set: rows that sample all their tokens. columns_R: where `SlotTable` has them, as numpy
-    wants its indices. last_kv_len_R: from there; it does not change while the request keeps its slot. ids, takers: of
-    each row the request's id, and the function that takes its token.
+    wants its indices. last_kv_len_R: from there; it does not change while the request keeps its slot. ids, tokens: of
+    each row the request's id, and the list that takes its token.
     """
 
     seqs: list[Sequence]
@@ -79,7 +83,7 @@ class Standing(NamedTuple):
     columns_R: np.ndarray
     last_kv_len_R: np.ndarray
     ids: list[str]
-    takers: list[Callable[[int], None]]
+    tokens: list[list[int]]
 
     @staticmethod
     def of(seqs: list[Sequence], slots: SlotTable, *, drafts: int, emits: int | None = None) -> Standing:
@@ -87,7 +91,7 @@ class Standing(NamedTuple):
         each may emit, if that is less than it runs."""
         columns_R = np.array([seq.slot for seq in seqs], np.intp)
         last_kv_len_R = slots.last_kv_len[columns_R]
-        given = [seq.id for seq in seqs], [seq.tokens.append for seq in seqs]
+        given = [seq.id for seq in seqs], [seq.tokens for seq in seqs]
         if not drafts:
             return Standing(seqs, _token_rows(seqs, columns_R, slots), columns_R, last_kv_len_R, *given)
         counts_R = np.array([1 + min(seq.drafts, drafts) for seq in seqs], np.int32)
@@ -110,16 +114,16 @@ class Standing(NamedTuple):
                 come.remove(seq)
             else:
                 gone.append(self.seqs.index(seq))
-        seqs, ids, takers = self.seqs.copy(), self.ids.copy(), self.takers.copy()
-        for row in sorted(gone, reverse=True):
-            del seqs[row], ids[row], takers[row]
+        seqs, ids, tokens = self.seqs.copy(), self.ids.copy(), self.tokens.copy()
+        gone.sort()
+        for row in reversed(gone):
+            del seqs[row], ids[row], tokens[row]
         seqs += come
         ids += [seq.id for seq in come]
-        takers += [seq.tokens.append for seq in come]
-        stay_R = np.ones(len(self.columns_R), np.bool_)
-        stay_R[gone] = False
-        columns_R = np.concatenate([self.columns_R[stay_R], np.array([seq.slot for seq in come], np.intp)])
-        return Standing(seqs, _token_rows(seqs, columns_R, slots), columns_R, slots.last_kv_len[columns_R], ids, takers)
+        tokens += [seq.tokens for seq in come]
+        stay = [self.columns_R[start:end] for start, end in zip([0, *(row + 1 for row in gone)], [*gone, None])]  # noqa: B905
+        columns_R = np.concatenate([*stay, np.array([seq.slot for seq in come], np.intp)])
+        return Standing(seqs, _token_rows(seqs, columns_R, slots), columns_R, slots.last_kv_len[columns_R], ids, tokens)
 
 
 def _token_rows(seqs: list[Sequence], columns_R: np.ndarray, slots: SlotTable) -> Rows:

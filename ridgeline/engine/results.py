@@ -88,9 +88,9 @@ class Results:
         standing rows."""
         seqs, standing, events = record.seqs, record.standing, StepEvents()
         ended, others = result.finish_R.nonzero()[0].tolist(), seqs[len(standing.seqs) :]
-        takers, events.ids, events.token_ids = standing.takers, standing.ids.copy(), tokens_R
+        lists, events.ids, events.token_ids = standing.tokens, standing.ids.copy(), tokens_R
         if others:
-            takers = [*takers, *(seq.tokens.append for seq in others)]
+            lists = [*lists, *(seq.tokens for seq in others)]
             events.ids += [seq.id for seq in others]
         finished = self._running.finished_since(record.departures)
         for row in ended:
@@ -98,14 +98,16 @@ class Results:
             if token >= 0 and seq.status is not Status.FINISHED:
                 seq.tokens.append(token)
                 events.events.append(TokenEvent(seq.id, token, REASONS[result.finish_R[row]]))
-        if ended or finished or np.count_nonzero(result.emitted_R) < len(seqs):
-            takers, events.token_ids = takers.copy(), tokens_R.copy()
-            none = {*ended, *(result.emitted_R == 0).nonzero()[0].tolist()}
+        emitted = np.count_nonzero(result.emitted_R)
+        if ended or finished or emitted < len(seqs):
+            lists, events.token_ids = lists.copy(), tokens_R.copy()
+            none = set(ended)
+            if emitted < len(seqs):
+                none.update((result.emitted_R == 0).nonzero()[0].tolist())
             none.update(seqs.index(seq) for seq in finished if seq in seqs)
             for row in sorted(none, reverse=True):
-                del takers[row], events.ids[row], events.token_ids[row]
-        for take, token in zip(takers, events.token_ids, strict=True):
-            take(token)
+                del lists[row], events.ids[row], events.token_ids[row]
+        any(map(list.append, lists, events.token_ids))  # a loop of the interpreter's own: it takes a third of the time
         return events
 
     def _take(

@@ -13,6 +13,7 @@ have without those.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import Protocol
 
@@ -23,25 +24,35 @@ OVERTAKES = 64  # requests that start before one that came earlier
 
 
 class Lane:
-    """Requests in their own order. place: of its first one, when it was last looked at."""
+    """Requests in their own order: a line of those that came in it, and a heap of the others. place: of its first one,
+    when it was last looked at."""
 
     def __init__(self, name: Hashable) -> None:
         self.name = name
         self.place: tuple | None = None
+        self._line: deque[tuple[tuple, Sequence]] = deque()
         self._heap: list[tuple[tuple, Sequence]] = []
         self.aside: list[Sequence] = []  # that were first, and let others pass
 
     def push(self, seq: Sequence) -> None:
-        heapq.heappush(self._heap, (seq.order, seq))
+        if not self._line or seq.order > self._line[-1][0]:
+            self._line.append((seq.order, seq))
+        else:
+            heapq.heappush(self._heap, (seq.order, seq))
 
     def head(self) -> Sequence | None:
         """Return the first request. Entries are skipped if their requests wait no more (admitted as suspects, aborted,
         finished by a late token) or have other places by now."""
-        while self._heap:
-            order, seq = self._heap[0]
+        line, heap = self._line, self._heap
+        while line or heap:
+            first = heap if heap and (not line or heap[0][0] < line[0][0]) else line
+            order, seq = first[0]
             if seq.status is Status.WAITING and seq.order == order:
                 return seq
-            heapq.heappop(self._heap)
+            if first is line:
+                line.popleft()
+            else:
+                heapq.heappop(heap)
             if seq.status is Status.ASIDE and seq.order == order:
                 self.aside.append(seq)
         return None
@@ -49,7 +60,7 @@ class Lane:
     def back(self) -> None:
         """Take in those again that were aside, and wait by now."""
         for seq in self.aside:
-            heapq.heappush(self._heap, (seq.order, seq))
+            Lane.push(self, seq)
         self.aside = []
 
 

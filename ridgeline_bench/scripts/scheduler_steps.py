@@ -3,11 +3,14 @@
     python -m ridgeline_bench.scripts.scheduler_steps [--waiting 0 10000 100000] [--json FILE] [--policies fcfs vtc]
 
 Scheduler, cache and policy are the engine's own; a worker gives one token to every row at once. 256 requests of 20
-tenants run, and so many others wait. There are two loads:
+tenants run, and so many others wait. There are four loads:
 
     decode   no request ends; every sixteenth plan all rows need a block
-    ends     outputs of 100 to 300 tokens behind prompts of 128, so in the mean more than one request ends, and one
-             starts, in each step; a new one comes to wait for each that ends
+    ends     outputs of 100 to 300 tokens behind prompts of 128, so in the mean 1.3 requests end, and as many start, in
+             each step; a new one comes to wait for each that ends
+    two      the same with outputs of 64 to 192 tokens: 2 requests end in a step
+    all      outputs of 128 tokens that begin and end together: all 256 end in one step, and as many start in the next
+             one, so the longest step counts; divided by 256 it is the time of an end and a start
 
 Times are of the processor, and policies take turns, so that other work on the machine disturbs all alike.
 """
@@ -37,7 +40,7 @@ from ridgeline.engine.scheduler import Scheduler
 from ridgeline_bench.scripts.asked import asked
 
 RUNNING, TENANTS, PROMPT = 256, 20, 128
-LOADS = ("decode", "ends")
+LOADS = {"decode": (4000, 4000), "ends": (100, 300), "two": (64, 192), "all": (128, 128)}  # tokens of outputs
 
 
 class Load:
@@ -55,13 +58,13 @@ class Load:
         config = EngineConfig(
             max_model_len=8192,
             max_num_seqs=RUNNING,
-            max_num_batched_tokens=8192,
+            max_num_batched_tokens=RUNNING * (PROMPT + 1) if kind == "all" else 8192,
             scheduling_policy=policy,
             policy=PolicySettings(slo_ttft=3600.0),
         )
         self.scheduler = Scheduler(config, layout, None, lambda: self.now)
         self.scheduler._policy.price = Price(row=0.05, token=0.01)
-        self._draw, self._ends, self._came = random.Random(0), kind == "ends", 0
+        self._draw, self._tokens, self._came = random.Random(0), LOADS[kind], 0
         self._prompts = [tuple(self._draw.randrange(50_000) for _ in range(PROMPT)) for _ in range(2048)]
         for _ in range(RUNNING):
             self._come(first=True)
@@ -73,7 +76,8 @@ class Load:
     def _come(self, *, first: bool = False) -> None:
         n = self._came
         self._came += 1
-        tokens = self._draw.randint(16 if first else 100, 300) if self._ends else 4000
+        low, high = self._tokens
+        tokens = self._draw.randint(16 if first and low < high else low, high)
         request = Request(
             id=f"r{n}",
             prompt_token_ids=(n, *self._prompts[n % len(self._prompts)]),
@@ -139,7 +143,9 @@ def main() -> None:
                 for policy, load in loads.items():
                     found[kind, policy, waiting] += load.measure(a.steps)
             gc.unfreeze()
-    table = Table("load", "policy", "waiting", "plan, median", "result", "step, median", "mean", "99th percentile")
+    table = Table(
+        "load", "policy", "waiting", "plan, median", "result", "step, median", "mean", "99th percentile", "longest"
+    )
     for (kind, policy, waiting), times in found.items():
         plan_N, result_N = np.array(times).T
         step_N = plan_N + result_N
@@ -149,6 +155,7 @@ def main() -> None:
             "step": np.median(step_N),
             "mean": step_N.mean(),
             "p99": np.percentile(step_N, 99),
+            "longest": step_N.max(),
         }
         table.add_row(kind, policy, str(waiting), *(f"{value:.0f}" for value in figures.values()))
         if a.json:

@@ -137,7 +137,7 @@ def test_standing_rows_follow_from_those_before(steps: list[list[int]]) -> None:
         standing = standing.after(changes, slots)
         plain = Standing.of(list(decoding.values()), slots, drafts=0)
         assert (standing.seqs, standing.ids) == (plain.seqs, plain.ids)
-        assert standing.takers == plain.takers
+        assert standing.tokens == plain.tokens
         for found, wanted in zip(arrays(standing), arrays(plain), strict=True):
             assert found.dtype == wanted.dtype
             assert found.tolist() == wanted.tolist()

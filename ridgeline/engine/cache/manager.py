@@ -33,7 +33,7 @@ from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.disk import BlockStore, DiskBelow
 from ridgeline.engine.cache.disk_hits import DiskHits
-from ridgeline.engine.cache.hits import Found, Hit, Search
+from ridgeline.engine.cache.hits import NOTHING, Found, Hit, Search
 from ridgeline.engine.cache.host_tier import DeviceParts, HostTier, TierCounts
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.plain_pool import pool_of
@@ -46,6 +46,11 @@ from ridgeline.engine.price import Price
 from ridgeline.engine.sequence import Sequence
 
 Fits = Callable[[PySequence[Sequence]], bool]
+
+
+def _to_hold(seq: Sequence) -> int:
+    """Return the tokens for which a sequence that starts needs blocks. One more comes, unless the prompt is pooled."""
+    return len(seq.tokens) + (seq.request.task is None)
 
 
 class CacheManager:
@@ -119,7 +124,13 @@ class CacheManager:
         shared_tokens. fits: asked whether they may start, once they have their hits.
         """
         hits = [self._search.search(seq) if self.tier is None else self._find(seq) for seq in seqs]
-        if not self._take_ends(seqs, hits, reserve_blocks):
+        if len(hits) == 1 and hits[0] is NOTHING and self.tier is None and not seqs[0].encoded:
+            [seq] = seqs
+            self._take_nothing(seq)
+            wanted = self.specs[0].blocks_needed(_to_hold(seq), self._max_chunk, self.block_size)
+            if not self.pool.can_take([reserve_blocks + wanted]):
+                return False
+        elif not self._take_ends(seqs, hits, reserve_blocks):
             wanted = self._take_hits(seqs, [hit.whole for hit in hits], reserve_blocks)
             if not self.pool.can_take(wanted):
                 self._take_back(seqs)
@@ -229,12 +240,17 @@ class CacheManager:
             self._take_hit(seq, hit)
             for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
                 held = 0 if spec.exact else sum(block != NULL_BLOCK for block in blocks)
-                known = len(seq.tokens) + (seq.request.task is None)  # a token comes, unless the prompt is pooled
-                size = seq.encoded if spec.encoded else known
+                size = seq.encoded if spec.encoded else _to_hold(seq)
                 wanted[g] += spec.blocks_needed(size, self._max_chunk, self.block_size) - held
             for rising in seq.rising:
                 wanted[rising.group] += rising.group in self._exact and rising.node_hash is not None
         return wanted
+
+    def _take_nothing(self, seq: Sequence) -> None:
+        """Do as `_take_hit` of a hit without blocks, where there is one group."""
+        seq.has_emitted, seq.blocks, seq.source, seq.passed = False, [[]], [], [0]
+        seq.published = seq.cached_tokens = seq.shared_tokens = seq.keeps_at = 0
+        seq.checkpoint = None
 
     def _take_hit(self, seq: Sequence, hit: Hit) -> None:
         seq.has_emitted = False

@@ -198,7 +198,7 @@ class Published:
         state has come as far."""
         size, index = self._names.block_size, self.index
         tokens, parent = tuple(seq.identity(n * size, min(seq.written, (n + 1) * size))), self._names.parent(seq, n)
-        if not tokens or index.is_covered(parent, tokens):
+        if not tokens or (index.has_ends(parent) and index.is_covered(parent, tokens)):
             return
         end, whole = n * size + len(tokens), len(tokens) == size
         node_hash = self._names.hashes(seq, n + 1)[n] if whole else chain_hash(parent, tokens)
@@ -218,7 +218,7 @@ class Published:
         node = self.index.get(node_hash)
         if node is None or None in node.blocks:
             return
-        if (shorter := self.index.shorter_end(parent, tokens)) is not None:
+        if self.index.has_ends(parent) and (shorter := self.index.shorter_end(parent, tokens)) is not None:
             self.unpublish([shorter])
         self.index.add_end(node_hash, tokens)
 
