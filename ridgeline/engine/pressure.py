@@ -10,14 +10,21 @@ running, so three rules keep that small:
 * Requests are preempted while some blocks are still free. Another request often ends before these are used up, and
   then nothing is lost at all.
 * So many requests are preempted together that the growth of the others uses up little of the blocks that these leave.
+
+A request's way back is the cheaper one of two, by predicted time: its tokens run again, or its blocks come from the
+host's memory. Of requests that are equally entitled to go on those are preempted whose way back costs least for each
+block that they leave. Before any request is, windows give up what no later token needs, which costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as PySequence
+from math import inf, log
+from typing import NamedTuple
 
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.forecast import Forecast
+from ridgeline.engine.price import Price
 from ridgeline.engine.sequence import Sequence
 
 # Chosen with ridgeline_bench/scripts/preemption.py; docs/scheduling.md has the figures of these values.
@@ -29,9 +36,19 @@ SPARE = 0.5  # blocks for each running sequence. Half of all full blocks' worth:
 LOSS = 0.15  # of the blocks of requests that are preempted together, what the others may use up
 
 
+class WayBack(NamedTuple):
+    """The way by which a preempted request has its tokens again. below: from the host's memory; else they run again.
+    cost: predicted milliseconds of it, for each block that the request leaves."""
+
+    below: bool
+    cost: float
+
+
 class Pressure:
-    def __init__(self, cache: CacheManager, forecast: Forecast) -> None:
-        self._cache, self._forecast = cache, forecast
+    """price: of tokens that run again."""
+
+    def __init__(self, cache: CacheManager, forecast: Forecast, price: Price = Price()) -> None:
+        self._cache, self._forecast, self._price = cache, forecast, price
 
     def admits(self, seqs: PySequence[Sequence], num_running: int, *, outranked: bool) -> bool:
         """Return True if a request's sequences, which have their hits, can run beside the others to the end. outranked:
@@ -62,6 +79,33 @@ class Pressure:
             else:
                 fewest = count + 1
         return list(leaders[: -fewest - 1 : -1])
+
+    def way_back(self, seq: Sequence) -> WayBack:
+        """Return the cheaper way by which a running request would have its tokens again. Blocks that others held when
+        it started stay, so they count for nothing."""
+        size, tier = self._cache.block_size, self._cache.tier
+        again = freed = num_bytes = 0.0
+        for member in seq.members:
+            start, known = min(member.shared_tokens, len(member.tokens)), len(member.tokens)
+            again += self._price.prompt(known - start, start) + self._price.prompt(member.encoded)
+            for g, (spec, blocks) in enumerate(zip(self._cache.specs, member.blocks, strict=True)):
+                own = len(blocks) - max(member.passed[g], start // size)
+                blocks_left = max(0.0, min(own, 1 if spec.exact else own if spec.encoded else (known - start) / size))
+                freed += blocks_left
+                num_bytes += 0 if tier is None else blocks_left * tier.layout.block_bytes[g]
+        freed = max(1 / size, freed)
+        if tier is None or tier.preempted == "recompute" or not self._cache.names.shares(seq):
+            return WayBack(below=False, cost=again / freed)
+        load = 1e3 * tier.load_seconds(int(num_bytes)) if num_bytes <= tier.free_bytes else inf
+        if tier.preempted == "swap" or load < again:
+            return WayBack(below=True, cost=min(load, again) / freed)
+        return WayBack(below=False, cost=again / freed)
+
+    def cost(self, seq: Sequence) -> float:
+        """Return the cost of a running request's way back, in steps of a fifth: a smaller difference is less than what
+        such predictions are wrong by, and should not overthrow the order in which requests came."""
+        cost = self.way_back(seq).cost
+        return round(log(cost) / log(1.2)) if cost > 0 else -inf
 
     def _lose_little(self, victims: PySequence[Sequence]) -> bool:
         members = [member for seq in victims for member in seq.members]

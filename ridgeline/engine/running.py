@@ -69,7 +69,7 @@ class Running:
         self.slots = SlotTable(config.max_num_seqs)
         self.adapters = AdapterPlaces(config.max_loras)
         self.forecast = Forecast(layout, self.slots, self.each - 1 + self.ahead)
-        self.pressure = Pressure(self.cache, self.forecast)
+        self.pressure = Pressure(self.cache, self.forecast, price)
         self.prefilling: dict[Sequence, None] = {}
         self.decoding: dict[Sequence, None] = {}
         self.paced: dict[Sequence, None] = {}
@@ -216,6 +216,16 @@ class Running:
         self.deltas += changes
         self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size - (self.each - 1) - self.ahead
         return True
+
+    def shrink_windows(self, plans: int, plan_id: int) -> bool:
+        """Release what windows hold that no later token needs. Return False if that is nothing. plans: in flight,
+        plan_id the newest."""
+        changes = list[Delta]()
+        for seq in (*self.decoding, *self.paced, *self.prefilling) if self.cache.tables.windowed else ():
+            for member in seq.members:
+                changes += self.cache.tables.let_go(member, self.certain(member, plans), plan_id)
+        self.deltas += changes
+        return bool(changes)
 
     def certain(self, seq: Sequence, plans: int) -> int:
         """The position from which on it goes on at the earliest: plans in flight may emit nothing where they verify."""

@@ -300,7 +300,7 @@ class Scheduler:
             entitled.order = self._policy.promote(entitled)  # also before those preempted for it
             self._push(entitled)
             seq = entitled
-        lower = self._policy.lower(seq, self.running.leaders)
+        lower = self._policy.lower(seq, self.running.leaders, self.running.pressure.cost)
         if not lower or not self._could_start(seq, lower):
             return
         while not self._could_start(seq, ()):
@@ -350,19 +350,29 @@ class Scheduler:
     def _relieve(self) -> bool:
         """Preempt requests if too few blocks are left. Return True if any was."""
         before = self.running.departures
-        while self.num_running > 1 and self.running.pressure.is_high(self.running.num_seqs):
-            for victim in self.running.pressure.victims(self._policy.keeping(self.running.leaders())):
+        pressure = self.running.pressure
+        while self.num_running > 1 and pressure.is_high(self.running.num_seqs):
+            if self._shrink_windows():
+                continue
+            if len(leaders := self.running.leaders()) < 2:
+                break  # the others' last tokens are on the way, and their blocks come back then
+            for victim in pressure.victims(self._policy.keeping(leaders, pressure.cost)):
                 self._make_way(victim)
         return self.running.departures > before
 
     def _grow(self, seq: Sequence) -> bool:
         """Allocate blocks for a row's tokens; False if the request itself was preempted."""
         while not self._extend(seq, self.running.each, known=False):
-            victim = self._policy.keeping(self.running.leaders())[-1]
+            if self._shrink_windows():
+                continue
+            victim = self._policy.keeping(self.running.leaders(), self.running.pressure.cost)[-1]
             self._make_way(victim)
             if victim is seq.leader:
                 return False
         return True
+
+    def _shrink_windows(self) -> bool:
+        return self.running.shrink_windows(len(self.in_flight), self._plan_id)
 
     def _make_way(self, seq: Sequence) -> None:
         """Preempt for want of blocks. A request that runs alone will do without the cache: then its blocks fill whole
@@ -704,7 +714,10 @@ class Scheduler:
     # ---- leaving ----------------------------------------------------------------------------------------------
 
     def _preempt(self, seq: Sequence, reason: Preemption) -> None:
-        self.running.leave(seq, self._plan_id, resumes=reason not in (Preemption.RECOVERY, Preemption.SLEEP))
+        resumes = reason not in (Preemption.RECOVERY, Preemption.SLEEP)
+        if resumes and self.cache.tier is not None:
+            self.cache.keep_below(seq, below=self.running.pressure.way_back(seq).below)
+        self.running.leave(seq, self._plan_id, resumes=resumes)
         for member in seq.members:
             member.preemptions[reason] += 1
         self.preemptions[reason] += 1

@@ -49,6 +49,7 @@ class Sequence:
     since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
     it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
     leaves behind. heard: how many tokens of its encoder input, the first ones, the cache held when it was admitted.
+    runs_again: once preempted, what the device gives up of its blocks is not saved.
     crossed: where the keys of its pictures lie, if layers of cross attention see them. encoded: the tokens of its
     encoder input, or the places of these keys. last_plan: newest plan that may name it, kept when it leaves a slot: it
     may not be planned again before that plan has retired, since a late token may still arrive. overtaken: how many
@@ -94,6 +95,7 @@ class Sequence:
         "published",
         "request",
         "rising",
+        "runs_again",
         "shared_tokens",
         "slot",
         "source",
@@ -138,7 +140,7 @@ class Sequence:
         alone = request.whole or bool(request.encoder_ids)
         self.private = alone or not all(each.key for each in self.inserted)
         self.together: tuple[tuple[int, int], ...] = ()  # tokens that always run in one step
-        self.distrusted = False
+        self.distrusted = self.runs_again = False
         self.cached_tokens = self.shared_tokens = 0
         self.last_plan = 0
         self.prompt_logprobs_sent = 0

@@ -127,8 +127,8 @@ class CacheManager:
         if len(hits) == 1 and hits[0] is NOTHING and self.tier is None and not seqs[0].encoded:
             [seq] = seqs
             self._take_nothing(seq)
-            wanted = self.specs[0].blocks_needed(_to_hold(seq), self._max_chunk, self.block_size)
-            if not self.pool.can_take([reserve_blocks + wanted]):
+            needed = self.specs[0].blocks_needed(_to_hold(seq), self._max_chunk, self.block_size)
+            if not self.pool.can_take([reserve_blocks + needed]):
                 return False
         elif not self._take_ends(seqs, hits, reserve_blocks):
             wanted = self._take_hits(seqs, [hit.whole for hit in hits], reserve_blocks)
@@ -401,6 +401,19 @@ class CacheManager:
         if seq.loads and self.tier is not None:
             self.tier.prune()
         seq.published, seq.checkpoint, seq.keeps_at = 0, None, 0
+
+    def keep_below(self, seq: Sequence, *, below: bool) -> None:
+        """Note by which way a request that is preempted will have its blocks again, before it gives them back. below:
+        from the host's memory, where as many of them go at once as may be on their way, the first ones first. Else
+        what the device gives up of them is lost."""
+        assert self.tier is not None
+        for member in seq.members:
+            member.runs_again = not below
+            for node_hash in member.hashes[: member.published] if below and self.names.shares(member) else ():
+                if not all(
+                    self.tier.save_early(node_hash, g) for g in range(len(self._prefixed)) if g not in self._exact
+                ):
+                    return
 
     def forget_prefixes(self, *, on_disk: bool = True) -> None:
         """Let no later sequence find anything of what was, but for the disk if not `on_disk`. Requests may run

@@ -139,10 +139,10 @@ class BlockPool:
         """Free pages to which a preempted request comes back."""
         return sum(page in self._idle for page, owners in self._awaited.items() if inf in owners.values())
 
-    def is_awaited(self, group: int, block: int) -> bool:
-        """Return True if a preempted request comes back for the block's page."""
-        owners = self._awaited.get(self._page_of(group, block))
-        return owners is not None and inf in owners.values()
+    def awaiting(self, group: int, block: int) -> list[Hashable]:
+        """Return the preempted requests that come back for the block's page."""
+        owners = self._awaited.get(self._page_of(group, block), {})
+        return [owner for owner, rank in owners.items() if rank == inf]
 
     @property
     def most_awaited(self) -> int:

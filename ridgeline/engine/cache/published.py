@@ -154,8 +154,8 @@ class Published:
         """Evict a block. Where keys and values are gone, no request can begin at the state behind them."""
         node_hash = self.index.hash_of(group, block) or b""
         node, tier = self.index.get(node_hash), self.tier
-        stays = tier is not None and tier.preempted == "recompute" and self.pool.is_awaited(group, block)
-        saved = tier is not None and node is not None and not stays and tier.save(node_hash, group, block)
+        lost = tier is not None and self._runs_again(tier, group, block)
+        saved = tier is not None and node is not None and not lost and tier.save(node_hash, group, block)
         self._drop(group, block)
         self._checkpoints.drop(group, block, saved=saved)
         if node is None or saved or group in self._exact:
@@ -165,6 +165,11 @@ class Published:
                 self.forget(g, state)
             if tier is not None and (below := node.below[g]) is not None and not tier.pool.refs(g, below):
                 tier.forget(g, below)
+
+    def _runs_again(self, tier: HostTier, group: int, block: int) -> bool:
+        """Return True if preempted requests come back for a block, and all of them will run its tokens again."""
+        owners, always = self.pool.awaiting(group, block), tier.preempted == "recompute"
+        return bool(owners) and all(always or (isinstance(each, Sequence) and each.runs_again) for each in owners)
 
     def withdraw(self, *seqs: Sequence) -> None:
         """Withdraw what these sequences published, shared or left behind, and anything that continues it: keys

@@ -14,6 +14,7 @@ import numpy as np
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import Rows
 from ridgeline.core.registry import Registry
+from ridgeline.engine.policy.base import Cost
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.waiting import Lane
 
@@ -84,14 +85,18 @@ class Policy(Protocol):
     def promote(self, seq: Sequence) -> tuple:
         """Return the order with which an entitled request comes first."""
 
-    def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
-        """Return the running requests that may be preempted for a waiting one, in their order."""
+    def lower(
+        self, waiting: Sequence, running: Callable[[], Collection[Sequence]], cost: Cost = lambda seq: 0.0
+    ) -> list[Sequence]:
+        """Return the running requests that may be preempted for a waiting one; the last one goes first. cost: what
+        their blocks cost to have again, which decides between those that are equally entitled."""
 
     def outranked(self, seq: Sequence) -> bool:
         """Return True if requests of a rank before its own have come, as more may."""
 
-    def keeping(self, running: Collection[Sequence]) -> list[Sequence]:
-        """Return the running requests in the order in which they keep their blocks, where these are lacking."""
+    def keeping(self, running: Collection[Sequence], cost: Cost = lambda seq: 0.0) -> list[Sequence]:
+        """Return the running requests in the order in which they keep their blocks, where these are lacking. cost: as
+        `lower` takes it."""
 
     def figures(self) -> Mapping[str, float]:
         """Return further counts of this policy, by name."""

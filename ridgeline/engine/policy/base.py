@@ -15,6 +15,7 @@ from ridgeline.engine.price import Price
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.waiting import Lane
 
+Cost = Callable[[Sequence], float]  # predicted milliseconds to have a running request's blocks again, for each of them
 MOST_MOVED = 64  # requests that get another place in one plan, so that a step stays short
 
 
@@ -98,30 +99,28 @@ class Ordered:
     def promote(self, seq: Sequence) -> tuple:
         return seq.order
 
-    def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
+    def lower(
+        self, waiting: Sequence, running: Callable[[], Collection[Sequence]], cost: Cost = lambda seq: 0.0
+    ) -> list[Sequence]:
         """Return those that run in the background, for a request that does not."""
         if waiting.request.background or not self.preempts:
             return []
-        return sorted((seq for seq in running() if seq.request.background), key=self.place)
+        found = [seq for seq in running() if seq.request.background]
+        return sorted(found, key=lambda seq: (-cost(seq), self.place(seq)))
 
     def outranked(self, seq: Sequence) -> bool:
         return False
 
-    def keeping(self, running: Collection[Sequence]) -> list[Sequence]:
-        """Return the first in order, and then the others by what their blocks cost to make again: of two that are
-        equally entitled the one goes that frees most for the least work. The first one always goes on, so every
-        request ends."""
+    def keeping(self, running: Collection[Sequence], cost: Cost = lambda seq: 0.0) -> list[Sequence]:
+        """Return the first in order, and then the others by their claims: of two that are equally entitled the one
+        goes whose blocks cost less to have again, and of two that cost the same the later one. The first one always
+        goes on, so every request ends."""
         first = min(running, key=self.place)
-        return sorted(running, key=lambda seq: (seq is not first, *self.claim(seq), -self.worth(seq), self.place(seq)))
+        return sorted(running, key=lambda seq: (seq is not first, *self.claim(seq), -cost(seq), self.place(seq)))
 
     def claim(self, seq: Sequence) -> tuple:
         """Return the claim of a running request to its blocks; the least one is the strongest."""
         return (seq.request.background,)
-
-    def worth(self, seq: Sequence) -> float:
-        """Return the predicted milliseconds that a running request's tokens cost again, for each block it frees."""
-        freed = sum(map(len, seq.blocks)) - sum(seq.passed)
-        return self.price.prompt(seq.to_read) / max(1, freed)
 
     def figures(self) -> Mapping[str, float]:
         """Return further counts of this policy, by name."""

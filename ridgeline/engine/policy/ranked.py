@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import ClassVar
 
 from ridgeline.core.plan.request import Request
-from ridgeline.engine.policy.base import Ordered, Terms
+from ridgeline.engine.policy.base import Cost, Ordered, Terms
 from ridgeline.engine.sequence import Sequence
 
 EXPECTED = 256  # tokens of the output that count as work beforehand: few requests write all that they may
@@ -99,7 +99,9 @@ class Ranked(Ordered):
         most = _share(counts, ())
         return any(counts.get(lane[1], 0) < _few(most) for lane in lanes if isinstance(lane, tuple) and lane[0] == rank)
 
-    def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
+    def lower(
+        self, waiting: Sequence, running: Callable[[], Collection[Sequence]], cost: Cost = lambda seq: 0.0
+    ) -> list[Sequence]:
         rank, owner = waiting.order[0], waiting.request.owner
         counts = self._running.get(rank, Counter[str]())
         share = _share(counts, {owner})
@@ -109,12 +111,12 @@ class Ranked(Ordered):
         found = [
             seq for seq in running() if seq.order[0] > rank or (seq.order[0] == rank and seq.request.owner in more)
         ]
-        return sorted(found, key=lambda seq: seq.order)
+        return sorted(found, key=lambda seq: (seq.order[0], -cost(seq), seq.order))
 
     def outranked(self, seq: Sequence) -> bool:
         return bool(seq.order[0] > self.highest)
 
-    def keeping(self, running: Collection[Sequence]) -> list[Sequence]:
+    def keeping(self, running: Collection[Sequence], cost: Cost = lambda seq: 0.0) -> list[Sequence]:
         first = min(running, key=lambda seq: seq.order)  # it always goes on, so that every request ends
         counts = Counter((seq.order[0], seq.request.owner) for seq in running)
         totals = Counter(seq.order[0] for seq in running)
@@ -122,7 +124,8 @@ class Ranked(Ordered):
 
         def place(seq: Sequence) -> tuple:
             rank = seq.order[0]
-            return seq is not first, rank, counts[rank, seq.request.owner] > totals[rank] // owners[rank], seq.order
+            more = counts[rank, seq.request.owner] > totals[rank] // owners[rank]
+            return seq is not first, rank, more, -cost(seq), seq.order
 
         return sorted(running, key=place)
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from ridgeline.core.plan.request import PEER, Request
 from ridgeline.core.plan.step import Rows
-from ridgeline.engine.policy.base import Ordered, Terms
+from ridgeline.engine.policy.base import Cost, Ordered, Terms
 from ridgeline.engine.sequence import Sequence
 
 MOST_IDLE = 1024  # tenants without open requests that are remembered
@@ -276,7 +276,9 @@ class Tenants(Ordered):
     def held(self, seq: Sequence) -> bool:
         return not seq.order[0] and self.spent_T.item(seq.tenant) > self._limit
 
-    def lower(self, waiting: Sequence, running: Callable[[], Collection[Sequence]]) -> list[Sequence]:
+    def lower(
+        self, waiting: Sequence, running: Callable[[], Collection[Sequence]], cost: Cost = lambda seq: 0.0
+    ) -> list[Sequence]:
         background, tenant = waiting.order[0], waiting.tenant
         spent = self.spent_T.item(tenant)
         ahead, far = spent + self.dearest / 2, spent + (self.dearest + self.longest) / 2
@@ -284,14 +286,14 @@ class Tenants(Ordered):
         share = (len(own) + 1) / self._weight_T.item(tenant) if own else 0.0
         before_P = self.spent_T[self._tenant_P] > ahead
         asked_P = before_P & ~self._foreground_P if background else before_P | ~self._foreground_P
-        found = list[tuple[bool, float, int, Sequence]]()
+        found = list[tuple[bool, float, float, int, Sequence]]()
         for t in self._tenant_P[asked_P].tolist():
             theirs, behind, has = self.spent_T.item(t), self._names[t][0], self._running.get(t, {})
             gives = theirs > far or (theirs > ahead and len(has) / self._weight_T.item(t) > share)
             if gives or behind > background:
-                found += [(behind, theirs, seq.order[1], seq) for seq in has]
+                found += [(behind, theirs, -cost(seq), seq.order[1], seq) for seq in has]
         there = running() if found else ()
-        return [seq for *_, seq in sorted(found, key=itemgetter(0, 1, 2)) if seq in there]
+        return [seq for *_, seq in sorted(found, key=itemgetter(0, 1, 2, 3)) if seq in there]
 
     def claim(self, seq: Sequence) -> tuple:
         return (seq.order[0], self.turn(seq.tenant))
