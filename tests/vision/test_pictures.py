@@ -152,6 +152,19 @@ def test_a_tower_may_have_a_device_of_its_own(
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
 
 
+@pytest.mark.gpu
+def test_a_tower_on_the_cpu_beside_a_gpu(tiny_vision: TinyModel) -> None:
+    settings: dict[str, Any] = {"device": "cuda", "block_size": 16, "encoder_device": "cpu"}
+    with rig(tiny_vision("qwen3_vl"), max_num_batched_tokens=64, **settings) as own:
+        tower, pictures = own.runner.decoder.tower, own.runner.inserted.pictures
+        assert tower is not None
+        assert next(tower.parameters()).device.type == "cpu"
+        assert pictures is None or pictures.graphs is None
+        outcomes = own.run(*(each for each, _ in requests("qwen3_vl")))
+        for each, shown in requests("qwen3_vl"):
+            assert outcomes[each.id].tokens == tiny.by_transformers("qwen3_vl", each, shown), each.id
+
+
 def test_a_device_for_a_tower_needs_one(tiny_vision: TinyModel) -> None:
     for family, settings, words in (
         ("llava", {"encoder_device": "tpu"}, "unknown device 'tpu'"),

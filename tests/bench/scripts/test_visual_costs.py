@@ -12,7 +12,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.perf.hardware import find
-from ridgeline_bench.scripts import frame_attention, picture_costs
+from ridgeline_bench.scripts import frame_attention, picture_costs, videos
 from ridgeline_bench.scripts.small_vision import clip_tokens, drawn, picture_tokens
 
 MODELS = Path(__file__).parents[3] / "benchmarks" / "models"
@@ -33,6 +33,14 @@ def test_a_fixed_view_costs_the_same_at_any_size() -> None:
     assert picture_costs.priced(model, 336, ASKED, device) == picture_costs.priced(model, 2048, ASKED, device)
     with pytest.raises(InvalidConfig, match="sees no pictures"):
         picture_costs.read(MODELS / "llama-8b")
+
+
+def test_a_prompt_with_a_video_has_the_tokens_that_are_counted() -> None:
+    model, device = picture_costs.read(MODELS / "qwen3-vl-8b"), find("H200").attained()
+    asked = videos.request(1, model, videos.drawn(4, 64, 0), 4)
+    work = picture_costs.filmed(model, 4, 64, ASKED, device)
+    assert len(asked.prompt_token_ids) == work.tokens
+    assert [each.count for each in asked.inserted] == [4, 4]  # two pairs of frames, 64 / (16 · 2) squares a side
 
 
 def test_videos_cost_their_frames_up_to_the_processors_bound() -> None:
@@ -109,6 +117,7 @@ def test_codes_are_rows_of_the_table() -> None:
         (frame_attention, ["--from", "benchmarks/results/h200-peers.jsonl"], "has no line of attention over frames"),
         (picture_costs, [str(MODELS / "llava-1.5-7b"), "--sides", "0"], "--sides must be at least 1, got [0]."),
         (clip_tokens, ["--frames", "3"], "--frames must be even"),
+        (videos, ["--model", str(MODELS / "llava-1.5-7b")], "llava-1.5-7b sees no videos"),
         (picture_tokens, ["--pictures", "1"], "--pictures at least --batch"),
     ],
 )
