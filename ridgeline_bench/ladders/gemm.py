@@ -17,8 +17,8 @@ from ridgeline.kernels.gemm.ladder.cute_rung import NAME as CUTE
 from ridgeline.kernels.gemm.ladder.cute_rung import LoadedCute
 from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS, LoadedCutlass
 from ridgeline.kernels.gemm.ladder.predict import predict
-from ridgeline.kernels.gemm.ladder.run import LoadedCeiling, LoadedRung, runs_here
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS, Variant
+from ridgeline.kernels.gemm.ladder.run import LoadedCeiling, LoadedRung, numbers, runs_here
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS
 from ridgeline.kernels.gemm.ladder.triton_rungs import GLUON_RUNG, TRITON_RUNGS, call, predict_triton
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
@@ -134,11 +134,6 @@ class VariantCall(partial[object]):
         c.zero_()
         self()
         return difference(c, a.float() @ b.float().T)
-
-
-def numbers(x: Tensor, variant: Variant) -> Tensor:
-    """Return operands in a variant's format. Integers are small, so that float32 holds their sums."""
-    return (3 * x).clamp(-9, 9).to(torch.int8) if variant.dtype == "int8" else x.to(getattr(torch, variant.dtype))
 
 
 class BiasedCall(partial[object]):

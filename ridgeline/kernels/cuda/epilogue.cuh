@@ -80,21 +80,22 @@ template <class First, class... Rest> struct Chain<First, Rest...> {
 };
 typedef Chain<EPILOGUE> Epilogue;
 
-// Finish two neighbours of a row, and store what lies within the output. `largest` is that of the row until here.
-__device__ __forceinline__ void finish(Output *c, float x, float y, const Extras &extras, int row, int column, int m,
-                                       int n, float &largest) {
-  bool inside = row < m && column < n;
+// What two neighbours of a row become.
+struct alignas(Epilogue::outputs * sizeof(Output)) Finished {
+  Output at[Epilogue::outputs];
+};
+
+// Finish two neighbours of a row, which need not be within the output. `largest` is that of the row until here.
+__device__ __forceinline__ Finished finish(float x, float y, const Extras &extras, int row, int column, int m, int n,
+                                           float &largest) {
   float values[2] = {x, y};
   Epilogue::apply(values, extras, Place{min(row, m - 1), min(column, n - 2), n});  // no branch: wgmma.cuh says why
-  struct alignas(Epilogue::outputs * sizeof(Output)) {
-    Output at[Epilogue::outputs];
-  } rounded;
+  Finished rounded;
   for (int i = 0; i < Epilogue::outputs; ++i) {
-    if (Epilogue::reduces && inside) largest = fmaxf(largest, fabsf(values[i]));
+    if (Epilogue::reduces && row < m && column < n) largest = fmaxf(largest, fabsf(values[i]));
     round_to(rounded.at[i], values[i]);
   }
-  size_t width = n / 2 * Epilogue::outputs;
-  store_if(inside, c + row * width + column / 2 * Epilogue::outputs, rounded);
+  return rounded;
 }
 
 // Give the largest size that four neighbours have met in a row to all blocks.

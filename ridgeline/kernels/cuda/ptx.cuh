@@ -229,6 +229,11 @@ __device__ __forceinline__ void fence_for_tma() {
   PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), emulator::current->unfenced = false);
 }
 
+template <class T> __device__ __forceinline__ void store_for_tma(void *to, const T &value) {  // into a box
+  PTX(, emulator::current->unfenced = true;)
+  *static_cast<T *>(to) = value;
+}
+
 __device__ __forceinline__ void tma_store(const TensorMap &map, const void *from, int column, int row) {
 #ifdef __CUDACC__
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),

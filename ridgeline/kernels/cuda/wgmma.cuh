@@ -15,25 +15,13 @@ __device__ __forceinline__ unsigned long long operand(const void *from) {
   return (unsigned long long)((shared_address(from) & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// Store 1, 2, 4 or 8 bytes, where `stores`.
+// Store 4 bytes, where `stores`.
 template <class T> __device__ __forceinline__ void store_if(bool stores, void *to, const T &value) {
+  static_assert(sizeof(T) == 4, "others are not needed");
 #ifdef __CUDACC__
-#define STORE(BITS, KIND, REGISTER)                                                                                   \
-  asm volatile("{\n.reg .pred stores;\nsetp.ne.b32 stores, %2, 0;\n@stores st.global." BITS " [%0], %1;\n}" ::"l"(to), \
-               REGISTER(*reinterpret_cast<const KIND *>(&value)), "r"((int)stores)                                    \
-               : "memory")
-  if constexpr (sizeof(T) == 1) {
-    unsigned short wide = *reinterpret_cast<const unsigned char *>(&value);
-    asm volatile("{\n.reg .pred stores;\nsetp.ne.b32 stores, %2, 0;\n@stores st.global.b8 [%0], %1;\n}" ::"l"(to),
-                 "h"(wide), "r"((int)stores)
-                 : "memory");
-  } else if constexpr (sizeof(T) == 2) {
-    STORE("b16", unsigned short, "h");
-  } else if constexpr (sizeof(T) == 4) {
-    STORE("b32", unsigned, "r");
-  } else {
-    STORE("b64", unsigned long long, "l");
-  }
+  asm volatile("{\n.reg .pred stores;\nsetp.ne.b32 stores, %2, 0;\n@stores st.global.b32 [%0], %1;\n}" ::"l"(to),
+               "r"(*reinterpret_cast<const unsigned *>(&value)), "r"((int)stores)
+               : "memory");
 #else
   if (stores) memcpy(to, &value, sizeof value);
 #endif

@@ -237,13 +237,17 @@ def test_wmma_in_other_shapes_and_formats(variant: Variant, folder: Path) -> Non
     pytest.param(each, marks=pytest.mark.thorough) for each in VARIANTS
 ], ids=lambda variant: variant.name)  # fmt: skip
 def test_a_ceiling_does_all_its_products(variant: Variant, folder: Path) -> None:
-    (m, n, k), rounds = variant.shape, 5
+    k, rounds = variant.shape[2], 5
     kernel = build(variant.ceiling.source, "ceiling", variant.defines, folder)
     out = Matrix(2, 256, torch.int32 if variant.result == "int32" else torch.float32)
-    kernel.launch(LaunchShape((2, 1, 1), (256, 1, 1)), [out.pointer, *map(ctypes.c_int, (rounds, 2, 3))])
+    dtype = getattr(torch, variant.dtype)
+    a, b = (torch.randint(-9, 10, (64, k)).to(dtype) for _ in range(2))  # float32 holds the sums of such numbers
+    a_, b_ = Matrix(64, k, dtype, a), Matrix(64, k, dtype, b)
+    arguments = [out.pointer, a_.pointer, b_.pointer, ctypes.c_int(rounds)]
+    kernel.launch(LaunchShape((2, 1, 1), (256, 1, 1)), arguments)
     assert out.guarded()
-    assert (out.values() == 8 * m * n // 32 * rounds * k * 6).all()
-    assert variant.rounds(2.0 * m * n * k * 8 * 16 * rounds, 2) == rounds, "16 warps of 8 products"
+    assert (out.values().view(-1, 32).double().sum(1) == rounds * (a.double() @ b.double().T).sum()).all()
+    assert variant.rounds(2.0 * 64 * 64 * k * 16 * rounds, 2) == rounds, "16 warps"
 
 
 def test_ldmatrix_has_no_bank_conflicts(folder: Path) -> None:

@@ -2,18 +2,16 @@
 //
 // Idea      Each consumer makes tiles of its own, 64 x 256, and they take turns: while one multiplies, the other rounds and
 //           stores, so that the tensor cores do not stand still between tiles. A turn ends when all products of a tile
-//           were given to the tensor cores. The producer goes on as if there were one consumer. Sums pass through an
-//           epilogue (epilogue.cuh), which costs nothing as long as it is shorter than the other's products. Operands
-//           may have 8 bits: a stage's rows are 128 bytes of whatever format.
+//           were given to the tensor cores. The producer goes on as if there were one consumer.
 // FLOPs     2 M N K on the tensor cores.
 // Bytes     From L2: M N K (1 / 256 + 1 / 128) numbers of 2 bytes, since a cluster's two tiles have 128 rows: as rung 11.
 //           From shared memory 320 numbers for 16,384 FMAs.
 // Limit     L2, if 10 TB/s are all it gives; else the tensor cores, from the first tile to the last.
 // Next      Stores that no warp waits for, so that the large tiles of rung 13 can stay.
-#include "epilogue.cuh"
+#include "wgmma.cuh"
 
-constexpr int ROWS = 64, COLUMNS = 256, DEPTH = 128 / sizeof(Element), STEP = 32 / sizeof(Element), STAGES = 5;
-constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS), CLUSTER = 2, SHARE = COLUMNS / CLUSTER, GROUP = 16;
+constexpr int ROWS = 64, COLUMNS = 256, DEPTH = 64, STAGES = 5, CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
+constexpr int CLUSTER = 2, SHARE = COLUMNS / CLUSTER, GROUP = 16;
 
 struct Stage {
   Element a[ROWS][DEPTH], b[COLUMNS][DEPTH];
@@ -55,7 +53,7 @@ __device__ __forceinline__ void produce(Shared &shared, const TensorMap &a, cons
 }
 
 // `first` counts the steps of all tiles before this one, the other consumer's too.
-__device__ __forceinline__ void consume(Shared &shared, int group, int first, int steps, Sum (&sum)[COLUMNS / 2]) {
+__device__ __forceinline__ void consume(Shared &shared, int group, int first, int steps, float (&sum)[COLUMNS / 2]) {
   unsigned lane = threadIdx.x % 32;
   for (int step = 0; step < steps; ++step) {
     int count = first + step, at = count % STAGES;
@@ -63,8 +61,8 @@ __device__ __forceinline__ void consume(Shared &shared, int group, int first, in
     mbarrier_wait(&shared.full[at], count / STAGES % 2);
     wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < DEPTH; d += STEP)
-      wgmma_n256(Element(), sum, operand(&stage.a[0][d]), operand(&stage.b[0][d]), step > 0 || d > 0);
+    for (int d = 0; d < DEPTH; d += 16)
+      wgmma_m64n256k16(sum, operand(&stage.a[0][d]), operand(&stage.b[0][d]), step > 0 || d > 0);
     wgmma_commit();
     wgmma_wait<1>();
     if (lane < CLUSTER && step > 0) mbarrier_arrive(&shared.empty[(count + STAGES - 1) % STAGES], lane);
@@ -74,9 +72,21 @@ __device__ __forceinline__ void consume(Shared &shared, int group, int first, in
   if (lane < CLUSTER) mbarrier_arrive(&shared.empty[(first + steps - 1) % STAGES], lane);
 }
 
+__device__ __forceinline__ void store(Element *c, int first_row, int first_column, int m, int n,
+                                      const float (&sum)[COLUMNS / 2]) {
+  int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; i += 2) {
+    int row = first_row + warp * 16 + lane / 4 + i / 2 % 2 * 8, column = first_column + i / 4 * 8 + lane % 4 * 2;
+    Pair pair;
+    round_to(pair.at[0], sum[i]);
+    round_to(pair.at[1], sum[i + 1]);
+    store_if(row < m && column < n, c + (size_t)row * n + column, pair);
+  }
+}
+
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, Output *c, int m, int n, int k,
-     const __grid_constant__ Extras extras) {
+gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, Element *c, int m, int n, int k) {
   Shared &shared = *reinterpret_cast<Shared *>(dynamic_shared());
   int role = threadIdx.x / 128, steps = (k + DEPTH - 1) / DEPTH;
   if (threadIdx.x == 0) {
@@ -95,17 +105,11 @@ gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, O
     take_registers<232>();
     Walk walk(m, n);
     walk.next(role);
-    Sum sum[COLUMNS / 2];
+    float sum[COLUMNS / 2];
     for (int tile = role; walk.more(); walk.next(CONSUMERS), tile += CONSUMERS) {
       mbarrier_wait(&shared.turn[role], tile / CONSUMERS % 2 ^ (role == 0));  // the first turn is consumer 0's
       consume(shared, role, tile * steps, steps, sum);
-      int row = walk.first_row() + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-      int column = walk.first_column() + threadIdx.x % 4 * 2;
-      float largest[2] = {0.f, 0.f};  // of the thread's two rows
-#pragma unroll
-      for (int i = 0; i < COLUMNS / 2; i += 2)
-        finish(c, sum[i], sum[i + 1], extras, row + i / 2 % 2 * 8, column + i / 4 * 8, m, n, largest[i / 2 % 2]);
-      for (int i = 0; i < 2; ++i) reduce(extras, largest[i], row + i * 8, m);
+      store(c, walk.first_row(), walk.first_column(), m, n, sum);
     }
   }
   cluster_sync();  // no block leaves while the other may still write to it

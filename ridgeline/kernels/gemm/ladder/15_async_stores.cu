@@ -5,20 +5,24 @@
 //           C. Two such buffers take turns. Rows of 128 bytes leave whole, where a warp's own stores write 16 bytes of
 //           each of eight rows. The warp that is done goes on with its next tile, whose stages came meanwhile. Since the
 //           two consumers do not wait for each other, one of them is soon a stage ahead, and then its stores lie behind
-//           the other's products as in rung 14.
+//           the other's products as in rung 14. On their way sums pass through an epilogue (epilogue.cuh), which costs
+//           nothing as long as it is shorter than those products. Operands may have 8, 16 or 32 bits: a stage's rows are
+//           128 bytes of whatever format, and so are a strip's.
 // FLOPs     2 M N K on the tensor cores.
 // Bytes     As rung 13.
 // Limit     The tensor cores, and the power that they take.
 // Next      Products with fewer tiles than there are multiprocessors.
-#include "wgmma.cuh"
+#include "epilogue.cuh"
 
-constexpr int ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
-constexpr int CLUSTER = 2, SHARE = COLUMNS / CLUSTER, GROUP = 8, BUFFERS = 2;
+constexpr int ROWS = 128, COLUMNS = 256, DEPTH = 128 / sizeof(Element), STEP = 32 / sizeof(Element), STAGES = 4;
+constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS), CLUSTER = 2, SHARE = COLUMNS / CLUSTER, GROUP = 8;
 
 struct Stage {
   Element a[ROWS][DEPTH], b[COLUMNS][DEPTH];
 };
-typedef Element Strip[16][64];  // a warp's rows of 64 columns
+constexpr int WIDTH = 128 / sizeof(Output), SUMS = WIDTH / Epilogue::outputs;  // columns of a strip; sums of a lane for it
+constexpr int STRIPS = COLUMNS / 2 / SUMS, BUFFERS = STRIPS > 1 ? 2 : 1;
+typedef Output Strip[16][WIDTH];  // a warp's rows
 struct Shared {
   Stage stages[STAGES];
   Strip out[CONSUMERS * 4][BUFFERS];
@@ -66,7 +70,7 @@ __device__ __forceinline__ void produce(Shared &shared, const TensorMap &a, cons
   }
 }
 
-__device__ __forceinline__ void consume(Shared &shared, int group, Ring &ring, int steps, float (&sum)[COLUMNS / 2]) {
+__device__ __forceinline__ void consume(Shared &shared, int group, Ring &ring, int steps, Sum (&sum)[COLUMNS / 2]) {
   unsigned lane = threadIdx.x % 32;
   int before = 0;  // the stage whose products may still run
   for (int step = 0; step < steps; ++step, ring.next()) {
@@ -74,8 +78,8 @@ __device__ __forceinline__ void consume(Shared &shared, int group, Ring &ring, i
     mbarrier_wait(&shared.full[ring.at], ring.phase);
     wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < DEPTH; d += 16)
-      wgmma_m64n256k16(sum, operand(&stage.a[group * 64][d]), operand(&stage.b[0][d]), step > 0 || d > 0);
+    for (int d = 0; d < DEPTH; d += STEP)
+      wgmma_n256(Element(), sum, operand(&stage.a[group * 64][d]), operand(&stage.b[0][d]), step > 0 || d > 0);
     wgmma_commit();
     wgmma_wait<1>();
     if (lane < CLUSTER && step > 0) mbarrier_arrive(&shared.empty[before], lane);
@@ -85,33 +89,49 @@ __device__ __forceinline__ void consume(Shared &shared, int group, Ring &ring, i
   if (lane < CLUSTER) mbarrier_arrive(&shared.empty[before], lane);
 }
 
-__device__ __forceinline__ void store(Strip (&buffers)[BUFFERS], const TensorMap &c, int row, int column,
-                                      const float (&sum)[COLUMNS / 2]) {
-  int lane = threadIdx.x % 32, to = lane % 16;  // the lane's row for stmatrix
+// Finish a warp's sums, whose first row and column these are, and start their copies.
+__device__ __forceinline__ void store(Strip (&buffers)[BUFFERS], const TensorMap &c, int row, int column, int m, int n,
+                                      const Extras &extras, const Sum (&sum)[COLUMNS / 2]) {
+  int lane = threadIdx.x % 32, y = lane / 4;
+  float largest[2] = {0.f, 0.f};  // of the lane's two rows
 #pragma unroll
-  for (int strip = 0; strip < COLUMNS / 64; ++strip) {
+  for (int strip = 0; strip < STRIPS; ++strip) {
     Strip &out = buffers[strip % BUFFERS];
     if (lane == 0) tma_wait_read<BUFFERS - 1>();
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // 16 columns: two pieces of 16 bytes
-      Pair pairs[4];
+    for (int i = 0; i < SUMS; i += 8) {  // 16 columns of sums
+      Finished pairs[4];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) round_to(pairs[j / 2].at[j % 2], sum[strip * 32 + i * 8 + j]);
-      stmatrix_x4(&out[to][((i * 2 + lane / 16) ^ to % 8) * 8], reinterpret_cast<unsigned(&)[4]>(pairs));
+      for (int j = 0; j < 4; ++j) {
+        int at = strip * SUMS + i + j * 2;
+        pairs[j] = finish(sum[at], sum[at + 1], extras, row + y + j % 2 * 8, column + at / 4 * 8 + lane % 4 * 2, m, n,
+                          largest[j % 2]);
+      }
+      if constexpr (sizeof(Output) == 2 && Epilogue::outputs == 2) {  // two pieces of 16 bytes in each row
+        int to = lane % 16;                                          // the lane's row for stmatrix
+        stmatrix_x4(&out[to][(i / 4 + lane / 16 ^ to % 8) * 8], reinterpret_cast<unsigned(&)[4]>(pairs));
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          int from = ((i / 4 + j / 2) * 4 + lane % 4) * sizeof(Finished);  // bytes of the row
+          store_for_tma(reinterpret_cast<unsigned char *>(out[y + j % 2 * 8]) + (from ^ y << 4), pairs[j]);
+        }
+      }
     }
     fence_for_tma();
     __syncwarp();
     if (lane == 0) {
-      tma_store(c, out, column + strip * 64, row);
+      tma_store(c, out, column / 2 * Epilogue::outputs + strip * WIDTH, row);
       tma_commit();
     }
   }
+  for (int i = 0; i < 2; ++i) reduce(extras, largest[i], row + y + i * 8, m);
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap c, int m,
-     int n, int k) {
+     int n, int k, const __grid_constant__ Extras extras) {
   Shared &shared = *reinterpret_cast<Shared *>(dynamic_shared());
   int role = threadIdx.x / 128, warp = threadIdx.x / 32, steps = (k + DEPTH - 1) / DEPTH;
   if (threadIdx.x == 0) {
@@ -127,11 +147,11 @@ gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, c
     if (threadIdx.x % 128 == 0) produce(shared, a, b, Walk(m, n), steps);
   } else {
     take_registers<232>();
-    float sum[COLUMNS / 2];
+    Sum sum[COLUMNS / 2];
     Ring ring;
     for (Walk walk(m, n); walk.more(); walk.next()) {
       consume(shared, role, ring, steps, sum);
-      store(shared.out[warp], c, walk.first_row() + warp * 16, walk.first_column(), sum);
+      store(shared.out[warp], c, walk.first_row() + warp * 16, walk.first_column(), m, n, extras, sum);
     }
     if (threadIdx.x % 32 == 0) tma_wait_read<0>();  // shared memory lives until the last stores have read it
   }

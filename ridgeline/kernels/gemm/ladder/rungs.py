@@ -7,7 +7,6 @@ float32.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -144,13 +143,13 @@ RUNGS = (
     ),
     Rung(
         number=14, name="ping_pong", tile=(64, 256), depth=64, stages=5, block=(384, 1), multiple=8, arch="sm_90a",
-        shared=5 * (64 + 256) * 128 + 12 * 8, boxes=(64, 128), cluster=2, registers=168, persistent=True, extras=True,
+        shared=5 * (64 + 256) * 128 + 12 * 8, boxes=(64, 128), cluster=2, registers=168, persistent=True,
         needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV"),
     ),
     Rung(
         number=15, name="async_stores", tile=(128, 256), depth=64, stages=4, block=(384, 1), multiple=8, arch="sm_90a",
         shared=stages_of(128 + 256) + 8 * 2 * 2048 + 8 * 8, boxes=(128, 128, 16), cluster=2, registers=168,
-        persistent=True,
+        persistent=True, extras=True,
         needs=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D.MULTICAST", "UCGABAR_ARV", "STSM.16.M88.4", "UTMASTG.2D"),
     ),
     Rung(
@@ -217,9 +216,11 @@ class Variant:
         return {"int8": 2.0, "float32": 0.5}.get(self.dtype, 1.0)
 
     def rounds(self, flops: float, blocks: int) -> int:
-        """Return the rounds of the ceiling's loop in which so many blocks do these FLOPs, or few more."""
-        warps, chains = blocks * 256 // 32, 8
-        return max(1, round(flops / (2 * math.prod(self.shape) * warps * chains)))
+        """Return the rounds of the ceiling's loop in which so many blocks do these FLOPs, or few more.
+
+        In a round each of a block's eight warps multiplies 64 x K numbers by as many.
+        """
+        return max(1, round(flops / (2 * 64 * 64 * self.shape[2] * 8 * blocks)))
 
 
 SHAPES = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
@@ -231,12 +232,12 @@ VARIANTS = (
 )
 
 
-# The formats and epilogues of rung 14, as that rung's file with other definitions.
+# The formats and epilogues of rung 15, as that rung's file with other definitions.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderEnding:
-    """Rung 14 in another format, or with an epilogue: steps of `epilogue.cuh`, from left to right."""
+    """Rung 15 in another format, or with an epilogue: steps of `epilogue.cuh`, from left to right."""
 
     name: str
     steps: tuple[str, ...] = ()
@@ -246,14 +247,15 @@ class LadderEnding:
 
     @property
     def rung(self) -> Rung:
-        """Rung 14, so defined."""
+        """Rung 15, so defined."""
         words = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "e4m3", "int8": "int8", "float32": "float"}
-        size = {"float8_e4m3fn": 1, "int8": 1, "float32": 4}.get(self.dtype, 2)
+        sizes = {"float8_e4m3fn": 1, "int8": 1, "float32": 4}
+        size, columns = sizes.get(self.dtype, 2), 2 if "SwiGlu" in self.steps else 1
         last = next(rung for rung in RUNGS if rung.extras)
         defines = {"ELEMENT": words[self.dtype], "OUTPUT": words[self.result]}
         return replace(
-            last, name=f"{last.name}-{self.name}", depth=128 // size, multiple=max(8, 16 // size),
-            defines={**defines, "EPILOGUE": ",".join(self.steps)}, needs=(self.needs,), file=last.source.name,
+            last, name=f"{last.name}-{self.name}", depth=128 // size, multiple=max(8, 16 // size, columns * 16 // sizes.get(self.result, 2)),
+            defines={**defines, "EPILOGUE": ",".join(self.steps)}, needs=(self.needs, "UTMASTG.2D"), file=last.source.name,
         )  # fmt: skip
 
 
