@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,21 +11,20 @@ import pytest
 import torch
 
 from ridgeline.kernels.base.native import has_compiler
-from ridgeline.kernels.cuda.compile import compilers, cubin, machine_code
+from ridgeline.kernels.cuda.compile import compilers
 from ridgeline.kernels.cuda.emulate import EmulationError, LaunchShape, build
 from ridgeline.kernels.step.persistent import build as graph
 from ridgeline.kernels.step.persistent.cuda.cases import (
-    LLAMA_1B,
-    QWEN3_06B,
     TINY,
     TINY_QWEN,
     PersistentCase,
     distance,
     step_case,
 )
-from ridgeline.kernels.step.persistent.cuda.run import ARCH, NAME, SOURCE, LaunchPlan, spent, step_of
+from ridgeline.kernels.step.persistent.cuda.run import NAME, SOURCE, LaunchPlan, spent, step_of
 from ridgeline.kernels.step.persistent.records import TaskRecord, records_of, starts_of
 from ridgeline.kernels.step.persistent.shape import DenseShape
+from tests.kernels.compiled import costly, facts, persistent_steps
 
 MORE = 1.5  # times the twin's own distance from float32: sums are made in another order
 ONE = replace(TINY, layers=1)
@@ -124,19 +124,14 @@ def test_a_fault_in_the_kernel_shows(name: str, tmp_path: Path) -> None:
 
 
 @compiled
-@pytest.mark.parametrize(
-    ("shape", "rows"),
-    [
-        (LLAMA_1B, 1),
-        pytest.param(LLAMA_1B, 8, marks=pytest.mark.thorough),
-        pytest.param(QWEN3_06B, 1, marks=pytest.mark.thorough),
-        pytest.param(QWEN3_06B, 8, marks=pytest.mark.thorough),
-    ],
-)
-def test_machine_code_copies_by_bulk_and_multiplies_by_matrix_instructions(shape: DenseShape, rows: int) -> None:
-    schedule = graph.build(replace(shape, layers=1), rows, 132, 4)
-    plan = LaunchPlan.of(shape, rows, 16, schedule, 4)
-    code = machine_code(cubin(SOURCE, ARCH, plan.defines))
+@pytest.mark.parametrize("step", [
+    pytest.param(each, id=each[0], marks=[pytest.mark.thorough] if costly(*each[1:]) else [])
+    for each in persistent_steps()
+])  # fmt: skip
+def test_machine_code_copies_by_bulk_and_multiplies_by_matrix_instructions(
+    step: tuple[str, Path, str, Mapping[str, str]],
+) -> None:
+    code = facts(*step[1:])
     assert code.registers <= 224, "288 threads of a block have so many"
     assert code.stack == 0, "nothing is spilled"
     for mnemonic in ("UBLKCP", "HMMA.16816.F32.BF16", "LDG.E.128.STRONG.GPU", "SYNCS"):

@@ -48,7 +48,7 @@ def languages() -> Iterator[Language]:
     """Yield the languages, from the one that leaves most to us to the one that leaves least."""
     top = next(rung for rung in RUNGS if rung.name == "async_stores")
     cuda, ladder, roles = KERNELS / "cuda", FOLDER, KERNELS / "hopper"
-    headers = tuple(cuda / f"{name}.cuh" for name in ("wgmma", "ptx", "numbers"))
+    headers = tuple(cuda / f"{name}.cuh" for name in ("epilogue", "wgmma", "ptx", "numbers"))
     yield Language("CUDA C++, rung 15", top.source, headers, lambda: _cuda(top))
     gluon = tuple(roles / f"{name}.py" for name in ("stream", "ring", "finish"))
     yield Language("Gluon, the engine's", Path(hopper.__file__), gluon, lambda: build(hopper.AOT[1], "sm_90").kernel)

@@ -9,7 +9,6 @@ import difflib
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from ridgeline.kernels.cuda.compile import HEADERS, CudaError, NoCudaCompiler
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Rung
@@ -50,25 +49,18 @@ def clang() -> str:
     return next((found for name in COMPILERS if (found := shutil.which(name))), "")
 
 
-def assembly(rung: Rung, arch: str, folder: Path) -> str:
-    """Return a rung's assembly for an AMD GPU such as "gfx942". Raises NoCudaCompiler and CudaError."""
-    source = folder / f"{rung.source.stem}.hip"
-    source.write_text(in_hip(rung))
-    return compile_hip(source, arch, {})
-
-
-def compile_hip(source: Path, arch: str, defines: Mapping[str, str]) -> str:
-    """Return a file's assembly for an AMD GPU such as "gfx942". Raises NoCudaCompiler and CudaError."""
+def compile_hip(text: str, arch: str, defines: Mapping[str, str]) -> str:
+    """Return the assembly of a file's text for an AMD GPU such as "gfx942". Raises NoCudaCompiler and CudaError."""
     if not clang():
         raise NoCudaCompiler(f"none of {', '.join(COMPILERS)} is installed; on Debian: apt-get install clang-22.")
     command = [
         clang(), "-x", "hip", f"--offload-arch={arch}", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-O3",
         "-std=c++17", f"-I{HEADERS}", *(f"-D{key}={value}" for key, value in defines.items()),
-        "-S", str(source), "-o", "-",
+        "-S", "-", "-o", "-",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode:
-        raise CudaError(f"{source.name} for {arch}: {done.stderr}")
+        raise CudaError(f"{text.partition(chr(10))[0]} for {arch}: {done.stderr}")
     return done.stdout
 
 

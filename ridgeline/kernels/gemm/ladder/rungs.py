@@ -254,8 +254,10 @@ class LadderEnding:
         last = next(rung for rung in RUNGS if rung.extras)
         defines = {"ELEMENT": words[self.dtype], "OUTPUT": words[self.result]}
         return replace(
-            last, name=f"{last.name}-{self.name}", depth=128 // size, multiple=max(8, 16 // size, columns * 16 // sizes.get(self.result, 2)),
-            defines={**defines, "EPILOGUE": ",".join(self.steps)}, needs=(self.needs, "UTMASTG.2D"), file=last.source.name,
+            last, name=f"{last.name}-{self.name}", depth=128 // size,
+            multiple=max(8, 16 // size, columns * 16 // sizes.get(self.result, 2)),  # rows of C begin at 16 bytes too
+            defines={**defines, "EPILOGUE": ",".join(self.steps)}, needs=(self.needs, "UTMASTG.2D"),
+            file=last.source.name,
         )  # fmt: skip
 
 
