@@ -51,13 +51,14 @@ def drawn(frames: int, side: int, seed: int) -> Clip:
 
 
 def request(number: int, seen: Seen, video: Clip, tokens: int) -> Request:
-    """Return a request with a video in the middle of words. Each text that the processor writes is one token."""
+    """Return a request with a video in the middle of words. Texts that the processor writes side by side are one
+    token."""
     [own] = placed_items(seen.processor, [video])
-    words = [number % 90 + 5 + n for n in range(TEXT)]
+    words = [number % 90 + 10 + n for n in range(TEXT)]
     ids, inserted, run = words[: TEXT // 2], list[Inserted](), 0
     for piece in own.layout.pieces:
         if isinstance(piece, str):
-            ids.append(WORD)
+            ids += [WORD] * (ids[-1] != WORD)
             continue
         inserted.append(own.inserted(run, len(ids)))
         ids += [8] * piece

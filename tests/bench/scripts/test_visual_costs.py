@@ -40,7 +40,10 @@ def test_a_prompt_with_a_video_has_the_tokens_that_are_counted() -> None:
     asked = videos.request(1, model, videos.drawn(4, 64, 0), 4)
     work = picture_costs.filmed(model, 4, 64, ASKED, device)
     assert len(asked.prompt_token_ids) == work.tokens
-    assert [each.count for each in asked.inserted] == [4, 4]  # two pairs of frames, 64 / (16 · 2) squares a side
+    assert [each.count for each in asked.inserted] == [
+        16,
+        16,
+    ]  # two pairs of frames of 128 x 128, the smallest that are seen
 
 
 def test_videos_cost_their_frames_up_to_the_processors_bound() -> None:
