@@ -267,6 +267,8 @@ def log_buckets(distance_L: Tensor, spec: Disentangled) -> Tensor:
 
 def buckets(distance_L: Tensor, spec: Relative) -> Tensor:
     """Return the range of each distance of a key from its query, int64 [L]."""
+    if spec.single:
+        return distance_L.clamp(-spec.distance, spec.distance - 1) + spec.distance
     behind = spec.buckets if spec.causal else spec.buckets // 2
     single = behind // 2
     apart_L = distance_L.abs()

@@ -72,6 +72,10 @@ class Build:
         """Return the build for a part that every rank has whole, with rotations and shared modules of its own."""
         return replace(self, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={})
 
+    def unclipped(self) -> Build:
+        """Return the build for a part whose linear maps clip nothing."""
+        return replace(self, clipped=False)
+
     @property
     def scheme(self) -> Scheme:
         """The scheme by which this module's weight is held."""

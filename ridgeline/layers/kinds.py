@@ -16,6 +16,8 @@ MIXERS = Registry(
         "attention": "ridgeline.layers.attention:Attention",
         "cross_attention": "ridgeline.layers.cross_attention:CrossAttention",
         "latent_attention": "ridgeline.layers.latent_attention:LatentAttention",
+        "glu_conv": "ridgeline.layers.encoder.conformer:GluConv",
+        "near_attention": "ridgeline.layers.encoder.conformer:NearAttention",
         "short_conv": "ridgeline.layers.short_conv:ShortConv",
         "mamba": "ridgeline.layers.mamba:Mamba",
         "mamba2": "ridgeline.layers.mamba2:Mamba2",

@@ -11,16 +11,20 @@ Legend:
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ridgeline.core.specs.model import Sines
-from ridgeline.core.specs.stem import HALVINGS, STRIDE, TAPS, GridStem, SoundStem
+from ridgeline.core.specs.stem import STRIDE, TAPS, GridStem, SoundStem
 from ridgeline.kernels.small.log_mel.op import mel_filters
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import SinePositions
 from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
+from ridgeline.layers.spectra import spectra
 
 
 class Spectra(nn.Module):
@@ -73,40 +77,76 @@ class Stem(Spectra):
 
 
 class GridConv(nn.Module):
-    """A convolution over frames and bands that halves both, with its activation."""
+    """A convolution over frames and bands that halves both, with its norm and its activation. each: it convolves every
+    channel by itself, and a map of a place's channels follows."""
 
-    def __init__(self, inputs: int, outputs: int, build: Build) -> None:
+    def __init__(self, spec: GridStem, inputs: int, outputs: int, each: bool, build: Build) -> None:
         super().__init__()
-        self._ops = build.ops
-        self.weight, self.bias = build.parameter(outputs, inputs * TAPS**2), build.parameter(outputs)
+        self._ops, self._activation, self._each = build.ops, spec.activation, each
+        made = inputs if each else outputs
+        self.weight = build.parameter(made, (1 if each else inputs) * TAPS**2)
+        self.bias = build.parameter(made) if spec.bias else None
+        self.point = Linear(inputs, (outputs,), spec.bias, build.within("point")) if each else None
+        self.norm = None if spec.norm is None else Norm(spec.norm, outputs, build)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [N, outputs, F / 2, t / 2] of [N, inputs, F, t]."""
-        weight = self.weight.view(len(self.bias), -1, TAPS, TAPS)
-        y = functional.conv2d(x, weight, self.bias, stride=STRIDE, padding=TAPS // 2)
-        return self._ops.activation(y.flatten(0, 2), "gelu").view_as(y)
+        """Return [N, outputs, F / 2, t / 2] of [N, inputs, F, t], or with frames before bands."""
+        weight = self.weight.view(len(self.weight), -1, TAPS, TAPS)
+        groups = len(weight) if self._each else 1
+        y = functional.conv2d(x, weight, self.bias, stride=STRIDE, padding=TAPS // 2, groups=groups)
+        if self.point is not None or self.norm is not None:
+            of_place = y.permute(0, 2, 3, 1)
+            flat = of_place.flatten(0, 2)
+            flat = flat if self.point is None else self.point(flat)
+            flat = flat if self.norm is None else self.norm(flat.contiguous())[0]
+            y = flat.view(*of_place.shape[:3], -1).permute(0, 3, 1, 2)
+        return self._ops.activation(y.contiguous().flatten(0, 2), self._activation).view(y.shape)
 
 
 class GridStemLayers(Spectra):
-    """The stem of Qwen3-Omni's encoder: from samples to the input of its first layer."""
+    """The layers of a `GridStem`: from samples to the input of the first of the encoder. sines: how positions are
+    computed; None: there are none."""
 
-    def __init__(self, spec: GridStem, width: int, build: Build, sines: Sines) -> None:
+    def __init__(self, spec: GridStem, width: int, build: Build, sines: Sines | None) -> None:
         super().__init__(spec.bands, build)
         self.spec = spec
+        self.mean, self.factor = (build.parameter(spec.bands) if spec.standardized else None for _ in range(2))
         self.convs = nn.ModuleList(
-            GridConv(spec.channels if n else 1, spec.channels, build.within(f"convs.{n}")) for n in range(HALVINGS)
+            GridConv(spec, inputs, outputs, spec.separable and n > 0, build.within(f"convs.{n}"))
+            for n, (inputs, outputs) in enumerate(pairwise((1, *spec.channels)))
         )
-        self.out = Linear(spec.channels * spec.rows, (width,), False, build.within("out"))
-        self._sines = SinePositions(sines, spec.positions, width, build)
+        self.out = Linear(spec.channels[-1] * spec.rows, (width,), spec.out_bias, build.within("out"))
+        self._sines = None if sines is None else SinePositions(sines, spec.positions, width, build)
+
+    def spectra(self, samples_NS: Tensor) -> Tensor:
+        if self.spec.spectra is None:
+            return super().spectra(samples_NS)
+        x_NFt = spectra(samples_NS, self.spec.spectra).to(self._dtype)
+        if self.mean is None or self.factor is None:
+            return x_NFt
+        return (x_NFt - self.mean[:, None]) * self.factor[:, None]
 
     def embedded(self, x_NFt: Tensor, valid_N: Tensor | None = None) -> Tensor:
         """Return the convolutions' output with positions added: [N, t / 8, M]. They read zeros as frames."""
-        found = []
-        for x in x_NFt.split(self.spec.together):
-            y = x[:, None]
-            for conv in self.convs:
-                y = conv(y)
-            flat = y.permute(0, 3, 1, 2).flatten(2)
-            found.append(self.out(flat.flatten(0, 1)).view(*flat.shape[:2], -1))
-        y_NtM = torch.cat(found)
-        return y_NtM + self._sines.table_ZM[: y_NtM.shape[1]]
+        y_NtM = torch.cat([self._mapped(x_NFt) for x_NFt in x_NFt.split(self.spec.together)])
+        return y_NtM if self._sines is None else y_NtM + self._sines.table_ZM[: y_NtM.shape[1]]
+
+    def sound(self, x_Ft: Tensor) -> Tensor:
+        """Return the convolutions' output for one sound of any length, part by part: [positions, M]. A part but the
+        first reads the frames of one position before it, whose output is left out: what would be zeros otherwise lies
+        there."""
+        step, found = self.spec.shrinks, []
+        for first in range(0, self.spec.positions_of(x_Ft.shape[1]), self.spec.together):
+            before = min(first, 1)
+            part_Ft = x_Ft[:, step * (first - before) : step * (first + self.spec.together)]
+            found.append(self._mapped(part_Ft[None])[0, before:])
+        return torch.cat(found)
+
+    def _mapped(self, x_NFt: Tensor) -> Tensor:
+        """Return the map's output, [N, positions, M]."""
+        spec, y = self.spec, (x_NFt.mT if self.spec.frames_first else x_NFt)[:, None]
+        for conv in self.convs:
+            y = conv(y)
+        y_NXFt = y.mT if spec.frames_first else y
+        flat_NtX = y_NXFt.permute((0, 3, 2, 1) if spec.channels_last else (0, 3, 1, 2)).flatten(2)
+        return self.out(flat_NtX.flatten(0, 1)).view(*flat_NtX.shape[:2], -1)

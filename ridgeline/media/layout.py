@@ -33,6 +33,7 @@ class Layout:
     order: for each placeholder, the number of its vector among those of all views, NEWLINE or SEPARATOR; None: as
         they come.
     across: the number of the picture's vectors, if layers of cross attention see them; 0: vectors stand in the prompt.
+    beside: of a sound: pictures stand in its prompt too, and the model has another projector for that.
     shrunk: ((rows, columns), (rows, columns)): the last vectors of `order` are a grid of the first size, interpolated
         to the second, bilinearly. Then a NEWLINE ends each line of it. None: `order` has all of them.
     """
@@ -45,6 +46,7 @@ class Layout:
     order: tuple[int, ...] | None = None
     shrunk: tuple[tuple[int, int], tuple[int, int]] | None = None
     across: int = 0
+    beside: bool = False
 
     @property
     def whole(self) -> View | None:
@@ -126,9 +128,9 @@ class SoundProcessor(Protocol):
     @property
     def sound_placeholder(self) -> str: ...
 
-    def sound(self, samples: int) -> Layout:
-        """Return the part of a sound of so many samples. Raise InvalidRequest for a length that the model does not
-        take."""
+    def sound(self, samples: int, pictures: int = 0) -> Layout:
+        """Return the part of a sound of so many samples, in a prompt with so many pictures. Raise InvalidRequest for a
+        length that the model does not take."""
         ...
 
 

@@ -25,6 +25,7 @@ from ridgeline.core.specs.model import (
 )
 from ridgeline.core.specs.tower import GridSpec, ProjectorSpec, TowerSpec
 from ridgeline.models.config import Config, wrong
+from ridgeline.models.gemma_sounds import bounds, gemma4_listener, gemma4_listener_weights
 from ridgeline.models.llama import Llama, llama_like
 from ridgeline.models.names import named, single
 from ridgeline.models.wrapped import text_config, text_spec, text_weights
@@ -109,7 +110,7 @@ class Gemma4:
 
 
 class Gemma4Multimodal:
-    """The text model of a checkpoint that also has towers for images and sounds. The tower for images runs."""
+    """The text model of a checkpoint that also has towers for images and, in small ones, for sounds."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -117,7 +118,10 @@ class Gemma4Multimodal:
         vision = Config(Config(config).section("vision_config").entries, VISION)
         if not config.get("vision_config"):
             return text_spec(spec, TOWERS)
-        spec = replace(text_spec(spec, UNHEARD), tower=_tower(vision, spec.hidden_size))
+        heard = Config(config).section("audio_config")
+        listener = gemma4_listener(heard, spec.hidden_size) if config.get("audio_config") is not None else None
+        unused = UNHEARD if listener is None else ()
+        spec = replace(text_spec(spec, unused), tower=_tower(vision, spec.hidden_size), listener=listener)
         if text.get("use_bidirectional_attention") != "vision":
             return spec
         windows = (
@@ -129,7 +133,8 @@ class Gemma4Multimodal:
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
         found = text_weights(Gemma4.weights(spec))
-        return found if spec.tower is None else found | _tower_weights(spec.tower)
+        found |= {} if spec.tower is None else _tower_weights(spec.tower)
+        return found if spec.listener is None else found | gemma4_listener_weights(spec.listener)
 
 
 def _tower(vision: Config, outputs: int) -> TowerSpec:
@@ -186,7 +191,7 @@ def _tower_weights(tower: TowerSpec) -> WeightMap:
         ours, inner = f"tower.layers.{index}", f"{theirs}.encoder.layers.{index}"
         found |= named(ours, inner, VISION_LAYER)
         if tower.clipped:
-            found |= _bounds(ours, inner)
+            found |= bounds(ours, inner, CLIPPED)
         heads = {"q": layer.attention.num_heads, "k": layer.attention.num_kv_heads}
         found[f"{ours}.mixer.qkv.weight"] = tuple(
             Source(name=f"{inner}.self_attn.{each}_proj.linear.weight", axes=heads.get(each)) for each in "qkv"
@@ -195,19 +200,6 @@ def _tower_weights(tower: TowerSpec) -> WeightMap:
             norm = Source(name=f"{inner}.self_attn.{each}_norm.weight", axes=1)
             found[f"{ours}.mixer.{each}_norm.weight"] = (norm,)
     return found
-
-
-def _bounds(ours: str, theirs: str) -> WeightMap:
-    """Return the bounds of a layer's linear maps."""
-    return {
-        f"{ours}.{module}.clips.bounds": tuple(
-            Source(name=f"{theirs}.{name}.{side}_{end}", scalar=True)
-            for name in names.split()
-            for side in ("input", "output")
-            for end in ("min", "max")
-        )
-        for module, names in CLIPPED.items()
-    }
 
 
 def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:

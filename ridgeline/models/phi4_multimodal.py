@@ -1,4 +1,4 @@
-"""Phi-4-multimodal: Phi-4-mini with SigLIP's tower, whose squares of patches are averaged; its sounds are not heard."""
+"""Phi-4-multimodal: Phi-4-mini with SigLIP's tower, whose squares of patches are averaged, and with a conformer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ridgeline.core.specs.tower import ProjectorSpec, TowerSpec
 from ridgeline.models.config import Config
 from ridgeline.models.names import named
 from ridgeline.models.phi3 import Phi3
+from ridgeline.models.phi4_sounds import phi4_listener, phi4_listener_weights
 from ridgeline.models.siglip import DEFAULTS as SIGLIP_DEFAULTS
 from ridgeline.models.siglip import siglip_tower, siglip_weights
 
@@ -24,7 +25,7 @@ VISION = {
     **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
     **{"image_size": 448, "patch_size": 14, "crop_size": 448, "feature_layer": -2},
 }
-PICTURES, SOUNDS = "model.embed_tokens_extend.image_embed", "model.embed_tokens_extend.audio_embed."
+PICTURES, SOUNDS = "model.embed_tokens_extend.image_embed", "model.embed_tokens_extend.audio_embed"
 
 
 class Phi4Multimodal:
@@ -39,17 +40,26 @@ class Phi4Multimodal:
         tower = _tower(values, own.hidden_size, layer if layer >= 0 else total + 1 + layer)
         later = [f"encoder.layers.{index}." for index in range(len(tower.layers), total)]
         parts = [f"{PICTURES}.img_processor.{name}" for name in (*later, "post_layernorm.", "head.")]
-        return replace(own, architecture="Phi4MultimodalForCausalLM", tower=tower, unused=(*own.unused, *parts, SOUNDS))
+        listener = phi4_listener(Config(config).section("audio_config"), own.hidden_size)
+        return replace(
+            own,
+            architecture="Phi4MultimodalForCausalLM",
+            tower=tower,
+            listener=listener,
+            unused=(*own.unused, *parts),
+        )
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
         assert spec.tower is not None
+        assert spec.listener is not None
         maps = {"up": "img_projection_up", "down": "img_projection_down"}
         rows = {"global": 2, "sub": 3}  # with so many dimensions of size 1
         return {
             **Phi3.weights(spec),
             **siglip_weights(spec.tower, f"{PICTURES}.img_processor"),
             **named("tower.projector", PICTURES, maps, bias=True),
+            **phi4_listener_weights(spec.listener, SOUNDS),
             **{
                 f"tower.ends.{number}": (Source(name=f"{PICTURES}.{name}_img_feature_extensor", row=row),)
                 for number, (name, row) in enumerate(rows.items())

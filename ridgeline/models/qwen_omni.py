@@ -116,7 +116,7 @@ class Qwen3OmniThinker(Qwen2_5OmniThinker):
         stem = GridStem(
             bands=found.stem.bands,
             positions=found.stem.positions,
-            channels=audio.integer("downsample_hidden_size"),
+            channels=(audio.integer("downsample_hidden_size"),) * HALVINGS,
         )
         if not 0 < stem.positions_of(chunk) <= stem.positions:
             raise audio.wrong("n_window", chunk // 2, f"at least 1, and of at most {stem.positions} positions")

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.latent import LatentSpec
-from ridgeline.core.specs.model import ABSENT, FeedForwardSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Product
+from ridgeline.core.specs.model import ABSENT, FeedForwardSpec, LayerSpec, MLPSpec, ModelSpec, Product
+from ridgeline.core.specs.norm import parameters_of
 from ridgeline.core.specs.state import DTYPE_BYTES, KVSpec, StateSpec
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, kv_itemsize
 
@@ -37,27 +38,27 @@ def parameters(model: ModelSpec) -> Parameters:
     it needs."""
     width, products, vectors = model.hidden_size, 0, 0
     if model.ends_normed and (model.scores or model.pooling is not None):
-        vectors += _norm(model.final_norm, width)
+        vectors += parameters_of(model.final_norm, width)
     for layer in own_layers(model):
         for product in layer.products(width).values():
             products += product.copies * product.inputs * product.outputs
             vectors += product.copies * product.outputs * product.bias
         present = (layer.mixer is not ABSENT) + (layer.feed_forward is not ABSENT)
         norms = 1 if layer.norms == "feed_forward" else present * (2 if layer.norms == "both" else 1)
-        vectors += (norms - layer.one_norm) * _norm(layer.norm, width)
-        vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms) + layer.mixer.vectors
+        vectors += (norms - layer.one_norm) * parameters_of(layer.norm, width)
+        vectors += sum(parameters_of(norm, norm_width) for norm, norm_width in layer.mixer.norms) + layer.mixer.vectors
         vectors += _single(layer, width)
-        vectors += _norm(layer.norm, width) if layer.inputs is not None else 0
+        vectors += parameters_of(layer.norm, width) if layer.inputs is not None else 0
         if layer.streams is not None:
             vectors += layer.streams.count * (width + layer.streams.count + layer.streams.count**2)
-            vectors += width + 2 * _norm(layer.norm, width)
+            vectors += width + 2 * parameters_of(layer.norm, width)
         vectors += _routing_vectors(layer.feed_forward)
     if model.embed_norm is not None and model.embeds:
-        vectors += _norm(model.embed_norm, model.embed_width or width)
+        vectors += parameters_of(model.embed_norm, model.embed_width or width)
     embed = 0
     if (own := model.layer_inputs) is not None and model.embeds:
         columns = own.width * len(model.layers)
-        embed, vectors = columns * (own.rows + width), vectors + _norm(own.norm, own.width)
+        embed, vectors = columns * (own.rows + width), vectors + parameters_of(own.norm, own.width)
     if model.streams is not None:
         embed += 2 * (model.streams.count - 1) * width**2
     if model.pooling is not None:
@@ -218,11 +219,9 @@ def _single(layer: LayerSpec, width: int) -> int:
     and those of its activation."""
     own = layer.feed_forward.own_norms if isinstance(layer.feed_forward, ExpertsSpec) else None
     learns = isinstance(layer.feed_forward, MLPSpec) and layer.feed_forward.activation == "xielu"
-    return (4 * _norm(own, width) if own else 0) + layer.scalar + 2 * (width * layer.scaled + layer.gated + learns)
-
-
-def _norm(norm: NormSpec, width: int) -> int:
-    return 0 if norm.weightless else width * (2 if norm.kind == "layer" and not norm.biasless else 1)
+    return (
+        (4 * parameters_of(own, width) if own else 0) + layer.scalar + 2 * (width * layer.scaled + layer.gated + learns)
+    )
 
 
 def check_shape(**sizes: int) -> None:

@@ -185,7 +185,7 @@ def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Plac
     if isinstance(item, Clip):
         return _placed_clip(processor, item)
     if isinstance(item, Sound):
-        return _placed_sound(processor, item)
+        return _placed_sound(processor, item, pictures)
     if isinstance(item, HeardVectors):
         return _placed_heard(processor, item)
     if isinstance(item, SeenVectors):
@@ -218,14 +218,15 @@ def _placed_clip(processor: Processor, item: Clip) -> Placed:
     return Placed(layout, tuple(seen), processor.video_placeholder)
 
 
-def _placed_sound(processor: Processor, item: Sound) -> Placed:
+def _placed_sound(processor: Processor, item: Sound, pictures: int) -> Placed:
     if not isinstance(processor, SoundProcessor):
         raise InvalidRequest("this model takes no sounds; leave them out.", param="messages")
-    layout = processor.sound(len(item.samples_N))
+    layout = processor.sound(len(item.samples_N), pictures)
     heard = HeardSound(
         samples=SharedOctets(item.samples_N.astype("<f4", copy=False)),
         frames=-(-len(item.samples_N) // HOP),
         vectors=layout.placeholders,
+        beside=layout.beside,
     )
     return Placed(layout, ((heard, _key(item, layout, processor)),), processor.sound_placeholder)
 
@@ -276,6 +277,7 @@ def _placed_heard(processor: Processor, item: HeardVectors) -> Placed:
 
 def _key(item: Item, layout: Layout, processor: Processor) -> bytes:
     told = repr((layout.views, layout.order, layout.shrunk, layout.grids, layout.interval, processor.patching))
+    told += " beside" * layout.beside
     return sha256(item.digest + told.encode()).digest()[:KEY_BYTES]
 
 

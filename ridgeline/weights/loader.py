@@ -492,7 +492,7 @@ def stored_shape(part: Tensor, source: Source) -> list[int]:
     if source.scalar:
         return []
     if source.row:
-        return [1] * source.row + list(part.shape)
+        return [1] * source.row + list(part.shape) + [1] * len(source.kernel)
     if source.columns:
         return [len(part) // source.columns, source.columns, *part.shape[1:]]
     if source.kernel:

@@ -59,9 +59,11 @@ class HeardSounds:
     def encode(self, heard: Mapping[str, HeardSound], stored: dict[str, Tensor]) -> None:
         """Store the vectors of sounds under their names: [L, M] each. Sounds that fit together run together."""
         for group in self._groups(heard):
-            frames = [each.frames for each in group.values()]
+            frames = [self._listener.spec.stem.frames_of(each.num_bytes // 4) for each in group.values()]
+            beside = next(iter(group.values())).beside
             with on_device(self._device):
-                vectors_LM = self._listener(self._samples(group.values(), frames), frames).to(self._home)
+                made_LM = self._listener(self._samples(group.values(), frames), frames, beside=beside)
+            vectors_LM = made_LM.to(self._home)
             for name, own_LM in zip(group, vectors_LM.split([each.vectors for each in group.values()]), strict=True):
                 stored[name] = own_LM.clone()
             self.encoded += len(group)
@@ -77,7 +79,8 @@ class HeardSounds:
         group: dict[str, HeardSound] = {}
         for name, each in heard.items():
             most = max((one.patches for one in (*group.values(), each)), default=0)
-            if group and most * (len(group) + 1) > POSITIONS:
+            other = any(one.beside != each.beside for one in group.values())
+            if group and (other or most * (len(group) + 1) > POSITIONS):
                 yield group
                 group = {}
             group[name] = each

@@ -14,6 +14,7 @@ import torch
 
 from ridgeline.cli.models import describe_listener
 from ridgeline.core.plan.request import Request
+from ridgeline.core.specs.stem import SoundStem
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
 from tests.driving import ask, rig
@@ -75,9 +76,9 @@ def test_a_gpu_hears_what_transformers_hears(name: str, folder: Folder) -> None:
             assert outcomes[each.id].tokens == tiny.by_transformers(name, each, given), each.id
 
 
-def test_log_probabilities_are_those_of_transformers(folder: Folder) -> None:
+@pytest.mark.parametrize("name", ["Qwen2Audio", *tiny.CONFORMERS])
+def test_log_probabilities_are_those_of_transformers(name: str, folder: Folder) -> None:
     """To the rounding of float32, as those of Whisper (`tests/models/test_whisper.py`)."""
-    name = "Qwen2Audio"
     asked, given = request(name, "scored", words(4, 1), tiny.sounds()[1], words(3, 2), logprobs=0)
     with rig(folder(name), max_num_batched_tokens=64, max_model_len=512) as own:
         found = own.run(asked)["scored"]
@@ -99,12 +100,11 @@ def test_two_ranks_hear_what_one_hears(folder: Folder) -> None:
 def test_parameters_are_counted(name: str) -> None:
     model = tiny.build(name)
     spec = model_config({**model.config.to_dict(), "architectures": [type(model).__name__]}).spec
-    total = sum(each.numel() for each in model.parameters())
     assert spec.listener is not None
-    unused = sum(each.numel() for key, each in model.named_parameters() if "bos_eos" in key)
-    apart = not any("k_proj.bias" in key for key, _ in model.named_parameters() if "audio" in key)
-    keys = 32 * len(spec.listener.layers) * apart  # biases of keys, which are zero here
-    assert parameters(spec).total == total + keys - unused
+    tied = ("lm_head.",) if spec.tie_word_embeddings else ()
+    total = sum(each.numel() for key, each in model.state_dict().items() if not key.startswith((*spec.unused, *tied)))
+    keys = 32 * len(spec.listener.layers) * isinstance(spec.listener.stem, SoundStem)  # biases that are zero here
+    assert parameters(spec).total == total + keys
 
 
 @pytest.mark.parametrize(("name", "like"), [("Qwen2_5OmniThinker", "qwen2_5_vl"), ("Qwen3OmniMoeThinker", "qwen3_vl")])

@@ -18,9 +18,11 @@ from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.media.items import sound
 from tests.driving import ask_with, likeliest
+from tests.vision.families import FAMILIES
 from tests.vision.families.family import IMAGE, TEXT
 
 RATE = 16_000
+CONFORMERS = "Phi4Multimodal", "Gemma4"
 AUDIO = 301  # the token in the place of a vector
 LISTENER: dict[str, Any] = {
     "num_mel_bins": 80,
@@ -99,6 +101,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_config": {**LISTENER, "model_type": "qwen2_audio_encoder"},
         "audio_token_index": AUDIO,
     },
+    "Phi4Multimodal": {
+        **FAMILIES["phi4_multimodal"].config,
+        **{"max_position_embeddings": 2048, "original_max_position_embeddings": 2048},
+        "audio_config": {
+            **{"hidden_size": 32, "intermediate_size": 24, "num_blocks": 2, "num_attention_heads": 2},
+            **{"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 8},
+            **{"bias_max_distance": 30, "audio_token_id": AUDIO},
+        },
+    },
+    "Gemma4": {
+        **FAMILIES["gemma4_e2b"].config,
+        "text_config": {**FAMILIES["gemma4_e2b"].config["text_config"], "max_position_embeddings": 2048},
+        "audio_config": {
+            **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 24},
+            **{"subsampling_conv_channels": [128, 4], "conv_kernel_size": 3},
+            **{"attention_chunk_size": 6, "attention_context_left": 7},
+        },
+        "audio_token_id": AUDIO,
+    },
 }
 
 
@@ -117,12 +138,20 @@ def sounds() -> list[np.ndarray]:
 def build(name: str) -> Any:
     torch.manual_seed(3)
     config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
-    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval().float()
+    kind = "ForCausalLM" if name == "Phi4Multimodal" else "ForConditionalGeneration"
+    model = getattr(transformers, f"{name}{kind}")(config).eval().float()
+    for key, buffer in model.named_buffers():
+        if "audio" in key and key.endswith(("put_min", "put_max")):  # the bounds of clipped maps cut some numbers
+            buffer.copy_((1 + torch.rand(())) * (2 if key.endswith("max") else -2))
+        if "global_" in key:
+            torch.nn.init.normal_(buffer, mean=5.0 if "mean" in key else 0.3, std=0.1)
     for key, parameter in model.named_parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3 if "embed" in key else parameter[0].numel() ** -0.5 * 1.3)
         elif "bias" in key:
             torch.nn.init.normal_(parameter, std=0.1)
+        elif "audio" in key and name in CONFORMERS:
+            torch.nn.init.normal_(parameter, mean=float("norm" in key), std=0.2)
     return model
 
 
@@ -136,6 +165,11 @@ def frames(samples: np.ndarray) -> int:
 
 
 def vectors(name: str, samples: np.ndarray) -> int:
+    if name == "Phi4Multimodal":
+        return -(-((len(samples) - 400) // 160 + 1) // 8)
+    if name == "Gemma4":
+        heard = len(samples) - 160
+        return -(-heard // 640)
     if name != "Qwen3OmniMoeThinker":
         return -(-frames(samples) // 2) // 2
     whole, rest = divmod(frames(samples), 100)
@@ -158,6 +192,8 @@ def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens
 def inputs(name: str, given: Sequence[np.ndarray]) -> dict[str, Tensor]:
     if not given:
         return {}
+    if name == "Gemma4":
+        return dict(transformers.Gemma4AudioFeatureExtractor()(list(given), return_tensors="pt"))
     extractor = transformers.WhisperFeatureExtractor(feature_size=LISTENER["num_mel_bins"])
     found = extractor(
         list(given), sampling_rate=RATE, return_attention_mask=True, padding="max_length", return_tensors="pt"
@@ -174,6 +210,25 @@ def by_transformers(name: str, request: Request, given: Sequence[np.ndarray], to
 def scores(model: Any, name: str, ids: Sequence[int], given: Sequence[np.ndarray]) -> Tensor:
     """Return the scores of all tokens by a model of transformers: [T, V]."""
     row = torch.tensor([list(ids)])
+    if name == "Phi4Multimodal" and given:
+        with torch.inference_mode():
+            return model(inputs_embeds=embedded_by_phi(model, row, given)).logits[0]  # type: ignore[no-any-return]
     with torch.inference_mode():
         found: Tensor = model(input_ids=row, attention_mask=torch.ones_like(row), **inputs(name, given)).logits[0]
     return found
+
+
+def embedded_by_phi(model: Any, row: Tensor, given: Sequence[np.ndarray], mode: str = "speech") -> Tensor:
+    """Return a prompt's tokens and sounds as vectors: [1, T, M]. Each sound runs by itself: in a batch transformers
+    adds 1 to the scores of positions that are there, and does not hide those that fill up."""
+    extractor, part = transformers.Phi4MultimodalFeatureExtractor(), model.model.embed_tokens_extend.audio_embed
+    x = model.model.embed_tokens(row).clone()
+    vectors = []
+    for each in given:
+        found = extractor(each, sampling_rate=RATE, return_tensors="pt")
+        count = int(found.audio_embed_sizes)
+        places = torch.full((1, count), AUDIO), torch.zeros(1, count, x.shape[2], dtype=x.dtype)
+        heard = part(*places, found.audio_input_features, [count], None, mode)
+        vectors.append(heard[0])
+    x[row == AUDIO] = torch.cat(vectors)
+    return x

@@ -25,11 +25,13 @@ class Waveform:
 
 @dataclass(frozen=True, kw_only=True)
 class HeardSound:
-    """A listener's input for a sound. samples: as of `Waveform`. frames: of its spectra. vectors: that become of it."""
+    """A listener's input for a sound. samples: as of `Waveform`. frames: its length in hundredths of a second. vectors:
+    that become of it. beside: pictures stand in its prompt too, for which the listener has another projector."""
 
     samples: SharedOctets
     frames: int
     vectors: int
+    beside: bool = False
 
     @property
     def num_bytes(self) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, Self
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.cache_layout import CacheGroup, group_layers
 from ridgeline.core.specs.division import Ranks
+from ridgeline.core.specs.norm import NormSpec as NormSpec
 from ridgeline.core.specs.pooling import PoolingSpec
 from ridgeline.core.specs.state import ChunkedKVSpec, CrossKVSpec, KVSpec, PassingSpec, SeenKVSpec, StateSpec
 from ridgeline.core.specs.stem import SoundStem
@@ -21,25 +22,6 @@ from ridgeline.kernels.base.kv_format import KVFormat
 if TYPE_CHECKING:
     from ridgeline.core.specs.listener import ListenerSpec
     from ridgeline.core.specs.tower import TowerSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormSpec:
-    """A normalization. "rms" is x / rms(x) * weight; "layer" is (x - mean) / std * weight + bias.
-
-    biasless: a "layer" without the bias.
-    weightless: there is no weight, and no bias.
-    offset: a number to add to the checkpoint's weight (Gemma stores weight - 1). A weight with an offset is held in
-        float32, since the sum has more digits than the checkpoint's dtype.
-    multiplier: multiplies the weight, once the model is prepared. Such a weight is held in float32 too.
-    """
-
-    kind: Literal["rms", "layer"] = "rms"
-    eps: float = 1e-6
-    biasless: bool = False
-    weightless: bool = False
-    offset: float = 0.0
-    multiplier: float = 1.0
 
 
 RopeNumber = float | str | tuple[float, ...]
@@ -93,12 +75,14 @@ class Relative(NamedTuple):
     with the logarithm up to `distance`, from where on all are one range.
 
     causal: no key lies behind its query, and all ranges are those of the others.
+    single: all ranges are single distances, from -distance to distance - 1, and those beyond count as the nearest.
     own: the number of the one layer that has these numbers; None: all layers share them.
     """
 
     buckets: int
     distance: int
     causal: bool = False
+    single: bool = False
     own: int | None = None
 
 
@@ -762,7 +746,8 @@ class Source:
     alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
         pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
-    row: so many dimensions of size 1 stand before its own: a vector that is stored as a matrix of one row has 1.
+    row: so many dimensions of size 1 stand before its own: a vector that is stored as a matrix of one row has 1. With
+        a kernel such ones stand behind it too.
     columns: it is a vector that is stored as a matrix of so many columns, or a matrix whose rows lie in a grid of so
         many columns.
     kernel: it is a matrix that is stored as the kernel of a convolution, whose last dimensions these are; (): it is a

@@ -14,6 +14,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -37,45 +38,62 @@ class Listener(nn.Module):
 
     def __init__(self, spec: ListenerSpec, build: Build) -> None:
         super().__init__()
-        build = build.undivided()
+        build = replace(build.undivided(), positions=max(spec.row, 1))
         self.spec, self.ops = spec, build.ops
         if isinstance(spec.stem, SoundStem):
             self.stem: Stem | GridStemLayers = Stem(spec.stem, spec.width, build.within("stem"), spec.sines)
         else:
-            assert spec.sines is not None
             self.stem = GridStemLayers(spec.stem, spec.width, build.within("stem"), spec.sines)
+        inside = replace(build, clipped=spec.clipped)
         self.layers = nn.ModuleList(
-            Layer(layer, spec.width, build.within(f"layers.{n}")) for n, layer in enumerate(spec.layers)
+            Layer(layer, spec.width, inside.within(f"layers.{n}")) for n, layer in enumerate(spec.layers)
         )
-        self.norm = Norm(spec.norm, spec.width, build)
+        self.norms = nn.ModuleList()
+        if spec.block and spec.block_norm is not None:
+            self.norms.extend(Norm(spec.block_norm, spec.width, build) for _ in range(len(spec.layers) // spec.block))
+        self.norm = None if spec.norm is None else Norm(spec.norm, spec.width, build)
         self.up = Linear(spec.width, (spec.hidden,), True, build.within("up")) if spec.hidden else None
-        self.projector = Linear(spec.hidden or spec.width, (spec.outputs,), True, build.within("projector"))
+        self.between = None if spec.between is None else Norm(spec.between, spec.hidden, build)
+        read = spec.hidden or spec.width
+        self.projector = Linear(read, (spec.outputs,), spec.out_bias, build.within("projector"))
+        self.beside: BesidePictures | None = BesidePictures(spec, build.within("beside")) if spec.apart else None
 
-    def forward(self, samples_NS: Tensor, frames_N: Sequence[int]) -> Tensor:
+    def forward(self, samples_NS: Tensor, frames_N: Sequence[int], *, beside: bool = False) -> Tensor:
         """Return the vectors of float32 sounds with so many frames: [L, M]. At least two frames of silence follow each
-        sound, unless it fills a window."""
-        x_TW, counts = self._heard(samples_NS, np.asarray(frames_N))
+        sound, unless it fills a window. beside: pictures stand in their prompts too."""
+        x_TW, counts, kept_T = self._heard(samples_NS, np.asarray(frames_N))
         state, residual_TW = PackedViews(self.ops, PackedRows.of(counts)), None
         places_T = torch.arange(len(x_TW), device=x_TW.device)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             x_TW, residual_TW = layer(x_TW, residual_TW, places_T, state, None)
+            if self.norms and (index + 1) % self.spec.block == 0:
+                x_TW, residual_TW = self.norms[index // self.spec.block](x_TW, residual_TW)[0], None
         x_TW = summed(x_TW, residual_TW)
+        if kept_T is not None:
+            x_TW = x_TW[kept_T]
         if self.spec.pooled > 1:
             positions_N = np.array([self.spec.positions_of(each) for each in frames_N])
             first_L = torch.from_numpy(_pairs(positions_N)).to(x_TW.device)
             x_TW = (x_TW[first_L] + x_TW[first_L + 1]) / 2
-        x_LW = self.norm(x_TW)[0]
-        if self.up is not None:
-            x_LW = self.ops.activation(self.up(x_LW), "gelu")
-        return self.projector(x_LW)
+        x_LW = x_TW if self.norm is None else self.norm(x_TW)[0]
+        own = self.beside if beside and self.beside is not None else self
+        if own.up is not None:
+            y_LW = own.up(x_LW)
+            x_LW = self.ops.activation(y_LW, "gelu") if self.between is None else self.between(y_LW)[0]
+        return own.projector(x_LW)
 
-    def _heard(self, samples_NS: Tensor, frames_N: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Return the input of the first layer, [T, W], and the numbers of positions that see each other."""
+    def _heard(self, samples_NS: Tensor, frames_N: np.ndarray) -> tuple[Tensor, np.ndarray, Tensor | None]:
+        """Return the input of the first layer, [T, W], the numbers of positions that see each other, and the positions
+        that are none of a row's filling (None: all)."""
         x_NFt, chunk, stem = self.stem.spectra(samples_NS), self.spec.chunk, self.spec.stem
+        if not chunk and isinstance(self.stem, GridStemLayers):
+            return self._in_rows([
+                self.stem.sound(each[:, :frames]) for each, frames in zip(x_NFt, frames_N.tolist(), strict=True)
+            ])  # fmt: skip
         if not chunk:
             counts = np.array([stem.positions_of(each) for each in frames_N.tolist()])
             found_NtW = self.stem.embedded(x_NFt)
-            return torch.cat([each[:count] for each, count in zip(found_NtW, counts, strict=True)]), counts
+            return torch.cat([each[:count] for each, count in zip(found_NtW, counts, strict=True)]), counts, None
         own = [
             each_Ft[:, first : min(first + chunk, frames)]
             for each_Ft, frames in zip(x_NFt, frames_N.tolist(), strict=True)
@@ -91,7 +109,22 @@ class Listener(nn.Module):
             valid_N = torch.tensor([own[n].shape[1] for n in of], device=x.device)
             for n, each_tW in zip(of, self.stem.embedded(x, valid_N), strict=True):
                 parts[n] = each_tW[: stem.positions_of(own[n].shape[1])]
-        return torch.cat(parts), self._windows(frames_N)
+        return torch.cat(parts), self._windows(frames_N), None
+
+    def _in_rows(self, sounds: list[Tensor]) -> tuple[Tensor, np.ndarray, Tensor | None]:
+        """Return sounds, [positions, W] each, as `_heard` does."""
+        most, counts, kept, begin = self.spec.row, list[int](), list[np.ndarray](), 0
+        if not most or all(len(each) <= most for each in sounds):
+            return torch.cat(sounds), np.array([len(each) for each in sounds]), None
+        for number, each in enumerate(sounds):
+            kept.append(begin + np.arange(len(each)))
+            if len(each) > most:
+                sounds[number] = functional.pad(each, (0, 0, 0, -len(each) % most))
+            rows = max(1, len(sounds[number]) // most)
+            counts += [len(sounds[number]) // rows] * rows
+            begin += len(sounds[number])
+        x_TW = torch.cat(sounds)
+        return x_TW, np.array(counts), torch.from_numpy(np.concatenate(kept)).to(x_TW.device)
 
     def _windows(self, frames_N: np.ndarray) -> np.ndarray:
         """Return the positions that see each other in the layers, one number for each window."""
@@ -101,6 +134,15 @@ class Listener(nn.Module):
             whole, rest = divmod(spec.positions_of(frames), most)
             found += [most] * whole + [rest] * (rest > 0)
         return np.array(found)
+
+
+class BesidePictures(nn.Module):
+    """The projector of sounds that stand beside pictures in a prompt."""
+
+    def __init__(self, spec: ListenerSpec, build: Build) -> None:
+        super().__init__()
+        self.up = Linear(spec.width, (spec.hidden,), True, build.within("up")) if spec.hidden else None
+        self.projector = Linear(spec.hidden or spec.width, (spec.outputs,), spec.out_bias, build.within("projector"))
 
 
 def _pairs(positions_N: np.ndarray) -> np.ndarray:

@@ -26,13 +26,14 @@ class PackedViews:
     """Rows of patches that lie packed, a `layers.attention.Attends`."""
 
     def __init__(self, ops: Ops, rows: PackedRows) -> None:
-        self._ops, self._rows = ops, rows
+        self._ops, self.rows = ops, rows
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
         """Return the attended heads, [T, H * D]."""
         q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
         spec = heads.spec
-        return self._ops.packed_attention(q_THD, k_TGD, v_TGD, self._rows, spec.scale, spec.window, None).flatten(1)
+        found_THD = self._ops.packed_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, spec.window, heads.bias_HL)
+        return found_THD.flatten(1)
 
 
 class MaskedViews:

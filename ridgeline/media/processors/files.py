@@ -47,6 +47,13 @@ class ModelFiles:
         return {**{name: value for name, value in own.items() if value is not None}, **self.options}
 
     @cached_property
+    def heard(self) -> Mapping[str, Any]:
+        """The settings of sounds."""
+        own = self.processor.get("feature_extractor") or self.processor.get("audio_processor")
+        own = own or self.json.get("preprocessor_config.json", {})
+        return {name: value for name, value in own.items() if value is not None}
+
+    @cached_property
     def clip(self) -> Mapping[str, Any]:
         """The settings of videos: those of pictures where no file has others."""
         own = self.json.get("video_preprocessor_config.json") or self.processor.get("video_processor")
@@ -106,6 +113,16 @@ def patching(settings: Mapping[str, Any], defaults: Mapping[str, Any], side: int
 def _three(value: float | Sequence[float]) -> tuple[float, float, float]:
     red, green, blue = (value,) * 3 if isinstance(value, int | float) else value
     return float(red), float(green), float(blue)
+
+
+def check_spectra(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise InvalidConfig if a model's files ask for other spectra of sounds than those that the encoder reads."""
+    for name, value in wanted.items():
+        if (found := settings.get(name, value)) != value:
+            raise InvalidConfig(
+                f"{name} is {str(found)[:80]} in the model's preprocessor files; sounds of this family are read with "
+                f"{value} here."
+            )
 
 
 def whole(height: int, width: int, **more: Any) -> View:

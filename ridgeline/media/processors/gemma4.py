@@ -6,8 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ridgeline.core.specs.spectra import GEMMA_4
+from ridgeline.core.specs.stem import halved
+from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.media.layout import Layout, Piece
-from ridgeline.media.processors.files import BICUBIC, ModelFiles, patching, refuse, whole
+from ridgeline.media.processors.files import BICUBIC, ModelFiles, check_spectra, patching, refuse, whole
+from ridgeline.media.processors.sounds import check_length, some
 
 DEFAULTS: dict[str, Any] = {
     "resample": BICUBIC,
@@ -15,6 +19,14 @@ DEFAULTS: dict[str, Any] = {
     "image_std": (1.0, 1.0, 1.0),
     "do_normalize": False,
 }
+SPECTRA: dict[str, Any] = {  # of sounds
+    **{"sampling_rate": RATE, "feature_size": GEMMA_4.bands, "fft_length": GEMMA_4.transformed, "fft_overdrive": False},
+    **{"frame_length": GEMMA_4.frame, "hop_length": HOP, "frame_length_ms": 20.0, "hop_length_ms": 10.0},
+    **{"min_frequency": GEMMA_4.lowest, "max_frequency": GEMMA_4.highest, "mel_floor": GEMMA_4.floor},
+    **{"preemphasis": 0.0, "input_scale_factor": 1.0, "dither": 0.0, "per_bin_mean": None, "per_bin_stddev": None},
+}
+LONGEST = 30 * RATE  # samples of a sound
+HALVINGS = 2  # of its frames
 
 
 class Gemma4Pictures:
@@ -64,3 +76,24 @@ class Gemma4Pictures:
         elif columns == 0:
             rows, columns = min(height // width, most), 1
         return (rows * unit, columns * unit), rows * columns
+
+
+class Gemma4Sounds(Gemma4Pictures):
+    """The processor of a model that hears too. A token stands before a sound's vectors and one behind them."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        super().__init__(files)
+        check_spectra(files.heard, SPECTRA)
+        self.sound_marker = self.sound_placeholder = files.token("audio_token", "<|audio|>")
+        self._sounds_begin = files.token("boa_token", "<|audio>")
+        self._sounds_end = files.token("eoa_token", "<audio|>")
+
+    def sound(self, samples: int, pictures: int = 0) -> Layout:
+        check_length(samples, LONGEST)
+        vectors = some(halved(GEMMA_4.frames_of(samples), HALVINGS), samples)
+        return self._files.layout((), [self._sounds_begin, vectors, self._sounds_end])
+
+
+def gemma4(files: ModelFiles) -> Gemma4Pictures:
+    """Return the processor of a model with or without a part for sounds."""
+    return Gemma4Pictures(files) if files.config.get("audio_config") is None else Gemma4Sounds(files)

@@ -1,4 +1,5 @@
-"""Phi-4-multimodal: square tiles of a picture on white, without patches that only fill up, and the whole picture."""
+"""Phi-4-multimodal: square tiles of a picture on white, without patches that only fill up, and the whole picture.
+Eight frames of a sound become a vector."""
 
 from __future__ import annotations
 
@@ -6,11 +7,31 @@ import math
 from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.specs.listener import LONGEST_SOUND
+from ridgeline.core.specs.spectra import PHI_4
+from ridgeline.core.specs.stem import halved
+from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.media.layout import NEWLINE, SEPARATOR, Box, Layout, View
-from ridgeline.media.processors.files import BICUBIC, BILINEAR, HALF, ModelFiles, canvas, patching, refuse, square
+from ridgeline.media.processors.files import (
+    BICUBIC,
+    BILINEAR,
+    HALF,
+    ModelFiles,
+    canvas,
+    check_spectra,
+    patching,
+    refuse,
+    square,
+)
+from ridgeline.media.processors.sounds import check_length, some
 
 DEFAULTS: dict[str, Any] = {"resample": BILINEAR, "image_mean": HALF, "image_std": HALF}
 WHITE = (255, 255, 255)
+SPECTRA = {  # of sounds
+    **{"sampling_rate": RATE, "hop_length": HOP, "n_fft": PHI_4.transformed, "win_length": PHI_4.frame},
+    **{"preemphasis": PHI_4.preemphasis, "mel_min_frequency": PHI_4.lowest, "mel_max_frequency": PHI_4.highest},
+    **{"audio_compression_rate": 8, "audio_downsample_rate": 1, "audio_feat_stride": 1},
+}
 LEAST = 10  # pixels of a resized picture's shorter side
 
 
@@ -23,6 +44,10 @@ class Phi4:
         side = int(files.image.get("patch_size", files.vision.get("patch_size", 14)))
         if (resample := files.image.get("resample", BICUBIC)) != BICUBIC:  # that of the whole picture alone
             raise InvalidConfig(f"resample is {resample!r}; the whole picture of Phi-4 is resized by {BICUBIC} here.")
+        self.sound_marker = self.sound_placeholder = files.token("audio_token", "<|audio|>")
+        audio = files.config.get("audio_config") or {}
+        check_spectra(files.heard, {**SPECTRA, "feature_size": audio.get("input_size", 80)})
+        self._halvings = int(audio.get("time_reduction", 8)).bit_length() - 1
         self.patching = patching({**files.image, "resample": BILINEAR}, DEFAULTS, side, merge=2)
         self._edge, other = square(files.image.get("size", 448))
         self._most = int(files.image.get("dynamic_hd", 36))
@@ -53,6 +78,11 @@ class Phi4:
         first, own = sum(tall) * sum(wide), edge // (2 * side)
         order += [SEPARATOR, *_lines([range(first + own * line, first + own * (line + 1)) for line in range(own)])]
         return self._files.layout(views, [len(order)], order=tuple(order))
+
+    def sound(self, samples: int, pictures: int = 0) -> Layout:
+        check_length(samples, LONGEST_SOUND * RATE)
+        vectors = some(halved(PHI_4.frames_of(samples), self._halvings), samples)
+        return self._files.layout((), [vectors], beside=pictures > 0)
 
 
 def _squares(pixels: int, edge: int, side: int) -> list[int]:

@@ -20,21 +20,31 @@ def sound_layout(files: ModelFiles, samples: int, most: int, chunk: int = 0) -> 
     chunk: frames that are halved three times, which are a vector each then; 0: frames are halved, and two positions are
         a vector.
     """
-    if samples > most:
-        raise InvalidRequest(
-            f"a sound has {samples / RATE:.1f} s, and this model hears {most / RATE:g} s at most; cut it.",
-            param="messages",
-        )
+    check_length(samples, most)
     frames = -(-samples // HOP)
     vectors = -(-frames // 2) // 2
     if chunk:
         whole, rest = divmod(frames, chunk)
         vectors = whole * halved(chunk) + halved(rest)
+    return files.layout((), [some(vectors, samples)])
+
+
+def check_length(samples: int, most: int) -> None:
+    """Raise InvalidRequest for a sound of more samples than `most`."""
+    if samples > most:
+        raise InvalidRequest(
+            f"a sound has {samples / RATE:.1f} s, and this model hears {most / RATE:g} s at most; cut it.",
+            param="messages",
+        )
+
+
+def some(vectors: int, samples: int) -> int:
+    """Return the vectors of a sound. Raise InvalidRequest if there are none."""
     if not vectors:
         raise InvalidRequest(
             f"a sound has {samples} samples, which are too few; give 0.03 s or more.", param="messages"
         )
-    return files.layout((), [vectors])
+    return vectors
 
 
 class Qwen2Audio:
@@ -53,7 +63,7 @@ class Qwen2Audio:
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
         raise InvalidRequest("this model sees no pictures; leave them out.", param="messages")
 
-    def sound(self, samples: int) -> Layout:
+    def sound(self, samples: int, pictures: int = 0) -> Layout:
         return sound_layout(self._files, samples, WINDOW)
 
 
@@ -70,7 +80,7 @@ class Qwen2_5Omni:
     def layout(self, height: int, width: int, pictures: int = 1, index: int = 0) -> Layout:
         return self._pictures.layout(height, width, pictures, index)
 
-    def sound(self, samples: int) -> Layout:
+    def sound(self, samples: int, pictures: int = 0) -> Layout:
         return sound_layout(self._files, samples, LONGEST_SOUND * RATE)
 
 
@@ -86,5 +96,5 @@ class Qwen3Omni(Qwen2_5Omni):
         thinker = files.config.get("thinker_config") or files.config
         self._chunk = 2 * int((thinker.get("audio_config") or {}).get("n_window", 50))
 
-    def sound(self, samples: int) -> Layout:
+    def sound(self, samples: int, pictures: int = 0) -> Layout:
         return sound_layout(self._files, samples, LONGEST_SOUND * RATE, self._chunk)
