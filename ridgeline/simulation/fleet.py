@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
+from ridgeline.core.collector import no_garbage_collection
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import RequestStats
 from ridgeline.engine.cache.prefix import root_hash
@@ -125,7 +127,14 @@ class Fleet:
         self.requests = self.ended = self.open = 0
 
     def run(self) -> FleetFigures:
-        """Run until all requests have ended. Raise InvalidConfig for one that cannot run."""
+        """Run until all requests have ended. Raise InvalidConfig for one that cannot run.
+
+        Requests leave no cycles of objects behind, so the garbage collector would only look at the caches again and
+        again, for a tenth of the time."""
+        with no_garbage_collection():
+            return self._run()
+
+    def _run(self) -> FleetFigures:
         coming = self._arrivals()
         ask = next(coming, None)
         while ask is not None or self.open or self._later or any(each.steps_now for each in self.replicas):
@@ -271,6 +280,7 @@ class Fleet:
             prompts = number < self._plan.prefill  # whose one token no client gets
             started = {ask.number for ask in replica.open if not prompts and replica.started(ask)}
             lost = [self._whole.pop(ask.number, ask) for ask in replica.stop()]
+            gc.collect()  # an engine and its parts know each other
             (self._rule if prompts or not self._plan.prefill else self._rule_of_answers).forget(number)
             self._steps = [each for each in self._steps if each[1] != number]
             heapq.heapify(self._steps)
