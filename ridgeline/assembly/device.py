@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -160,17 +160,18 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     known = vocabulary if config.enable_lora_vocabulary else {}
     tables_of = VocabularyTensors(decoder, known, own, rank, tables=config.enable_lora_tables)
 
-    def read(folder: Path) -> ReadAdapter:
+    locked = choices.device.type == "cuda"
+
+    def read(folder: Path, known: str | None) -> ReadAdapter:
         if (file := gguf_adapter(folder)) is not None:
             found = read_gguf_adapter(file, whole, model.weights, places, most_rank=rank, dtype=decoder.dtype)
         else:
-            bounds = {"most_rank": rank, "most_replaced": most * WIDEST}
-            found = read_adapter(
-                folder, places | heads, dtype=decoder.dtype, factors=factors, encoders=of_encoders, **bounds
-            )
+            how: dict[str, Any] = {"factors": factors, "encoders": of_encoders, "page_locked": locked, "known": known}
+            how |= {"most_rank": rank, "most_replaced": most * WIDEST}
+            found = read_adapter(folder, places | heads, dtype=decoder.dtype, **how)
         found = kept.settled(tables_of.settled(found if shares is None else shares.of(found)))
         found = with_factors(found, decoder)
-        return found.pinned() if choices.device.type == "cuda" else found
+        return found.pinned() if locked else found
 
     most_bytes = config.max_cpu_lora_bytes
     bounds = HostBounds(config.max_cpu_loras, None if most_bytes is None else most_bytes // mesh.size)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.settings.adapters import TENSORS
 from ridgeline.weights.adapters import matching, reader
+from ridgeline.weights.adapters.content import read_content
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
 from ridgeline.weights.adapters.reader import ReadAdapter, read_adapter
 from ridgeline.weights.convert.convert import convert
@@ -338,3 +339,29 @@ def test_a_grown_vocabulary_is_not_merged(tiny_model: TinyModel, tmp_path: Path)
 def adapter_of(model: Path, folder: Path) -> ReadAdapter:
     config = read_model_config(model)
     return read(folder, adaptable(config.spec, config.weights))
+
+
+def test_pieces_that_threads_read_are_the_file_and_name_it(
+    places: dict[str, ModulePlace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte counts, and so does its place. What was read before is not looked at again."""
+    folder = PeftAdapter("llama", tmp_path / "a").folder
+    path = folder / TENSORS
+    first = read(folder, places)
+    monkeypatch.setattr("ridgeline.weights.adapters.content.PIECE", 4096)
+    octets, found = path.read_bytes(), read_content(path, 1 << 30)
+    assert found.octets.numpy().tobytes() == octets
+    for at in (0, 4095, 4096, len(octets) - 1):
+        path.write_bytes(octets[:at] + bytes([octets[at] ^ 1]) + octets[at + 1 :])
+        assert read_content(path, 1 << 30).digest != found.digest
+    path.write_bytes(octets[4096:8192] + octets[:4096] + octets[8192:])
+    assert read_content(path, 1 << 30).digest != found.digest
+    path.write_bytes(octets)
+    monkeypatch.undo()
+    monkeypatch.setattr(reader, "_is_finite", lambda _: False)
+    again = read_adapter(folder, places, most_rank=16, dtype=torch.float32, known=first.key)
+    with pytest.raises(ModelLoadError, match="not finite"):
+        read_adapter(folder, places, most_rank=16, dtype=torch.float32, known="adapter of another content")
+    assert again.key == first.key
+    for one, other in zip(again.pairs, first.pairs, strict=True):
+        assert torch.equal(one.up_OR, other.up_OR)

@@ -21,8 +21,9 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.layers.decoder import Decoder
+from ridgeline.weights.adapters.content import MOST_HEADER, read_content
 from ridgeline.weights.adapters.places import ModulePlace, places_in
-from ridgeline.weights.adapters.reader import LONGEST, MOST_HEADER, WIDEST, ReadAdapter, content_of, listed_modules
+from ridgeline.weights.adapters.reader import LONGEST, WIDEST, ReadAdapter, listed_modules
 from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.weights.formats.gguf_file import GGUF, read_gguf
 from ridgeline.weights.gguf.names import gguf_weights
@@ -43,7 +44,7 @@ def read_gguf_adapter(
     """Return the adapter in a file, in a dtype. whole, weights: the model's. places: of its modules by
     the names of its own checkpoint. Raise ModelLoadError, in one sentence, for a file that cannot be followed."""
     most_bytes = MOST_HEADER + most_rank * WIDEST * sum(each.map.inputs + each.outputs for each in places.values())
-    content = content_of(path, most_bytes)
+    content = read_content(path, most_bytes).octets.numpy().tobytes()
     with TemporaryDirectory() as folder:  # the header's reader wants a file, and this one nobody else writes
         copy = Path(folder) / "adapter.gguf"
         copy.write_bytes(content)

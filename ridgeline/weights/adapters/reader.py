@@ -11,31 +11,27 @@ Legend:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from os import fstat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.settings.adapters import TENSORS
 from ridgeline.weights.adapters.config import AdapterConfig, read_adapter_config
+from ridgeline.weights.adapters.content import MOST_HEADER, Content, read_content
 from ridgeline.weights.adapters.matching import Meant, meant_modules
 from ridgeline.weights.adapters.places import EMBED, UNEMBED, ModulePlace, placed
 from ridgeline.weights.adapters.stacks import ThinPair, stacked_pairs, with_stacks
 from ridgeline.weights.checkpoint import PLAIN
 from ridgeline.weights.loader import shortened
 
-MOST_HEADER = 1 << 24  # bytes: a tensor takes about 150, and a large mixture has 60,000
 WIDEST = 8  # bytes of a number
 LONGEST = 200  # letters of a name in a sentence
 _PREFIX = "base_model.model."
@@ -91,6 +87,7 @@ class ReadAdapter:
     replaced: the tensors that take the place of the model's own, by the checkpoint's names; float32.
     rows: the tokens whose rows of a table take the place of the model's own, and these rows, by the module's name.
     heads: those of them that are maps behind pooling, by the decoder's names.
+    octets: page-locked memory in which some matrices lie; None: they lie in none.
     """
 
     key: str
@@ -99,6 +96,7 @@ class ReadAdapter:
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
     rows: Mapping[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
     heads: Mapping[str, Tensor] = field(default_factory=dict)
+    octets: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -114,20 +112,25 @@ class ReadAdapter:
     def pinned(self) -> ReadAdapter:
         """Return the adapter in page-locked memory, from which a GPU copies by itself. All matrices have one piece of
         it: the driver takes as long for each piece, however small."""
+        locked = None if self.octets is None else self.octets.untyped_storage().data_ptr()
         matrices = [each for pair in self.pairs for each in (pair.down_RI, pair.up_OR)]
-        buffer = torch.empty(sum(_room(each) for each in matrices), dtype=torch.uint8, pin_memory=True)
-        pairs, start = list[ThinPair](), 0
-        for pair in self.pairs:
-            moved = list[Tensor]()
-            for each in (pair.down_RI, pair.up_OR):
-                moved.append(buffer[start : start + each.nbytes].view(each.dtype).view(each.shape).copy_(each))
-                start += _room(each)
-            pairs.append(pair._replace(down_RI=moved[0], up_OR=moved[1]))
+        there = [each.untyped_storage().data_ptr() == locked for each in matrices]
+        room = sum(_room(each) for each, is_there in zip(matrices, there, strict=True) if not is_there)
+        buffer, start = torch.empty(room, dtype=torch.uint8, pin_memory=True), 0
+        moved = list[Tensor]()
+        for each, is_there in zip(matrices, there, strict=True):
+            if is_there:
+                moved.append(each)
+                continue
+            moved.append(buffer[start : start + each.nbytes].view(each.dtype).view(each.shape).copy_(each))
+            start += _room(each)
+        both = zip(self.pairs, moved[::2], moved[1::2], strict=True)
+        pairs = [pair._replace(down_RI=down_RI, up_OR=up_OR) for pair, down_RI, up_OR in both]
         factors = (
             Factors(place, *(None if each is None else each.pin_memory() for each in both))
             for place, *both in self.factors
         )
-        return replace(self, pairs=tuple(pairs), factors=tuple(factors))
+        return replace(self, pairs=tuple(pairs), factors=tuple(factors), octets=None)
 
 
 def _room(tensor: Tensor) -> int:
@@ -143,21 +146,30 @@ def read_adapter(
     factors: bool = False,
     most_replaced: int = 0,
     encoders: EncoderPlaces = EncoderPlaces(),
+    page_locked: bool = False,
+    known: str | None = None,
 ) -> ReadAdapter:
-    """Return the adapter in a folder, in a dtype. places: those of the model's modules. factors: it may be IA3 or
-    DoRA. most_replaced: the bytes of whole tensors (biases, modules that were saved) that it may have. encoders: what
-    there is to know of towers. Raise ModelLoadError, in one sentence, for a folder that is damaged, means another
-    model, or asks for what is not here."""
+    """Return the adapter in a folder, in a dtype. Raise ModelLoadError, in one sentence, for a folder that is damaged,
+    means another model, or asks for what is not here.
+
+    places: those of the model's modules.
+    factors: it may be IA3 or DoRA.
+    most_replaced: the bytes of whole tensors (biases, modules that were saved) that it may have.
+    encoders: what there is to know of towers.
+    page_locked: read into memory from which a GPU copies by itself.
+    known: the key that the folder had; if it has the same, its numbers are not looked at again.
+    """
     bytes_per_rank = sum(each.map.inputs + each.outputs for each in places.values()) * WIDEST
     try:
         if not folder.is_dir():
             raise ModelLoadError(f"{folder} is not a folder; give the one that holds adapter_config.json.")
         config = read_adapter_config(folder, most_rank, factors=factors, replaces=most_replaced > 0)
         path = _tensors_of(folder)
-        content = content_of(path, MOST_HEADER + most_rank * bytes_per_rank + most_replaced)
+        most_bytes = MOST_HEADER + most_rank * bytes_per_rank + most_replaced
+        content = read_content(path, most_bytes, page_locked=page_locked)
     except OSError as error:
         raise ModelLoadError(f"{str(folder)[:LONGEST]} cannot be read ({error.strerror}); copy it again.") from error
-    header = _plainly_named(path, _header(path, content))
+    header = _plainly_named(path, content.header)
     if config.tokens and all(place.map.name not in (EMBED, UNEMBED) for place in places.values()):
         raise ModelLoadError(
             f"{folder} sets trainable_token_indices, and rows of single tokens need enable_lora_vocabulary; set that, "
@@ -173,8 +185,8 @@ def read_adapter(
     whole = [name for name in header if most_replaced and not name.endswith(tuple(f".{each}" for each in halves))]
     modules = _modules({name: each for name, each in header.items() if name not in whole}, path, halves)
     modules = [module for module in modules if encoders.read(module)]
-    known = {module: place for module in modules if (place := _placed(module, header, places)) is not None}
-    if foreign := [module for module in modules if module not in known]:
+    places_of = {module: place for module in modules if (place := _placed(module, header, places)) is not None}
+    if foreign := [module for module in modules if module not in places_of]:
         also = " (experts need enable_lora_experts)" if any(".experts" in module for module in foreign) else ""
         if not also and any(placed(module, encoders.closed) for module in foreign):
             also = " (towers and their projectors need enable_tower_connector_lora)"
@@ -182,10 +194,10 @@ def read_adapter(
             f"{path} adapts modules that this model lacks, or that adapters cannot change here: "
             f"{listed_modules(foreign)}{also}; give an adapter of this model's linear layers."
         )
-    if len({place.source.name for place in known.values()}) < len(known):
+    if len({place.source.name for place in places_of.values()}) < len(places_of):
         raise ModelLoadError(f"{path} holds matrices of one module under two names; copy it again.")
-    meant = meant_modules(config, [module for module, place in known.items() if not place.is_stacked], folder)
-    meant |= _meant_stacks(config, known, path)
+    meant = meant_modules(config, [module for module, place in places_of.items() if not place.is_stacked], folder)
+    meant |= _meant_stacks(config, places_of, path)
     if odd := [module for module in modules if module not in meant]:
         raise ModelLoadError(
             f"{path} holds matrices of modules that its adapter_config.json does not mean: {listed_modules(odd)}."
@@ -194,17 +206,19 @@ def read_adapter(
     rows = _rows(path, content, of_tokens, config, places)
     replaced = _replaced(path, content, [name for name in whole if name not in of_tokens])
     if config.ia3:
-        return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, known)), replaced, rows)
-    for module, place in known.items():
+        return ReadAdapter(_key(config, content), (), tuple(_factors(path, content, header, places_of)), replaced, rows)
+    for module, place in places_of.items():
         _check_shapes(path, module, header, place, meant[module])
         if (place.map.experts or place.map.name == EMBED) and (config.dora or config.biased):
             what = "experts" if place.map.experts else "a table of embeddings"
             raise ModelLoadError(f"{path} has {what} with use_dora or lora_bias; only plain LoRA of these is served.")
         for kind in (*((_MAGNITUDE,) if config.dora else ()), *((_UP_BIAS,) if config.biased else ())):
             _check_vector(path, _name(module, kind, header), header, place)
-    addends = tuple(_addends(path, content, known, meant)) if config.biased else ()
-    pairs = tuple(with_stacks(_pairs(path, content, known, meant, dtype)))
-    return ReadAdapter(_key(config, content), pairs, addends, replaced, rows)
+    addends = tuple(_addends(path, content, places_of, meant)) if config.biased else ()
+    key = _key(config, content)
+    pairs = tuple(with_stacks(_pairs(content, places_of, meant, dtype, seen=key == known)))
+    own = content.octets if page_locked else None
+    return ReadAdapter(key, pairs, addends, replaced, rows, octets=own)
 
 
 def _plainly_named(path: Path, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,12 +240,12 @@ def _is_closed(name: str, places: Mapping[str, ModulePlace], encoders: EncoderPl
 
 
 def _rows(
-    path: Path, content: bytes, names: list[str], config: AdapterConfig, places: Mapping[str, ModulePlace]
+    path: Path, content: Content, names: list[str], config: AdapterConfig, places: Mapping[str, ModulePlace]
 ) -> dict[str, tuple[tuple[int, ...], Tensor]]:
     """Return the tokens that have rows of their own in a table, and these rows."""
     if not config.tokens and not names:
         return {}
-    tensors, found, left = _loaded(path, content) if names else {}, {}, dict(config.tokens)
+    tensors, found, left = _loaded(content) if names else {}, {}, dict(config.tokens)
     for name in names:
         module = name.removeprefix(_PREFIX).removesuffix(_TOKENS)
         place = placed(module, places)
@@ -261,11 +275,11 @@ def _rows(
     return found
 
 
-def _replaced(path: Path, content: bytes, names: list[str]) -> dict[str, Tensor]:
+def _replaced(path: Path, content: Content, names: list[str]) -> dict[str, Tensor]:
     """Return whole tensors by the names that the checkpoint has for them."""
     if not names:
         return {}
-    tensors, found = _loaded(path, content), dict[str, Tensor]()
+    tensors, found = _loaded(content), dict[str, Tensor]()
     for name in names:
         numbers = tensors[name].float()
         if not numbers.isfinite().all():
@@ -317,37 +331,6 @@ def _tensors_of(folder: Path) -> Path:
             f"{folder} holds adapter_model.bin, a pickle that could run code; convert it there with: {_CONVERT}"
         )
     raise ModelLoadError(f"{folder} holds no {TENSORS}; give the folder that PEFT saved.")
-
-
-def content_of(path: Path, most_bytes: int) -> bytes:
-    """Return the bytes of an adapter's file. Raise ModelLoadError if they are too many."""
-    with path.open("rb") as file:
-        size = fstat(file.fileno()).st_size
-        if size > most_bytes:
-            raise ModelLoadError(
-                f"{path} has {size:,} bytes, and an adapter of this model within max_lora_rank at most {most_bytes:,}."
-            )
-        return file.read(size)
-
-
-def _header(path: Path, content: bytes) -> dict[str, Any]:
-    """Return the header of a file: the dtype and shape of each tensor."""
-    length = int.from_bytes(content[:8], "little")
-    if length > min(MOST_HEADER, len(content)):
-        raise ModelLoadError(f"{path} is damaged: it says that its header has {length:,} bytes; copy it again.")
-    try:
-        header = json.loads(content[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} is damaged: its header is no JSON; copy it again.") from error
-    if not isinstance(header, dict):
-        raise ModelLoadError(f"{path} is damaged: its header is no object; copy it again.")
-    header.pop("__metadata__", None)
-    for name, each in header.items():
-        shape = each.get("shape") if isinstance(each, dict) else None
-        whole = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
-        if not whole or not isinstance(each.get("dtype"), str):
-            raise ModelLoadError(f"{path} is damaged: its header says nothing clear of {name[:99]}; copy it again.")
-    return header
 
 
 def _modules(header: Mapping[str, Any], path: Path, wanted: tuple[str, ...]) -> list[str]:
@@ -407,33 +390,38 @@ def _check_vector(path: Path, name: str, header: Mapping[str, Any], place: Modul
         )
 
 
-def _loaded(path: Path, content: bytes) -> dict[str, Tensor]:
-    try:
-        return _plainly_named(path, load(content))
-    except SafetensorError as error:
-        raise ModelLoadError(f"{path} is damaged or incomplete ({error}); copy it again.") from error
+def _loaded(content: Content) -> dict[str, Tensor]:
+    return _plainly_named(content.path, content.tensors(content.header))
 
 
 def _pairs(
-    path: Path, content: bytes, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant], dtype: torch.dtype
+    content: Content,
+    known: Mapping[str, ModulePlace],
+    meant: Mapping[str, Meant],
+    dtype: torch.dtype,
+    *,
+    seen: bool,
 ) -> list[ThinPair]:
-    found, tensors = list[ThinPair](), _loaded(path, content)
+    """Return the matrices of modules. Those that are in our form already stay where they were read. seen: all numbers
+    are known to be finite."""
+    found, tensors, path = list[ThinPair](), _loaded(content), content.path
     for module, place in known.items():
         down_RI, up_OR = (tensors.pop(name) for name in _names(module, tensors))
         if place.is_stacked:
             found += stacked_pairs(path, place, down_RI.to(dtype), (up_OR.float() * meant[module].scale).to(dtype))
             continue
-        if (scale := meant[module].scale) == 1 and place.as_stored and up_OR.dtype == dtype:
-            pass  # nothing would change
-        else:
+        scale = meant[module].scale
+        if not place.as_stored or up_OR.dtype != dtype:
             up_OR = place.in_our_order(up_OR.float()) * scale
+        elif scale != 1:
+            up_OR.mul_(scale)  # the same bits: the product is rounded once
         magnitude_O = None
         if f"{_PREFIX}{module}.{_MAGNITUDE}" in tensors or f"{module}.{_MAGNITUDE}" in tensors:
             stored_O1 = tensors.pop(_name(module, _MAGNITUDE, tensors)).float()[:, None]
             magnitude_O = replace(place, factor_O=None).in_our_order(stored_O1)[:, 0]
             magnitude_O = magnitude_O if place.factor_O is None else magnitude_O * place.factor_O.abs()
         pair = ThinPair(place, down_RI.to(dtype).contiguous(), up_OR.to(dtype).contiguous(), magnitude_O)
-        if not all(_is_finite(each) for each in pair[1:] if isinstance(each, Tensor)):
+        if not seen and not all(_is_finite(each) for each in pair[1:] if isinstance(each, Tensor)):
             raise ModelLoadError(
                 f"{path} holds numbers of {module} that are not finite in {str(dtype).removeprefix('torch.')}; train "
                 "it again, or choose a wider dtype."
@@ -448,10 +436,10 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _addends(
-    path: Path, content: bytes, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant]
+    path: Path, content: Content, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant]
 ) -> Iterator[Factors]:
     """Yield what biases of thin maps add to outputs."""
-    tensors = _loaded(path, content)
+    tensors = _loaded(content)
     for module, place in known.items():
         bias_O1 = tensors[_name(module, _UP_BIAS, tensors)].float()[:, None] * meant[module].scale
         if not bias_O1.isfinite().all():
@@ -460,9 +448,9 @@ def _addends(
 
 
 def _factors(
-    path: Path, content: bytes, header: Mapping[str, Any], known: Mapping[str, ModulePlace]
+    path: Path, content: Content, header: Mapping[str, Any], known: Mapping[str, ModulePlace]
 ) -> Iterator[Factors]:
-    tensors = _loaded(path, content)
+    tensors = _loaded(content)
     for module, place in known.items():
         name = f"{_PREFIX}{module}.{_VECTOR}" if f"{_PREFIX}{module}.{_VECTOR}" in header else f"{module}.{_VECTOR}"
         of_inputs = header[name]["shape"] == [1, place.map.inputs]
@@ -487,8 +475,8 @@ def _factors(
         yield Factors(place, vector if of_inputs else None, ours)
 
 
-def _key(config: AdapterConfig, content: bytes) -> str:
+def _key(config: AdapterConfig, content: Content) -> str:
     """Return a name of an adapter's content."""
     digest = blake2b(repr(config).encode(), digest_size=16)
-    digest.update(content)
+    digest.update(content.digest)
     return f"adapter {digest.hexdigest()}"

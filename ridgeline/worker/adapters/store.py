@@ -38,13 +38,17 @@ class HostBounds(NamedTuple):
 class AdapterStore:
     """Adapters of one model. Threads may add and remove while the worker's thread takes.
 
-    read: returns what this process has of the adapter in a folder. Raises ModelLoadError.
+    read: returns what this process has of the adapter in a folder, which had a key before, or None. Raises
+        ModelLoadError.
     ranks: those that divide the model. They take the same adapters in the same order, and each has its share.
     reads: of folders, so far.
     """
 
     def __init__(
-        self, read: Callable[[Path], ReadAdapter], bounds: HostBounds = HostBounds(), ranks: Mesh | None = None
+        self,
+        read: Callable[[Path, str | None], ReadAdapter],
+        bounds: HostBounds = HostBounds(),
+        ranks: Mesh | None = None,
     ) -> None:
         self._read_folder, self._bounds, self._ranks = read, bounds, ranks or Mesh()
         self._folders: dict[int, tuple[Path, str]] = {}  # and the content's key
@@ -95,16 +99,16 @@ class AdapterStore:
             if number not in self._folders:
                 raise ContractViolation(f"a plan names adapter {number}, which the worker does not know.")
             folder, key = self._folders[number]
-        adapter = self._read(folder)
+        adapter = self._read(folder, key)
         if adapter.key != key:
             raise ModelLoadError(f"{folder} has changed since it was loaded; load the adapter again.")
         with self._lock:
             self._keep(number, adapter)
         return adapter
 
-    def _read(self, folder: Path) -> ReadAdapter:
+    def _read(self, folder: Path, known: str | None = None) -> ReadAdapter:
         self.reads += 1
-        return self._read_folder(folder)
+        return self._read_folder(folder, known)
 
     def _keep(self, number: int, adapter: ReadAdapter) -> None:
         self._held[number] = adapter
