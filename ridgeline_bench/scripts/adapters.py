@@ -26,6 +26,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 from ridgeline.core.errors import RidgelineError
+from ridgeline.core.settings.adapters import TENSORS
 from ridgeline_bench.adapters import WITH, WITHOUT
 from ridgeline_bench.engines import LoadOptions
 from ridgeline_bench.results import Record, append
@@ -35,6 +36,7 @@ from ridgeline_bench.workloads import Size
 
 SHAPES = Path(__file__).parents[2] / "benchmarks" / "models"
 WIDTH = 2  # bytes of a number
+WRITTEN = 8  # adapters whose files are written; further ones have the same files, and memory of their own
 PAGED, HELD = 8, 3  # adapters that are paged in, and those of them that the host keeps
 
 Linear = tuple[str, int, int]  # a module's name, its inputs and outputs
@@ -67,7 +69,7 @@ def step_bytes(config: Mapping[str, Any], requests: int, context: int) -> int:
 
 def written(folder: Path, config: Mapping[str, Any], rank: int, count: int) -> list[str]:
     """Write adapters as PEFT does and return their folders. Their numbers come from one pool, from another place in it
-    for each, so no two are alike."""
+    for each that is written."""
     most = rank * max(max(inputs, outputs) for _, inputs, outputs in linears(config))
     pool = 0.02 * torch.randn(most + count, generator=torch.Generator().manual_seed(0))
     pool = pool.to(torch.bfloat16)
@@ -77,6 +79,13 @@ def written(folder: Path, config: Mapping[str, Any], rank: int, count: int) -> l
     }  # fmt: skip
     found = []
     for number in range(count):
+        own = folder / f"adapter-{number}"
+        own.mkdir(parents=True)
+        found.append(str(own))
+        (own / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+        if number >= WRITTEN:
+            (own / TENSORS).hardlink_to(folder / f"adapter-{number % WRITTEN}" / TENSORS)
+            continue
         tensors = {}
         for layer, (name, inputs, outputs) in (
             (layer, linear) for layer in range(config["num_hidden_layers"]) for linear in linears(config)
@@ -85,11 +94,7 @@ def written(folder: Path, config: Mapping[str, Any], rank: int, count: int) -> l
             for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
                 numbers = pool[number : number + shape[0] * shape[1]].clone()
                 tensors[f"{start}.{part}.weight"] = numbers.view(shape)
-        own = folder / f"adapter-{number}"
-        own.mkdir(parents=True)
-        save_file(tensors, str(own / "adapter_model.safetensors"), {"format": "pt"})
-        (own / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
-        found.append(str(own))
+        save_file(tensors, str(own / TENSORS), {"format": "pt"})
     return found
 
 
