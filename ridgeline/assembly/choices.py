@@ -397,13 +397,10 @@ def _check_crossing(config: LLMConfig, model: ModelSpec) -> None:
 
 def check_adapters(config: LLMConfig, model: ModelConfig) -> None:
     """Raise InvalidConfig if requests cannot run with adapters of this model."""
-    spec = model.spec
-    for wrong, what in (
-        (model.foreign is not None, "models that run by transformers"),
-        (spec.encoder is not None, "models with an encoder"),
-    ):
-        if wrong:
-            raise InvalidConfig(f"enable_lora is not for {what} yet; leave it out, or merge the adapter.")
+    if model.foreign is not None:
+        raise InvalidConfig(
+            "enable_lora is not for models that run by transformers yet; leave it out, or merge the adapter."
+        )
 
 
 def _below(

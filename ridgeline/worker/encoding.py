@@ -11,6 +11,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from ridgeline.core.plan.step import Span
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.layers.cross_attention import crossing
 from ridgeline.layers.decoder import Decoder
+from ridgeline.worker.adapters.tables import AdapterTables
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.cross import CrossKV
 from ridgeline.worker.state.packed import PackedLayer
@@ -44,7 +46,9 @@ class EncoderStates:
 
 class EncoderPart(StepPart):
     """The part that runs the encoder over the inputs that a plan's spans bring. It sizes its work on the host, so it is
-    never in a graph."""
+    never in a graph. adapters: those that rows may have."""
+
+    adapters: AdapterTables | None = None
 
     def __init__(self, decoder: Decoder, slots: Slots, states: States) -> None:
         if decoder.encoder is None:
@@ -87,7 +91,10 @@ class EncoderPart(StepPart):
         positions = np.concatenate([np.arange(length) for length in lengths])
         sent = upload(np.stack((tokens, positions, np.repeat(slots, lengths))), device)
         sounds = [span.sound for span in spans if span.sound is not None]
-        self._stored(sent.unbind(), lengths, self._samples(sounds) if sounds else None)
+        samples_NS = self._samples(sounds) if sounds else None
+        places = [self._slots.forms[int(slot)].adapter for slot in slots]
+        with nullcontext() if self.adapters is None else self.adapters.encoding(places, lengths):
+            self._stored(sent.unbind(), lengths, samples_NS)
 
     def _stored(self, inputs: Sequence[Tensor], lengths: np.ndarray, samples_NS: Tensor | None) -> None:
         """Encode inputs, and store what the decoder's layers make of them.

@@ -154,8 +154,9 @@ class Runner:
         heads = self.ending.heads if isinstance(self.ending, Pooling) else None
         self.adapters = StepOfAdapters(store, tables, self.slots, heads)
         self.inserted.adapters = self.ending.adapters = tables
-        if self.prompts is not None:
-            self.prompts.adapters = tables
+        for part in self.prompts, self.encoding:
+            if part is not None:
+                part.adapters = tables
         self._prepare = moment([self.adapters], "prepare") + self._prepare
         self.segments.adapt(self.adapters)
 

@@ -113,7 +113,7 @@ def read_content(path: Path, most_bytes: int, *, page_locked: bool = False) -> C
 
 
 def _first(entry: Mapping[str, Any]) -> int:
-    """Return where a tensor begins; entries that do not say it come first, and are found to be damaged."""
+    """Return the place at which a tensor begins; entries that do not say it come first, and are found to be damaged."""
     match entry.get("data_offsets"):
         case [int(first), int()]:
             return first

@@ -24,6 +24,7 @@ from ridgeline.quantization.multiplied import factors
 from ridgeline.weights.loader import empty_decoder, stored_view
 from ridgeline.weights.rows import in_our_order, in_their_order, reorders
 
+LAYERS = "layers.", "encoder.layers."  # in front of the names of layers' maps, and of those of an encoder's layers
 HEAD = "head."  # in front of the names of maps behind pooling
 EMBED, UNEMBED = "embed", "unembed"  # the table of the tokens, and the output layer
 ENCODERS = "tower.", "listener."  # in front of those of what sees pictures or hears sounds, with its projector
@@ -112,8 +113,9 @@ def adaptable(spec: ModelSpec, weights: WeightMap) -> dict[str, ModulePlace]:
     return places_in(empty_decoder(spec), weights)
 
 
-def places_in(decoder: Decoder, weights: WeightMap, under: str = "layers.") -> dict[str, ModulePlace]:
-    """Return `adaptable` of a decoder, which may be a rank's part of a model. under: in front of the maps' names."""
+def places_in(decoder: Decoder, weights: WeightMap, under: str | tuple[str, ...] = LAYERS) -> dict[str, ModulePlace]:
+    """Return `adaptable` of a decoder, which may be a rank's part of a model. under: what may stand in front of the
+    maps' names."""
     found = dict[str, ModulePlace]()
     for parameter, sources in weights.items():
         name, _, kind = parameter.rpartition(".")
@@ -145,12 +147,15 @@ def vocabulary_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModuleP
         owner, sources = getattr(decoder, name, None), weights.get(f"{name}.weight", ())
         if owner is None or len(sources) != 1 or sources[0].transpose or decoder.whole.extra_rows:
             continue
+        if name == EMBED and decoder.encoder is not None:  # which reads the same table
+            continue
         assert isinstance(owner, Embedding | Linear)
         inputs, parts = (owner.inputs, owner.parts) if isinstance(owner, Linear) else (len(owner.weight), None)
         whole = AdaptedMap(name, inputs, parts or (owner.weight.shape[1],))  # type: ignore[union-attr]
         found[sources[0].name.removesuffix(".weight")] = place = ModulePlace(whole, 0, sources[0], None)
         if name == UNEMBED:
-            found.setdefault("lm_head", place)  # transformers' name, whatever files say
+            for usual in "lm_head", "proj_out":  # transformers' names, whatever files say
+                found.setdefault(usual, place)
     return found
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.gemm.lora.op import AdapterFactors, adapters_of, sorted_tokens, tiles
+from ridgeline.layers.cross_attention import CrossAttention
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.experts import ExpertStack
@@ -64,7 +65,7 @@ class AdapterTables:
 
     most_rank: the largest rank of a product, and that of a map by its name if it may be another.
     step: the adapters of the step under way. scored: those of its rows that are scored, which are not its tokens.
-    seen: the one with which pictures or sounds are encoded.
+    seen: the one with which pictures or sounds are encoded. inputs: those of the tokens that an encoder reads.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class AdapterTables:
         listed = list(maps)
         self.places, self.step, self._factors = places, StepAdapters(), factors
         self.scored, self._scores, self._rows = StepAdapters(), False, False
+        self.inputs = StepAdapters()
         self._adapter_T: Tensor | None = None  # of the step's tokens, from 1; 0: none
         self.seen = LoneAdapter(places=places, device=device)
         self._ranks_LA = torch.zeros(len(listed), places, dtype=torch.int32, device=device)
@@ -103,6 +105,8 @@ class AdapterTables:
             tile_J3 = torch.tensor(tiles(each.parts), dtype=torch.int32, device=device)
             matrices = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3)
             vectors, step = None, self.seen if each.name.startswith(ENCODERS) else self.step
+            if reads_inputs(decoder, each.name):
+                step = self.inputs
             if each.name == UNEMBED:
                 step, self._scores = self.scored, True
             if factors:
@@ -233,6 +237,16 @@ class AdapterTables:
             self._sort(self.scored, self._adapter_T[index_N.long().clamp(min=0)])
 
     @contextmanager
+    def encoding(self, places: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
+        """Run an encoder in the body over inputs of these adapters, of so many tokens each. places: from 1; 0: none."""
+        if any(places):
+            self._sort(self.inputs, upload(np.repeat(np.array(places, np.int32), lengths), self._ranks_LA.device))
+        try:
+            yield
+        finally:
+            self.inputs.tokens = self.inputs.line_T = None
+
+    @contextmanager
     def scoring(self, places: Sequence[int]) -> Iterator[None]:
         """Score rows of these adapters in the body, outside of the segments. places: from 1; 0: none."""
         if self._scores and any(places):
@@ -265,6 +279,13 @@ class AdapterTables:
         for step in self.step, self.scored:
             step.tokens = step.line_T = None
         self._adapter_T = None
+
+
+def reads_inputs(decoder: Decoder, name: str) -> bool:
+    """Return True for a linear map that an encoder's inputs come to, not the step's tokens: those of the encoder, and
+    of keys and values that the decoder makes of its output."""
+    owner = decoder.get_submodule(name.rpartition(".")[0])
+    return name.startswith("encoder.") or (isinstance(owner, CrossAttention) and name.endswith(".kv"))
 
 
 def maps_of(places: Mapping[str, ModulePlace]) -> list[AdaptedMap]:
