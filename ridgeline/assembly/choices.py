@@ -262,8 +262,6 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         draft = choose_draft(config, folder, model.spec, ops, weights, wanted_len)
     if draft is not None:
         check_fits(draft.what, draft.weight_bytes(DTYPE_BYTES[dtype]), device, dtype=dtype)
-    if config.enable_lora:
-        check_adapters(config, model)
     if config.num_drafts:
         check_limits(max_seqs, max_tokens, config.num_drafts)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
@@ -393,14 +391,6 @@ def _check_crossing(config: LLMConfig, model: ModelSpec) -> None:
     ):
         if model.crosses and asked:
             raise InvalidConfig(f"{name} does not go with cross attention to pictures yet; leave it out.")
-
-
-def check_adapters(config: LLMConfig, model: ModelConfig) -> None:
-    """Raise InvalidConfig if requests cannot run with adapters of this model."""
-    if model.foreign is not None:
-        raise InvalidConfig(
-            "enable_lora is not for models that run by transformers yet; leave it out, or merge the adapter."
-        )
 
 
 def _below(

@@ -35,6 +35,7 @@ from ridgeline.weights.adapters.places import (
     HEAD,
     encoder_places,
     expert_places,
+    foreign_places,
     places_in,
     unused_of,
     vocabulary_places,
@@ -137,8 +138,9 @@ def _adapters_of(choices: Choices, decoder: Decoder) -> HeldAdapters | None:
     if not config.enable_lora:
         return None
     model, rank, mesh = choices.model, config.max_lora_rank, decoder.mesh
-    whole, factors, weights = empty_decoder(model.spec), config.enable_lora_factors, with_head(model.weights)
-    places = places_in(whole, model.weights)
+    factors, weights = config.enable_lora_factors, with_head(model.weights)
+    whole = decoder if isinstance(decoder, ForeignDecoder) else empty_decoder(model.spec)
+    places = foreign_places(decoder) if isinstance(decoder, ForeignDecoder) else places_in(whole, model.weights)
     encoders, vocabulary = encoder_places(whole, model.weights), vocabulary_places(whole, weights)
     of_encoders = EncoderPlaces(encoders, (), {} if config.enable_lora_vocabulary else vocabulary)
     if config.enable_tower_connector_lora and encoders:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.given import GivenVectors
 from ridgeline.layers.heads import Heads
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.quantization.weight import Weight
 
 
 class ForeignLayer:
@@ -85,6 +88,10 @@ def _beside(q_THD: Tensor, k_TGD: Tensor, v_TGE: Tensor) -> Tensor | None:
     return q_THD.as_strided((tokens, columns), (max(row, columns), 1))
 
 
+def _multiplied(weight: Weight, bias_O: Tensor | None, x: Tensor) -> Tensor:
+    return weight.linear(x.reshape(-1, x.shape[-1]), bias_O).view(*x.shape[:-1], -1)
+
+
 def _rows(x_HTD: Tensor, width: int) -> Tensor:
     """Return heads of so many numbers, token by token, with zeros behind those that are narrower."""
     if x_HTD.shape[-1] < width:
@@ -98,7 +105,10 @@ class ForeignDecoder(Decoder):
     config: the text of the config.json that names the class.
 
     swaps, recipe: the modules that run otherwise than by themselves, as `prepare` finds them.
+    linears: the layers' linear modules that multiply all tokens once, by their names, which `prepare` finds too.
     """
+
+    linears: Mapping[str, nn.Linear] = MappingProxyType({})
 
     states: LayerStates
     positions_T: Tensor
@@ -181,6 +191,8 @@ class ForeignDecoder(Decoder):
                 self.plain_logits(ids_T, 0)
         finally:
             finder.end()
+        inside = f"{self.seen.body}." if self.seen.body else ""
+        self.linears = {name: each for name, each in finder.products.items() if name.startswith(inside)}
         plain = Ops(Platform(device_type="cpu"))  # what is computed is compared, and needs no compiled kernels
         heads = [each.heads._replace(ops=plain) if each.alike else None for each in self.attends]
         self._fuse(finder.recipe(plain, heads, self.spec.max_position_embeddings), finder.tables_ZY)
@@ -200,6 +212,17 @@ class ForeignDecoder(Decoder):
         self.recipe, self.swaps = recipe, apply(recipe, self.model, heads, tables_ZY, self.ops)
         for name, each in zip(names, self.attends, strict=True):
             each.heads = heads[name]
+
+    def multiply_with(self, weights: Mapping[str, Weight]) -> None:
+        """Let these weights multiply in place of the linear modules of these names. Products that were computed
+        together run one by one from now on."""
+        found = self.recipe.feed_forwards
+        names = (*(each.name for each in found), *(name for group in self.recipe.products for name in group))
+        self.swaps.give_back(self.model.get_submodule(name) for name in names)
+        self.swaps.joined = []
+        for name, weight in weights.items():
+            module = self.linears[name]
+            self.swaps.add(module, partial(_multiplied, weight, module.bias))
 
     def run_as_written(self) -> None:
         """Let all modules compute what they do by themselves, apart from attention."""

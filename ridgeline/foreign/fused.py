@@ -15,7 +15,7 @@ Legend:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import permutations
@@ -51,6 +51,13 @@ class SwappedModules:
 
     def has(self, module: nn.Module) -> bool:
         return any(each is module for each, _ in self._ours)
+
+    def give_back(self, modules: Iterable[nn.Module]) -> None:
+        """Give these modules their own `forward` back, for good."""
+        for module in modules:
+            if self.has(module):
+                vars(module).pop("forward", None)
+                self._ours = [(each, ours) for each, ours in self._ours if each is not module]
 
     def drop(self) -> None:
         """Give all modules their own `forward` back, for good."""

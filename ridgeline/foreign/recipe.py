@@ -89,6 +89,13 @@ class RecipeFinder:
         for hook in self._hooks:
             hook.remove()
 
+    @property
+    def products(self) -> dict[str, nn.Linear]:
+        """The linear modules that ran once, for all tokens, by their names."""
+        ran = self._products.ran
+        named = self._model.named_modules()
+        return {name: module for name, module in named if isinstance(module, nn.Linear) and id(module) in ran}
+
     @torch.no_grad()
     def recipe(self, ops: Ops, heads: Sequence[Heads | None], rows: int) -> FusionRecipe:
         """Return the findings. heads: of the attentions, without norms and rotation; None: those that keep theirs.

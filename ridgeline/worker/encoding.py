@@ -93,7 +93,7 @@ class EncoderPart(StepPart):
         sounds = [span.sound for span in spans if span.sound is not None]
         samples_NS = self._samples(sounds) if sounds else None
         places = [self._slots.forms[int(slot)].adapter for slot in slots]
-        with nullcontext() if self.adapters is None else self.adapters.encoding(places, lengths):
+        with nullcontext() if self.adapters is None else self.adapters.encoding(places, lengths.tolist()):
             self._stored(sent.unbind(), lengths, samples_NS)
 
     def _stored(self, inputs: Sequence[Tensor], lengths: np.ndarray, samples_NS: Tensor | None) -> None:

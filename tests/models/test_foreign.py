@@ -7,6 +7,7 @@ import json
 import shutil
 import socket
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline import LLM, SamplingParams
+from ridgeline import LLM, LoRARequest, SamplingParams
 from ridgeline.assembly.foreign import check_agrees
-from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.foreign.classes import offline
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.foreign.masks import Mask, mask_of
@@ -361,3 +362,35 @@ def test_a_class_is_traced_once(folders: Folders) -> None:
     config = read_model_config(folders(HELIUM), impl="auto")
     assert config.foreign is not None
     assert traced_class(config.foreign) is traced_class(config.foreign)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["products", "magnitudes"])
+def test_adapters_are_those_of_peft(options: dict[str, Any], folders: Folders, tmp_path: Path) -> None:
+    """In one batch with requests without, in chunks and after a prefix hit. What runs once for all tokens is adapted;
+    the output layer is not."""
+    pytest.importorskip("peft")
+    from tests.peft_adapters import PeftAdapter
+
+    plain = oracle(HELIUM.model)
+    adapters = [
+        PeftAdapter.of(deepcopy(plain), tmp_path / "all", **options),
+        PeftAdapter.of(deepcopy(plain), tmp_path / "some", 1, r=9, target_modules=["q_proj", "down_proj"]),
+    ]
+    head = PeftAdapter.of(deepcopy(plain), tmp_path / "head", target_modules=["lm_head"])
+    named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
+    settings = {"enable_lora": True, "max_loras": 2, "enable_lora_factors": bool(options), "device": "cpu"}
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    prompts: list[Any] = [{"prompt_token_ids": prompt(length, length)} for length in (40, 23, 17)]
+    with LLM(folders(HELIUM), **SMALL, **settings) as llm:
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, lora_request=named, use_tqdm=False)
+            for output, model in zip(outputs, [plain, *(each.model for each in adapters)], strict=True):
+                tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+                with torch.inference_mode():
+                    exact = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+                reported = [*(output.prompt_logprobs or ())[1:], *(output.outputs[0].logprobs or ())]
+                for place, (token, found) in enumerate(zip(tokens[1:], reported, strict=True)):
+                    assert found is not None
+                    assert found[token].logprob == pytest.approx(float(exact[place, token]), abs=2e-4)
+        with pytest.raises(InvalidRequest, match="lm_head"):
+            llm.generate(prompts[:1], params, lora_request=LoRARequest("head", 3, head.folder))

@@ -12,9 +12,10 @@ from itertools import accumulate
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
+from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.embedding import Embedding
@@ -157,6 +158,21 @@ def vocabulary_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModuleP
             for usual in "lm_head", "proj_out":  # transformers' names, whatever files say
                 found.setdefault(usual, place)
     return found
+
+
+def foreign_places(decoder: ForeignDecoder) -> dict[str, ModulePlace]:
+    """Return the places of the linear modules of a class of transformers, by their names there."""
+    return {
+        name: ModulePlace(
+            AdaptedMap(name, each.in_features, (each.out_features,)), 0, Source(name=f"{name}.weight"), None
+        )
+        for name, each in decoder.linears.items()
+    }
+
+
+def linear_of(decoder: Decoder, name: str) -> nn.Module:
+    """Return the module of an `AdaptedMap`: ours, or one of a class of transformers."""
+    return decoder.linears[name] if isinstance(decoder, ForeignDecoder) else decoder.get_submodule(name)
 
 
 def encoder_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModulePlace]:

@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.adapted import AdaptedWeight
-from ridgeline.weights.adapters.places import ModulePlace
+from ridgeline.weights.adapters.places import ModulePlace, linear_of
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.weights.adapters.stacks import ThinPair
 
@@ -41,8 +41,8 @@ def with_factors(adapter: ReadAdapter, decoder: Decoder) -> ReadAdapter:
         if pair.magnitude_O is None:
             pairs.append(pair)
             continue
-        linear = decoder.get_submodule(pair.place.map.name)
-        assert isinstance(linear, Linear)
+        linear = linear_of(decoder, pair.place.map.name)
+        assert isinstance(linear, Linear | nn.Linear)
         factor_O = pair.magnitude_O / _norms(_own(numbers_of(linear, device), pair.place), pair)
         bias_O = None if linear.bias is None else _own(linear.bias.detach(), pair.place).float().cpu()
         added_O = None if bias_O is None else (1 - factor_O) * bias_O
@@ -53,10 +53,11 @@ def with_factors(adapter: ReadAdapter, decoder: Decoder) -> ReadAdapter:
 
 
 @torch.inference_mode()
-def numbers_of(linear: Linear, device: torch.device) -> Tensor:
+def numbers_of(linear: Linear | nn.Linear, device: torch.device) -> Tensor:
     """Return the weight of a linear map, [O, I]: the numbers that a quantized one stands for."""
     if linear.weight is not None:
         return linear.weight.detach()
+    assert isinstance(linear, Linear)
     matrix = linear.matrix.inner if isinstance(linear.matrix, AdaptedWeight) else linear.matrix
     columns = torch.arange(linear.inputs, device=device)
     found = list[Tensor]()

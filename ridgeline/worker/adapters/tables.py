@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.kernels.gemm.lora.op import AdapterFactors, adapters_of, sorted_tokens, tiles
 from ridgeline.layers.cross_attention import CrossAttention
 from ridgeline.layers.decoder import Decoder
@@ -35,7 +36,8 @@ from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.adapted import AdaptedRows, AdaptedWeight, AdapterVectors, LoneAdapter, StepAdapters
 from ridgeline.quantization.adapted_experts import AdaptedExperts
-from ridgeline.weights.adapters.places import ENCODERS, UNEMBED, AdaptedMap, ModulePlace
+from ridgeline.quantization.weight import Weight, weight_of
+from ridgeline.weights.adapters.places import ENCODERS, UNEMBED, AdaptedMap, ModulePlace, linear_of
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.worker.inputs import DeviceInputs
@@ -88,9 +90,10 @@ class AdapterTables:
         self._maps: dict[str, MapMatrices] = {}
         self._experts: dict[str, ExpertMatrices] = {}
         self._units = 0  # bytes of unit matrices
+        foreign: dict[str, Weight] = {}
         for index, each in enumerate(listed):
             linear, most = (
-                decoder.get_submodule(each.name),
+                linear_of(decoder, each.name),
                 most_rank if isinstance(most_rank, int) else most_rank(each.name),
             )
             if isinstance(linear, ExpertStack):
@@ -99,7 +102,7 @@ class AdapterTables:
             if isinstance(linear, Embedding):
                 self._maps[each.name] = self._of_rows(linear, each, index, most)
                 continue
-            assert isinstance(linear, Linear)
+            assert isinstance(linear, Linear | nn.Linear)
             down_APRI = torch.zeros(places, len(each.parts), most, each.inputs, dtype=self.dtype, device=device)
             up_AOR = torch.zeros(places, sum(each.parts), most, dtype=self.dtype, device=device)
             tile_J3 = torch.tensor(tiles(each.parts), dtype=torch.int32, device=device)
@@ -115,8 +118,16 @@ class AdapterTables:
                 )
                 added_AO = torch.zeros_like(output_AO)
                 vectors = AdapterVectors(input_AI, output_AO, added_AO)
-            linear.matrix = AdaptedWeight(decoder.ops, linear.matrix, matrices, step, vectors)
+            inner = linear.matrix if isinstance(linear, Linear) else weight_of(decoder.ops, linear.weight)
+            adapted = AdaptedWeight(decoder.ops, inner, matrices, step, vectors)
+            if isinstance(linear, Linear):
+                linear.matrix = adapted
+            else:
+                foreign[each.name] = adapted
             self._maps[each.name] = MapMatrices(each, index, down_APRI, up_AOR, vectors)
+
+        if isinstance(decoder, ForeignDecoder):
+            decoder.multiply_with(foreign)
 
     @property
     def nbytes(self) -> int:
@@ -284,6 +295,8 @@ class AdapterTables:
 def reads_inputs(decoder: Decoder, name: str) -> bool:
     """Return True for a linear map that an encoder's inputs come to, not the step's tokens: those of the encoder, and
     of keys and values that the decoder makes of its output."""
+    if isinstance(decoder, ForeignDecoder):
+        return False
     owner = decoder.get_submodule(name.rpartition(".")[0])
     return name.startswith("encoder.") or (isinstance(owner, CrossAttention) and name.endswith(".kv"))
 
