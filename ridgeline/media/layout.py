@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from ridgeline.kernels.pictures.views import RGB, Box, Filter, Patching, View
 
 __all__ = ["NEWLINE", "PLACEHOLDER", "RGB", "SEPARATOR", "Box", "Encode", "Filter", "Layout", "Patching", "Piece",
-           "Processor", "SoundProcessor", "VideoProcessor", "View"]  # fmt: skip
+           "Processor", "ReadingProcessor", "SoundProcessor", "VideoProcessor", "View"]  # fmt: skip
 
 PLACEHOLDER = -1  # in the place of a token whose embedding comes from the picture
 NEWLINE = -1  # in `Layout.order`: the vector that ends a line of patches, a parameter of the model
@@ -85,6 +85,16 @@ class Processor(Protocol):
 
         Raise InvalidRequest for a size that the model does not take.
         """
+        ...
+
+
+@runtime_checkable
+class ReadingProcessor(Processor, Protocol):
+    """The rules of a model whose tower reads the prompt's text beside a picture."""
+
+    def read(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt's text, without its markers, as the tower reads them. Raise InvalidRequest for
+        a text that is too long."""
         ...
 
 

@@ -38,6 +38,7 @@ ARCHITECTURES = Registry(
         "MllamaForConditionalGeneration": "ridgeline.models.mllama:LlamaVision",
         "MiniCPMV4_6ForConditionalGeneration": "ridgeline.models.minicpm_v:MiniCPMV",
         "Blip2ForConditionalGeneration": "ridgeline.models.blip2:Blip2",
+        "InstructBlipForConditionalGeneration": "ridgeline.models.instructblip:InstructBlip",
         "ChameleonForConditionalGeneration": "ridgeline.models.chameleon:Chameleon",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",

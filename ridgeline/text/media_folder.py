@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.media.layout import Processor
-from ridgeline.media.processors import NAMES, processor_of
+from ridgeline.media.processors import NAMES, READERS, processor_of
 from ridgeline.media.processors.options import checked_options
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.formats.json_file import read_json
@@ -26,6 +26,8 @@ class FolderProcessors:
     def __init__(self, folder: Path, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None) -> None:
         self._files = {name: read_json(folder / name) for name in NAMES if (folder / name).is_file()}
         self._tokenizer, self._options = tokenizer, dict(options or {})
+        reads = (folder / READERS).is_dir()
+        self._reader = Tokenizer.from_folder(folder / READERS) if reads else None
         self.plain = self._made(self._options)
 
     @staticmethod
@@ -48,4 +50,7 @@ class FolderProcessors:
         return self._made({**self._options, **checked_options(self.plain, options)})
 
     def _made(self, options: Mapping[str, Any]) -> Processor:
-        return processor_of(self._files, lambda text: self._tokenizer.encode(text, add_special_tokens=False), options)
+        read = None if self._reader is None else self._reader.encode
+        return processor_of(
+            self._files, lambda text: self._tokenizer.encode(text, add_special_tokens=False), options, read
+        )

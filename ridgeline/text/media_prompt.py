@@ -23,7 +23,7 @@ from ridgeline.core.plan.pictures import Pixels, ShownPictures
 from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.media.items import Clip, HeardVectors, Item, Picture, SeenVectors, Sound
-from ridgeline.media.layout import Layout, Processor, SoundProcessor, VideoProcessor
+from ridgeline.media.layout import Layout, Processor, ReadingProcessor, SoundProcessor, VideoProcessor
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.pooled import Encoded
 from ridgeline.text.tokenizer import Tokenizer
@@ -133,7 +133,10 @@ def expanded_ids(
             param="prompt",
         )
     found = [marked[token,] for token in token_ids if (token,) in marked]
-    each = placed_items(processor, _ordered(found, items, processor))
+    text = ""
+    if items and isinstance(processor, ReadingProcessor):
+        text = tokenizer.decode([token for token in token_ids if (token,) not in marked])
+    each = placed_items(processor, _ordered(found, items, processor), text)
     ids, parts, inserted = list[int](), iter(each), list[Inserted]()
     for token in token_ids:
         if (token,) not in marked:
@@ -164,13 +167,15 @@ def lone_picture(processor: Processor, items: Sequence[Item]) -> Encoded:
     return Encoded([UNKNOWN], inserted=(place,))
 
 
-def placed_items(processor: Processor, items: Sequence[Item]) -> list[Placed]:
-    """Return the items with their places. Raise InvalidRequest for one that the model does not take."""
+def placed_items(processor: Processor, items: Sequence[Item], text: str = "") -> list[Placed]:
+    """Return the items with their places. text: of the prompt, for a tower that reads it. Raise InvalidRequest for one
+    that the model does not take."""
     pictures = [index for index, item in enumerate(items) if isinstance(item, (Picture, SeenVectors))]
     place = {index: number for number, index in enumerate(pictures)}
     found, places = list[Placed](), 0
+    read = processor.read(text) if pictures and isinstance(processor, ReadingProcessor) else ()
     for index, item in enumerate(items):
-        found.append(_placed(processor, item, len(pictures), place.get(index, 0)))
+        found.append(_placed(processor, item, (len(pictures), place.get(index, 0)), read))
         places += found[-1].layout.placeholders
         if places > MOST_PLACES:
             raise InvalidRequest(
@@ -181,7 +186,10 @@ def placed_items(processor: Processor, items: Sequence[Item]) -> list[Placed]:
     return found
 
 
-def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Placed:
+def _placed(processor: Processor, item: Item, place: tuple[int, int], read: tuple[int, ...]) -> Placed:
+    """Return an item with its place. place: the number of pictures, and the item's number among them. read: the tokens
+    that the tower reads."""
+    pictures, index = place
     if isinstance(item, Clip):
         return _placed_clip(processor, item)
     if isinstance(item, Sound):
@@ -195,8 +203,11 @@ def _placed(processor: Processor, item: Item, pictures: int, index: int) -> Plac
     frames, view = (Pixels(height, width, item.pixels_HWC),), layout.whole
     if item.ready is not None and view is not None and item.ready.shape[:2] == (view.height, view.width):
         frames = (Pixels(view.height, view.width, item.ready),)
-    shown = ShownPictures(frames, layout.views, processor.patching, layout.order, layout.shrunk)
-    return Placed(layout, ((shown, _key(item, layout, processor)),), processor.placeholder)
+    shown = ShownPictures(frames, layout.views, processor.patching, layout.order, layout.shrunk, read)
+    key = _key(item, layout, processor)
+    if read:  # the same picture has other vectors in another prompt
+        key = sha256(key + repr(read).encode()).digest()[:KEY_BYTES]
+    return Placed(layout, ((shown, key),), processor.placeholder)
 
 
 def _placed_clip(processor: Processor, item: Clip) -> Placed:
@@ -291,7 +302,11 @@ def _encoded(
     add_special_tokens: bool,
 ) -> MediaPrompt:
     markers = re.compile("|".join(map(re.escape, sorted(_markers(processor), key=len, reverse=True))))
-    each = placed_items(processor, _ordered(markers.findall(text), items, processor))
+    alone = text if items and isinstance(processor, ReadingProcessor) else ""
+    for name, mark in marks.items():
+        alone = alone.replace(mark, name)
+    alone = markers.sub("", alone)
+    each = placed_items(processor, _ordered(markers.findall(text), items, processor), alone)
     filled = _filled(text, markers, each)
     ids = list[int]()
     for index, part in enumerate(_parts(filled, marks)):

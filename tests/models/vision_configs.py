@@ -219,6 +219,19 @@ BLIP_2_OPT_2_7B: Values = {
     "qformer_config": {"model_type": "blip_2_qformer", "vocab_size": 30523},
 }
 
+INSTRUCTBLIP_VICUNA_7B: Values = {
+    "architectures": ["InstructBlipForConditionalGeneration"],
+    "model_type": "instructblip",
+    **{"image_token_index": 32000, "num_query_tokens": 32, "torch_dtype": "float32"},
+    "text_config": {
+        **{"model_type": "llama", "vocab_size": 32001, "hidden_size": 4096, "intermediate_size": 11008},
+        **{"num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048},
+        **{"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
+    },
+    "vision_config": {"model_type": "instructblip_vision_model"},
+    "qformer_config": {"model_type": "instructblip_qformer", "vocab_size": 30523},
+}
+
 _TOWER_3_5: Values = {**_QWEN3_TOWER, "deepstack_visual_indexes": []}
 QWEN3_5_TEXT: Values = {
     "attention_bias": False,
@@ -413,6 +426,7 @@ EVERY = (
     QWEN3_5_35B_A3B,
     MINICPM_V_4_6,
     BLIP_2_OPT_2_7B,
+    INSTRUCTBLIP_VICUNA_7B,
     PADDLEOCR_VL,
     PHI_4_MULTIMODAL,
     IDEFICS3_8B,

@@ -341,6 +341,7 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "PaliGemmaForConditionalGeneration": 2_923_466_480,
     "MllamaForConditionalGeneration": 10_670_220_835,
     "Blip2ForConditionalGeneration": 3_744_761_856,
+    "InstructBlipForConditionalGeneration": 7_913_210_624,
     "ChameleonForConditionalGeneration": 7_043_090_432,
 }
 

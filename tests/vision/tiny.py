@@ -73,11 +73,17 @@ def shown(name: str, pixels: np.ndarray) -> ShownPictures:
     own = Pixels(height, width, pixels.tobytes())
     if (processor := FAMILIES[name].processor) is not None:
         config = {**FAMILIES[name].config, "model_type": name}
-        ours = processor_of({"config.json": config, "preprocessor_config.json": processor[1]}, lambda text: ())
+        files = {"config.json": config, "preprocessor_config.json": processor[1]}
+        ours = processor_of(files, lambda text: (), read=lambda text: ())
         layout = ours.layout(height, width)
-        return ShownPictures((own,), layout.views, ours.patching, layout.order, layout.shrunk)
+        return ShownPictures((own,), layout.views, ours.patching, layout.order, layout.shrunk, read(name, pixels))
     view = View(height, width, Box(0, 0, height, width))
     return ShownPictures((own,), (view,), FAMILIES[name].patching)
+
+
+def read(name: str, pixels: np.ndarray) -> tuple[int, ...]:
+    """Return the tokens that a tower reads beside a picture, of several lengths."""
+    return tuple(int(each) % 50 for each in pixels.flat[: 1 + len(pixels) % 9]) if name == "instructblip" else ()
 
 
 def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, **params: Any) -> Request:
@@ -115,7 +121,7 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
     if (processor := FAMILIES[name].processor) is not None:
         kind, settings = processor
         found = kind(**settings)(list(pictures), input_data_format="channels_last", return_tensors="pt")
-        return {key: found[key] for key in MADE if key in found}
+        return {key: found[key] for key in MADE if key in found} | texts(name, pictures)
     if name.startswith("gemma4"):
         return packed(how, pictures)
     if name.startswith("kimi"):
@@ -130,6 +136,16 @@ def inputs(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
         "pixel_values": torch.cat([patches(name, each) for each in pictures]),
         "image_grid_thw": torch.tensor(grids),
     }
+
+
+def texts(name: str, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """Return the texts that a tower reads, filled up to the longest."""
+    each = [torch.tensor(read(name, own)) for own in pictures]
+    if not all(map(len, each)):
+        return {}
+    masks = [torch.ones_like(own) for own in each]
+    ids, mask = (torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (each, masks))
+    return {"qformer_input_ids": ids, "qformer_attention_mask": mask}
 
 
 def packed(how: Patching, pictures: Sequence[np.ndarray]) -> dict[str, Tensor]:
@@ -202,7 +218,7 @@ def scores(
     """Return the scores of all tokens by a model of transformers: [T, V]. prompt: so many belong to it (None: all)."""
     row = torch.tensor([list(ids)])
     given = inputs(name, pictures)
-    if name == "blip-2" and not given:
+    if name in ("blip-2", "instructblip") and not given:
         model = model.language_model  # as a whole it wants pictures
     if FAMILIES[name].grids:
         model.model.rope_deltas = None

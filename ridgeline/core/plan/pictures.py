@@ -68,6 +68,7 @@ class ShownPictures:
         None: as they come.
     shrunk: as `media.layout.Layout.shrunk`: the last vectors of `order` are a grid (rows, columns) that is interpolated
         to another size, and then a vector ends each line of it. None: they are not.
+    text: the tokens of the prompt's text, for a projector that reads them.
     """
 
     pictures: tuple[Pixels, ...]
@@ -75,6 +76,7 @@ class ShownPictures:
     patching: Patching
     order: tuple[int, ...] | None = None
     shrunk: tuple[tuple[int, int], tuple[int, int]] | None = None
+    text: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:

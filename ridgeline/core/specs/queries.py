@@ -16,15 +16,23 @@ class QueriesSpec(ProjectorSpec):
     queries: their number, and so that of a view's vectors. query_width: of a query.
     query_layers: their layers, which have norms "around" their parts. Layers of cross attention see the patches.
     query_norm: that of the learned queries.
+    words: rows of a table of tokens. Then the queries see the tokens of the prompt's text in all layers, and these the
+        queries (InstructBLIP, Dai et al., arXiv 2305.06500). 0: there is no table.
+    places: rows of the table of the tokens' positions.
+    word_layers: the feed-forwards of tokens, one behind each two of `query_layers`.
     """
 
     queries: int
     query_width: int
     query_layers: tuple[LayerSpec, ...]
     query_norm: NormSpec
+    words: int = 0
+    places: int = 0
+    word_layers: tuple[LayerSpec, ...] = ()
 
     def products(self, width: int) -> list[Product]:
-        each = (product for layer in self.query_layers for product in layer.products(self.query_width).values())
+        layers = (*self.query_layers, *self.word_layers)
+        each = (product for layer in layers for product in layer.products(self.query_width).values())
         found = [product._replace(used=1) for product in each]
         return [*found, Product(self.query_width, self.outputs, self.bias)]
 
@@ -33,5 +41,6 @@ class QueriesSpec(ProjectorSpec):
 
     @property
     def vectors(self) -> int:
-        parts = sum((each.mixer is not ABSENT) + (each.feed_forward is not ABSENT) for each in self.query_layers)
-        return self.query_width * (2 * (1 + parts) + self.queries)
+        layers = (*self.query_layers, *self.word_layers)
+        parts = sum((each.mixer is not ABSENT) + (each.feed_forward is not ABSENT) for each in layers)
+        return self.query_width * (2 * (1 + parts) + self.queries + self.words + self.places)

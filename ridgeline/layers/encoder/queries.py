@@ -1,4 +1,5 @@
-"""The projector whose learned queries attend to a view's patches: BLIP-2's Q-Former.
+"""The projector whose learned queries attend to a view's patches, and to a prompt's text: the Q-Former of BLIP-2 and
+InstructBLIP.
 
 Legend:
     T  patches of all views, with their class tokens; queries of all views
@@ -8,18 +9,22 @@ Legend:
     W  width of the tower
     X  columns of a projection
     Y  width of a head
+    N  tokens of texts, of all views
+    B  queries and tokens of all views, view by view
     L  vectors
     M  numbers of a vector
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ridgeline.core.specs.model import AttentionSpec
+from ridgeline.core.specs.model import ABSENT, AttentionSpec
 from ridgeline.core.specs.queries import QueriesSpec
 from ridgeline.kernels.attention.packed.op import PackedRows
 from ridgeline.kernels.attention.paged.op import Softmax
@@ -67,18 +72,55 @@ class QueryProjector(nn.Module):
         self.layers = nn.ModuleList(
             Layer(layer, width, build.within(f"layers.{n}")) for n, layer in enumerate(spec.query_layers)
         )
+        self.words = build.parameter(spec.words, width) if spec.words else None
+        self.places = build.parameter(spec.places, width) if spec.words else None
+        self.word_layers = nn.ModuleList(
+            Layer(layer, width, build.within(f"word_layers.{n}")) for n, layer in enumerate(spec.word_layers)
+        )
         self.down = Linear(width, (spec.outputs,), spec.bias, build.within("down"))
 
-    def forward(self, x_TW: Tensor, views: int) -> Tensor:
-        """Return the vectors of so many views of equally many patches: [L, M]."""
-        x = self.query_norm(self.queries)[0].repeat(views, 1)
-        among = PackedViews(self.ops, PackedRows.of(np.full(views, self.spec.queries)))
-        positions_T = torch.arange(len(x), device=x.device)
-        for layer in self.layers:
-            state: PackedViews | PatchKeys = among
+    def forward(self, x_TW: Tensor, views: int, texts: Sequence[Sequence[int]] = ()) -> Tensor:
+        """Return the vectors of so many views of equally many patches: [L, M]. texts: the tokens of the prompt of each
+        view, if the spec has words."""
+        q_TW = self.query_norm(self.queries)[0].repeat(views, 1)
+        w_NW = self._embedded(texts, x_TW.device) if self.spec.words else q_TW[:0]
+        order_B, counts = self._together(views, texts, x_TW.device)
+        back_B = order_B.argsort()
+        among = PackedViews(self.ops, PackedRows.of(counts))
+        places_B = torch.arange(len(order_B), device=x_TW.device)
+        for index, (spec, layer) in enumerate(zip(self.spec.query_layers, self.layers, strict=True)):
             if isinstance(layer.mixer, CrossAttention):
-                state = PatchKeys(views)
-                layer.mixer.encode(x_TW, state)
-            x, _ = layer(x, None, positions_T, state, None)
-        found_LM: Tensor = self.down(x)
+                keys = PatchKeys(views)
+                layer.mixer.encode(x_TW, keys)
+                q_TW, _ = layer(q_TW, None, places_B[: len(q_TW)], keys, None)
+            elif spec.mixer is ABSENT:
+                q_TW, _ = layer(q_TW, None, places_B[: len(q_TW)], None, None)
+            else:
+                x_BW, _ = layer(torch.cat((q_TW, w_NW))[order_B], None, places_B, among, None)
+                q_TW, w_NW = x_BW[back_B].split((len(q_TW), len(w_NW)))
+            if self.spec.words and index % 2:
+                w_NW, _ = self.word_layers[index // 2](w_NW, None, places_B[: len(w_NW)], None, None)
+        found_LM: Tensor = self.down(q_TW)
         return found_LM
+
+    def _embedded(self, texts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+        """Return the tokens of all views' texts, behind the norm: [N, W]."""
+        assert self.words is not None
+        assert self.places is not None
+        ids, places = (np.concatenate([np.asarray(each, np.int64) for each in x]) for x in (texts, map(_count, texts)))
+        ids_N, places_N = (torch.from_numpy(each).to(device) for each in (ids, places))
+        return self.query_norm(self.words[ids_N] + self.places[places_N])[0]
+
+    def _together(self, views: int, texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, np.ndarray]:
+        """Return the order in which each view's text follows its queries, and the numbers of both together."""
+        queries, lengths = self.spec.queries, [len(each) for each in texts] or [0] * views
+        first = views * queries + np.cumsum([0, *lengths])
+        order = [
+            np.concatenate((np.arange(queries) + queries * view, np.arange(first[view], first[view + 1])))
+            for view in range(views)
+        ]
+        return torch.from_numpy(np.concatenate(order)).to(device), queries + np.array(lengths)
+
+
+def _count(text: Sequence[int]) -> np.ndarray:
+    return np.arange(len(text))

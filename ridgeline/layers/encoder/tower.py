@@ -130,11 +130,12 @@ class Tower(nn.Module):
         self.ends = nn.ParameterList(build.parameter(spec.width) for _ in range(spec.ends))
         self._rotary = None if spec.rope is None else build.rotary(spec.rope)
 
-    def forward(self, patches_TX: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Return the vectors of views with these patches: [L, M]. With a pooler there is one of each view."""
-        return self.run(patches_TX, laid(self.spec, grids, patches_TX.device))
+    def forward(self, patches_TX: Tensor, grids: Sequence[Grid], texts: Sequence[Sequence[int]] = ()) -> Tensor:
+        """Return the vectors of views with these patches: [L, M]. With a pooler there is one of each view. texts: the
+        tokens of each view's prompt, for a projector that reads them."""
+        return self.run(patches_TX, laid(self.spec, grids, patches_TX.device), texts)
 
-    def run(self, patches_TX: Tensor, laid: Laid) -> Tensor:
+    def run(self, patches_TX: Tensor, laid: Laid, texts: Sequence[Sequence[int]] = ()) -> Tensor:
         """Compute `forward` of views that are laid. A graph can hold it, but for some towers (`captured_patches`)."""
         spec, merge = self.spec, self.spec.merge
         x_TW = self._embedded(patches_TX, laid)
@@ -163,7 +164,7 @@ class Tower(nn.Module):
                 deep.append(self.deep[spec.deep.index(index)](x_TW))
         x_TW = summed(x_TW, residual_TW) if self.final_norm is None else self.final_norm(x_TW, residual_TW)[0]
         if isinstance(self.projector, QueryProjector):
-            return self.projector(x_TW, len(laid.grids))
+            return self.projector(x_TW, len(laid.grids), texts)
         if self.pooler is not None:
             return self.projector(self.pooler(x_TW, laid.grids))
         if laid.row_T is not None:

@@ -19,6 +19,9 @@ NAMES = (
     "tokenizer_config.json",
 )
 
+# The folder of a model's in which such a tokenizer lies
+READERS = "qformer_tokenizer"
+
 _HERE = "ridgeline.media.processors."
 
 # `processor_class` of the files, or `model_type` of config.json
@@ -82,6 +85,8 @@ PROCESSORS = Registry(
         "chameleon": _HERE + "chameleon:ChameleonPictures",
         "Blip2Processor": _HERE + "blip:BlipPictures",
         "blip-2": _HERE + "blip:BlipPictures",
+        "InstructBlipProcessor": _HERE + "blip:InstructBlipPictures",
+        "instructblip": _HERE + "blip:InstructBlipPictures",
         "MiniCPMV4_6Processor": _HERE + "minicpm:MiniCPM",
         "minicpmv4_6": _HERE + "minicpm:MiniCPM",
         "Phi4MultimodalProcessor": _HERE + "phi4:Phi4",
@@ -93,22 +98,26 @@ PROCESSORS = Registry(
 
 
 def processor_of(
-    files: Mapping[str, Mapping[str, Any]], encode: Encode, options: Mapping[str, Any] | None = None
+    files: Mapping[str, Mapping[str, Any]],
+    encode: Encode,
+    options: Mapping[str, Any] | None = None,
+    read: Encode | None = None,
 ) -> Processor:
     """Return the processor that a model's files describe.
 
     files: the JSON of those of `NAMES` that the folder has, by name.
     encode: text with special tokens to ids, without tokens before or behind.
     options: settings of a request that replace those of the files, such as `max_pixels`.
+    read: text with special tokens to ids by the tokenizer of a tower that reads prompts (`READERS`).
 
     Raise InvalidConfig where no file names a processor that is known here.
     """
-    read = ModelFiles(files, encode, options or {})
-    named = [read.processor_class, str(read.config.get("model_type", ""))]
+    found = ModelFiles(files, encode, options or {}, read)
+    named = [found.processor_class, str(found.config.get("model_type", ""))]
     known = [name for name in named if name in PROCESSORS]
     if not known:
         raise InvalidConfig(
             f"no processor of pictures is known for processor_class {named[0]!r} and model_type {named[1]!r}; "
             f"known: {', '.join(PROCESSORS)}."
         )
-    return PROCESSORS[known[0]](read)
+    return PROCESSORS[known[0]](found)

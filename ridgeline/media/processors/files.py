@@ -21,11 +21,13 @@ LONGEST_SQUARE = 1 << 14  # pixels a side of a square around a picture, which a 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """json: the contents by name. encode: text to ids. options: what a request sets instead."""
+    """json: the contents by name. encode: text to ids. options: what a request sets instead. read: text to ids by the
+    tokenizer of a tower that reads prompts; None: there is none."""
 
     json: Mapping[str, Mapping[str, Any]]
     encode: Encode
     options: Mapping[str, Any] = field(default_factory=dict)
+    read: Encode | None = None
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -35,6 +35,19 @@ FAMILIES["blip-2"] = Family(
     processor=(BlipImageProcessorPil, {"size": {"height": 28, "width": 28}, "do_convert_rgb": False}),
 )
 
+FAMILIES["instructblip"] = replace(
+    FAMILIES["blip-2"],
+    name="InstructBlip",
+    config={
+        **FAMILIES["blip-2"].config,
+        "text_config": {**TEXT, "model_type": "llama"},
+        "qformer_config": {
+            **FAMILIES["blip-2"].config["qformer_config"],
+            **{"vocab_size": 50, "max_position_embeddings": 24},
+        },
+    },
+)
+
 FAMILIES["phi4_multimodal"] = Family(
     "Phi4Multimodal",
     {
