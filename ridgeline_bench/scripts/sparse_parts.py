@@ -1,6 +1,6 @@
 """Native sparse attention and MoBA by parts, each beside its least time, and whole in turns with dense attention.
 
-    python -m ridgeline_bench.scripts.sparse_parts [--ways NSA MoBA layer] [--lengths 16384 65536] [--repeats 7]
+    python -m ridgeline_bench.scripts.sparse_parts [--ways NSA MoBA layer] [--lengths 16384 65536] [--repeats 3]
         [--tune choice window selected] [--profile] [--check] [--quick] [--output FILE.jsonl]
 
 Causal, bfloat16, one sequence: NSA with 64 heads in 4 groups, MoBA with 32 heads in as many, 128 channels. `layer` is
@@ -41,6 +41,7 @@ from ridgeline_bench.scripts.asked import OneOf, asked, keep
 Call = Callable[[], object]
 NSA, MOBA, SIZE = (64, 4), (32, 32), 128  # heads and groups
 WITHIN = 1e-2  # of the norm in float64
+TURN = 0.25  # seconds
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -199,11 +200,14 @@ def check(ways: list[str]) -> None:
 
 
 def in_turns(calls: dict[str, Call], repeats: int) -> dict[str, float]:
-    """Return the median seconds of calls that take turns."""
+    """Return the median seconds of calls that take turns. Each runs for a quarter of a second at a time, so that it
+    has the clock that its own power leaves it, and not that of the call before."""
     with torch.no_grad():
         for call in calls.values():
             call()
-        times = [[device_seconds(call) for call in calls.values()] for _ in range(repeats)]
+        often = [max(1, round(TURN / device_seconds(call))) for call in calls.values()]
+        turns = list(zip(calls.values(), often, strict=True))
+        times = [[device_seconds(call, count) for call, count in turns] for _ in range(repeats)]
     return {name: sorted(of)[repeats // 2] for name, of in zip(calls, zip(*times, strict=True), strict=True)}
 
 
@@ -357,7 +361,7 @@ def _lines(ways: list[str], tuned: list[str], lengths: list[int], repeats: int) 
 
 def main() -> None:
     a = asked(
-        __doc__, ways=[OneOf(("NSA", "MoBA", "layer", "none"))], lengths=[16384, 65536], repeats=7,
+        __doc__, ways=[OneOf(("NSA", "MoBA", "layer", "none"))], lengths=[16384, 65536], repeats=3,
         tune=([str], "parts of NSA to time in other shapes first: choice, window, selected"),
         profile=False, check=False, quick=False, output=Path,
     )  # fmt: skip
