@@ -14,22 +14,30 @@ from safetensors.torch import save_file
 from ridgeline import LLM, LoRARequest, SamplingParams
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.text.outputs import RequestOutput
-from ridgeline.weights.adapters.places import adaptable, vocabulary_places, with_head
+from ridgeline.weights.adapters.places import adaptable, expert_places, vocabulary_places, with_head
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import empty_decoder, read_model_config
+from tests import tiny_models
 
 PROMPTS = ["def read_json(path):", "class LRUCache:\n    def __init__(self, size):", "import os\n", "try:\n    value"]
+ALL = {"enable_lora_factors": True, "enable_lora_vocabulary": True}
 # Log-probabilities of some thirty rounded results one behind the other, times eps and a hundred
 NEAR = {"float32": 2e-3, "bfloat16": 0.5}
 
 
-def write_adapter(model: Path, folder: Path, seed: int, *, dora: bool = False, tables: bool = False) -> Path:
+def write_adapter(
+    model: Path, folder: Path, seed: int, *, dora: bool = False, tables: bool = False, experts: bool = False
+) -> Path:
     """Write an adapter of random numbers in PEFT's form, of all linear layers."""
     config = read_model_config(model)
     assert isinstance(config.spec, ModelSpec)
     places = dict(adaptable(config.spec, config.weights))
     if tables:
-        places |= vocabulary_places(empty_decoder(config.spec), with_head(config.weights))
+        found = vocabulary_places(empty_decoder(config.spec), with_head(config.weights))
+        places |= {module: place for module, place in found.items() if place.source.name == f"{module}.weight"}
+    if experts:
+        found = expert_places(empty_decoder(config.spec), config.weights)
+        places |= {module: place for module, place in found.items() if place.expert is not None}
     draw, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
     for module, place in places.items():
         embed = place.map.name == "embed"
@@ -51,10 +59,12 @@ def write_adapter(model: Path, folder: Path, seed: int, *, dora: bool = False, t
     return folder
 
 
-def run(device: str, dtype: str, folders: list[Path], prompts: list[Any], tokens: int) -> list[RequestOutput]:
+def run(
+    device: str, dtype: str, folders: list[Path], prompts: list[Any], tokens: int, **settings: Any
+) -> list[RequestOutput]:
     """Return the outputs of all prompts with no adapter, and with each."""
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_memory": 1 << 26, "max_model_len": 256}
-    adapters = {"enable_lora": True, "max_loras": 3, "enable_lora_factors": True, "enable_lora_vocabulary": True}
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory": 1 << 26, "max_model_len": 256}
+    adapters = {"enable_lora": True, "max_loras": 3, **(settings or ALL)}
     named = [None, *(LoRARequest(folder.name, i, folder) for i, folder in enumerate(folders, 1))]
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1, prompt_logprobs=0)
     with LLM(device=device, dtype=dtype, **limits, **adapters) as llm:
@@ -62,15 +72,19 @@ def run(device: str, dtype: str, folders: list[Path], prompts: list[Any], tokens
 
 
 def check(device: str, dtype: str, folder: Path) -> None:
-    model = EMBEDDED_MODEL
     folders = [
-        write_adapter(model, folder / "plain", 0),
-        write_adapter(model, folder / "dora", 1, dora=True),
-        write_adapter(model, folder / "tables", 2, tables=True),
+        write_adapter(EMBEDDED_MODEL, folder / "plain", 0),
+        write_adapter(EMBEDDED_MODEL, folder / "dora", 1, dora=True),
+        write_adapter(EMBEDDED_MODEL, folder / "tables", 2, tables=True),
     ]
-    found = run(device, dtype, folders, PROMPTS, 12)
+    compare(run(device, dtype, folders, PROMPTS, 12), folders, NEAR[dtype])
+
+
+def compare(found: list[RequestOutput], folders: list[Path], near: float, **settings: Any) -> float:
+    """Compare the log-probability of every token with that of a CPU in float32. Return the largest difference."""
     texts: list[Any] = [{"prompt_token_ids": [*each.prompt_token_ids, *each.outputs[0].token_ids]} for each in found]
-    for ours, exact in zip(found, run("cpu", "float32", folders, texts, 1), strict=True):
+    most = 0.0
+    for ours, exact in zip(found, run("cpu", "float32", folders, texts, 1, **settings), strict=True):
         completion = ours.outputs[0]
         assert ours.prompt_logprobs is not None
         assert completion.logprobs is not None
@@ -79,7 +93,20 @@ def check(device: str, dtype: str, folder: Path) -> None:
         for token, one, other in zip(exact.prompt_token_ids[1:], reported, exact.prompt_logprobs[1:], strict=True):
             assert one is not None
             assert other is not None
-            assert one[token].logprob == pytest.approx(other[token].logprob, abs=NEAR[dtype])
+            assert one[token].logprob == pytest.approx(other[token].logprob, abs=near)
+            most = max(most, abs(one[token].logprob - other[token].logprob))
+    return most
+
+
+def check_experts(device: str, dtype: str, folder: Path, quantization: str | None) -> float:
+    """Compare experts' adapters, and none, with a CPU's. Return the largest difference."""
+    model = tiny_models.save("qwen3_moe", folder / "model", hidden_size=128, moe_intermediate_size=128, head_dim=64)
+    folders = [write_adapter(model, folder / f"{seed}", seed, experts=True) for seed in range(3)]
+    settings: dict[str, Any] = {"model": model, "skip_tokenizer_init": True, "enable_lora_experts": True}
+    settings |= {"quantization": quantization}
+    prompts: list[Any] = [{"prompt_token_ids": list(range(10 + n, 30 + 3 * n))} for n in range(4)]
+    near = NEAR[dtype] if quantization is None else max(NEAR[dtype], 0.05)  # activations are rounded too
+    return compare(run(device, dtype, folders, prompts, 8, **settings), folders, near, **settings)
 
 
 def test_the_check_finds_the_cpu_equal_to_itself_and_an_adapter_unlike_none(tmp_path: Path) -> None:
@@ -88,6 +115,17 @@ def test_the_check_finds_the_cpu_equal_to_itself_and_an_adapter_unlike_none(tmp_
         run("cpu", "float32", [tmp_path / name] * 3, PROMPTS, 1)[3].prompt_logprobs for name in ("plain", "tables")
     )
     assert plain != adapted
+
+
+@pytest.mark.parametrize("quantization", [None, "w4a16"])
+def test_experts_are_those_of_a_cpu(quantization: str | None, tmp_path: Path) -> None:
+    check_experts("cpu", "float32", tmp_path, quantization)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", [None, "w4a16", "fp8"])
+def test_experts_on_a_gpu_are_those_of_a_cpu(quantization: str | None, tmp_path: Path) -> None:
+    check_experts("cuda", "float32", tmp_path, quantization)
 
 
 @pytest.mark.gpu

@@ -190,3 +190,31 @@ def test_divided_contexts(family: str, ranks: dict[str, Any], tiny_model: TinyMo
                     assert completion.logprobs is not None
                     found = completion.logprobs[place + 1 - len(output.prompt_token_ids)][token].logprob
                     assert found == pytest.approx(float(exact[place, token]), abs=TOLERANCE)
+
+
+EXPERTS = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "target_modules": ["q_proj", "o_proj"]}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [
+        ("qwen3_moe", RANKS),
+        ("qwen3_moe", RANKS | {"enable_expert_parallel": True}),
+        pytest.param("gpt_oss", RANKS, marks=pytest.mark.thorough),
+        pytest.param("deepseek_v2", RANKS | {"enable_expert_parallel": True}, marks=pytest.mark.thorough),
+        pytest.param("mixtral", STAGES, marks=pytest.mark.thorough),
+        pytest.param("mixtral", STAGES | RANKS, marks=pytest.mark.thorough),
+    ],
+    ids=["columns", "whole", "columns that alternate", "whole beside shared", "stages", "columns of stages"],
+)
+def test_experts_of_ranks_are_those_of_peft(
+    family: str, ranks: dict[str, Any], tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """Ranks have parts of every expert, or some experts."""
+    adapters = [
+        PeftAdapter(family, tmp_path / "all", **EXPERTS),
+        PeftAdapter(family, tmp_path / "down", seed=1, r=7, **{**EXPERTS, "target_parameters": ["experts.down_proj"]}),
+        PeftAdapter(family, tmp_path / "none", seed=2, r=3, target_modules=["q_proj"]),
+    ]
+    compare(family, tiny_model(family), adapters, enable_lora_factors=False, enable_lora_experts=True, **ranks)

@@ -44,7 +44,8 @@ APART: Mapping[tuple[str, str], str] = {
     (OFFLOAD, "quantization"): "it copies plain weights",
     **{(name, other): why for name in BELOW for other, why in NOT_BELOW.items()},
     **{(name, DP): "ranks with requests of their own read folders at unlike times" for name in HOST_LORAS},
-    **{("enable_lora_experts", axis): "adapters of experts are for one device yet" for axis in SIZES},
+    ("enable_lora_experts", DP): "ranks send tokens to each other without their adapters",
+    **{("enable_lora_experts", name): "adapters lie with experts that stay" for name in (COPIES, LOCATION, MOVING)},
     ("enable_lora", OFFLOAD): "the experts of such a model are moved step by step",
     **{("speculative_config", axis): "drafts are verified by ranks that have all tokens yet" for axis in (PP, CP, DP)},
 }

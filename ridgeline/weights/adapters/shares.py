@@ -5,7 +5,10 @@ all of `up`, and its share of the columns of `down`: the sum over ranks that com
 adapter's too. The loader's rules for the map's weight say which rows and columns these are (`weights.divided`). A stage
 of a pipeline has what its own layers' maps need.
 
+Of experts' matrices a rank has those of its own experts, or its share of the columns and rows of each.
+
 Legend:
+    E  experts
     I  inputs of a module
     O  outputs of a module
     R  the adapter's rank there
@@ -18,10 +21,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ridgeline.core.plan.sharding import cut
 from ridgeline.core.plan.stages import weights_of_stage
 from ridgeline.core.specs.model import Source, WeightMap
 from ridgeline.layers.decoder import Decoder
-from ridgeline.weights.adapters.places import ENCODERS, HEAD, ModulePlace, places_in, vocabulary_places
+from ridgeline.layers.experts import Experts
+from ridgeline.weights.adapters.places import ENCODERS, HEAD, ModulePlace, expert_places, places_in, vocabulary_places
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.weights.adapters.stacks import ThinPair
 from ridgeline.weights.divided import Place, divided, own_sources, whole_decoder
@@ -40,9 +45,20 @@ class AdapterShares:
 
     def __init__(self, decoder: Decoder, weights: WeightMap, places: Mapping[str, ModulePlace]) -> None:
         whole, kept = whole_decoder(decoder), weights_of_stage(weights, decoder.spec)
-        linear = {name: sources for name, sources in kept.items() if all(_of(each) in places for each in sources)}
+        linear = {
+            name: sources
+            for name, sources in kept.items()
+            if all(_of(each) in places and not places[_of(each)].map.experts for each in sources)
+        }
         divisions = own_sources(linear, decoder, whole)
         self.own = places_in(decoder, divisions) | vocabulary_places(decoder, divisions)
+        own_experts = expert_places(decoder, kept)
+        if experts := {name: place for name, place in own_experts.items() if name in places}:
+            self.own |= experts
+        self._experts = {places[name].map.name: place.map for name, place in experts.items()}
+        self._numbers = {
+            place.map.name: _numbers(decoder, place.map.name) for place in experts.values()
+        }
         self._rank, self._size = decoder.tp.rank, decoder.tp.size
         self.sees = decoder.tower is not None or decoder.listener is not None
         self._undivided = (HEAD, *ENCODERS) if self.sees else (HEAD,)  # what every rank has whole
@@ -63,8 +79,9 @@ class AdapterShares:
                 None if magnitude_O is None else self._rows(place, magnitude_O[:, None])[:, 0],
             )
             for place, down_RI, up_OR, magnitude_O in adapter.pairs
-            if _of(place.source) in self.own
+            if _of(place.source) in self.own and not place.map.experts
         )
+        experts = (self._of_experts(pair) for pair in adapter.pairs if pair.place.map.name in self._experts)
         heads = (pair for pair in adapter.pairs if pair.place.map.name.startswith(self._undivided))
         factors = (
             Factors(
@@ -77,7 +94,18 @@ class AdapterShares:
             if _of(place.source) in self.own
         )
         also = (each for each in adapter.factors if each.place.map.name.startswith(self._undivided))
-        return replace(adapter, pairs=(*pairs, *heads), factors=(*factors, *also))
+        return replace(adapter, pairs=(*pairs, *experts, *heads), factors=(*factors, *also))
+
+    def _of_experts(self, pair: ThinPair) -> ThinPair:
+        """Return the share of a part of all experts' matrices: what the rank's experts have of it."""
+        whole = pair.place
+        own = replace(whole, map=self._experts[whole.map.name])
+        numbers = self._numbers[own.map.name]
+        down_ERI, up_EOR = pair.down_RI[numbers], pair.up_OR[numbers]
+        shape = len(numbers), pair.rank, own.map.inputs
+        columns = cut(down_ERI.shape, shape, self._rank, self._size)
+        rows = cut(up_EOR.shape, (len(numbers), own.outputs, pair.rank), self._rank, self._size)
+        return ThinPair(own, down_ERI[columns].contiguous(), up_EOR[rows].contiguous())
 
     def _addend(self, place: ModulePlace, added_O: Tensor | None) -> Tensor | None:
         """Return a rank's rows of an addend; added up over ranks, it must count once."""
@@ -102,6 +130,13 @@ class AdapterShares:
     def _cut(self, own: Place, whole: Place) -> None:
         for tensor, read in divided([own], [whole], self._rank, self._size):
             tensor.copy_(read())
+
+
+def _numbers(decoder: Decoder, name: str) -> list[int]:
+    """Return the experts that a rank has of a mixture, of which this is a matrix."""
+    mixture = decoder.get_submodule(name.rpartition(".")[0])
+    assert isinstance(mixture, Experts)
+    return [*mixture.spec.experts_of(decoder.mesh.of_experts.rank)] if mixture.spec.held else [*range(mixture.spec.stacked)]
 
 
 def _of(source: Source) -> str:

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.errors import InvalidConfig
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.kernels.gemm.lora.op import AdapterFactors, adapters_of, sorted_tokens, tiles
 from ridgeline.layers.cross_attention import CrossAttention
@@ -150,8 +149,6 @@ class AdapterTables:
     def _of_experts(self, stack: ExpertStack, own: AdaptedMap, places: int, most_rank: int) -> ExpertMatrices:
         """Return the matrices of a layer's experts, which its stack looks at from now on."""
         device, parts = self._ranks_LA.device, len(own.parts)
-        if device.type != "cpu" and stack.weight is None:
-            raise InvalidConfig("enable_lora_experts is not for quantized experts on a GPU yet; leave it out.")
         shape, outputs = (places, own.experts), sum(own.parts)
         down_AEPRI = torch.zeros(*shape, parts, most_rank, own.inputs, dtype=self.dtype, device=device)
         up_AEOR = torch.zeros(*shape, outputs, most_rank, dtype=self.dtype, device=device)
