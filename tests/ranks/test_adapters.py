@@ -93,13 +93,29 @@ def test_logprobs_of_stages_and_of_ranks_with_requests_of_their_own(
     check_ranks(family, tiny_model(family), tmp_path, **ranks)
 
 
-def test_magnitudes_on_stages(tiny_model: TinyModel, tmp_path: Path) -> None:
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [
+        ("llama", STAGES),
+        ("qwen2", RANKS),
+        pytest.param("gpt2", RANKS, marks=pytest.mark.thorough),
+        pytest.param("phi3", STAGES | RANKS, marks=pytest.mark.thorough),
+    ],
+    ids=["stages", "biases", "biases of divided inputs", "stages of ranks"],
+)
+def test_magnitudes(family: str, ranks: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Ranks that divide the inputs of a map have parts of its rows, of which norms are taken."""
     adapters = [
-        PeftAdapter("llama", tmp_path / "dora", use_dora=True),
-        PeftAdapter("llama", tmp_path / "lora", seed=1),
-        PeftAdapter("llama", tmp_path / "more", seed=2, use_dora=True, use_rslora=True),
+        PeftAdapter(family, tmp_path / "dora", use_dora=True),
+        PeftAdapter(family, tmp_path / "lora", seed=1),
+        PeftAdapter(family, tmp_path / "more", seed=2, use_dora=True, use_rslora=True),
     ]
-    compare("llama", tiny_model("llama"), adapters, **STAGES)
+    compare(family, tiny_model(family), adapters, **ranks)
+
+
+def test_magnitudes_of_quantized_models_on_two_ranks(tmp_path: Path) -> None:
+    check_quantized("awq", tmp_path, {"use_dora": True}, enable_lora_factors=True, **RANKS)
 
 
 @pytest.mark.parametrize("name", ["awq", pytest.param("bnb nf4", marks=pytest.mark.thorough)])
@@ -126,12 +142,8 @@ def test_waits_preemption_and_folders_that_change(ranks: dict[str, Any], tiny_mo
         "max_num_batched_tokens": 16,
         **ranks,
     }
-    magnitudes = PeftAdapter("llama", tmp_path / "magnitudes", use_dora=True)
     with rig(tiny_model("llama"), **settings) as own:
         assert isinstance(own.worker, HoldsAdapters)
-        if ranks is RANKS:
-            with pytest.raises(ModelLoadError, match="use_dora, which runs where ranks have whole rows"):
-                own.worker.add_adapter(9, magnitudes.folder)
         for index, broken in enumerate(("adapter_model.safetensors", "adapter_config.json")):
             shutil.copytree(adapters[0].folder, folder := tmp_path / f"broken{index}")
             (folder / broken).unlink()

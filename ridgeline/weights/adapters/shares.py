@@ -56,9 +56,7 @@ class AdapterShares:
         if experts := {name: place for name, place in own_experts.items() if name in places}:
             self.own |= experts
         self._experts = {places[name].map.name: place.map for name, place in experts.items()}
-        self._numbers = {
-            place.map.name: _numbers(decoder, place.map.name) for place in experts.values()
-        }
+        self._numbers = {place.map.name: _numbers(decoder, place.map.name) for place in experts.values()}
         self._rank, self._size = decoder.tp.rank, decoder.tp.size
         self.sees = decoder.tower is not None or decoder.listener is not None
         self._undivided = (HEAD, *ENCODERS) if self.sees else (HEAD,)  # what every rank has whole
@@ -136,7 +134,11 @@ def _numbers(decoder: Decoder, name: str) -> list[int]:
     """Return the experts that a rank has of a mixture, of which this is a matrix."""
     mixture = decoder.get_submodule(name.rpartition(".")[0])
     assert isinstance(mixture, Experts)
-    return [*mixture.spec.experts_of(decoder.mesh.of_experts.rank)] if mixture.spec.held else [*range(mixture.spec.stacked)]
+    return (
+        [*mixture.spec.experts_of(decoder.mesh.of_experts.rank)]
+        if mixture.spec.held
+        else [*range(mixture.spec.stacked)]
+    )
 
 
 def _of(source: Source) -> str:

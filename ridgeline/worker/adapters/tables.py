@@ -39,6 +39,7 @@ from ridgeline.quantization.weight import Weight, weight_of
 from ridgeline.weights.adapters.places import ENCODERS, UNEMBED, AdaptedMap, ModulePlace, linear_of
 from ridgeline.weights.adapters.reader import Factors, ReadAdapter
 from ridgeline.weights.adapters.stacks import ThinPair
+from ridgeline.worker.adapters.magnitudes import of_ranks
 from ridgeline.worker.inputs import DeviceInputs
 from ridgeline.worker.upload import upload
 
@@ -78,7 +79,7 @@ class AdapterTables:
         *,
         factors: bool = False,
     ) -> None:
-        device, self.dtype = next(decoder.parameters()).device, decoder.dtype
+        device, self.dtype, self._decoder = next(decoder.parameters()).device, decoder.dtype, decoder
         listed = list(maps)
         self.places, self.step, self._factors = places, StepAdapters(), factors
         self.scored, self._scores, self._rows = StepAdapters(), False, False
@@ -178,9 +179,13 @@ class AdapterTables:
         """Copy an adapter to a place, from 1."""
         at, ranks = place - 1, torch.zeros(len(self._ranks_LA), dtype=torch.int32)
         pairs: dict[str, list] = {}
+        factors = list(adapter.factors)
         for pair in adapter.pairs:
             if pair.place.map.experts:
                 continue
+            if pair.magnitude_O is not None:
+                pair, factor = of_ranks(pair, self._decoder)
+                factors.append(factor)
             pairs.setdefault(pair.place.map.name, []).append(pair)
         for name, own in pairs.items():
             matrices = self._maps[name]
@@ -196,7 +201,7 @@ class AdapterTables:
                 matrices.up_AOR[at, rows, :thin].copy_(up_OR, non_blocking=True)
         self._ranks_LA[:, at].copy_(upload(ranks.numpy(), self._ranks_LA.device))
         if self._factors:
-            self._fill_vectors(at, adapter.factors)
+            self._fill_vectors(at, factors)
         self._fill_experts(at, (pair for pair in adapter.pairs if pair.place.map.experts))
 
     def _fill_vectors(self, at: int, factors: Iterable[Factors]) -> None:
@@ -211,7 +216,8 @@ class AdapterTables:
                 vectors.input_AI[at].copy_(input_1I[0], non_blocking=True)
             rows = slice(where.first, where.first + where.outputs)
             if added_O is not None:
-                vectors.added_AO[at, rows] += upload(added_O.numpy(), vectors.added_AO.device)
+                on_host = added_O.device.type == "cpu"
+                vectors.added_AO[at, rows] += upload(added_O.numpy(), self._ranks_LA.device) if on_host else added_O
             if output_O1 is not None:
                 vectors.output_AO[at, rows].copy_(output_O1[:, 0], non_blocking=True)
 
