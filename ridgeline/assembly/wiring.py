@@ -374,13 +374,18 @@ def _check_towers(spec: ModelSpec, config: LLMConfig) -> None:
     """Raise InvalidConfig for a division that a model with a tower or a listener has not."""
     if spec.tower is None and spec.listener is None:
         return
-    plain = spec.listener is None and not isinstance(spec.tower, TiledTowerSpec)
-    taken = ["tensor_parallel_size", *(["pipeline_parallel_size"] if plain else [])]
-    if others := [name for name in config.divided_by if name not in taken]:
-        raise InvalidConfig(
-            f"this model sees pictures or hears sounds and is divided by {' and '.join(taken)} alone yet; leave "
-            f"{' and '.join(others)} out."
-        )
+    crosses = isinstance(spec.tower, TiledTowerSpec)
+    for name in config.divided_by:
+        if crosses and name != "tensor_parallel_size":
+            raise InvalidConfig(
+                f"layers of cross attention see this model's pictures, and {name} does not divide these yet; leave it "
+                "out."
+            )
+        if spec.both_ways is not None and name == "prefill_context_parallel_size":
+            raise InvalidConfig(
+                "tokens of this model's pictures see each other both ways, and prefill_context_parallel_size divides "
+                "no such tokens yet; leave it out."
+            )
 
 
 def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:

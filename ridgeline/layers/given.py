@@ -57,6 +57,15 @@ class GivenRows(NamedTuple):
     def marked(self, ids_T: Tensor, value: int) -> Tensor:
         return ids_T.index_fill(0, self.token_t, value)
 
+    def among(self, own_T: Tensor, tokens: int) -> MaskedRows:
+        """Return the vectors of some of the step's so many tokens: those with these numbers, int64 [own]. The host
+        waits for nothing."""
+        place_T = own_T.new_full((tokens,), -1)
+        place_T[self.token_t] = torch.arange(len(self.token_t), device=own_T.device)
+        place_T = place_T[own_T]
+        row_T = place_T.clamp(min=0)
+        return MaskedRows(place_T >= 0, self.x_tM[row_T], [each_tM[row_T] for each_tM in self.deep])
+
 
 class MaskedRows(NamedTuple):
     """A `GivenVectors` with a row for every token. Rows where given_T is False mean nothing.
@@ -72,10 +81,10 @@ class MaskedRows(NamedTuple):
 
     def placed(self, x_TM: Tensor, *, blank: bool = False) -> Tensor:
         given_T1 = self.given_T[:, None]
-        return x_TM.masked_fill(given_T1, 0) if blank else torch.where(given_T1, self.x_TM, x_TM)
+        return x_TM.masked_fill(given_T1, 0) if blank else torch.where(given_T1, self.x_TM.to(x_TM.dtype), x_TM)
 
     def added(self, x_TM: Tensor, index: int) -> Tensor:
-        return torch.where(self.given_T[:, None], x_TM + self.deep[index], x_TM)
+        return torch.where(self.given_T[:, None], x_TM + self.deep[index].to(x_TM.dtype), x_TM)
 
     def marked(self, ids_T: Tensor, value: int) -> Tensor:
         return ids_T.masked_fill(self.given_T, value)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,9 +89,19 @@ def test_log_probabilities_are_those_of_transformers(name: str, folder: Folder) 
         assert abs(float(want[place, token]) - logprob) < 3e-4
 
 
-def test_two_ranks_hear_what_one_hears(folder: Folder) -> None:
+@pytest.mark.parametrize(
+    "division",
+    [
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        pytest.param(
+            {"prefill_context_parallel_size": 2, "prefill_context_parallel_threshold": 1}, marks=pytest.mark.thorough
+        ),
+    ],
+)
+def test_two_ranks_hear_what_one_hears(folder: Folder, division: dict[str, Any]) -> None:
     name = "Qwen2Audio"
-    with rig(folder(name), max_num_batched_tokens=64, max_model_len=512, tensor_parallel_size=2) as own:
+    with rig(folder(name), max_num_batched_tokens=64, max_model_len=512, **division) as own:
         outcomes = own.run(*(each for each, _ in requests(name)[:2]))
         for each, given in requests(name)[:2]:
             assert outcomes[each.id].tokens == tiny.by_transformers(name, each, given), each.id

@@ -199,10 +199,31 @@ def test_two_stages_see_what_one_sees(family: str, tiny_vision: TinyModel) -> No
             assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
 
 
-def test_stages_that_a_tower_does_not_fit_are_refused(tiny_vision: TinyModel) -> None:
-    apart: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True}
-    for settings, words in (({"pipeline_parallel_size": 3}, "behind 2 layers"), (apart, "leave data_parallel_size")):
-        with pytest.raises(InvalidConfig, match=words), rig(tiny_vision("qwen3_vl_moe"), **settings):
+@pytest.mark.parametrize("threshold", [1, pytest.param(1000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.thorough)])
+def test_ranks_that_divide_a_context_see_what_one_sees(family: str, threshold: int, tiny_vision: TinyModel) -> None:
+    """Each has the tower, and rows of the vectors for the tokens that it runs, or all of them in short steps."""
+    settings = {"prefill_context_parallel_size": 2, "prefill_context_parallel_threshold": threshold}
+    with rig(tiny_vision(family), max_num_batched_tokens=64, **settings) as own:
+        outcomes = own.run(*(each for each, _ in requests(family)))
+        for each, pictures in requests(family):
+            assert outcomes[each.id].tokens == tiny.by_transformers(family, each, pictures), each.id
+
+
+def test_ranks_with_requests_of_their_own_see_pictures(tiny_vision: TinyModel) -> None:
+    settings: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    with rig(tiny_vision("qwen3_vl_moe"), max_num_batched_tokens=64, **settings) as own:
+        outcomes = own.run(*(each for each, _ in requests("qwen3_vl_moe")))
+        for each, pictures in requests("qwen3_vl_moe"):
+            assert outcomes[each.id].tokens == tiny.by_transformers("qwen3_vl_moe", each, pictures), each.id
+
+
+def test_divisions_that_a_tower_does_not_fit_are_refused(tiny_vision: TinyModel) -> None:
+    for family, settings, words in (
+        ("qwen3_vl_moe", {"pipeline_parallel_size": 3}, "behind 2 layers"),
+        ("gemma3", {"prefill_context_parallel_size": 2}, "both ways, and prefill_context_parallel_size"),
+    ):
+        with pytest.raises(InvalidConfig, match=words), rig(tiny_vision(family), **settings):
             pass
 
 
