@@ -178,7 +178,7 @@ def _assemble(
     if (host := worker.runner.host) is not None:
         wiring = wiring._replace(host_tier=_host_tier(config, memory, host.bytes_per_second()))
     engine = _engine(config, worker, wiring)
-    if choices.captured or (pools and device.type == "cuda"):
+    if choices.captured or (pools and on_gpu and not spec.senses_only):  # a tower alone runs no tokens
         with timeline.stage("rehearsal"):
             engine.rehearse()
             worker.forget_expert_load()

@@ -105,6 +105,7 @@ ENGINE_HELP = {
     "kernel_cache": "Folder of kernels compiled ahead (ridgeline compile --cache).",
     "load_format": "auto, safetensors, or dummy (random weights).",
     "encoder_device": "Device of what sees pictures or hears sounds, such as cuda:1 (default: that of --device).",
+    "mm_encoder_only": "Load what sees pictures or hears sounds alone; POST /pooling gives its vectors.",
     "language_model_only": "Load the text model alone, without what sees pictures or hears sounds.",
     "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "
     "(a CPU).",

@@ -157,7 +157,7 @@ class Decoder(nn.Module):
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self._embed_adds_up = waits
-        if spec.embeds:
+        if spec.embeds and not spec.senses_only:
             own = spec.embed_width or width
             rows = -(-(self.whole.vocab_size + spec.extra_rows) // mesh.tp.size)
             self.embed = embed or Embedding(rows, own, build, Deferred(mesh.tp) if waits else mesh.tp)
@@ -218,9 +218,11 @@ class Decoder(nn.Module):
         pools = spec.pooling is not None
         if not (spec.scores or pools):
             return
-        self.final_norm = Norm(spec.final_norm, width, build) if spec.ends_normed else None
+        ends_normed = spec.ends_normed and not spec.senses_only
+        self.final_norm = Norm(spec.final_norm, width, build) if ends_normed else None
         if spec.pooling is not None:
-            self.head = Head(spec.pooling, width, build.within("head"), self.embed.weight if spec.embeds else None)
+            table = self.embed.weight if spec.embeds and not spec.senses_only else None
+            self.head = Head(spec.pooling, width, build.within("head"), table)
         if not spec.scores:
             return
         self._scales = spec.logits_multiplier != 1 or spec.logits_softcap is not None or bool(spec.unwritten)
@@ -364,6 +366,8 @@ class Decoder(nn.Module):
 
     def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenVectors | None = None) -> Tensor:
         """Return the input of the first layer: [T, M]."""
+        if self.spec.senses_only:
+            return torch.zeros(len(token_ids_T), self.spec.hidden_size, dtype=self.dtype, device=self._device)
         second_T: Tensor | None = None
         if self.type_embed is not None:
             second_T = token_ids_T >= SECOND_TEXT

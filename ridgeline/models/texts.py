@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.specs.model import WeightMap
+from ridgeline.core.specs.coded import CodedTowerSpec
+from ridgeline.core.specs.model import ModelSpec, WeightMap
+from ridgeline.core.specs.pooling import PoolingSpec
 from ridgeline.models.config import ModelConfig
 
 PARTS = ("tower.", "listener.")  # begin the names of parameters that are left out
@@ -27,6 +29,35 @@ def texts_alone(model: ModelConfig) -> ModelConfig:
     kept = {name: sources for name, sources in model.weights.items() if not name.startswith(PARTS)}
     unused = tuple(dict.fromkeys((*spec.unused, *_left_out(model.weights, kept))))
     alone = replace(spec, tower=None, listener=None, elsewhere=spec.media_widths, unused=unused)
+    return replace(model, spec=alone, weights=kept)
+
+
+def towers_alone(model: ModelConfig) -> ModelConfig:
+    """Return the tower or listener without the text model, whose tensors are passed over in the files. A
+    prompt is one picture or sound, and has all of its vectors. Raise InvalidConfig for a model without."""
+    spec = model.spec
+    senses = [each for each in (spec.tower, spec.listener) if each is not None]
+    if not senses or spec.crosses or spec.pooling is not None or isinstance(spec.tower, CodedTowerSpec):
+        raise InvalidConfig(
+            f"mm_encoder_only: {spec.architecture} makes no vectors that stand in prompts; leave it out."
+        )
+    kept = {name: sources for name, sources in model.weights.items() if name.startswith(PARTS)}
+    pooling = PoolingSpec(
+        kind="last", task="token_embed", width=max(each.outputs for each in senses), normalize=False, apart=True
+    )
+    alone = ModelSpec(
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        layers=(),
+        final_norm=spec.final_norm,
+        max_position_embeddings=spec.max_position_embeddings,
+        unused=(*spec.unused, *_left_out(model.weights, kept)),
+        pooling=pooling,
+        tower=spec.tower,
+        listener=spec.listener,
+        senses_only=True,
+    )
     return replace(model, spec=alone, weights=kept)
 
 

@@ -154,16 +154,21 @@ def expanded_ids(
 
 
 def lone_picture(processor: Processor, items: Sequence[Item]) -> Encoded:
-    """Return the prompt of a picture that a tower embeds by itself: one placeholder. Raise InvalidRequest."""
+    """Return the prompt of a picture, or a sound, that is embedded by itself: one placeholder. Raise InvalidRequest."""
     if len(items) != 1:
         raise InvalidRequest(
             f"each picture is embedded by itself here, and this prompt has {len(items)}; give each its own prompt.",
             param="multi_modal_data",
         )
+    if isinstance(items[0], Clip):
+        raise InvalidRequest("videos are not embedded by themselves; send pictures.", param="multi_modal_data")
     [own] = placed_items(processor, items)
-    [(shown, key)] = own.seen
-    assert isinstance(shown, ShownPictures)
-    place = Inserted(start=0, count=1, key=key, name=key.hex(), shown=shown)
+    [(made_of, key)] = own.seen
+    if made_of is None:
+        raise InvalidRequest("vectors are not embedded again; send the picture.", param="multi_modal_data")
+    shown = made_of if isinstance(made_of, ShownPictures) else None
+    heard = made_of if isinstance(made_of, HeardSound) else None
+    place = Inserted(start=0, count=1, key=key, name=key.hex(), shown=shown, heard=heard)
     return Encoded([UNKNOWN], inserted=(place,))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import Inserted, named_within
 from ridgeline.core.plan.request import Request, SamplingParams
-from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Side, checked
+from ridgeline.core.specs.pooling import TOKENWISE, PoolingParams, PoolingSpec, Side, checked
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
@@ -267,8 +267,12 @@ def pooling_request(
 ) -> Request:
     """Return the request that the engine runs. Raise InvalidRequest for what the model cannot do."""
     task, ids, inserted = checked(params, spec), tuple(encoded.ids), encoded.inserted
-    if inserted and spec.apart and task != "embed":
-        raise InvalidRequest(f"a picture has one vector here, so {task} is not for pictures; use embed.", param="task")
+    if spec.task in TOKENWISE and spec.apart and not inserted:
+        raise InvalidRequest("this server makes vectors of pictures and sounds alone; send one.", param="prompt")
+    if inserted and spec.apart and task != spec.task:
+        raise InvalidRequest(
+            f"a picture has one vector here, so {task} is not for pictures; use {spec.task}.", param="task"
+        )
     if not inserted:
         ids += (spec.filler,) * (spec.filled - len(ids))
     return Request(

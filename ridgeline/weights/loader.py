@@ -33,7 +33,7 @@ from ridgeline.layers.norm import Norm
 from ridgeline.models import known, model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.pooling import pooled
-from ridgeline.models.texts import texts_alone
+from ridgeline.models.texts import texts_alone, towers_alone
 from ridgeline.perf.footprint import parameters
 from ridgeline.quantization.held import fill_random
 from ridgeline.weights.checkpoint import LOADABLE, PLAIN, open_checkpoint
@@ -114,6 +114,8 @@ def described(folder: Path, settings: ModelSettings) -> ModelConfig:
     """Return a folder's config as a user's settings want the model. Raise ModelLoadError and InvalidConfig, as
     `read_model_config` does."""
     found = read_model_config(folder, settings.hf_overrides, settings.runner, settings.convert, settings.model_impl)
+    if settings.mm_encoder_only:
+        return towers_alone(found)
     return texts_alone(found) if settings.language_model_only else found
 
 
@@ -506,7 +508,8 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
     if is_gguf(folder):
         return gguf_weights(read_gguf(folder), weight_map, spec)
     weight_map = {name: together(sources, stored) for name, sources in weight_map.items()}
-    prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
+    first = weight_map.get("embed.weight") or next(iter(weight_map.values()))  # a tower alone has no table
+    prefix = first[0].name.partition(".")[0] + "."
     bare = not any(name.startswith(prefix) for name in stored)
 
     def named(source: Source) -> Source:
@@ -571,8 +574,10 @@ def check_checkpoint(
 def check_tied(model: ModelSpec, weights: WeightMap, stored: Stored, folder: Path) -> None:
     """Raise ModelLoadError if the tied output layer is stored with other numbers than the embedding, because it is not
     clear which are meant."""
+    if not (model.tie_word_embeddings and model.scores):
+        return
     copy, embed = stored.get("lm_head.weight"), stored.get(weights["embed.weight"][0].name)
-    if copy is None or embed is None or not (model.tie_word_embeddings and model.scores):
+    if copy is None or embed is None:
         return
     if not {copy.dtype, embed.dtype} <= PLAIN:
         return

@@ -71,6 +71,9 @@ class InsertedVectors(StepPart):
         if not given or not self._decoder.spec.embeds:
             return
         self._encode([each for _, each in given if each.made_of is not None])
+        if self._decoder.spec.senses_only:
+            step.pictured = {row: self.stored[each.name] for row, each in given}
+            return
         if self._pictures is not None and self._pictures.embeds:
             step.pictured = {row: self._vectors(each)[0] for row, each in given}
             return

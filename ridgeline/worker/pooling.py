@@ -86,6 +86,9 @@ class Pooling(Ending):
     def _pooled(self, plan: StepPlan, hidden: Hidden, pictured: Mapping[int, Tensor]) -> Vectors:
         """Queue the pooling of a step's hidden states. pictured: the vectors of rows that are pictures."""
         decoder, spec, rows = self.decoder, self._spec, plan.rows
+        if decoder.spec.senses_only:
+            made = {row: vectors_LM.float() for row, vectors_LM in pictured.items()}
+            return Vectors(plan, np.empty(0, np.int64), hidden.x_TM.new_empty((0, 1), dtype=torch.float32), made)
         end_R = np.cumsum(rows.num_tokens_R)
         start_R = end_R - rows.num_tokens_R
         complete = np.flatnonzero(rows.num_logits_R)

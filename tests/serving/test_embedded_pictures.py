@@ -4,17 +4,19 @@ sentence each."""
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.media.make_corpus import saved
 from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
-from tests.vision import embedders
+from tests.vision import embedders, folders, tiny
 
 PIXELS = embedders.drawn(((31, 75), (50, 22)))
 URLS = [
@@ -107,3 +109,26 @@ def test_metrics_count_pictures_and_those_that_no_encoder_sees_again(clip: Serve
     assert moved["ridgeline:encoder_patches_total"] == 16
     assert moved["ridgeline:encoder_seconds_total"] > 0
     assert after["ridgeline:pictures_waiting"] == 0
+
+
+def test_a_server_with_a_tower_alone_gives_its_vectors(
+    start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = folders.complete("llava", tiny.save("llava", tmp_path_factory.mktemp("llava")))
+    socket, settings = tmp_path_factory.mktemp("tower") / "socket", {"mm_encoder_only": True, "dtype": "float32"}
+    with (
+        engine_in_a_thread(socket, model=str(folder), kv_cache_memory=8 << 20, **settings),
+        start_server(folder, socket, batch_dir=None) as running,
+    ):
+        [pixels] = embedders.drawn(((28, 28),))
+        url = f"data:image/png;base64,{base64.b64encode(saved(Image.fromarray(pixels), 'png')).decode()}"
+        part = {"type": "image_url", "image_url": {"url": url}}
+        answer = post(running, part, path="/pooling", encoding_format="bytes", embed_dtype="float32")
+        assert answer.status_code == 200, answer.text
+        [told] = json.loads(answer.headers["metadata"])["data"]
+        assert (told["shape"], len(answer.content)) == ([16, 64], 16 * 64 * 4)
+        with torch.inference_mode():
+            wanted_LM = tiny.build("llava").get_image_features(**tiny.inputs("llava", [pixels])).pooler_output[0]
+        np.testing.assert_allclose(np.frombuffer(answer.content, "<f4").reshape(16, 64), wanted_LM, atol=2e-5)
+        for refused in (post(running, TEXT, path="/pooling"), post(running, PICTURES[0])):
+            assert refused.status_code == 400, refused.text

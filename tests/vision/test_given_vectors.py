@@ -76,6 +76,32 @@ def test_a_text_model_alone_takes_the_vectors_of_another_engine(
                 chat(alone, {"type": "image", "image": wrong})
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_a_tower_alone_makes_the_vectors_that_texts_alone_take(
+    family: str, tiny_vision: TinyModel, tmp_path: Path
+) -> None:
+    """So one server may see, and others read."""
+    folder = tmp_path / family
+    copytree(tiny_vision(family), folder)
+    folders.complete(family, folder)
+    pixels = tiny.drawn(family, 1)
+    with LLM(folder, **SMALL) as whole:
+        wanted = chat(whole, {"type": "image", "image": pixels})
+        [vectors_LM] = whole.assembly.local.runner.inserted.stored.values()
+        weights = whole.assembly.memory.weights
+    with LLM(folder, **SMALL, mm_encoder_only=True) as tower:
+        assert not tower.assembly.local.runner.decoder.layers
+        assert tower.assembly.memory.weights < weights
+        for _ in range(2):
+            [found] = tower.encode({"prompt": "", "multi_modal_data": {"image": pixels}}, use_tqdm=False)
+            assert torch.equal(torch.as_tensor(found.outputs.data), vectors_LM)
+        with pytest.raises(InvalidRequest, match="pictures and sounds alone"):
+            tower.encode("words", use_tqdm=False)
+    given = {"image_embeds": torch.as_tensor(found.outputs.data), "image_size": list(pixels.shape[:2])}
+    with LLM(folder, **SMALL, language_model_only=True, enable_mm_embeds=True) as alone:
+        assert chat(alone, {"type": "image", "image": given}).outputs[0].token_ids == wanted.outputs[0].token_ids
+
+
 def test_vectors_need_the_operators_flag(tiny_vision: TinyModel, tmp_path: Path) -> None:
     copytree(tiny_vision("llava"), tmp_path / "llava")
     folder = folders.complete("llava", tmp_path / "llava")

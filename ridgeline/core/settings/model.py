@@ -40,6 +40,7 @@ class ModelSettings(Settings):
         is looked for in Triton's own cache, and compiled.
     load_format: "dummy" fills the weights with random numbers.
     language_model_only: of a model that sees pictures or hears sounds its text model alone is loaded.
+    mm_encoder_only: of such a model what sees or hears is loaded alone, and makes vectors for others.
     quantization: how plain weights of linear maps are rounded when they are loaded. "w8a8": to int8, with a scale for
         each output, and activations too, with a scale for each token (a GPU, or a CPU with VNNI, or with AVX2 and a C++
         compiler). "fp8" and "fp8-block": likewise to E4M3, with scales for outputs and tokens, or for blocks of 128.
@@ -65,9 +66,12 @@ class ModelSettings(Settings):
     kernel_cache: Annotated[str | Path | None, Named("a path")] = None
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     language_model_only: bool = False
+    mm_encoder_only: bool = False
     quantization: str | None = None
 
     def check(self) -> None:
+        if self.language_model_only and self.mm_encoder_only:
+            raise InvalidConfig("language_model_only and mm_encoder_only leave nothing of a model; set one of them.")
         check_overrides(self.hf_overrides, self.override_generation_config)
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")

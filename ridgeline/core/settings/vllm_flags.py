@@ -373,7 +373,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("nothing of a step is reported but tokens and their log-probabilities", SWITCH,
      "enable-return-routed-experts return-sampling-mask enable-trace-replay", ()),
     ("nothing of a step is reported but tokens and their log-probabilities", VALUE, "aux-output-config", ("{}",)),
-    ("an engine runs all of its model", SWITCH, "mm-encoder-only", ()),
     ("all frames of a video that the processor chooses are seen", VALUE, "video-pruning-rate", ("0", "0.0")),
     ("all frames of a video that the processor chooses are seen", VALUE, "video-pruning-method", ()),
     ("messages reach the template as texts", VALUE, "chat-template-content-format", ("auto", "string")),

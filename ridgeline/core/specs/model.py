@@ -594,6 +594,7 @@ class ModelSpec:
     picture_row: the row of the token that stands for a picture which layers of cross attention see.
     output_rules: what holds for every output. Only those of models with an encoder are read.
     stage: the place of these layers in a pipeline; None: they are all of the model's.
+    senses_only: there are a tower or a listener alone, and neither layers nor a table of tokens.
     """
 
     architecture: str
@@ -627,6 +628,7 @@ class ModelSpec:
     extra_rows: int = 0
     picture_row: int = 0
     stage: StageSpec | None = None
+    senses_only: bool = False
 
     @cached_property
     def layer_inputs(self) -> LayerInputsSpec | None:
@@ -685,6 +687,8 @@ class ModelSpec:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
+        if self.senses_only:  # no layer has a state, and blocks stand for what may be under way
+            return (CacheGroup(spec=PassingSpec(), layers=(), spare=1),)
         groups = group_layers([layer.mixer.states for layer in self.layers])
         if self.stage is None:
             return groups
