@@ -92,6 +92,7 @@ class ReinforceTuner(Tuner):
     """A tuner whose checkpoints hold answers that are drawn and not yet used."""
 
     objective: RolloutObjective
+    runs_ahead = False  # the host draws answers with the weights of the step before
 
     def figures(self) -> Row:
         return self.objective.figures()

@@ -2,6 +2,9 @@
 
 A step's loss is the sum over its packs divided by the weight of all of them, so it does not depend on how examples were
 packed. A run that was ended goes on from its checkpoint, on a CPU with the same bits.
+
+With a fused optimizer, as GPUs have it, the host begins a step before it knows how the one before ended, so the device
+never waits for it. The device leaves out a step whose loss or gradients are not finite, and all steps behind it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -50,6 +53,28 @@ class TuningConfig:
     paged: bool = False
 
 
+class Begun(NamedTuple):
+    """A step whose end the host does not know yet. tokens: of all steps up to this one, whose own are `own`. needed:
+    FLOPs. numbers_2: its loss and the norm of its gradients, in the host's memory once the event `there` has passed
+    (None: now)."""
+
+    step: int
+    tokens: int
+    own: int
+    lr: float
+    needed: float
+    numbers_2: Tensor
+    there: torch.cuda.Event | None
+
+
+class Ended(NamedTuple):
+    """A step, its loss, and the norm of its gradients before clipping."""
+
+    begun: Begun
+    loss: float
+    norm: float
+
+
 class Tuner:
     """A tuner that trains the parameters of `learnt` and continues from `folder`/checkpoint if there is one. It writes
     `folder`/log.jsonl: step, tokens, seconds, loss (mean since the last row), lr, grad_norm, tokens_per_s, mfu.
@@ -57,6 +82,8 @@ class Tuner:
     identity: what a run must share with the one that it continues. flops: returns those that a pack needs, from which
     the share of the device's peak follows. Raise InvalidConfig if the checkpoint there is of another run.
     """
+
+    runs_ahead = True  # a step needs nothing of the host that follows from the one before
 
     def __init__(
         self,
@@ -81,6 +108,9 @@ class Tuner:
             paged=config.paged,
         )  # fmt: skip
         self.fused = bool(self.optimizer.defaults["fused"])
+        self.ahead = 1 if self.fused and self.runs_ahead else 0
+        self._begun = list[Begun]()
+        self._broken_1 = torch.zeros((), device=device)  # 1 behind a step that was not finite
         self.peak = peak_flops(device)
         # The learning rate may change where numbers overflowed before, and how often a run is saved changes nothing
         free = ("lr", "log_every", "checkpoint_every", "paged")
@@ -98,68 +128,100 @@ class Tuner:
             before, started = self.elapsed, time.monotonic()
             since, of_rows, losses, needed = started, self.tokens, list[float](), 0.0
             while self.step < self.config.steps:
-                needed += sum(map(self.flops, self.packs.of_step(self.step))) if self.flops else 0.0
-                loss, norm = self.update()
-                losses.append(loss)
-                self.elapsed = before + time.monotonic() - started
-                if self.step % self.config.log_every == 0 or self.step == self.config.steps:
+                self.begin()
+                saves = self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0
+                last = self.step == self.config.steps
+                for begun, loss, norm in self.settle(0 if saves or last else self.ahead):
+                    losses.append(loss)
+                    needed += begun.needed
+                    self.elapsed = before + time.monotonic() - started
+                    if begun.step % self.config.log_every and begun.step != self.config.steps:
+                        continue
                     now = time.monotonic()
                     row = {
-                        "step": self.step,
-                        "tokens": self.tokens,
+                        "step": begun.step,
+                        "tokens": begun.tokens,
                         "seconds": round(self.elapsed, 3),
                         "loss": sum(losses) / len(losses),
-                        "lr": self.optimizer.param_groups[0]["lr"],
+                        "lr": begun.lr,
                         "grad_norm": norm,
-                        "tokens_per_s": (self.tokens - of_rows) / max(now - since, 1e-9),
+                        "tokens_per_s": (begun.tokens - of_rows) / max(now - since, 1e-9),
                         "mfu": needed / (now - since) / self.peak if self.peak and needed else None,
                     }
-                    log.write({**row, **self.figures()}, self.step / self.config.steps)
-                    since, of_rows, losses, needed = now, self.tokens, [], 0.0
+                    log.write({**row, **self.figures()}, begun.step / self.config.steps)
+                    since, of_rows, losses, needed = now, begun.tokens, [], 0.0
                 with self._writing():
                     self._writer.check()
-                if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
+                if saves:
                     self.save()
             self.save()
             with self._writing():
                 self._writer.wait()
 
     def update(self) -> tuple[float, float]:
-        """Make one step. Return its loss, and the norm of its gradients before clipping."""
+        """Make one step, and wait for it. Return its loss, and the norm of its gradients before clipping."""
+        self.begin()
+        _, loss, norm = self.settle()[-1]
+        return loss, norm
+
+    def begin(self) -> None:
+        """Begin a step. Its weights are there for all that the device does behind it."""
         rate = learning_rate(self.step / self.config.steps, peak=self.config.lr, warmup=self.config.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         packs = self.packs.of_step(self.step)
+        needed = sum(map(self.flops, packs)) if self.flops else 0.0
         loss_1 = self.backward(packs)
-        loss, norm = self._stepped(loss_1, gradient_norm(self.parameters))
+        numbers_2, there = self._stepped(loss_1, gradient_norm(self.parameters))
         self.optimizer.zero_grad()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.save()
-            with self._writing():
-                self._writer.wait()
-            raise InvalidConfig(
-                f"step {self.step + 1} has loss {loss:g} and a gradient of norm {norm:g}; run the same command "
-                f"with a smaller --lr: it goes on behind step {self.step}."
-            )
-        self.step += 1
-        self.tokens += sum(self.objective.tokens(pack) for pack in packs)
-        return loss, norm
+        own = sum(self.objective.tokens(pack) for pack in packs)
+        self.step, self.tokens = self.step + 1, self.tokens + own
+        self._begun.append(Begun(self.step, self.tokens, own, rate, needed, numbers_2, there))
 
-    def _stepped(self, loss_1: Tensor, norm_1: Tensor) -> tuple[float, float]:
-        """Let the optimizer step by clipped gradients, unless loss or norm are not finite, and return both. A fused
-        optimizer clips and decides itself, so the host waits for the device once, behind all work of the step."""
-        clip = self.config.clip
+    def settle(self, ahead: int = 0) -> list[Ended]:
+        """Wait until no more than so many steps are under way, and return those that ended. Raise InvalidConfig for one
+        whose numbers are not finite: all is then as it was in front of it."""
+        ended = []
+        while len(self._begun) > ahead:
+            begun = self._begun.pop(0)
+            if begun.there is not None:
+                begun.there.synchronize()
+            loss, norm = begun.numbers_2.tolist()
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                self._begun.clear()
+                self.step, self.tokens = begun.step - 1, begun.tokens - begun.own
+                self.save()
+                with self._writing():
+                    self._writer.wait()
+                raise InvalidConfig(
+                    f"step {begun.step} has loss {loss:g} and a gradient of norm {norm:g}; run the same command "
+                    f"with a smaller --lr: it goes on behind step {self.step}."
+                )
+            ended.append(Ended(begun, loss, norm))
+        return ended
+
+    def _stepped(self, loss_1: Tensor, norm_1: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Let the optimizer step by clipped gradients, unless loss or norm are not finite. Return both, and the event
+        behind which they are there. A fused optimizer clips and decides itself, so the host waits for nothing."""
+        clip, numbers_2 = self.config.clip, torch.stack([loss_1, norm_1.to(loss_1)])
         if self.fused:
             fused: Any = self.optimizer
+            self._broken_1 = torch.maximum(self._broken_1, (~numbers_2.isfinite().all()).float())
             fused.grad_scale = ((norm_1 + 1e-6) / clip).clamp(min=1)  # it divides by this
-            fused.found_inf = (~(loss_1 + norm_1).isfinite()).float()
+            fused.found_inf = self._broken_1
             fused.step()
-        loss, norm = torch.stack([loss_1, norm_1.to(loss_1)]).tolist()
-        if not self.fused and math.isfinite(loss) and math.isfinite(norm):
+            if not numbers_2.is_cuda:
+                return numbers_2, None
+            kept_2 = torch.empty(2, dtype=numbers_2.dtype, pin_memory=True).copy_(numbers_2, non_blocking=True)
+            there = torch.cuda.Event()
+            there.record(torch.cuda.current_stream(numbers_2.device))
+            return kept_2, there
+        loss, norm = numbers_2.tolist()
+        if math.isfinite(loss) and math.isfinite(norm):
             if clip / (norm + 1e-6) < 1:  # else torch multiplies by 1
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm_1)
             self.optimizer.step()
-        return loss, norm
+        return numbers_2, None
 
     def backward(self, packs: list[list[int]]) -> Tensor:
         """Add the gradients of the mean loss of some packs to the parameters', and return that loss."""

@@ -5,9 +5,10 @@
         [--commit HASH] [--output FILE.jsonl]
 
 Every example has --length tokens, all of which count; a pack has --sequences of them, and a step --packs packs. A step
-is the trainer's own (`Tuner.update`): forward and backward passes, the norm of the gradients, AdamW. FLOPs are those
+is the trainer's own (`Tuner.begin`): forward and backward passes, the norm of the gradients, AdamW. FLOPs are those
 that are needed: nothing that runs again, and no gradients of weights that do not learn. --kernels prints as many of a
-step's longest kernels. Memory is the allocator's peak, from before the weights on.
+step's longest kernels. host_seconds is the time in which the host begins a step. Memory is the allocator's peak, from
+before the weights on.
 """
 
 from __future__ import annotations
@@ -80,16 +81,21 @@ def measured(folder: Path, method: str, given: Any, device: torch.device) -> dic
         tuner, held = tuner_of(folder, method, given, device, Path(out))
         losses = [tuner.update()[0] for _ in range(WARM)]
         started, before = now(), tuner.tokens
-        needed = 0.0
+        ended, host = [], 0.0
         for _ in range(given.steps):
-            needed += sum(map(tuner.flops or len, tuner.packs.of_step(tuner.step)))
-            losses.append(tuner.update()[0])
-        seconds = now() - started
+            begun = time.perf_counter()
+            tuner.begin()
+            host += time.perf_counter() - begun
+            ended += tuner.settle(tuner.ahead)
+        ended += tuner.settle()
+        seconds, needed = now() - started, sum(each.begun.needed for each in ended)
+        losses += [each.loss for each in ended]
         rate = (tuner.tokens - before) / seconds
         if given.kernels:
             print_kernels(tuner, given.kernels)
     return {
         "seconds": seconds / given.steps,
+        "host_seconds": host / given.steps,
         "tokens_per_s": rate,
         "mfu": needed / seconds / tuner.peak if tuner.peak else None,
         "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,

@@ -93,14 +93,14 @@ def tensors_of(out: Path) -> dict[str, Tensor]:
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, error: BaseException) -> None:
-    update = Tuner.update
+    begin = Tuner.begin
 
     def failing(self: Tuner) -> Any:
         if self.step == at:
             raise error
-        return update(self)
+        return begin(self)
 
-    monkeypatch.setattr(Tuner, "update", failing)
+    monkeypatch.setattr(Tuner, "begin", failing)
 
 
 def test_a_run_that_was_ended_goes_on_with_the_same_bits(

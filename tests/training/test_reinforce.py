@@ -87,7 +87,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(
     form: str, folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And rollouts have the trainer's bits in every step, unless the policy has moved since."""
-    kind, update, stopped = form.split()[0], Tuner.update, list[int]()
+    kind, begin, stopped = form.split()[0], Tuner.begin, list[int]()
     more = ("--steps", "6", "--checkpoint-every", "2", *FORMS[form])
     whole = trained(kind, folder, prompts, tmp_path / "whole", *more)
 
@@ -95,10 +95,10 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(
         if self.step >= 3 * (1 + ("two updates" in form)) and not stopped:
             stopped.append(1)
             raise KeyboardInterrupt
-        return update(self)
+        return begin(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Tuner, "update", failing)
+        patched.setattr(Tuner, "begin", failing)
         assert begun(kind, folder, prompts, tmp_path / "parts", *more).returncode == 130
     parts = trained(kind, folder, prompts, tmp_path / "parts", *more)
     timeless = [[{k: v for k, v in row.items() if k not in TIMES} for row in each] for each in (whole, parts)]

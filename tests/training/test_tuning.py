@@ -79,22 +79,21 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     tuner = Tuner(
         learnt, Squares(learnt, None), packs, config, tmp_path, identity={}, console=Console(quiet=True)
     )  # fmt: skip
-    update, write = tuner.update, checkpoint.save_file
+    begin, write = tuner.begin, checkpoint.save_file
     later, weights, written = threading.Event(), dict[int, Tensor](), list[Tensor]()
 
-    def noting() -> tuple[float, float]:
-        found = update()
+    def noting() -> None:
+        begin()
         weights[tuner.step] = learnt.weight.detach().clone()
         if tuner.step == 3:
             later.set()
-        return found
 
     def waiting(tensors: dict[str, Tensor], path: Path) -> None:
         assert later.wait(60)
         written.append(next(iter(tensors.values())).clone())
         write(tensors, path)
 
-    monkeypatch.setattr(tuner, "update", noting)
+    monkeypatch.setattr(tuner, "begin", noting)
     monkeypatch.setattr(checkpoint, "save_file", waiting)
     tuner.run()
     for place, step in enumerate((2, 4, 5)):
