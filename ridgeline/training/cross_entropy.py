@@ -71,8 +71,7 @@ class _Parts(torch.autograd.Function):
     def forward(
         ctx: Any, scores: Scores, chunk: int, targets_N: Tensor, x_NM: Tensor, *parameters: nn.Parameter
     ) -> Tensor:
-        grads = [torch.zeros_like(each) for each in parameters]
-        of_x, sums = [], []
+        grads, of_x, sums = list[Tensor](), [], []
         for x_CM, targets_C in zip(x_NM.split(chunk), targets_N.split(chunk), strict=True):
             with torch.enable_grad():
                 own_CM = x_CM.detach().requires_grad_()
@@ -81,8 +80,12 @@ class _Parts(torch.autograd.Function):
             grad_CM, *others = torch.autograd.grad(logits_CV, [own_CM, *parameters], grad_CV)
             of_x.append(grad_CM)
             sums.append(nats)
+            if not grads:
+                grads = others
+                continue
             for grad, other in zip(grads, others, strict=True):
                 grad += other
+        grads = grads or [torch.zeros_like(each) for each in parameters]
         ctx.save_for_backward(torch.cat(of_x), *grads)
         return torch.stack(sums).sum()
 

@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
 from ridgeline.kernels.gemm.plain.rounded import Rounded
+from ridgeline.kernels.gemm.plain.torch_ops import weight_gradient
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
@@ -159,14 +160,6 @@ def _joined(parts: Sequence[ThinPart], down_RI: Tensor) -> ThinPart:
     return ThinPart(slice(first, end), slice(0, len(down_RI)), up_OR, tuple(blocks))
 
 
-def _gradient(one_TO: Tensor, other_TI: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return oneᵀ · other, of which a GPU writes the wide sums."""
-    if one_TO.is_cuda and one_TO.itemsize == 2 and dtype == torch.float32:
-        found: Tensor = torch.mm(one_TO.T, other_TI, out_dtype=dtype)
-        return found
-    return (one_TO.T @ other_TI).to(dtype)
-
-
 class _Adapted(torch.autograd.Function):
     """The product of a frozen weight and of thin ones. The wide product is added to the thin ones where it can be,
     since a kernel that is bound by arithmetic reads them in passing; else they are added to it."""
@@ -206,12 +199,12 @@ class _Adapted(torch.autograd.Function):
         for part in thin.parts:
             part_TO = grad_TO[:, part.outputs]
             torch.mm(part_TO, part.up_OR, out=grad_TR[:, part.ranks])
-            of_up_OR = _gradient(part_TO, thin_TR[:, part.ranks], ctx.wide)
+            of_up_OR = weight_gradient(part_TO, thin_TR[:, part.ranks], ctx.wide)
             of_ups += [of_up_OR[block] for block in part.blocks]
         if wants_x:
             grad_TI = grad_TR @ thin.down_RI
             add_input_gradient(ctx.inner, grad_TO, grad_TI)
-        of_downs = _gradient(grad_TR, x_TI, ctx.wide).mul_(ctx.scale).split(ctx.ranks)
+        of_downs = weight_gradient(grad_TR, x_TI, ctx.wide).mul_(ctx.scale).split(ctx.ranks)
         found = [each for both in zip(of_downs, of_ups, strict=True) for each in both]
         bias_grad_O = grad_TO.sum(0) if wants_bias else None
         return None if grad_TI is None else grad_TI.to(ctx.dtype), bias_grad_O, None, None, None, *found

@@ -15,6 +15,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from ridgeline.kernels.gemm.plain import triton_training
 from ridgeline.kernels.small.activation import op as activation
 from ridgeline.kernels.small.activation import triton_training as activation_training
 from ridgeline.kernels.small.norm import op as norm
@@ -158,3 +159,23 @@ def test_cross_entropy_and_its_gradient_are_torchs(rows: int, vocabulary: int, d
     assert exact.grad is not None
     assert gradient.dtype == dtype
     torch.testing.assert_close(gradient.double(), exact.grad, rtol=2e-5 if dtype == WIDE else 2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_weight_that_learns_under_autocast_has_a_gradient_of_its_own_type(device: str) -> None:
+    given = [drawn(40, 24), drawn(32, 24, seed=1), drawn(32, seed=2)]
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        with torch.autocast(device, NARROW):
+            return triton_training.linear(x, weight, bias)
+
+    found = results(ours, given, [WIDE] * 3, device)
+    wanted = results(torch.nn.functional.linear, given, [torch.float64] * 3, device)
+    close(found, wanted, 2.0**-6)
+    learns = given[1].float().to(device).requires_grad_()
+    with torch.autocast(device, NARROW):
+        triton_training.linear(given[0].to(device), learns, None).sum().backward()
+    assert learns.grad is not None
+    assert learns.grad.dtype == WIDE
+    narrow = learns.grad.bfloat16().float()
+    assert device == "cpu" or not torch.equal(narrow, learns.grad)  # the sums were not rounded

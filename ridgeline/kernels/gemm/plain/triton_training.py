@@ -4,7 +4,7 @@ is that of op.py."""
 from __future__ import annotations
 
 from ridgeline.kernels.gemm.plain.op import in_three
-from ridgeline.kernels.gemm.plain.torch_ops import linear as linear
+from ridgeline.kernels.gemm.plain.torch_ops import learnt_linear as linear
 from ridgeline.kernels.small.activation.triton_training import gated_activation
 from ridgeline.kernels.small.norm.triton_training import rms_norm
 

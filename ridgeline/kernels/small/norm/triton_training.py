@@ -44,11 +44,11 @@ def _training_norm(
 
 @triton.jit
 def _training_norm_gradient(
-    sum_ptr, weight_ptr, dy_ptr, ds_ptr, dx_ptr, dweight_ptr, rows, each, eps,
+    sum_ptr, weight_ptr, dy_ptr, ds_ptr, dx_ptr, narrow_ptr, dweight_ptr, rows, each, eps,
     M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SUMMED: tl.constexpr, LEARNS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the sum, and a share of the weight's. each: tiles of rows of a program. SUMMED: the sum
-    has a gradient of its own."""
+    has a gradient of its own. narrow: the gradient of the sum once more, in another type, or None."""
     column = tl.arange(0, BLOCK)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < M, other=0).to(tl.float32)
     dweight = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -65,6 +65,8 @@ def _training_norm_gradient(
         if SUMMED:
             dx += tl.load(ds_ptr + row * M + column, mask=mask, other=0).to(tl.float32)
         tl.store(dx_ptr + row * M + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if narrow_ptr is not None:
+            tl.store(narrow_ptr + row * M + column, dx.to(narrow_ptr.dtype.element_ty), mask=mask)
         if LEARNS:
             dweight += dy * n
     if LEARNS:
@@ -106,14 +108,20 @@ class _Norm(torch.autograd.Function):
         each = triton.cdiv(tiles, SHARES * num_multiprocessors(sum_TM.device)) if learns else 1
         programs = triton.cdiv(tiles, each)
         dx_TM = torch.empty_like(sum_TM)
+        narrow_TM = None if of_x == sum_TM.dtype else torch.empty_like(sum_TM, dtype=of_x)
         dweight_RM = torch.empty(programs, width, device=sum_TM.device) if learns else None
         _training_norm_gradient[(programs,)](
-            sum_TM, weight_M, dy_TM.contiguous(), None if ds_TM is None else ds_TM.contiguous(), dx_TM, dweight_RM,
-            rows, each, ctx.eps,
+            sum_TM, weight_M, dy_TM.contiguous(), None if ds_TM is None else ds_TM.contiguous(), dx_TM, narrow_TM,
+            dweight_RM, rows, each, ctx.eps,
             M=width, BLOCK=block, ROWS=together, SUMMED=ds_TM is not None, LEARNS=learns, num_warps=warps,
         )  # fmt: skip
         dweight_M = None if dweight_RM is None else dweight_RM.sum(0).to(weight_M.dtype)
-        return dx_TM.to(of_x), None if of_residual is None else dx_TM.to(of_residual), dweight_M, None
+        return (
+            dx_TM if narrow_TM is None else narrow_TM,
+            None if of_residual is None else dx_TM.to(of_residual),
+            dweight_M,
+            None,
+        )
 
 
 @torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
@@ -128,7 +136,7 @@ def _aot(*, backward: bool) -> AotKernel:
     constants: dict[str, Any] = {"M": 2048, "BLOCK": block, "ROWS": together}
     if backward:
         signature = {"sum_ptr": "*fp32", "weight_ptr": "*fp32", "dy_ptr": "*bf16", "ds_ptr": "*fp32", "dx_ptr": "*fp32"}
-        signature |= {"dweight_ptr": "*fp32", "rows": "i32", "each": "i32", "eps": "fp32"}
+        signature |= {"narrow_ptr": "*bf16", "dweight_ptr": "*fp32", "rows": "i32", "each": "i32", "eps": "fp32"}
         return AotKernel(
             _training_norm_gradient,
             signature,
