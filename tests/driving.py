@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 
@@ -101,12 +102,14 @@ def disturbed(own: Rig, draw: Random, *, gives_way: float, leaves: float) -> set
 @contextmanager
 def rig(folder: Path, **settings: Any) -> Iterator[Rig]:
     """An engine on the CPU in float32 with debug checks and small steps, unless `settings` say otherwise. On a GPU it
-    takes a little memory for its cache, and not all that is free, since other tests run beside it."""
+    takes a little memory for its cache, and not all that is free, since other tests run beside it. It compiles its own
+    kernels: those of a tiny model are few, and processes that do so start longer than that takes."""
     options = {"max_num_batched_tokens": 32, "block_size": 4, "max_num_seqs": 4, **settings}
     if options.get("device") == "cuda":
         options.setdefault("kv_cache_memory", 1 << 26)
     config = LLMConfig(model=folder, **{"dtype": "float32", "device": "cpu", "debug_checks": True, **options})
-    engine = assemble(config).engine
+    with patch("ridgeline.assembly.device.processes_needed", lambda *_: 0):
+        engine = assemble(config).engine
     try:
         yield Rig(engine)
     finally:

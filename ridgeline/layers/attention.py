@@ -27,7 +27,7 @@ from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.rotary.op import split_heads
 from ridgeline.layers.build import Build
-from ridgeline.layers.heads import Heads
+from ridgeline.layers.heads import GridVectors, Heads
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.layers.rotary import grown
@@ -100,6 +100,8 @@ class AttentionBehind(nn.Module):
             bias = build.shared(relative, lambda: PositionBias(relative, spec.num_heads, name))
         self.position_bias = bias if spec.relative_owner else None  # so that its parameter has one name
         self._bias = (bias,)
+        places = (2 * spec.grid - 1, spec.head_dim) if spec.grid else (0, 0)
+        self.rows, self.columns = (build.parameter(*places) if spec.grid else None for _ in range(2))
         apart: DistanceVectors | None = None
         if spec.disentangled is not None:
             inside, vectors = build.within("distances"), spec.disentangled
@@ -182,6 +184,10 @@ class AttentionBehind(nn.Module):
         causal_HL = None if bias_HL is None or spec.bidirectional else bias_HL.float()
         softmax = Softmax(spec.scale, spec.softcap, self.sinks, self.slopes_H, spec.window, causal_HL)
         kept = softmax, self.kv_scales, self.saturated_1
+        if self.rows is not None and self.columns is not None:
+            assert self.qkv.bias is not None
+            grid = GridVectors(self.rows, self.columns, self.qkv.bias)
+            return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, grid=grid)
         if spec.disentangled is not None:
             return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, distances=self._projected_distances())
         if spec.qk_norm_behind:  # which are done by then, as the rotation is

@@ -68,9 +68,13 @@ class Build:
         """Return the build for a part of the module, which keeps that part as an attribute called `name`."""
         return replace(self, name=f"{self.name}.{name}" if self.name else name)
 
-    def undivided(self) -> Build:
-        """Return the build for a part that every rank has whole, with rotations and shared modules of its own."""
-        return replace(self, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={})
+    def undivided(self, positions: int | None = None) -> Build:
+        """Return the build for a part that every rank has whole, with rotations and shared modules of its own, of so
+        many positions (default: as before)."""
+        wide = self.positions if positions is None else positions
+        return replace(
+            self, positions=wide, mesh=Mesh(), sums=ALONE, pending=ALONE, waiting=(), _rotaries={}, _shared={}
+        )
 
     def unclipped(self) -> Build:
         """Return the build for a part whose linear maps clip nothing."""

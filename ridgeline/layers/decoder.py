@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.model import ModelSpec, lender_of
 from ridgeline.core.specs.pooling import SECOND_TEXT
+from ridgeline.core.specs.sam import SamTowerSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding, SinePositions
 from ridgeline.layers.encoder.coded import CodedTower
 from ridgeline.layers.encoder.listener import Listener
+from ridgeline.layers.encoder.sam import SamTower
 from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
 from ridgeline.layers.expert_cache import ExpertCache
@@ -192,7 +194,7 @@ class Decoder(nn.Module):
         cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
         for (mixture, _), following in pairwise(cached):
             mixture.following = (following,)
-        self.tower: Tower | TiledTower | CodedTower | None = None
+        self.tower: Tower | TiledTower | CodedTower | SamTower | None = None
         sensing, self._senses_apart = build, senses is not None and senses[0] != device
         if senses is not None:
             sensing = replace(build, device=senses[0], ops=senses[1])
@@ -202,6 +204,8 @@ class Decoder(nn.Module):
                 self.tower = TiledTower(spec.tower, inside)
             elif isinstance(spec.tower, CodedTowerSpec):
                 self.tower = CodedTower(spec.tower, inside)
+            elif isinstance(spec.tower, SamTowerSpec):
+                self.tower = SamTower(spec.tower, inside)
             else:
                 self.tower = Tower(spec.tower, inside)
         self.listener: Listener | None = None

@@ -8,6 +8,7 @@ Legend:
     Z  rows of the table of angles, one for each position
     Y  rotated width
     L  distances of keys from queries
+    A  distances of places along an axis
     X  (H + 2 G) D, columns of the fused projection; (H + G) D if values are the keys' projection
 """
 
@@ -25,12 +26,22 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.small.rotary.op import split_heads, without_weight
 
 
+class GridVectors(NamedTuple):
+    """The vectors of distances in rows and in columns, [distances, D] each, and the projection of a place that only
+    fills up a window."""
+
+    rows_AD: Tensor
+    columns_AD: Tensor
+    filling_X: Tensor
+
+
 class Heads(NamedTuple):
     """The norms, the rotation and the softmax of an attention layer's heads. Queries and keys are normalised head by
     head if there are weights for it, then rotated if there is a table of angles.
 
     kv_scales_G2: float32, the scales of keys and of values that the checkpoint brings; None without.
     saturated_1: int64, counts the numbers that these could not hold.
+    grid: vectors of distances in windows of places.
     distances: what bidirectional attention multiplies queries and keys with besides each other.
     bias_HL: what bidirectional attention adds to scores by distance (`kernels/attention/packed/op.py`). That of causal
         attention is a part of the softmax.
@@ -47,6 +58,7 @@ class Heads(NamedTuple):
     saturated_1: Tensor | None = None
     bias_HL: Tensor | None = None
     distances: Distances | None = None
+    grid: GridVectors | None = None
 
     def kv_scales_of(self, cache_NGPD: Tensor) -> KVScales:
         """Return the checkpoint's scales as a cache's."""

@@ -38,6 +38,8 @@ ARCHITECTURES = Registry(
         "MllamaForConditionalGeneration": "ridgeline.models.mllama:LlamaVision",
         "MiniCPMV4_6ForConditionalGeneration": "ridgeline.models.minicpm_v:MiniCPMV",
         "Blip2ForConditionalGeneration": "ridgeline.models.blip2:Blip2",
+        "DeepseekOCRForCausalLM": "ridgeline.models.deepseek_ocr:DeepseekOcr",
+        "DeepseekOcr2ForConditionalGeneration": "ridgeline.models.deepseek_ocr:DeepseekOcr2",
         "InstructBlipForConditionalGeneration": "ridgeline.models.instructblip:InstructBlip",
         "ChameleonForConditionalGeneration": "ridgeline.models.chameleon:Chameleon",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
@@ -219,10 +221,7 @@ SAME = {
 REFUSED = {
     "PegasusXForConditionalGeneration": "its encoder attends within blocks and to global tokens",
     "NllbMoeForConditionalGeneration": "its encoder has mixtures of experts, with a bound on each expert's tokens",
-    **dict.fromkeys(
-        ("DeepseekOCRForCausalLM", "DeepseekOcr2ForConditionalGeneration"),
-        "its tower has SAM's layers, and an encoder whose queries read them",
-    ),
+    "DeepseekOCR2ForCausalLM": "its files are not in transformers' form; those of DeepseekOcr2 are",
     **dict.fromkeys(("MiniCPMV", "MiniCPMO"), "its pictures become tokens by learned queries; MiniCPM-V 4.6 runs"),
     "InternVLChatModel": "its files are not in transformers' form; the folder of the same name with -hf is",
     "MiniMaxM3SparseForConditionalGeneration": "its layers attend to blocks of tokens that an indexer chooses",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.model import ABSENT, LayerSpec, Product
+from ridgeline.core.specs.sam import SHRINKS, SamTowerSpec
 from ridgeline.core.specs.tower import ProjectorSpec, TowerSpec
 from ridgeline.kernels.base.cost import OpCost, StepShape
 from ridgeline.kernels.small.activation.cost import activation_cost
@@ -26,6 +27,9 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
     if isinstance(tower, CodedTowerSpec):
         yield from _coded_ops(tower, views, p)
         return
+    if isinstance(tower, SamTowerSpec):
+        yield from _sam_ops(tower, views, p)
+        return
     rows = tower.rows_of(views)
     found: Counter[Priced] = Counter()
     found["patch", product_cost("patch", Product(tower.patch_width, tower.width, tower.patch_bias), patches, p)] += 1
@@ -41,6 +45,26 @@ def tower_ops(tower: TowerSpec, views: Sequence[int], p: Precision) -> Iterator[
         found.update(_projector_ops(own, tower.read, own.made(patches, len(views)) * own.merge**2, p))
     for (name, cost), times in found.items():
         yield OpCost(f"{TOWER}{name}", cost, times)
+
+
+def _sam_ops(tower: SamTowerSpec, views: Sequence[int], p: Precision) -> Iterator[OpCost]:
+    """Yield the ops of the layers, of the convolutions, and of the layers that read their output. The products with
+    vectors of distances are left out."""
+    patches, found = sum(views), Counter[Priced]()
+    found["patch", product_cost("patch", Product(tower.patch_width, tower.width, tower.patch_bias), patches, p)] += 1
+    near = tower.windows_of(views)
+    for index, layer in enumerate(tower.layers):
+        found.update(_layer_ops(layer, tower.width, list(views) if index in tower.whole else near, p))
+    for inputs, outputs, taps, shrunk in tower.convolutions:
+        product = Product(inputs * taps**2, outputs)
+        found["convolution", product_cost("convolution", product, patches // shrunk, p)] += 1
+    left = [each // SHRINKS**2 for each in views]
+    seen = [each + 1 if tower.reader.side else 2 * each for each in left]
+    for layer in tower.reader.layers:
+        found.update(_layer_ops(layer, tower.reader.width, seen, p))
+    last = Product(tower.read, tower.projector.outputs, tower.projector.bias)
+    found["projector.0", product_cost("projector.0", last, sum(left), p)] += 1
+    yield from (OpCost(f"{TOWER}{name}", cost, times) for (name, cost), times in found.items())
 
 
 def _coded_ops(tower: CodedTowerSpec, views: Sequence[int], p: Precision) -> Iterator[OpCost]:

@@ -493,10 +493,10 @@ def stored_shape(part: Tensor, source: Source) -> list[int]:
     """Return the shape of the checkpoint's tensor."""
     if source.scalar:
         return []
+    if source.columns:
+        return [1] * source.row + [len(part) // source.columns, source.columns, *part.shape[1:]]
     if source.row:
         return [1] * source.row + list(part.shape) + [1] * len(source.kernel)
-    if source.columns:
-        return [len(part) // source.columns, source.columns, *part.shape[1:]]
     if source.kernel:
         return [len(part), part.shape[1] // prod(source.kernel), *source.kernel]
     return list((part.mT if source.transpose and part.ndim > 1 else part).shape)

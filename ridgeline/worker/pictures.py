@@ -33,6 +33,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.pictures.views import Patching, View
 from ridgeline.layers.encoder.coded import CodedTower
 from ridgeline.layers.encoder.grids import Grid
+from ridgeline.layers.encoder.sam import SamTower
 from ridgeline.layers.encoder.tiled import TiledTower
 from ridgeline.layers.encoder.tower import Tower
 from ridgeline.worker.resampled import patches_of_views
@@ -97,7 +98,7 @@ class Pictures:
     graphs: the tower's; None: it runs op by op.
     """
 
-    def __init__(self, tower: Tower | TiledTower | CodedTower, device: torch.device) -> None:
+    def __init__(self, tower: Tower | TiledTower | CodedTower | SamTower, device: torch.device) -> None:
         self._tower, self._home = tower, device
         self._device = next(tower.parameters()).device
         self.graphs: TowerGraphs | None = None
@@ -146,7 +147,7 @@ class Pictures:
         patches_TX = rows_of(group.values(), self._tower.ops, self._tower.dtype, self._device)
         if isinstance(self._tower, TiledTower):
             vectors_LM = self._tower(patches_TX, [each.tiling for each in group.values()])
-        elif isinstance(self._tower, CodedTower):
+        elif isinstance(self._tower, (CodedTower, SamTower)):
             vectors_LM = self._tower(patches_TX, [grid for each in group.values() for grid in each.grids])
         else:
             grids = [

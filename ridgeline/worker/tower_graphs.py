@@ -24,6 +24,7 @@ from torch import Tensor
 from ridgeline.core.collector import no_garbage_collection
 from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.queries import QueriesSpec
+from ridgeline.core.specs.sam import SamTowerSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.kernels.base.launch import on_device
@@ -45,7 +46,7 @@ FEW = 16
 def captured_patches(spec: TowerSpec) -> int:
     """Return the patches of a tower's largest graph; 0: the tower runs op by op, since a run of it depends on more of
     its views than arrays."""
-    if isinstance(spec, (TiledTowerSpec, CodedTowerSpec)) or isinstance(spec.projector, QueriesSpec):
+    if isinstance(spec, (TiledTowerSpec, CodedTowerSpec, SamTowerSpec)) or isinstance(spec.projector, QueriesSpec):
         return 0
     if spec.pooler is not None or spec.middle is not None or spec.covered:
         return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.core.specs.model import RopeSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
-from ridgeline.models import ARCHITECTURES, descriptions, model_config
+from ridgeline.models import ARCHITECTURES, SAME, descriptions, model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.experts import COUNTS
 from ridgeline.training.linear import GLA_CONFIG, RETNET_CONFIG
@@ -1502,7 +1504,22 @@ def test_the_page_of_models_lists_what_is_registered() -> None:
     ]
     assert "\n".join(rows) in page
     endings = ("ForCausalLM", "Model", "HF_ColBERT", "Generation", "SequenceClassification")
-    assert sum(page.count(f"{ending}` |") for ending in endings) == len(rows)
+    registered = page.partition("the twenty in most use\n")[0]
+    assert sum(registered.count(f"{ending}` |") for ending in endings) == len(rows)
+
+
+def test_the_twenty_models_of_pictures_and_sounds_load_or_are_refused_by_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    table = page.partition("the twenty in most use\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[2:4] for line in table.splitlines() if line.startswith("| ")][1:]
+    loads, refused = ([re.findall("`(\\w+)`", row[column]) for row in rows] for column in (0, 1))
+    assert len(rows) == 20
+    assert all(loads)
+    for name in chain(*loads):
+        assert SAME.get(name, name) in ARCHITECTURES, name
+    for name in chain(*refused):
+        with pytest.raises(ModelLoadError, match=f"{name} does not run here: "):
+            model_config({"architectures": [name]})
 
 
 @pytest.mark.few(12)

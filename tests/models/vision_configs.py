@@ -232,6 +232,49 @@ INSTRUCTBLIP_VICUNA_7B: Values = {
     "qformer_config": {"model_type": "instructblip_qformer", "vocab_size": 30523},
 }
 
+_OCR_TEXT: Values = {
+    **{"vocab_size": 129280, "hidden_size": 1280, "intermediate_size": 6848, "num_hidden_layers": 12},
+    **{"num_attention_heads": 10, "num_key_value_heads": 10, "max_position_embeddings": 8192},
+    **{"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 896},
+    **{"n_group": 1, "topk_group": 1, "topk_method": "greedy", "first_k_dense_replace": 1},
+}
+DEEPSEEK_OCR: Values = {
+    "architectures": ["DeepseekOCRForCausalLM"],
+    "model_type": "deepseek_vl_v2",
+    **_OCR_TEXT,
+    "language_config": {**_OCR_TEXT, "use_mla": False, "kv_lora_rank": None, "q_lora_rank": None},
+    "projector_config": {"input_dim": 2048, "n_embed": 1280, "projector_type": "linear"},
+    "vision_config": {
+        "image_size": 1024,
+        "model_type": "vision",
+        "width": {
+            "clip-l-14-224": {"heads": 16, "image_size": 224, "layers": 24, "patch_size": 14, "width": 1024},
+            "sam_vit_b": {
+                **{"downsample_channels": [512, 1024], "global_attn_indexes": [2, 5, 8, 11]},
+                **{"heads": 12, "layers": 12, "width": 768},
+            },
+        },
+    },
+}
+DEEPSEEK_OCR_2: Values = {
+    "architectures": ["DeepseekOcr2ForConditionalGeneration"],
+    "model_type": "deepseek_ocr2",
+    "text_config": {
+        **_OCR_TEXT,
+        "model_type": "deepseek_ocr2_text",
+        "mlp_layer_types": ["dense", *["sparse"] * 11],
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {
+        "sam_config": {"downsample_channels": [512, 896]},
+        "encoder_config": {
+            **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+            **{"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+        },
+    },
+    "image_token_id": 128815,
+}
+
 _TOWER_3_5: Values = {**_QWEN3_TOWER, "deepstack_visual_indexes": []}
 QWEN3_5_TEXT: Values = {
     "attention_bias": False,
@@ -427,6 +470,8 @@ EVERY = (
     MINICPM_V_4_6,
     BLIP_2_OPT_2_7B,
     INSTRUCTBLIP_VICUNA_7B,
+    DEEPSEEK_OCR,
+    DEEPSEEK_OCR_2,
     PADDLEOCR_VL,
     PHI_4_MULTIMODAL,
     IDEFICS3_8B,

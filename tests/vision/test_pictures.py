@@ -362,6 +362,8 @@ PUBLISHED = {  # parameters, as the hub counts them, or transformers' class
     "PaliGemmaForConditionalGeneration": 2_923_466_480,
     "MllamaForConditionalGeneration": 10_670_220_835,
     "Blip2ForConditionalGeneration": 3_744_761_856,
+    "DeepseekOCRForCausalLM": 3_336_106_240,
+    "DeepseekOcr2ForConditionalGeneration": 3_389_119_360,
     "InstructBlipForConditionalGeneration": 7_913_210_624,
     "ChameleonForConditionalGeneration": 7_043_090_432,
 }
@@ -378,6 +380,8 @@ def test_published_sizes_are_those_of_the_hub(config: dict[str, Any]) -> None:
         unused = (
             30_480_160 - 2 * 80
         )  # the tower's last layer, norm and pooling; numbers of bands are no parameters there
+    elif spec.architecture.startswith("DeepseekOCR"):
+        unused = 3 * 14**2 * 1024  # the patches of its second tower, which reads those of the first
     elif spec.architecture.startswith("Chameleon"):
         unused = 256 * 257  # the first map of the decoder of pictures
     elif spec.architecture.startswith("Llava"):

@@ -191,6 +191,8 @@ class AttentionSpec:
     relative: what is added to scores by the distance of keys; None: nothing.
     disentangled: scores have products with vectors of the distance too; None: not. This excludes `relative`.
     relative_owner: this layer's module holds these numbers or vectors, which all layers use (or this one alone).
+    grid: scores have products with learned vectors of the distance in rows, and in columns, of places in windows of so
+        many to a side; 0: they have none.
     sinks: each head has a learned logit that takes part in the softmax and carries no value.
     v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
     values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
@@ -227,6 +229,7 @@ class AttentionSpec:
     relative: Relative | None = None
     disentangled: Disentangled | None = None
     relative_owner: bool = False
+    grid: int = 0
     sinks: bool = False
     v_norm: bool = False
     values_are_keys: bool = False
@@ -254,7 +257,8 @@ class AttentionSpec:
     def vectors(self) -> int:
         table = self.relative.buckets if self.relative is not None and self.relative_owner else 0
         apart = 2 * self.disentangled.buckets + 2 if self.disentangled is not None and self.relative_owner else 0
-        return self.num_heads * (self.sinks + table + apart * self.head_dim)
+        places = 2 * (2 * self.grid - 1) if self.grid else 0
+        return self.num_heads * (self.sinks + table + apart * self.head_dim) + places * self.head_dim
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:

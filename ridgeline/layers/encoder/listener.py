@@ -38,7 +38,7 @@ class Listener(nn.Module):
 
     def __init__(self, spec: ListenerSpec, build: Build) -> None:
         super().__init__()
-        build = replace(build.undivided(), positions=max(spec.row, 1))
+        build = build.undivided(positions=max(spec.row, 1))
         self.spec, self.ops = spec, build.ops
         if isinstance(spec.stem, SoundStem):
             self.stem: Stem | GridStemLayers = Stem(spec.stem, spec.width, build.within("stem"), spec.sines)

@@ -91,6 +91,8 @@ PROCESSORS = Registry(
         "minicpmv4_6": _HERE + "minicpm:MiniCPM",
         "Phi4MultimodalProcessor": _HERE + "phi4:Phi4",
         "phi4_multimodal": _HERE + "phi4:Phi4",
+        "DeepseekVLV2Processor": _HERE + "deepseek_ocr:DeepseekOcr",
+        "deepseek_vl_v2": _HERE + "deepseek_ocr:DeepseekOcr",
         "DeepseekOcr2Processor": _HERE + "deepseek_ocr:DeepseekOcr2",
         "deepseek_ocr2": _HERE + "deepseek_ocr:DeepseekOcr2",
     },
