@@ -1,4 +1,5 @@
-"""The problems of the GEMM ladder: C = A · Bᵀ of square matrices and of few rows in bfloat16, beside cuBLAS."""
+"""The problems of the GEMM ladder: C = A · Bᵀ of square matrices and of few rows in bfloat16, beside cuBLAS, and the
+formats and epilogues of its top rung beside cuBLAS' product in the same format."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from ridgeline.kernels.cuda.predict import MMA_SHARE, chip_here
 from ridgeline.kernels.gemm.ladder.cute_rung import NAME as CUTE
 from ridgeline.kernels.gemm.ladder.cute_rung import LoadedCute
 from ridgeline.kernels.gemm.ladder.cutlass_rungs import CUTLASS_RUNGS, LoadedCutlass
+from ridgeline.kernels.gemm.ladder.endings import ENDINGS, EndingOperands, LadderEnding, is_largest, is_near
 from ridgeline.kernels.gemm.ladder.predict import predict
 from ridgeline.kernels.gemm.ladder.run import LoadedCeiling, LoadedRung, numbers, runs_here
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS, Extras
 from ridgeline.kernels.gemm.ladder.triton_rungs import GLUON_RUNG, TRITON_RUNGS, call, predict_triton
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
@@ -125,6 +127,118 @@ class Matrices:
         return zip(self.a, self.b, strict=True)
 
 
+@dataclass(frozen=True)
+class FormatProduct:
+    """C = A · Bᵀ of square matrices in one format, by the top rung with each of its epilogues."""
+
+    size: int
+    dtype: str
+    word: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.size}³ in {self.word}"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.size**3
+
+    @property
+    def endings(self) -> list[LadderEnding]:
+        return [each for each in ENDINGS if each.dtype == self.dtype]
+
+    def least(self) -> Iterator[tuple[str, float, str]]:
+        for each in self.endings:
+            top = next(rung for rung in RUNGS if rung.extras)
+            found = predict(top, chip_here(_gpu()), self.size, self.size, self.size, each.item)
+            yield each.rung.name, found.bound, found.limiter
+
+    def operands(self, cubins: Path | None) -> FormatMatrices:
+        return FormatMatrices(self, cubins)
+
+
+class FormatMatrices:
+    """Operands of one format in turn, with what epilogues read."""
+
+    def __init__(self, problem: FormatProduct, cubins: Path | None = None) -> None:
+        self.problem, self.cubins, size = problem, cubins, problem.size
+        self.sets = [EndingOperands(problem.dtype, size, size, size, "cuda") for _ in range(OPERANDS)]
+
+    @property
+    def peers(self) -> Mapping[str, Sequence[Call]]:
+        results = {"float8_e4m3fn": torch.bfloat16, "int8": torch.int32}
+        dtype = getattr(torch, self.problem.dtype)
+        out = torch.empty(
+            self.problem.size, self.problem.size, device="cuda", dtype=results.get(self.problem.dtype, dtype)
+        )
+        one = torch.ones((), device="cuda")
+        return {"cuBLAS": [LibraryCall(library_product, each.a, each.b.T, out, one) for each in self.sets]}
+
+    def rung(self, name: str) -> Sequence[Call] | None:
+        ending = next(each for each in self.problem.endings if each.rung.name == name)
+        if not runs_here(ending.rung):
+            return None
+        product, size = LoadedRung(ending.rung, self.cubins), self.problem.size
+        columns = size // 2 if "SwiGlu" in ending.steps else size
+        c = torch.empty(size, columns, device="cuda", dtype=getattr(torch, ending.result))
+        return [EndingCall(product, each, ending, c) for each in self.sets]
+
+    def fault(self, call: Call, rung: str = "") -> str:
+        assert isinstance(call, EndingCall | LibraryCall)
+        return call.fault()
+
+
+class LibraryCall(partial[object]):
+    """A product by cuBLAS in any format."""
+
+    def fault(self) -> str:
+        """Run it, and return what is wrong with it, or ""."""
+        a, b, out, _ = self.args
+        self()
+        exact = a.double() @ b.double()
+        off = (out.double() - exact).abs().max() / exact.abs().max()
+        return "" if off <= 2**-7 else f"it is off by {float(off):.1e} of the largest"  # bfloat16; others by less
+
+
+def library_product(a: Tensor, b: Tensor, out: Tensor, one: Tensor) -> Tensor:
+    """Write the product to `out`, in tf32 if its operands are float32. one: the scale of operands in fp8."""
+    if a.dtype == torch.int8:
+        return torch._int_mm(a, b, out=out)
+    if a.dtype == torch.float8_e4m3fn:
+        return torch._scaled_mm(a, b, one, one, out_dtype=out.dtype, out=out)
+    kept, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        return torch.mm(a, b, out=out)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = kept
+
+
+@dataclass(frozen=True)
+class EndingCall:
+    """The top rung with an ending, on one set of operands."""
+
+    product: Callable[[Tensor, Tensor, Tensor, Extras], None]
+    operands: EndingOperands
+    ending: LadderEnding
+    c: Tensor
+
+    def __call__(self) -> None:
+        vectors = self.operands.vectors
+        pointers = self.operands.pointers(self.ending, lambda name: vectors[name].data_ptr())
+        self.product(self.operands.a, self.operands.b, self.c, Extras(**pointers))
+
+    def fault(self) -> str:
+        """Run it, and return what is wrong with it, or ""."""
+        self.c.zero_()
+        self()
+        exact, wrong = self.operands.exact(self.ending)
+        right = is_near(self.c, exact, wrong) and is_largest(
+            self.operands.vectors["row_largest"], self.ending, exact, wrong
+        )
+        self.operands.vectors["row_largest"].zero_()
+        return "" if right else "it is not as near as its format allows"
+
+
 class VariantCall(partial[object]):
     """A product in another format, with its own operands and output."""
 
@@ -179,4 +293,10 @@ def _gpu() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
-PROBLEMS = (SizedProduct(4096), SizedProduct(8192), SizedProduct(4096, rows=512))
+FORMATS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "tf32", "float8_e4m3fn": "fp8", "int8": "int8"}
+PROBLEMS = (
+    SizedProduct(4096),
+    SizedProduct(8192),
+    SizedProduct(4096, rows=512),
+    *(FormatProduct(4096, dtype, word) for dtype, word in FORMATS.items()),
+)

@@ -1,6 +1,7 @@
 """The tables and pictures of a ladder's page: the newest stored time of each rung, beside the fastest library's.
 
     python -m ridgeline_bench.ladders.page gemm [FILE.jsonl]
+    python -m ridgeline_bench.ladders.page formats [FILE.jsonl]   # the GEMM ladder: formats and epilogues
     python -m ridgeline_bench.ladders.page why               # the GEMM ladder: least and measured times, and why
 
 `ridgeline bench kernels --ladder gemm --out FILE.jsonl` stores them.
@@ -19,6 +20,7 @@ from ridgeline_bench.ladders.reasons import REASONS
 from ridgeline_bench.ladders.runs import Problem
 from ridgeline_bench.results import Record, read
 
+FORMAT = " in "  # in names of problems that are of one format, such as "4096³ in fp8"
 FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-ladders.jsonl"
 
 Times = dict[str, dict[str, Record]]  # problem → rung or library → its newest time
@@ -32,7 +34,7 @@ def newest(name: str, file: Path = FILE) -> Times:
             problem, rung = record.metric.removesuffix("]").split(" [", 1)
             found.setdefault(problem, {})[rung] = record
     problems: Sequence[Problem] = import_module(f"ridgeline_bench.ladders.{name}").PROBLEMS
-    order = [rung for rung, _, _ in problems[0].least()]
+    order = [rung for problem in problems for rung, _, _ in problem.least()]
     return {
         problem: dict(sorted(own.items(), key=lambda item: order.index(item[0]) if item[0] in order else -1))
         for problem, own in found.items()
@@ -66,11 +68,22 @@ def table(times: Times, best: Fastest) -> str:
     """Return the times as Markdown: for each problem TFLOP/s, and the share of the fastest library in its run, or in
     the nearest."""
     peers = libraries(times)
+    times = {problem: own for problem, own in times.items() if FORMAT not in problem}
     lines = ["| | " + " | ".join(times) + " |", "|---|" + "---:|" * len(times)]
     for rung in dict.fromkeys(rung for own in times.values() for rung in own):
         cells = (_cell(own.get(rung), best[problem]) for problem, own in times.items())
         name = rung if rung in peers else f"`{rung}`"
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def formats(times: Times, best: Fastest) -> str:
+    """Return the times of problems that are of one format as Markdown, a kernel a line, beside the library's."""
+    lines = ["| problem | | TFLOP/s, of cuBLAS | least µs | measured |", "|---|---|---:|---:|---:|"]
+    for problem, own in times.items():
+        for rung, record in own.items() if FORMAT in problem else ():
+            name, least = (f"`{rung}`", f"{record.limit:,.0f}") if record.limit else (rung, "")
+            lines.append(f"| {problem} | {name} | {_cell(record, best[problem])} | {least} | {record.value:,.0f} |")
     return "\n".join(lines)
 
 
@@ -128,11 +141,13 @@ def _bars(ax: Any, own: Mapping[str, Record]) -> None:
 
 def main() -> None:
     name, *rest = sys.argv[1:]
-    if name == "why":
-        print(differences(newest("gemm")))
-        return
     file = Path(rest[0]) if rest else FILE
-    print(table(newest(name, file), fastest(name, file)))
+    if name == "why":
+        print(differences(newest("gemm", file)))
+    elif name == "formats":
+        print(formats(newest("gemm", file), fastest("gemm", file)))
+    else:
+        print(table(newest(name, file), fastest(name, file)))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
-from ridgeline.kernels.gemm.ladder.rungs import RUNGS
+from ridgeline.kernels.gemm.ladder.endings import ENDINGS, EndingOperands
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Extras
 from ridgeline_bench.ladders import page, runs
 from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
+from ridgeline_bench.ladders.gemm import EndingCall
 from ridgeline_bench.ladders.reasons import REASONS
 from ridgeline_bench.ladders.runs import LADDERS, RungTime
 from ridgeline_bench.machine.probes import Bench
@@ -104,6 +106,22 @@ def test_the_check_of_attention_takes_right_results_alone() -> None:
     assert operands.fault(exact) == ""
     assert "wrong by" in operands.fault(changed(lambda out: out[1, 3, 60].neg_()))
     assert "not finite" in operands.fault(changed(lambda out: out[0, 2, 5].fill_(torch.nan)))
+
+
+def test_the_check_of_endings_takes_right_results_alone() -> None:
+    ending = next(each for each in ENDINGS if each.name == "bias-gelu-row-max")
+    operands = EndingOperands(ending.dtype, 20, 16, 64)
+    exact, _ = operands.exact(ending)
+
+    def fault(off: float) -> str:
+        def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, extras: Extras) -> None:
+            c.copy_(exact * (1 + off))
+            operands.vectors["row_largest"].copy_(exact.abs().amax(1, keepdim=True))
+
+        return EndingCall(product, operands, ending, torch.empty(20, 16, dtype=torch.bfloat16)).fault()
+
+    assert fault(0.0) == ""
+    assert "not as near" in fault(0.02)
 
 
 class Sums:

@@ -34,8 +34,9 @@ from ridgeline.kernels.base.aot import Report, cache_key, compile_some, kernels,
 from ridgeline.kernels.cuda import compile as by_compilers
 from ridgeline.kernels.cuda.compile import HEADERS, MachineCode, compilers, cubin, machine_code
 from ridgeline.kernels.gemm.ladder import hip
+from ridgeline.kernels.gemm.ladder.endings import ENDINGS
 from ridgeline.kernels.gemm.ladder.other_gpus import AMD_RUNGS, FP4, PAIRS
-from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, VARIANTS
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS
 from ridgeline.kernels.step.persistent.build import build
 from ridgeline.kernels.step.persistent.cuda.cases import LLAMA_1B, QWEN3_06B
 from ridgeline.kernels.step.persistent.cuda.run import ARCH, SOURCE, LaunchPlan

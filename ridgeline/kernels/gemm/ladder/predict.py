@@ -50,18 +50,18 @@ WORK = {
 }
 
 
-def predict(rung: Rung, chip: Chip, m: int, n: int, k: int) -> Prediction:
-    """Return the least time of C[m, n] = A[m, k] · B[n, k]ᵀ in 16 bits."""
+def predict(rung: Rung, chip: Chip, m: int, n: int, k: int, item: int = 2) -> Prediction:
+    """Return the least time of C[m, n] = A[m, k] · B[n, k]ᵀ, whose operands have `item` bytes a number: 1, 2 or 4."""
     work, flops = WORK[rung.name], 2 * m * n * k
     groups = m * n * k / WARP / chip.multiprocessors / chip.clock  # seconds, at one cycle for 32 FMAs
     seconds = {
-        "memory": 2 * (m * k + n * k + m * n) / chip.bandwidth,
-        "L2": l2_bytes(rung, m, n, k) / chip.l2,
-        "L1" if rung.depth == 0 else "shared memory": work.shared * groups,
+        "memory": (item * (m * k + n * k) + 2 * m * n) / chip.bandwidth,
+        "L2": l2_bytes(rung, m, n, k) * item / 2 / chip.l2,
+        "L1" if rung.depth == 0 else "shared memory": work.shared * groups * item / 2,
         "instructions": work.issued / 4 * groups,
     }
     if work.tensor:
-        rate = chip.matrix * (MMA_SHARE if work.tensor == "mma" else 1)
+        rate = chip.matrix * (MMA_SHARE if work.tensor == "mma" else 1) * 2 / item
         seconds["tensor cores"] = flops / rate
     else:
         seconds["FMA units"] = groups / 4
@@ -69,7 +69,7 @@ def predict(rung: Rung, chip: Chip, m: int, n: int, k: int) -> Prediction:
 
 
 def l2_bytes(rung: Rung, m: int, n: int, k: int) -> float:
-    """Return the bytes that blocks fetch from L2: each operand once for each tile of the other."""
+    """Return the bytes of 16-bit numbers that blocks fetch from L2: each operand once for each tile of the other."""
     rows, columns = rung.fetched
     return 2 * m * n * k * (1 / rows + 1 / columns)
 

@@ -19,8 +19,9 @@ from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel, tensor_map
 from ridgeline.kernels.gemm.ladder.cute_rung import cute_cubin, cute_file
 from ridgeline.kernels.gemm.ladder.cutlass_rungs import write_rungs
+from ridgeline.kernels.gemm.ladder.endings import ENDINGS
 from ridgeline.kernels.gemm.ladder.other_gpus import PAIRS
-from ridgeline.kernels.gemm.ladder.rungs import ENDINGS, RUNGS, VARIANTS, Extras, Rung, Variant
+from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS, Extras, Rung, Variant
 
 BOX_BYTES = 128  # of a row of a box
 
