@@ -26,6 +26,7 @@ OPERANDS = 4  # in turn, so that the cache holds none of them
 EFFORT = Effort(seconds=0.03, repeats=3)  # of each rung at first, and of a round
 ROUNDS = 5
 NEAR = 1.3  # times the fastest library's time: the rungs that take turns with the libraries
+LONG = 1.0  # predicted seconds of a rung that is left out
 SLOW = 0.02  # predicted seconds of a rung that reads one set of operands alone, which the cache does not help
 
 
@@ -140,7 +141,7 @@ def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, on
         found.append((time, calls))
     fastest = min((time.seconds for time, _ in found if time.seconds), default=0.0)
     for rung, least, limiter in problem.least():
-        own = operands.rung(rung) if _wanted(rung, only) else None
+        own = operands.rung(rung) if _wanted(rung, only) and least < LONG else None
         if own is None:
             continue
         error = operands.fault(own[0], rung)

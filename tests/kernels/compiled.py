@@ -123,7 +123,8 @@ def compiler_here() -> str:
     here = compilers()
     if here[:1] == ["nvcc"]:
         return subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-    return " ".join(f"{name} {metadata.version(name)}" for name in PACKAGES) if here else ""
+    known = {each.name for each in metadata.distributions()} if here else set[str]()
+    return " ".join(f"{name} {metadata.version(name)}" for name in PACKAGES if name in known)
 
 
 @cache

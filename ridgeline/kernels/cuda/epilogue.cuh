@@ -59,7 +59,9 @@ struct Gelu : Step {
 // The last step, for gates and values in turn: B's rows 2 j and 2 j + 1 make output j, and C is [M, N / 2].
 struct SwiGlu : Step {
   static constexpr int outputs = 1;
-  static __device__ void apply(float (&x)[2], const Extras &, Place) { x[0] = x[0] / (1.f + expf(-x[0])) * x[1]; }
+  static __device__ void apply(float (&x)[2], const Extras &, Place) {
+    x[0] *= inverse(1.f + power_of_2(-1.44269504f * x[0])) * x[1];
+  }
 };
 // The last step: the largest size of each row, which quantizing it takes. Which block comes first does not matter to it.
 struct RowMax : Step {

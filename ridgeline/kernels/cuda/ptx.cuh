@@ -36,7 +36,7 @@ __device__ __forceinline__ unsigned char *dynamic_shared() {
 }
 
 // ---- cp.async (sm_80): 16 bytes from global to shared memory, past the registers. ------------------------------------
-// Rows that do not exist (inside = false) become zeros; `from` must then be any valid address.
+// Rows that do not exist (inside = false) become zeros, and nothing is read at `from`.
 
 __device__ __forceinline__ void cp_async_16(void *to, const void *from, bool inside) {
 #ifdef __CUDACC__

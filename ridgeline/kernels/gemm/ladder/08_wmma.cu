@@ -27,13 +27,13 @@ namespace wmma = nvcuda::wmma;
 constexpr int ROWS = 256, COLUMNS = 128, THREADS = 256, STAGES = 3, GROUP = 8;  // rows of tiles, made together
 constexpr int WARP = 64;  // rows and columns of a warp's sums
 constexpr int SIZE = sizeof(Element), DEPTH = 128 / SIZE, CHUNK = 16 / SIZE, DOWN = WARP / SHAPE_M, ACROSS = WARP / SHAPE_N;
-// WMMA wants multiples of 32 bytes. Steps of 16 bytes (int8) therefore have panels of their own, of 16 bytes a row. Of
-// eight lanes that copy together, four then have rows below each other, and others the next panel, 64 bytes further on.
+// WMMA wants multiples of 32 bytes. Steps of 16 bytes (int8) therefore have panels of their own, of 16 bytes a row. Eight
+// lanes copy 128 bytes of a row, and so to eight panels; with 32 bytes behind each, no more than two meet in a bank.
 constexpr bool PANELS = SIZE == 1;
 constexpr int WIDTH = PANELS ? SHAPE_K : DEPTH, PITCH = PANELS ? WIDTH : WIDTH + CHUNK, PARTS = DEPTH / SHAPE_K;
 
 template <int MANY> struct Tile {
-  Element at[DEPTH / WIDTH][MANY * PITCH + (PANELS ? 64 : 0)];
+  Element at[DEPTH / WIDTH][MANY * PITCH + (PANELS ? 32 : 0)];
 
   __device__ Element *place(int row, int k) { return &at[k / WIDTH][row * PITCH + k % WIDTH]; }
 };
@@ -46,19 +46,15 @@ struct Fragments {
   wmma::fragment<wmma::matrix_b, SHAPE, FRAGMENT, wmma::col_major> b[ACROSS];
 };
 
-// Copy part `part` of PARTS - 1 of a tile, which begins at row `first` and at `start` of K. In place of rows that do not
-// exist the last one is copied, as nothing stores their sums.
+// Copy part `part` of PARTS - 1 of a tile. `from` is this thread's first piece of the tile, of which it copies every 32nd
+// row; `left` rows of the matrix are there, and zeros take the place of others.
 template <int MANY>
-__device__ __forceinline__ void copy(Tile<MANY> &tile, const Element *from, int first, int rows, int start, int k, int part) {
-  int row = threadIdx.x / 8, piece = threadIdx.x % 8;
-  if (PANELS) row = threadIdx.x / 32 * 4 + threadIdx.x / 2 % 4, piece = threadIdx.x / 8 % 4 * 2 + threadIdx.x % 2;
-  bool inside = start + piece * CHUNK < k;
-  from += inside ? start + piece * CHUNK : 0;
+__device__ __forceinline__ void copy(Tile<MANY> &tile, const Element *from, int left, bool inside, int k, int part) {
+  constexpr int APART = THREADS / 8, AGAIN = PARTS - 1;
+  from += (size_t)part * APART * k;
 #pragma unroll
-  for (int i = 0; i < MANY * 8 / THREADS; ++i)
-    if (i % (PARTS - 1) == part)
-      cp_async_16(tile.place(row + i * THREADS / 8, piece * CHUNK),
-                  from + (size_t)min(first + row + i * THREADS / 8, rows - 1) * k, inside);
+  for (int i = part; i < MANY / APART; i += AGAIN, from += (size_t)AGAIN * APART * k)
+    cp_async_16(tile.place(threadIdx.x / 8 + i * APART, threadIdx.x % 8 * CHUNK), from, inside && i * APART < left);
 }
 
 template <class Fragment> __device__ __forceinline__ void fill(Fragment &part, Element *from) {
@@ -83,11 +79,12 @@ gemm(const Element *a, const Element *b, Output *c, int m, int n, int k) {
   for (int i = 0; i < DOWN; ++i)
 #pragma unroll
     for (int j = 0; j < ACROSS; ++j) wmma::fill_fragment(sum[i][j], SUM(0));
+  int a_row = first_row + threadIdx.x / 8, b_row = first_column + threadIdx.x / 8, piece = threadIdx.x % 8 * CHUNK;
+  const Element *a_at = a + (size_t)a_row * k + piece, *b_at = b + (size_t)b_row * k + piece;
   auto fetch = [&](Stage &stage, int step, int part) {
-    if (step < steps) {
-      copy(stage.a, a, first_row, m, step * DEPTH, k, part);
-      copy(stage.b, b, first_column, n, step * DEPTH, k, part);
-    }
+    int start = step * DEPTH;
+    copy(stage.a, a_at + start, m - a_row, start + piece < k, k, part);
+    copy(stage.b, b_at + start, n - b_row, start + piece < k, k, part);
   };
   Fragments sets[2];
   auto load = [&](Fragments &set, Stage &stage, int part) {

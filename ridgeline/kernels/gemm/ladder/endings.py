@@ -80,7 +80,7 @@ class EndingOperands:
             self.vectors["row_largest"] = torch.zeros(m, 1)
 
     def pointers(self, ending: LadderEnding, place: Callable[[str], int | None]) -> dict[str, int | None]:
-        """Return what the ending reads, with `place(name)` as its address."""
+        """Return the pointers that the ending reads, with `place(name)` as their addresses."""
         used = {
             "Scale": ("row_scales", "column_scales"), "Bias": ("bias",), "Residual": ("residual",),
             "RowMax": ("row_largest",),
@@ -92,7 +92,7 @@ class EndingOperands:
         return (drawn.view(torch.int32) & ~0x1FFF).view(torch.float32) if self.dtype == torch.float32 else drawn  # tf32
 
     def after(self, step: str, x: Tensor) -> Tensor:
-        """Return what a step makes of sums in float64."""
+        """Return sums behind a step, in float64."""
         wide = {name: values.double() for name, values in self.vectors.items()}
         if step == "SwiGlu":
             return functional.silu(x[:, ::2]) * x[:, 1::2]
