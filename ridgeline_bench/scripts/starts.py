@@ -1,14 +1,15 @@
 """Starts of an engine on a made checkpoint, stage by stage: the very first one, for which no kernel is compiled, and
 later ones.
 
-    python -m ridgeline_bench.scripts.starts [--model CONFIG_FOLDER] [--later 2] [--ways served offline]
+    python -m ridgeline_bench.scripts.starts [--model CONFIG_FOLDER] [--later 2] [--ways served engine offline]
         [--place /dev/shm] [--logs FOLDER] [--output FILE.jsonl]
 
 The checkpoint has the shapes of --model (default: Llama-3.1-8B's), one block of random numbers again and again, and a
 tokenizer of 128,000 tokens. It lies in --place, so its files are in memory, and goes when all is measured. Seconds
-count from the start of the process. `offline` is `LLM(folder)` and `served` is `ridgeline serve`, to the first request
-that it would take. A first token is that of a prompt of 128 tokens. Kernels are kept in a folder that is new, so the
-first start of the first way compiles them, and the later ones find them.
+count from the start of the process. `offline` is `LLM(folder)`, `served` is `ridgeline serve`, to the first request
+that it would take, and `engine` is the process of a server that has the GPU, without the others and to ready alone. A
+first token is that of a prompt of 128 tokens. Kernels are kept in a folder that is new, so the first start of the first
+way compiles them, and the later ones find them.
 """
 
 from __future__ import annotations
@@ -46,8 +47,24 @@ PROMPT = 128
 SHARD = 4 << 30  # bytes
 BLOCK = 64 << 20  # bytes of random numbers
 TIMEOUT = 240.0
-WAYS = ("served", "offline")
-CHILD = """
+WAYS = ("served", "engine", "offline")
+ENGINE = """
+import json, logging, sys, time
+logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
+from ridgeline.core.collector import no_garbage_collection
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.timeline import Timeline
+from ridgeline.worker.early import Early
+timeline, config = Timeline.of_child(None), LLMConfig(model=sys.argv[1])
+early = Early(config)
+with timeline.stage("imports"), no_garbage_collection():
+    from ridgeline.assembly import assemble
+assembly = assemble(config, timeline=timeline, early=early)
+ready = time.monotonic()
+print(json.dumps({"ready": ready, "first": ready, "stages": timeline.stages}))
+assembly.engine.shutdown()
+"""
+OFFLINE = """
 import json, logging, sys, time
 logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
 from ridgeline import LLM, SamplingParams
@@ -147,12 +164,12 @@ def write(file: Path, place: int, octets: memoryview) -> None:
         opened.write(octets)
 
 
-def offline(folder: Path, log: Path) -> dict[str, Any]:
-    """Start `LLM`, and return the seconds to ready and to a first token, and the stages."""
+def alone(code: str, folder: Path, log: Path) -> dict[str, Any]:
+    """Start a process with an engine, and return the seconds to ready and to a first token, and the stages."""
     began = time.monotonic()
     with log.open("w") as errors:
         run = subprocess.run(
-            [sys.executable, "-c", CHILD, str(folder), str(PROMPT)], env=Where().environment(), stdout=subprocess.PIPE,
+            [sys.executable, "-c", code, str(folder), str(PROMPT)], env=Where().environment(), stdout=subprocess.PIPE,
             stderr=errors, text=True, timeout=TIMEOUT, check=False,
         )  # fmt: skip
     if run.returncode:
@@ -196,7 +213,10 @@ def main() -> None:
         os.environ["TRITON_CACHE_DIR"] = kernels
         for what, way in [("first start", a.ways[0]), *(("later start", way) for way in a.ways * a.later)]:
             where = Path(tempfile.mkdtemp(prefix=f"{way}-", dir=logs))
-            found = offline(folder, where / "log") if way == "offline" else served(folder, where)
+            if way == "served":
+                found = served(folder, where)
+            else:
+                found = alone(ENGINE if way == "engine" else OFFLINE, folder, where / "log")
             stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in found["stages"].items())
             seconds = f"ready {found['ready']:.2f} s, first token {found['first token']:.2f} s"
             console.print(f"{way}, {what}: {seconds}; {stages}", highlight=False)

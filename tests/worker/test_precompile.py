@@ -178,6 +178,28 @@ print(json.dumps([len(done.fresh), len(done.found)]))
 """
 
 
+ALIKE = """
+import json, pickle, sys
+from ridgeline.kernels.base import aot
+from ridgeline.worker import precompile
+really, kernels, found, looks = precompile.compiling_for, pickle.load(sys.stdin.buffer), [], []
+for launch_of in (aot._launch_of, lambda *_: looks.append(0) or object()):
+    aot._launch_of, names = launch_of, []
+    precompile.compiling_for = lambda arch, count, wanted, names=names: really(arch, count, names.append)
+    precompile.compile_claimed(kernels, None)
+    found.append(sorted(set(names)))
+json.dump([found[0] == found[1], len(found[0]), len(looks)], sys.stdout)
+"""
+
+
+def test_launches_that_are_alike_are_looked_through_once_and_no_kernel_is_missed(kernels: KernelSet) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", ALIKE]
+    run = subprocess.run(command, input=pickle.dumps(kernels), capture_output=True, check=True)
+    same, names, looks = json.loads(run.stdout)
+    assert same
+    assert looks > 2 * names > 60
+
+
 @pytest.mark.parametrize(
     ("rows", "tokens", "drafts"),
     [(1, 16, False), pytest.param(16, 256, True, marks=pytest.mark.thorough)],

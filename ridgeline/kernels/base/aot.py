@@ -54,7 +54,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -267,9 +267,13 @@ def compiling_for(
     launchers = Launchers() if arch.startswith("sm_") else None
     if launchers is not None and wanted("launchers"):
         launchers.prepare_calls()
-    done, run = Compiled(), JITFunction.run
+    done, run, launched = Compiled(), JITFunction.run, set[Any]()
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        launch = _launch_of(self, args, kwargs)
+        if launch in launched:  # Triton itself would look through all arguments of a kernel that it may not compile
+            return None
+        launched.add(launch)
         began, known = time.perf_counter(), len(done.fresh)
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         if len(done.fresh) > known:
@@ -308,6 +312,28 @@ def compiling_for(
         triton.knobs.runtime.jit_cache_hook = None
         _replace(told, asked)
         driver._active = None
+
+
+def _launch_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return a key, another one for launches that are compiled apart. Some that are compiled alike have others too."""
+    given = zip((parameter.is_constexpr for parameter in function.params), args, strict=False)
+    positional = tuple(_kind_of(value, constant) for constant, value in given)
+    constant = {parameter.name: parameter.is_constexpr for parameter in function.params}
+    named = tuple((name, _kind_of(value, constant.get(name, True))) for name, value in sorted(kwargs.items()))
+    return function.fn, positional, named
+
+
+def _kind_of(value: Any, constant: bool) -> Any:
+    """Return the part of an argument that Triton may compile a kernel for."""
+    if not constant and type(value) is int:
+        return int, value == 1, value % 16 == 0, -(1 << 31) <= value < 1 << 31, value < 1 << 63
+    if not constant and type(value) is float:
+        return float
+    if type(value).__name__ in ("Tensor", "Parameter"):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, int | float | str | None):
+        return type(value), value
+    return object()  # unlike any other
 
 
 def _replace(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
