@@ -555,8 +555,8 @@ class Engine:
         name = param.replace("_", " ")
         if not prompt:
             raise InvalidRequest(f"the {name} is empty; give at least one token.", param=param)
-        wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
-        if wrong is not None:
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            wrong = next(t for t in prompt if not 0 <= t < vocab_size)
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param)
 
 
