@@ -82,7 +82,7 @@ class Pressure:
 
     def way_back(self, seq: Sequence) -> WayBack:
         """Return the cheaper way by which a running request would have its tokens again. Blocks that others held when
-        it started stay, so they count for nothing."""
+        it started stay, so they count for nothing. What is on the bus now will not be there then."""
         size, tier = self._cache.block_size, self._cache.tier
         again = freed = num_bytes = 0.0
         for member in seq.members:
@@ -96,7 +96,7 @@ class Pressure:
         freed = max(1 / size, freed)
         if tier is None or tier.preempted == "recompute" or not self._cache.names.shares(seq):
             return WayBack(below=False, cost=again / freed)
-        load = 1e3 * tier.load_seconds(int(num_bytes)) if num_bytes <= tier.free_bytes else inf
+        load = 1e3 * tier.travel_seconds(num_bytes) if num_bytes <= tier.free_bytes else inf
         if tier.preempted == "swap" or load < again:
             return WayBack(below=True, cost=min(load, again) / freed)
         return WayBack(below=False, cost=again / freed)

@@ -716,7 +716,8 @@ class Scheduler:
     def _preempt(self, seq: Sequence, reason: Preemption) -> None:
         resumes = reason not in (Preemption.RECOVERY, Preemption.SLEEP)
         if resumes and self.cache.tier is not None:
-            self.cache.keep_below(seq, below=self.running.pressure.way_back(seq).below)
+            below, at_once = self.running.pressure.way_back(seq).below, reason is Preemption.BLOCKS
+            self.cache.keep_below(seq, below=below, at_once=at_once)
         self.running.leave(seq, self._plan_id, resumes=resumes)
         for member in seq.members:
             member.preemptions[reason] += 1

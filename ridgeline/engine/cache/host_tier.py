@@ -172,7 +172,11 @@ class HostTier:
 
     def load_seconds(self, num_bytes: int) -> float:
         """Return the seconds of so many bytes to the device, behind those that are queued."""
-        return (self._queued + num_bytes) / self._per_millisecond / 1e3
+        return self.travel_seconds(self._queued + num_bytes)
+
+    def travel_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of so many bytes to the device, if nothing else is on its way."""
+        return num_bytes / self._per_millisecond / 1e3
 
     # ---- saving -----------------------------------------------------------------------------------------------
 

@@ -402,17 +402,17 @@ class CacheManager:
             self.tier.prune()
         seq.published, seq.checkpoint, seq.keeps_at = 0, None, 0
 
-    def keep_below(self, seq: Sequence, *, below: bool) -> None:
+    def keep_below(self, seq: Sequence, *, below: bool, at_once: bool = True) -> None:
         """Note by which way a request that is preempted will have its blocks again, before it gives them back. below:
-        from the host's memory, where as many of them go at once as may be on their way, the first ones first. Else
-        what the device gives up of them is lost."""
+        from the host's memory; else what the device gives up of them is lost. at_once: as many of them go there now as
+        may be on their way, the first ones first, since the device will need their room."""
         assert self.tier is not None
         for member in seq.members:
             member.runs_again = not below
-            for node_hash in member.hashes[: member.published] if below and self.names.shares(member) else ():
-                if not all(
-                    self.tier.save_early(node_hash, g) for g in range(len(self._prefixed)) if g not in self._exact
-                ):
+        growing = [g for g in range(len(self._prefixed)) if g not in self._exact]
+        for member in seq.members if below and at_once and self.names.shares(seq) else ():
+            for node_hash in member.hashes[: member.published]:
+                if not all(self.tier.save_early(node_hash, g) for g in growing):
                     return
 
     def forget_prefixes(self, *, on_disk: bool = True) -> None:
