@@ -104,8 +104,9 @@ def describe_listener(spec: ModelSpec) -> dict[str, object]:
     """Return the facts of the listener that hears sounds; empty for a model without one."""
     if (listener := spec.listener) is None:
         return {}
+    layers = len(listener.layers) // max(listener.block, 1)
     return {
-        "listener": f"{len(listener.layers)} layers, {listener.width} wide, {listener.parameters:,} parameters",
+        "listener": f"{layers} layers, {listener.width} wide, {listener.parameters:,} parameters",
         "seconds of the longest sound": listener.longest * HOP // RATE,
     }
 

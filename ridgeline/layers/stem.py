@@ -88,12 +88,18 @@ class GridConv(nn.Module):
         self.bias = build.parameter(made) if spec.bias else None
         self.point = Linear(inputs, (outputs,), spec.bias, build.within("point")) if each else None
         self.norm = None if spec.norm is None else Norm(spec.norm, outputs, build)
+        self.scale = build.parameter(outputs) if spec.cumulative else None
+        self._eps = spec.cumulative
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, outputs, F / 2, t / 2] of [N, inputs, F, t], or with frames before bands."""
         weight = self.weight.view(len(self.weight), -1, TAPS, TAPS)
-        groups = len(weight) if self._each else 1
-        y = functional.conv2d(x, weight, self.bias, stride=STRIDE, padding=TAPS // 2, groups=groups)
+        groups, padding = len(weight) if self._each else 1, TAPS // 2
+        if self.scale is not None:
+            x, padding = functional.pad(x, (1, 1, 0, TAPS - 1)), 0
+        y = functional.conv2d(x, weight, self.bias, stride=STRIDE, padding=padding, groups=groups)
+        if self.scale is not None:
+            y = (normed_so_far(y.float(), self._eps) * self.scale[:, None, None].float()).to(y.dtype)
         if self.point is not None or self.norm is not None:
             of_place = y.permute(0, 2, 3, 1)
             flat = of_place.flatten(0, 2)
@@ -101,6 +107,15 @@ class GridConv(nn.Module):
             flat = flat if self.norm is None else self.norm(flat.contiguous())[0]
             y = flat.view(*of_place.shape[:3], -1).permute(0, 3, 1, 2)
         return self._ops.activation(y.contiguous().flatten(0, 2), self._activation).view(y.shape)
+
+
+def normed_so_far(y: Tensor, eps: float) -> Tensor:
+    """Return [N, channels, t, F] normalized by all numbers of the frames so far. A deviation is that from the mean
+    which held at its own frame."""
+    numbers = y.shape[1] * y.shape[3]
+    count_t1 = numbers * torch.arange(1, y.shape[2] + 1, device=y.device, dtype=y.dtype)[:, None]
+    apart = y - y.sum((1, 3), keepdim=True).cumsum(2) / count_t1
+    return apart * torch.rsqrt(apart.square().sum((1, 3), keepdim=True).cumsum(2) / count_t1 + eps)
 
 
 class GridStemLayers(Spectra):
@@ -136,6 +151,8 @@ class GridStemLayers(Spectra):
         first reads the frames of one position before it, whose output is left out: what would be zeros otherwise lies
         there."""
         step, found = self.spec.shrinks, []
+        if self.spec.cumulative:
+            return self._mapped(x_Ft[None])[0]
         for first in range(0, self.spec.positions_of(x_Ft.shape[1]), self.spec.together):
             before = min(first, 1)
             part_Ft = x_Ft[:, step * (first - before) : step * (first + self.spec.together)]

@@ -1,4 +1,4 @@
-"""Gemma 3n (text): four residual streams, inputs of single layers, keys of earlier layers, and sparse feed-forwards."""
+"""Gemma 3n (no pictures): four residual streams, layers with inputs and keys of others, and sparse feed-forwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from ridgeline.core.specs.model import LayerSpec, ModelSpec, Source, StreamsSpec, WeightMap
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.gemma4 import INPUT, INPUTS, TOWERS, layer_inputs, lenders, needless
+from ridgeline.models.gemma4 import INPUT, INPUTS, TOWERS, UNHEARD, layer_inputs, lenders, needless
+from ridgeline.models.gemma_sounds import gemma3n_listener, gemma3n_listener_weights
 from ridgeline.models.llama import Llama, llama_like
 from ridgeline.models.names import named, single
 from ridgeline.models.windows import listed_windows
@@ -74,15 +75,21 @@ class Gemma3n:
 
 
 class Gemma3nMultimodal:
-    """The text model of a checkpoint that also has towers for images and sounds."""
+    """The text model of a checkpoint that also has towers for images, which are not built, and for sounds."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        return text_spec(_spec("Gemma3nForConditionalGeneration", text_config(config)), TOWERS)
+        spec = _spec("Gemma3nForConditionalGeneration", text_config(config))
+        if config.get("audio_config") is None:
+            return text_spec(spec, TOWERS)
+        unused = tuple(name for name in TOWERS if name not in UNHEARD)
+        listener = gemma3n_listener(Config(config), spec.hidden_size)
+        return replace(text_spec(spec, unused), listener=listener)
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        return text_weights(Gemma3n.weights(spec))
+        found = text_weights(Gemma3n.weights(spec))
+        return found if spec.listener is None else found | gemma3n_listener_weights(spec.listener)
 
 
 def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:

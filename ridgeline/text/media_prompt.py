@@ -178,7 +178,8 @@ def placed_items(processor: Processor, items: Sequence[Item], text: str = "") ->
     pictures = [index for index, item in enumerate(items) if isinstance(item, (Picture, SeenVectors))]
     place = {index: number for number, index in enumerate(pictures)}
     found, places = list[Placed](), 0
-    read = processor.read(text) if pictures and isinstance(processor, ReadingProcessor) else ()
+    shown = any(isinstance(item, Picture) for item in items)
+    read = processor.read(text) if shown and isinstance(processor, ReadingProcessor) else ()
     for index, item in enumerate(items):
         found.append(_placed(processor, item, (len(pictures), place.get(index, 0)), read))
         places += found[-1].layout.placeholders

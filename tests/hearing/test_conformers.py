@@ -17,10 +17,11 @@ import transformers
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.core.specs.listener import ListenerSpec
+from ridgeline.core.specs.spectra import GEMMA_3N
 from ridgeline.media.processors import processor_of
 from ridgeline.models import model_config
 from ridgeline.models.config import Config
-from ridgeline.models.gemma_sounds import gemma4_listener
+from ridgeline.models.gemma_sounds import gemma3n_listener, gemma4_listener
 from ridgeline.models.phi4_sounds import phi4_listener
 from tests.driving import ask, rig
 from tests.hearing import tiny
@@ -43,7 +44,7 @@ def words(count: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("name", tiny.CONFORMERS)
 def test_bfloat16_is_as_near_as_transformers_is(name: str, folder: Folder) -> None:
     """Both differ from float32, and we by at most twice as much on average, over prompts with sounds of all lengths."""
-    a, b, c, d = tiny.sounds()
+    a, b, c, d = tiny.sounds(name)
     prompts = ([words(7, 1), a, words(5, 2), d], [b, words(9, 3)], [words(4, 4), c, words(2, 5), a, words(3, 6)])
     asked = [tiny.asked(name, str(n), *parts, prompt_logprobs=0) for n, parts in enumerate(prompts)]
     with rig(folder(name), dtype="bfloat16", max_num_batched_tokens=96, max_model_len=512) as own:
@@ -130,17 +131,25 @@ def test_vectors_are_counted_as_transformers_counts_them(samples: int) -> None:
     layout = _processor("phi4_multimodal").sound(samples)
     assert layout.pieces == (int(phi.audio_embed_sizes),)
     assert _processor("phi4_multimodal").sound(samples, pictures=1).beside
+    if samples > 512:
+        layout = _processor("gemma3n").sound(samples)
+        assert layout.pieces == ("\n\n<start_of_audio>", 189, "\n\n")
+        found = transformers.Gemma3nAudioFeatureExtractor()([sound], return_tensors="pt").input_features_mask[0]
+        assert found.all()
+        assert len(found) == GEMMA_3N.frames_of(samples)
 
 
 def test_sounds_and_files_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"has 31\.0 s, and this model hears 30 s"):
         _processor("gemma4").sound(31 * tiny.RATE)
-    for kind, least in (("gemma4", 161), ("phi4_multimodal", 400)):
-        assert _processor(kind).sound(least).placeholders == 1
+    for kind, least in (("gemma4", 161), ("phi4_multimodal", 400), ("gemma3n", 513)):
+        assert _processor(kind).sound(least).placeholders == (189 if kind == "gemma3n" else 1)
         with pytest.raises(InvalidRequest, match=f"has {least - 1} samples, which are too few"):
             _processor(kind).sound(least - 1)
     with pytest.raises(InvalidConfig, match=r"mel_floor is 0\.1"):
         _processor("gemma4", mel_floor=0.1)
+    with pytest.raises(InvalidRequest, match="sees no pictures"):
+        _processor("gemma3n").layout(8, 8)
     with pytest.raises(InvalidConfig, match="hop_length is 80"):
         _processor("phi4_multimodal", hop_length=80)
 
@@ -175,6 +184,25 @@ def test_sizes_are_those_of_the_published_models() -> None:
     gemma, bounds = gemma4_listener(Config({}), 2304), sum(each.numel() for each in tower.buffers() if each.ndim == 0)
     capped = sum("softcap" in key for key, _ in tower.named_buffers())
     assert gemma.parameters == sum(each.numel() for each in tower.parameters()) + 1536 * 2304 + bounds - capped
+
+
+def test_sizes_and_refusals_of_gemma_3n() -> None:
+    whole = {"audio_config": {}, "text_config": {"vocab_size": 262_400}}
+    with torch.device("meta"):
+        tower = transformers.Gemma3nAudioEncoder(transformers.Gemma3nAudioConfig())
+    own = 128 * 1536 + 2 * 1536 + 1536 * 2048  # the table, two norms and the map of what embeds sounds
+    found = gemma3n_listener(Config(whole), 2048)
+    assert found.parameters == sum(each.numel() for each in tower.parameters()) + own
+    for name, value in (
+        ("sscp_conv_stride_size", [[2, 1], [2, 2]]),
+        ("attention_context_right", 1),
+        ("vocab_size", 64),
+    ):
+        entry = {f"conf_{name}" if name.startswith("att") else name: value}
+        with pytest.raises(ModelLoadError, match=name):
+            gemma3n_listener(Config({**whole, "audio_config": entry}), 2048)
+    with pytest.raises(ModelLoadError, match="audio_soft_tokens_per_image"):
+        gemma3n_listener(Config({**whole, "audio_soft_tokens_per_image": 100}), 2048)
 
 
 def test_a_model_without_a_part_for_sounds_takes_none() -> None:

@@ -44,7 +44,7 @@ def request(name: str, request_id: str, *parts: list[int] | np.ndarray, **params
 
 
 def requests(name: str) -> list[Asked]:
-    a, b, c, d = tiny.sounds()
+    a, b, c, d = tiny.sounds(name)
     return [
         request(name, "in the middle", words(7, 1), a, words(5, 2)),
         request(name, "first", b, words(3, 3)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,7 +25,8 @@ from tests.vision.families import FAMILIES
 from tests.vision.families.family import IMAGE, TEXT
 
 RATE = 16_000
-CONFORMERS = "Phi4Multimodal", "Gemma4"
+CONFORMERS = "Phi4Multimodal", "Gemma3n", "Gemma4"
+EOA = 308  # the token behind a sound in Gemma 3n
 AUDIO = 301  # the token in the place of a vector
 LISTENER: dict[str, Any] = {
     "num_mel_bins": 80,
@@ -110,6 +114,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
             **{"bias_max_distance": 30, "audio_token_id": AUDIO},
         },
     },
+    "Gemma3n": {
+        "text_config": {
+            **{**TEXT, "num_hidden_layers": 5, "head_dim": 16, "sliding_window": 8, "laurel_rank": 6},
+            **{"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 304, "num_kv_shared_layers": 2},
+            **{"layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"], "altup_num_inputs": 3},
+            **{"activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.5], "intermediate_size": [112] * 5},
+            "max_position_embeddings": 2048,
+        },
+        "vision_config": {"hidden_size": 16, "vocab_size": 4, "vocab_offset": 304},
+        "audio_config": {
+            **{"hidden_size": 32, "conf_num_hidden_layers": 2, "conf_num_attention_heads": 2},
+            **{"vocab_size": 12, "vocab_offset": 308, "conf_conv_kernel_size": 3},
+            **{"sscp_conv_channel_size": [8, 4], "conf_attention_chunk_size": 6, "conf_attention_context_left": 7},
+        },
+        **{"audio_token_id": AUDIO, "eoa_token_id": EOA, "image_token_id": IMAGE, "audio_soft_tokens_per_image": 188},
+    },
     "Gemma4": {
         **FAMILIES["gemma4_e2b"].config,
         "text_config": {**FAMILIES["gemma4_e2b"].config["text_config"], "max_position_embeddings": 2048},
@@ -123,10 +143,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def sounds() -> list[np.ndarray]:
-    """Return sounds of several lengths, of which some lie between frames, and one fills a window."""
+def sounds(name: str = "") -> list[np.ndarray]:
+    """Return sounds of several lengths, of which some lie between frames, and one has few."""
     draw = np.random.default_rng(5)
-    lengths = (7 * RATE // 10 + 33, 2 * RATE, 3 * RATE + 161, 480)
+    lengths = (7 * RATE // 10 + 33, 2 * RATE, 3 * RATE + 161, 640 if name == "Gemma3n" else 480)
     return [
         (draw.uniform(0.05, 0.9) * np.sin(np.arange(n) * draw.uniform(0.02, 0.5)) + 0.01 * draw.standard_normal(n))
         .astype(np.float32)
@@ -134,12 +154,27 @@ def sounds() -> list[np.ndarray]:
     ]  # fmt: skip
 
 
+@contextmanager
+def without_pictures() -> Iterator[None]:
+    """Let Gemma 3n be built without timm, which has its tower."""
+    own = transformers.AutoModel.from_config
+
+    def made(config: Any, **settings: Any) -> Any:
+        if getattr(config, "model_type", "") == "gemma3n_vision":
+            return torch.nn.Identity()
+        return own(config, **settings)
+
+    with patch("transformers.models.gemma3n.modeling_gemma3n.AutoModel.from_config", made):
+        yield
+
+
 @cache
 def build(name: str) -> Any:
     torch.manual_seed(3)
     config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
     kind = "ForCausalLM" if name == "Phi4Multimodal" else "ForConditionalGeneration"
-    model = getattr(transformers, f"{name}{kind}")(config).eval().float()
+    with without_pictures():
+        model = getattr(transformers, f"{name}{kind}")(config).eval().float()
     for key, buffer in model.named_buffers():
         if "audio" in key and key.endswith(("put_min", "put_max")):  # the bounds of clipped maps cut some numbers
             buffer.copy_((1 + torch.rand(())) * (2 if key.endswith("max") else -2))
@@ -152,6 +187,9 @@ def build(name: str) -> Any:
             torch.nn.init.normal_(parameter, std=0.1)
         elif "audio" in key and name in CONFORMERS:
             torch.nn.init.normal_(parameter, mean=float("norm" in key), std=0.2)
+    if name == "Gemma3n":  # which writes no tokens of sounds: their embeddings are others
+        with torch.no_grad():
+            model.get_input_embeddings().weight[[AUDIO, *range(304, 320)]] = 0
     return model
 
 
@@ -167,6 +205,8 @@ def frames(samples: np.ndarray) -> int:
 def vectors(name: str, samples: np.ndarray) -> int:
     if name == "Phi4Multimodal":
         return -(-((len(samples) - 400) // 160 + 1) // 8)
+    if name == "Gemma3n":
+        return 189
     if name == "Gemma4":
         heard = len(samples) - 160
         return -(-heard // 640)
@@ -213,6 +253,8 @@ def scores(model: Any, name: str, ids: Sequence[int], given: Sequence[np.ndarray
     if name == "Phi4Multimodal" and given:
         with torch.inference_mode():
             return model(inputs_embeds=embedded_by_phi(model, row, given)).logits[0]  # type: ignore[no-any-return]
+    if name == "Gemma3n" and given:
+        return heard_by_gemma3n(model, row, given)
     with torch.inference_mode():
         found: Tensor = model(input_ids=row, attention_mask=torch.ones_like(row), **inputs(name, given)).logits[0]
     return found
@@ -232,3 +274,26 @@ def embedded_by_phi(model: Any, row: Tensor, given: Sequence[np.ndarray], mode: 
         vectors.append(heard[0])
     x[row == AUDIO] = torch.cat(vectors)
     return x
+
+
+def heard_by_gemma3n(model: Any, row: Tensor, given: Sequence[np.ndarray]) -> Tensor:
+    """Return the scores of all tokens: [T, V]. Each sound is heard by itself: convolutions read frames behind their
+    own, which a longer sound of the batch would change. The last vector of each is the token that ends it."""
+    own, filled = model.model.get_audio_features, []
+    extractor = transformers.Gemma3nAudioFeatureExtractor()
+    with torch.inference_mode():
+        filler = model.model.embed_audio(input_ids=torch.tensor([[319]]))
+        for each in given:
+            features = extractor([each], return_tensors="pt")
+            mask = ~features["input_features_mask"]
+            vectors = own(features["input_features"].to(model.dtype), mask, return_dict=True).pooler_output
+            filled.append(torch.cat((vectors, filler.expand(1, 188 - vectors.shape[1], -1)), 1))
+        heard = SimpleNamespace(pooler_output=torch.cat(filled), audio_mel_mask=torch.zeros(len(filled), 188).bool())
+        ends = (row == AUDIO).cumsum(1) * (row == AUDIO) % 189 == 0
+        row = torch.where((row == AUDIO) & ends, EOA, row)
+        silent = torch.ones(1, 1, dtype=torch.bool)
+        with patch.object(model.model, "get_audio_features", lambda *_, **__: heard):
+            found: Tensor = model(
+                input_ids=row, attention_mask=torch.ones_like(row), input_features=silent, input_features_mask=silent
+            ).logits[0]
+    return found

@@ -718,7 +718,13 @@ def test_a_request_replaces_settings_of_the_files() -> None:
 def test_every_processor_is_tested_and_others_are_refused_by_name() -> None:
     tested = {type(family.ours) for family in FAMILIES.values()}
     beside = {"Qwen25VL", "Qwen3VL", "KimiVL", "KimiK25", "Qwen2Audio", "Qwen2_5Omni", "Qwen3Omni"}
-    beside |= {"Phi4", "gemma4", "InstructBlipPictures", "DeepseekOcr"}  # in tests/vision and tests/hearing
+    beside |= {
+        "Phi4",
+        "gemma4",
+        "InstructBlipPictures",
+        "DeepseekOcr",
+        "Gemma3nSounds",
+    }  # in tests/vision and tests/hearing
     assert {PROCESSORS[name].__name__ for name in PROCESSORS} - beside <= {each.__name__ for each in tested}
     with pytest.raises(InvalidConfig, match="'blip-9'"):
         processor_of({"config.json": {"model_type": "blip-9"}}, lambda text: [])

@@ -12,6 +12,21 @@ LONGEST_SOUND = 300  # seconds of a sound that is heard chunk by chunk
 
 
 @dataclass(frozen=True, kw_only=True)
+class MarksSpec:
+    """Learned vectors behind those of a sound, which pass the last map too (Gemma 3n).
+
+    rows: of their table. norm: theirs, before the map.
+    filled: the vectors of every sound; those behind its own are the row `filler`. end: the row of one more behind them.
+    """
+
+    rows: int
+    norm: NormSpec
+    filled: int
+    filler: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListenerSpec:
     """Whisper's encoder as other models have it: two convolutions, layers whose positions see each other both ways, the
     average of every two, a norm, and a linear map to the model's width. Or a conformer.
@@ -29,7 +44,8 @@ class ListenerSpec:
     clipped: the layers' linear maps clip their inputs and outputs to learned bounds, four of each projection.
     hidden: the projector's hidden numbers; 0: it is one map. between: the norm behind the first map; None: an
         activation is there.
-    out_bias: the last map has a bias.
+    out_bias: the last map has a bias. behind: the norm behind it.
+    every: so many positions are one vector, the first of them. marks: what stands behind a sound; None: nothing.
     apart: there is another projector for sounds that stand beside pictures in a prompt.
     longest: frames of the longest sound.
     """
@@ -51,6 +67,9 @@ class ListenerSpec:
     hidden: int = 0
     between: NormSpec | None = None
     out_bias: bool = True
+    behind: NormSpec | None = None
+    every: int = 1
+    marks: MarksSpec | None = None
     apart: bool = False
 
     @property
@@ -99,6 +118,9 @@ class ListenerSpec:
             norms += [(layer.norm, self.width)] * (present * (2 if layer.norms == "both" else 1))
             norms += layer.mixer.norms
             total += layer.mixer.vectors
+        if self.marks is not None:
+            total += self.marks.rows * self.width
+            norms.append((self.marks.norm, self.width))
         if self.block and self.block_norm is not None:
             norms += [(self.block_norm, self.width)] * (len(self.layers) // self.block)
         if self.clipped:

@@ -52,6 +52,18 @@ class SpectraSpec:
 
 
 GEMMA_4 = SpectraSpec(bands=128, lowest=0.0, highest=RATE / 2, frame=320, transformed=512, before=160, spare=1)
+GEMMA_3N = SpectraSpec(
+    bands=128,
+    lowest=125.0,
+    highest=7600.0,
+    frame=512,
+    transformed=1024,
+    spare=1,
+    preemphasis=0.97,
+    floor=1e-5,
+    cut=True,
+    filled=128,
+)
 PHI_4 = SpectraSpec(
     bands=80,
     lowest=0.0,

@@ -66,6 +66,9 @@ class GridStem:
     bands, positions: as of `SoundStem`. channels: of each convolution.
     spectra: what they read; None: the spectra of Whisper.
     activation: behind each convolution. norm: before that, of a place's channels; None: there is none.
+    cumulative: in place of that, what is before the activation is normalized by the mean and the deviation of all
+        frames so far, with learned weights of the channels; this number is added to the variance. 0: it is not. Then
+        convolutions read two frames behind their own, and none before it.
     bias, out_bias: the convolutions, and the map, have biases.
     separable: all but the first convolve each channel by itself, and a map of a place's channels follows.
     standardized: a learned number is taken from each band, and another multiplies it.
@@ -80,6 +83,7 @@ class GridStem:
     spectra: SpectraSpec | None = None
     activation: Literal["gelu", "relu"] = "gelu"
     norm: NormSpec | None = None
+    cumulative: float = 0.0
     bias: bool = True
     out_bias: bool = False
     separable: bool = False
@@ -119,5 +123,6 @@ class GridStem:
             matrices += TAPS**2 * inputs * (1 if self.separable else outputs) + inputs * outputs * self.separable
             vectors += self.bias * (outputs + inputs * self.separable)
         vectors += width * self.out_bias + 2 * self.bands * self.standardized
+        vectors += sum(self.channels) if self.cumulative else 0
         norms = 0 if self.norm is None else sum(parameters_of(self.norm, each) for each in self.channels)
         return matrices + self.channels[-1] * self.rows * width, 0, vectors + norms

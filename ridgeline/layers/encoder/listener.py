@@ -56,6 +56,9 @@ class Listener(nn.Module):
         self.between = None if spec.between is None else Norm(spec.between, spec.hidden, build)
         read = spec.hidden or spec.width
         self.projector = Linear(read, (spec.outputs,), spec.out_bias, build.within("projector"))
+        self.behind = None if spec.behind is None else Norm(spec.behind, spec.outputs, build)
+        self.marks = build.parameter(spec.marks.rows, spec.width) if spec.marks is not None else None
+        self.marks_norm = None if spec.marks is None else Norm(spec.marks.norm, spec.width, build)
         self.beside: BesidePictures | None = BesidePictures(spec, build.within("beside")) if spec.apart else None
 
     def forward(self, samples_NS: Tensor, frames_N: Sequence[int], *, beside: bool = False) -> Tensor:
@@ -75,12 +78,35 @@ class Listener(nn.Module):
             positions_N = np.array([self.spec.positions_of(each) for each in frames_N])
             first_L = torch.from_numpy(_pairs(positions_N)).to(x_TW.device)
             x_TW = (x_TW[first_L] + x_TW[first_L + 1]) / 2
+        vectors = [-(-self.spec.positions_of(each) // self.spec.every) for each in frames_N]
+        if self.spec.every > 1:
+            x_TW = x_TW[self._firsts(frames_N).to(x_TW.device)]
         x_LW = x_TW if self.norm is None else self.norm(x_TW)[0]
         own = self.beside if beside and self.beside is not None else self
         if own.up is not None:
             y_LW = own.up(x_LW)
             x_LW = self.ops.activation(y_LW, "gelu") if self.between is None else self.between(y_LW)[0]
-        return own.projector(x_LW)
+        found_LM: Tensor = own.projector(x_LW)
+        found_LM = found_LM if self.behind is None else self.behind(found_LM)[0]
+        return found_LM if self.spec.marks is None else self._marked(found_LM.split(vectors))
+
+    def _firsts(self, frames_N: Sequence[int]) -> Tensor:
+        """Return the first of each `every` positions of all sounds: int64 [L]."""
+        counts = [self.spec.positions_of(each) for each in frames_N]
+        begins = np.cumsum([0, *counts[:-1]])
+        firsts = [begin + np.arange(0, count, self.spec.every) for begin, count in zip(begins, counts, strict=True)]
+        return torch.from_numpy(np.concatenate(firsts))
+
+    def _marked(self, sounds: Sequence[Tensor]) -> Tensor:
+        """Return the vectors of sounds, each with its marks behind it: [L, M]."""
+        marks = self.spec.marks
+        assert marks is not None
+        assert self.marks is not None
+        assert self.marks_norm is not None
+        made_2M = self.projector(self.marks_norm(self.marks[[marks.filler, marks.end]])[0])
+        filler_M, end_M = made_2M if self.behind is None else self.behind(made_2M)[0]
+        parts = [(each, filler_M.expand(marks.filled - len(each), -1), end_M[None]) for each in sounds]
+        return torch.cat([part for each in parts for part in each])
 
     def _heard(self, samples_NS: Tensor, frames_N: np.ndarray) -> tuple[Tensor, np.ndarray, Tensor | None]:
         """Return the input of the first layer, [T, W], the numbers of positions that see each other, and the positions

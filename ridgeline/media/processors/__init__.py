@@ -68,6 +68,8 @@ PROCESSORS = Registry(
         "gemma3": _HERE + "gemma3:Gemma3Pictures",
         "Gemma4Processor": _HERE + "gemma4:gemma4",
         "gemma4": _HERE + "gemma4:gemma4",
+        "Gemma3nProcessor": _HERE + "sounds:Gemma3nSounds",
+        "gemma3n": _HERE + "sounds:Gemma3nSounds",
         "PaliGemmaProcessor": _HERE + "plain:PaliGemma",
         "paligemma": _HERE + "plain:PaliGemma",
         "InternVLProcessor": _HERE + "internvl:InternVL",

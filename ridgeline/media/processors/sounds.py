@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.specs.listener import LONGEST_SOUND
+from ridgeline.core.specs.spectra import GEMMA_3N
 from ridgeline.core.specs.stem import halved
 from ridgeline.kernels.base.sounds import HOP, RATE
 from ridgeline.media.layout import Layout, Patching
-from ridgeline.media.processors.files import ModelFiles
+from ridgeline.media.processors.files import ModelFiles, check_spectra
 from ridgeline.media.processors.qwen import Qwen2VL, Qwen3VL
 
+SPECTRA_3N: dict[str, object] = {
+    **{
+        "sampling_rate": RATE,
+        "fft_length": GEMMA_3N.transformed,
+        "fft_overdrive": True,
+        "frame_length": GEMMA_3N.frame,
+    },
+    **{
+        "frame_length": GEMMA_3N.frame,
+        "frame_length_ms": 32.0,
+        "hop_length": HOP,
+        "hop_length_ms": 10.0,
+        "min_frequency": GEMMA_3N.lowest,
+    },
+    **{"max_frequency": GEMMA_3N.highest, "preemphasis": GEMMA_3N.preemphasis, "preemphasis_htk_flavor": True},
+    **{"mel_floor": GEMMA_3N.floor, "dither": 0.0, "input_scale_factor": 1.0},
+    **{"per_bin_mean": None, "per_bin_stddev": None},
+}
 WINDOW = 30 * RATE  # samples that Whisper's encoder reads
 
 
@@ -65,6 +84,26 @@ class Qwen2Audio:
 
     def sound(self, samples: int, pictures: int = 0) -> Layout:
         return sound_layout(self._files, samples, WINDOW)
+
+
+class Gemma3nSounds(Qwen2Audio):
+    """Gemma 3n, whose pictures are not seen. Every sound has as many vectors; one more stands for the token behind
+    them, whose embedding is one of sounds too."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        super().__init__(files)
+        self.marker = self.placeholder = files.token("audio_token", "<audio_soft_token>")
+        self.sound_marker = self.sound_placeholder = self.marker
+        self._begin = files.token("boa_token", "<start_of_audio>")
+        config = files.config
+        bands = (config.get("audio_config") or {}).get("input_feat_size", GEMMA_3N.bands)
+        check_spectra(files.heard, {**SPECTRA_3N, "feature_size": bands})
+        self._vectors = int(files.processor.get("audio_seq_length") or config.get("audio_soft_tokens_per_image") or 188)
+
+    def sound(self, samples: int, pictures: int = 0) -> Layout:
+        check_length(samples, WINDOW)
+        some(GEMMA_3N.frames_of(samples), samples)
+        return self._files.layout((), [f"\n\n{self._begin}", self._vectors + 1, "\n\n"])
 
 
 class Qwen2_5Omni:
