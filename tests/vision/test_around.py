@@ -140,8 +140,7 @@ def test_adapters_of_towers_are_refused_by_name(tiny_vision: TinyModel, tmp_path
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("DeepseekOCRForCausalLM", "SAM's layers"),
-        ("DeepseekOcr2ForConditionalGeneration", "SAM's layers"),
+        ("DeepseekOCR2ForCausalLM", "those of DeepseekOcr2 are"),
         ("MiniCPMV", "learned queries; MiniCPM-V 4.6 runs"),
         ("InternVLChatModel", "with -hf is"),
     ],
