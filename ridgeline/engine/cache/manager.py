@@ -124,7 +124,8 @@ class CacheManager:
         shared_tokens. fits: asked whether they may start, once they have their hits.
         """
         hits = [self._search.search(seq) if self.tier is None else self._find(seq) for seq in seqs]
-        if len(hits) == 1 and hits[0] is NOTHING and self.tier is None and not seqs[0].encoded:
+        alone = len(self.specs) == 1  # no group of pictures' keys stands beside the one that is searched
+        if len(hits) == 1 and hits[0] is NOTHING and self.tier is None and alone:
             [seq] = seqs
             self._take_nothing(seq)
             needed = self.specs[0].blocks_needed(_to_hold(seq), self._max_chunk, self.block_size)
