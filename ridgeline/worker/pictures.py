@@ -156,7 +156,7 @@ class Pictures:
                 for grid, covered in zip(each.grids, each.covered, strict=True)
             ]
             replayed_LM = None if graphs is None else graphs.run(patches_TX, grids)
-            texts = [each.text for each in group.values() for _ in each.views if each.text]
+            texts = [each.text for each in group.values() for _ in each.views]
             vectors_LM = self._tower(patches_TX, grids, texts) if replayed_LM is None else replayed_LM
         counts = [
             len(each.views) if self.embeds else each.patches * len(vectors_LM) // len(patches_TX)

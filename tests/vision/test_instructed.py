@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree, rmtree
 from string import ascii_letters
@@ -19,7 +20,7 @@ from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.models import model_config
 from ridgeline.text.media_folder import FolderProcessors
 from ridgeline.text.tokenizer import Tokenizer
-from tests.driving import likeliest
+from tests.driving import likeliest, rig
 from tests.vision import folders, tiny
 from tests.vision.families.family import IMAGE
 
@@ -94,6 +95,23 @@ def test_the_tower_reads_the_prompt(llm: LLM, folder: Path) -> None:
     want = written(folder, list(again.prompt_token_ids), "What is that", a)
     assert list(again.outputs[0].token_ids) == want
     assert held.misses == before + 4  # the text is that of the first
+
+
+def test_views_without_a_text_run_beside_others(folder: Path) -> None:
+    """Each picture's vectors are those of a run by itself, whatever the others' texts are."""
+    a, b = (tiny.shown(NAME, tiny.drawn(NAME, number)) for number in range(2))
+    asked = {"none": replace(a, text=()), "some": replace(b, text=(1, 7, 9, 2)), "one": replace(a, text=(4,))}
+    with rig(folder) as own:
+        pictures = own.runner.inserted._pictures
+        assert pictures is not None
+        together, apart = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        with torch.inference_mode():
+            pictures.encode(asked, together)
+            for name, each in asked.items():
+                pictures.encode({name: each}, apart)
+    for name, each in together.items():
+        torch.testing.assert_close(each, apart[name], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(together["none"], together["one"], atol=1e-2)
 
 
 def test_texts_that_are_too_long_are_refused_beside_pictures_alone(llm: LLM) -> None:

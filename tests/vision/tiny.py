@@ -83,7 +83,8 @@ def shown(name: str, pixels: np.ndarray) -> ShownPictures:
 
 def read(name: str, pixels: np.ndarray) -> tuple[int, ...]:
     """Return the tokens that a tower reads beside a picture, of several lengths."""
-    return tuple(int(each) % 50 for each in pixels.flat[: 1 + len(pixels) % 9]) if name == "instructblip" else ()
+    count = 1 + len(pixels) % 9 if pixels[0, 0, 0] % 2 else 3
+    return tuple(int(each) % 50 for each in pixels.flat[:count]) if name == "instructblip" else ()
 
 
 def asked(name: str, request_id: str, *parts: list[int] | np.ndarray, max_tokens: int = 8, **params: Any) -> Request:

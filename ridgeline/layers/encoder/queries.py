@@ -83,7 +83,7 @@ class QueryProjector(nn.Module):
         """Return the vectors of so many views of equally many patches: [L, M]. texts: the tokens of the prompt of each
         view, if the spec has words."""
         q_TW = self.query_norm(self.queries)[0].repeat(views, 1)
-        w_NW = self._embedded(texts, x_TW.device) if self.spec.words else q_TW[:0]
+        w_NW = self._embedded(texts, x_TW.device) if self.spec.words and any(texts) else q_TW[:0]
         order_B, counts = self._together(views, texts, x_TW.device)
         back_B = order_B.argsort()
         among = PackedViews(self.ops, PackedRows.of(counts))
@@ -98,7 +98,7 @@ class QueryProjector(nn.Module):
             else:
                 x_BW, _ = layer(torch.cat((q_TW, w_NW))[order_B], None, places_B, among, None)
                 q_TW, w_NW = x_BW[back_B].split((len(q_TW), len(w_NW)))
-            if self.spec.words and index % 2:
+            if len(w_NW) and index % 2:
                 w_NW, _ = self.word_layers[index // 2](w_NW, None, places_B[: len(w_NW)], None, None)
         found_LM: Tensor = self.down(q_TW)
         return found_LM
