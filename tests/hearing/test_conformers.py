@@ -41,6 +41,7 @@ def words(count: int, seed: int) -> list[int]:
     return [draw.randrange(3, 290) for _ in range(count)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", tiny.CONFORMERS)
 def test_bfloat16_is_as_near_as_transformers_is(name: str, folder: Folder) -> None:
     """Both differ from float32, and we by at most twice as much on average, over prompts with sounds of all lengths."""

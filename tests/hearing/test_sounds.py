@@ -77,6 +77,7 @@ def test_a_gpu_hears_what_transformers_hears(name: str, folder: Folder) -> None:
             assert outcomes[each.id].tokens == tiny.by_transformers(name, each, given), each.id
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["Qwen2Audio", *tiny.CONFORMERS])
 def test_log_probabilities_are_those_of_transformers(name: str, folder: Folder) -> None:
     """To the rounding of float32, as those of Whisper (`tests/models/test_whisper.py`)."""
