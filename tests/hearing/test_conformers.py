@@ -16,13 +16,16 @@ import torch
 import transformers
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
+from ridgeline.core.plan.sounds import HeardSound
 from ridgeline.core.specs.listener import ListenerSpec
 from ridgeline.core.specs.spectra import GEMMA_3N
+from ridgeline.media.items import picture, sound
 from ridgeline.media.processors import processor_of
 from ridgeline.models import model_config
 from ridgeline.models.config import Config
 from ridgeline.models.gemma_sounds import gemma3n_listener, gemma4_listener
 from ridgeline.models.phi4_sounds import phi4_listener
+from ridgeline.text.media_prompt import placed_items
 from tests.driving import ask, rig
 from tests.hearing import tiny
 from tests.vision import tiny as pictures
@@ -105,8 +108,8 @@ def test_sounds_beside_pictures_have_a_projector_of_their_own(folder: Folder) ->
             x = model.model.embed_tokens_extend.image_embed(
                 row, model.model.embed_tokens(row), **_picture(like, pixels)
             )
-            sound = tiny.embedded_by_phi(model, row, [samples], "vision")
-            x = torch.where((row == tiny.AUDIO)[..., None], sound, x)
+            spoken = tiny.embedded_by_phi(model, row, [samples], "vision")
+            x = torch.where((row == tiny.AUDIO)[..., None], spoken, x)
             ids = [*ids, int(model(inputs_embeds=x).logits[0, -1].argmax())]
     assert found["mixed"].tokens == ids[-6:]
 
@@ -124,20 +127,35 @@ def _processor(kind: str, **own: Any) -> Any:
 
 @pytest.mark.parametrize("samples", [481, 640, 1600, 16_000, 16_001, 16_161, 30 * 16_000 - 1])
 def test_vectors_are_counted_as_transformers_counts_them(samples: int) -> None:
-    sound = np.random.default_rng(0).standard_normal(samples).astype(np.float32)
-    gemma = transformers.Gemma4AudioFeatureExtractor()([sound], return_tensors="pt").input_features_mask[0]
+    heard = np.random.default_rng(0).standard_normal(samples).astype(np.float32)
+    gemma = transformers.Gemma4AudioFeatureExtractor()([heard], return_tensors="pt").input_features_mask[0]
     layout = _processor("gemma4").sound(samples)
     assert layout.pieces == ("<|audio>", int(gemma[::2][::2].sum()), "<audio|>")
-    phi = transformers.Phi4MultimodalFeatureExtractor()(sound, sampling_rate=16_000, return_tensors="pt")
+    phi = transformers.Phi4MultimodalFeatureExtractor()(heard, sampling_rate=16_000, return_tensors="pt")
     layout = _processor("phi4_multimodal").sound(samples)
     assert layout.pieces == (int(phi.audio_embed_sizes),)
     assert _processor("phi4_multimodal").sound(samples, pictures=1).beside
     if samples > 512:
         layout = _processor("gemma3n").sound(samples)
         assert layout.pieces == ("\n\n<start_of_audio>", 189, "\n\n")
-        found = transformers.Gemma3nAudioFeatureExtractor()([sound], return_tensors="pt").input_features_mask[0]
+        found = transformers.Gemma3nAudioFeatureExtractor()([heard], return_tensors="pt").input_features_mask[0]
         assert found.all()
         assert len(found) == GEMMA_3N.frames_of(samples)
+
+
+def test_a_prompt_tells_its_sounds_of_its_pictures() -> None:
+    """So their vectors, which another projector makes, have other names."""
+    rules, heard = _processor("phi4_multimodal"), sound(tiny.sounds()[0], tiny.RATE)
+    [alone], [_, beside] = (
+        placed_items(rules, [heard]),
+        placed_items(rules, [picture(np.zeros((9, 9, 3), "u1")), heard]),
+    )
+    [[(first, key)], [(second, other)]] = alone.seen, beside.seen
+    assert isinstance(first, HeardSound)
+    assert isinstance(second, HeardSound)
+    assert (first.beside, second.beside) == (False, True)
+    assert key != other
+    assert alone.layout.pieces == beside.layout.pieces
 
 
 def test_sounds_and_files_that_do_not_fit_are_refused() -> None:
