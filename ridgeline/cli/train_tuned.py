@@ -18,6 +18,8 @@ from ridgeline.cli.training_options import (
     CheckpointEvery,
     ClipNorm,
     Device,
+    Dora,
+    LoraDropout,
     Out,
     Rank,
     Rooted,
@@ -97,6 +99,8 @@ class MethodFlags:
     alpha: Alpha = 16.0
     targets: Targets = "all-linear"
     rslora: Rooted = False
+    dora: Dora = False
+    lora_dropout: LoraDropout = 0.0
     adapter: Adapter = None
 
 
@@ -199,7 +203,7 @@ def _run(kind: str, data: DataFlags, method: MethodFlags, step: StepFlags, track
         held_out=data.held_out,
         out=data.out,
         method=method.method,
-        lora=lora_of(method),
+        lora=lora_of(method, dora=method.dora, dropout=method.lora_dropout),
         **{**asdict(step), "device": where, "dtype": dtype_of(step.dtype, where)},
         **own,
         command=f"ridgeline train {kind} --model {data.model} --data {data.data.name} --method {method.method}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
@@ -22,6 +23,8 @@ Rank = Annotated[int, typer.Option(help="Rank of the adapter.")]
 Alpha = Annotated[float, typer.Option(help="Its scale is alpha / rank.")]
 Targets = Annotated[str, typer.Option(help="Modules with an adapter, such as q_proj,v_proj, or all-linear.")]
 Rooted = Annotated[bool, typer.Option("--rslora", help="Its scale is alpha / sqrt(rank).")]
+Dora = Annotated[bool, typer.Option("--dora", help="Rows of adapted weights have magnitudes that learn too (DoRA).")]
+LoraDropout = Annotated[float, typer.Option(help="Share of inputs that the adapter's products leave out in training.")]
 Adapter = Annotated[
     Path | None, typer.Option(help="Folder of a LoRA adapter that training goes on from, with its rank and scale.")
 ]
@@ -104,18 +107,20 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
-def lora_of(flags: AdapterFlags) -> LoraConfig:
+def lora_of(flags: AdapterFlags, *, dora: bool = False, dropout: float = 0.0) -> LoraConfig:
     """Return the settings of an adapter. Raise InvalidConfig where one is given that does not train."""
     from ridgeline.training.lora import LoraConfig
 
     if flags.adapter is not None:
         if flags.method not in ("lora", "qlora"):
             raise InvalidConfig(f"--adapter is trained further by --method lora or qlora, got {flags.method}.")
-        return LoraConfig.of_folder(flags.adapter)
+        return replace(LoraConfig.of_folder(flags.adapter), dropout=dropout)
     targets = flags.targets.strip()
     return LoraConfig(
         rank=flags.rank,
         alpha=flags.alpha,
         targets=targets if targets == "all-linear" else listed(targets),
         rooted=flags.rslora,
+        dora=dora,
+        dropout=dropout,
     )

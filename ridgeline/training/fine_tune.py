@@ -103,6 +103,10 @@ class FineTuneConfig:
         for name in ("pack_tokens", "packs", "epochs", "lr", "clip", "beta"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidConfig(f"{name} must be a number above 0, got {getattr(self, name):g}.")
+        if self.recompute and self.lora.dropout:
+            raise InvalidConfig("layers that run again would leave other inputs out; leave out --recompute or dropout.")
+        if self.method not in ("lora", "qlora") and (self.lora.dora or self.lora.dropout):
+            raise InvalidConfig(f"dora and dropout are for --method lora or qlora, got {self.method}.")
 
 
 def run(config: FineTuneConfig, console: Console) -> Report:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
@@ -93,6 +94,11 @@ class MergedLora(Learnt):
 
     def __init__(self, decoder: Decoder, model: ModelConfig, config: LoraConfig, seed: int) -> None:
         super().__init__(decoder)
+        if config.dora or config.dropout:
+            raise InvalidConfig(
+                "rollouts run the weights that learn, so an adapter with magnitudes (dora) or dropout is for "
+                "`ridgeline train sft|dpo|reward`; leave these out."
+            )
         self.lora = Lora(decoder, model, config, seed)
         self._parts: dict[str, tuple[Mapping[int, ThinMap], float]] = {}
         for name, linear in decoder.named_modules():

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -31,9 +33,10 @@ from ridgeline.kernels.gemm.plain.torch_ops import weight_gradient
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
-from ridgeline.quantization.frozen import FrozenWeight, add_input_gradient, add_product, adds
+from ridgeline.quantization.frozen import FrozenWeight, add_input_gradient, add_product, adds, numbers_of
+from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.quantization.multiplied import MultipliedWeight
-from ridgeline.quantization.weight import Weight, WrappedWeight
+from ridgeline.quantization.weight import FormedWeight, Weight, WrappedWeight
 from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig, read_adapter_config
 from ridgeline.weights.adapters.matching import meant_modules
 from ridgeline.weights.adapters.places import ModulePlace, adaptable
@@ -46,6 +49,10 @@ class LoraConfig:
 
     targets: the ends of modules' names, or "all-linear". rooted: the scale is alpha / sqrt(rank) (rsLoRA).
     start: a folder of PEFT's with an adapter of these sizes, whose numbers training goes on from; "": it begins anew.
+    dora: each output's row of the adapted weight has a magnitude in place of its norm, which learns too (Liu et al.,
+        arXiv 2402.09353).
+    dropout: the share of inputs that each thin product leaves out in training, the others being multiplied by its
+        complement's inverse.
     """
 
     rank: int = 8
@@ -53,18 +60,26 @@ class LoraConfig:
     targets: tuple[str, ...] | str = ALL_LINEAR
     rooted: bool = False
     start: str = ""
+    dora: bool = False
+    dropout: float = 0.0
 
     @classmethod
     def of_folder(cls, folder: Path) -> LoraConfig:
         """Return the settings of an adapter in a folder, to go on from it. Raise ModelLoadError for a bad folder."""
-        found = read_adapter_config(folder, MOST_RANK)
+        found = read_adapter_config(folder, MOST_RANK, factors=True)
+        if found.ia3 or found.biased or found.tokens or found.parameters:
+            raise InvalidConfig(
+                f"the adapter in {folder} is one of IA3, or has biases, rows of tokens or experts, and only LoRA and "
+                "DoRA of linear layers are trained further here."
+            )
         if found.ranks or found.alphas or found.excluded or found.layers is not None:
             raise InvalidConfig(
                 f"the adapter in {folder} is not alike in all modules (rank_pattern, alpha_pattern, exclude_modules or "
                 "layers_to_transform), and only one that is can be trained further here."
             )
         return cls(
-            rank=found.rank, alpha=found.alpha, targets=found.targets, rooted=found.rooted, start=str(folder)
+            rank=found.rank, alpha=found.alpha, targets=found.targets, rooted=found.rooted, start=str(folder),
+            dora=found.dora,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -72,10 +87,43 @@ class LoraConfig:
             raise InvalidConfig(f"the rank of an adapter is 1 to {MOST_RANK}, got {self.rank}.")
         if not 0 < self.alpha < math.inf:
             raise InvalidConfig(f"alpha must be a number above 0, got {self.alpha:g}.")
+        if not 0 <= self.dropout < 1:
+            raise InvalidConfig(f"dropout is a share from 0 to below 1, got {self.dropout:g}.")
+        if self.dora and self.dropout:
+            raise InvalidConfig("dropout beside magnitudes (dora) is not here; leave one of them out.")
+
+
+class Dropout:
+    """The inputs that thin products leave out while a step of training runs. Numbers follow from the seed and the step
+    alone, so a run that goes on draws those of an uninterrupted one.
+
+    share: of the inputs. device: where numbers are drawn.
+    """
+
+    def __init__(self, share: float, seed: int, device: torch.device) -> None:
+        self.share, self._seed, self.runs = share, seed, False
+        self._draw = torch.Generator(device)
+
+    @contextmanager
+    def of_step(self, step: int) -> Iterator[None]:
+        """Leave inputs out in the body."""
+        self._draw.manual_seed((self._seed << 32) + step)
+        self.runs = self.share > 0
+        try:
+            yield
+        finally:
+            self.runs = False
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        kept_TI = torch.rand(x_TI.shape, generator=self._draw, device=x_TI.device) >= self.share
+        return x_TI * kept_TI / (1 - self.share)
 
 
 class ThinMap(nn.Module):
-    """The two matrices of one module. up_OR has rows in the order of our map; it begins as zeros."""
+    """The two matrices of one module. up_OR has rows in the order of our map; it begins as zeros. magnitude_O: those of
+    the rows of the adapted weight; None: they are what they are."""
+
+    magnitude_O: nn.Parameter | None
 
     def __init__(self, place: ModulePlace, rank: int, device: torch.device, generator: torch.Generator) -> None:
         super().__init__()
@@ -84,6 +132,7 @@ class ThinMap(nn.Module):
         drawn_RI = (2 * torch.rand(rank, place.map.inputs, generator=generator) - 1) * bound
         self.down_RI = nn.Parameter(drawn_RI.to(device))
         self.up_OR = nn.Parameter(torch.zeros(place.outputs, rank, device=device))
+        self.magnitude_O = None
 
 
 class ThinPart(NamedTuple):
@@ -112,11 +161,16 @@ JOINED_RANK = 128  # ranks together up to which the parts of a map are one produ
 
 @dataclass(frozen=True)
 class LearntWeight(WrappedWeight):
-    """A frozen weight, and the matrices of an adapter that is trained. thin: by the first of the outputs that they
-    change."""
+    """A frozen weight, and the matrices of an adapter that is trained.
+
+    thin: by the first of the outputs that they change.
+    squares_O: of the norms of the frozen weight's rows, where these have magnitudes.
+    """
 
     thin: Mapping[int, ThinMap]
     scale: float
+    dropout: Dropout
+    squares_O: Tensor | None = None
     _kept: list[ThinParts] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -127,9 +181,49 @@ class LearntWeight(WrappedWeight):
         assert isinstance(x_TI, Tensor)  # there is no buffer
         kind = x_TI.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_TI.dtype
+        if self.dropout.runs:
+            return self._without_some(x_TI.to(dtype), bias_O)
         matrices = [matrix for _, each in sorted(self.thin.items()) for matrix in (each.down_RI, each.up_OR)]
-        found: Tensor = _Adapted.apply(x_TI, bias_O, self.inner, self.parts(dtype), self.scale, *matrices)
-        return found
+        own_O = bias_O if self.squares_O is None else None
+        found: Tensor = _Adapted.apply(x_TI, own_O, self.inner, self.parts(dtype), self.scale, *matrices)
+        if self.squares_O is None:
+            return found
+        found = (found * self.factor()).to(found.dtype)
+        return found if bias_O is None else found + bias_O.to(found.dtype)
+
+    def _without_some(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """Return the product of which each thin one has lost some inputs, its own ones."""
+        y_TO = FrozenWeight(self.ops, self.inner).linear(x_TI, bias_O)
+        parts, done = list[Tensor](), 0
+        for first, each in sorted(self.thin.items()):
+            thin_TR = F.linear(self.dropout(x_TI), each.down_RI.to(x_TI.dtype))
+            thin_TO = F.linear(thin_TR, (each.up_OR * self.scale).to(x_TI.dtype))
+            parts += [y_TO[:, done:first], y_TO[:, first : first + each.place.outputs] + thin_TO.to(y_TO.dtype)]
+            done = first + each.place.outputs
+        return torch.cat([*parts, y_TO[:, done:]], dim=1)
+
+    def factor(self) -> Tensor:
+        """Return what multiplies each output: its magnitude over its row's norm, through which no gradient goes."""
+        assert self.squares_O is not None
+        parts, done = list[Tensor](), 0
+        for first, each in sorted(self.thin.items()):
+            assert each.magnitude_O is not None
+            parts += [self.squares_O.new_ones(first - done), each.magnitude_O / self._norms(first, each)]
+            done = first + each.place.outputs
+        return torch.cat([*parts, self.squares_O.new_ones(len(self.squares_O) - done)])
+
+    @torch.no_grad()
+    def _norms(self, first: int, thin: ThinMap) -> Tensor:
+        """Return the norms of the rows of W + s B A, from |W|, W A and A A."""
+        assert self.squares_O is not None
+        stored = self.inner.stored.dtype if self.inner.stored.is_floating_point() else thin.down_RI.dtype
+        rows = slice(first, first + thin.place.outputs)
+        with torch.autocast(thin.down_RI.device.type, enabled=False):
+            across_RO = self.inner.linear(thin.down_RI.to(stored), None)[:, rows].to(thin.up_OR.dtype)
+            up_OR = self.scale * thin.up_OR
+            inside_RR = thin.down_RI @ thin.down_RI.T
+            squares_O = self.squares_O[rows] + (2 * (up_OR * across_RO.T) + (up_OR @ inside_RR) * up_OR).sum(1)
+        return squares_O.clamp(min=torch.finfo(squares_O.dtype).tiny).sqrt()
 
     @torch.no_grad()
     def parts(self, dtype: torch.dtype) -> ThinParts:
@@ -149,6 +243,16 @@ class LearntWeight(WrappedWeight):
             parts = [_joined(parts, down_RI)]
         self._kept[:] = [ThinParts(key, down_RI, tuple(parts))]
         return self._kept[0]
+
+
+def squares_of(weight: Weight) -> Tensor:
+    """Return the squares of the norms of a frozen matrix's rows: [O] in float32, or the matrix's wider dtype."""
+    if isinstance(weight, JoinedWeight):
+        return torch.cat([squares_of(each) for each in weight.weights])
+    assert isinstance(weight, FormedWeight)
+    wide = torch.float64 if weight.stored.dtype == torch.float64 else torch.float32
+    with torch.no_grad():
+        return numbers_of(weight, wide).square().sum(1)
 
 
 def _joined(parts: Sequence[ThinPart], down_RI: Tensor) -> ThinPart:
@@ -229,19 +333,24 @@ class Lora(nn.Module):
             self.maps[module.replace(".", "/")] = thin
             by_map.setdefault(place.map.name, {})[place.first] = thin
         scale = _peft(config).scale(config.rank, config.alpha)
-        if config.start:
-            self._begin(Path(config.start), scale)
+        self.dropout = Dropout(config.dropout, seed, device)
         for name, parts in by_map.items():
             linear = decoder.get_submodule(name)
             assert isinstance(linear, Linear)
             inner = linear.matrix.inner if isinstance(linear.matrix, MultipliedWeight) else linear.matrix
             inner = inner.inner if isinstance(inner, FrozenWeight) else inner
-            linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale))
+            squares_O = squares_of(inner) if config.dora else None
+            if squares_O is not None:
+                for first, thin in parts.items():
+                    thin.magnitude_O = nn.Parameter(squares_O[first : first + thin.place.outputs].sqrt())
+            linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale, self.dropout, squares_O))
+        if config.start:
+            self._begin(Path(config.start), scale)
 
     @torch.no_grad()
     def _begin(self, folder: Path, scale: float) -> None:
         """Take the numbers of an adapter."""
-        found = read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32)
+        found = read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32, factors=True)
         pairs = {id(pair.place): pair for pair in found.pairs}
         for name, thin in self.maps.items():
             assert isinstance(thin, ThinMap)
@@ -252,6 +361,10 @@ class Lora(nn.Module):
             up_OR = pair.up_OR / scale
             thin.up_OR.copy_(up_OR if thin.place.factor_O is None else up_OR / thin.place.factor_O[:, None])
             thin.down_RI.copy_(pair.down_RI)
+            if thin.magnitude_O is not None:
+                assert pair.magnitude_O is not None  # the config says so
+                factor_O = thin.place.factor_O
+                thin.magnitude_O.copy_(pair.magnitude_O if factor_O is None else pair.magnitude_O / factor_O.abs())
 
     @torch.no_grad()
     def add_to(self, plain: Decoder) -> None:
@@ -261,7 +374,13 @@ class Lora(nn.Module):
             assert isinstance(thin, ThinMap)
             weight, first = plain.get_parameter(f"{thin.place.map.name}.weight"), thin.place.first
             delta_OI = scale * (thin.up_OR.float() @ thin.down_RI.float())
-            weight[first : first + thin.place.outputs] += delta_OI.to(weight.device, weight.dtype)
+            rows = slice(first, first + thin.place.outputs)
+            if thin.magnitude_O is None:
+                weight[rows] += delta_OI.to(weight.device, weight.dtype)
+                continue
+            added_OI = weight[rows].float() + delta_OI.to(weight.device)
+            factor_O = thin.magnitude_O.float().to(weight.device) / added_OI.norm(dim=1)
+            weight[rows] = (added_OI * factor_O[:, None]).to(weight.dtype)
 
     def export(self, folder: Path, base: str) -> None:
         """Write PEFT's two files, in float32, and read them as a server does. base: the model's name or folder."""
@@ -273,6 +392,10 @@ class Lora(nn.Module):
             before = f"base_model.model.{module}"
             tensors[f"{before}.lora_A.weight"] = thin.down_RI.detach().cpu().contiguous()
             tensors[f"{before}.lora_B.weight"] = up_OR.contiguous()
+            if thin.magnitude_O is not None:
+                own_O1 = thin.magnitude_O.detach().cpu()[:, None]
+                theirs_O1 = replace(thin.place, factor_O=None).in_their_order(own_O1)
+                tensors[f"{before}.lora_magnitude_vector"] = theirs_O1[:, 0].contiguous()
             modules.append(module)
         targets = {module.rpartition(".")[2] for module in modules}
         if not isinstance(self.config.targets, str):
@@ -283,11 +406,12 @@ class Lora(nn.Module):
             "lora_alpha": self.config.alpha,
             "use_rslora": self.config.rooted,
             "target_modules": sorted(targets),
-            "lora_dropout": 0.0,
+            "use_dora": self.config.dora,
+            "lora_dropout": self.config.dropout,
             "bias": "none",
         }
         write_adapter(folder, tensors, entries, base, [self.places[module] for module in modules])
-        read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32)
+        read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32, factors=True)
 
 
 def write_adapter(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.checkpoint import CheckpointWriter, load_checkpoint
+from ridgeline.training.lora import Lora
 from ridgeline.training.loss_scale import gradient_norm
 from ridgeline.training.optimizer import adamw, learning_rate
 from ridgeline.training.packs import Packs
@@ -226,10 +227,11 @@ class Tuner:
     def backward(self, packs: list[list[int]]) -> Tensor:
         """Add the gradients of the mean loss of some packs to the parameters', and return that loss."""
         weight, parts = sum(self.objective.weight(pack) for pack in packs), []
-        for pack in packs:
-            part = self.objective.sum(pack) / weight
-            part.backward()
-            parts.append(part.detach())
+        with self.learnt.dropout.of_step(self.step) if isinstance(self.learnt, Lora) else nullcontext():
+            for pack in packs:
+                part = self.objective.sum(pack) / weight
+                part.backward()
+                parts.append(part.detach())
         if self.step == 0 and (still := [name for name, p in self.learnt.named_parameters() if _unmoved(p)]):
             raise InvalidConfig(f"{still[0].replace('/', '.')} has no gradient in this model; leave it out.")
         return torch.stack(parts).sum()

@@ -6,6 +6,7 @@ Float32 on sums of some hundred products: 1e-4 of the largest gradient is some h
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -273,6 +274,98 @@ def test_a_new_adapter_is_that_of_get_peft_model(family: str, tiny_model: TinyMo
     loaded = PeftModel.from_pretrained(tiny_models.build(family), tmp_path)
     with torch.no_grad():
         assert torch.equal(loaded.merge_and_unload()(torch.tensor([examples(1)[0].tokens])).logits, wanted)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "falcon_h1"])
+def test_magnitudes_have_the_gradients_of_peft_and_are_served(
+    family: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """Fused maps, Conv1D and biases, and multipliers behind the magnitudes. PEFT in float64; its norms have no gradient
+    either."""
+    decoder, model = opened(tiny_model(family))
+    config = LoraConfig(rank=3, alpha=5, targets=FAMILIES[family], dora=True)
+    lora = Lora(decoder, model, config, seed=0)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in lora.named_parameters():
+            if "up_OR" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+            elif "magnitude" in name:
+                parameter.mul_(1 + 0.2 * torch.rand(parameter.shape, generator=draw))
+    lora.export(tmp_path / "adapter", "base")
+    base = tiny_models.build(family).double()
+    theirs = PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True).double()
+    their_loss = their_nats(theirs, examples())
+    their_loss.backward()
+    loss = runs_of(decoder).nats(examples())
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(their_loss.detach()), rel=1e-5)
+    gradients = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.requires_grad}
+    assert len(gradients) == 3 * len(lora.maps)
+    for name, thin in lora.maps.items():
+        assert isinstance(thin, ThinMap)
+        assert thin.magnitude_O is not None
+        own = [thin.down_RI.grad, thin.up_OR.grad, thin.magnitude_O.grad]
+        module = f"base_model.model.{name.replace('/', '.')}"
+        down, up, magnitude = (
+            gradients[f"{module}.{each}"] for each in ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector.weight")
+        )
+        plain = replace(thin.place, factor_O=None)
+        wanted = [down, plain.in_our_order(up), plain.in_our_order(magnitude.flatten()[:, None])[:, 0]]
+        for ours, exact in zip(own, wanted, strict=True):
+            assert ours is not None
+            close(ours, exact, name)
+    again, _ = opened(tiny_model(family))
+    going_on = LoraConfig.of_folder(tmp_path / "adapter")
+    assert going_on.dora
+    Lora(again, model, going_on, seed=4)
+    assert float(runs_of(again).nats(examples()).detach()) == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_dropout_leaves_each_product_its_own_inputs_in_training_alone(tiny_model: TinyModel) -> None:
+    """Numbers follow from the step. What is left out is right on average, and gradients are those of the same mask."""
+    decoder, model = opened(tiny_model("llama"))
+    lora = Lora(decoder, model, LoraConfig(rank=3, alpha=5, dropout=0.4, targets=("q_proj", "v_proj")), seed=0)
+    with torch.no_grad():
+        for name, parameter in lora.named_parameters():
+            if "up_OR" in name:
+                parameter.normal_(0, 0.05, generator=torch.Generator().manual_seed(1))
+    runs = runs_of(decoder)
+
+    def nats(step: int | None) -> float:
+        if step is None:
+            return float(runs.nats(examples()).detach())
+        with lora.dropout.of_step(step):
+            return float(runs.nats(examples()).detach())
+
+    plain, several = nats(None), [nats(step) for step in range(40)]
+    assert nats(3) == several[3]
+    assert len({*several}) == 40
+    assert plain == nats(None)
+    assert abs(sum(several) / 40 - plain) < 4 * torch.tensor(several).std() / 40**0.5 + 1e-3 * plain
+    weight = decoder.layers[0].mixer.qkv.matrix
+    assert isinstance(weight, LearntWeight)
+    x_TI = torch.randn(6, weight.inner.stored.shape[1], requires_grad=True)
+    seen: list[Tensor] = []
+    weight.dropout.runs = True
+    kept = weight.dropout._draw.get_state()
+    y_TO = weight.linear(x_TI, None)
+    weight.dropout._draw.set_state(kept)
+    dense_OI = weight.inner.linear(torch.eye(x_TI.shape[1]), None).T
+    wanted_TO = x_TI @ dense_OI.T
+    for first, each in sorted(weight.thin.items()):
+        mask_TI = (torch.rand(x_TI.shape, generator=weight.dropout._draw) >= 0.4) / 0.6
+        seen.append(mask_TI)
+        added_TO = weight.scale * (x_TI * mask_TI) @ each.down_RI.T @ each.up_OR.T
+        wanted_TO = wanted_TO + F.pad(added_TO, (first, y_TO.shape[1] - first - added_TO.shape[1]))
+    weight.dropout.runs = False
+    assert not torch.equal(*seen)
+    torch.testing.assert_close(y_TO, wanted_TO)
+    learn = [x_TI, *(m for _, each in sorted(weight.thin.items()) for m in (each.down_RI, each.up_OR))]
+    for ours, exact in zip(
+        *(torch.autograd.grad(each.square().sum(), learn) for each in (y_TO, wanted_TO)), strict=True
+    ):
+        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
 
 
 def test_an_unknown_target_is_refused_with_those_there_are(tiny_model: TinyModel) -> None:
