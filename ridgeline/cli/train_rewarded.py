@@ -79,6 +79,11 @@ class RunFlags:
 
     prompts: Annotated[int, typer.Option(help="Prompts of a step.", min=1)] = 4
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 128
+    temperature: Annotated[
+        float, typer.Option(help="At which answers are drawn, and by which the policy's scores are divided.")
+    ] = 1.0
+    held_out: Annotated[Path | None, typer.Option(help="Prompts whose answers are rewarded and not trained on.")] = None
+    eval_every: Annotated[int, typer.Option(help="Steps between such measurements.", min=1)] = 10
     steps: Annotated[int, typer.Option(help="Batches of answers that are drawn and trained on.", min=1)] = 100
     warmup: Warmup = 0.0
     weight_decay: WeightDecay = 0.0

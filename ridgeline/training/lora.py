@@ -203,7 +203,7 @@ class LearntWeight(WrappedWeight):
         return torch.cat([*parts, y_TO[:, done:]], dim=1)
 
     def factor(self) -> Tensor:
-        """Return what multiplies each output: its magnitude over its row's norm, through which no gradient goes."""
+        """Return the factor of each output: its magnitude over its row's norm, through which no gradient goes."""
         assert self.squares_O is not None
         parts, done = list[Tensor](), 0
         for first, each in sorted(self.thin.items()):

@@ -200,17 +200,23 @@ class PolicyStates(PackedCausal):
 class ScoredTokens(NamedTuple):
     """The answers of some sequences, one behind the other.
 
-    logprob_N: differentiable. entropy_N: of the distributions that tokens were drawn from, in nats.
+    logprob_N: differentiable, at the policy's temperature. entropy_N: of the distributions that tokens were drawn from,
+        in nats.
     x_NM: the vectors behind the final norm that each token was drawn from.
+    plain_N: log-probabilities as the engine reports them, in front of the temperature.
     """
 
     logprob_N: Tensor
     entropy_N: Tensor
     x_NM: Tensor
+    plain_N: Tensor
 
 
 class TrainedPolicy:
-    """A decoder that scores answers with the engine's bits, and with gradients."""
+    """A decoder that scores answers with the engine's bits, and with gradients. temperature: by which scores are
+    divided."""
+
+    temperature = 1.0
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
         check_policy(spec)
@@ -241,19 +247,19 @@ class TrainedPolicy:
         x_NM = self.decoder.normed(hidden)
         parts = zip(x_NM.split(SCORED_AT_ONCE), targets_N.split(SCORED_AT_ONCE), strict=True)
         found = [checkpoint(self._scored, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-        logprob_N, entropy_N = (torch.cat(each) for each in zip(*found, strict=True))
-        return ScoredTokens(logprob_N, entropy_N, x_NM)
+        logprob_N, entropy_N, plain_N = (torch.cat(each) for each in zip(*found, strict=True))
+        return ScoredTokens(logprob_N, entropy_N, x_NM, plain_N)
 
-    def _scored(self, x_CM: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    def _scored(self, x_CM: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits_CV = self.decoder.scored(x_CM)
         with torch.no_grad():
             value_C = self.decoder.ops.score_tokens(logits_CV.detach(), targets_C, 0).logprob_R
-            all_CV = logits_CV.float().log_softmax(-1)
-            entropy_C = -(all_CV.exp() * all_CV).sum(-1)
-        if not torch.is_grad_enabled():
-            return value_C, entropy_C
-        graph_C = logits_CV.float().log_softmax(-1).gather(1, targets_C[:, None])[:, 0]
-        return valued(graph_C, value_C), entropy_C
+            all_CV = (logits_CV.float() / self.temperature).log_softmax(-1)
+            entropy_C = -(torch.where(all_CV == -torch.inf, 0, all_CV) * all_CV.exp()).sum(-1)
+        if self.temperature == 1 and not torch.is_grad_enabled():
+            return value_C, entropy_C, value_C
+        graph_C = (logits_CV.float() / self.temperature).log_softmax(-1).gather(1, targets_C[:, None])[:, 0]
+        return (valued(graph_C, value_C) if self.temperature == 1 else graph_C), entropy_C, value_C
 
 
 def check_policy(spec: ModelSpec) -> None:

@@ -6,7 +6,7 @@ The engine that draws answers is in the same process. What is written lies in `o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from ridgeline.training.lora import LoraConfig
 from ridgeline.training.policy import TrainedPolicy
 from ridgeline.training.pretrain import DTYPES
 from ridgeline.training.progress import Row
-from ridgeline.training.prompts import digest, read_prompts
+from ridgeline.training.prompts import PromptLine, digest, read_prompts
 from ridgeline.training.reinforce_card import PLOT, plot_rewards, reinforce_card
 from ridgeline.training.rewards import RewardConfig, Rewards
 from ridgeline.training.rollout_objective import Course, LossConfig, RolloutObjective, restored
 from ridgeline.training.rollouts import BuildsEngine, RolloutConfig, RolloutEngine, Rollouts
 from ridgeline.training.served_rollouts import ServedRollouts
-from ridgeline.training.tuning import Tuner, TuningConfig
+from ridgeline.training.tuning import Ended, Tuner, TuningConfig
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.loader import load_weights, read_model_config
@@ -45,6 +45,9 @@ class ReinforceConfig:
     model, base: the folder of the model, and its name for the card and the adapter. data: prompts, as JSON lines.
     lora: None trains all weights. prompts, samples, max_tokens: as in `RolloutConfig`. pack_tokens: those that the
     policy runs at once. exact: rollouts have the trainer's bits, which takes kernels of fixed order.
+    temperature: at which answers are drawn, and by which the policy's scores are divided.
+    held_out: prompts whose answers are rewarded and not trained on, before training, every `eval_every` steps and at
+        the end.
     server, server_key: the address of the server that draws answers, and its admin key; "": an engine of this process.
     """
 
@@ -67,6 +70,9 @@ class ReinforceConfig:
     clip: float = 1.0
     pack_tokens: int = 4096
     exact: bool = True
+    temperature: float = 1.0
+    held_out: Path | None = None
+    eval_every: int = 10
     dtype: str = "float32"
     checkpoint_every: int = 20
     server: str = ""
@@ -81,6 +87,15 @@ class ReinforceConfig:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise InvalidConfig(f"{name} must be at least {bound}, got {getattr(self, name)}.")
+        if not 0.01 <= self.temperature <= 100:
+            raise InvalidConfig(f"temperature is from 0.01 to 100, got {self.temperature:g}.")
+        if self.temperature != 1 and (self.loss.staleness or not self.exact):
+            raise InvalidConfig(
+                "engines report log-probabilities in front of the temperature, so weights of tokens that others have "
+                "drawn are not known at any but 1; leave out --temperature, or --staleness and --no-exact."
+            )
+        if self.eval_every < 1:
+            raise InvalidConfig(f"eval_every must be at least 1, got {self.eval_every}.")
         if self.loss.staleness and self.loss.iterations > 1:
             raise InvalidConfig("several updates of a batch and stale answers do not go together; set one of them.")
         for name in ("lr", "clip"):
@@ -93,9 +108,25 @@ class ReinforceTuner(Tuner):
 
     objective: RolloutObjective
     runs_ahead = False  # the host draws answers with the weights of the step before
+    held_out: Sequence[PromptLine] = ()
+    eval_every = 1
+    rewarded: float | None = None  # the mean reward of prompts that are not trained on, behind the last step
 
     def figures(self) -> Row:
-        return self.objective.figures()
+        measured = {} if self.rewarded is None else {"held_out": self.rewarded}
+        return {**self.objective.figures(), **measured}
+
+    def settle(self, ahead: int = 0) -> list[Ended]:
+        ended, self.rewarded = super().settle(ahead), None
+        every = self.eval_every * self.objective.config.iterations
+        if ended and (self.step % every == 0 or self.step == self.config.steps):
+            self.rewarded = self.measured()
+        return ended
+
+    def measured(self) -> float | None:
+        """Return the mean reward of prompts that are not trained on; None: there are none."""
+        step = self.step // self.objective.config.iterations
+        return self.objective.reward_of(self.held_out, step) if self.held_out else None
 
     def save(self) -> None:
         if self.step % self.objective.config.iterations == 0:
@@ -134,9 +165,14 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
     longest = min(config.max_prompt_tokens, model.spec.max_position_embeddings - config.max_tokens)
     prompts, left_out = read_prompts(config.data, reader, rewards, longest)
     say(left_out)
+    held_out: Sequence[PromptLine] = ()
+    if config.held_out is not None:
+        held_out, left_out = read_prompts(config.held_out, reader, rewards, longest)
+        say(left_out)
     torch.manual_seed(config.seed)
     dtype = DTYPES[config.dtype]
     policy = TrainedPolicy(model.spec, dtype, config.device)
+    policy.temperature = config.temperature
     policy.check_loaded()
     load_weights(policy.decoder, config.model, model.weights)
     learnt: FullWeights | MergedLora
@@ -152,7 +188,7 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
         nn.init.zeros_(value.weight)
     drawing = RolloutConfig(
         prompts=config.prompts, samples=config.samples, max_tokens=config.max_tokens, longest=longest,
-        seed=config.seed, exact=config.exact,
+        seed=config.seed, temperature=config.temperature, exact=config.exact,
     )  # fmt: skip
     engine: Rollouts
     if config.server:
@@ -182,6 +218,10 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
             identity=_identity(config, digest(prompts)), console=console, tracker=config.tracker,
         )  # fmt: skip
         tuner.optimizer.register_step_post_hook(lambda *_: learnt.write())
+        tuner.held_out, tuner.eval_every = held_out, config.eval_every
+        before = tuner.measured() if tuner.step == 0 else None
+        if before is not None:
+            say(f"answers to {len(held_out):,} prompts of {config.held_out} have a mean reward of {before:.4f}")
         tuner.run()
     finally:
         course.close()
@@ -191,11 +231,14 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
         learnt.export(folder, config.base)
     else:
         learnt.export(folder, policy.decoder, model, config.model)
-    return _reported(config, tuner, trained, folder, say)
+    return _reported(config, tuner, trained, folder, say, before)
 
 
-def _reported(config: ReinforceConfig, tuner: Tuner, trained: int, folder: Path, say: Any) -> Report:
+def _reported(
+    config: ReinforceConfig, tuner: Tuner, trained: int, folder: Path, say: Any, before: float | None
+) -> Report:
     rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
+    measured = [before, *(row["held_out"] for row in rows if "held_out" in row)]
     tenth = max(1, len(rows) // 10)
     first, last = (sum(row["reward"] for row in part) / tenth for part in (rows[:tenth], rows[-tenth:]))
     report = {
@@ -209,6 +252,7 @@ def _reported(config: ReinforceConfig, tuner: Tuner, trained: int, folder: Path,
         "steps": len(rows),
         "seconds": tuner.elapsed,
         "reward": [first, last],
+        "held_out": None if config.held_out is None else {"data": config.held_out.name, "reward": measured},
         "kl": max(row["kl"] for row in rows),
         "staleness": config.loss.staleness,
         "device": str(config.device),
@@ -238,7 +282,10 @@ def _read_config(config: ReinforceConfig) -> ModelConfig:
 
 
 def _identity(config: ReinforceConfig, prompts: str) -> dict[str, Any]:
-    names = ("base", "prompts", "samples", "max_tokens", "exact", "dtype", "seed", "loss", "rewards", "lora")
+    names = (
+        *("base", "prompts", "samples", "max_tokens", "exact", "temperature", "dtype", "seed", "loss", "rewards"),
+        "lora",
+    )
     found = {name: value for name, value in asdict(replace(config, tracker=UNTRACKED)).items() if name in names}
     found["rewards"].pop("unsafe")
     return {**json.loads(json.dumps(found)), "data": prompts}

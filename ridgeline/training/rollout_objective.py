@@ -39,6 +39,7 @@ from ridgeline.training.prompts import PromptLine
 from ridgeline.training.rewards import DrawnAnswer, Rewards
 from ridgeline.training.rollouts import Rollout, RolloutBatch, Rollouts, prompts_of
 
+HELD_OUT = -1  # the step of answers that nothing is trained on
 Kind = Literal["grpo", "rloo", "ppo"]
 LossType = Literal["grpo", "bnpo", "dr_grpo"]
 
@@ -194,7 +195,7 @@ class RolloutObjective:
         counts = [len(batch.sequences[index][1]) for index in pack]
         scored = self.policy.score([batch.sequences[index] for index in pack])
         if self.first:
-            self._seen.take(_joined(batch.drawn, pack), scored.logprob_N.detach(), scored.entropy_N)
+            self._seen.take(_joined(batch.drawn, pack), scored.plain_N.detach(), scored.entropy_N)
         logprob_N, old_N = scored.logprob_N, _joined(batch.old, pack)
         advantage_N, importance_N = _joined(batch.advantage, pack), _joined(batch.importance, pack)
         if config.kind == "rloo":
@@ -215,6 +216,19 @@ class RolloutObjective:
             return torch.stack([part.mean() for part in loss_N.split(counts)]).sum()
         return loss_N.sum()
 
+    def reward_of(self, prompts: Sequence[PromptLine], step: int) -> float:
+        """Return the mean reward of answers to prompts that are not trained on, by the weights behind `step` updates.
+        They are drawn with the same seeds at every call."""
+        course = self.course
+        course.settle(step)
+        batch = course.engine.draw(HELD_OUT, range(len(prompts)), [each.tokens for each in prompts])
+        answers = [
+            DrawnAnswer(self._text(one.tokens), len(one.tokens), one.ended, prompts[place].record)
+            for place, each in zip(batch.prompts, batch.answers, strict=True)
+            for one in each
+        ]
+        return sum(self.rewards.of(answers)) / len(answers)
+
     def figures(self) -> Row:
         """Return the figures of the newest batch."""
         return {**self._figures, **self._seen.figures()}
@@ -230,7 +244,7 @@ class RolloutObjective:
         drawn = [torch.tensor(one.logprobs, dtype=torch.float32, device=device) for _, one in flat]
         found = Drawn(sequences, drawn, drawn, [], [torch.ones_like(each) for each in drawn])
         stale = batch.version != self.course.engine.version or not self.course.engine.config.exact
-        if stale or self.value is not None:
+        if stale or self.value is not None or self.policy.temperature != 1:  # what was reported is in front of that
             found.old, found.value = self._scored(sequences, self.value)
             pairs = zip(found.old, drawn, strict=True)
             if stale:

@@ -72,7 +72,8 @@ class RolloutConfig:
     """The settings of rollouts.
 
     prompts, samples: of a step, and the answers of each. max_tokens: the most of an answer. longest: the most tokens
-    of a prompt. exact: log-probabilities have the trainer's bits. cache: bytes of keys and values on a GPU.
+    of a prompt. temperature: at which tokens are drawn; log-probabilities are those in front of it. exact: these have
+    the trainer's bits. cache: bytes of keys and values on a GPU.
     """
 
     prompts: int
@@ -80,6 +81,7 @@ class RolloutConfig:
     max_tokens: int
     longest: int
     seed: int
+    temperature: float = 1.0
     exact: bool = True
     cache: int = 2 << 30
 
@@ -135,8 +137,8 @@ class RolloutEngine:
         started, config = time.monotonic(), self.config
         params = [
             SamplingParams(
-                n=config.samples, temperature=1.0, max_tokens=config.max_tokens, logprobs=0, detokenize=False,
-                seed=seed_of(config.seed, step, place),
+                n=config.samples, temperature=config.temperature, max_tokens=config.max_tokens, logprobs=0,
+                detokenize=False, seed=seed_of(config.seed, step, place),
             )
             for place in range(len(chosen))
         ]  # fmt: skip

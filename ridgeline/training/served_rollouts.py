@@ -97,8 +97,8 @@ class ServedRollouts:
     def _answers(self, version: str, prompt: Sequence[int], seed: int) -> tuple[Rollout, ...]:
         body = {
             "prompt": list(prompt), "n": self.config.samples, "max_tokens": self.config.max_tokens, "seed": seed,
-            "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0,
-            "return_token_ids": True, "return_weight_versions": True,
+            "temperature": self.config.temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+            "repetition_penalty": 1.0, "logprobs": 0, "return_token_ids": True, "return_weight_versions": True,
         }  # fmt: skip
         found = sorted(self._posted(body)["choices"], key=lambda choice: choice["index"])
         seen = {str(span["version"]) for choice in found for span in choice["weight_versions"]}

@@ -106,6 +106,29 @@ def test_gradients_are_those_of_plain_training(tiny_model: TinyModel, family: st
         assert (own.grad - other.grad).abs().max() <= 1e-4 * other.grad.abs().max(), name
 
 
+def test_a_temperature_divides_scores_and_leaves_the_rollouts_bits(tiny_model: TinyModel) -> None:
+    folder = tiny_model("llama")
+    rolled = drawn(folder)
+    sequences, model, policy = [each[:2] for each in rolled], read_model_config(folder), policy_of(folder)
+    policy.temperature = 0.7
+    found = policy.score(sequences)
+    assert found.plain_N.tolist() == [one for *_, logprobs in rolled for one in logprobs]
+    found.logprob_N.sum().backward()
+    plain = training_decoder(model.spec, torch.float32, CPU)
+    load_weights(plain, folder, model.weights)
+    examples = [Example((*p, *a), (*(False for _ in p), *(True for _ in a)), 0) for p, a in sequences]
+    x_NM, targets_N, _ = PackRunner(plain, autocast=None, chunk=512).normed(examples)
+    all_NV = (plain.scored(x_NM) / 0.7).log_softmax(-1)
+    wanted_N = all_NV.gather(1, targets_N[:, None])[:, 0]
+    wanted_N.sum().backward()
+    torch.testing.assert_close(found.logprob_N, wanted_N, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.entropy_N, -(all_NV.exp() * all_NV).sum(-1), rtol=1e-4, atol=1e-4)
+    for (name, own), other in zip(policy.decoder.named_parameters(), plain.parameters(), strict=True):
+        if other.grad is not None:
+            assert own.grad is not None, name
+            assert (own.grad - other.grad).abs().max() <= 1e-4 * other.grad.abs().max(), name
+
+
 def test_a_merged_adapter_has_the_gradients_of_one_beside_the_weights(tiny_model: TinyModel) -> None:
     folder = tiny_model("qwen3")
     model, config = read_model_config(folder), LoraConfig(rank=3)

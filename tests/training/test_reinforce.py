@@ -74,6 +74,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "grpo of all weights": ("--method", "full", "--beta", "0.1", "--loss-type", "grpo"),
     "grpo by stale answers": ("--staleness", "1"),
     "grpo in two updates": ("--iterations", "2", "--loss-type", "dr_grpo", "--scale", "none"),
+    "grpo at a temperature, measured": ("--temperature", "0.7", "--eval-every", "2", "--iterations", "2"),
     "rloo": (),
     "rloo by stale answers": ("--staleness", "2"),
     "ppo": (),
@@ -89,6 +90,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(
     """And rollouts have the trainer's bits in every step, unless the policy has moved since."""
     kind, begin, stopped = form.split()[0], Tuner.begin, list[int]()
     more = ("--steps", "6", "--checkpoint-every", "2", *FORMS[form])
+    more += ("--held-out", str(prompts)) if "measured" in form else ()
     whole = trained(kind, folder, prompts, tmp_path / "whole", *more)
 
     def failing(self: Tuner) -> Any:
@@ -107,6 +109,12 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(
     one, other = (load_file(tmp_path / name / f"{made}.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert len({json.dumps(row["loss"]) for row in whole}) > 1
+    if "measured" in form:
+        steps = [row["step"] for row in whole if "held_out" in row]
+        report = json.loads((tmp_path / "whole" / "report.json").read_text())["held_out"]
+        assert steps == [4, 8, 12]
+        assert len(report["reward"]) == 4
+        assert all(0 <= each <= 1 for each in report["reward"])
     if "--staleness" not in FORMS[form]:
         assert {(row["kl"], row["differing"]) for row in whole} == {(0.0, 0)}
     else:
@@ -208,6 +216,8 @@ def test_prompts_come_in_a_new_order_each_time() -> None:
         (("--reward", "regex", "--pattern", "x", "--reward-weights", "1,2"), "1 rewards need as many weights, got 2"),
         (("--samples", "1"), "samples must be at least 2, got 1"),
         (("--iterations", "2", "--staleness", "1"), "do not go together"),
+        (("--temperature", "0.7", "--staleness", "1"), "in front of the temperature"),
+        (("--temperature", "0"), "temperature is from 0.01 to 100, got 0"),
         (("--max-prompt-tokens", "1"), "no prompt of at most 1 tokens"),
     ],
 )

@@ -30,7 +30,7 @@ def numbers(seed: int, *shape: int) -> Tensor:
 class TablePolicy:
     """A policy whose log-probabilities are a table's. An answer's first token is its row."""
 
-    device = torch.device("cpu")
+    device, temperature = torch.device("cpu"), 1.0
 
     def __init__(self) -> None:
         self.theta_RL = nn.Parameter(-1 - 0.3 * numbers(0, len(LENGTHS), max(LENGTHS)).abs())
@@ -43,7 +43,7 @@ class TablePolicy:
         rows = [(answer[0], len(answer)) for _, answer in sequences]
         logprob_N = torch.cat([table_RL[row, :length] for row, length in rows])
         x_NM = torch.cat([self.x_RLM[row, :length] for row, length in rows])
-        return ScoredTokens(logprob_N, torch.zeros_like(logprob_N), x_NM.float())
+        return ScoredTokens(logprob_N, torch.zeros_like(logprob_N), x_NM.float(), logprob_N.detach())
 
     @contextmanager
     def reference(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class Content:
+class AdapterBytes:
     """The bytes of a file, uint8, and a hash of them, which also names their number."""
 
     path: Path
@@ -81,7 +81,7 @@ class Content:
         return found
 
 
-def read_content(path: Path, most_bytes: int, *, page_locked: bool = False) -> Content:
+def read_content(path: Path, most_bytes: int, *, page_locked: bool = False) -> AdapterBytes:
     """Return the bytes of an adapter's file. page_locked: in memory from which a GPU copies by itself. Raise
     ModelLoadError if they are too many, OSError if the file cannot be read."""
     with path.open("rb", buffering=0) as file:
@@ -109,7 +109,7 @@ def read_content(path: Path, most_bytes: int, *, page_locked: bool = False) -> C
         else:
             with ThreadPoolExecutor(min(MOST_THREADS, len(starts), len(os.sched_getaffinity(0)))) as threads:
                 pieces = list(threads.map(hashed, starts))
-    return Content(path, octets, blake2b(size.to_bytes(8, "little") + b"".join(pieces), digest_size=32).digest())
+    return AdapterBytes(path, octets, blake2b(size.to_bytes(8, "little") + b"".join(pieces), digest_size=32).digest())
 
 
 def _first(entry: Mapping[str, Any]) -> int:

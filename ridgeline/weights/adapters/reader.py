@@ -25,7 +25,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.settings.adapters import TENSORS
 from ridgeline.weights.adapters.config import AdapterConfig, read_adapter_config
-from ridgeline.weights.adapters.content import MOST_HEADER, Content, read_content
+from ridgeline.weights.adapters.content import MOST_HEADER, AdapterBytes, read_content
 from ridgeline.weights.adapters.matching import Meant, meant_modules
 from ridgeline.weights.adapters.places import EMBED, UNEMBED, ModulePlace, placed
 from ridgeline.weights.adapters.stacks import ThinPair, stacked_pairs, with_stacks
@@ -240,7 +240,7 @@ def _is_closed(name: str, places: Mapping[str, ModulePlace], encoders: EncoderPl
 
 
 def _rows(
-    path: Path, content: Content, names: list[str], config: AdapterConfig, places: Mapping[str, ModulePlace]
+    path: Path, content: AdapterBytes, names: list[str], config: AdapterConfig, places: Mapping[str, ModulePlace]
 ) -> dict[str, tuple[tuple[int, ...], Tensor]]:
     """Return the tokens that have rows of their own in a table, and these rows."""
     if not config.tokens and not names:
@@ -275,7 +275,7 @@ def _rows(
     return found
 
 
-def _replaced(path: Path, content: Content, names: list[str]) -> dict[str, Tensor]:
+def _replaced(path: Path, content: AdapterBytes, names: list[str]) -> dict[str, Tensor]:
     """Return whole tensors by the names that the checkpoint has for them."""
     if not names:
         return {}
@@ -390,12 +390,12 @@ def _check_vector(path: Path, name: str, header: Mapping[str, Any], place: Modul
         )
 
 
-def _loaded(content: Content) -> dict[str, Tensor]:
+def _loaded(content: AdapterBytes) -> dict[str, Tensor]:
     return _plainly_named(content.path, content.tensors(content.header))
 
 
 def _pairs(
-    content: Content,
+    content: AdapterBytes,
     known: Mapping[str, ModulePlace],
     meant: Mapping[str, Meant],
     dtype: torch.dtype,
@@ -436,7 +436,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _addends(
-    path: Path, content: Content, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant]
+    path: Path, content: AdapterBytes, known: Mapping[str, ModulePlace], meant: Mapping[str, Meant]
 ) -> Iterator[Factors]:
     """Yield what biases of thin maps add to outputs."""
     tensors = _loaded(content)
@@ -448,7 +448,7 @@ def _addends(
 
 
 def _factors(
-    path: Path, content: Content, header: Mapping[str, Any], known: Mapping[str, ModulePlace]
+    path: Path, content: AdapterBytes, header: Mapping[str, Any], known: Mapping[str, ModulePlace]
 ) -> Iterator[Factors]:
     tensors = _loaded(content)
     for module, place in known.items():
@@ -475,7 +475,7 @@ def _factors(
         yield Factors(place, vector if of_inputs else None, ours)
 
 
-def _key(config: AdapterConfig, content: Content) -> str:
+def _key(config: AdapterConfig, content: AdapterBytes) -> str:
     """Return a name of an adapter's content."""
     digest = blake2b(repr(config).encode(), digest_size=16)
     digest.update(content.digest)
