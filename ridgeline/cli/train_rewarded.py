@@ -50,10 +50,11 @@ class PromptFlags:
 class RewardFlags:
     """The rewards."""
 
-    reward: Annotated[str, typer.Option(help="length, regex, arithmetic, code, solved; several with commas.")]
+    reward: Annotated[str, typer.Option(help="length, regex, arithmetic, code, solved, model; several with commas.")]
     reward_weights: Annotated[str, typer.Option(help="Their weights, with commas; default: 1 each.")] = ""
     length_target: Annotated[int, typer.Option(help="Tokens that an answer should have.", min=0)] = 0
     pattern: Annotated[str, typer.Option(help="Expression that an answer should match.")] = ""
+    reward_model: Annotated[str, typer.Option(help="Folder or hub id of the model whose score is a reward.")] = ""
     unsafe_local_rewards: Annotated[
         bool, typer.Option("--unsafe-local-rewards", help="Run the model's code without isolation, as this user.")
     ] = False
@@ -210,6 +211,7 @@ def _run(kind: str, flags: Any, track: TrackFlags, sizes: dict[str, Any], own: d
         weights=_numbers(reward.reward_weights),
         target=reward.length_target,
         pattern=reward.pattern,
+        model=str(resolve_model(reward.reward_model)) if reward.reward_model else "",
         unsafe=reward.unsafe_local_rewards,
     )
     others = {k: v for k, v in asdict(policy).items() if not k.startswith("clip")}

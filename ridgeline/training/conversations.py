@@ -100,6 +100,15 @@ class ExampleReader:
         """Return the pairs of a file. Raise InvalidConfig, with the line's number, for a bad line."""
         return [self._read(path, line, record, self._pair) for line, record in records(path)]
 
+    def answered(self, record: Record, answer: str) -> tuple[int, ...]:
+        """Return the tokens of a line's prompt with an answer to it, as those of examples. Raise InvalidConfig."""
+        prompt, tools = record.get("prompt"), record.get("tools")
+        if isinstance(prompt, list):
+            return self._conversation([*prompt, {"role": "assistant", "content": answer}], 0, tools, 0).tokens
+        if isinstance(prompt, str) and not answer:
+            return self._encoded(prompt, [(0, len(prompt))], 0, special=True).tokens
+        return self._answer(prompt, answer, tools, 0).tokens
+
     def judged(self, path: Path) -> list[JudgedAnswer]:
         """Return the good and bad answers of a file, at least two. Raise InvalidConfig, with the line's number, for a
         bad line."""

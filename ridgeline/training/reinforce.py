@@ -19,6 +19,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.models.config import ModelConfig
 from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.conversations import ExampleReader
+from ridgeline.training.judge import RewardJudge
 from ridgeline.training.learnt import FullWeights, Learnt, MergedLora
 from ridgeline.training.lora import LoraConfig
 from ridgeline.training.policy import TrainedPolicy
@@ -182,6 +183,11 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
             learnt.keep_reference()
     else:
         learnt = MergedLora(policy.decoder, model, config.lora, config.seed)
+    judge = None
+    if config.rewards.model:
+        most = longest + config.max_tokens
+        judge = RewardJudge(build, Path(config.rewards.model), dtype, config.device, most)
+        rewards.judge = judge
     value = None
     if config.loss.kind == "ppo":
         value = nn.Linear(model.spec.hidden_size, 1, device=config.device)
@@ -226,6 +232,8 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
     finally:
         course.close()
         rewards.close()
+        if judge is not None:
+            judge.close()
     folder = config.out / ("model" if config.lora is None else "adapter")
     if isinstance(learnt, MergedLora):
         learnt.export(folder, config.base)

@@ -26,6 +26,7 @@ from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.training.sandbox import CodeCall, SealedWorkers, refusal
 
+MODEL = "model"  # the reward that a reward model gives
 REGEX_SECONDS = 2.0
 MOST_DIGITS = 400  # of numbers in calculations, numerator and denominator
 MOST_DEPTH = 50  # brackets inside each other
@@ -49,6 +50,7 @@ class RewardConfig:
 
     names, weights: as many of both; no weights: all are 1.
     target, pattern: where a line brings none of its own.
+    model: the folder of the reward model, for the reward "model".
     unsafe: code may run without isolation.
     """
 
@@ -56,19 +58,29 @@ class RewardConfig:
     weights: tuple[float, ...] = ()
     target: int = 0
     pattern: str = ""
+    model: str = ""
     unsafe: bool = False
 
     def __post_init__(self) -> None:
-        if not self.names or (unknown := [name for name in self.names if name not in REWARDS]):
+        if not self.names or (unknown := [name for name in self.names if name not in (*REWARDS, MODEL)]):
             given = unknown[0] if self.names else ""
-            raise InvalidConfig(f"there is no reward {given!r}; known: {', '.join(REWARDS)}.")
+            raise InvalidConfig(f"there is no reward {given!r}; known: {', '.join((*REWARDS, MODEL))}.")
+        if bool(self.model) != (MODEL in self.names):
+            raise InvalidConfig(
+                "the reward model needs --reward-model, and that is for no other; give both, or neither."
+            )
         if self.weights and len(self.weights) != len(self.names):
             raise InvalidConfig(f"{len(self.names)} rewards need as many weights, got {len(self.weights)}.")
 
 
 class Rewards:
     """The weighted sum of some rewards, and the workers that run code. Raise InvalidConfig if code cannot be isolated
-    here though it must be."""
+    here though it must be.
+
+    judge: scores answers, for the reward "model"; set before the first answers.
+    """
+
+    judge: Callable[[Sequence[DrawnAnswer]], list[float]] | None = None
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
@@ -79,17 +91,23 @@ class Rewards:
                 "code that the model writes may then do all that you may."
             )
         self._weights = config.weights or (1.0,) * len(config.names)
-        self._rewards = [REWARDS[name] for name in config.names]
 
     def check(self, record: Mapping[str, Any]) -> None:
         """Raise InvalidConfig for a line that lacks what a reward compares with."""
         for name in self.config.names:
-            CHECKS[name](record, self.config)
+            if name != MODEL:
+                CHECKS[name](record, self.config)
 
     def of(self, answers: Sequence[DrawnAnswer]) -> list[float]:
         """Return the reward of each answer. Raise NoSandbox if no code can be run any more."""
-        parts = [reward(answers, self.config, self._workers) for reward in self._rewards]
+        parts = [self._of(name, answers) for name in self.config.names]
         return [sum(w * r for w, r in zip(self._weights, each, strict=True)) for each in zip(*parts, strict=True)]
+
+    def _of(self, name: str, answers: Sequence[DrawnAnswer]) -> list[float]:
+        if name != MODEL:
+            return REWARDS[name](answers, self.config, self._workers)
+        assert self.judge is not None
+        return self.judge(answers)
 
     def close(self) -> None:
         """End the workers."""
