@@ -14,6 +14,7 @@ pytest.importorskip("peft")
 
 from ridgeline import BeamSearchParams, LoRARequest, SamplingParams
 from ridgeline.core.errors import InvalidRequest
+from tests.driving import rig
 from tests.peft_adapters import PeftAdapter, PlainModel
 from tests.test_lora import PARAMS, PROMPTS, TOLERANCE, check, compare, open_llm
 
@@ -118,3 +119,14 @@ def test_magnitudes_of_the_output_layer(tiny_model: TinyModel, tmp_path: Path) -
         *adapters_of("llama", tmp_path)[1:],
     ]
     compare("llama", tiny_model("llama"), adapters, **{**VOCABULARY, "enable_lora_factors": True})
+
+
+def test_tables_that_are_the_models_take_no_memory(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """PEFT saves them beside products. What stays are the products, and no view of the file."""
+    [both, *_] = adapters_of("llama", tmp_path)
+    with rig(tiny_model("llama"), enable_lora=True, enable_lora_vocabulary=True) as own:
+        facts = own.worker.add_adapter(1, both.folder)
+        found = own.worker.runner.adapters.store.take(1)
+        kept = {each.untyped_storage().data_ptr(): each.untyped_storage() for pair in found.pairs for each in pair[1:3]}
+        assert sum(each.nbytes() for each in kept.values()) == found.nbytes == facts.num_bytes
+        assert found.nbytes < (both.folder / "adapter_model.safetensors").stat().st_size / 2

@@ -65,13 +65,18 @@ class RoundLaunch(Launch):
         super().__init__(segments, cascade=cascade)
         self._decoder, self._exchange = decoder, exchange
         self._round: Graph | None = None  # what all ranks replay in this step
+        self._shape = Shape(0, 0, 0)
 
     def _graph_of(self, plan: StepPlan, graphs: Graphs) -> Graph | None:
-        return self._round
+        """Return the round's graph: that of the same size with adapters, if rows of this rank have some. Both exchange
+        the same."""
+        adapted = bool(plan.rows.features & Feature.ADAPTER)
+        return graphs.holding(self._shape, adapted=True) if adapted and self._round is not None else self._round
 
     def expect_round(self, shape: Shape, captured: bool) -> None:
         """Let the next step exchange tokens with other ranks, none of which has more rows or tokens than `shape`.
         captured: it is replayed, if there is a graph of this size."""
+        self._shape = shape
         self._round = self.graphs.holding(shape) if self.graphs is not None and captured else None
         self._exchange.capacity = shape.tokens if self._round is None else self._round.inputs.num_tokens
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.wiring import Wiring, _engine
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import Request
-from ridgeline.core.plan.step import StepPlan, StepResult
+from ridgeline.core.plan.step import Feature, StepPlan, StepResult
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.engine.side_by_side import Engines
 from ridgeline.parallel.exchange import SwapExchange
@@ -29,6 +30,7 @@ from ridgeline.ranks.rank import Leader, Rank
 from ridgeline.worker import graphs
 from ridgeline.worker.graphs import Graphs
 from ridgeline.worker.inputs import Shape
+from ridgeline.worker.launch import RoundLaunch
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.memory import MemoryReport
 from tests.driving import Rig, ask, rig
@@ -187,3 +189,20 @@ def test_a_rounds_size_holds_the_plans_of_all_ranks(tiny_model: Callable[[str], 
     assert decoding.rows.tokens_each == 1
     assert size_of([decoding]) == (len(decoding.rows), len(decoding.rows), 1, True)
     assert size_of([decoding, prompts])[1:] == (prompts.num_tokens, 0, True)
+
+
+def test_a_round_replays_the_graph_with_adapters_where_rows_of_this_rank_have_some() -> None:
+    """All ranks replay graphs of one size, and each the one that its own rows need."""
+    launch, asked = RoundLaunch.__new__(RoundLaunch), list[tuple[Shape, bool]]()
+
+    def holding(shape: Shape, *, adapted: bool = False) -> str:
+        asked.append((shape, adapted))
+        return "adapted" if adapted else "plain"
+
+    graphs: Any = SimpleNamespace(holding=holding)
+    launch._round, launch._shape = graphs.holding(Shape(4, 4, 1)), Shape(4, 4, 1)
+    plans: Any = [SimpleNamespace(rows=SimpleNamespace(features=each)) for each in (Feature.NONE, Feature.ADAPTER)]
+    assert [launch._graph_of(plan, graphs) for plan in plans] == ["plain", "adapted"]
+    assert {shape for shape, _ in asked} == {Shape(4, 4, 1)}
+    launch._round = None
+    assert [launch._graph_of(plan, graphs) for plan in plans] == [None, None]

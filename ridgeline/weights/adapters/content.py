@@ -112,9 +112,9 @@ def read_content(path: Path, most_bytes: int, *, page_locked: bool = False) -> A
     return AdapterBytes(path, octets, blake2b(size.to_bytes(8, "little") + b"".join(pieces), digest_size=32).digest())
 
 
-def _first(entry: Mapping[str, Any]) -> int:
-    """Return the place at which a tensor begins; entries that do not say it come first, and are found to be damaged."""
+def _first(entry: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the places at which a tensor begins and ends. Entries that do not say it come first, and are damaged."""
     match entry.get("data_offsets"):
-        case [int(first), int()]:
-            return first
-    return -1
+        case [int(first), int(end)]:
+            return first, end
+    return -1, -1

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ridgeline.core.specs.coded import CodedTowerSpec
 from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.layers.attention import Attention
@@ -148,7 +149,8 @@ def vocabulary_places(decoder: Decoder, weights: WeightMap) -> dict[str, ModuleP
         owner, sources = getattr(decoder, name, None), weights.get(f"{name}.weight", ())
         if owner is None or len(sources) != 1 or sources[0].transpose or decoder.whole.extra_rows:
             continue
-        if name == EMBED and decoder.encoder is not None:  # which reads the same table
+        coded = isinstance(decoder.whole.tower, CodedTowerSpec)  # pictures become tokens in front of a step
+        if name == EMBED and (decoder.encoder is not None or coded):  # these read the same table
             continue
         assert isinstance(owner, Embedding | Linear)
         inputs, parts = (owner.inputs, owner.parts) if isinstance(owner, Linear) else (len(owner.weight), None)

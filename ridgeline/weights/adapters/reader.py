@@ -33,6 +33,7 @@ from ridgeline.weights.checkpoint import PLAIN
 from ridgeline.weights.loader import shortened
 
 WIDEST = 8  # bytes of a number
+MOST_SPARED = 0.75  # of a file's bytes are matrices, where these are views of them
 LONGEST = 200  # letters of a name in a sentence
 _PREFIX = "base_model.model."
 _MATRICES, _VECTOR = ("lora_A.weight", "lora_B.weight"), "ia3_l"
@@ -217,8 +218,11 @@ def read_adapter(
     addends = tuple(_addends(path, content, places_of, meant)) if config.biased else ()
     key = _key(config, content)
     pairs = tuple(with_stacks(_pairs(content, places_of, meant, dtype, seen=key == known)))
-    own = content.octets if page_locked else None
-    return ReadAdapter(key, pairs, addends, replaced, rows, octets=own)
+    used = sum(each.nbytes for pair in pairs for each in (pair.down_RI, pair.up_OR))
+    if used < MOST_SPARED * len(content.octets):  # else views would hold all of the file in memory
+        pairs = tuple(each._replace(down_RI=each.down_RI.clone(), up_OR=each.up_OR.clone()) for each in pairs)
+        return ReadAdapter(key, pairs, addends, replaced, rows)
+    return ReadAdapter(key, pairs, addends, replaced, rows, octets=content.octets if page_locked else None)
 
 
 def _plainly_named(path: Path, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,13 +96,14 @@ class VocabularyTensors:
         own = self._of(place)
         if own is None:
             return []
-        before_VM = self._numbers(own)
-        first = self._first(len(before_VM))
-        mine = [(at, token - first) for at, token in enumerate(tokens) if 0 <= token - first < len(before_VM)]
-        more_NM = torch.zeros(len(rows_NM), before_VM.shape[1], dtype=before_VM.dtype)
-        chosen_VN = torch.zeros(len(before_VM), len(rows_NM), dtype=before_VM.dtype)
-        for at, row in mine:
-            more_NM[at] = rows_NM[at].to(before_VM.dtype) - before_VM[row]
+        rows = own.map.inputs if place.map.name == EMBED else own.outputs
+        first, dtype = self._first(rows), self._decoder.dtype
+        mine = [(at, token - first) for at, token in enumerate(tokens) if 0 <= token - first < rows]
+        before_NM = self._numbers(own, [row for _, row in mine])
+        more_NM = torch.zeros(len(rows_NM), rows_NM.shape[1], dtype=dtype)
+        chosen_VN = torch.zeros(rows, len(rows_NM), dtype=dtype)
+        for (at, row), before_M in zip(mine, before_NM, strict=True):
+            more_NM[at] = rows_NM[at].to(dtype) - before_M
             chosen_VN[row, at] = 1
         return [_product(own, more_NM.T.contiguous(), chosen_VN)]
 
@@ -129,12 +130,13 @@ class VocabularyTensors:
         """Return the rank's place; None: another stage has it."""
         return next((own for own in self._own.values() if own.map.name == place.map.name), None)
 
-    def _numbers(self, own: ModulePlace) -> Tensor:
-        """Return a rank's rows of the model's table, on the CPU in the model's dtype."""
+    def _numbers(self, own: ModulePlace, rows: list[int] | None = None) -> Tensor:
+        """Return a rank's rows of the model's table, on the CPU in the model's dtype. rows: some (None: all)."""
         module, device = self._decoder.get_submodule(own.map.name), next(self._decoder.parameters()).device
         assert isinstance(module, Linear | Embedding)
         weight_VM = numbers_of(module, device) if isinstance(module, Linear) else module.weight.detach()
-        return weight_VM.to(self._decoder.dtype).cpu()
+        some_NM = weight_VM if rows is None else weight_VM[rows]
+        return some_NM.to(self._decoder.dtype).cpu()
 
     def _first(self, rows: int) -> int:
         return self._decoder.tp.rank * rows
