@@ -181,12 +181,16 @@ def test_waits_preemption_and_folders_that_change(ranks: dict[str, Any], tiny_mo
         ("llama", {"prefill_context_parallel_size": 2}),
         pytest.param("falcon_h1", {"prefill_context_parallel_size": 2}, marks=pytest.mark.thorough),
         pytest.param("qwen3", {"prefill_context_parallel_size": 2, **RANKS}, marks=pytest.mark.thorough),
+        pytest.param("qwen3_moe", {"prefill_context_parallel_size": 2}, marks=pytest.mark.thorough),
     ],
-    ids=["stripes", "stretches", "stripes of ranks"],
+    ids=["stripes", "stretches", "stripes of ranks", "experts, tables"],
 )
 def test_divided_contexts(family: str, ranks: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
     """Ranks run their shares of a step's tokens, which have the adapters of two requests and none."""
-    adapters = [PeftAdapter(family, tmp_path / f"{i}", seed=i, r=1 + 3 * i, **FAMILIES[family]) for i in range(2)]
+    how: dict[str, Any] = FAMILIES.get(family, {**EXPERTS, "target_modules": ["q_proj", "embed_tokens", "lm_head"]})
+    adapters = [PeftAdapter(family, tmp_path / f"{i}", seed=i, r=1 + 3 * i, **how) for i in range(2)]
+    if family not in FAMILIES:
+        ranks = {**ranks, "enable_lora_experts": True, "enable_lora_vocabulary": True}
     named = [None, *(LoRARequest(f"a{i}", i, each.folder) for i, each in enumerate(adapters, 1))]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
     settings = {"prefill_context_parallel_threshold": 6, "kv_cache_memory": 1 << 19, **ranks}
