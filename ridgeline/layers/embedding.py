@@ -8,13 +8,21 @@ Legend:
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from ridgeline.core.specs.model import Sines
 from ridgeline.layers.build import Build
 from ridgeline.parallel.axis import ALONE, Axis
-from ridgeline.quantization.adapted import AdaptedRows
+
+
+class AddsToRows(Protocol):
+    """Adapters of a table, which add to rows that are looked up."""
+
+    def add(self, x_TM: Tensor, row_T: Tensor) -> None:
+        """Add to rows that were looked up, in place. row_T: their numbers; those outside the table get nothing."""
 
 
 class Embedding(nn.Module):
@@ -27,7 +35,7 @@ class Embedding(nn.Module):
     def __init__(self, rows: int, width: int, build: Build, over: Axis = ALONE) -> None:
         super().__init__()
         self.ops, self.over = build.ops, over
-        self.adapted: AdaptedRows | None = None
+        self.adapted: AddsToRows | None = None
         self.weight = build.parameter(rows, width)
 
     def forward(self, ids_T: Tensor) -> Tensor:

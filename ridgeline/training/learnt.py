@@ -26,6 +26,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.multiplied import MultipliedWeight
 from ridgeline.training.fine_tune import write_tuned
 from ridgeline.training.lora import LearntWeight, Lora, LoraConfig, ThinMap
+from ridgeline.weights.adapters.places import EMBED, UNEMBED
 
 
 class Learnt(nn.Module):
@@ -100,6 +101,11 @@ class MergedLora(Learnt):
                 "`ridgeline train sft|dpo|reward`; leave these out."
             )
         self.lora = Lora(decoder, model, config, seed)
+        if {thin.place.map.name for thin in self.lora.maps.values()} & {EMBED, UNEMBED}:  # type: ignore[union-attr]
+            raise InvalidConfig(
+                "rollouts run the weights that learn, of which embeddings and output layers have no adapters here; "
+                "leave them out of the targets."
+            )
         self._parts: dict[str, tuple[Mapping[int, ThinMap], float]] = {}
         for name, linear in decoder.named_modules():
             if not isinstance(linear, Linear):

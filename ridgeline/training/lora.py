@@ -31,6 +31,7 @@ from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.gemm.plain.torch_ops import weight_gradient
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.frozen import FrozenWeight, add_input_gradient, add_product, adds, numbers_of
@@ -39,15 +40,17 @@ from ridgeline.quantization.multiplied import MultipliedWeight
 from ridgeline.quantization.weight import FormedWeight, Weight, WrappedWeight
 from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig, read_adapter_config
 from ridgeline.weights.adapters.matching import meant_modules
-from ridgeline.weights.adapters.places import ModulePlace, adaptable
+from ridgeline.weights.adapters.places import EMBED, UNEMBED, ModulePlace, adaptable, vocabulary_places, with_head
 from ridgeline.weights.adapters.reader import read_adapter
+from ridgeline.weights.loader import empty_decoder
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """The sizes of an adapter.
 
-    targets: the ends of modules' names, or "all-linear". rooted: the scale is alpha / sqrt(rank) (rsLoRA).
+    targets: the ends of modules' names, or "all-linear": the linear layers, without the output layer.
+    rooted: the scale is alpha / sqrt(rank) (rsLoRA).
     start: a folder of PEFT's with an adapter of these sizes, whose numbers training goes on from; "": it begins anew.
     dora: each output's row of the adapted weight has a magnitude in place of its norm, which learns too (Liu et al.,
         arXiv 2402.09353).
@@ -128,11 +131,15 @@ class ThinMap(nn.Module):
     def __init__(self, place: ModulePlace, rank: int, device: torch.device, generator: torch.Generator) -> None:
         super().__init__()
         self.place = place
+        self.magnitude_O = None
+        if place.map.name == EMBED:  # whose second matrix begins with numbers, in PEFT
+            self.down_RI = nn.Parameter(torch.zeros(rank, place.map.inputs, device=device))
+            self.up_OR = nn.Parameter(torch.randn(place.outputs, rank, generator=generator).to(device))
+            return
         bound = 1 / math.sqrt(place.map.inputs)  # PEFT's initial numbers: Kaiming's, uniform, with a = sqrt(5)
         drawn_RI = (2 * torch.rand(rank, place.map.inputs, generator=generator) - 1) * bound
         self.down_RI = nn.Parameter(drawn_RI.to(device))
         self.up_OR = nn.Parameter(torch.zeros(place.outputs, rank, device=device))
-        self.magnitude_O = None
 
 
 class ThinPart(NamedTuple):
@@ -154,6 +161,19 @@ class ThinParts(NamedTuple):
     key: tuple[Any, ...]
     down_RI: Tensor
     parts: tuple[ThinPart, ...]
+
+
+@dataclass(frozen=True)
+class LearntRows:
+    """The matrices of a table of embeddings that are trained: the first is looked up."""
+
+    thin: ThinMap
+    scale: float
+
+    def add(self, x_TM: Tensor, row_T: Tensor) -> None:
+        """See `layers.embedding.AddsToRows`."""
+        thin_TR = F.embedding(row_T.long(), self.thin.down_RI.T)
+        x_TM += (F.linear(thin_TR, self.thin.up_OR) * self.scale).to(x_TM.dtype)
 
 
 JOINED_RANK = 128  # ranks together up to which the parts of a map are one product, most of whose numbers are zeros
@@ -322,7 +342,11 @@ class Lora(nn.Module):
         super().__init__()
         self.config = config
         self.places = adaptable(model.spec, model.weights)
+        if config.targets != ALL_LINEAR:
+            found = vocabulary_places(empty_decoder(model.spec), with_head(model.weights))
+            self.places |= {name: each for name, each in found.items() if each.source.name == f"{name}.weight"}
         modules = meant(config.targets, self.places)
+        self._check({self.places[module].map.name for module in modules})
         device, generator = next(decoder.parameters()).device, torch.Generator().manual_seed(seed)
         decoder.requires_grad_(False)
         self.maps = nn.ModuleDict()
@@ -336,6 +360,9 @@ class Lora(nn.Module):
         self.dropout = Dropout(config.dropout, seed, device)
         for name, parts in by_map.items():
             linear = decoder.get_submodule(name)
+            if isinstance(linear, Embedding):
+                linear.adapted = LearntRows(parts[0], scale)
+                continue
             assert isinstance(linear, Linear)
             inner = linear.matrix.inner if isinstance(linear.matrix, MultipliedWeight) else linear.matrix
             inner = inner.inner if isinstance(inner, FrozenWeight) else inner
@@ -346,6 +373,15 @@ class Lora(nn.Module):
             linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale, self.dropout, squares_O))
         if config.start:
             self._begin(Path(config.start), scale)
+
+    def _check(self, names: set[str]) -> None:
+        """Raise InvalidConfig for what maps of the vocabulary have not."""
+        if self.config.dora and EMBED in names:
+            raise InvalidConfig("magnitudes (dora) are not for the table of the tokens; leave it out of the targets.")
+        if self.config.dropout and names & {EMBED, UNEMBED}:
+            raise InvalidConfig(
+                "dropout is not for embeddings and output layers, which are computed in parts; leave one of them out."
+            )
 
     @torch.no_grad()
     def _begin(self, folder: Path, scale: float) -> None:
@@ -374,6 +410,9 @@ class Lora(nn.Module):
             assert isinstance(thin, ThinMap)
             weight, first = plain.get_parameter(f"{thin.place.map.name}.weight"), thin.place.first
             delta_OI = scale * (thin.up_OR.float() @ thin.down_RI.float())
+            if thin.place.map.name == EMBED:
+                weight.add_(delta_OI.T.to(weight.device, weight.dtype))
+                continue
             rows = slice(first, first + thin.place.outputs)
             if thin.magnitude_O is None:
                 weight[rows] += delta_OI.to(weight.device, weight.dtype)
@@ -390,8 +429,10 @@ class Lora(nn.Module):
             module = name.replace("/", ".")
             up_OR = replace(thin.place, factor_O=None).in_their_order(thin.up_OR.detach().cpu())
             before = f"base_model.model.{module}"
-            tensors[f"{before}.lora_A.weight"] = thin.down_RI.detach().cpu().contiguous()
-            tensors[f"{before}.lora_B.weight"] = up_OR.contiguous()
+            of_rows = thin.place.map.name == EMBED
+            ends = ("lora_embedding_A", "lora_embedding_B") if of_rows else ("lora_A.weight", "lora_B.weight")
+            for end, matrix in zip(ends, (thin.down_RI.detach().cpu(), up_OR), strict=True):
+                tensors[f"{before}.{end}"] = matrix.contiguous()
             if thin.magnitude_O is not None:
                 own_O1 = thin.magnitude_O.detach().cpu()[:, None]
                 theirs_O1 = replace(thin.place, factor_O=None).in_their_order(own_O1)

@@ -23,8 +23,10 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import ABSENT, ModelSpec, lender_of
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import packed_states, recurs
+from ridgeline.quantization.multiplied import MultipliedWeight
 from ridgeline.training.conversations import Example
 from ridgeline.training.cross_entropy import cross_entropy_sum
+from ridgeline.training.lora import LearntWeight
 
 LOSS_CHUNK = 2048  # positions whose logits exist at once
 WIDE_CHUNK = 8192  # … where the output layer learns on a GPU: for each part its gradient is added up once
@@ -136,7 +138,11 @@ class PackRunner:
         return logits_CV.log_softmax(-1).gather(1, targets_C[:, None])[:, 0]
 
     def _head(self) -> list[nn.Parameter]:
-        return [each for each in self.decoder.unembed.parameters() if each.requires_grad]
+        own = [each for each in self.decoder.unembed.parameters() if each.requires_grad]
+        form = self.decoder.unembed.matrix
+        form = form.inner if isinstance(form, MultipliedWeight) else form
+        thin = form.thin.values() if isinstance(form, LearntWeight) else ()
+        return [*own, *(parameter for each in thin for parameter in each.parameters())]
 
 
 def _positions(lengths: Sequence[int]) -> np.ndarray:

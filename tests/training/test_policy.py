@@ -158,6 +158,15 @@ def test_a_merged_adapter_has_the_gradients_of_one_beside_the_weights(tiny_model
     assert torch.equal(policy.score(sequences).logprob_N, before)
 
 
+@pytest.mark.parametrize(
+    "wrong", [LoraConfig(dora=True), LoraConfig(dropout=0.1), LoraConfig(targets=("q_proj", "lm_head"))], ids=str
+)
+def test_adapters_that_rollouts_cannot_run_are_refused(wrong: LoraConfig, tiny_model: TinyModel) -> None:
+    folder = tiny_model("llama")
+    with pytest.raises(InvalidConfig, match="rollouts run the weights that learn"):
+        MergedLora(policy_of(folder).decoder, read_model_config(folder), wrong, 0)
+
+
 def test_the_reference_of_an_adapter_that_goes_on_is_the_adapter_as_it_was(
     tiny_model: TinyModel, tmp_path: Path
 ) -> None:

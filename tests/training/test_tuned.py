@@ -322,6 +322,40 @@ def test_magnitudes_have_the_gradients_of_peft_and_are_served(
     assert float(runs_of(again).nats(examples()).detach()) == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_tables_have_the_gradients_of_peft_and_go_on(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Of two tables, and of one that is both, whose rows are multiplied. The output layer's scores come in parts."""
+    targets = ("q_proj", "embed_tokens", "lm_head")
+    decoder, lora = adapted(tiny_model(family), targets)
+    with torch.no_grad():
+        for name, parameter in lora.named_parameters():
+            if "embed" in name:
+                parameter.normal_(0, 0.3, generator=torch.Generator().manual_seed(2))
+    lora.export(tmp_path, "base")
+    theirs = PeftModel.from_pretrained(tiny_models.build(family).double(), tmp_path, is_trainable=True).double()
+    their_loss = their_nats(theirs, examples())
+    their_loss.backward()
+    loss = runs_of(decoder).nats(examples())
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(their_loss.detach()), rel=1e-5)
+    gradients = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.requires_grad}
+    assert len(gradients) == 2 * len(lora.maps)
+    for name, thin in lora.maps.items():
+        assert isinstance(thin, ThinMap)
+        ends = ("lora_embedding_A", "lora_embedding_B") if "embed" in name else ("lora_A.weight", "lora_B.weight")
+        down, up = (gradients[f"base_model.model.{name.replace('/', '.')}.{end}"] for end in ends)
+        assert thin.down_RI.grad is not None
+        assert thin.up_OR.grad is not None
+        close(thin.down_RI.grad, down, name)
+        close(thin.up_OR.grad, thin.place.in_our_order(up), name)
+    again, model = opened(tiny_model(family))
+    Lora(again, model, LoraConfig.of_folder(tmp_path), seed=4)
+    assert float(runs_of(again).nats(examples()).detach()) == pytest.approx(float(loss.detach()), rel=1e-5)
+    for wrong in (LoraConfig(targets=targets, dora=True), LoraConfig(targets=targets, dropout=0.1)):
+        with pytest.raises(InvalidConfig, match=r"table of the tokens|output layers"):
+            Lora(opened(tiny_model(family))[0], model, wrong, seed=0)
+
+
 def test_dropout_leaves_each_product_its_own_inputs_in_training_alone(tiny_model: TinyModel) -> None:
     """Numbers follow from the step. What is left out is right on average, and gradients are those of the same mask."""
     decoder, model = opened(tiny_model("llama"))
