@@ -72,7 +72,7 @@ class RolloutConfig:
     """The settings of rollouts.
 
     prompts, samples: of a step, and the answers of each. max_tokens: the most of an answer. longest: the most tokens
-    of a prompt. temperature: at which tokens are drawn; log-probabilities are those in front of it. exact: these have
+    of a prompt. temperature: at which tokens are drawn; log-probabilities are those before it. exact: these have
     the trainer's bits. cache: bytes of keys and values on a GPU.
     """
 
