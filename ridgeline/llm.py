@@ -465,6 +465,9 @@ class LLM:
             raise InvalidConfig(
                 "weights are replaced on one device and without kv_disk, whose blocks outlive them; build a new LLM."
             )
+        for name in ("enable_lora_factors", "enable_lora_vocabulary"):
+            if getattr(self.config, name):
+                raise InvalidConfig(f"adapters of {name} hold numbers that follow from the weights; build a new LLM.")
         live = LiveWeights(worker.runner.decoder, self.assembly.model.weights)
         live.check(tensors)
         try:

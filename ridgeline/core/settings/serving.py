@@ -291,7 +291,7 @@ class ServeConfig:
             return
         if not self.admin_key:
             raise InvalidConfig("weight_transfer lets trainers change the model, and admin_key is not set; set it too.")
-        for name in ("kv_disk", "enable_lora_factors"):
+        for name in ("kv_disk", "enable_lora_factors", "enable_lora_vocabulary"):
             if self.engine.get(name):
                 raise InvalidConfig(f"weight_transfer changes weights that {name} relies on; leave one of them out.")
 

@@ -64,8 +64,9 @@ class VocabularyTensors:
             place = placed(module, self._whole)
             assert place is not None  # the reader has found it
             added += self._of_rows(tokens, rows_NM, place)
+            heads = [each for each in self._whole.values() if each.map.name == UNEMBED][:1]
             if self._decoder.whole.tie_word_embeddings and place.map.name == EMBED:
-                added += self._of_rows(tokens, rows_NM, next(p for p in self._whole.values() if p.map.name == UNEMBED))
+                added += [pair for head in heads for pair in self._of_rows(tokens, rows_NM, head)]
         if not added:
             return replace(adapter, replaced=left)
         return replace(adapter, pairs=tuple(self._joined((*adapter.pairs, *added))), replaced=left, rows={})
