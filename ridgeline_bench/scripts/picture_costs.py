@@ -222,6 +222,28 @@ def drawn(folders: Sequence[Path], path: Path) -> None:
     draw([(model, rows_of(model, SIDES, Beside(), device)) for model in models], path, device.name)
 
 
+def drawn_work(folder: Path, path: Path, side: int = 1024, largest: int = 2048) -> None:
+    """Draw the second and third table: parts of a request over its answer, and the tower over the side of a patch."""
+    device, model, beside = find("H200").attained(), read(folder), Beside()
+    row, frames, merge = priced(model, side, beside, device), model.processor.patching.frames, model.tower.merge
+    parts: dict[str, list[tuple[float, float]]] = {"tower": [], "prompt": [], "decoding": []}
+    for answer in ANSWERS:
+        seconds_of = (row.tower, row.prompt, answer * row.step / beside.batch)
+        for name, each in zip(parts, seconds_of, strict=True):
+            parts[name].append((float(answer), each / sum(seconds_of)))
+    flops: dict[str, list[tuple[float, float]]] = {"products": [], "attention": []}
+    for p in PATCHES:
+        cells = largest // p // merge * merge
+        total, attention = flops_of(work_of(replace(model.tower, patch_width=3 * frames * p * p), [cells * cells]))
+        flops["products"].append((float(p), (total - attention) / 1e12))
+        flops["attention"].append((float(p), attention / 1e12))
+    panels = [
+        Panel(f"share of a request's time, {side} x {side}", "tokens of the answer", parts),
+        Panel(f"the tower's TFLOP, {largest} x {largest}", "side of a patch, pixels", flops, log_y=True),
+    ]
+    path.write_text(drawing(panels, f"{model.name}, {device.name} by arithmetic"))
+
+
 def rows_of(model: Seen, sides: Sequence[int], beside: Beside, device: Hardware) -> Rows:
     return [(side, priced(model, side, beside, device)) for side in sides]
 

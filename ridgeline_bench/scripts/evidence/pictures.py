@@ -77,6 +77,12 @@ def frame_attention() -> str:
     return _written(lambda path: frame_attention.draw(lines, path))
 
 
+def speech_stream() -> str:
+    from ridgeline_bench.scripts import speech_stream
+
+    return _written(lambda path: speech_stream.drawn(_lines("cpu-speech-stream.jsonl"), path))
+
+
 def ladder(name: str) -> str:
     from ridgeline_bench.ladders import page
 
@@ -117,6 +123,12 @@ def picture_costs() -> str:
 
     folders = [ROOT / "benchmarks" / "models" / name for name in ("qwen3-vl-8b", "qwen2.5-vl-7b", "llava-1.5-7b")]
     return _written(lambda path: picture_costs.drawn(folders, path))
+
+
+def picture_work() -> str:
+    from ridgeline_bench.scripts import picture_costs
+
+    return _written(lambda path: picture_costs.drawn_work(ROOT / "benchmarks" / "models" / "qwen3-vl-8b", path))
 
 
 def preemption() -> str:
@@ -211,11 +223,13 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/mixer-quality.svg": mixer_quality,
     "docs/images/mixture.svg": mixture,
     "docs/images/picture-costs.svg": picture_costs,
+    "docs/images/picture-work.svg": picture_work,
     "docs/images/preemption.svg": preemption,
     "docs/images/quantization.svg": quantization,
     "docs/images/scaling-laws.svg": scaling_laws,
     "docs/images/sequence-lengths.svg": sequence_lengths,
     "docs/images/simulation.svg": simulation,
+    "docs/images/speech-stream.svg": speech_stream,
     "docs/images/training-precision.svg": training_precision,
     "docs/images/vllm-dark.svg": lambda: vllm("dark"),
     "docs/images/vllm-light.svg": lambda: vllm("light"),
