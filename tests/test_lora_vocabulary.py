@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ pytest.importorskip("peft")
 
 from ridgeline import BeamSearchParams, LoRARequest, SamplingParams
 from ridgeline.core.errors import InvalidRequest
-from tests.driving import rig
+from ridgeline.core.plan.adapters import UsedAdapter
+from tests.driving import ask, disturbed, rig
 from tests.peft_adapters import PeftAdapter, PlainModel
-from tests.test_lora import PARAMS, PROMPTS, TOLERANCE, check, compare, open_llm
+from tests.test_lora import PARAMS, PROMPTS, TOLERANCE, check, compare, expect, open_llm, words
 
 TinyModel = Callable[[str], Path]
 VOCABULARY: dict[str, Any] = {"enable_lora_factors": False, "enable_lora_vocabulary": True}
@@ -101,7 +103,7 @@ def test_refusals_name_what_is_lacking(tiny_model: TinyModel, tmp_path: Path) ->
     path = other.folder / "adapter_model.safetensors"
     save_file({name: torch.cat((x, x)) if "lm_head" in name else x for name, x in load_file(path).items()}, path)
     vocabulary = {"enable_lora_vocabulary": True}
-    for adapter, settings, words in (
+    for adapter, settings, said in (
         (both, {}, "enable_lora_vocabulary"),
         (rows, {"enable_lora_factors": True}, "enable_lora_vocabulary"),
         (whole, vocabulary, "enable_lora_tables"),
@@ -109,7 +111,7 @@ def test_refusals_name_what_is_lacking(tiny_model: TinyModel, tmp_path: Path) ->
         (magnitudes, {**vocabulary, "enable_lora_factors": True}, "a table of embeddings with use_dora"),
         (other, {**vocabulary, "enable_lora_tables": True}, "another vocabulary"),
     ):
-        with open_llm(tiny_model("llama"), **settings) as llm, pytest.raises(InvalidRequest, match=words):
+        with open_llm(tiny_model("llama"), **settings) as llm, pytest.raises(InvalidRequest, match=said):
             llm.generate({"prompt_token_ids": [5]}, PARAMS, lora_request=LoRARequest("a", 1, adapter.folder))
 
 
@@ -130,3 +132,22 @@ def test_tables_that_are_the_models_take_no_memory(tiny_model: TinyModel, tmp_pa
         kept = {each.untyped_storage().data_ptr(): each.untyped_storage() for pair in found.pairs for each in pair[1:3]}
         assert sum(each.nbytes() for each in kept.values()) == found.nbytes == facts.num_bytes
         assert found.nbytes < (both.folder / "adapter_model.safetensors").stat().st_size / 2
+
+
+def test_places_are_taken_and_left_and_preemption_changes_nothing(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Rows of tables are those of the adapter that has the place, also where the one before changed more of it."""
+    adapters = adapters_of("gemma2", tmp_path)
+    settings = {"enable_lora": True, "enable_lora_vocabulary": True, "max_loras": 2, "max_num_batched_tokens": 16}
+    with rig(tiny_model("gemma2"), **settings) as own:
+        used = [None, *(UsedAdapter(i, own.worker.add_adapter(i, a.folder).key) for i, a in enumerate(adapters, 1))]
+        requests = {}
+        for number in range(20):
+            request, adapter = ask(f"{number}", words(number), max_tokens=5), used[number % 4]
+            requests[request.id] = request if adapter is None else adapter.of(request)
+        own.add(*requests.values())
+        disturbed(own, Random(1), gives_way=0.3, leaves=0)
+        assert not own.errors
+        assert own.engine.scheduler.running.adapters.loads > 3
+        for number, request in enumerate(requests.values()):
+            oracle = [PlainModel("gemma2"), *adapters][number % 4]
+            expect(own.outcomes[request.id].tokens, list(request.prompt_token_ids), oracle)
