@@ -101,10 +101,11 @@ class MergedLora(Learnt):
                 "`ridgeline train sft|dpo|reward`; leave these out."
             )
         self.lora = Lora(decoder, model, config, seed)
-        if {thin.place.map.name for thin in self.lora.maps.values()} & {EMBED, UNEMBED}:  # type: ignore[union-attr]
+        names = {self.lora.places[name.replace("/", ".")].map.name for name in self.lora.maps}
+        if self.lora.stacks or names & {EMBED, UNEMBED}:
             raise InvalidConfig(
-                "rollouts run the weights that learn, of which embeddings and output layers have no adapters here; "
-                "leave them out of the targets."
+                "rollouts run the weights that learn, of which experts, embeddings and output layers have no adapters "
+                "here; leave them out of the targets."
             )
         self._parts: dict[str, tuple[Mapping[int, ThinMap], float]] = {}
         for name, linear in decoder.named_modules():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,19 +29,31 @@ from torch.autograd.function import once_differentiable
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
+from ridgeline.kernels.gemm.experts.torch_ops import down, gate_up
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.gemm.plain.torch_ops import weight_gradient
+from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.embedding import Embedding
+from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
+from ridgeline.quantization.experts import StackedWeights
 from ridgeline.quantization.frozen import FrozenWeight, add_input_gradient, add_product, adds, numbers_of
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.quantization.multiplied import MultipliedWeight
 from ridgeline.quantization.weight import FormedWeight, Weight, WrappedWeight
 from ridgeline.weights.adapters.config import ALL_LINEAR, AdapterConfig, read_adapter_config
 from ridgeline.weights.adapters.matching import meant_modules
-from ridgeline.weights.adapters.places import EMBED, UNEMBED, ModulePlace, adaptable, vocabulary_places, with_head
+from ridgeline.weights.adapters.places import (
+    EMBED,
+    UNEMBED,
+    ModulePlace,
+    adaptable,
+    expert_places,
+    vocabulary_places,
+    with_head,
+)
 from ridgeline.weights.adapters.reader import read_adapter
 from ridgeline.weights.loader import empty_decoder
 
@@ -70,18 +83,20 @@ class LoraConfig:
     def of_folder(cls, folder: Path) -> LoraConfig:
         """Return the settings of an adapter in a folder, to go on from it. Raise ModelLoadError for a bad folder."""
         found = read_adapter_config(folder, MOST_RANK, factors=True)
-        if found.ia3 or found.biased or found.tokens or found.parameters:
+        mixed = bool(found.parameters) and isinstance(found.targets, str)
+        if found.ia3 or found.biased or found.tokens or mixed:
             raise InvalidConfig(
-                f"the adapter in {folder} is one of IA3, or has biases, rows of tokens or experts, and only LoRA and "
-                "DoRA of linear layers are trained further here."
+                f"the adapter in {folder} is one of IA3, or has biases, rows of tokens, or experts beside all-linear; "
+                "only LoRA and DoRA are trained further here, and experts beside modules that are listed."
             )
+        targets = found.targets if isinstance(found.targets, str) else (*found.targets, *found.parameters)
         if found.ranks or found.alphas or found.excluded or found.layers is not None:
             raise InvalidConfig(
                 f"the adapter in {folder} is not alike in all modules (rank_pattern, alpha_pattern, exclude_modules or "
                 "layers_to_transform), and only one that is can be trained further here."
             )
         return cls(
-            rank=found.rank, alpha=found.alpha, targets=found.targets, rooted=found.rooted, start=str(folder),
+            rank=found.rank, alpha=found.alpha, targets=targets, rooted=found.rooted, start=str(folder),
             dora=found.dora,
         )  # fmt: skip
 
@@ -174,6 +189,51 @@ class LearntRows:
         """See `layers.embedding.AddsToRows`."""
         thin_TR = F.embedding(row_T.long(), self.thin.down_RI.T)
         x_TM += (F.linear(thin_TR, self.thin.up_OR) * self.scale).to(x_TM.dtype)
+
+
+class ThinExperts(nn.Module):
+    """The two matrices of every expert of a layer, for one of its stacks. up_EOR has rows in the order of our map."""
+
+    def __init__(self, place: ModulePlace, rank: int, device: torch.device, generator: torch.Generator) -> None:
+        super().__init__()
+        self.place, whole = place, place.map
+        bound = 1 / math.sqrt(whole.inputs)
+        drawn_ERI = (2 * torch.rand(whole.experts, rank, whole.inputs, generator=generator) - 1) * bound
+        self.down_ERI = nn.Parameter(drawn_ERI.to(device))
+        self.up_EOR = nn.Parameter(torch.zeros(whole.experts, sum(whole.parts), rank, device=device))
+
+    def in_their_form(self) -> tuple[Tensor, Tensor]:
+        """Return PEFT's two tensors: A has the ranks of an expert below each other, B's columns are all experts' of the
+        first rank, then those of the second. Of fused pairs whose outputs alternate in files, rows alternate."""
+        up_EOR, parts = self.up_EOR.detach().cpu(), self.place.map.parts
+        if self.place.source.alternating:
+            up_EOR = torch.stack(up_EOR.split(list(parts), 1), 2).flatten(1, 2)
+        return self.down_ERI.detach().cpu().flatten(0, 1), up_EOR.permute(1, 2, 0).flatten(1)
+
+
+@dataclass(frozen=True)
+class LearntExperts:
+    """The frozen matrices of a layer's experts, and those of an adapter that is trained."""
+
+    inner: StackedWeights
+    thin: ThinExperts
+    scale: float
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes
+
+    def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
+        return gate_up(self._linear, x_TM, bias_EO, routes, gate)
+
+    def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
+        return down(self._linear, sum(self.thin.place.map.parts), h_PF, bias_EM, routes, add_TM)
+
+    def _linear(self, expert: int, rows_NI: Tensor, bias_O: Tensor | None) -> Tensor:
+        assert isinstance(self.inner.weight, Tensor)
+        y_NO = F.linear(rows_NI, self.inner.weight[expert], bias_O)
+        thin_NR = F.linear(rows_NI, self.thin.down_ERI[expert].to(rows_NI.dtype))
+        return y_NO + F.linear(thin_NR, (self.thin.up_EOR[expert] * self.scale).to(rows_NI.dtype))
 
 
 JOINED_RANK = 128  # ranks together up to which the parts of a map are one product, most of whose numbers are zeros
@@ -345,8 +405,9 @@ class Lora(nn.Module):
         if config.targets != ALL_LINEAR:
             found = vocabulary_places(empty_decoder(model.spec), with_head(model.weights))
             self.places |= {name: each for name, each in found.items() if each.source.name == f"{name}.weight"}
-        modules = meant(config.targets, self.places)
-        self._check({self.places[module].map.name for module in modules})
+        experts, others = split_targets(config.targets)
+        modules = meant(others, self.places) if others else ()
+        self._check({self.places[module].map.name for module in modules}, experts)
         device, generator = next(decoder.parameters()).device, torch.Generator().manual_seed(seed)
         decoder.requires_grad_(False)
         self.maps = nn.ModuleDict()
@@ -371,11 +432,38 @@ class Lora(nn.Module):
                 for first, thin in parts.items():
                     thin.magnitude_O = nn.Parameter(squares_O[first : first + thin.place.outputs].sqrt())
             linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale, self.dropout, squares_O))
+        self.stacks = nn.ModuleDict()
+        if experts:
+            self._adapt_experts(decoder, model, experts, scale, generator)
         if config.start:
             self._begin(Path(config.start), scale)
 
-    def _check(self, names: set[str]) -> None:
-        """Raise InvalidConfig for what maps of the vocabulary have not."""
+    def _adapt_experts(
+        self, decoder: Decoder, model: ModelConfig, wanted: Sequence[str], scale: float, generator: torch.Generator
+    ) -> None:
+        """Adapt the stacks of experts whose names end so. Raise InvalidConfig if there are none, or other ones."""
+        found = {
+            name: place
+            for name, place in expert_places(empty_decoder(model.spec), model.weights).items()
+            if place.is_stacked and any(f".{name}".endswith(f".{each}") for each in wanted)
+        }
+        if lost := [each for each in wanted if not any(f".{name}".endswith(f".{each}") for name in found)]:
+            raise InvalidConfig(f"no layer of this model has {lost[0]}; leave it out of the targets.")
+        for name, place in found.items():
+            stack = decoder.get_submodule(place.map.name)
+            assert isinstance(stack, ExpertStack)
+            weights = stack.matrices
+            if not isinstance(weights, StackedWeights) or not isinstance(weights.weight, Tensor):
+                raise InvalidConfig("experts that are quantized have no adapters in training; take --method lora.")
+            thin = ThinExperts(place, self.config.rank, next(decoder.parameters()).device, generator)
+            self.stacks[name.replace(".", "/")] = thin
+            self.places[name] = place
+            stack.matrices = LearntExperts(weights, thin, scale)
+
+    def _check(self, names: set[str], experts: Sequence[str]) -> None:
+        """Raise InvalidConfig for what maps of the vocabulary, and of experts, have not."""
+        if experts and (self.config.dora or self.config.dropout):
+            raise InvalidConfig("magnitudes (dora) and dropout are not for experts; leave these out of the targets.")
         if self.config.dora and EMBED in names:
             raise InvalidConfig("magnitudes (dora) are not for the table of the tokens; leave it out of the targets.")
         if self.config.dropout and names & {EMBED, UNEMBED}:
@@ -387,7 +475,15 @@ class Lora(nn.Module):
     def _begin(self, folder: Path, scale: float) -> None:
         """Take the numbers of an adapter."""
         found = read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32, factors=True)
-        pairs = {id(pair.place): pair for pair in found.pairs}
+        pairs = {id(pair.place): pair for pair in found.pairs if not pair.place.map.experts}
+        for name, stack in self.stacks.items():
+            assert isinstance(stack, ThinExperts)
+            parts = [pair for pair in found.pairs if pair.place.map.name == stack.place.map.name]
+            if len(parts) != len(stack.place.map.parts) or parts[0].rank != self.config.rank:
+                raise InvalidConfig(f"the adapter in {folder} has no matrices of {name.replace('/', '.')}.")
+            stack.down_ERI.copy_(parts[0].down_RI)
+            ordered = sorted(parts, key=lambda pair: pair.place.part)
+            stack.up_EOR.copy_(torch.cat([pair.up_OR for pair in ordered], 1) / scale)
         for name, thin in self.maps.items():
             assert isinstance(thin, ThinMap)
             if (pair := pairs.pop(id(thin.place), None)) is None or len(pair.down_RI) != self.config.rank:
@@ -406,6 +502,11 @@ class Lora(nn.Module):
     def add_to(self, plain: Decoder) -> None:
         """Add the products of the matrices to the weights of a decoder that has plain ones."""
         scale = _peft(self.config).scale(self.config.rank, self.config.alpha)
+        for stack in self.stacks.values():
+            assert isinstance(stack, ThinExperts)
+            added_EOI = scale * (stack.up_EOR.float() @ stack.down_ERI.float())
+            whole = plain.get_parameter(f"{stack.place.map.name}.weight")
+            whole.add_(added_EOI.to(whole.device, whole.dtype))
         for thin in self.maps.values():
             assert isinstance(thin, ThinMap)
             weight, first = plain.get_parameter(f"{thin.place.map.name}.weight"), thin.place.first
@@ -438,21 +539,36 @@ class Lora(nn.Module):
                 theirs_O1 = replace(thin.place, factor_O=None).in_their_order(own_O1)
                 tensors[f"{before}.lora_magnitude_vector"] = theirs_O1[:, 0].contiguous()
             modules.append(module)
-        targets = {module.rpartition(".")[2] for module in modules}
-        if not isinstance(self.config.targets, str):
-            targets = set(self.config.targets)
+        experts, others = split_targets(self.config.targets)
+        targets = set(others) if not isinstance(others, str) else {module.rpartition(".")[2] for module in modules}
+        for name, stack in self.stacks.items():
+            assert isinstance(stack, ThinExperts)
+            owner, _, kind = name.replace("/", ".").rpartition(".")
+            both = {f"{owner.replace('.', '/')}/{each}" for each in ("gate_up_proj", "down_proj")} <= set(self.stacks)
+            before = f"base_model.model.{owner}{'.base_layer' if both and kind != 'down_proj' else ''}"
+            for half, matrix in zip("AB", stack.in_their_form(), strict=True):
+                tensors[f"{before}.lora_{half}.weight"] = matrix.contiguous()
         entries = {
             "peft_type": "LORA",
             "r": self.config.rank,
             "lora_alpha": self.config.alpha,
             "use_rslora": self.config.rooted,
             "target_modules": sorted(targets),
+            "target_parameters": list(experts) or None,
             "use_dora": self.config.dora,
             "lora_dropout": self.config.dropout,
             "bias": "none",
         }
         write_adapter(folder, tensors, entries, base, [self.places[module] for module in modules])
         read_adapter(folder, self.places, most_rank=self.config.rank, dtype=torch.float32, factors=True)
+
+
+def split_targets(targets: tuple[str, ...] | str) -> tuple[tuple[str, ...], tuple[str, ...] | str]:
+    """Return the names of parameters that hold all experts' matrices, and the other targets."""
+    if isinstance(targets, str):
+        return (), targets
+    experts = tuple(each for each in targets if re.search(r"(^|\.)experts\.(gate_up|up|down)_proj$", each))
+    return experts, tuple(each for each in targets if each not in experts)
 
 
 def write_adapter(

@@ -27,11 +27,13 @@ from ridgeline.training import lora as lora_module
 from ridgeline.training.base import opened as begun
 from ridgeline.training.conversations import AnswerPair, Example
 from ridgeline.training.cross_entropy import cross_entropy_sum
-from ridgeline.training.lora import LearntWeight, Lora, LoraConfig, ThinMap
+from ridgeline.training.lora import LearntWeight, Lora, LoraConfig, ThinExperts, ThinMap
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.preferences import Preferences, dpo_losses, with_reference
 from ridgeline.training.tuned import NextTokens, PackRunner, recompute
-from ridgeline.weights.loader import export_checkpoint, load_weights, read_model_config
+from ridgeline.weights.adapters.places import expert_places
+from ridgeline.weights.adapters.stacks import stacked_pairs
+from ridgeline.weights.loader import empty_decoder, export_checkpoint, load_weights, read_model_config
 
 pytest.importorskip("peft")
 
@@ -354,6 +356,59 @@ def test_tables_have_the_gradients_of_peft_and_go_on(family: str, tiny_model: Ti
     for wrong in (LoraConfig(targets=targets, dora=True), LoraConfig(targets=targets, dropout=0.1)):
         with pytest.raises(InvalidConfig, match=r"table of the tokens|output layers"):
             Lora(opened(tiny_model(family))[0], model, wrong, seed=0)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("stacks", [("gate_up_proj", "down_proj"), ("down_proj",)], ids=" ".join)
+def test_experts_have_the_gradients_of_peft_and_go_on(
+    stacks: tuple[str, ...], family: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """Of all matrices and of one."""
+    decoder, model = opened(tiny_model(family))
+    config = LoraConfig(rank=3, alpha=5, targets=("q_proj", *(f"experts.{each}" for each in stacks)))
+    lora = Lora(decoder, model, config, seed=0)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in lora.named_parameters():
+            if "up_" in name.rpartition(".")[2]:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+    lora.export(tmp_path, "base")
+    base = tiny_models.build(family).double()
+    base.config._experts_implementation = "eager"
+    theirs = PeftModel.from_pretrained(base, tmp_path, is_trainable=True).double()
+    their_loss = their_nats(theirs, examples())
+    their_loss.backward()
+    loss = runs_of(decoder).nats(examples())
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(their_loss.detach()), rel=1e-5)
+    gradients = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.requires_grad}
+    assert len(gradients) == 2 * (len(lora.maps) + len(lora.stacks))
+    for name, stack in lora.stacks.items():
+        assert isinstance(stack, ThinExperts)
+        owner, _, kind = name.replace("/", ".").replace("block_sparse_moe", "mlp").rpartition(".")
+        inner = ".base_layer" if len(stacks) > 1 and kind != "down_proj" else ""
+        wanted = [gradients[f"base_model.model.{owner}{inner}.lora_{half}.weight"] for half in "AB"]
+        own = ThinExperts(stack.place, 3, CPU, torch.Generator())
+        own.down_ERI.data, own.up_EOR.data = stack.down_ERI.grad, stack.up_EOR.grad  # type: ignore[assignment]
+        for ours, exact in zip(own.in_their_form(), wanted, strict=True):
+            close(ours, exact, name)
+    again, _ = opened(tiny_model(family))
+    Lora(again, model, LoraConfig.of_folder(tmp_path), seed=4)
+    assert float(runs_of(again).nats(examples()).detach()) == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_experts_matrices_are_read_as_they_are_written(family: str, tiny_model: TinyModel) -> None:
+    """Rows of the second family's fused pairs alternate in files."""
+    model, draw = read_model_config(tiny_model(family)), torch.Generator().manual_seed(3)
+    places = expert_places(empty_decoder(model.spec), model.weights)
+    place = next(each for name, each in places.items() if name.endswith("experts.gate_up_proj"))
+    thin = ThinExperts(place, 3, CPU, draw)
+    thin.up_EOR.data.normal_(generator=draw)
+    pairs = list(stacked_pairs(Path("x"), place, *thin.in_their_form()))
+    assert torch.equal(torch.cat([pair.up_OR for pair in pairs], 1), thin.up_EOR)
+    assert all(torch.equal(pair.down_RI, thin.down_ERI) for pair in pairs)
+    assert place.source.alternating == (family == "gpt_oss")
 
 
 def test_dropout_leaves_each_product_its_own_inputs_in_training_alone(tiny_model: TinyModel) -> None:
