@@ -1,13 +1,15 @@
 """A decoding step in one cooperative launch beside the least time of its bytes, and beside the engine's captured step.
 
     python -m ridgeline_bench.scripts.persistent_step [--models llama-1b qwen3-0.6b] [--rows 1 2 4 8] [--splits 1 4]
-        [--context 512] [--depth 1024] [--warps 8] [--joins] [--trace] [--engine] [--quick] [--output FILE.jsonl]
+        [--context 512] [--depth 1024] [--warps 8] [--joins] [--counters] [--trace] [--engine] [--quick]
+        [--output FILE.jsonl]
 
 Weights are random, and so is a cache of --context tokens a row. A step is first compared with its reference in plain
 torch, and timed only if they agree. `limit` is all weights and all cached keys and values, each read once, at the
 measured bandwidth. The persistent step ends with the scores of all tokens; the engine's samples, too. --depth is the
-inputs of a stage of the ring, and --warps how many compute. With --joins every block of `out` combines the splits for
-itself. --trace says where a block's time goes. --quick plans and validates the schedules, on the CPU.
+inputs of a stage of the ring, and --warps how many compute. Numbers say by marks that they are there, or with
+--counters blocks say what has ended. With --joins every block of `out` combines the splits for itself. --trace says
+where a block's time goes. --quick plans and validates the schedules, on the CPU.
 """
 
 from __future__ import annotations
@@ -61,9 +63,10 @@ def limit(shape: DenseShape, rows: int, context: int) -> float:
     return 2 * (shape.weight_numbers + cached) / find(gpu() or H200).attained().bandwidth
 
 
-def compiled(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool, warps: int) -> bytes:
+def compiled(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool, warps: int, marked: bool) -> bytes:
     """Return the machine code of a step."""
-    plan = LaunchPlan.of(shape, rows, PAGE, build(shape, rows, BLOCKS, splits, joins=joins), splits, depth, warps)
+    schedule = build(shape, rows, BLOCKS, splits, joins=joins, marked=marked)
+    plan = LaunchPlan.of(shape, rows, PAGE, schedule, splits, depth, warps)
     return cubin(SOURCE, ARCH, plan.defines)
 
 
@@ -103,9 +106,9 @@ def engine(shape: DenseShape, all_rows: Sequence[int], context: int) -> dict[int
             assembly.engine.shutdown()
 
 
-def planned(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool) -> str:
+def planned(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool, marked: bool) -> str:
     """Return a line about a schedule for an H200, which was validated."""
-    schedule = build(shape, rows, BLOCKS, splits, joins=joins)
+    schedule = build(shape, rows, BLOCKS, splits, joins=joins, marked=marked)
     started = time.perf_counter()
     validate(schedule, BLOCKS)
     seconds = time.perf_counter() - started
@@ -116,7 +119,8 @@ def planned(shape: DenseShape, rows: int, splits: int, depth: int, joins: bool) 
 def main() -> None:
     a = asked(
         __doc__, models=[OneOf(MODELS)], rows=[1, 2, 4, 8], splits=[1, 4], context=512, depth=1024, warps=WARPS,
-        joins=(False, "the blocks of `out` combine the splits"), engine=(False, "the engine's captured step, too"),
+        joins=(False, "the blocks of `out` combine the splits"),
+        counters=(False, "counters in place of marks"), engine=(False, "the engine's captured step, too"),
         trace=(False, "where the time goes, by kind of task"), quick=(False, "schedules alone"), output=Path,
     )  # fmt: skip
     console = Console()
@@ -124,7 +128,7 @@ def main() -> None:
         for name in a.models:
             for rows in a.rows:
                 for splits in a.splits:
-                    told = planned(MODELS[name], rows, splits, a.depth, a.joins)
+                    told = planned(MODELS[name], rows, splits, a.depth, a.joins, not a.counters)
                     console.print(f"{name}, {rows} rows, {splits} splits: {told}", highlight=False)
         return
     table = Table(
@@ -137,13 +141,16 @@ def main() -> None:
         with ThreadPoolExecutor() as pool:
             codes = list(
                 pool.map(
-                    partial(compiled, shape, depth=a.depth, joins=a.joins, warps=a.warps), *zip(*pairs, strict=True)
+                    partial(compiled, shape, depth=a.depth, joins=a.joins, warps=a.warps, marked=not a.counters),
+                    *zip(*pairs, strict=True),
                 )
             )
         for (rows, splits), code in zip(pairs, codes, strict=True):
             least = 1e3 * limit(shape, rows, a.context)
             positions = [a.context - 1] * rows
-            case = step_case(shape, positions, BLOCKS, splits, page=PAGE, joins=a.joins, device="cuda")
+            case = step_case(
+                shape, positions, BLOCKS, splits, page=PAGE, joins=a.joins, marked=not a.counters, device="cuda"
+            )
             case = case.cut(depth=a.depth, warps=a.warps)
             error, bf16, seconds, kinds = persistent(case, code, a.trace)
             own, ms = 1e3 * engines.get(rows, 0.0), 1e3 * seconds
@@ -159,6 +166,7 @@ def main() -> None:
                 "rows": rows,
                 "splits": splits,
                 "joins": a.joins,
+                "waits": "counters" if a.counters else "marks",
                 "warps": a.warps,
             }
             times = {"ms": ms, "limit_ms": least, "engine_ms": own, "kinds": kinds}

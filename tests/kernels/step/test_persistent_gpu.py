@@ -54,24 +54,32 @@ def is_right(case: PersistentCase, times: int = 3) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("marked", [False, True], ids=["counters", "marks"])
 @pytest.mark.parametrize(("splits", "joins"), [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("shape", [TINY, TINY_QWEN], ids=["llama", "qwen"])
-def test_a_small_step_equals_its_reference(shape: DenseShape, splits: int, joins: bool) -> None:
-    is_right(step_case(shape, [37, -1, 0, 20, 3], 9, splits, joins=joins, device="cuda"), times=50)
+def test_a_small_step_equals_its_reference(shape: DenseShape, splits: int, joins: bool, marked: bool) -> None:
+    case = step_case(shape, [37, -1, 0, 20, 3], 9, splits, joins=joins, marked=marked, device="cuda")
+    is_right(case, times=50)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "splits"), [(1, 1), (1, 4), (8, 2)])
+@pytest.mark.parametrize(("rows", "splits", "marked"), [(1, 4, False), (1, 1, True), (1, 4, True), (8, 2, True)])
 @pytest.mark.parametrize("shape", [LLAMA_1B, QWEN3_06B], ids=["llama-1b", "qwen3-0.6b"])
-def test_two_layers_of_real_shapes_equal_their_reference(shape: DenseShape, rows: int, splits: int) -> None:
+def test_two_layers_of_real_shapes_equal_their_reference(
+    shape: DenseShape, rows: int, splits: int, marked: bool
+) -> None:  # fmt: skip
     few = replace(shape, layers=2)
-    blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    is_right(step_case(few, [700 - 90 * row for row in range(rows)], blocks, splits, page=16, device="cuda"))
+    blocks, positions = (
+        torch.cuda.get_device_properties(0).multi_processor_count,
+        [700 - 90 * row for row in range(rows)],
+    )
+    is_right(step_case(few, positions, blocks, splits, page=16, marked=marked, device="cuda"))
 
 
 @pytest.mark.gpu
-def test_a_captured_step_runs_again() -> None:
-    case = step_case(TINY, [9, 5], 5, device="cuda")
+@pytest.mark.parametrize("marked", [False, True], ids=["counters", "marks"])
+def test_a_captured_step_runs_again(marked: bool) -> None:
+    case = step_case(TINY, [9, 5], 5, marked=marked, device="cuda")
     step = on_gpu(case)
     wanted = step().clone()
     graph = torch.cuda.CUDAGraph()

@@ -34,7 +34,7 @@ class SlowStep:
 
     def run(self, schedule: StepSchedule, seed: int = 0) -> Tensor:
         """Run a schedule, and return the logits: [R, V]. Raises RuntimeError if blocks wait for ever."""
-        chosen = random.Random(seed)
+        schedule, chosen = schedule.with_counters if schedule.marked else schedule, random.Random(seed)
         counters, at = [0] * schedule.counters, [0] * len(schedule.blocks)
         running: dict[int, Write] = {}
         left = {block for block, tasks in enumerate(schedule.blocks) if tasks}
@@ -86,7 +86,7 @@ class SlowStep:
             pair = layer.gate_up_2FM.unflatten(0, (2, -1))[:, part].flatten(0, 1)
             return _to(buffers.gated_RF[:, part], gated_activation(x_RM @ pair.T, "silu"))
         x, weight = (buffers.attended_RI, layer.out_MI) if task.kind == "out" else (buffers.gated_RF, layer.down_MF)
-        if task.reads[0].buffer == "partial":
+        if task.reads[0].buffer.startswith("partial"):
             x = _joined(buffers.partial_RHSD).flatten(1).to(x.dtype)
         return _to(buffers.residual_RM[:, part], buffers.residual_RM[:, part] + x @ weight[part].T)
 

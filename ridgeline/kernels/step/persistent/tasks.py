@@ -2,12 +2,15 @@
 
 A task reads and writes rectangles of buffers. It begins when every counter that it waits for has come far enough, and
 when it has ended it adds one to each of its own. Blocks run at the same time and know nothing else of each other.
+
+A *marked* buffer needs no counter: each of its cells holds a mark until it is written, once in a step, and who reads a
+cell waits until it holds something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 Kind = Literal["embed", "qkv", "attend", "combine", "out", "gate_up", "down", "head"]
@@ -69,6 +72,7 @@ class StepSchedule:
     counters: how many there are. All are 0 when the step begins.
     buffers: rows and columns of each.
     inputs: buffers that hold numbers when the step begins.
+    marked: buffers full of marks when the step begins.
     """
 
     tasks: tuple[StepTask, ...]
@@ -76,3 +80,32 @@ class StepSchedule:
     counters: int
     buffers: Mapping[str, tuple[int, int]]
     inputs: frozenset[str] = field(default_factory=frozenset)
+    marked: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def with_counters(self) -> StepSchedule:
+        """This schedule with a counter for every rectangle of marked buffers that is read: all tasks that write some of
+        it signal it when they have written. The same runs end."""
+        writers: dict[str, list[tuple[CellAccess, int]]] = {}
+        for index, task in enumerate(self.tasks):
+            for access in task.writes:
+                if access.buffer in self.marked:
+                    writers.setdefault(access.buffer, []).append((access, index))
+        counters: dict[CellAccess, CounterWait] = {}
+        signals = [list(task.signals) for task in self.tasks]
+        waits = [list(task.waits) for task in self.tasks]
+        for index, task in enumerate(self.tasks):
+            for access in task.reads:
+                if access.buffer not in self.marked:
+                    continue
+                if access not in counters:
+                    found = [writer for written, writer in writers.get(access.buffer, ()) if written.meets(access)]
+                    counters[access] = CounterWait(self.counters + len(counters), len(found))
+                    for writer in found:
+                        signals[writer].append(counters[access].counter)
+                waits[index].append(counters[access])
+        tasks = tuple(
+            replace(task, waits=tuple(waits[index]), signals=tuple(signals[index]))
+            for index, task in enumerate(self.tasks)
+        )
+        return replace(self, tasks=tasks, counters=self.counters + len(counters), marked=frozenset())

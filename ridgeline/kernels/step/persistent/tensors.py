@@ -27,6 +27,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.step.persistent.shape import DenseShape
+from ridgeline.kernels.step.persistent.tasks import StepSchedule
+
+MARK = -1  # as a 16-bit number: a NaN that no rounding gives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,14 @@ class StepBuffers:
     gated_RF: Tensor
     logits_RV: Tensor
 
+    def address(self, name: str) -> int:
+        """Return the address of a buffer, by its name in a schedule without marks."""
+        tensors = {
+            "residual": self.residual_RM, "qkv": self.qkv_RX, "attended": self.attended_RI,
+            "partial": self.partial_RHSD, "gated": self.gated_RF, "logits": self.logits_RV,
+        }  # fmt: skip
+        return tensors[name].data_ptr()
+
     @staticmethod
     def poisoned(shape: DenseShape, rows: int, splits: int, like: Tensor) -> StepBuffers:
         """Return buffers full of NaN, so that a number that no task wrote shows. like: has their dtype and device."""
@@ -97,3 +108,31 @@ class StepBuffers:
             partial_RHSD=empty(shape.heads, splits, shape.head_dim + 4, dtype=torch.float32),
             gated_RF=empty(shape.inner), logits_RV=empty(shape.vocabulary),
         )  # fmt: skip
+
+
+class MarkedBuffers:
+    """The marked buffers of a schedule, twice: a step uses one set of them, and fills the other one with marks.
+
+    memory: int16 [2, numbers of a set], full of marks. like: buffers of the same step, whose sizes they have.
+    """
+
+    def __init__(self, schedule: StepSchedule, like: StepBuffers) -> None:
+        sizes = {
+            "residual": like.residual_RM, "qkv": like.qkv_RX, "attended": like.attended_RI,
+            "partial": like.partial_RHSD, "gated": like.gated_RF,
+        }  # fmt: skip
+        self._places, self._like, end = dict[str, int](), like, 0
+        for name in sorted(schedule.marked):
+            self._places[name] = end
+            end += -(-sizes[name.partition(".")[0]].nbytes // 16) * 16
+        self.memory = torch.full((2, end // 2), MARK, dtype=torch.int16, device=like.logits_RV.device)
+
+    @property
+    def set_bytes(self) -> int:
+        return self.memory[0].nbytes
+
+    def address(self, name: str) -> int:
+        """Return the address of a buffer in the first set, or of one that is not marked."""
+        if name not in self._places:
+            return self._like.address(name)
+        return self.memory.data_ptr() + self._places[name]

@@ -12,6 +12,10 @@ known to have ended before a task begins:
   signalled. A signaller s cannot be missing if all others that do not come after s themselves are too few;
 * all that had ended before those began.
 
+In a schedule with marked buffers there are no counters: who reads a cell waits for itself. Then it is enough that each
+cell is written once at most, so that nothing is overwritten, that only cells are read that some task writes, and that
+the run ends. No buffer but marked ones, and inputs that no task writes, may be read there.
+
 That is kept as one number for each task and block: how many of the block's tasks have ended. Facts follow from facts
 that hold, so the proof is sound whatever the schedule is; it may refuse one that is right by more than this.
 """
@@ -45,6 +49,10 @@ def validate(schedule: StepSchedule, resident: int) -> None:
             f"the schedule has {len(schedule.blocks)} blocks, and {resident} can run at the same time; make it so."
         )
     places = _places(schedule)
+    if schedule.marked:
+        _are_written_once(schedule)
+        _run(schedule.with_counters)
+        return
     order = _run(schedule)
     _no_races(schedule, places, _ended(schedule, places, order))
 
@@ -100,6 +108,30 @@ def _run(schedule: StepSchedule) -> list[int]:
             f"block {block} waits for ever before {task}: counter {counter} ends at {counters[counter]}, not {least}."
         )
     return order
+
+
+def _are_written_once(schedule: StepSchedule) -> None:
+    """Raise InvalidSchedule if a schedule of marked buffers writes a cell twice, has counters, or reads what may not be
+    written yet."""
+    written = {name: np.full(size, -1, np.int64) for name, size in schedule.buffers.items()}
+    for index, task in enumerate(schedule.tasks):
+        if task.waits or task.signals:
+            raise InvalidSchedule(f"{task} has counters, and marked buffers need none; leave them out.")
+        for access in task.writes:
+            cells = written[access.buffer][access.row : access.row_end, access.column : access.column_end]
+            if access.buffer in schedule.inputs or (cells >= 0).any():
+                other = "a step's input" if access.buffer in schedule.inputs else schedule.tasks[int(cells.max())]
+                raise InvalidSchedule(f"{task} writes {access}, which is not its own alone: {other} is there.")
+            cells[...] = index
+    for index, task in enumerate(schedule.tasks):
+        for access in task.reads:
+            if access.buffer not in schedule.marked | schedule.inputs:
+                raise InvalidSchedule(
+                    f"{task} reads {access}, and nothing says that this was written; mark the buffer."
+                )
+            cells = written[access.buffer][access.row : access.row_end, access.column : access.column_end]
+            if access.buffer in schedule.marked and ((cells < 0) | (cells == index)).any():
+                raise InvalidSchedule(f"{task} reads {access}, and no other task writes all of that.")
 
 
 @dataclass

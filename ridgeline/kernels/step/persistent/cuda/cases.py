@@ -89,7 +89,7 @@ class PersistentCase:
 
 def step_case(
     shape: DenseShape, positions: list[int], blocks: int, splits: int = 1, *, page: int = 4, joins: bool = False,
-    device: str = "cpu",
+    marked: bool = False, device: str = "cpu",
 ) -> PersistentCase:  # fmt: skip
     """Return a case in bfloat16. positions: of each row's token; all tokens before it are in the cache, -1: none."""
     generator = torch.Generator(device).manual_seed(len(positions))
@@ -115,7 +115,7 @@ def step_case(
         live_R=torch.tensor([position >= 0 for position in positions], device=device),
         slots_R=torch.arange(rows).flip(0).int().to(device), table_SC=table.flip(0).int().to(device), caches=caches,
     )  # fmt: skip
-    schedule = build(shape, rows, blocks, splits, joins=joins)
+    schedule = build(shape, rows, blocks, splits, joins=joins, marked=marked)
     return PersistentCase(
         shape=shape, rows=rows, splits=splits, schedule=schedule, weights=weights, inputs=inputs,
         plan=LaunchPlan.of(shape, rows, page, schedule, splits),

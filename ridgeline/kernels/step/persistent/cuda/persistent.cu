@@ -1,5 +1,8 @@
 // A decoding step in one launch. Every block stays on its multiprocessor and runs its list of tasks; blocks tell each
-// other by counters in memory what has ended. Some warps compute. One more streams the weights of all products of the
+// other by counters in memory what has ended. Or, where MARKED is 1, numbers tell by themselves that they are there: all
+// bits of a place are set until a number is written to it, which happens once a step, and who needs the number reads the
+// place again and again. No number that is written has all bits set: roundings give another NaN. A step uses one of two
+// sets of such buffers, and fills the other one with marks for the next step. Some warps compute. One more streams the weights of all products of the
 // list, and the keys and values of earlier steps, through a ring in shared memory: no task writes them, so it waits for
 // no counter and is as far ahead as the ring is long, also while the others wait.
 //
@@ -8,7 +11,7 @@
 //
 // Definitions: ROWS rows of the step, GROUP query heads of a key head, DIM width of a head, ROTATED numbers of it that
 // rotate, WIDTH, ATTENDED and INNER inputs of the products, PAGE tokens of a block of the cache, SPLITS parts of a row's
-// keys, JOINS 1 if products join them, WARPS that compute, DEPTH inputs of a stage, STAGES of the ring, PAGES of the
+// keys, JOINS 1 if products join them, MARKED 1 for buffers of marks, WARPS that compute, DEPTH inputs of a stage, STAGES of the ring, PAGES of the
 // cache in a stage, SUM_TILES tiles between two sums over warps, MOST inputs in registers.
 #include "ptx.cuh"
 
@@ -29,9 +32,9 @@ enum Kind { EMBED, QKV, ATTEND, COMBINE, OUT, GATE_UP, DOWN, HEAD };
 struct Record {  // of a task; records.py writes it
   int kind, first, last, inputs;  // of a product: outputs and inputs. Else first is the row and last the head
   int split, wait, least, signal;  // wait: a counter, or -1
-  const bf16 *weight, *second;     // second: of the other half of a gated pair
+  const bf16 *weight, *second;     // second: of the other half of a gated pair, or the residual to which is added
   const bf16 *norm, *bias;         // or null
-  const bf16 *x;                   // null: of splits of attention
+  const bf16 *x;                   // where products join the parts of attention, and they are combined: these, in float
   bf16 *y;
   bf16 *keys, *values;             // of the layer's cache
   const bf16 *q_norm, *k_norm;     // or null
@@ -40,15 +43,16 @@ struct Record {  // of a task; records.py writes it
 struct Step {
   const Record *records;
   const int *starts;  // by block, its first record; and one more
-  unsigned *counters;  // and behind the last one that of blocks that have ended
+  unsigned *counters;  // and behind the last one that of blocks that have ended, and that of steps
   const long long *tokens, *positions;
   const int *table, *slots;   // a row's blocks are in its slot's part of the table
   const unsigned char *live;  // 0: a row without a request
   const float *cos_sin;
-  float *partial;
   const bf16 *embedding;
+  unsigned char *marks;  // the marked buffers, twice
   long long *trace;  // null, or four numbers a record: cycles of its begin, of the end of its wait, of its end; and how
                      // many of them thread 0 waited for weights
+  long long set_bytes;   // of the marked buffers, once
   long long block_step;  // numbers from block to block of the cache
   int counter_count, blocks, columns, heads, kv_heads, width, panel, records_room;
   float eps, head_eps, scale;
@@ -57,7 +61,7 @@ struct Step {
 struct Shared {  // offsets into dynamic shared memory
   Mbarrier *full, *empty;
   Record *records;
-  float *squares;  // [WARPS][8]: of a warp's inputs, by row
+  float *squares;  // [2][WARPS][8]: of a warp's inputs, by row
   float *sums;     // [2][SUM_TILES][WARPS][ROWS][TILE]
   bf16 *panel;     // what attention needs, or activations that are made of its parts
   unsigned char *ring;
@@ -70,6 +74,10 @@ struct Ring {
   }
 };
 
+// Which of two places in shared memory is next: of sums, and of sums of squares. While some warps read one of them,
+// others may be a task ahead, but not two, since they meet in every task.
+struct Turns { int sums = 0, squares = 0; };
+
 struct __align__(16) Eight { bf16 at[8]; };
 
 __device__ __forceinline__ Eight eight_of(uint4 words) {
@@ -77,23 +85,97 @@ __device__ __forceinline__ Eight eight_of(uint4 words) {
   memcpy(&e, &words, 16);
   return e;
 }
-__device__ __forceinline__ Eight fresh(const bf16 *from) { return eight_of(load_fresh(from)); }
 __device__ __forceinline__ float rounded(float x) { return to_float(__float2bfloat16(x)); }
+
+// ---- Numbers that blocks give each other ----------------------------------------------------------------------------
+
+// True if one of eight numbers is not there yet.
+__device__ __forceinline__ bool lacks_one(uint4 v) {
+  // The upper bit of a half of u & w is set if all bits of that half of w are, or the lower half's are
+  const unsigned w[4] = {v.x, v.y, v.z, v.w};
+  unsigned found = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) found |= (~w[i] - 0x00010001u) & w[i];
+  return found & 0x80008000u;
+}
+
+// Numbers as they are in memory at this moment, and not in the caches of the multiprocessor.
+__device__ __forceinline__ uint4 load_now(const void *from) {
+#ifdef __CUDACC__
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  return v;
+#else
+  return load_fresh(from);
+#endif
+}
+__device__ __forceinline__ unsigned short half_now(const void *from) {
+#ifdef __CUDACC__
+  unsigned short v;
+  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");
+  return v;
+#else
+  return *static_cast<const unsigned short *>(from);
+#endif
+}
+
+// Wait until all these eights are there. Those that are not `taken` are zeros.
+template <int COUNT, class Taken>
+__device__ __forceinline__ void await(uint4 (&x)[COUNT], const bf16 *from, int apart, Taken taken) {
+#ifndef __CUDACC__
+  emulator::block_until("numbers of other blocks", [&] {
+    for (int j = 0; j < COUNT; ++j)
+      if (taken(j) && lacks_one(load_fresh(from + j * apart))) return false;
+    return true;
+  });
+#endif
+  bool lacks;
+  do {
+    lacks = false;
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j)
+      if (taken(j)) x[j] = load_now(from + j * apart);
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j)
+      if (taken(j)) lacks |= lacks_one(x[j]);
+  } while (lacks);
+}
+
+// One number, which another block may have written in this step.
 __device__ __forceinline__ float fresh_one(const bf16 *from) {
 #ifdef __CUDACC__
-  unsigned short bits = __ldcg(reinterpret_cast<const unsigned short *>(from));
+  unsigned short bits = MARKED ? half_now(from) : __ldcg(reinterpret_cast<const unsigned short *>(from));
+  if (MARKED)
+    while (bits == 0xffff) bits = half_now(from);
   return to_float(__ushort_as_bfloat16(bits));
 #else
+  if (MARKED) emulator::block_until("a number of another block", [&] { return half_now(from) != 0xffff; });
   return to_float(*from);
 #endif
 }
-__device__ __forceinline__ float fresh_float(const float *from) {
+
+// Write what other blocks wait for.
+__device__ __forceinline__ void give(bf16 *to, float number) {
+  const bf16 rounded = __float2bfloat16(number);
 #ifdef __CUDACC__
-  return __ldcg(from);
+  if (MARKED) asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(__bfloat16_as_ushort(rounded)) : "memory");
+  else *to = rounded;
 #else
-  return *from;
+  *to = rounded, ++emulator::progress;
 #endif
 }
+__device__ __forceinline__ void give(float *to, float number) {
+  const unsigned no_number = 0x7fffffffu;
+  float plain = number;
+  if (number != number) memcpy(&plain, &no_number, 4);
+#ifdef __CUDACC__
+  if (MARKED) asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(plain) : "memory");
+  else *to = plain;
+#else
+  *to = plain, ++emulator::progress;
+#endif
+}
+
 __device__ __forceinline__ long long now(const Step &step) { return step.trace ? cycles() : 0; }
 __device__ __forceinline__ void workers_meet() { named_barrier(1, WORKERS); }
 
@@ -180,11 +262,8 @@ constexpr int PART = DIM + 4;  // of a partial result: sums, the largest score, 
 
 struct __align__(16) Parts { float at[8]; };
 
-__device__ __forceinline__ Parts fresh_parts(const float *from) {
-  const uint4 low = load_fresh(from), high = load_fresh(from + 4);
-  Parts parts;
-  memcpy(parts.at, &low, 16), memcpy(parts.at + 4, &high, 16);
-  return parts;
+__device__ __forceinline__ bool lacks_float(uint4 v) {
+  return v.x == ~0u || v.y == ~0u || v.z == ~0u || v.w == ~0u;
 }
 
 // Eight numbers of a head's result, made of those of its splits. Scores are powers of 2.
@@ -192,11 +271,35 @@ __device__ __forceinline__ Eight joined(const float *partial, long long head, in
   const float *parts = partial + head * SPLITS * PART;
   float tops[SPLITS], totals[SPLITS], top = LOWEST, weights = 0;
   Parts sums[SPLITS];
+#ifndef __CUDACC__
+  if (MARKED)
+    emulator::block_until("parts of attention", [&] {
+      for (int s = 0; s < SPLITS; ++s) {
+        const float *part = parts + s * PART;
+        const uint4 both = load_fresh(part + DIM);
+        if (both.x == ~0u || both.y == ~0u) return false;
+        if (lacks_float(load_fresh(part + d)) || lacks_float(load_fresh(part + d + 4))) return false;
+      }
+      return true;
+    });
+#endif
+  uint4 low[SPLITS], high[SPLITS], both[SPLITS];
+  bool lacks;
+  do {
+    lacks = false;
+#pragma unroll
+    for (int s = 0; s < SPLITS; ++s) {
+      const float *part = parts + s * PART;
+      both[s] = load_now(part + DIM), low[s] = load_now(part + d), high[s] = load_now(part + d + 4);
+    }
+#pragma unroll
+    for (int s = 0; s < SPLITS; ++s)
+      lacks |= both[s].x == ~0u || both[s].y == ~0u || lacks_float(low[s]) || lacks_float(high[s]);
+  } while (MARKED && lacks);
 #pragma unroll
   for (int s = 0; s < SPLITS; ++s) {
-    const uint4 both = load_fresh(parts + s * PART + DIM);
-    memcpy(&tops[s], &both.x, 4), memcpy(&totals[s], &both.y, 4);
-    sums[s] = fresh_parts(parts + s * PART + d);
+    memcpy(&tops[s], &both[s].x, 4), memcpy(&totals[s], &both[s].y, 4);
+    memcpy(sums[s].at, &low[s], 16), memcpy(sums[s].at + 4, &high[s], 16);
   }
 #pragma unroll
   for (int s = 0; s < SPLITS; ++s) top = max(top, tops[s]);
@@ -221,9 +324,9 @@ struct Clock { long long ready, waited; };  // cycles of the end of a task's wai
 
 // Wait until the task may begin. What no task writes is asked for before.
 __device__ __forceinline__ void begin(const Step &step, const Record &task, Clock &clock) {
+  if (MARKED) return;
   if (task.wait >= 0 && threadIdx.x == 0) wait_for_counter(step.counters + task.wait, task.least);
   workers_meet();
-  clock.ready = now(step);
 }
 
 __device__ __forceinline__ void wait_for_stage(const Step &step, const Shared &shared, const Ring &ring, Clock &clock) {
@@ -258,19 +361,21 @@ __device__ __forceinline__ void load_inputs(const Step &step, const Shared &shar
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
   const int own = begin + warp * 32 + lane % 4 * 8;  // and every STEP behind it
   if (JOINED) {
+    if (MARKED) workers_meet();  // no warp reads any more what an attention left there
 #pragma unroll 1
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll 1
       for (int k = begin + (lane / 4 * WARPS + warp) * 32 + lane % 4 * 8; k < min(INPUTS, begin + COUNT * STEP);
            k += 8 * STEP)
         *reinterpret_cast<Eight *>(shared.panel + r * INPUTS + k) =
-            joined(step.partial, (long long)r * step.heads + k / DIM, k % DIM);
+            joined(reinterpret_cast<const float *>(task.x), (long long)r * step.heads + k / DIM, k % DIM);
     __syncwarp();
   }
 #pragma unroll
   for (int j = 0; j < COUNT; ++j) x[j] = {0, 0, 0, 0};
   if (row >= ROWS) return;
   const bf16 *from = (JOINED ? shared.panel : task.x) + (long long)row * INPUTS + own;
+  if (MARKED && !JOINED) return await(x, from, STEP, [&](int j) { return is_inside<INPUTS>(own + j * STEP); });
 #pragma unroll
   for (int j = 0; j < COUNT; ++j)
     if (is_inside<INPUTS>(own + j * STEP))
@@ -298,8 +403,8 @@ __device__ __forceinline__ float weighted(uint4 (&x)[COUNT], const uint4 (&weigh
 
 // Add up the warps' sums of tiles, and write their outputs. residual: of this thread's first one.
 template <int INPUTS, bool NORMED>
-__device__ __forceinline__ void finish(const Step &step, const Shared &shared, const Record &task, const float *sums,
-                                       int first, int tiles, float residual) {
+__device__ __forceinline__ void finish(const Step &step, const float *all_squares, const Record &task,
+                                       const float *sums, int first, int tiles, float residual) {
   const bool pair = NORMED && task.kind == GATE_UP;
   const int wide = pair ? 4 : 8;
 #pragma unroll 1
@@ -314,33 +419,35 @@ __device__ __forceinline__ void finish(const Step &step, const Shared &shared, c
       if (pair) up += from[warp * ROWS * TILE + 4];
     }
     if (!NORMED) {
-      bf16 *to = task.y + (long long)row * step.width + output;
+      const long long at = (long long)row * step.width + output;
       const bool first_one = i == int(threadIdx.x) && first == task.first;
-      *to = __float2bfloat16((first_one ? residual : fresh_one(to)) + rounded(sum));
+      give(task.y + at, (first_one ? residual : fresh_one(task.second + at)) + rounded(sum));
       continue;
     }
     float squares = 0;
 #pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) squares += shared.squares[warp * 8 + row];
+    for (int warp = 0; warp < WARPS; ++warp) squares += all_squares[warp * 8 + row];
     const float scale = inverse_root(squares / INPUTS + step.eps);
     sum *= scale;
     if (pair) sum *= inverse(1.f + power_of_2(-LOG2E * sum)) * (up * scale);
     else if (task.bias) sum += to_float(task.bias[output]);
-    task.y[(long long)row * task.split + output] = __float2bfloat16(sum);  // split: here the width of y
+    give(task.y + (long long)row * task.split + output, sum);  // split: here the width of y
   }
 }
 
 template <int INPUTS, bool NORMED, bool JOINED = false>
 __device__ __forceinline__ void multiply(const Step &step, const Shared &shared, const Record &task, Ring &ring,
-                                         Clock &clock) {
+                                         Turns &turns, Clock &clock) {
   constexpr int SLAB = slab_of(INPUTS), WIDE = SLAB < INPUTS ? SLAB : INPUTS, COUNT = (WIDE + STEP - 1) / STEP;
   static_assert(!NORMED || SLAB >= INPUTS, "a norm's scale is known once all inputs are loaded");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
   const int each = NORMED && task.kind == GATE_UP ? TILE / 2 : TILE;
   const int at = row * PITCH + warp * 32 + lane % 4 * 8;
   float residual = 0;
+  float *own_squares = shared.squares + turns.squares * WARPS * 8;
   uint4 x[COUNT];
   if (NORMED) {
+    turns.squares ^= 1;
     uint4 weights[COUNT];
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
@@ -352,19 +459,19 @@ __device__ __forceinline__ void multiply(const Step &step, const Shared &shared,
     float squares = weighted(x, weights);
     squares += __shfl_xor_sync(~0u, squares, 1);
     squares += __shfl_xor_sync(~0u, squares, 2);
-    if (lane % 4 == 0) shared.squares[warp * 8 + row] = squares;
+    if (lane % 4 == 0) own_squares[warp * 8 + row] = squares;
   } else {
     begin(step, task, clock);
     const int n = threadIdx.x % TILE, own = threadIdx.x / TILE % ROWS, tile = threadIdx.x / TILE / ROWS;
     const int output = task.first + tile * TILE + n;
-    if (output < task.last && tile < SUM_TILES) residual = fresh_one(task.y + (long long)own * step.width + output);
+    if (output < task.last && tile < SUM_TILES) residual = fresh_one(task.second + (long long)own * step.width + output);
     if (SLAB >= INPUTS) load_inputs<INPUTS, JOINED>(step, shared, task, 0, x);
   }
-  int odd = 0;
+  clock.ready = now(step);
 #pragma unroll 1
-  for (int first = task.first; first < task.last; first += each * SUM_TILES, odd ^= 1) {
+  for (int first = task.first; first < task.last; first += each * SUM_TILES, turns.sums ^= 1) {
     const int tiles = min(SUM_TILES, (task.last - first + each - 1) / each);
-    float *sums = shared.sums + odd * SUM_TILES * WARPS * ROWS * TILE;
+    float *sums = shared.sums + turns.sums * SUM_TILES * WARPS * ROWS * TILE;
 #pragma unroll 1
     for (int begin = 0; begin < INPUTS; begin += SLAB) {
       if (SLAB < INPUTS) load_inputs<INPUTS, JOINED>(step, shared, task, begin, x);
@@ -403,7 +510,7 @@ __device__ __forceinline__ void multiply(const Step &step, const Shared &shared,
       }
     }
     workers_meet();
-    finish<INPUTS, NORMED>(step, shared, task, sums, first, tiles, residual);
+    finish<INPUTS, NORMED>(step, own_squares, task, sums, first, tiles, residual);
   }
 }
 
@@ -544,6 +651,7 @@ __device__ __forceinline__ void attend(const Step &step, const Shared &shared, c
     }
   }
   workers_meet();
+  clock.ready = now(step);
   Attended heads[GROUP];
   float queries[GROUP][8];
   const int column = lane % LANES * 8, own = warp * AT_ONCE + lane / LANES;
@@ -612,11 +720,11 @@ __device__ __forceinline__ void attend(const Step &step, const Shared &shared, c
     }
     const long long place = (long long)row * step.heads + head * GROUP + i;
     if (SPLITS == 1) {
-      task.y[place * DIM + d] = __float2bfloat16(weights > 0 ? sum * inverse(weights) : 0.f);
+      give(task.y + place * DIM + d, weights > 0 ? sum * inverse(weights) : 0.f);
     } else {
-      float *to = step.partial + (place * SPLITS + task.split) * PART;
-      to[d] = sum;
-      if (d == 0) to[DIM] = top, to[DIM + 1] = weights;
+      float *to = reinterpret_cast<float *>(task.y) + (place * SPLITS + task.split) * PART;
+      give(to + d, sum);
+      if (d == 0) give(to + DIM, top), give(to + DIM + 1, weights);
     }
   }
 }
@@ -625,21 +733,22 @@ __device__ void combine(const Step &step, const Record &task) {
 #pragma unroll 1
   for (int at = threadIdx.x * 8; at < GROUP * DIM; at += WORKERS * 8) {
     const long long head = (long long)task.first * step.heads + task.last * GROUP + at / DIM;
-    *reinterpret_cast<Eight *>(task.y + head * DIM + at % DIM) = joined(step.partial, head, at % DIM);
+    const Eight eight = joined(reinterpret_cast<const float *>(task.x), head, at % DIM);
+    for (int i = 0; i < 8; ++i) give(task.y + head * DIM + at % DIM + i, to_float(eight.at[i]));
   }
 }
 
 __device__ void embed(const Step &step, const Record &task) {
   const bf16 *from = step.embedding + step.tokens[task.first] * step.width;
-  for (int i = threadIdx.x * 8; i < step.width; i += WORKERS * 8)
-    *reinterpret_cast<uint4 *>(task.y + (long long)task.first * step.width + i) =
-        *reinterpret_cast<const uint4 *>(from + i);
+  for (int i = threadIdx.x; i < step.width; i += WORKERS)
+    give(task.y + (long long)task.first * step.width + i, to_float(from[i]));
 }
 
 // ---- The list -------------------------------------------------------------------------------------------------------
 
 __device__ void work(const Step &step, const Shared &shared, int count) {
   Ring ring;
+  Turns turns;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     const Record &task = shared.records[i];
@@ -648,28 +757,37 @@ __device__ void work(const Step &step, const Shared &shared, int count) {
     if (task.kind == ATTEND) {
       attend(step, shared, task, ring, clock);
     } else if (task.kind == OUT) {
-      multiply<ATTENDED, false, JOINS>(step, shared, task, ring, clock);
+      multiply<ATTENDED, false, JOINS>(step, shared, task, ring, turns, clock);
     } else if (task.kind == DOWN) {
-      multiply<INNER, false>(step, shared, task, ring, clock);
+      multiply<INNER, false>(step, shared, task, ring, turns, clock);
     } else if (is_product(task.kind)) {
-      multiply<WIDTH, true>(step, shared, task, ring, clock);
+      multiply<WIDTH, true>(step, shared, task, ring, turns, clock);
     } else {
       begin(step, task, clock);
+      clock.ready = now(step);
       if (task.kind == COMBINE) combine(step, task);
       else embed(step, task);
     }
-    workers_meet();
+    if (!MARKED) workers_meet();
     if (task.signal >= 0 && threadIdx.x == 0) signal_counter(step.counters + task.signal);
     if (step.trace && threadIdx.x == 0) {
       long long *to = step.trace + 4ll * (step.starts[blockIdx.x] + i);
       to[0] = began, to[1] = clock.ready, to[2] = now(step), to[3] = clock.waited;
     }
   }
+  if (MARKED) workers_meet();
   if (threadIdx.x == 0) {  // the last block to end makes the counters ready for the next launch
     unsigned *ended = step.counters + step.counter_count;
-    if (add_to_counter(ended) + 1 == unsigned(step.blocks))
+    if (add_to_counter(ended) + 1 == unsigned(step.blocks)) {
       for (int i = 0; i <= step.counter_count; ++i) step.counters[i] = 0;
+      ++ended[1];
+    }
   }
+}
+
+__device__ __forceinline__ bool is_marked(const Step &step, const bf16 *at) {
+  const long long place = reinterpret_cast<const unsigned char *>(at) - step.marks;
+  return at && place >= 0 && place < step.set_bytes;
 }
 
 extern "C" __global__ void __launch_bounds__(WORKERS + 32, 1) persistent(const __grid_constant__ Step step) {
@@ -679,13 +797,25 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, 1) persistent(const _
   shared.full = reinterpret_cast<Mbarrier *>(memory + STAGES * STAGE_BYTES);
   shared.empty = shared.full + STAGES;
   shared.squares = reinterpret_cast<float *>(shared.empty + STAGES);
-  shared.sums = shared.squares + WARPS * 8;
+  shared.sums = shared.squares + 2 * WARPS * 8;
   shared.panel = reinterpret_cast<bf16 *>(shared.sums + 2 * SUM_TILES * WARPS * ROWS * TILE);
   shared.records = reinterpret_cast<Record *>(reinterpret_cast<unsigned char *>(shared.panel) + step.panel);
   const int first = step.starts[blockIdx.x], count = step.starts[blockIdx.x + 1] - first;
   const uint4 *from = reinterpret_cast<const uint4 *>(step.records + first);
   for (int i = threadIdx.x; i < count * int(sizeof(Record) / 16); i += WORKERS + 32)
     reinterpret_cast<uint4 *>(shared.records)[i] = from[i];
+  if (MARKED) {
+    const long long own = step.counters[step.counter_count + 1] % 2 * step.set_bytes, other = step.set_bytes - own;
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += WORKERS + 32) {  // addresses are those of the first set
+      Record &task = shared.records[i];
+      if (is_marked(step, task.x)) task.x += own / 2;
+      if (is_marked(step, task.y)) task.y += own / 2;
+      if (is_marked(step, task.second)) task.second += own / 2;
+    }
+    for (long long i = blockIdx.x * (WORKERS + 32ll) + threadIdx.x; i < step.set_bytes / 16; i += step.blocks * (WORKERS + 32ll))
+      reinterpret_cast<uint4 *>(step.marks + other)[i] = {~0u, ~0u, ~0u, ~0u};
+  }
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], WARPS);
     fence_mbarrier_init();

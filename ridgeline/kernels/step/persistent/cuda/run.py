@@ -19,7 +19,7 @@ from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
 from ridgeline.kernels.step.persistent.records import StepArgument, TaskRecord, records_of, starts_of
 from ridgeline.kernels.step.persistent.shape import DenseShape
 from ridgeline.kernels.step.persistent.tasks import StepSchedule
-from ridgeline.kernels.step.persistent.tensors import RowInputs, StepBuffers, StepWeights
+from ridgeline.kernels.step.persistent.tensors import MarkedBuffers, RowInputs, StepBuffers, StepWeights
 from ridgeline.kernels.step.persistent.validate import validate
 
 SOURCE = Path(__file__).parent / "persistent.cu"
@@ -38,7 +38,7 @@ class LaunchPlan:
 
     joins: the products of `out` join the parts of attention. depth: inputs of a stage of the ring. panel: bytes of
     shared memory for attention, or for what `out` joins. page: tokens of a block of the cache.
-    warps: that compute, 8 or 16.
+    warps: that compute, 8 or 16. marked: buffers are marked.
     """
 
     shape: DenseShape
@@ -51,6 +51,7 @@ class LaunchPlan:
     panel: int
     record_room: int
     warps: int
+    marked: bool
 
     @staticmethod
     def of(
@@ -64,7 +65,7 @@ class LaunchPlan:
         """
         if reason := refused(shape):
             raise ValueError(f"the persistent step does not take this network: {reason}.")
-        joins = any(task.kind == "out" and task.reads[0].buffer == "partial" for task in schedule.tasks)
+        joins = any(task.kind == "out" and task.reads[0].buffer.startswith("partial") for task in schedule.tasks)
         depth = -(-min(depth, max(shape.width, shape.attended, shape.inner)) // (32 * warps)) * 32 * warps
         if page * shape.head_dim * 2 > TILE * depth:
             raise ValueError(f"the persistent step's stages of {depth} inputs hold no page of {page} tokens; use more.")
@@ -74,6 +75,7 @@ class LaunchPlan:
             shape=shape, rows=rows, splits=splits, joins=joins, page=page, depth=depth, stages=0,
             panel=-(-max(attention, joins * rows * shape.attended * 2) // 16) * 16,
             record_room=ctypes.sizeof(TaskRecord) * max(map(len, schedule.blocks)), warps=warps,
+            marked=bool(schedule.marked),
         )  # fmt: skip
         stages = min((SHARED - plan.shared) // plan.stage, MOST_STAGES)
         if stages < LEAST_STAGES:
@@ -101,7 +103,7 @@ class LaunchPlan:
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory of a block."""
-        sums = 4 * self.warps * (8 + 2 * self.sum_tiles * self.rows * TILE)
+        sums = 4 * self.warps * (16 + 2 * self.sum_tiles * self.rows * TILE)
         return self.stages * self.stage + sums + self.panel + self.record_room
 
     @property
@@ -111,7 +113,7 @@ class LaunchPlan:
         found = {
             "ROWS": self.rows, "GROUP": shape.group, "DIM": shape.head_dim, "ROTATED": shape.rotated,
             "WIDTH": shape.width, "ATTENDED": shape.attended, "INNER": shape.inner, "PAGE": self.page,
-            "SPLITS": self.splits, "JOINS": int(self.joins), "WARPS": self.warps,
+            "SPLITS": self.splits, "JOINS": int(self.joins), "WARPS": self.warps, "MARKED": int(self.marked),
             "DEPTH": self.depth, "STAGES": self.stages, "SUM_TILES": self.sum_tiles, "MOST": MOST,
             "PAGES": TILE * self.depth // (2 * self.page * shape.head_dim),
         }  # fmt: skip
@@ -148,18 +150,20 @@ def step_of(
         raise ValueError(f"tokens, positions, table, slots and live rows have other types than expected: {forms}.")
     if any(each.stride(-1) != 1 for each in given):
         raise ValueError("tokens, positions, rows of the table, slots and live rows must each lie in one piece.")
-    records = records_of(schedule, shape, weights, inputs, buffers)
+    marked = MarkedBuffers(schedule, buffers)
+    records = records_of(schedule, shape, weights, inputs, marked.address)
     held = [
         torch.frombuffer(bytearray(records), dtype=torch.uint8).to(device),
         torch.tensor(starts_of(schedule), dtype=torch.int32, device=device),
-        torch.zeros(schedule.counters + 1, dtype=torch.int32, device=device),
+        torch.zeros(schedule.counters + 2, dtype=torch.int32, device=device),
     ]
     step = StepArgument(
-        *(each.data_ptr() for each in (*held, *given, weights.cos_sin_ZY, buffers.partial_RHSD, weights.embedding_VM)),
-        None, next(iter(steps))[0], schedule.counters, len(schedule.blocks), inputs.table_SC.stride(0), shape.heads,
-        shape.kv_heads, shape.width, plan.panel, plan.record_room, shape.eps, shape.head_eps or 0.0, shape.scale,
+        *(each.data_ptr() for each in (*held, *given, weights.cos_sin_ZY, weights.embedding_VM, marked.memory)),
+        None, marked.set_bytes, next(iter(steps))[0], schedule.counters, len(schedule.blocks),
+        inputs.table_SC.stride(0), shape.heads, shape.kv_heads, shape.width,
+        plan.panel, plan.record_room, shape.eps, shape.head_eps or 0.0, shape.scale,
     )  # fmt: skip
-    return step, held
+    return step, [marked.memory, *held]
 
 
 class PersistentStep:
