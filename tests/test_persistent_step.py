@@ -52,7 +52,8 @@ def test_any_order_of_blocks_gives_the_networks_scores(family: str, changes: dic
     table_SC = 1 + torch.randperm(ROWS * pages).view(ROWS, pages)
     for position in range(LENGTH):
         splits = 1 + position % 3
-        schedule = build(shape, ROWS, 1 + 2 * position, splits, joins=position > LENGTH // 2)
+        joins, marked = position > LENGTH // 2, position % 2 == 1
+        schedule = build(shape, ROWS, 1 + 2 * position, splits, joins=joins, marked=marked)
         validate(schedule, 132)
         inputs = RowInputs(
             tokens_R=ids_RS[:, position],

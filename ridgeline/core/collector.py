@@ -1,7 +1,6 @@
 """Python's garbage collector, where it would only cost time.
 
-Importing torch makes a million objects that stay. Without a collector that visits them again and again, the imports of
-an engine take a sixth less time.
+Importing torch makes a million objects that stay, and a collector visits them again and again.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def persistent_steps() -> Iterator[tuple[str, Path, str, Mapping[str, str]]]:
     """Yield the persistent step of two models with one row and with eight."""
     for model, shape in {"llama-1b": LLAMA_1B, "qwen3-0.6b": QWEN3_06B}.items():
         for rows in (1, 8):
-            schedule = build(replace(shape, layers=1), rows, 132, 4)
+            schedule = build(replace(shape, layers=1), rows, 132, 4, marked=True)
             plan = LaunchPlan.of(shape, rows, 16, schedule, 4)
             yield f"persistent-{model}-{rows}", SOURCE, ARCH, plan.defines
 

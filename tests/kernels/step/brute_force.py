@@ -1,7 +1,8 @@
 """Every run of a small schedule, tried one by one, and schedules at random to try it on.
 
 It shares nothing with the validator but the records: no order is derived. A state is how far each block is, which tasks
-are under way, and which task wrote each cell last. All states that any run can reach are visited.
+are under way, and which task wrote each cell last. All states that any run can reach are visited. Who reads a marked
+cell goes on when it is written, or while a task that writes it is under way: the cell may be there before that ends.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ def fault(schedule: StepSchedule) -> str:
         [cells(task.reads) for task in schedule.tasks],
         [cells(task.writes) for task in schedule.tasks],
     )
+
+    def is_marked(cell: Cell) -> bool:
+        return cell[0] in schedule.marked
+
     memory: dict[Cell, int] = {}
     wanted: list[dict[Cell, int]] = []  # by task, who wrote what it reads
     for task in range(len(schedule.tasks)):
@@ -55,11 +60,20 @@ def fault(schedule: StepSchedule) -> str:
             if task in running:
                 after = tuple(each + (one == block) for one, each in enumerate(at))
                 moves.append((after, running - {task}, frozenset((now | dict.fromkeys(writes[task], task)).items())))
-            elif all(counters[counter] >= least for counter, least in schedule.tasks[task].waits):
-                if any(now.get(cell, -1) != writer for cell, writer in wanted[task].items()):
+            elif all(counters[counter] >= least for counter, least in schedule.tasks[task].waits) and all(
+                cell in now or any(cell in writes[other] for other in running)
+                for cell in reads[task]
+                if is_marked(cell)
+            ):
+                early = {cell for cell in reads[task] if is_marked(cell) and cell not in now}
+                if any(now.get(cell, -1) != writer for cell, writer in wanted[task].items() if cell not in early):
                     return f"{task} reads what it should not"
+                if any(wanted[task][cell] not in running for cell in early):
+                    return f"{task} reads what another task writes"
+                if any(is_marked(cell) and cell in now for cell in writes[task]):
+                    return f"{task} writes what is written"
                 for other in running:
-                    if writes[task] & (reads[other] | writes[other]) or reads[task] & writes[other]:
+                    if writes[task] & (reads[other] | writes[other]) or (reads[task] - early) & writes[other]:
                         return f"{task} and {other} meet"
                 moves.append((at, running | {task}, held))
         if not moves and any(each < len(tasks) for each, tasks in zip(at, blocks, strict=True)):
@@ -71,6 +85,43 @@ def fault(schedule: StepSchedule) -> str:
                 seen.add(move)
                 todo.append(move)
     return ""
+
+
+def random_marked_schedule(seed: int) -> StepSchedule:
+    """Return a small schedule of marked buffers: tasks on random blocks in a random order, most of which read what an
+    earlier task has written. Some schedules read or write what they may not, or wait in a circle."""
+    chosen = random.Random(seed)
+    count, blocks = chosen.randint(2, 7), chosen.randint(1, 3)
+    width = 3
+    free = [("a", 0, column) for column in range(width)] + [
+        ("b", row, column) for row in range(2) for column in range(2)
+    ]
+    written: list[Cell] = []
+    tasks = []
+    for index in range(count):
+        sources = written if chosen.random() < 0.97 else [("a", 0, chosen.randrange(width))]
+        reads = [chosen.choice(sources) for _ in range(chosen.randint(0, 2) if sources else 0)]
+        target = chosen.choice(free) if free else ("a", 0, 0)
+        if target in free and chosen.random() < 0.97:
+            free.remove(target)
+        written.append(target)
+        tasks.append(StepTask(
+            kind="embed", layer=0, part=(index,), reads=tuple(map(one_cell, reads)), writes=(one_cell(target),)
+        ))  # fmt: skip
+    lists: list[list[int]] = [[] for _ in range(blocks)]
+    for index in range(count):
+        lists[chosen.randrange(blocks)].append(index)
+    if chosen.random() < 0.4:
+        chosen.shuffle(chosen.choice(lists))
+    buffers = {"a": (1, width), "b": (2, 2)}
+    return StepSchedule(
+        tasks=tuple(tasks), blocks=tuple(map(tuple, lists)), counters=0, buffers=buffers, marked=frozenset("ab")
+    )
+
+
+def one_cell(cell: Cell) -> CellAccess:
+    name, row, column = cell
+    return CellAccess(name, row, row + 1, column, column + 1)
 
 
 def random_schedule(seed: int) -> StepSchedule:

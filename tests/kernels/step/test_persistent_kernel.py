@@ -24,6 +24,7 @@ from ridgeline.kernels.step.persistent.cuda.cases import (
 from ridgeline.kernels.step.persistent.cuda.run import NAME, SOURCE, LaunchPlan, spent, step_of
 from ridgeline.kernels.step.persistent.records import TaskRecord, records_of, starts_of
 from ridgeline.kernels.step.persistent.shape import DenseShape
+from ridgeline.kernels.step.persistent.tensors import MARK
 from tests.kernels.compiled import costly, facts, persistent_steps
 
 MORE = 1.5  # times the twin's own distance from float32: sums are made in another order
@@ -56,6 +57,8 @@ def problem(case: PersistentCase, folder: Path, order: int, source: Path = SOURC
         return "its trace is wrong"
     if held[-1][:-1].any() or held[-1][-1] != launches:
         return "counters were not made ready for the next launch"
+    if not (held[0][launches % 2] == MARK).all():
+        return "the other set of buffers is not full of marks"
     if not distance(own.buffers.logits_RV, wanted) <= MORE * distance(twin, wanted):
         return "its scores are wrong"
     for ours, theirs in zip(own.inputs.caches, exact.inputs.caches, strict=True):
@@ -74,7 +77,14 @@ def test_the_kernel_equals_its_twin(tmp_path: Path) -> None:
 
 
 @emulated
+def test_the_kernel_with_marks_equals_its_twin(tmp_path: Path) -> None:
+    case = step_case(ONE, [5, -1], 2, splits=2, marked=True)
+    assert problem(case, tmp_path, order=5, launches=2) == ""
+
+
+@emulated
 @pytest.mark.thorough
+@pytest.mark.parametrize("marked", [False, True], ids=["counters", "marks"])
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize(
     ("shape", "positions", "blocks", "splits", "depth"),
@@ -87,9 +97,10 @@ def test_the_kernel_equals_its_twin(tmp_path: Path) -> None:
     ],
 )
 def test_the_kernel_equals_its_twin_again_and_again(
-    shape: DenseShape, positions: list[int], blocks: int, splits: int, depth: int, order: int, tmp_path: Path
-) -> None:
-    case = step_case(shape, positions, blocks, splits).cut(depth=depth)
+    shape: DenseShape, positions: list[int], blocks: int, splits: int, depth: int, order: int, marked: bool,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    case = step_case(shape, positions, blocks, splits, marked=marked).cut(depth=depth)
     assert problem(case, tmp_path, order, launches=2) == ""
 
 
@@ -105,6 +116,18 @@ FAULTS = {
     "no sum over warps": ("workers_meet();\n    finish<", "finish<"),
 }
 FEW = ("no wait for other blocks", "no wait for a free stage")
+MARKED_FAULTS = {
+    "no wait for inputs": ("  if (MARKED && !JOINED) return await", "  if (0) return await"),
+    "no wait for one number": ('if (MARKED) emulator::block_until("a number', 'if (0) emulator::block_until("a number'),
+    "no wait for parts": (
+        '  if (MARKED)\n    emulator::block_until("parts',
+        '  if (0)\n    emulator::block_until("parts',
+    ),
+    "marks in the set in use": ("(step.marks + other)[i]", "(step.marks + own)[i]"),
+    "no marks for the next step": ("[i] = {~0u, ~0u, ~0u, ~0u};", "[i];"),
+    "the same set again": ("      ++ended[1];\n", ""),
+    "one place for sums": ("turns.sums ^= 1) {", "turns.sums ^= 0) {"),
+}
 
 
 @pytest.mark.few(1)
@@ -121,6 +144,24 @@ def test_a_fault_in_the_kernel_shows(name: str, tmp_path: Path) -> None:
     case = step_case(WIDE, [5], 2).cut(depth=256)
     case = replace(case, plan=replace(case.plan, stages=3))
     assert any(problem(case, tmp_path, order, broken) for order in (1, 0, 2))
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "no wait for inputs" else pytest.param(name, marks=pytest.mark.thorough)
+        for name in MARKED_FAULTS
+    ],
+)
+def test_a_fault_in_the_kernel_with_marks_shows(name: str, tmp_path: Path) -> None:
+    old, new = MARKED_FAULTS[name]
+    text = SOURCE.read_text()
+    assert text.count(old) == 1
+    broken = tmp_path / "broken.cu"
+    broken.write_text(text.replace(old, new))
+    case = step_case(replace(TINY, layers=2), [9], 2, splits=2, marked=True)
+    assert any(problem(case, tmp_path, order, broken, launches=3) for order in (1, 0, 2, 3, 4, 5))
 
 
 @compiled

@@ -15,7 +15,7 @@ from ridgeline.kernels.step.persistent.cuda.cases import LLAMA_1B, TINY, TINY_QW
 from ridgeline.kernels.step.persistent.shape import DenseShape
 from ridgeline.kernels.step.persistent.tasks import CellAccess, CounterWait, StepSchedule, StepTask
 from ridgeline.kernels.step.persistent.validate import InvalidSchedule, validate
-from tests.kernels.step.brute_force import fault, random_schedule
+from tests.kernels.step.brute_force import fault, random_marked_schedule, random_schedule
 
 ROWS, BLOCKS, SPLITS = 2, 5, 2
 SCHEDULE = build(TINY, ROWS, BLOCKS, SPLITS)
@@ -40,9 +40,18 @@ def index_of(kind: str, layer: int, nth: int = 0) -> int:
     return found[nth]
 
 
-@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 5), st.sampled_from([TINY, TINY_QWEN]), st.booleans())
-def test_every_step_that_is_built_is_valid(rows: int, blocks: int, splits: int, shape: DenseShape, joins: bool) -> None:
-    schedule = build(shape, rows, blocks, splits, joins=joins)
+@given(
+    st.integers(1, 8),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.sampled_from([TINY, TINY_QWEN]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_step_that_is_built_is_valid(
+    rows: int, blocks: int, splits: int, shape: DenseShape, joins: bool, marked: bool
+) -> None:
+    schedule = build(shape, rows, blocks, splits, joins=joins, marked=marked)
     validate(schedule, blocks)
     for kind, outputs in (("gate_up", TINY.inner), ("head", TINY.vocabulary)):
         if shape is TINY:
@@ -52,6 +61,7 @@ def test_every_step_that_is_built_is_valid(rows: int, blocks: int, splits: int, 
 
 def test_a_real_step_is_valid() -> None:
     validate(build(replace(LLAMA_1B, layers=2), 8, 132, 2), 132)
+    validate(build(replace(LLAMA_1B, layers=2), 8, 132, 2, marked=True), 132)
 
 
 def test_each_weight_is_read_by_one_block() -> None:
@@ -167,12 +177,75 @@ def test_what_no_schedule_may_have_is_found(change: Callable[[StepSchedule], Ste
         validate(change(SCHEDULE), 132)
 
 
-def agree(seeds: range) -> tuple[int, int]:
+MARKED = build(TINY, ROWS, BLOCKS, SPLITS, marked=True)
+
+
+def marked_index(kind: str, layer: int) -> int:
+    return next(at for at, task in enumerate(MARKED.tasks) if (task.kind, task.layer) == (kind, layer))
+
+
+@pytest.mark.parametrize(("kind", "layer"), PHASES, ids=str)
+def test_a_number_that_nobody_writes_is_found_where_buffers_are_marked(kind: str, layer: int) -> None:
+    index = marked_index(kind, layer)
+    with pytest.raises(InvalidSchedule, match="no task before it writes all of that"):
+        validate(with_task(MARKED, index, replace(MARKED.tasks[index], writes=())), 132)
+
+
+@pytest.mark.parametrize("kind", ["qkv", "attend", "combine", "out", "gate_up", "down"])
+def test_a_marked_buffer_that_is_used_again_is_found(kind: str) -> None:
+    """The second layer writes into the first one's buffer."""
+    index, first = marked_index(kind, 1), MARKED.tasks[marked_index(kind, 0)]
+    task = MARKED.tasks[index]
+    again = replace(task, writes=(task.writes[0]._replace(buffer=first.writes[0].buffer), *task.writes[1:]))
+    with pytest.raises(InvalidSchedule, match="is not its own alone"):
+        validate(with_task(MARKED, index, again), 132)
+
+
+def test_marked_tasks_in_a_circle_are_found() -> None:
+    block, tasks = next((block, tasks) for block, tasks in enumerate(MARKED.blocks) if len(tasks) > 4)
+    turned = replace(MARKED, blocks=(*MARKED.blocks[:block], tasks[::-1], *MARKED.blocks[block + 1 :]))
+    with pytest.raises(InvalidSchedule, match="waits for ever"):
+        validate(turned, 132)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda task: replace(task, signals=(0,)), "has counters, and marked buffers need none"),
+        (lambda task: replace(task, reads=(CellAccess("logits", 0, 1, 0, 1),)), "nothing says that this was written"),
+        (lambda task: replace(task, reads=task.writes), "no task before it writes"),
+    ],
+)
+def test_what_no_marked_schedule_may_have_is_found(change: Callable[[StepTask], StepTask], told: str) -> None:
+    index = marked_index("gate_up", 0)
+    more = replace(MARKED, counters=1)
+    with pytest.raises(InvalidSchedule, match=told):
+        validate(with_task(more, index, change(MARKED.tasks[index])), 132)
+
+
+def test_more_blocks_of_a_marked_schedule_than_run_together_are_found() -> None:
+    with pytest.raises(InvalidSchedule, match="5 blocks, and 4 can run at the same time"):
+        validate(MARKED, BLOCKS - 1)
+
+
+def test_no_wrong_marked_schedule_of_some_is_accepted() -> None:
+    right, accepted = agree(range(400), random_marked_schedule)
+    assert 150 < right < 380, "both kinds are there"
+    assert accepted == right, "it refuses none that is right, either"
+
+
+@pytest.mark.thorough
+def test_no_wrong_marked_schedule_of_many_is_accepted() -> None:
+    right, accepted = agree(range(10_000, 20_000), random_marked_schedule)
+    assert accepted == right > 4000
+
+
+def agree(seeds: range, made: Callable[[int], StepSchedule] = random_schedule) -> tuple[int, int]:
     """Return how many schedules are right, and how many of these were accepted. Fails on one that is accepted and
     wrong."""
     right = accepted = 0
     for seed in seeds:
-        schedule = random_schedule(seed)
+        schedule = made(seed)
         problem, taken = fault(schedule), accepts(schedule)
         assert not (problem and taken), f"schedule {seed} was accepted, and {problem}"
         right, accepted = right + (not problem), accepted + taken

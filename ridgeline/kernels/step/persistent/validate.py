@@ -130,8 +130,8 @@ def _are_written_once(schedule: StepSchedule) -> None:
                     f"{task} reads {access}, and nothing says that this was written; mark the buffer."
                 )
             cells = written[access.buffer][access.row : access.row_end, access.column : access.column_end]
-            if access.buffer in schedule.marked and ((cells < 0) | (cells == index)).any():
-                raise InvalidSchedule(f"{task} reads {access}, and no other task writes all of that.")
+            if access.buffer in schedule.marked and ((cells < 0) | (cells >= index)).any():
+                raise InvalidSchedule(f"{task} reads {access}, and no task before it writes all of that.")
 
 
 @dataclass

@@ -129,16 +129,24 @@ __device__ __forceinline__ void await(uint4 (&x)[COUNT], const bf16 *from, int a
     return true;
   });
 #endif
-  bool lacks;
-  do {
-    lacks = false;
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j)
+    if (taken(j)) x[j] = load_now(from + j * apart);
+#ifdef __CUDACC__
+  // All blocks wait for the same numbers at once, so a lane asks for one that it lacks until that is there
+  constexpr unsigned LANES_WITH_ROWS = ROWS == 8 ? ~0u : (1u << 4 * ROWS) - 1;
+  for (;;) {
+    const bf16 *missing = nullptr;
 #pragma unroll
     for (int j = 0; j < COUNT; ++j)
-      if (taken(j)) x[j] = load_now(from + j * apart);
+      if (taken(j) && lacks_one(x[j])) missing = from + j * apart;
+    if (!__any_sync(LANES_WITH_ROWS, missing != nullptr)) break;
+    while (__any_sync(LANES_WITH_ROWS, missing && lacks_one(load_now(missing)))) {}
 #pragma unroll
     for (int j = 0; j < COUNT; ++j)
-      if (taken(j)) lacks |= lacks_one(x[j]);
-  } while (lacks);
+      if (taken(j) && lacks_one(x[j])) x[j] = load_now(from + j * apart);
+  }
+#endif
 }
 
 // One number, which another block may have written in this step.
@@ -286,16 +294,21 @@ __device__ __forceinline__ Eight joined(const float *partial, long long head, in
   uint4 low[SPLITS], high[SPLITS], both[SPLITS];
   bool lacks;
   do {
-    lacks = false;
+    do {  // a few numbers first: all blocks ask at once
+      lacks = false;
+#pragma unroll
+      for (int s = 0; s < SPLITS; ++s) both[s] = load_now(parts + s * PART + DIM);
+#pragma unroll
+      for (int s = 0; s < SPLITS; ++s) lacks |= both[s].x == ~0u || both[s].y == ~0u;
+    } while (MARKED && PTX(lacks, false));
 #pragma unroll
     for (int s = 0; s < SPLITS; ++s) {
       const float *part = parts + s * PART;
-      both[s] = load_now(part + DIM), low[s] = load_now(part + d), high[s] = load_now(part + d + 4);
+      low[s] = load_now(part + d), high[s] = load_now(part + d + 4);
     }
 #pragma unroll
-    for (int s = 0; s < SPLITS; ++s)
-      lacks |= both[s].x == ~0u || both[s].y == ~0u || lacks_float(low[s]) || lacks_float(high[s]);
-  } while (MARKED && lacks);
+    for (int s = 0; s < SPLITS; ++s) lacks |= lacks_float(low[s]) || lacks_float(high[s]);
+  } while (MARKED && PTX(lacks, false));  // the emulator has waited
 #pragma unroll
   for (int s = 0; s < SPLITS; ++s) {
     memcpy(&tops[s], &both[s].x, 4), memcpy(&totals[s], &both[s].y, 4);
@@ -435,6 +448,20 @@ __device__ __forceinline__ void finish(const Step &step, const float *all_square
   }
 }
 
+// Read a lane's weights of the next stage, which begin at this input, and give the stage back. at: the lane's place there.
+template <int INPUTS>
+__device__ __forceinline__ void load_stage(const Step &step, const Shared &shared, int at, int begin, Ring &ring,
+                                           Clock &clock, uint4 (&w)[DEPTH / STEP]) {
+  wait_for_stage(step, shared, ring, clock);
+  const bf16 *weights = reinterpret_cast<const bf16 *>(shared.ring + ring.stage * STAGE_BYTES) + at;
+#pragma unroll
+  for (int j = 0; j < DEPTH / STEP; ++j)
+    w[j] = is_inside<INPUTS>(begin + j * STEP + int(threadIdx.x) / 32 * 32)
+               ? *reinterpret_cast<const uint4 *>(weights + j * STEP)
+               : uint4{0, 0, 0, 0};
+  free_stage(shared, ring);
+}
+
 template <int INPUTS, bool NORMED, bool JOINED = false>
 __device__ __forceinline__ void multiply(const Step &step, const Shared &shared, const Record &task, Ring &ring,
                                          Turns &turns, Clock &clock) {
@@ -467,6 +494,7 @@ __device__ __forceinline__ void multiply(const Step &step, const Shared &shared,
     if (output < task.last && tile < SUM_TILES) residual = fresh_one(task.second + (long long)own * step.width + output);
     if (SLAB >= INPUTS) load_inputs<INPUTS, JOINED>(step, shared, task, 0, x);
   }
+  __syncwarp();  // lanes may have waited for unlike times, and matrix instructions want them together
   clock.ready = now(step);
 #pragma unroll 1
   for (int first = task.first; first < task.last; first += each * SUM_TILES, turns.sums ^= 1) {
@@ -474,22 +502,26 @@ __device__ __forceinline__ void multiply(const Step &step, const Shared &shared,
     float *sums = shared.sums + turns.sums * SUM_TILES * WARPS * ROWS * TILE;
 #pragma unroll 1
     for (int begin = 0; begin < INPUTS; begin += SLAB) {
-      if (SLAB < INPUTS) load_inputs<INPUTS, JOINED>(step, shared, task, begin, x);
+      if (SLAB < INPUTS) {
+        load_inputs<INPUTS, JOINED>(step, shared, task, begin, x);
+        __syncwarp();
+      }
+      uint4 next[DEPTH / STEP];
+      load_stage<INPUTS>(step, shared, at, begin, ring, clock, next);
 #pragma unroll 1
       for (int tile = 0; tile < tiles; ++tile) {
         float found[4][4] = {};  // of every fourth 16 inputs, so that instructions need not wait for each other
 #pragma unroll
         for (int start = 0; start < WIDE; start += DEPTH) {
           if (SLAB < INPUTS && begin + start >= INPUTS) break;
-          wait_for_stage(step, shared, ring, clock);
-          const bf16 *weights = reinterpret_cast<const bf16 *>(shared.ring + ring.stage * STAGE_BYTES) + at;
           uint4 w[DEPTH / STEP];
 #pragma unroll
-          for (int j = 0; j < DEPTH / STEP; ++j)
-            w[j] = is_inside<INPUTS>(begin + start + j * STEP + warp * 32)
-                       ? *reinterpret_cast<const uint4 *>(weights + j * STEP)
-                       : uint4{0, 0, 0, 0};
-          free_stage(shared, ring);
+          for (int j = 0; j < DEPTH / STEP; ++j) w[j] = next[j];
+          // The next stage is read while this one is multiplied
+          if (start + DEPTH < WIDE && begin + start + DEPTH < INPUTS)
+            load_stage<INPUTS>(step, shared, at, begin + start + DEPTH, ring, clock, next);
+          else if (tile + 1 < tiles)
+            load_stage<INPUTS>(step, shared, at, begin, ring, clock, next);
 #pragma unroll
           for (int j = 0; j < DEPTH / STEP; ++j) {
             if (start / STEP + j >= COUNT) continue;
