@@ -6,9 +6,9 @@ kernel before still runs, since weights are never written. All other warps multi
 gated activation, rounding (finish.py).
 
 A tile is ROWS weight rows, 16 for each warp. A gated pair's tile has two parts: so many gate rows, and the matching up
-rows. If tiles are few, SPLIT programs share the inputs of one. They write float32 sums, wait for each other, and each
-of them adds up a share of the tokens in a fixed order. They must all fit on the device at once, or the wait would never
-end.
+rows. If tiles are few, SPLIT programs share the inputs of one. Each writes its float32 sums and counts its arrival. The
+last to arrive adds all of them up in a fixed order, so the result does not depend on which one that was, and finishes
+the tile. No program waits for another, so they need not fit on the device at once.
 
 Both operands are numbers of 16 bits, or both are E4M3, or both int8; those of 8 bits have scales, and the kernel before
 has rounded x. Hopper's matrix units keep about 14 bits of a sum of E4M3 products. With PROMOTE each 128 inputs are
@@ -29,7 +29,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.hopper.finish import finished, tall, together, wide, write, write_rounded
+from ridgeline.kernels.hopper.finish import added, arrives_last, finished, tall, write, write_rounded
 from ridgeline.kernels.hopper.gluon_names import barrier, barriers, viewed
 from ridgeline.kernels.hopper.ring import allocated, awaited, item_of, producer, products, sums_layout, zeros
 
@@ -151,20 +151,18 @@ def _consumer(
     TOKENS: gl.constexpr = x.shape[1]
     WARPS: gl.constexpr = ROWS // 16
     BLOCK: gl.constexpr = x.shape[0] // full.shape[0] * x.shape[2]
-    # Where a tile is finished, and which axis has its rows
-    last: gl.constexpr = sums_layout(ROWS, TOKENS, w.dtype.primitive_bitwidth) if SPLIT == 1 else wide(ROWS, WARPS)
-    AXIS: gl.constexpr = 0 if SPLIT == 1 else 1
-    SHARE: gl.constexpr = TOKENS // SPLIT
-    step = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+    last: gl.constexpr = sums_layout(ROWS, TOKENS, w.dtype.primitive_bitwidth)
+    step, stop, stride = 0, items, gl.num_programs(0)
+    if SPLIT > 1:  # there is a program for every item, so nothing of a next one takes registers at an item's end
+        stop, stride = gl.program_id(0) + 1, 1
+    for item in range(gl.program_id(0), stop, stride):
         tile, token_tile, begin, end = item_of(item, token_tiles, blocks, SPLIT)
         if SCALED:
             # Scales are asked for before the products, so that the end of a tile need not wait for them, and those of
             # weights while the kernel before still runs
             row, token = tile * ROWS, token_tile * TOKENS
-            mine = token + item % SPLIT * SHARE
             if not BLOCKED:
-                w_scales = _row_scales(w_scale_ptr, row, outputs, ROWS, PARTS, gl.SliceLayout(1 - AXIS, last))
+                w_scales = _row_scales(w_scale_ptr, row, outputs, ROWS, PARTS, gl.SliceLayout(1, last))
             if GROUPED:
                 first, columns = begin * (BLOCK // GROUP), gl.cdiv(inputs, GROUP)
                 _factors(
@@ -173,7 +171,7 @@ def _consumer(
             else:
                 if PDL:
                     gdc_wait()  # the kernel before writes the scales of x
-                at_T = mine + gl.arange(0, SHARE, gl.SliceLayout(AXIS, last))
+                at_T = token + gl.arange(0, TOKENS, gl.SliceLayout(0, last))
                 x_scale_T = gl.load(x_scale_ptr + at_T, mask=at_T < tokens, other=0)
         if PROMOTE:
             sums, step = _promoted(ring, table, step, end - begin, PARTS, GROUPED)
@@ -181,23 +179,24 @@ def _consumer(
             sums, step = products(ring, step, end - begin, PARTS)
         if not SCALED:  # addresses take no registers beside the products
             row, token = tile * ROWS, token_tile * TOKENS
+        mine = True
         if SPLIT > 1:
-            sums = together(
-                _floats(sums, PARTS), sums_ptr, arrival_ptr, item // SPLIT, item % SPLIT, tokens - token,
-                ROWS, PARTS, TOKENS, SPLIT, last,
-            )  # fmt: skip
-        if not SCALED:
-            mine = token + item % SPLIT * SHARE
-        if SCALED and not BLOCKED:
-            sums = _scaled(sums, w_scales, PARTS, 1 - AXIS)
-        if SCALED and not GROUPED:
-            sums = _scaled(sums, (x_scale_T,) if PARTS == 1 else (x_scale_T, x_scale_T), PARTS, AXIS)
-        out: gl.constexpr = tall(ROWS, WARPS) if SPLIT == 1 else last
-        y = finished(sums, bias_ptr, row, outputs, BIAS, GATE, 1 - AXIS)
-        if ROUND:
-            write_rounded(y, y_ptr, y_scale_ptr, row, mine, tokens, outputs, 1 - AXIS, out)
-        else:
-            write(y, y_ptr, row, mine, tokens, outputs, 1 - AXIS, out)
+            sums = _floats(sums, PARTS)
+            place, part = item // SPLIT, item % SPLIT
+            mine = arrives_last(sums, sums_ptr, arrival_ptr, place, part, tokens - token, WARPS, SPLIT)
+        if mine:
+            whole = sums
+            if SPLIT > 1:
+                whole = added(sums, sums_ptr, place, part, tokens - token, WARPS, SPLIT)
+            if SCALED and not BLOCKED:
+                whole = _scaled(whole, w_scales, PARTS, 1)
+            if SCALED and not GROUPED:
+                whole = _scaled(whole, (x_scale_T,) if PARTS == 1 else (x_scale_T, x_scale_T), PARTS, 0)
+            y_CT = finished(whole, bias_ptr, row, outputs, BIAS, GATE)
+            if ROUND:
+                write_rounded(y_CT, y_ptr, y_scale_ptr, row, token, tokens, outputs, tall(ROWS, WARPS))
+            else:
+                write(y_CT, y_ptr, row, token, tokens, outputs, tall(ROWS, WARPS))
 
 
 @gluon.jit
@@ -217,8 +216,9 @@ def stream(
     x_scale: float32 [T], or [C, T] if GROUPS, with C blocks of 128 inputs.
     w_scale: float32 [O] (2 O if gated), or [blocks of 128 outputs, C] if BLOCKED, which needs GROUPS.
     y_scale: float32 [blocks of 128 outputs, T] if ROUND.
-    sums: float32 [tiles, SPLIT, PARTS, TOKENS, ROWS].
-    arrival: a counter per tile, a multiple of SPLIT.
+    sums: float32 [tiles, SPLIT, PARTS, ROWS * TOKENS].
+    arrival: a counter per tile, 0 between launches.
+    With a SPLIT there is a program for every item.
     """
     if PDL:
         gdc_launch_dependents()

@@ -125,8 +125,8 @@ def test_a_piece_of_a_streamed_tile_is_exact(blocked: bool, parts: int, panels: 
     ):  # fmt: skip
         names[name] = in_python(getattr(module, name), language(), **names)
     finished: list[Any] = []
-    names |= {"_completed": lambda sums, *_: sums, "store": lambda sums, *_: finished.append(sums)}
-    names |= {"_leave": names["store"], "tall": lambda *_: None}
+    names |= {"store": lambda sums, *_: finished.append(sums), "owner": lambda *_: 0, "tall": lambda *_: None}
+    names |= {"_arrives_last": names["store"]}  # as the first to come, it leaves its sums
     finish = in_python(hopper_stream._finish, language(), **names)
     part_rows = [part * outputs + row + np.arange(rows) for part in range(parts)]
     pairs = np.arange(pair, last)

@@ -74,7 +74,7 @@ def in_python(function: Any, language: Language, **names: Any) -> Any:
     """Return a kernel's function as one of Python, with the walk's functions likewise, and others replaced."""
     found: dict[str, Any] = {"gl": language, "slots": hopper_walk.slots, "range": range, "min": min} | names
     found["hear"] = lambda table, place: table[place]
-    for name in ("_added", "share", "counts_of", "begin_share", "next_piece", "find_item"):
+    for name in ("_added", "share", "counts_of", "begin_share", "next_piece", "find_item", "owner"):
         found[name] = FunctionType(getattr(hopper_walk, name).fn.__code__, found)
     return FunctionType(function.fn.__code__, found, argdefs=function.fn.__defaults__)
 
@@ -102,12 +102,12 @@ def patterns() -> Iterator[list[int]]:
     ],
 )
 def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blocks: int, programs: int) -> None:
-    """The four roles of a program walk alike, and an item that is cut is put together from the right programs."""
+    """The four roles of a program walk alike, and the programs of an item that is cut know each other."""
     rows, inputs, outputs = 64, blocks * 64, tiles * 64
     for counts in patterns():
         start, experts = start_of(counts), len(counts)
         done: Counter[tuple[int, int, int, int]] = Counter()
-        shares, finished, left = [], [], {}
+        shares, pieces, told = [], {}, {}
         for program in range(programs):
             language, walked = Language(program, programs), _Walked()
             known = in_python(hopper_walk.counts_of, language)(Pointer(start), experts)
@@ -118,15 +118,19 @@ def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blo
             shares.append((at, end))
             walk = (at, end, expert, place, first, count)
             walked.run(language, counts, walk, total, rows, tokens, tiles, inputs, outputs)
+            owner = in_python(hopper_walk.owner, language)
             for number, (_, steps, block, row, pair, last, expert_row, width) in enumerate(walked.consumed):
                 done.update((expert_row, row, pair, block + i) for i in range(steps))
                 assert pair < last
                 assert width == 8 if last - pair <= 8 else tokens
-                if block > 0:
-                    assert number == 0  # a program leaves one part at most
-                    left[program] = (expert_row, row, pair, block, block + steps)
-                else:
-                    finished.append((program, expert_row, row, pair, steps))
+                # A program has places for two parts: of its first item and, if it begins there, of its last
+                assert block == 0 or number == 0
+                assert block + steps == blocks or number == len(walked.consumed) - 1
+                item, first_block = (expert_row, row, pair), walked.at[number] - block
+                pieces.setdefault(item, []).append(program)
+                told[program, item] = tuple(
+                    owner(each, programs, total) for each in (first_block, first_block + blocks - 1)
+                )
             assert walked.gathered == [
                 (step, steps, pair, min(last - pair, 10**9), block, width)
                 for step, steps, block, _, pair, last, _, width in walked.consumed
@@ -149,14 +153,8 @@ def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blo
             for block in range(blocks)
         )
         assert done == expected
-        for program, *item, steps in finished:
-            covered, other = steps, program
-            while covered < blocks:
-                other += 1
-                behind = min(covered + lengths[other], blocks)
-                assert left.pop(other) == (*item, covered, behind)
-                covered = behind
-        assert not left
+        for (_, item), (begin, last_program) in told.items():
+            assert pieces[item] == list(range(begin, last_program + 1))
 
 
 class _Walked:
@@ -167,6 +165,7 @@ class _Walked:
         self.gathered: list[tuple[int, ...]] = []
         self.streamed: list[tuple[int, ...]] = []
         self.scaled: list[int] = []
+        self.at: list[int] = []
 
     def run(
         self, language: Language, counts: list[int], walk: tuple[int, ...], total: int,
@@ -175,9 +174,10 @@ class _Walked:
         at, end, *expert = walk
 
         def finish(*given):  # type: ignore[no-untyped-def]
-            step, steps, block, all_, expert, row, pair, last, width = given[13:22]
+            step, steps, at, all_, expert, row, pair, last, width = given[13:22]
             assert all_ == total
-            self.consumed.append((step, steps, block, row, pair, last, expert * outputs, width))
+            self.at.append(at)
+            self.consumed.append((step, steps, at % (inputs // 64), row, pair, last, expert * outputs, width))
 
         def gather(*given):  # type: ignore[no-untyped-def]
             beside, _, step, steps, pair, pairs, block, width = given[6:14]

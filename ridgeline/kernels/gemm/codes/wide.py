@@ -134,7 +134,7 @@ def launch(
     token_tiles = triton.cdiv(tokens, plan.tokens)
     items = pairs * token_tiles * plan.split
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=device)
-    sums, arrivals = shared_sums(items * 2 * plan.many * 64 * plan.tokens, plan.split, x_TI)
+    sums, arrivals = shared_sums(items * 2 * plan.many * 64 * plan.tokens, 2 * pairs * token_tiles, plan.split, x_TI)
     x_TI = x_TI if placed else in_places(x_TI, span(how))
     numbers = (weight.zero_OG, weight.outer_OS, weight.outer_minimum_OS, weight.scale, bias_O)
     some = [x_TI if x is None else x for x in numbers]
@@ -163,7 +163,6 @@ def _aot(plan: Wide, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> 
         registers=plan.registers,
         hot=plan.tokens < 256,
         tensor_cores="HGMMA",
-        waits="tile" if plan.split > 1 else "",
         archs=("sm_90",),
     )
 

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 from ridgeline.kernels.gemm.codes.fragments_asm import scaled_operands, subtracted
 from ridgeline.kernels.gemm.codes.fragments_kernel import _groups, _number
 from ridgeline.kernels.gemm.codes.wide_load import _ask, _begun, _fetch, _item, _next
-from ridgeline.kernels.hopper.finish import store, tall, together, wide
+from ridgeline.kernels.hopper.finish import added, arrives_last, store, tall
 from ridgeline.kernels.hopper.gluon_names import barrier
 
 
@@ -135,7 +135,7 @@ def _made(
 
 @gluon.jit
 def _finish(
-    acc, ups, handed, taken, bias_ptr, y_ptr, sums_ptr, arrival_ptr, item, turn, tokens, outputs,
+    acc, factor, ups, handed, taken, bias_ptr, y_ptr, sums_ptr, arrival_ptr, item, turn, tokens, outputs,
     WHICH: gl.constexpr, TILES: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr, SPLIT: gl.constexpr,
     BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
@@ -148,27 +148,25 @@ def _finish(
     pair, token_tile, part = _item(item, TILES, SPLIT)
     row = pair * (2 * ROWS) + WHICH * ROWS if GATE == "" else pair * ROWS
     token = token_tile * TOKENS
+    layout: gl.constexpr = tall(ROWS, 4)
     if SPLIT > 1:
-        across: gl.constexpr = wide(ROWS, 4)
         mine = (pair * 2 + WHICH) * TILES + token_tile
-        share = together((acc,), sums_ptr, arrival_ptr, mine, part, tokens - token, ROWS, 1, TOKENS, SPLIT, across)
-        token += part * (TOKENS // SPLIT)
-        store(share, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", 0, across)
+        if arrives_last((acc,), sums_ptr, arrival_ptr, mine, part, tokens - token, 4, SPLIT):
+            whole = added((acc,), sums_ptr, mine, part, tokens - token, 4, SPLIT)
+            store((whole[0] * factor,), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", layout)
+    elif GATE == "":
+        store((acc * factor,), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", layout)
+    elif WHICH == 1:
+        mbarrier.wait(taken, (turn & 1) ^ 1)
+        ups.store(acc * factor)
+        barrier()  # until every thread's sums are there, before one thread says so
+        mbarrier.arrive(handed, count=1)
     else:
-        layout: gl.constexpr = tall(ROWS, 4)
-        if GATE == "":
-            store((acc,), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", 1, layout)
-        elif WHICH == 1:
-            mbarrier.wait(taken, (turn & 1) ^ 1)
-            ups.store(acc)
-            barrier()  # until every thread's sums are there, before one thread says so
-            mbarrier.arrive(handed, count=1)
-        else:
-            mbarrier.wait(handed, turn & 1)
-            up = ups.load(sums)
-            barrier()
-            mbarrier.arrive(taken, count=1)
-            store((acc, up), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 1, layout)
+        mbarrier.wait(handed, turn & 1)
+        up = ups.load(sums)
+        barrier()
+        mbarrier.arrive(taken, count=1)
+        store((acc * factor, up), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, layout)
 
 
 @gluon.jit
@@ -205,7 +203,11 @@ def _consumer(
         TOKENS, DEPTH, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, NESTED, GATE, left,
     )  # fmt: skip
     count, turn = 0, 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+    # With a SPLIT there is a program for every item, so that nothing of a next item takes registers at an item's end
+    end, stride = items, gl.num_programs(0)
+    if SPLIT > 1:
+        end, stride = gl.program_id(0) + 1, 1
+    for item in range(gl.program_id(0), end, stride):
         acc = gl.zeros([ROWS, TOKENS], gl.float32, sums)
         for _ in range(STEPS):
             here = count % STAGES
@@ -223,7 +225,7 @@ def _consumer(
             a = later
             count += 1
         _finish(
-            acc * factor, ups, handed, taken, bias_ptr, y_ptr, sums_ptr, arrival_ptr, item, turn, tokens, outputs,
+            acc, factor, ups, handed, taken, bias_ptr, y_ptr, sums_ptr, arrival_ptr, item, turn, tokens, outputs,
             WHICH, TILES, MANY, TOKENS, SPLIT, BIAS, GATE,
         )  # fmt: skip
         turn += 1  # noqa: SIM113 - Gluon knows no enumerate

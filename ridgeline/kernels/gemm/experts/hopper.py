@@ -14,13 +14,13 @@ Legend: see op.py
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.aot import AotKernel
+from ridgeline.kernels.base.counters import counters, zeros
 from ridgeline.kernels.base.launch import compute_capability, launch_options, num_multiprocessors
 from ridgeline.kernels.base.weight_format import Activations
 from ridgeline.kernels.gemm.experts.combine import combine
@@ -158,36 +158,21 @@ def products(
         told = {name: on.constants[name] for name in ("KIND", "SPAN")}
         grouped_tiles_kernel[(processors,)](
             on.x, descriptor(on.x, 128), descriptor(on.weight, plan.rows // 2), on.scale, on.x_scale, bias,
-            routes.token_P, routes.start_E1, y_PO, _ticket(device), len(x), **named, **told, ROWS=plan.rows, GATE=gate,
-            STAGES=plan.stages, num_warps=4, **launch_options(device),
+            routes.token_P, routes.start_E1, y_PO, zeros("ticket", device, 1, torch.int32), len(x), **named, **told,
+            ROWS=plan.rows, GATE=gate, STAGES=plan.stages, num_warps=4, **launch_options(device),
         )  # fmt: skip
         return y_PO
     programs = processors * plan.resident
-    size = programs * plan.rows * plan.tokens * (2 if gate else 1)
+    size = 2 * programs * plan.rows * plan.tokens * (2 if gate else 1)
     sums = torch.empty(size, dtype=torch.float32, device=device)
     rows = TILE // 2 if isinstance(weight, Packed) else plan.rows
     grouped_stream_kernel[(programs,)](
         on.x, descriptor(on.weight, rows), on.scale, on.x_scale, on.factor, bias, routes.token_P, routes.start_E1,
-        y_PO, sums, _flags(device), len(x),
+        y_PO, sums, counters(device, programs), len(x),
         **named, **on.constants, GATE=gate, ROWS=plan.rows, TOKENS=plan.tokens, NARROW=plan.narrow, BLOCK=plan.block,
         STAGES=plan.stages, num_warps=plan.warps, maxnreg=plan.registers, **launch_options(device),
     )  # fmt: skip
     return y_PO
-
-
-# Both are made by the first eager launch, which comes before any graph is captured.
-
-
-@cache
-def _flags(device: torch.device) -> Tensor:
-    """Return a flag for every program that may run at once. All are 0 between launches."""
-    return torch.zeros(2 * num_multiprocessors(device), dtype=torch.int32, device=device)
-
-
-@cache
-def _ticket(device: torch.device) -> Tensor:
-    """Return the counter of drawn items. It is 0 between launches."""
-    return torch.zeros(1, dtype=torch.int32, device=device)
 
 
 _TYPES = {"": ("bf16", "bf16", "bf16"), "fp8": ("fp8e4nv", "fp8e4nv", "fp32"), "e2m1": ("bf16", "i16", "u8")}
@@ -213,7 +198,7 @@ def _aot(
     # Consumers of codes keep where they leave unfinished sums on the stack, outside of their loops
     return AotKernel(
         grouped_stream_kernel, signature, named, num_warps=plan.warps, registers=plan.registers, hot=kind != "e2m1",
-        tensor_cores=unit, waits="tile", archs=("sm_90",),
+        tensor_cores=unit, archs=("sm_90",),
     )  # fmt: skip
 
 

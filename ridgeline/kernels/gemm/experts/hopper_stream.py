@@ -5,9 +5,10 @@ One warp streams blocks of weights into a ring of shared memory, four more gathe
 rest multiply and finish items. The producers run ahead over the borders of items, so the memory never waits.
 
 The blocks of all items are cut into equal shares, one for each program, so all programs work equally long. If an item
-lies in several shares, the program that has its first block finishes it. For that program the item is the last one of
-its share, and for the programs with the rest it is the first, so their sums are ready early. They leave these sums in
-float32, and the first program adds them in order.
+lies in several shares, the program that comes to its end last adds the sums of all and finishes it; the others leave
+theirs in float32. As a rule that is the program with the item's first block: for it the item is the last one of its
+share, and for the programs with the rest it is the first. The order of additions is that of the blocks, whoever adds,
+and no program waits for another.
 
 Legend:
     C  weight rows of one part, which are the outputs of a tile
@@ -24,70 +25,70 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.gemm.experts.hopper_codes import coded_products, lifted
 from ridgeline.kernels.gemm.experts.hopper_load import gatherer, streamer
 from ridgeline.kernels.gemm.experts.hopper_sums import products, promoted, rescaled
-from ridgeline.kernels.gemm.experts.hopper_walk import begin_share, counts_of, next_piece, share, slots
-from ridgeline.kernels.hopper.finish import store, tall
+from ridgeline.kernels.gemm.experts.hopper_walk import begin_share, counts_of, next_piece, owner, slots
+from ridgeline.kernels.hopper.finish import leave, left_by, plus, store, tall
 from ridgeline.kernels.hopper.gluon_names import barrier, barriers, viewed
 
 
 @gluon.jit
-def _at(like, part: gl.constexpr, TOKENS: gl.constexpr):
-    """Return the places of a part's sums in a program's scratch, and the pairs of the columns."""
-    layout: gl.constexpr = like.type.layout
-    row_C1 = gl.expand_dims(gl.arange(0, like.shape[0], gl.SliceLayout(1, layout)), 1)
-    pair_1W = gl.expand_dims(gl.arange(0, like.shape[1], gl.SliceLayout(0, layout)), 0)
-    return (part * TOKENS + pair_1W) * like.shape[0] + row_C1, pair_1W + row_C1 * 0
+def _arrives_last(sums, sums_ptr, flag_ptr, begin, end, early, pairs, SIZE: gl.constexpr, WARPS: gl.constexpr):
+    """Return True in the last of the programs `begin` to `end`, which share an item, that comes here. All leave their
+    sums.
 
+    A program has a place for the sums of the item in which its share begins, and one for those of the last, which goes
+    on in the next program's share. Flags are 0 between launches.
 
-@gluon.jit
-def _leave(sums, sums_ptr, flag_ptr, pairs, ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr):
-    """Write the sums of a part of an item, for the program that finishes it."""
-    own_ptr = sums_ptr + gl.program_id(0) * (PARTS * ROWS * TOKENS)
-    for part in gl.static_range(PARTS):
-        at, pair = _at(sums[part], part, TOKENS)
-        gl.store(own_ptr + at, sums[part], mask=pair < pairs)
-    barrier()  # until every thread's sums are written, before one thread says so
-    gl.atomic_add(flag_ptr + gl.program_id(0), 1, sem="release")
-
-
-@gluon.jit
-def _completed(
-    sums, sums_ptr, flag_ptr, pairs, done, total,
-    BLOCKS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr,
-):  # fmt: skip
-    """Add the sums of the programs that have the item's other blocks, in their order. done: the item's blocks so far.
-
-    Flags are 0 between launches.
+    early: whether the other programs' sums should be there long before those of the first. That one then asks whether
+        they are, for which its own sums need not have been written.
     """
-    other = gl.program_id(0)
-    while done < BLOCKS:
-        other += 1
-        begin, end = share(other, gl.num_programs(0), total)
-        left = gl.atomic_add(flag_ptr + other, 0, sem="acquire")
-        while left == 0:
-            left = gl.atomic_add(flag_ptr + other, 0, sem="acquire")
-        gl.store(flag_ptr + other, 0)
-        other_ptr = sums_ptr + other * (PARTS * ROWS * TOKENS)
-        grown = ()
-        for part in gl.static_range(PARTS):
-            at, pair = _at(sums[part], part, TOKENS)
-            more = gl.load(other_ptr + at, mask=pair < pairs, other=0, cache_modifier=".cg")
-            grown = grown + (sums[part] + more,)  # type: ignore[assignment]  # noqa: RUF005
-        sums = grown
-        done += end - begin
+    own = gl.program_id(0)
+    others = end - begin
+    leave(sums, sums_ptr + (2 * own + gl.where(own == begin, 1, 0)) * SIZE, pairs, WARPS)
+    arrived = others * 0
+    if early & (own == begin):
+        arrived = gl.atomic_add(flag_ptr + begin, 0, sem="acquire")
+    if arrived != others:
+        barrier()  # until every thread's sums are written, before one thread says so
+        arrived = gl.atomic_add(flag_ptr + begin, 1, sem="acq_rel")
+    last = arrived == others
+    if last:
+        gl.store(flag_ptr + begin, 0)
+    return last
+
+
+@gluon.jit
+def _added(sums, sums_ptr, begin, end, pairs, SIZE: gl.constexpr, WARPS: gl.constexpr):
+    """Return the sums of the programs `begin` to `end` in their order."""
+    if gl.program_id(0) != begin:
+        sums = left_by(sums_ptr + (2 * begin + 1) * SIZE, sums, pairs, WARPS)
+    for other in range(begin + 1, end + 1):
+        sums = plus(sums, left_by(sums_ptr + 2 * other * SIZE, sums, pairs, WARPS))
     return sums
 
 
 @gluon.jit
 def _finish(
     w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step,
-    steps, block, total, expert, row, pair, last,
+    steps, at, total, expert, row, pair, last,
     WIDTH: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr,
     TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
     FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
-    """Multiply a piece of an item, and finish the item or leave the piece. last: the end of the expert's pairs."""
+    """Multiply a piece of an item, and finish the item or leave the piece.
+
+    at: the piece's first block among those of all items.
+    last: the end of the expert's pairs.
+    """
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
     PANELS: gl.constexpr = BLOCK // x.shape[2]
+    SIZE: gl.constexpr = PARTS * ROWS * TOKENS
+    block = at % BLOCKS
+    # Whose pieces these are is known before the products, which take much longer
+    begin, end, early = block * 0, block * 0, steps >= BLOCKS
+    if steps < BLOCKS:
+        begin = owner(at - block, gl.num_programs(0), total)
+        end = owner(at - block + (BLOCKS - 1), gl.num_programs(0), total)
+        early = (end == begin + 1) & (2 * (BLOCKS - steps) * gl.num_programs(0) <= total)
     if KIND == "e2m1":
         sums = coded_products(w, s, x, full, empty, step, steps, ROWS, PARTS, WIDTH, STAGES)
     elif KIND == "fp8" and SPAN > 1:
@@ -99,10 +100,12 @@ def _finish(
         )  # fmt: skip
     else:
         sums = products(w, x, full, empty, step, steps, ROWS, PARTS, WIDTH, PANELS, STAGES)
-    if block > 0:
-        _leave(sums, sums_ptr, flag_ptr, last - pair, ROWS, PARTS, TOKENS)
-    else:
-        sums = _completed(sums, sums_ptr, flag_ptr, last - pair, steps, total, BLOCKS, ROWS, PARTS, TOKENS)
+    mine = True
+    if begin < end:
+        mine = _arrives_last(sums, sums_ptr, flag_ptr, begin, end, early, last - pair, SIZE, ROWS // 16)
+    if mine:
+        if begin < end:
+            sums = _added(sums, sums_ptr, begin, end, last - pair, SIZE, ROWS // 16)
         if KIND == "e2m1":
             sums = lifted(sums, factor_ptr, expert, PARTS, FACTOR)
         elif KIND == "fp8" and SPAN == 1:
@@ -110,7 +113,7 @@ def _finish(
                 sums, scale_ptr, x_scale_ptr, token_ptr, expert, row, pair, last, OUTPUTS, PARTS, GATHER
             )  # fmt: skip
         own_bias_ptr = bias_ptr + expert * (PARTS * OUTPUTS)
-        store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, 1, tall(ROWS, ROWS // 16))
+        store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, tall(ROWS, ROWS // 16))
 
 
 @gluon.jit
@@ -131,18 +134,17 @@ def _consumer(
         units = (count + (TOKENS - 1)) // TOKENS
         pair = first + place % units * TOKENS
         row = place // units * ROWS
-        block = at % BLOCKS
-        steps = gl.minimum(BLOCKS - block, end - at)
+        steps = gl.minimum(BLOCKS - at % BLOCKS, end - at)
         if first + count - pair <= NARROW:
             _finish(
                 w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
-                flag_ptr, step, steps, block, total, expert, row, pair, first + count,
+                flag_ptr, step, steps, at, total, expert, row, pair, first + count,
                 NARROW, INPUTS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE,
             )  # fmt: skip
         else:
             _finish(
                 w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
-                flag_ptr, step, steps, block, total, expert, row, pair, first + count,
+                flag_ptr, step, steps, at, total, expert, row, pair, first + count,
                 TOKENS, INPUTS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE,
             )  # fmt: skip
         step += steps
@@ -178,8 +180,8 @@ def grouped_stream_kernel(
         writing. Routes must then be older: of the kernels since route, one waited for what was before it ere it let the
         next one start, as this kernel does when it gathers.
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
-    sums: float32 [programs, PARTS, TOKENS, ROWS].
-    flag: 0 for each program.
+    sums: float32 [programs, 2, PARTS, ROWS * TOKENS].
+    flag: a counter for each program, 0 between launches.
     KIND: "" for weights of 16 bits; "fp8" for E4M3 beside rounded activations; "e2m1" for MXFP4 as packed.py has it.
     SPAN: outputs, and inputs, that share a scale of FP8; 1 if each output has its own.
     scale: as the forms have them. x_scale: [x_rows], or [blocks of inputs, x_rows] if weights have blocks.

@@ -49,6 +49,15 @@ def share(program, programs, total):
 
 
 @gluon.jit
+def owner(block, programs, total):
+    """Return the program whose share has this block."""
+    each = total // programs
+    rest = total - each * programs
+    large = rest * (each + 1)
+    return gl.where(block < large, block // (each + 1), rest + (block - large) // gl.maximum(each, 1))
+
+
+@gluon.jit
 def counts_of(start_ptr, E: gl.constexpr):
     """Return (experts, their first pairs, how many pairs each has) as vectors that every warp holds whole.
 

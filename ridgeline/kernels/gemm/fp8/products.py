@@ -1,7 +1,6 @@
 """Linear maps of 8-bit weights on a GPU, for the ops of gemm/fp8 and gemm/int8: which kernels run, one after the other.
 
-Programs that share a tile count their arrivals in memory that all launches use, so the launches on one device must be
-on one stream. No gradient passes.
+No gradient passes.
 
 Legend:
     T  tokens

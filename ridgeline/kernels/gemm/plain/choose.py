@@ -166,7 +166,7 @@ def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int
     and few programs read x less often.
 
     If tiles are few, the tokens are split, provided that this alone gives enough programs: weights are then read twice,
-    but from the cache. Otherwise the inputs are split, for which the programs of a tile must wait for each other.
+    but from the cache. Otherwise the inputs are split, for which the programs of a tile must meet at its end.
 
     The numbers were tuned on an H200. docs/log.md ("Where a decode step's time was") has layers of 8 to 256 tokens
     before and after; at 64 tokens Llama-3.1-8B went from 136.0 to 122.9 µs.

@@ -58,9 +58,9 @@ def prepared(plan: Stream, x_TI: Tensor, weight_OI: Tensor, gate: str | None, st
     """Return the launch of a product, of any type of numbers. stand_in: any float32 or 16-bit tensor of the device."""
     tokens, device, parts = len(x_TI), x_TI.device, 2 if gate else 1
     tiles = triton.cdiv(len(weight_OI) // parts, plan.rows) * triton.cdiv(tokens, plan.tokens)
-    programs = min(tiles * plan.split, num_multiprocessors(device))
-    assert plan.split == 1 or programs == tiles * plan.split
-    sums, arrivals = shared_sums(programs * plan.rows * plan.tokens * parts, plan.split, stand_in)
+    items = tiles * plan.split
+    programs = items if plan.split > 1 else min(items, num_multiprocessors(device))
+    sums, arrivals = shared_sums(items * plan.rows * plan.tokens * parts, tiles, plan.split, stand_in)
     options = {"num_warps": plan.rows // 16, **launch_options(device)}
     x, weight = descriptor(x_TI, min(plan.tokens, 32)), descriptor(weight_OI.contiguous(), plan.rows)
     return Launch(programs, x, weight, sums, arrivals, plan.named | {"GATE": gate or ""}, options)
@@ -86,9 +86,8 @@ def aot(
     named |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
     named |= {"tokens": "i32", "outputs": "i32:16", "inputs": "i32:16"} | signature
     return AotKernel(
-        kernel, named, plan.named | constants, num_warps=plan.rows // 16, hot=True, tensor_cores=unit, archs=("sm_90",),
-        waits="tile" if plan.split > 1 else "",
-    )  # fmt: skip
+        kernel, named, plan.named | constants, num_warps=plan.rows // 16, hot=True, tensor_cores=unit, archs=("sm_90",)
+    )
 
 
 AOT = (

@@ -1,8 +1,7 @@
 """Linear maps on a GPU: kernels of our own for up to a few hundred tokens, at the memory's rate, and the library for
 more.
 
-If a gradient is wanted, torch's own kernels run, since these have none. Programs that share a tile count their arrivals
-in memory that all launches use, so the launches on one device must be on one stream.
+If a gradient is wanted, torch's own kernels run, since these have none.
 
 Legend:
     T  tokens
@@ -13,14 +12,13 @@ Legend:
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.base.counters import counters
 from ridgeline.kernels.base.launch import (
     INTERPRETED,
     compute_capability,
@@ -121,8 +119,7 @@ def launch_tiles(plan: Tiles, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | 
     parts, arrivals = x_TI, x_TI
     if plan.split > 1:
         parts = torch.empty(tiles * plan.split * plan.rows * plan.tokens, dtype=torch.float32, device=x_TI.device)
-        arrivals = _arrivals(x_TI.device)
-        assert tiles <= len(arrivals)
+        arrivals = counters(x_TI.device, tiles)
     # Triton's interpreter cannot multiply bfloat16: it would multiply the raw bits
     operands = torch.float32 if INTERPRETED and x_TI.dtype == torch.bfloat16 else x_TI.dtype
     tiles_kernel[(tiles, plan.split)](
@@ -150,10 +147,3 @@ def _copyable(x: Tensor) -> bool:
 def _hopper(device: torch.device) -> int:
     """Return the multiprocessors of a Hopper GPU, and 0 for any other device."""
     return num_multiprocessors(device) if compute_capability(device) == (9, 0) else 0
-
-
-@cache
-def _arrivals(device: torch.device) -> Tensor:
-    """Return one counter per tile, zero between launches. They are made by the first eager launch, before any graph is
-    captured."""
-    return torch.zeros(16_384, dtype=torch.int32, device=device)

@@ -8,7 +8,7 @@ Legend: see op.py
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.kernels.base.counters import zeros
 from ridgeline.kernels.base.launch import INTERPRETED, launch_options
 from ridgeline.kernels.base.routing import RoutingSpec
 from ridgeline.kernels.gemm.route import torch_ops
@@ -187,9 +188,7 @@ def _or(x: Tensor | None, other: Tensor) -> Tensor:
     return other if x is None else x
 
 
-@cache
 def meeting(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (bits, counters of arrivals), zeros. They are made by the first eager launch, which comes before any graph
-    is captured."""
-    bits = torch.zeros(MOST_TOKENS // 64 * MOST_EXPERTS, dtype=torch.int64, device=device)
-    return bits, torch.zeros(MOST_TOKENS + 1, dtype=torch.int32, device=device)
+    """Return (bits, counters of arrivals), zeros, for launches of the current stream."""
+    bits = zeros("route", device, MOST_TOKENS // 64 * MOST_EXPERTS, torch.int64)
+    return bits, zeros("arrivals", device, MOST_TOKENS + 1, torch.int32)
