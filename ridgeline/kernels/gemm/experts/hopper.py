@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.aot import AotKernel
-from ridgeline.kernels.base.counters import counters, zeros
+from ridgeline.kernels.base.counters import counters, meeting
 from ridgeline.kernels.base.launch import compute_capability, launch_options, num_multiprocessors
 from ridgeline.kernels.base.weight_format import Activations
 from ridgeline.kernels.gemm.experts.combine import combine
@@ -158,7 +158,7 @@ def products(
         told = {name: on.constants[name] for name in ("KIND", "SPAN")}
         grouped_tiles_kernel[(processors,)](
             on.x, descriptor(on.x, 128), descriptor(on.weight, plan.rows // 2), on.scale, on.x_scale, bias,
-            routes.token_P, routes.start_E1, y_PO, zeros("ticket", device, 1, torch.int32), len(x), **named, **told,
+            routes.token_P, routes.start_E1, y_PO, meeting(device).ticket, len(x), **named, **told,
             ROWS=plan.rows, GATE=gate, STAGES=plan.stages, num_warps=4, **launch_options(device),
         )  # fmt: skip
         return y_PO

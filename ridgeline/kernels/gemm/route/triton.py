@@ -1,7 +1,7 @@
 """Routing on a GPU: one launch for up to 128 tokens, three for more.
 
 If a gradient is wanted, plain torch runs, since these kernels have none. The programs of the one launch meet in
-memory that all launches use and leave at zero, so the launches on one device must be on one stream.
+memory that launches behind each other share and leave at zero (base/counters.py).
 
 Legend: see op.py
 """
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.base.counters import zeros
+from ridgeline.kernels.base.counters import ROUTE_BITS, ROUTE_COUNTERS, meeting
 from ridgeline.kernels.base.launch import INTERPRETED, launch_options
 from ridgeline.kernels.base.routing import RoutingSpec
 from ridgeline.kernels.gemm.route import torch_ops
@@ -81,15 +81,16 @@ def launch_few(
     """Fill n, s and the routes in one launch."""
     (tokens, width), device, how = x_TM.shape, x_TM.device, router.how
     logits_TE = torch.empty(tokens, plan.experts, dtype=torch.float32, device=device)
-    assert tokens <= MOST_TOKENS, tokens
+    assert tokens <= min(MOST_TOKENS, ROUTE_COUNTERS - 1), tokens
     assert plan.experts <= MOST_EXPERTS, plan
-    bits, arrival = meeting(device)
+    assert -(-tokens // 64) * plan.experts <= ROUTE_BITS, plan
+    here = meeting(device)
     residual = x_TM if residual_TM is None else residual_TM
     few_kernel[(triton.cdiv(how.experts, plan.rows), triton.cdiv(tokens, plan.each))](
         x_TM, residual, _or(norm_weight_M, x_TM), *_pointers(router, x_TM), _or(live_T, x_TM), _or(tally_E, x_TM), n_TM,
         s_TM,
-        routes.expert_TK, routes.weight_TK, routes.token_P, routes.place_TK, routes.start_E1, logits_TE, bits,
-        arrival, x_TM.stride(0), residual.stride(0), tokens, eps, how.scale,
+        routes.expert_TK, routes.weight_TK, routes.token_P, routes.place_TK, routes.start_E1, logits_TE,
+        here.bits, here.route, x_TM.stride(0), residual.stride(0), tokens, eps, how.scale,
         M=width, BLOCK=plan.block, ROWS=plan.rows, EACH=plan.each, TOKENS=plan.tokens, GROUP=plan.group,
         NORM=norm_weight_M is not None, RESIDUAL=residual_TM is not None, LIVE=live_T is not None,
         TALLY=tally_E is not None, **_rules(router, plan),
@@ -186,9 +187,3 @@ def _packed(x_TM: Tensor | None) -> Any:
 def _or(x: Tensor | None, other: Tensor) -> Tensor:
     """Return `other` in place of an absent tensor: any pointer will do, since the kernel reads what its flags say."""
     return other if x is None else x
-
-
-def meeting(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (bits, counters of arrivals), zeros, for launches of the current stream."""
-    bits = zeros("route", device, MOST_TOKENS // 64 * MOST_EXPERTS, torch.int64)
-    return bits, zeros("arrivals", device, MOST_TOKENS + 1, torch.int32)
