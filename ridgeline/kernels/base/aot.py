@@ -17,8 +17,7 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
   warpgroup) or "MMA" (also products of a warp). On other architectures the kernel must then use any of their
   instructions.
 * `waits`: why the kernel may wait for other programs, as no other may: "ranks" for those of other devices, "together"
-  for those of its own launch, which is cooperative. Products say "tile": their programs wait for each other though the
-  launch is not cooperative, so two streams that run them at once may stop each other.
+  for those of its own launch, which is cooperative.
 * `archs`: the architectures to compile for; by default all of `ARCHS`.
 
 A plain tuple (kernel, signature, constexprs) will do where no option is needed. Gluon kernels are welcome too; give

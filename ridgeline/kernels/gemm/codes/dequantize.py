@@ -80,7 +80,7 @@ def dequantize_kernel(
     """Compute weight [O, I]. UNIT: 0 if codes lie row by row."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()  # the matrix may still be read by the product before
+        tl.extra.cuda.gdc_wait()  # the product before may still read this memory
     WIDTH: tl.constexpr = 128 // COUNT
     TOTAL: tl.constexpr = LOW + HIGH
     TOGETHER: tl.constexpr = UNIT // GROUP if UNIT > GROUP else 1
@@ -117,10 +117,10 @@ def dequantize_kernel(
 
 
 def dequantize(weight: Coded, dtype: torch.dtype) -> Tensor:
-    """Return the weight in `dtype`: [O, I], with its columns in the order of the codes. The memory is overwritten by
-    the next call for the same device, so a caller's product must be launched on the same stream."""
+    """Return the weight in `dtype`: [O, I], with its columns in the order of the codes."""
     outputs, inputs = weight.code_OB.shape[0], weight.inputs
-    weight_OI = _scratch(outputs * inputs, dtype, weight.code_OB.device).view(outputs, inputs)
+    # New memory each time: a matrix that all calls share would be written over by another stream's call
+    weight_OI = torch.empty(outputs, inputs, dtype=dtype, device=weight.code_OB.device)
     some = [weight.code_OB if x is None else x for x in (weight.zero_OG, weight.outer_OS, weight.outer_minimum_OS)]
     dequantize_kernel[(triton.cdiv(outputs, ROWS), triton.cdiv(inputs, BLOCK))](
         weight.code_OB, weight.scale_OG, *some, weight_OI if weight.scale is None else weight.scale,
@@ -144,23 +144,6 @@ def _constants(how: CodedFormat, inputs: int, turned: bool) -> dict[str, Any]:
 @cache
 def _table(values: str, device: torch.device) -> Tensor:
     return torch.tensor(TABLES.get(values, (0.0,)), device=device)
-
-
-_held: dict[torch.device, Tensor] = {}  # one matrix, the largest so far: products that read it are behind each other
-
-
-def reserve(weight: Coded, dtype: torch.dtype) -> None:
-    """Hold the memory that `dequantize` needs for this weight, so that no graph is captured with memory that moves."""
-    _scratch(weight.code_OB.shape[-2] * weight.inputs, dtype, weight.code_OB.device)
-
-
-def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return memory that all calls share."""
-    held = _held.get(device)
-    needed = size * dtype.itemsize
-    if held is None or held.numel() < needed:
-        _held[device] = held = torch.empty(needed, dtype=torch.uint8, device=device)
-    return held[:needed].view(dtype)
 
 
 def _aot(how: CodedFormat, scale: str, turned: bool) -> AotKernel:

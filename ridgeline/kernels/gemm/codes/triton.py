@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.launch import compute_capability, num_multiprocessors
 from ridgeline.kernels.gemm.codes.choose import FRAGMENT_TOKENS, WIDE_TOKENS, Cut, Wide, choose, choose_wide
-from ridgeline.kernels.gemm.codes.dequantize import dequantize, reserve
+from ridgeline.kernels.gemm.codes.dequantize import dequantize
 from ridgeline.kernels.gemm.codes.fragments import TILE, Fragments, arranged, fits, span, unit
 from ridgeline.kernels.gemm.codes.op import Coded
 from ridgeline.kernels.gemm.codes.places import norm_in_places
@@ -57,8 +57,7 @@ _in_three = in_three(rms_norm, coded_linear, gated_activation)
 
 
 def prepared(weight: Coded, dtype: torch.dtype) -> Coded:
-    """Return the weight as these ops multiply it fastest, with memory held for the ways that they may take."""
-    reserve(weight, dtype)
+    """Return the weight as these ops multiply it fastest."""
     matrix_units = compute_capability(weight.code_OB.device) >= (8, 0) and dtype.itemsize == 2
     return arranged(weight) if matrix_units and fits(weight) and not isinstance(weight, Fragments) else weight
 
