@@ -83,12 +83,11 @@ def _finish(
     PANELS: gl.constexpr = BLOCK // x.shape[2]
     SIZE: gl.constexpr = PARTS * ROWS * TOKENS
     block = at % BLOCKS
-    # Whose pieces these are is known before the products, which take much longer
-    begin, end, early = block * 0, block * 0, steps >= BLOCKS
-    if steps < BLOCKS:
-        begin = owner(at - block, gl.num_programs(0), total)
-        end = owner(at - block + (BLOCKS - 1), gl.num_programs(0), total)
-        early = (end == begin + 1) & (2 * (BLOCKS - steps) * gl.num_programs(0) <= total)
+    # Whose pieces these are is known before the products, which take much longer. A branch around it would make ptxas
+    # run the products one by one
+    begin = owner(at - block, gl.num_programs(0), total)
+    end = owner(at - block + (BLOCKS - 1), gl.num_programs(0), total)
+    early = (end == begin + 1) & (2 * (BLOCKS - steps) * gl.num_programs(0) <= total)
     if KIND == "e2m1":
         sums = coded_products(w, s, x, full, empty, step, steps, ROWS, PARTS, WIDTH, STAGES)
     elif KIND == "fp8" and SPAN > 1:
