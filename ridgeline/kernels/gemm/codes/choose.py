@@ -133,13 +133,14 @@ def wide_cuts(
 def cycles(cut: Wide, tokens: int, outputs: int, units: int, unit: int, gated: bool, processors: int) -> float:
     """Return an estimate of the cycles that a product takes on a multiprocessor.
 
-    In a step of two warpgroups the matrix units need half a cycle for each token of each 16 inputs of 64 rows. Each
-    scheduler issues the instructions of two warps: about 110, and 140 more for each 64 rows (counted in the machine
-    code). It issues in two of three cycles at best. The start of a program takes about 2 µs, and a meeting of several
-    programs 1.5 µs.
+    In a step of two warpgroups the matrix units need half a cycle for each token of each 16 inputs of 64 rows, most of
+    which is behind the instructions that make numbers of codes. The start of a program takes about 2 µs. Programs that
+    share a tile write their sums, and the last of them reads and adds up all. The factors are those of 30 products with
+    4-bit codes on an H200 (benchmarks/results/h200-split-products.jsonl), most of which they give within 15 %.
     """
     steps = units // cut.split
     items = outputs // ((64 if gated else 128) * cut.many) * -(-tokens // cut.tokens) * cut.split
     matrix = 2 * cut.many * (unit // 16) * cut.tokens / 2
-    issued = 2 * (110 + 140 * cut.many * unit / 128) * 1.5
-    return -(-items // processors) * steps * (max(matrix, issued) + 100) + 3500 + (2600 if cut.split > 1 else 0)
+    issued = (325 + 615 * cut.many) * unit / 128
+    meeting = 28 * cut.many * cut.tokens * cut.split if cut.split > 1 else 0
+    return -(-items // processors) * steps * (issued + 0.62 * matrix) + 4100 + meeting

@@ -83,10 +83,14 @@ def wide_kernel(
     if HIGH:
         high, other_high = _ring(DEPTH, 4 * MANY, UNIT * HIGH), _ring(DEPTH, 4 * MANY, UNIT * HIGH)
     full, empty = barriers(STAGES), barriers(STAGES, 2)
-    handed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(handed, count=1)
-    mbarrier.init(taken, count=1)
+    # A barrier that nothing waits for would be no barrier to the compiler, which then puts other numbers in its place:
+    # the hardware may write it back over them
+    handed, taken = 0, 0
+    if GATE != "":
+        handed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(handed, count=1)
+        mbarrier.init(taken, count=1)
     fence_async_shared()
     items = outputs // ((64 if GATE != "" else 128) * MANY) * TILES * SPLIT
     gl.warp_specialize(
