@@ -61,6 +61,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ridgeline.kernels.base.faults import one_by_one, reused_barriers
 from ridgeline.kernels.base.waits import waits
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
@@ -361,11 +362,24 @@ def report(kernel: AotKernel, arch: str) -> Report:
     counts: dict[str, int] = {}
     for name in TENSOR_CORE_INSTRUCTIONS.findall(listing):
         counts[name] = counts.get(name, 0) + 1
-    found = tuple(waits(compiled.asm["ptx"])) if arch == MAIN_ARCH else ()
+    found: tuple[str, ...] = ()
+    error = ""
+    if arch == MAIN_ARCH:
+        found, error = tuple(waits(compiled.asm["ptx"])), _fault(compiled.asm["ptx"], listing)
     return Report(
         kernel.name, arch, time.perf_counter() - started, registers, spilled,
-        compiled.metadata.shared, options.hot, options.tensor_cores, counts, _hash(compiled), "", found, options.waits,
+        compiled.metadata.shared, options.hot, options.tensor_cores, counts, _hash(compiled), error, found,
+        options.waits,
     )  # fmt: skip
+
+
+def _fault(ptx: str, sass: str) -> str:
+    """Return what faults.py finds, "" if nothing."""
+    if reused := reused_barriers(ptx):
+        return f"numbers lie in the place of a barrier: {reused[0]}. Make no barrier that nothing uses."
+    if one_by_one(sass):
+        return "the products of warpgroups run one by one: ptxas -v has the reason. Put no branch before them."
+    return ""
 
 
 def _hash(compiled: Any) -> str:
