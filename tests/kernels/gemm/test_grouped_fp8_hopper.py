@@ -125,13 +125,14 @@ def test_a_piece_of_a_streamed_tile_is_exact(blocked: bool, parts: int, panels: 
     ):  # fmt: skip
         names[name] = in_python(getattr(module, name), language(), **names)
     finished: list[Any] = []
-    names |= {"store": lambda sums, *_: finished.append(sums), "owner": lambda *_: 0, "tall": lambda *_: None}
+    names |= {"store": lambda sums, *_: finished.append(sums), "tall": lambda *_: None}
     names |= {"_arrives_last": names["store"]}  # as the first to come, it leaves its sums
     finish = in_python(hopper_stream._finish, language(), **names)
     part_rows = [part * outputs + row + np.arange(rows) for part in range(parts)]
     pairs = np.arange(pair, last)
     for block in range(0, -(-problem.blocks // panels)):
         steps = -(-problem.blocks // panels) - block if block == 0 else 1
+        total = steps if block == 0 else 1  # blocks of the one program, which then has the item or a part of it
         some = range(block * panels, (block + steps) * panels)
         w = Ring([problem.panels(problem.w[expert, at])[i] for i in some for at in part_rows])
         if panels == 2:  # a stage has both panels of one part, then those of the other
@@ -148,7 +149,7 @@ def test_a_piece_of_a_streamed_tile_is_exact(blocked: bool, parts: int, panels: 
         s = Ring([one.view(Scales) for one in scales])
         scale, x_scale, token = problem.pointers()
         finish(
-            w, s, x, Ring([0] * 9), Ring([0] * 9), scale, x_scale, token, 0, 0, 0, 0, 0, 0, steps, block, 0, expert,
+            w, s, x, Ring([0] * 9), Ring([0] * 9), scale, x_scale, token, 0, 0, 0, 0, 0, 0, steps, block, total, expert,
             row, pair, last, width, INPUTS, outputs, rows, parts, width, panels * SPAN, 9, "fp8",
             SPAN if blocked else 1, False, gather, False, "" if parts == 1 else "silu",
         )  # fmt: skip
