@@ -190,7 +190,8 @@ class LoadedStream:
         self._graph = None if self._stream is None else torch.cuda.CUDAGraph()
         if self._graph is not None:
             torch.cuda.synchronize(device)
-            with torch.cuda.graph(self._graph):  # in torch's one stream for captures, as several engines' graphs are
+            # torch has a workspace of cuBLAS for each stream: graphs captured in one would share it
+            with torch.cuda.graph(self._graph, stream=self._stream):
                 self._all()
         self._different_U.zero_()
         if device.type == "cuda":

@@ -363,18 +363,18 @@ def report(kernel: AotKernel, arch: str) -> Report:
     for name in TENSOR_CORE_INSTRUCTIONS.findall(listing):
         counts[name] = counts.get(name, 0) + 1
     found: tuple[str, ...] = ()
-    error = ""
+    fault = ""
     if arch == MAIN_ARCH:
-        found, error = tuple(waits(compiled.asm["ptx"])), _fault(compiled.asm["ptx"], listing)
+        found, fault = tuple(waits(compiled.asm["ptx"])), _fault(compiled.asm["ptx"], listing)
     return Report(
         kernel.name, arch, time.perf_counter() - started, registers, spilled,
-        compiled.metadata.shared, options.hot, options.tensor_cores, counts, _hash(compiled), error, found,
+        compiled.metadata.shared, options.hot, options.tensor_cores, counts, _hash(compiled), fault, found,
         options.waits,
     )  # fmt: skip
 
 
 def _fault(ptx: str, sass: str) -> str:
-    """Return what faults.py finds, "" if nothing."""
+    """Return the first fault that is found (faults.py) in a sentence, "" if there is none."""
     if reused := reused_barriers(ptx):
         return f"numbers lie in the place of a barrier: {reused[0]}. Make no barrier that nothing uses."
     if one_by_one(sass):

@@ -28,7 +28,7 @@ TICKETS = 32  # of which the first is used: what comes next stays aligned
 _LOCK = threading.Lock()
 
 
-class Meeting(NamedTuple):
+class MeetingMemory(NamedTuple):
     """Memory of zeros in which the programs of a launch meet.
 
     tiles: int32 [COUNTERS]. ticket: int32 [TICKETS]. route: int32 [ROUTE_COUNTERS]. bits: int64 [ROUTE_BITS].
@@ -40,13 +40,13 @@ class Meeting(NamedTuple):
     bits: Tensor
 
     @staticmethod
-    def made(device: torch.device) -> Meeting:
+    def made(device: torch.device) -> MeetingMemory:
         sizes = COUNTERS, TICKETS, ROUTE_COUNTERS, 2 * ROUTE_BITS
         tiles, ticket, route, bits = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(sizes)
-        return Meeting(tiles, ticket, route, bits.view(torch.int64))
+        return MeetingMemory(tiles, ticket, route, bits.view(torch.int64))
 
 
-_kept: dict[tuple[torch.device, int, bool], tuple[int, Meeting]] = {}  # a stream's, and those of its last capture
+_kept: dict[tuple[torch.device, int, bool], tuple[int, MeetingMemory]] = {}  # a stream's, and those of its last capture
 
 
 def counters(device: torch.device, count: int) -> Tensor:
@@ -59,7 +59,7 @@ def counters(device: torch.device, count: int) -> Tensor:
     return meeting(device).tiles
 
 
-def meeting(device: torch.device) -> Meeting:
+def meeting(device: torch.device) -> MeetingMemory:
     """Return the memory for a launch on the current stream, or in the graph that is captured in it."""
     stream, capture = _place(device)
     key = device, stream, capture > 0
@@ -67,7 +67,7 @@ def meeting(device: torch.device) -> Meeting:
         kept = _kept.get(key)
         if kept is None or kept[0] != capture:
             # What a graph before has is free again with its capture, as all of a graph's memory between two launches
-            kept = _kept[key] = capture, Meeting.made(device)
+            kept = _kept[key] = capture, MeetingMemory.made(device)
     return kept[1]
 
 

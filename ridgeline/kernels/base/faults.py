@@ -35,7 +35,7 @@ def reused_barriers(ptx: str) -> list[str]:
 
 
 def one_by_one(sass: str) -> bool:
-    """Return True where each product of a warpgroup (HGMMA) has a wait of its own: ptxas then found registers that other
-    instructions write between the products of a group, and says so in a note that nobody reads."""
+    """Return True where each product of a warpgroup (HGMMA) has a wait of its own. ptxas does that where it finds that
+    other instructions write the registers of a group of products meanwhile, and tells it in a note alone."""
     products = len(re.findall(r"\bHGMMA", sass))
     return products > 0 and len(re.findall(r"WARPGROUP\.DEPBAR", sass)) >= products

@@ -142,5 +142,5 @@ def cycles(cut: Wide, tokens: int, outputs: int, units: int, unit: int, gated: b
     items = outputs // ((64 if gated else 128) * cut.many) * -(-tokens // cut.tokens) * cut.split
     matrix = 2 * cut.many * (unit // 16) * cut.tokens / 2
     issued = (325 + 615 * cut.many) * unit / 128
-    meeting = 28 * cut.many * cut.tokens * cut.split if cut.split > 1 else 0
+    meeting = 32 * cut.many * cut.tokens * cut.split if cut.split > 1 else 0
     return -(-items // processors) * steps * (issued + 0.62 * matrix) + 4100 + meeting

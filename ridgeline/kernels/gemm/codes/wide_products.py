@@ -203,10 +203,9 @@ def _consumer(
         TOKENS, DEPTH, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, NESTED, GATE, left,
     )  # fmt: skip
     count, turn = 0, 0
-    # With a SPLIT there is a program for every item. Where registers are scarce nothing of a next item then takes any at
-    # an item's end; elsewhere the loop over items keeps addresses out of the loop over units
+    # With a SPLIT there is a program for every item, so that nothing of a next item takes registers at an item's end
     end, stride = items, gl.num_programs(0)
-    if SPLIT > 1 and (MANY * TOKENS > 64 or NESTED):
+    if SPLIT > 1:
         end, stride = gl.program_id(0) + 1, 1
     for item in range(gl.program_id(0), end, stride):
         acc = gl.zeros([ROWS, TOKENS], gl.float32, sums)
