@@ -34,7 +34,7 @@ from ridgeline_bench.scripts.asked import asked, keep
 
 GIB = 1 << 30
 ROWS, PROMPT, FEW, MANY = 256, 48, 8, 136
-FILLER = 4096  # tokens of prompts that push others out
+FILLER = 2048  # tokens of prompts that push others out; 4,096 of an 8B fill the staging memory to its last byte
 
 
 def resumed(settings: dict[str, Any], tokens: int, rounds: int) -> dict[str, float]:
