@@ -6,6 +6,7 @@ are nearly as fast, are therefore timed again in turns (`ROUNDS`), and these tim
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -151,7 +152,10 @@ def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, on
             yield time
         else:
             found.append((time, own))
-    rounds = [[short.seconds(*calls) if time.seconds else 0.0 for time, calls in found] for _ in range(ROUNDS)]
+    rounds = list[dict[int, float]]()
+    for turn in range(ROUNDS):  # each in another order: a kernel behind one that takes little power has a higher clock
+        order = random.Random(turn).sample(range(len(found)), len(found))
+        rounds.append({n: short.seconds(*found[n][1]) if found[n][0].seconds else 0.0 for n in order})
     for n, (time, _) in enumerate(found):
         samples = tuple(each[n] for each in rounds)
         yield replace(time, seconds=statistics.median(samples), samples=samples)

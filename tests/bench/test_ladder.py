@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
-from ridgeline.kernels.gemm.ladder.endings import ENDINGS, EndingOperands
+from ridgeline.kernels.gemm.ladder.endings import ENDINGS, EndingOperands, is_near
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Extras
 from ridgeline_bench.ladders import page, runs
 from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
@@ -74,6 +74,7 @@ def test_the_page_says_why_each_rung_differs_from_its_least_time() -> None:
     assert list(REASONS) == [rung.name for rung in RUNGS]
     assert page.differences(times) in text
     assert page.table(times, page.fastest("gemm")) in text
+    assert page.formats(times, page.fastest("gemm")) in text
 
 
 def test_a_rung_that_is_wrong_has_no_speed_and_shares_are_of_the_best_library() -> None:
@@ -121,7 +122,15 @@ def test_the_check_of_endings_takes_right_results_alone() -> None:
         return EndingCall(product, operands, ending, torch.empty(20, 16, dtype=torch.bfloat16)).fault()
 
     assert fault(0.0) == ""
+    assert fault(0.0) == "", "what was largest before does not matter"
     assert "not as near" in fault(0.02)
+
+
+def test_a_result_in_fp8_is_as_large_as_the_format_allows() -> None:
+    exact = torch.tensor([1.0, 1000.0, -1000.0], dtype=torch.float64)
+    found = torch.tensor([1.0, 448.0, -448.0]).to(torch.float8_e4m3fn)
+    assert is_near(found, exact, torch.zeros(3))
+    assert not is_near(found, -exact, torch.zeros(3))
 
 
 class Sums:

@@ -26,7 +26,7 @@ struct Fragments {
   unsigned a[DOWN][4], b[ACROSS / 2][4];
 };
 
-// Copy part `part` of PARTS - 1 of a tile, as in rung 8.
+// Copy part `part` of PARTS - 1 of a tile. In place of rows that do not exist the last one is copied.
 template <int MANY>
 __device__ __forceinline__ void copy(Tile<MANY> &tile, const Element *from, int first, int rows, int start, int k, int part) {
   int row = threadIdx.x / 8, at = start + threadIdx.x % 8 * 8;
