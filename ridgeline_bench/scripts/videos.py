@@ -9,7 +9,8 @@ are alike unless it says so. The processor makes frames smaller where there are 
 are measured once. One request runs at a time:
 
     TTFT      ms from the request to its first token: the median of --videos
-    again     the same of a video that was there before, whose vectors and blocks are kept if there is room for them
+    again     the same of a video that was there before, whose vectors are kept if there is room for them; other words
+              stand in front of it, so no blocks are found
     tower     ms of TTFT in which the device makes patches and vectors
     prompt    the rest of it
     step      ms of a decode step behind that video
@@ -39,6 +40,7 @@ from ridgeline.worker.machine import hardware_of
 from ridgeline_bench.scripts.asked import asked, check_counts, keep, told
 from ridgeline_bench.scripts.picture_costs import WORD, Beside, Seen, filmed, read
 from ridgeline_bench.scripts.pictures import PictureBench
+from ridgeline_bench.svg import Panel, picture
 
 RATE = 2.0  # frames a second
 TEXT = 64  # tokens beside a video
@@ -134,6 +136,23 @@ def measured(bench: VideoBench, a: Any) -> Iterator[dict[str, Any]]:
                 "step_ms": 1e3 * statistics.median(each[2] for each in fresh), "limit_ms": 1e3 * least,
                 "videos": a.videos,
             }  # fmt: skip
+
+
+def drawn_lengths(lines: list[dict[str, Any]], path: Path) -> None:
+    """Draw TTFT, its limit and the cache over the frames, by the size that is seen."""
+
+    def curves(name: str, scale: float = 1.0) -> dict[str, list[tuple[float, float]]]:
+        found: dict[str, list[tuple[float, float]]] = {}
+        for line in lines:
+            found.setdefault("{} x {}".format(*line["seen"]), []).append((line["frames"], line[name] * scale))
+        return found
+
+    panels = [
+        Panel("TTFT, ms", "frames", curves("ttft_ms"), log_y=True),
+        Panel("of which tower, ms", "frames", curves("tower_ms"), log_y=True),
+        Panel("keys and values, MiB", "frames", curves("kv_bytes", 1 / 2**20), log_y=True),
+    ]
+    path.write_text(picture(panels, "a video in Qwen3-VL-8B's shape by frames and pixels, one H200"))
 
 
 def main() -> None:

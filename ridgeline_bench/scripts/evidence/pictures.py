@@ -125,6 +125,18 @@ def picture_costs() -> str:
     return _written(lambda path: picture_costs.drawn(folders, path))
 
 
+def picture_tokens() -> str:
+    from ridgeline_bench.scripts.small_vision import picture_tokens
+
+    return _written(lambda path: picture_tokens.drawn_forms(_lines("h200-picture-tokens.jsonl"), path))
+
+
+def videos() -> str:
+    from ridgeline_bench.scripts import videos
+
+    return _written(lambda path: videos.drawn_lengths(_lines("h200-videos.jsonl"), path))
+
+
 def picture_work() -> str:
     from ridgeline_bench.scripts import picture_costs
 
@@ -223,6 +235,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/mixer-quality.svg": mixer_quality,
     "docs/images/mixture.svg": mixture,
     "docs/images/picture-costs.svg": picture_costs,
+    "docs/images/picture-tokens.svg": picture_tokens,
     "docs/images/picture-work.svg": picture_work,
     "docs/images/preemption.svg": preemption,
     "docs/images/quantization.svg": quantization,
@@ -231,6 +244,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/simulation.svg": simulation,
     "docs/images/speech-stream.svg": speech_stream,
     "docs/images/training-precision.svg": training_precision,
+    "docs/images/videos.svg": videos,
     "docs/images/vllm-dark.svg": lambda: vllm("dark"),
     "docs/images/vllm-light.svg": lambda: vllm("light"),
     "benchmarks/results/serving-h200.svg": serving,

@@ -32,6 +32,8 @@ from ridgeline_bench.results import append_lines
 from ridgeline_bench.scripts.asked import OneOf, asked, check_counts, told
 from ridgeline_bench.scripts.small_vision.drawn import COLORS, FORMS, SIDE, pictures
 from ridgeline_bench.scripts.small_vision.network import HEAD, blocks, trained
+from ridgeline_bench.svg import Panel
+from ridgeline_bench.svg import picture as drawing
 
 PATCH, DIM = 4, 16
 PLACES = (SIDE // PATCH) ** 2
@@ -177,6 +179,19 @@ def write_sample(rows: list[Tensor], path: Path) -> None:
     whole = torch.cat([torch.cat(list(each), dim=2) for each in lines], dim=1)
     pixels = ((whole + 1) * 127.5).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
     Image.fromarray(pixels).resize((pixels.shape[1] * 3, pixels.shape[0] * 3), Image.Resampling.NEAREST).save(path)
+
+
+def drawn_forms(lines: list[dict[str, Any]], path: Path) -> None:
+    """Draw what each form of tokens costs and holds."""
+    panels = [
+        Panel("PSNR of pictures drawn again, dB", "bits of a picture", _points(lines, "bits", "psnr")),
+        Panel("kind that a linear map reads, share right", "tokens of a picture", _points(lines, "tokens", "kinds")),
+    ]
+    path.write_text(drawing(panels, "vectors of patches, codes of patches, and 32 codes"))
+
+
+def _points(lines: list[dict[str, Any]], x: str, y: str) -> dict[str, list[tuple[float, float]]]:
+    return {line["form"]: [(float(line[x]), float(line[y]))] for line in lines}
 
 
 def main() -> None:
