@@ -14,7 +14,7 @@ class HostTierSettings:
     staging_bytes: the bytes of evicted blocks that may be on their way to the host at once; more are not saved
     (`core.specs.host_layout.staging_bytes`).
     preempted: what becomes of a preempted request's blocks that the device gives up. "auto": they are saved, and come
-    back where that takes less time than running their tokens again. "recompute": they are not saved, and the request
+    back, where that takes less time than running their tokens again. "recompute": they are not saved, and the request
     loads none. "swap": they are saved, and come back whatever that takes.
     """
 
