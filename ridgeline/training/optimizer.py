@@ -43,7 +43,55 @@ def _of_mamba(name: str, parameter: nn.Parameter, generator: torch.Generator) ->
     return None
 
 
-class PagedAdamW(torch.optim.AdamW):
+class DeviceAdamW(torch.optim.AdamW):
+    """AdamW of float32 numbers on a GPU, in one kernel for each group of parameters. As torch's fused one it divides
+    gradients by `grad_scale` and changes nothing where `found_inf` is not 0, if these are set."""
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Make a step. There is no closure: gradients are there."""
+        assert closure is None
+        for group in self.param_groups:
+            self._step(group, group["params"])
+
+    @torch.no_grad()
+    def _step(self, group: dict[str, Any], parameters: Sequence[nn.Parameter]) -> None:
+        from ridgeline.kernels.small import triton_adamw  # Triton, which is imported only where it runs
+
+        learnt = [each for each in parameters if each.grad is not None]
+        if not learnt:
+            return
+        device = learnt[0].device
+        divisor_1 = torch.ones((), device=device) if self.grad_scale is None else self.grad_scale
+        broken_1 = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
+        tensors, steps = [], []
+        for each in learnt:
+            assert each.grad is not None
+            assert each.dtype == each.grad.dtype == torch.float32
+            state = self.state[each]
+            if not state:
+                state["step"] = torch.zeros((), device=device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(each), torch.zeros_like(each)
+            tensors.append((each, each.grad.contiguous(), state["exp_avg"], state["exp_avg_sq"]))
+            steps.append(state["step"])
+        torch._foreach_add_(steps, 1 - broken_1)
+        key = tuple(map(id, learnt))
+        if key not in self._places:
+            self._places[key] = triton_adamw.places_of([each.numel() for each in learnt], device)
+        rates = triton_adamw.AdamRates(group["lr"], group["weight_decay"], group["betas"], group["eps"])
+        triton_adamw.step(tensors, self._places[key], steps, rates, divisor_1, broken_1)
+        torch.autograd.graph.increment_version(learnt)  # as every change in place does, by which copies know of it
+
+    @property
+    def _places(self) -> dict[tuple[int, ...], Tensor]:
+        """The shares of programs in a step of some parameters (`triton_adamw.places_of`), by these."""
+        places: dict[tuple[int, ...], Tensor] = self.__dict__.setdefault("places", {})
+        return places
+
+
+class PagedAdamW(DeviceAdamW):
     """AdamW whose moments lie in page-locked memory of the host between steps. During a step those of some parameters
     at a time are on the device: at most `ROOM` bytes, or those of one parameter."""
 
@@ -52,17 +100,12 @@ class PagedAdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Make a step. There is no closure: gradients are there."""
         assert closure is None
-        groups = self.param_groups
-        try:
-            for group in groups:
-                for some in _of_bytes(group["params"], self.ROOM // 2):
-                    self._move(some, to_host=False)
-                    self.param_groups = [{**group, "params": some}]
-                    super().step()
-                    self._move(some, to_host=True)
-        finally:
-            self.param_groups = groups
-        torch.cuda.synchronize(groups[0]["params"][0].device)  # what lies in the host's memory is read from there
+        for group in self.param_groups:
+            for some in _of_bytes(group["params"], self.ROOM // 2):
+                self._move(some, to_host=False)
+                self._step(group, some)
+                self._move(some, to_host=True)
+        torch.cuda.synchronize(self.param_groups[0]["params"][0].device)  # the host's memory is read from there
 
     def _move(self, parameters: Sequence[nn.Parameter], *, to_host: bool) -> None:
         for parameter in parameters:
@@ -115,8 +158,10 @@ def adamw(
     decayed = [p for name, p in named if p.ndim >= 2 and "embed" not in name]
     plain = [p for name, p in named if p.ndim < 2 or "embed" in name]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    kind = PagedAdamW if paged and device.type == "cuda" else torch.optim.AdamW
-    return kind(groups, lr=lr, betas=betas, fused=device.type == "cuda")
+    if device.type != "cuda":
+        return torch.optim.AdamW(groups, lr=lr, betas=betas)
+    kind = PagedAdamW if paged else DeviceAdamW
+    return kind(groups, lr=lr, betas=betas, fused=True)
 
 
 def learning_rate(fraction: float, *, peak: float, warmup: float) -> float:
