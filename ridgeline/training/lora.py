@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.adapters import CONFIG, MOST_RANK, TENSORS
+from ridgeline.kernels.base.rooms import ROOM, with_room
 from ridgeline.kernels.gemm.experts.torch_ops import down, gate_up
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.gemm.plain.torch_ops import weight_gradient
@@ -171,11 +172,26 @@ class ThinPart(NamedTuple):
 
 
 class ThinParts(NamedTuple):
-    """An adapter's matrices of one map in the dtype of products. down_RI: of all parts, times the scale."""
+    """An adapter's matrices of one map in the dtype of products. down_RI: of all parts, times the scale. whole: the
+    memory in which they lie beside the frozen weight (`beside_weight`), or None."""
 
     key: tuple[Any, ...]
     down_RI: Tensor
     parts: tuple[ThinPart, ...]
+    whole: Tensor | None = None
+
+
+def beside_weight(linear: Linear) -> Tensor | None:
+    """Move the plain weight of a map into memory that has `ROOM` rows and columns more, which are 0, and return this:
+    [O + ROOM, I + ROOM]. An adapter's numbers there are multiplied in the weight's own product. None for weights in
+    other forms, and where ops leave no room behind their rows."""
+    if linear.weight is None or linear.weight.dim() != 2 or linear.ops.chosen["rms_norm"] != "triton_training":
+        return None
+    outputs, inputs = linear.weight.shape
+    whole = linear.weight.new_zeros(outputs + ROOM, inputs + ROOM)
+    whole[:outputs, :inputs] = linear.weight
+    linear.weight.data = whole[:outputs, :inputs]
+    return whole
 
 
 @dataclass(frozen=True)
@@ -245,12 +261,14 @@ class LearntWeight(WrappedWeight):
 
     thin: by the first of the outputs that they change.
     squares_O: of the norms of the frozen weight's rows, where these have magnitudes.
+    whole: of `beside_weight`.
     """
 
     thin: Mapping[int, ThinMap]
     scale: float
     dropout: Dropout
     squares_O: Tensor | None = None
+    whole: Tensor | None = None
     _kept: list[ThinParts] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -312,6 +330,10 @@ class LearntWeight(WrappedWeight):
         key = (dtype, *((m._version, m.data_ptr()) for _, each in thin for m in (each.down_RI, each.up_OR)))
         if self._kept and self._kept[0].key == key:
             return self._kept[0]
+        ranks = sum(len(each.down_RI) for _, each in thin)
+        if self.whole is not None and self.whole.dtype == dtype and ranks <= ROOM:
+            self._kept[:] = [self._beside(key, self.whole, thin, ranks)]
+            return self._kept[0]
         down_RI = torch.cat([each.down_RI for _, each in thin]).mul_(self.scale).to(dtype)
         parts, low = list[ThinPart](), 0
         for first, each in thin:
@@ -323,6 +345,23 @@ class LearntWeight(WrappedWeight):
             parts = [_joined(parts, down_RI)]
         self._kept[:] = [ThinParts(key, down_RI, tuple(parts))]
         return self._kept[0]
+
+    def _beside(
+        self, key: tuple[Any, ...], whole: Tensor, thin: Sequence[tuple[int, ThinMap]], ranks: int
+    ) -> ThinParts:
+        """Write the matrices beside the weight: [[weight, ups], [downs, 0]]."""
+        outputs, inputs = whole.shape[0] - ROOM, whole.shape[1] - ROOM
+        low, blocks = 0, list[tuple[slice, slice]]()
+        begin, end = thin[0][0], thin[-1][0] + len(thin[-1][1].up_OR)
+        for first, each in thin:
+            count, rank = each.up_OR.shape
+            torch.mul(each.down_RI, self.scale, out=whole[outputs + low : outputs + low + rank, :inputs])
+            whole[first : first + count, inputs + low : inputs + low + rank] = each.up_OR
+            blocks.append((slice(first - begin, first - begin + count), slice(low, low + rank)))
+            low += rank
+        up_OR, down_RI = whole[begin:end, inputs : inputs + ranks], whole[outputs : outputs + ranks, :inputs]
+        part = ThinPart(slice(begin, end), slice(0, ranks), up_OR, tuple(blocks))
+        return ThinParts(key, down_RI, (part,), whole)
 
 
 def squares_of(weight: Weight) -> Tensor:
@@ -344,9 +383,21 @@ def _joined(parts: Sequence[ThinPart], down_RI: Tensor) -> ThinPart:
     return ThinPart(slice(first, end), slice(0, len(down_RI)), up_OR, tuple(blocks))
 
 
+def _together(x_TI: Tensor, thin_TR: Tensor) -> Tensor | None:
+    """Return x and, behind each row, the thin product, filled up with zeros to a multiple of 8 columns: [T, I + 8 n].
+    None where there is no room behind the rows."""
+    width, ranks = x_TI.shape[1], thin_TR.shape[1]
+    both_TJ = with_room(x_TI, -(-ranks // 8) * 8)
+    if both_TJ is not None:
+        both_TJ[:, width : width + ranks] = thin_TR
+        both_TJ[:, width + ranks :].zero_()
+    return both_TJ
+
+
 class _Adapted(torch.autograd.Function):
-    """The product of a frozen weight and of thin ones. The wide product is added to the thin ones where it can be,
-    since a kernel that is bound by arithmetic reads them in passing; else they are added to it."""
+    """The product of a frozen weight and of thin ones. Where rows have room for the thin product, the two are one
+    product of a few more columns. Else the wide product is added to the thin ones where it can be, since a kernel that
+    is bound by arithmetic reads them in passing; or they are added to it."""
 
     @staticmethod
     def forward(
@@ -356,7 +407,11 @@ class _Adapted(torch.autograd.Function):
         x_TI = x_TI.to(dtype)
         with torch.autocast(x_TI.device.type, enabled=False):
             thin_TR = x_TI @ thin.down_RI.T  # the parts of a map have one input, which is read once for all of them
-            if bias_O is None and adds(inner, x_TI):
+            both_TJ = None if thin.whole is None else _together(x_TI, thin_TR)
+            if both_TJ is not None and thin.whole is not None:
+                wide_OJ = thin.whole[: inner.stored.shape[0], : both_TJ.shape[1]]
+                y_TO = F.linear(both_TJ, wide_OJ, None if bias_O is None else bias_O.to(dtype))
+            elif bias_O is None and adds(inner, x_TI):
                 y_TO, done = x_TI.new_empty(len(x_TI), inner.stored.shape[0]), 0
                 for part in thin.parts:
                     y_TO[:, done : part.outputs.start].zero_()
@@ -386,8 +441,12 @@ class _Adapted(torch.autograd.Function):
             of_up_OR = weight_gradient(part_TO, thin_TR[:, part.ranks], ctx.wide)
             of_ups += [of_up_OR[block] for block in part.blocks]
         if wants_x:
-            grad_TI = grad_TR @ thin.down_RI
-            add_input_gradient(ctx.inner, grad_TO, grad_TI)
+            both_TJ = None if thin.whole is None else _together(grad_TO, grad_TR)
+            if both_TJ is not None and thin.whole is not None:
+                grad_TI = both_TJ @ thin.whole[: both_TJ.shape[1], : x_TI.shape[1]]
+            else:
+                grad_TI = grad_TR @ thin.down_RI
+                add_input_gradient(ctx.inner, grad_TO, grad_TI)
         of_downs = weight_gradient(grad_TR, x_TI, ctx.wide).mul_(ctx.scale).split(ctx.ranks)
         found = [each for both in zip(of_downs, of_ups, strict=True) for each in both]
         bias_grad_O = grad_TO.sum(0) if wants_bias else None
@@ -431,7 +490,9 @@ class Lora(nn.Module):
             if squares_O is not None:
                 for first, thin in parts.items():
                     thin.magnitude_O = nn.Parameter(squares_O[first : first + thin.place.outputs].sqrt())
-            linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale, self.dropout, squares_O))
+            own = linear.weight is not None and inner.stored is linear.weight and name != UNEMBED  # that may be tied
+            whole = beside_weight(linear) if own and not config.dropout else None
+            linear.multiply_with(LearntWeight(linear.ops, inner, parts, scale, self.dropout, squares_O, whole))
         self.stacks = nn.ModuleDict()
         if experts:
             self._adapt_experts(decoder, model, experts, scale, generator)

@@ -17,6 +17,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.frozen import FrozenWeight
 from ridgeline.training import base
+from ridgeline.training import lora as lora_module
 from ridgeline.training.base import held_bytes, opened
 from ridgeline.training.lora import LearntWeight, Lora, LoraConfig, ThinMap
 from ridgeline.training.tuned import PackRunner, recompute
@@ -135,12 +136,21 @@ def test_gradients_beside_nf4_are_those_of_peft_on_its_numbers(family: str, tmp_
     assert all(torch.equal(one, other) for one, other in zip(gradients(lora), at_once, strict=True))
 
 
-@pytest.mark.parametrize("method", ["qlora", "full"])
+@pytest.mark.parametrize("method", ["lora", "qlora", "full"])
 def test_kernels_of_a_gpu_have_the_gradients_of_plain_ops_where_layers_run_again(
     method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them together, by Triton's interpreter."""
+    """All of them together, by Triton's interpreter. An adapter's thin products go into the room behind rows, and are
+    multiplied with them, but for the input of attention's output: torch made that."""
     pytest.importorskip("triton")
+    together, rooms = lora_module._together, list[bool]()
+
+    def noting(*given: Tensor) -> Tensor | None:
+        found = together(*given)
+        rooms.append(found is not None)
+        return found
+
+    monkeypatch.setattr(lora_module, "_together", noting)
     folder = tiny_models.save("llama", tmp_path / "base", hidden_size=64, intermediate_size=128)
     model, found = read_model_config(folder), []
     for fused in (False, True):
@@ -151,7 +161,7 @@ def test_kernels_of_a_gpu_have_the_gradients_of_plain_ops_where_layers_run_again
             decoder = opened(folder, model, method, torch.float32, CPU)
             assert (decoder.ops.chosen["rope"] == "triton_training") == fused
             learnt = decoder if method == "full" else Lora(decoder, model, LoraConfig(rank=3), seed=0)
-            if method == "qlora":
+            if method != "full":
                 with torch.no_grad():
                     for name, parameter in learnt.named_parameters():
                         parameter.add_(0.05 if "up_OR" in name else 0.0)
@@ -161,6 +171,10 @@ def test_kernels_of_a_gpu_have_the_gradients_of_plain_ops_where_layers_run_again
     assert len(found[0]) == len(found[1]) > 0
     for one, other in zip(*found, strict=True):
         close(other, one, method)
+    # Of two layers: forward, again but for the last map, whose output nobody needs, and backward; there the gradient of
+    # the last layer's output is that of the tokens that count
+    wanted = (6 + 5 + 7, 2 + 2 + 1) if method == "lora" else (0, 0)
+    assert (rooms.count(True), rooms.count(False)) == wanted
 
 
 def test_no_plain_weight_of_a_layer_is_held(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.rooms import roomy
 from ridgeline.kernels.small.activation import torch_ops
-from ridgeline.kernels.small.activation.triton import KINDS, _launch, activate, config
+from ridgeline.kernels.small.activation.triton import KINDS, activate, config, gated
 
 
 @triton.jit
@@ -37,7 +38,19 @@ def slope(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def _training_gate_gradient(x_ptr, dy_ptr, dx_ptr, F: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+def _training_gate(x_ptr, y_ptr, y_row, F: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    """Compute y, whose rows lie y_row apart; those of x are dense."""
+    blocks: tl.constexpr = (F + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = column < F
+    gate = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0).to(tl.float32)
+    tl.store(y_ptr + row * y_row + column, gated(gate, up, KIND).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _training_gate_gradient(x_ptr, dy_ptr, dx_ptr, dx_row, F: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
     blocks: tl.constexpr = (F + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -46,8 +59,8 @@ def _training_gate_gradient(x_ptr, dy_ptr, dx_ptr, F: tl.constexpr, BLOCK: tl.co
     up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0).to(tl.float32)
     dy = tl.load(dy_ptr + row * F + column, mask=mask, other=0).to(tl.float32)
     dtype = dx_ptr.dtype.element_ty
-    tl.store(dx_ptr + row * 2 * F + column, (dy * up * slope(gate, KIND)).to(dtype), mask=mask)
-    tl.store(dx_ptr + row * 2 * F + F + column, (dy * activate(gate, KIND)).to(dtype), mask=mask)
+    tl.store(dx_ptr + row * dx_row + column, (dy * up * slope(gate, KIND)).to(dtype), mask=mask)
+    tl.store(dx_ptr + row * dx_row + F + column, (dy * activate(gate, KIND)).to(dtype), mask=mask)
 
 
 class _Gated(torch.autograd.Function):
@@ -56,17 +69,23 @@ class _Gated(torch.autograd.Function):
         x_T2F = x_T2F.contiguous()
         ctx.save_for_backward(x_T2F)
         ctx.kind = kind
-        return _launch(x_T2F, kind, is_gated=True)
+        width = x_T2F.shape[-1] // 2
+        rows, y_TF = x_T2F.numel() // (2 * width), roomy((*x_T2F.shape[:-1], width), x_T2F.dtype, x_T2F.device)
+        block, warps = config(rows, width)
+        _training_gate[(rows * triton.cdiv(width, block),)](
+            x_T2F, y_TF, y_TF.stride(-2), F=width, BLOCK=block, KIND=kind, num_warps=warps
+        )
+        return y_TF
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_TF: Tensor) -> tuple[Tensor, None]:
         (x_T2F,) = ctx.saved_tensors
         width = x_T2F.shape[-1] // 2
-        rows, dx_T2F = x_T2F.numel() // (2 * width), torch.empty_like(x_T2F)
+        rows, dx_T2F = x_T2F.numel() // (2 * width), roomy(x_T2F.shape, x_T2F.dtype, x_T2F.device)
         block, warps = config(rows, width)
         _training_gate_gradient[(rows * triton.cdiv(width, block),)](
-            x_T2F, dy_TF.contiguous(), dx_T2F, F=width, BLOCK=block, KIND=ctx.kind, num_warps=warps
+            x_T2F, dy_TF.contiguous(), dx_T2F, dx_T2F.stride(-2), F=width, BLOCK=block, KIND=ctx.kind, num_warps=warps
         )
         return dx_T2F, None
 
@@ -83,8 +102,15 @@ def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
 _BLOCK, _WARPS = config(8192, 8192)
 AOT = (
     AotKernel(
+        _training_gate,
+        dict.fromkeys(("x_ptr", "y_ptr"), "*bf16") | {"y_row": "i32:16"},
+        {"F": 8192, "BLOCK": _BLOCK, "KIND": "silu"},
+        num_warps=_WARPS,
+        archs=ONE_OF_EACH,
+    ),
+    AotKernel(
         _training_gate_gradient,
-        dict.fromkeys(("x_ptr", "dy_ptr", "dx_ptr"), "*bf16"),
+        dict.fromkeys(("x_ptr", "dy_ptr", "dx_ptr"), "*bf16") | {"dx_row": "i32:16"},
         {"F": 8192, "BLOCK": _BLOCK, "KIND": "silu"},
         num_warps=_WARPS,
         archs=ONE_OF_EACH,

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import num_multiprocessors
+from ridgeline.kernels.base.rooms import roomy
 from ridgeline.kernels.small.norm.triton import config
 
 SHARES = 4  # programs of the backward pass for each multiprocessor
@@ -24,10 +25,10 @@ SHARES = 4  # programs of the backward pass for each multiprocessor
 
 @triton.jit
 def _training_norm(
-    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rows, eps,
+    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rows, y_row, eps,
     M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute y and, with a residual, the sum. All rows are dense."""
+    """Compute y, whose rows lie y_row apart, and, with a residual, the sum. All other rows are dense."""
     column = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     mask = (column < M) & (row < rows)
@@ -39,12 +40,13 @@ def _training_norm(
         s = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(s * s, 1) / M + eps)[:, None]
     weight = tl.load(weight_ptr + column, mask=column < M, other=0).to(tl.float32)
-    tl.store(y_ptr + row * M + column, (s * scale * weight).to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + row * y_row + column, (s * scale * weight).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _training_norm_gradient(
-    sum_ptr, weight_ptr, dy_ptr, ds_ptr, dx_ptr, narrow_ptr, dweight_ptr, rows, each, eps,
+    sum_ptr, weight_ptr, dy_ptr, ds_ptr, dx_ptr, narrow_ptr, dweight_ptr, rows, each, ds_row, dx_row,
+    narrow_row, eps,
     M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SUMMED: tl.constexpr, LEARNS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the sum, and a share of the weight's. each: tiles of rows of a program. SUMMED: the sum
@@ -63,10 +65,10 @@ def _training_norm_gradient(
         dn = dy * weight
         dx = scale * (dn - n * (tl.sum(dn * n, 1) / M)[:, None])
         if SUMMED:
-            dx += tl.load(ds_ptr + row * M + column, mask=mask, other=0).to(tl.float32)
-        tl.store(dx_ptr + row * M + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            dx += tl.load(ds_ptr + row * ds_row + column, mask=mask, other=0).to(tl.float32)
+        tl.store(dx_ptr + row * dx_row + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         if narrow_ptr is not None:
-            tl.store(narrow_ptr + row * M + column, dx.to(narrow_ptr.dtype.element_ty), mask=mask)
+            tl.store(narrow_ptr + row * narrow_row + column, dx.to(narrow_ptr.dtype.element_ty), mask=mask)
         if LEARNS:
             dweight += dy * n
     if LEARNS:
@@ -84,11 +86,11 @@ class _Norm(torch.autograd.Function):
         residual_TM = None if residual_TM is None else residual_TM.contiguous()
         wide = x_TM.dtype if residual_TM is None else torch.promote_types(x_TM.dtype, residual_TM.dtype)
         narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_TM.dtype
-        y_TM = torch.empty(x_TM.shape, dtype=narrow, device=x_TM.device)
+        y_TM = roomy(x_TM.shape, narrow, x_TM.device)
         sum_TM = x_TM if residual_TM is None else torch.empty(x_TM.shape, dtype=wide, device=x_TM.device)
         rows, (block, together, warps) = x_TM.numel() // width, config(width)
         _training_norm[(triton.cdiv(rows, together),)](
-            x_TM, residual_TM, weight_M, y_TM, sum_TM, rows, eps,
+            x_TM, residual_TM, weight_M, y_TM, sum_TM, rows, y_TM.stride(-2), eps,
             M=width, BLOCK=block, ROWS=together, RESIDUAL=residual_TM is not None, num_warps=warps,
         )  # fmt: skip
         ctx.save_for_backward(sum_TM, weight_M)
@@ -107,12 +109,15 @@ class _Norm(torch.autograd.Function):
         tiles = triton.cdiv(rows, together)
         each = triton.cdiv(tiles, SHARES * num_multiprocessors(sum_TM.device)) if learns else 1
         programs = triton.cdiv(tiles, each)
-        dx_TM = torch.empty_like(sum_TM)
-        narrow_TM = None if of_x == sum_TM.dtype else torch.empty_like(sum_TM, dtype=of_x)
+        device, alone = sum_TM.device, of_x == sum_TM.dtype  # the gradient of x goes to a product
+        dx_TM = roomy(sum_TM.shape, of_x, device) if alone else torch.empty_like(sum_TM)
+        narrow_TM = None if alone else roomy(sum_TM.shape, of_x, device)
+        if ds_TM is not None and (ds_TM.ndim != 2 or ds_TM.stride(1) != 1):
+            ds_TM = ds_TM.contiguous()
         dweight_RM = torch.empty(programs, width, device=sum_TM.device) if learns else None
         _training_norm_gradient[(programs,)](
-            sum_TM, weight_M, dy_TM.contiguous(), None if ds_TM is None else ds_TM.contiguous(), dx_TM, narrow_TM,
-            dweight_RM, rows, each, ctx.eps,
+            sum_TM, weight_M, dy_TM.contiguous(), ds_TM, dx_TM, narrow_TM, dweight_RM, rows, each,
+            *(0 if x is None else x.stride(-2) for x in (ds_TM, dx_TM, narrow_TM)), ctx.eps,
             M=width, BLOCK=block, ROWS=together, SUMMED=ds_TM is not None, LEARNS=learns, num_warps=warps,
         )  # fmt: skip
         dweight_M = None if dweight_RM is None else dweight_RM.sum(0).to(weight_M.dtype)
@@ -136,7 +141,8 @@ def _aot(*, backward: bool) -> AotKernel:
     constants: dict[str, Any] = {"M": 2048, "BLOCK": block, "ROWS": together}
     if backward:
         signature = {"sum_ptr": "*fp32", "weight_ptr": "*fp32", "dy_ptr": "*bf16", "ds_ptr": "*fp32", "dx_ptr": "*fp32"}
-        signature |= {"narrow_ptr": "*bf16", "dweight_ptr": "*fp32", "rows": "i32", "each": "i32", "eps": "fp32"}
+        signature |= {"narrow_ptr": "*bf16", "dweight_ptr": "*fp32", "rows": "i32", "each": "i32"}
+        signature |= dict.fromkeys(("ds_row", "dx_row", "narrow_row"), "i32:16") | {"eps": "fp32"}
         return AotKernel(
             _training_norm_gradient,
             signature,
@@ -145,7 +151,7 @@ def _aot(*, backward: bool) -> AotKernel:
             archs=ONE_OF_EACH,
         )
     signature = {"x_ptr": "*bf16", "residual_ptr": "*fp32", "weight_ptr": "*fp32", "y_ptr": "*bf16", "sum_ptr": "*fp32"}
-    signature |= {"rows": "i32", "eps": "fp32"}
+    signature |= {"rows": "i32", "y_row": "i32:16", "eps": "fp32"}
     return AotKernel(_training_norm, signature, constants | {"RESIDUAL": True}, num_warps=warps, archs=ONE_OF_EACH)
 
 

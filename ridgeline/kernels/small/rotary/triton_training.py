@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.rooms import roomy
 from ridgeline.kernels.small.rotary.triton_heads import cut, rotate_rows
 
 
@@ -71,7 +72,7 @@ class _Heads(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dq_THD: Tensor, dk_TGD: Tensor, dv_TGD: Tensor) -> tuple[Tensor | None, ...]:
         heads, kv_heads, width = dq_THD.shape[1], dk_TGD.shape[1], dq_THD.shape[2]
-        dqkv_TX = torch.empty(ctx.shape, dtype=dq_THD.dtype, device=dq_THD.device)
+        dqkv_TX = roomy(ctx.shape, dq_THD.dtype, dq_THD.device)
         q_THD, k_TGD, v_TGD = dqkv_TX.unflatten(-1, (-1, width)).split((heads, kv_heads, kv_heads), 1)
         angles = ctx.saved_tensors  # once: where layers run again, it may not be asked for twice
         _launch(dq_THD, *angles, back=True, into_TND=q_THD)
