@@ -165,7 +165,7 @@ class PackedCausal(DenseCausal):
     def _seen_by(self, window: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the keys that each query sees, as an interval, which is found once for all layers."""
         if window not in self._intervals:
-            from ridgeline.kernels.attention.triton_sdpa import KeyMasks  # likewise
+            from ridgeline.kernels.attention.triton_sdpa import Intervals, KeyMasks  # likewise
 
             documents_T = torch.repeat_interleave(torch.arange(len(self.lengths)), torch.tensor(self.lengths))
             # there the token itself does not count
@@ -175,8 +175,7 @@ class PackedCausal(DenseCausal):
             ends_2T = torch.stack((first_T, behind_T))
             if device.type == "cuda":  # the host does not wait for the copy
                 ends_2T = ends_2T.pin_memory().to(device, non_blocking=True)
-            first_T, behind_T = ends_2T.to(device)
-            self._intervals[window] = first_T, behind_T
+            self._intervals[window] = Intervals(tuple(ends_2T.to(device)))
         return self._intervals[window]
 
     def attend_to_latents(

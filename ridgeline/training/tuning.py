@@ -54,7 +54,7 @@ class TuningConfig:
     paged: bool = False
 
 
-class Begun(NamedTuple):
+class BegunStep(NamedTuple):
     """A step whose end the host does not know yet. tokens: of all steps up to this one, whose own are `own`. needed:
     FLOPs. numbers_2: its loss and the norm of its gradients, in the host's memory once the event `there` has passed
     (None: now)."""
@@ -68,10 +68,10 @@ class Begun(NamedTuple):
     there: torch.cuda.Event | None
 
 
-class Ended(NamedTuple):
+class EndedStep(NamedTuple):
     """A step, its loss, and the norm of its gradients before clipping."""
 
-    begun: Begun
+    begun: BegunStep
     loss: float
     norm: float
 
@@ -110,7 +110,7 @@ class Tuner:
         )  # fmt: skip
         self.fused = bool(self.optimizer.defaults["fused"])
         self.ahead = 1 if self.fused and self.runs_ahead else 0
-        self._begun = list[Begun]()
+        self._begun = list[BegunStep]()
         self._broken_1 = torch.zeros((), device=device)  # 1 behind a step that was not finite
         self.peak = peak_flops(device)
         # The learning rate may change where numbers overflowed before, and how often a run is saved changes nothing
@@ -177,9 +177,9 @@ class Tuner:
         self.optimizer.zero_grad()
         own = sum(self.objective.tokens(pack) for pack in packs)
         self.step, self.tokens = self.step + 1, self.tokens + own
-        self._begun.append(Begun(self.step, self.tokens, own, rate, needed, numbers_2, there))
+        self._begun.append(BegunStep(self.step, self.tokens, own, rate, needed, numbers_2, there))
 
-    def settle(self, ahead: int = 0) -> list[Ended]:
+    def settle(self, ahead: int = 0) -> list[EndedStep]:
         """Wait until no more than so many steps are under way, and return those that ended. Raise InvalidConfig for one
         whose numbers are not finite: all is then as it was in front of it."""
         ended = []
@@ -198,7 +198,7 @@ class Tuner:
                     f"step {begun.step} has loss {loss:g} and a gradient of norm {norm:g}; run the same command "
                     f"with a smaller --lr: it goes on behind step {self.step}."
                 )
-            ended.append(Ended(begun, loss, norm))
+            ended.append(EndedStep(begun, loss, norm))
         return ended
 
     def _stepped(self, loss_1: Tensor, norm_1: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -364,8 +364,8 @@ class _Compressed(WholeAttention):
             out, log = hopper_compressed.attend_compressed(q_BHTD, k_BGND, v_BGND, nsa.length, nsa.stride, scale)
         else:
             out, log = attend_intervals(q_BHTD, k_BGND, v_BGND, intervals, scale)
-        ctx.save_for_backward(q_BHTD, k_BGND, v_BGND, None, out, log, *intervals, None)
-        ctx.scale = scale
+        ctx.save_for_backward(q_BHTD, k_BGND, v_BGND, None, out, log, None)
+        ctx.scale, ctx.intervals = scale, intervals
         ctx.mark_non_differentiable(log)
         return out, log
 

@@ -11,7 +11,8 @@ code takes long to compile.
                   query's scores. It leaves the output and the logarithm of the sum (Dao, FlashAttention-2, 2023).
     backward      scores are computed again from that logarithm. `_keys_kernel` has a tile of keys and sums over
                   queries, `_queries_kernel` has a tile of queries and sums over keys. So no sum needs atomics, and
-                  gradients are the same to the bit in every run.
+                  gradients are the same to the bit in every run. On Hopper `hopper_gradients.py` needs five products
+                  in place of these seven, and has atomic sums: it is taken unless torch is to be deterministic.
 
 Scores are exponents of 2, so the logarithm of 2 is in the scale. A query that sees no key gives 0 and has no gradient.
 A sink, one more score for each head that has no value, is where the running maximum and sum begin; the backward pass
@@ -24,6 +25,7 @@ one so far: its values are not read (BLASST, 2025).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.attention import hopper_gradients
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -441,19 +444,41 @@ def strides_of(*tensors: torch.Tensor) -> list[int]:
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
-def _ranges(first_Q: torch.Tensor, behind_Q: torch.Tensor, keys: int, tiles: Tiles) -> torch.Tensor:
-    """Return for each tile of keys the queries that see some of it, and between them those that see all of it: begin,
-    whole, ragged, end, where begin and whole lie at borders of tiles of rows. int32, [tiles, 4]."""
-    low_T = torch.arange(0, keys, tiles.columns, device=first_Q.device, dtype=torch.int32)
-    high_T = (low_T + tiles.columns).clamp(max=keys)
+def _ranges(first_Q: torch.Tensor, behind_Q: torch.Tensor, keys: int, rows: int, columns: int) -> torch.Tensor:
+    """Compute `ranges_of`. Begin and whole lie at borders of tiles of rows."""
+    low_T = torch.arange(0, keys, columns, device=first_Q.device, dtype=torch.int32)
+    high_T = (low_T + columns).clamp(max=keys)
     begin_T = torch.searchsorted(behind_Q, low_T, right=True)  # the first query whose interval ends behind low
     end_T = torch.searchsorted(first_Q, high_T)  # the first whose interval begins at or behind high
     sees_T = torch.searchsorted(behind_Q, high_T)  # from here on intervals end at or behind high
     loses_T = torch.searchsorted(first_Q, low_T, right=True)  # from here on they begin behind low
-    begin_T = begin_T // tiles.rows * tiles.rows
-    whole_T = torch.maximum(torch.minimum(-(-sees_T // tiles.rows) * tiles.rows, end_T), begin_T)
-    full_T = (torch.minimum(loses_T, end_T) - whole_T).clamp(min=0) // tiles.rows * tiles.rows
+    begin_T = begin_T // rows * rows
+    whole_T = torch.maximum(torch.minimum(-(-sees_T // rows) * rows, end_T), begin_T)
+    full_T = (torch.minimum(loses_T, end_T) - whole_T).clamp(min=0) // rows * rows
     return torch.stack([begin_T, whole_T, whole_T + full_T, end_T], 1).int().contiguous()
+
+
+class Intervals(tuple[torch.Tensor, torch.Tensor]):
+    """The intervals of queries (`KeyMasks.intervals`) for several layers, which find the ranges of tiles once."""
+
+    found: dict[tuple[int, int, int], torch.Tensor]
+
+    def __new__(cls, ends: Sequence[torch.Tensor]) -> Intervals:
+        first_Q, behind_Q = ends
+        made = super().__new__(cls, (first_Q, behind_Q))
+        made.found = {}
+        return made
+
+
+def ranges_of(intervals: tuple[torch.Tensor, torch.Tensor], keys: int, rows: int, columns: int) -> torch.Tensor:
+    """Return for each tile of `columns` keys the queries that see some of it, and those that see all of it, in tiles of
+    `rows`: begin, whole, ragged, end. int32, [tiles, 4]."""
+    if not isinstance(intervals, Intervals):
+        return _ranges(*intervals, keys, rows, columns)
+    key = keys, rows, columns
+    if key not in intervals.found:
+        intervals.found[key] = _ranges(*intervals, keys, rows, columns)
+    return intervals.found[key]
 
 
 def attend_intervals(
@@ -472,9 +497,23 @@ def attend_intervals(
     intervals: as of `KeyMasks.intervals`. of_heads: slopes_H and sinks_H (float32), as `sdpa` has them, and skip_below.
     widest: a bound of the intervals' keys, if one is known; it chooses the tiles.
     """
+    out_BHQD = torch.empty(q_BHQD.shape, dtype=q_BHQD.dtype, device=q_BHQD.device)
+    return out_BHQD, _attend(out_BHQD, (q_BHQD, k_BGKD, v_BGKD), intervals, scale, of_heads, skip_below, widest)
+
+
+def _attend(
+    out_BHQD: torch.Tensor,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    intervals: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    of_heads: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    skip_below: float | None = None,
+    widest: int | None = None,
+) -> torch.Tensor:
+    """Compute `attend_intervals` into a tensor whose channels lie side by side. Return the logarithms."""
+    q_BHQD, k_BGKD, v_BGKD = qkv
     batch, heads, queries, size = q_BHQD.shape
     groups, keys = k_BGKD.shape[1:3]
-    out_BHQD = torch.empty((batch, heads, queries, size), dtype=q_BHQD.dtype, device=q_BHQD.device)
     log_BHQ = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
     width = max(16, triton.next_power_of_2(size))
     near = widest is not None and widest <= NEAR
@@ -485,7 +524,7 @@ def attend_intervals(
         None if skip_below is None else math.log2(skip_below),
         ALIBI=slopes_H is not None, ROWS=tiles.rows, COLUMNS=tiles.columns, D=size, WIDTH=width, **tiles.launch,
     )  # fmt: skip
-    return out_BHQD, log_BHQ
+    return log_BHQ
 
 
 class WholeAttention(torch.autograd.Function):
@@ -496,21 +535,22 @@ class WholeAttention(torch.autograd.Function):
         ctx: Any, q_BHQD: Any, k_BGKD: Any, v_BGKD: Any, sinks_H: Any, intervals: Any, slopes_H: Any, scale: float,
         widest: int | None = None,
     ) -> Any:  # fmt: skip
-        out_BHQD, log_BHQ = attend_intervals(
-            q_BHQD, k_BGKD, v_BGKD, intervals, scale, (slopes_H, sinks_H), widest=widest
-        )
-        ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, *intervals, slopes_H)
-        ctx.scale = scale
+        out_BHQD = torch.empty_like(
+            q_BHQD
+        )  # as queries lie: what follows takes heads of a token side by side as they are
+        log_BHQ = _attend(out_BHQD, (q_BHQD, k_BGKD, v_BGKD), intervals, scale, (slopes_H, sinks_H), widest=widest)
+        ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, slopes_H)
+        ctx.scale, ctx.intervals = scale, intervals
         ctx.mark_non_differentiable(log_BHQ)
         return out_BHQD, log_BHQ
 
     @staticmethod
     def backward(ctx: Any, grad_BHQD: Any, _: Any) -> Any:
-        q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, first_Q, behind_Q, slopes_H = ctx.saved_tensors
+        q_BHQD, k_BGKD, v_BGKD, sinks_H, out_BHQD, log_BHQ, slopes_H = ctx.saved_tensors
         grad_BHQD = grad_BHQD if grad_BHQD.stride(-1) == 1 else grad_BHQD.contiguous()
         delta_BHQ = output_products(out_BHQD, grad_BHQD)
         found = interval_gradients(
-            (q_BHQD, k_BGKD, v_BGKD), grad_BHQD, log_BHQ, delta_BHQ, (first_Q, behind_Q), ctx.scale, slopes_H
+            (q_BHQD, k_BGKD, v_BGKD), grad_BHQD, log_BHQ, delta_BHQ, ctx.intervals, ctx.scale, slopes_H
         )
         dsinks_H = None if sinks_H is None else sink_gradients(sinks_H, log_BHQ, delta_BHQ)
         return *found, dsinks_H, None, None, None, None
@@ -540,6 +580,35 @@ def interval_gradients(
 
     log_BHQ, delta_BHQ: of `attend_intervals` and `output_products`; where a query sees other keys besides, of all.
     """
+    if slopes_H is None and not torch.are_deterministic_algorithms_enabled() and hopper_gradients.supports(*qkv):
+        return atomic_gradients(qkv, grad_BHQD, log_BHQ, delta_BHQ, intervals, scale)
+    return ordered_gradients(qkv, grad_BHQD, log_BHQ, delta_BHQ, intervals, scale, slopes_H)
+
+
+def atomic_gradients(
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    grad_BHQD: torch.Tensor,
+    log_BHQ: torch.Tensor,
+    delta_BHQ: torch.Tensor,
+    intervals: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute `interval_gradients` on Hopper, in five products with atomic sums."""
+    keys, size = qkv[1].shape[2:]
+    ranges_N4 = ranges_of(intervals, keys, hopper_gradients.rows_of(size), hopper_gradients.KEYS)
+    return hopper_gradients.gradients(qkv, grad_BHQD, log_BHQ, delta_BHQ, intervals, ranges_N4, scale)
+
+
+def ordered_gradients(
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    grad_BHQD: torch.Tensor,
+    log_BHQ: torch.Tensor,
+    delta_BHQ: torch.Tensor,
+    intervals: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    slopes_H: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute `interval_gradients` in seven products, with the same bits in every run."""
     q_BHQD, k_BGKD, v_BGKD = qkv
     batch, heads, queries, size = q_BHQD.shape
     groups, keys = k_BGKD.shape[1:3]
@@ -551,7 +620,7 @@ def interval_gradients(
     tiles = tiles_of("keys", width, q_BHQD.itemsize)
     _keys_kernel[(triton.cdiv(keys, tiles.columns), batch * groups)](
         q_BHQD, k_BGKD, v_BGKD, grad_BHQD, dk_BGKD, dv_BGKD, log_BHQ, delta_BHQ, *intervals,
-        _ranges(*intervals, keys, tiles), slopes_H, *strides,
+        ranges_of(intervals, keys, tiles.rows, tiles.columns), slopes_H, *strides,
         heads, groups, queries, keys, scale * LOG2E.value, scale,
         ROWS=tiles.rows, COLUMNS=tiles.columns, **common, **tiles.launch,
     )  # fmt: skip

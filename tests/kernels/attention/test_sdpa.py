@@ -178,7 +178,8 @@ def test_ranges_of_queries_hold_each_pair_once(data: st.DataObject) -> None:
     assert (first.diff() >= 0).all()
     assert (behind.diff() >= 0).all()
     tiles = data.draw(st.sampled_from([SMALL, Tiles(32, 16, 4, 1)]))
-    for tile, (begin, whole, ragged, end) in enumerate(triton_sdpa._ranges(first, behind, keys, tiles).tolist()):
+    ranges_N4 = triton_sdpa.ranges_of((first, behind), keys, tiles.rows, tiles.columns)
+    for tile, (begin, whole, ragged, end) in enumerate(ranges_N4.tolist()):
         low, high = tile * tiles.columns, min(keys, (tile + 1) * tiles.columns)
         seeing = [q for q in range(queries) if first[q] < high and behind[q] > low and first[q] < behind[q]]
         assert whole == begin or begin <= whole

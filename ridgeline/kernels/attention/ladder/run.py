@@ -16,7 +16,14 @@ from ridgeline.kernels.attention.ladder.online import online
 from ridgeline.kernels.attention.ladder.rungs import AttentionRung, BackwardRung
 from ridgeline.kernels.attention.ladder.tiled import tiled
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
-from ridgeline.kernels.attention.triton_sdpa import KeyMasks, attend_intervals, interval_gradients, output_products
+from ridgeline.kernels.attention.triton_sdpa import (
+    Intervals,
+    KeyMasks,
+    atomic_gradients,
+    attend_intervals,
+    ordered_gradients,
+    output_products,
+)
 from ridgeline.kernels.base.op import Platform
 
 Call = Callable[[], Tensor]
@@ -131,12 +138,8 @@ def loaded_backward(
     length, size = grad_BHTD.shape[2:]
     intervals, scale = KeyMasks().intervals(length, length, grad_BHTD.device), size**-0.5
     out_BHTD, log_BHT = attend_intervals(*qkv, intervals, scale)
-    if rung.hopper:
-        from ridgeline.kernels.attention.ladder.backward_hopper import RolesBackward  # Gluon: no CPU runs it
-
-        roles = RolesBackward(*qkv, out_BHTD, log_BHT)
-        return lambda: roles(grad_BHTD)
-    if rung.products == 5:
+    if rung.products == 5 and not rung.hopper:
         fused = FusedBackward(*qkv, out_BHTD, log_BHT)
         return lambda: fused(grad_BHTD)
-    return lambda: interval_gradients(qkv, grad_BHTD, log_BHT, output_products(out_BHTD, grad_BHTD), intervals, scale)
+    way, given = (atomic_gradients if rung.hopper else ordered_gradients), Intervals(intervals)
+    return lambda: way(qkv, grad_BHTD, log_BHT, output_products(out_BHTD, grad_BHTD), given, scale)

@@ -123,7 +123,7 @@ BACKWARD_RUNGS = (
     BackwardRung("gradients-5", "ladder/backward.py", "one kernel, atomic sums by the copy engine", 5, 1, 5.0),
     BackwardRung(
         "gradients-roles",
-        "ladder/backward_hopper.py",
+        "hopper_gradients.py",
         "the same, a warp that copies, products always under way",
         5,
         1,
