@@ -31,7 +31,7 @@ from ridgeline.training.rewards import RewardConfig, Rewards
 from ridgeline.training.rollout_objective import Course, LossConfig, RolloutObjective, restored
 from ridgeline.training.rollouts import BuildsEngine, RolloutConfig, RolloutEngine, Rollouts
 from ridgeline.training.served_rollouts import ServedRollouts
-from ridgeline.training.tuning import Ended, Tuner, TuningConfig
+from ridgeline.training.tuning import EndedStep, Tuner, TuningConfig
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.loader import load_weights, read_model_config
@@ -117,7 +117,7 @@ class ReinforceTuner(Tuner):
         measured = {} if self.rewarded is None else {"held_out": self.rewarded}
         return {**self.objective.figures(), **measured}
 
-    def settle(self, ahead: int = 0) -> list[Ended]:
+    def settle(self, ahead: int = 0) -> list[EndedStep]:
         ended, self.rewarded = super().settle(ahead), None
         every = self.eval_every * self.objective.config.iterations
         if ended and (self.step % every == 0 or self.step == self.config.steps):
