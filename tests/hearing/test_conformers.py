@@ -167,6 +167,9 @@ def test_sounds_and_files_that_do_not_fit_are_refused() -> None:
             _processor(kind).sound(least - 1)
     with pytest.raises(InvalidConfig, match=r"mel_floor is 0\.1"):
         _processor("gemma4", mel_floor=0.1)
+    files = {"config.json": {"model_type": "gemma3n"}, "processor_config.json": {"audio_seq_length": 100}}
+    with pytest.raises(InvalidConfig, match="audio_seq_length is 100"):
+        processor_of(files, lambda text: ())
     with pytest.raises(InvalidRequest, match="sees no pictures"):
         _processor("gemma3n").layout(8, 8)
     with pytest.raises(InvalidConfig, match="hop_length is 80"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.specs.listener import LONGEST_SOUND
 from ridgeline.core.specs.spectra import GEMMA_3N
 from ridgeline.core.specs.stem import halved
@@ -98,7 +98,12 @@ class Gemma3nSounds(Qwen2Audio):
         config = files.config
         bands = (config.get("audio_config") or {}).get("input_feat_size", GEMMA_3N.bands)
         check_spectra(files.heard, {**SPECTRA_3N, "feature_size": bands})
-        self._vectors = int(files.processor.get("audio_seq_length") or config.get("audio_soft_tokens_per_image") or 188)
+        self._vectors = int(config.get("audio_soft_tokens_per_image") or 188)
+        if (said := files.processor.get("audio_seq_length", self._vectors)) != self._vectors:
+            raise InvalidConfig(
+                f"audio_seq_length is {str(said)[:80]} in processor_config.json, and the model makes {self._vectors} "
+                "vectors of a sound (audio_soft_tokens_per_image in config.json); make them equal."
+            )
 
     def sound(self, samples: int, pictures: int = 0) -> Layout:
         check_length(samples, WINDOW)
