@@ -30,7 +30,7 @@ UNGATED: dict[str, Ungated] = {**ACTIVATIONS, "quick_gelu": "quick_gelu", "relu"
 MAX_NUMBER = 3.4e38  # the largest number of float32
 MAX_INTEGER = 2**24  # far above any real width, vocabulary or context, and no product of a few overflows a size
 MAX_COUNTS = {  # things that are built one by one: some ten times as many as any model has
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"), 1000),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "num_blocks"), 1000),
     **dict.fromkeys(("encoder_layers", "decoder_layers"), 1000),
     **dict.fromkeys(("num_heads", "encoder_attention_heads", "decoder_attention_heads"), 4096),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 4096),

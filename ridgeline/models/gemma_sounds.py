@@ -125,7 +125,7 @@ def gemma3n_listener(whole: Config, outputs: int) -> ListenerSpec:
     own = {names.get(name, name): value for name, value in given.items() if value is not None}
     values = Config({**AUDIO, "hidden_size": 1536, **SUBSAMPLED, **own})
     for name, wanted in SUBSAMPLED.items():
-        if name in ALONE and [list(each) for each in values.raw(name)] != wanted:
+        if name in ALONE and repr(values.raw(name)).replace("(", "[").replace(")", "]") != repr(wanted):
             raise values.wrong(name, values.raw(name), f"{wanted}")
     width, heads, channels = _checked(values)
     norm, reduced = NormSpec(eps=values.number("rms_norm_eps")), values.integer("conf_reduction_factor")

@@ -46,6 +46,7 @@ CASES = (
     PackedCase((3, 150, 64), 2, 1, 24, window=9),
     PackedCase((200,), 2, 2, 64, window=65),
     PackedCase((3, 130), 3, 3, 72),
+    PackedCase((5, 70), 1, 1, 192),
     PackedCase((70, 9), 2, 1, 40, window=9),
     PackedCase((3, 300, 41), 3, 3, 24, biased=True),
     PackedCase((33, 290), 4, 2, 16, window=7, biased=True),

@@ -16,11 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.attention.packed import torch_ops
-from ridgeline.kernels.attention.packed.op import PackedRows
+from ridgeline.kernels.attention.packed.op import LoadedRows, PackedRows
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.launch import compute_capability, launch_options
 
 LOG2E = 1.4426950408889634
+WIDEST = 128  # numbers of a head in float32
 
 
 @triton.jit
@@ -148,8 +149,10 @@ def packed_attention(
     window: int | None = None,
     bias_HL: Tensor | None = None,
 ) -> Tensor:
-    """Compute `op.packed_attention`. With a bias torch's fused attention does."""
-    if bias_HL is not None:
+    """Compute `op.packed_attention`. With a bias torch's fused attention does, and in float32 with heads that are wider
+    than 128: a program of ours would spill some 8 kB a thread, and take half a minute to compile."""
+    spills = q_THD.dtype.itemsize == 4 and q_THD.shape[2] > WIDEST and not isinstance(rows, LoadedRows)
+    if bias_HL is not None or spills:
         return torch_ops.packed_attention(q_THD, k_TGD, v_TGD, rows, scale, window, bias_HL)
     tokens, heads, width = q_THD.shape
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
@@ -164,7 +167,7 @@ def packed_attention(
         NUM_HEADS=heads, GROUP=heads // k_TGD.shape[1], HEAD_DIM=width, DIM=dim, REST=rest,
         APART=apart, QUERIES=queries, TILE=tile, WINDOW=window is not None,
         num_warps=queries // 16, num_stages=3 if q_THD.dtype.itemsize < 4 else 2,
-        **_registers(rest, queries, q_THD.device), **launch_options(q_THD.device),
+        **_registers(dim, rest, queries, q_THD.device), **launch_options(q_THD.device),
     )  # fmt: skip
     return out_THD
 
@@ -177,11 +180,11 @@ def cut(longest: int, itemsize: int) -> tuple[int, int]:
     return (128 if longest > 64 else 64), 64
 
 
-def _registers(rest: int, queries: int, device: torch.device) -> dict[str, int]:
+def _registers(dim: int, rest: int, queries: int, device: torch.device) -> dict[str, int]:
     """Return the most registers of a thread, if they are bounded: so two programs fit a multiprocessor, and one's
     products run beside the other's powers. For 72-wide heads on an H200 that saves a fifth of the time, 258 for 330 µs
-    among 4,096 patches, and 48 bytes are spilled."""
-    return {"maxnreg": 128} if rest and queries == 128 and compute_capability(device)[0] == 9 else {}
+    among 4,096 patches, and 48 bytes are spilled. Wider ones need more: of 192 numbers 664 bytes would be."""
+    return {"maxnreg": 128} if rest and dim <= 64 and queries == 128 and compute_capability(device)[0] == 9 else {}
 
 
 def parts_of(width: int) -> tuple[int, int]:
