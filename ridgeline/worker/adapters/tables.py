@@ -301,7 +301,8 @@ def reads_inputs(decoder: Decoder, name: str) -> bool:
     if isinstance(decoder, ForeignDecoder):
         return False
     owner = decoder.get_submodule(name.rpartition(".")[0])
-    return name.startswith("encoder.") or (isinstance(owner, CrossAttention) and name.endswith(".kv"))
+    crosses = isinstance(owner, CrossAttention) and name.endswith(".kv") and not name.startswith("tower.")
+    return name.startswith("encoder.") or crosses
 
 
 def maps_of(places: Mapping[str, ModulePlace]) -> list[AdaptedMap]:
