@@ -99,8 +99,9 @@ def _parameters(config: Config, layer_type: str) -> Config:
 
 def _kind(parameters: Config) -> str:
     kind = parameters.raw("rope_type") or parameters.raw("type") or "default"
-    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # names in first checkpoints of Phi-3 and Qwen2-VL
-    if kind not in SCALINGS:
+    # Names in first checkpoints of Phi-3 and Qwen2-VL
+    kind = {"su": "longrope", "mrope": "default"}.get(str(kind), kind)
+    if not isinstance(kind, str) or kind not in SCALINGS:
         known = ", ".join(SCALINGS)
         raise ModelLoadError(f"rotary scaling {kind!r} in config.json is not supported; known: {known}.")
     return str(kind)

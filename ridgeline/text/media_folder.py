@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.media.layout import Processor
 from ridgeline.media.processors import NAMES, READERS, processor_of
 from ridgeline.media.processors.options import checked_options
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.formats.json_file import read_json
+
+TRIED = (64, 48), (1500, 2000)  # heights and widths of pictures
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +39,14 @@ class FolderProcessors:
         if not folder.is_dir():
             return None
         try:
-            return FolderProcessors(folder, tokenizer, options)
+            found = FolderProcessors(folder, tokenizer, options)
+            for size in TRIED:  # what is wrong in files shows here, and in no request
+                with suppress(InvalidRequest):
+                    found.plain.layout(*size)
+            return found
         except InvalidConfig as error:
             logger.debug("%s has no processor of pictures: %s", folder, error)
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             logger.warning("the processor of pictures in %s cannot be used (%r); pictures are refused", folder, error)
         return None
 

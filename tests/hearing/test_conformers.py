@@ -183,6 +183,7 @@ def test_sounds_and_files_that_do_not_fit_are_refused() -> None:
         (phi4_listener, "bias_symmetric", True),
         (phi4_listener, "time_reduction", 6),
         (phi4_listener, "ext_pw_out_channel", 512),
+        (phi4_listener, "num_blocks", 2**24),
         (gemma4_listener, "attention_context_right", 2),
         (gemma4_listener, "attention_context_left", 12),
         (gemma4_listener, "gradient_clipping", 10.0),
@@ -217,6 +218,7 @@ def test_sizes_and_refusals_of_gemma_3n() -> None:
     assert found.parameters == sum(each.numel() for each in tower.parameters()) + own
     for name, value in (
         ("sscp_conv_stride_size", [[2, 1], [2, 2]]),
+        ("sscp_conv_kernel_size", 3),
         ("attention_context_right", 1),
         ("vocab_size", 64),
     ):

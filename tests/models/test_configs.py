@@ -1400,6 +1400,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act to 'gelu'; it must be silu"),
     ("nemotron_h_moe", {"mlp_bias": True}, "mlp_bias to True.*mixtures of experts have no biases"),
     ("lfm2_moe", {"layer_types": None}, "no layer_types"),
+    ("lfm2_moe", {"rope_parameters": {"rope_type": ["yarn"]}}, r"rotary scaling \['yarn'\] .* is not supported"),
     ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers to -1; it must be a whole number"),
     ("qwen3_moe", {"num_hidden_layers": 1000, "num_experts": 4096}, "4096000 experts in all layers; at most 262144"),
     ("qwen3_moe", {"moe_intermediate_size": 2**24, "hidden_size": 2**24}, "experts of 16777216 x 16777216 in a layer"),

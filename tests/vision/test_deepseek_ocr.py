@@ -135,6 +135,9 @@ def test_other_towers_and_views_are_refused() -> None:
     }
     with pytest.raises(InvalidConfig, match="queries for 144 or 256"):
         processor_of(files, lambda text: ())
+    many = {**ocr.FILES[ocr.SECOND], "preprocessor_config.json": {"max_patches": 2**24}}
+    with pytest.raises(InvalidConfig, match="2 and 16777216 in the model's preprocessor files"):
+        processor_of(many, lambda text: ())
     other = {"config.json": {"model_type": "deepseek_vl_v2", "architectures": ["DeepseekVLV2ForCausalLM"]}}
     with pytest.raises(InvalidConfig, match="only DeepSeek-OCR runs"):
         processor_of(other, lambda text: ())

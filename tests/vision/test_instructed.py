@@ -127,6 +127,14 @@ def test_a_folder_without_the_towers_tokenizer_sees_nothing(folder: Path, tmp_pa
     assert FolderProcessors.of(tmp_path, Tokenizer.from_folder(tmp_path)) is None
 
 
+def test_a_folder_with_wrong_numbers_for_pictures_sees_nothing(folder: Path, tmp_path: Path) -> None:
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    tokenizer, path = Tokenizer.from_folder(tmp_path), tmp_path / "preprocessor_config.json"
+    for changed in {}, {"size": {"height": 0, "width": "x"}}, {"size": 1.5}, {"size": "x"}:
+        path.write_text(json.dumps({**json.loads((folder / path.name).read_text()), **changed}))
+        assert (FolderProcessors.of(tmp_path, tokenizer) is None) == bool(changed)
+
+
 def test_other_text_models_are_refused() -> None:
     config = {**tiny.build(NAME).config.to_dict(), "architectures": ["InstructBlipForConditionalGeneration"]}
     with pytest.raises(ModelLoadError, match="an InstructBLIP of 't5'"):

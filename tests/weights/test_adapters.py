@@ -172,7 +172,9 @@ def test_damaged_and_foreign_files_are_refused(places: dict[str, ModulePlace], t
     assert "only lora_A and lora_B" in with_tensors({"base_model.model.lm_head.weight": torch.ones(2)})
     strange = {f"base_model.model.model.layers.9.mlp.up_proj.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
     assert "model.layers.9.mlp.up_proj" in with_tensors(strange)
+    large = json.dumps({names[0]: {"dtype": "F32", "shape": [10**4000] * 2000, "data_offsets": [0, 4]}}).encode()
     for damaged in (
+        len(large).to_bytes(8, "little") + large,
         whole[:-1],
         whole[:50],
         b"",

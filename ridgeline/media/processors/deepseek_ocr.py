@@ -14,6 +14,7 @@ from ridgeline.media.processors.files import BICUBIC, HALF, ModelFiles, canvas, 
 
 QUERIES = 144, 256  # of the second one's views
 MOST_TILES = 9  # of the first one
+MOST_CROPS = 1024  # of the second one, far above any model's: each picture looks at all shapes of so many
 DEFAULTS: dict[str, Any] = {"resample": BICUBIC, "image_mean": HALF, "image_std": HALF}
 
 
@@ -28,6 +29,14 @@ class DeepseekOcr2:
         self.patching = patching(files.image, DEFAULTS, self._side)
         self._size = square(files.image.get("size", {"height": 1024, "width": 1024}))[0]
         self._tile = int(files.image.get("tile_size", 768))
+        self._fewest, self._most = (
+            int(files.image.get(name, at)) for name, at in (("min_patches", 2), ("max_patches", 6))
+        )
+        if not 1 <= self._fewest <= self._most <= MOST_CROPS:
+            raise InvalidConfig(
+                f"min_patches and max_patches are {self._fewest} and {self._most} in the model's preprocessor files; "
+                f"pictures have 1 to {MOST_CROPS} tiles."
+            )
         made = {self._vectors(self._tile), self._vectors(self._size)}
         if "sam_config" in files.vision and not made <= {*QUERIES}:
             raise InvalidConfig(
@@ -43,10 +52,7 @@ class DeepseekOcr2:
         crops = self._files.image.get("crop_to_patches", True)
         views: list[View] = []
         if crops and max(height, width) > self._tile:
-            fewest, most = (
-                int(self._files.image.get(name, at)) for name, at in (("min_patches", 2), ("max_patches", 6))
-            )
-            rows, columns = canvas(height, width, (self._tile, self._tile), fewest, most)
+            rows, columns = canvas(height, width, (self._tile, self._tile), self._fewest, self._most)
             views = tiles(rows * self._tile, columns * self._tile, self._tile, self._tile)
         tokens = len(views) * self._vectors(self._tile) + self._vectors(self._size) + 1
         whole = self._whole(height, width, self._size if crops else self._tile)

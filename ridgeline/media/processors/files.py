@@ -172,7 +172,7 @@ def canvas(height: int, width: int, tile: tuple[int, int], fewest: int, most: in
 
     Of equal ones the later counts, which has more tiles, if the picture has more than half of its pixels.
     """
-    shapes = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if fewest <= c * r <= most]
+    shapes = [(c, r) for c in range(1, most + 1) for r in range(1, most // c + 1) if fewest <= c * r]
     best, found = float("inf"), (1, 1)
     for columns, rows in sorted(shapes, key=lambda each: each[0] * each[1]):
         apart = abs(width / height - columns / rows)

@@ -20,6 +20,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 
 MOST_HEADER = 1 << 24  # bytes: a tensor takes about 150, and a large mixture has 60,000
+MOST_DIMENSIONS, MOST_SIZE = 8, 1 << 48  # of a tensor
 PIECE = 1 << 20  # bytes that a thread reads and hashes at a time
 MOST_THREADS = 8
 _DTYPES = {
@@ -53,7 +54,8 @@ class AdapterBytes:
         header.pop("__metadata__", None)
         for name, each in header.items():
             shape = each.get("shape") if isinstance(each, dict) else None
-            whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+            whole = isinstance(shape, list) and all(type(n) is int and 0 <= n <= MOST_SIZE for n in shape)
+            whole = whole and len(shape) <= MOST_DIMENSIONS  # else their product may take minutes
             if not whole or not isinstance(each.get("dtype"), str):
                 raise ModelLoadError(f"{path} is damaged: its header says nothing clear of {name[:99]}; copy it again.")
         return header
