@@ -56,6 +56,13 @@ def test_whole_tables_and_rows_of_tokens_are_those_of_peft(family: str, tiny_mod
     adapters = [
         PeftAdapter(family, tmp_path / "whole", modules_to_save=[table, head], target_modules=[layer]),
         PeftAdapter(family, tmp_path / "rows", seed=1, trainable_token_indices=[7, 300, 11, 5], target_modules=[layer]),
+        PeftAdapter(
+            family,
+            tmp_path / "both",
+            seed=3,
+            trainable_token_indices={table: [9, 4], head: [9, 4]},
+            target_modules=[layer],
+        ),
         PeftAdapter(family, tmp_path / "mixed", seed=2, modules_to_save=[table], target_modules=[layer, head]),
     ]
     compare(family, tiny_model(family), adapters, **TABLES)
@@ -102,6 +109,13 @@ def test_refusals_name_what_is_lacking(tiny_model: TinyModel, tmp_path: Path) ->
     other = PeftAdapter("llama", tmp_path / "other", modules_to_save=["lm_head"], target_modules=["q_proj"])
     path = other.folder / "adapter_model.safetensors"
     save_file({name: torch.cat((x, x)) if "lm_head" in name else x for name, x in load_file(path).items()}, path)
+    tables = {"embed_tokens": [9, 4], "lm_head": [9, 4]}
+    halved = PeftAdapter("llama", tmp_path / "halved", trainable_token_indices=tables, target_modules=["q_proj"])
+    path = halved.folder / "adapter_model.safetensors"
+    save_file({name: x for name, x in load_file(path).items() if "lm_head" not in name}, path)
+    wide = PeftAdapter("llama", tmp_path / "wide", trainable_token_indices=[4], target_modules=["q_proj"])
+    path = wide.folder / "adapter_model.safetensors"
+    save_file({name: torch.full_like(x, 1e5) if "delta" in name else x for name, x in load_file(path).items()}, path)
     vocabulary = {"enable_lora_vocabulary": True}
     for adapter, settings, said in (
         (both, {}, "enable_lora_vocabulary"),
@@ -110,6 +124,8 @@ def test_refusals_name_what_is_lacking(tiny_model: TinyModel, tmp_path: Path) ->
         (rows, vocabulary, "max_lora_rank 16"),
         (magnitudes, {**vocabulary, "enable_lora_factors": True}, "a table of embeddings with use_dora"),
         (other, {**vocabulary, "enable_lora_tables": True}, "another vocabulary"),
+        (halved, vocabulary, "lacks the rows of lm_head"),
+        (wide, {**vocabulary, "dtype": "float16"}, "not finite in float16"),
     ):
         with open_llm(tiny_model("llama"), **settings) as llm, pytest.raises(InvalidRequest, match=said):
             llm.generate({"prompt_token_ids": [5]}, PARAMS, lora_request=LoRARequest("a", 1, adapter.folder))

@@ -54,8 +54,9 @@ class AdapterBytes:
         header.pop("__metadata__", None)
         for name, each in header.items():
             shape = each.get("shape") if isinstance(each, dict) else None
+            if isinstance(shape, list) and len(shape) > MOST_DIMENSIONS:  # whose product may take minutes
+                shape = None
             whole = isinstance(shape, list) and all(type(n) is int and 0 <= n <= MOST_SIZE for n in shape)
-            whole = whole and len(shape) <= MOST_DIMENSIONS  # else their product may take minutes
             if not whole or not isinstance(each.get("dtype"), str):
                 raise ModelLoadError(f"{path} is damaged: its header says nothing clear of {name[:99]}; copy it again.")
         return header

@@ -110,6 +110,20 @@ class ReadAdapter:
         """The largest rank of a module's product."""
         return max((pair.rank for pair in self.pairs), default=0)
 
+    def own_rows(self, *, tied: bool) -> Mapping[str, tuple[tuple[int, ...], Tensor]]:
+        """Return `rows` without those of an output layer for which the table's stand. tied: it is the table. Raise
+        ModelLoadError if it is not, as they lack then."""
+        found = dict[str, tuple[tuple[int, ...], Tensor]]()
+        for module, rows in self.rows.items():
+            if all(rows[1] is not other for _, other in found.values()):
+                found[module] = rows
+            elif not tied:
+                raise ModelLoadError(
+                    f"the adapter lacks the rows of {module[:LONGEST]} that its trainable_token_indices name; copy the "
+                    "folder again."
+                )
+        return found
+
     def pinned(self) -> ReadAdapter:
         """Return the adapter in page-locked memory, from which a GPU copies by itself. All matrices have one piece of
         it: the driver takes as long for each piece, however small."""
@@ -271,6 +285,12 @@ def _rows(
                 "model, or of one with added tokens."
             )
         found[module] = tokens, rows_NM
+    for module, tokens in [*left.items()]:  # of a tied output layer PEFT saves none: they are those of the table
+        place = placed(module, places)
+        both = [rows for rows in found.values() if rows[0] == tokens]
+        if place is not None and place.map.name == UNEMBED and both:
+            found[module] = both[0]
+            del left[module]
     if left:
         raise ModelLoadError(
             f"{path} lacks the rows of {listed_modules(list(left))} that its trainable_token_indices name; copy the "

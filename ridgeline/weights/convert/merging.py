@@ -46,7 +46,7 @@ class MergedAdapter:
         for name, instead in tables.items():  # PEFT saves a table beside the products that change it
             self._changes[name] = _after(instead, self._changes[name]) if name in self._changes else instead
         of_tables = vocabulary_places(empty_decoder(model.spec), with_head(model.weights))
-        for module, rows in found.rows.items():
+        for module, rows in found.own_rows(tied=model.spec.tie_word_embeddings).items():
             place = placed(module, of_tables)
             assert place is not None  # the reader has found it
             if place.source.name in self._changes:

@@ -60,15 +60,23 @@ class VocabularyTensors:
                 continue
             del left[name]
             added += self._of_table(name, table_VM, place)
-        for module, (tokens, rows_NM) in adapter.rows.items():
+        tied = self._decoder.whole.tie_word_embeddings
+        rows = adapter.own_rows(tied=tied)
+        named = {place.map.name for module in rows if (place := placed(module, self._whole)) is not None}
+        for module, (tokens, rows_NM) in rows.items():
             place = placed(module, self._whole)
             assert place is not None  # the reader has found it
             added += self._of_rows(tokens, rows_NM, place)
             heads = [each for each in self._whole.values() if each.map.name == UNEMBED][:1]
-            if self._decoder.whole.tie_word_embeddings and place.map.name == EMBED:
+            if tied and place.map.name == EMBED and UNEMBED not in named:
                 added += [pair for head in heads for pair in self._of_rows(tokens, rows_NM, head)]
         if not added:
             return replace(adapter, replaced=left)
+        if odd := [pair for pair in added if not (pair.down_RI.isfinite().all() and pair.up_OR.isfinite().all())]:
+            raise ModelLoadError(
+                f"the adapter holds numbers of {odd[0].place.source.name[:200]} that are not finite in "
+                f"{str(self._decoder.dtype).removeprefix('torch.')}; train it again, or choose a wider dtype."
+            )
         return replace(adapter, pairs=tuple(self._joined((*adapter.pairs, *added))), replaced=left, rows={})
 
     def _of_table(self, name: str, table_VM: Tensor, place: ModulePlace) -> list[ThinPair]:
