@@ -235,6 +235,10 @@ class MediaMemory:
         """Return the bytes that an item counts: one in a file of its own no less than its part of all files."""
         return size if size <= SMALL else max(size, min(1 << 20, self.most // FILES))
 
+    def holds(self, sizes: Sequence[int]) -> bool:
+        """Return True if items of so many bytes ever are there at once, all of one owner."""
+        return sum(map(self._counted, sizes)) <= self.most // 2
+
     def take(self, size: int, owner: str) -> Callable[[], None] | None:
         """Take these bytes, and return what gives them back. Return None if they are not free."""
         size = self._counted(size)

@@ -154,6 +154,10 @@ class MediaReader:
         self.count(found.embeds, FOR_MEMORY)
         return found
 
+    def holds(self, sizes: Sequence[int]) -> bool:
+        """Return True if vectors of so many bytes ever are there at once, those of one request."""
+        return self._decoders.room.holds(sizes)
+
     def count(self, embeds: Embeds, patience: float = 0.0) -> None:
         """Count the vectors of a request among decoded items, for as long as it is there. Raise BadMedia, NoMemory."""
         self._decoders.room.count(embeds, len(embeds.data), owner.current(), patience)

@@ -168,6 +168,9 @@ async def _embedded(api: ApiServer, body: CompletionBody, given: list[str], draw
             "once.",
             param="prompt_embeds",
         )
+    if not api.media.holds([len(text) * 3 // 4 for text in given]):
+        message = "prompt_embeds together have more bytes than --max-media-bytes leaves one client; send fewer at once."
+        raise BadRequest(message, param="prompt_embeds")
     with _counted():
         return [await TEXTS.run(partial(_counted_embeds, api, text, limits)) for text in given]
 

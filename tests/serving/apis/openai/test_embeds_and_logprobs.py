@@ -72,6 +72,18 @@ def test_a_prompt_of_vectors_is_answered_like_its_tokens(server: Server, table_V
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == plain["choices"][0]["text"]
 
 
+def test_prompts_that_are_never_there_at_once_are_refused_for_good(server: Server, table_VM: torch.Tensor) -> None:
+    """Each fits the memory of media, and all together never would: to try again later would not help."""
+    room, one = server.api.media._decoders.room, table_VM[:4]
+    room.most, before = 4 * one.nbytes, room.most
+    try:
+        assert post(server, prompt_embeds=encoded(one)).status_code == 200
+        answer = post(server, prompt_embeds=[encoded(one)] * 3)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_embeds")
+    finally:
+        room.most = before
+
+
 def broken(edit: str) -> bytes:
     tensor = {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]} | json.loads(edit)
     header = json.dumps({"x": tensor}).encode()
