@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,9 @@ class LLM:
         if self.config.skip_tokenizer_init or not isinstance(named, str | Path):
             return None
         folder = Path(named)
-        return folder if (folder / "tokenizer.json").is_file() else None
+        with suppress(OSError):  # a name that no path can have is refused where the model is looked for
+            return folder if (folder / "tokenizer.json").is_file() else None
+        return None
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class AttentionBehind(nn.Module):
         self.position_bias = bias if spec.relative_owner else None  # so that its parameter has one name
         self._bias = (bias,)
         places = (2 * spec.grid - 1, spec.head_dim) if spec.grid else (0, 0)
-        self.rows, self.columns = (build.parameter(*places) if spec.grid else None for _ in range(2))
+        self.grid_rows, self.grid_columns = (build.parameter(*places) if spec.grid else None for _ in range(2))
         apart: DistanceVectors | None = None
         if spec.disentangled is not None:
             inside, vectors = build.within("distances"), spec.disentangled
@@ -184,9 +184,9 @@ class AttentionBehind(nn.Module):
         causal_HL = None if bias_HL is None or spec.bidirectional else bias_HL.float()
         softmax = Softmax(spec.scale, spec.softcap, self.sinks, self.slopes_H, spec.window, causal_HL)
         kept = softmax, self.kv_scales, self.saturated_1
-        if self.rows is not None and self.columns is not None:
+        if self.grid_rows is not None and self.grid_columns is not None:
             assert self.qkv.bias is not None
-            grid = GridVectors(self.rows, self.columns, self.qkv.bias)
+            grid = GridVectors(self.grid_rows, self.grid_columns, self.qkv.bias)
             return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, grid=grid)
         if spec.disentangled is not None:
             return Heads(self.spec, self.ops, None, None, 0.0, None, *kept, distances=self._projected_distances())

@@ -232,5 +232,5 @@ def _weights(spec: ModelSpec, tower: SamTowerSpec) -> WeightMap:
     for index in range(len(tower.layers)):
         ours, theirs = f"tower.layers.{index}", f"{sam}.blocks.{index}"
         found |= named(ours, theirs, LAYER, bias=True)
-        found |= single(ours, theirs, {"mixer.rows": "attn.rel_pos_h", "mixer.columns": "attn.rel_pos_w"})
+        found |= single(ours, theirs, {"mixer.grid_rows": "attn.rel_pos_h", "mixer.grid_columns": "attn.rel_pos_w"})
     return found
