@@ -90,6 +90,24 @@ def test_an_engine_that_starts_again_finds_what_was_computed(
     assert after == before
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_engine_that_starts_again_on_a_gpu_finds_what_was_computed(
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Tokens are dear here: a GPU computes those of a tiny model in less time than it reads them."""
+    folder, found = tiny_model(family), []
+    for again in (False, True):
+        with served(folder, tmp_path / "kv", device="cuda", dtype="float32") as own:
+            tier = own.engine.scheduler.cache.tier
+            assert tier is not None
+            tier.price = Price()
+            found.append(asked(own))
+            assert not own.errors
+            assert disk_of(own).counts.hit >= again * len(PROMPTS) * 30  # of each prompt's 40 tokens
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_of_every_kind_go_through_all_tiers_behind_preemption_forks_and_restarts(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path

@@ -2,7 +2,7 @@
 
     python -m ridgeline_bench.scripts.chunk_sizes [--model FOLDER] [--chunks 256 512 1024 2048 4096 8192]
         [--decoding 16] [--contexts 16] [--prompts 8] [--input 8192] [--options JSON] [--quick] [--output FILE.jsonl]
-        [--keys 160000]
+        [--keys 160000] [--long 100000 --beside 32 --targets 25 50]
 
 FOLDER has a config.json; the default is Llama-3.1-8B's shape with random weights. --decoding requests decode all the
 time, behind prompts of --contexts tokens; such loads are left out that have more than --keys in all. --prompts prompts
@@ -17,6 +17,10 @@ between tokens, more steps for a prompt, and weights that are read more often.
     prompt/s  tokens of prompts per second
 
 The limit of a step's tokens is changed in one engine, whose buffers have the size of the largest chunk.
+
+--long: then one prompt of so many tokens alone, and beside --beside requests that decode behind 1,000 tokens, with each
+bound on the time between tokens (`--itl-target`) in place of a limit. The prompt's rate alone is that of steps as large
+as the engine takes.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from ridgeline_bench.scripts.driven import Answered, Driven, Wanted
 
 SHORT = 16  # tokens of the prompts of those who decode
 ALONE = 24  # steps before the first prompt, of which the last two thirds are timed
+BEHIND, LONGEST_ANSWER = 1000, 2500  # tokens of those who decode beside a long prompt
 
 
 def limit_steps(driven: Driven, tokens: int, rows: int) -> None:
@@ -136,10 +141,46 @@ def _line(driven: Driven, background: Sequence[Sequence[int]], chunk: int, promp
     }  # fmt: skip
 
 
+def long_prompt(driven: Driven, length: int, rows: int, targets: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each bound in milliseconds: a prompt of `length` tokens beside `rows` requests that decode."""
+    limit_steps(driven, driven.engine.config.max_num_batched_tokens, rows + 1)
+    bound = driven.engine.scheduler._itl
+    driven.run(driven.alike(1, length // 4, 1))  # kernels of these shapes
+    alone = driven.run(driven.alike(1, length, 1)).first
+    for target in targets:
+        bound.own = bound.target = None
+        names = [driven.add(Wanted(prompt, LONGEST_ANSWER)) for prompt in driven.prompts(rows, BEHIND)]
+        answers = {name: Answered(0.0) for name in names}
+        clock = driven.clock()
+        while min(len(each.moments) for each in answers.values()) < ALONE:
+            driven.step(answers, clock)
+        bound.own = bound.target = target / 1e3
+        name = driven.add(Wanted(driven.prompts(1, length)[0], 1))
+        found = answers[name] = Answered(clock())
+        while not found.moments:
+            driven.step(answers, clock)
+        gaps = [
+            1e3 * gap
+            for each in map(answers.__getitem__, names)
+            for gap, at in zip(each.between, each.moments[1:], strict=True)
+            if found.at < at <= found.moments[0]
+        ]
+        for each in names:
+            driven.engine.abort(each)
+        while driven.engine.has_work:
+            driven.step(answers, clock)
+        yield {
+            "input": length, "decoding": rows, "context": BEHIND, "target_ms": target, "alone_ms": 1e3 * alone,
+            "ttft_ms": 1e3 * found.first, "of_alone": alone / found.first, "gaps": len(gaps),
+            "itl_p50_ms": percentile(gaps, 50), "itl_p99_ms": percentile(gaps, 99), "itl_max_ms": max(gaps),
+        }  # fmt: skip
+    bound.own = bound.target = None
+
+
 def main() -> None:
     a = asked(
         __doc__, model="", chunks=[256, 512, 1024, 2048, 4096, 8192], decoding=[16], contexts=[SHORT], prompts=8,
-        input=8192, keys=160_000,
+        input=8192, keys=160_000, long=0, beside=32, targets=[25.0, 50.0],
         options=("{}", "JSON of arguments of LLM"), quick=False, output=Path,
     )  # fmt: skip
     if a.quick:
@@ -149,6 +190,9 @@ def main() -> None:
     steps = max(-(-a.input // max(1, chunk - most)) for chunk in a.chunks)
     longest = max(a.input + 16, max(a.contexts) + steps * (a.prompts + 1) + ALONE + 48)
     given = {"load_format": "dummy", "max_model_len": longest, "max_num_batched_tokens": max(a.chunks)}
+    if a.long:
+        given["max_model_len"] = max(longest, a.long + 16, BEHIND + LONGEST_ANSWER)
+        most = max(most, a.beside)
     driven = Driven(model, **{**given, "max_num_seqs": most + 1, **json.loads(a.options)})
     heads = "chunk", "decoding", "context", "steps of a prompt", "alone, ms", "between tokens, ms", "step, at least"
     table = Table(*heads, "TTFT, ms", "prompt tokens/s")
@@ -165,6 +209,11 @@ def main() -> None:
             f"{line['ttft_ms']:.0f}", f"{line['prompt_tokens_per_second']:,.0f}",
         )  # fmt: skip
     Console(width=140).print(table)
+    for line in long_prompt(driven, a.long, a.beside, a.targets) if a.long else ():
+        keep(a.output, {"workload": "long prompt", "model": Path(model).name, "gpu": gpu(), **line})
+        print(f"{a.long} tokens beside {a.beside} rows, target {line['target_ms']:g} ms: between tokens "
+              f"{line['itl_p50_ms']:.1f} / {line['itl_p99_ms']:.1f} / {line['itl_max_ms']:.1f} ms, "
+              f"{line['of_alone']:.0%} of the rate alone ({line['alone_ms']:.0f} ms)", flush=True)  # fmt: skip
     driven.close()
 
 
