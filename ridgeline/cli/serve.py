@@ -44,6 +44,7 @@ SERVE_HELP = {
     "api_key": "Keys that clients may send (without one, none is asked for).",
     "trusted_key": "Those of the keys that may name a request's tenant (X-Ridgeline-Tenant) and give any priority.",
     "priority_floor": "Lowest, most urgent priority that other keys may give (default: any).",
+    "prefix_sharing": "Whose requests find each other's cached prefixes: all, or tenant (those of one key alone).",
     "admin_key": "Keys for routes that show other clients' requests (default: the API keys), and for those that pause, "
     "sleep, reload or reset (default: these are closed).",
     "open_admin_routes": "Without an admin key, let every client pause, sleep, reload or reset the engine.",

@@ -109,7 +109,7 @@ class ApiServer:
         admission = Admission(*bounds, priority_floor=config.priority_floor)
         defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
-        service.beam_run = BeamRun
+        service.beam_run, service.keeps_apart = BeamRun, config.prefix_sharing == "tenant"
         if config.otlp_endpoint is not None:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
         template = _chat_template(config.chat_template, texts, tokenizer.special_tokens)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from hashlib import sha256
 
-from ridgeline.core.plan.request import PEER
+from ridgeline.core.plan.request import PEER, Request
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.keys import allowed
 
@@ -52,6 +53,17 @@ def current() -> str:
 def tenant() -> str:
     """Return the owner as its key tells, or "" where no keys are asked for: all clients are then one tenant."""
     return _tenant.get()
+
+
+def apart(request: Request) -> Request:
+    """Return the request as one that shares no cached prefix with those of other owners.
+
+    The owner leads the salt, so that a tier on a disk counts its blocks as the owner's. It is among the keys of the
+    prefix as well, which no client writes: a salt that looks like an owner's finds nothing.
+    """
+    mine = _current.get()
+    salt = f"{mine}\n{request.cache_salt}" if request.cache_salt else mine
+    return replace(request, cache_salt=salt, prefix_keys=(f"owner {mine}", *request.prefix_keys))
 
 
 def set_to(name: str) -> None:

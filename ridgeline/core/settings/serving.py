@@ -46,6 +46,7 @@ class ServeConfig:
     trusted_key: the client keys that may name the tenant of a request in the header X-Ridgeline-Tenant, and give any
         priority. Every other key is a tenant itself.
     priority_floor: the lowest (most urgent) priority that other clients may give (None: any).
+    prefix_sharing: whose requests find each other's cached prefixes: "all", or those of one "tenant".
     admin_key: the keys for routes that show other clients' requests, or change what all clients get.
     open_admin_routes: without an admin key, let every client change what all get (pause, sleep, reload, forget).
     weight_transfer: ranges of addresses from which trainers may send weights to the engines (none: the routes are
@@ -122,6 +123,7 @@ class ServeConfig:
     api_key: tuple[str, ...] = ()
     trusted_key: tuple[str, ...] = ()
     priority_floor: int | None = None
+    prefix_sharing: str = "all"
     admin_key: tuple[str, ...] = ()
     open_admin_routes: bool = False
     weight_transfer: tuple[str, ...] = ()
@@ -226,6 +228,8 @@ class ServeConfig:
                 raise InvalidConfig(f"{name} must not be empty; leave it out, or give one.")
         if not {*self.trusted_key} <= {*self.api_key}:
             raise InvalidConfig("trusted_key has a key that is not one of api_key; give it there too.")
+        if self.prefix_sharing not in ("all", "tenant"):
+            raise InvalidConfig(f"prefix_sharing must be all or tenant, got {self.prefix_sharing!r}.")
         self._check_transfer()
         for port in (self.port, self.grpc_port or 0):
             if port > 65_535:

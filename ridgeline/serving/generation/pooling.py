@@ -62,6 +62,7 @@ async def run(service: Service, asked: PoolingAsked, index: int = 0) -> PooledAn
         asked.id, asked.prompt, asked.params, spec, priority=priority, cache_salt=asked.cache_salt
     )
     request = request if asked.adapter is None else asked.adapter.of(request)
+    request = owner.apart(request) if service.keeps_apart else request
     whose = owner.current()
     service.admission.admit([request], facts, whose)
     ticket: RequestTicket | None = None

@@ -92,7 +92,8 @@ class Service:
     `on_end` is called with each run that was started, once it has ended, and with the error that ended it early.
     `eos_ids` end a request, beside those of the model and the tokenizer. `beam_run` runs requests with beams. What runs
     in the `background` is preempted for all other requests. `large_starts` lets requests of many completions start one
-    after the other, each in several turns of the event loop.
+    after the other, each in several turns of the event loop. With `keeps_apart` requests of unlike owners share no
+    cached prefix.
     """
 
     beam_run: type[Run]
@@ -108,7 +109,7 @@ class Service:
     ) -> None:
         self.client, self.tokenizer, self.admission = client, tokenizer, admission
         self.on_end: Callable[[Run, BaseException | None], None] | None = None
-        self.background = False
+        self.background = self.keeps_apart = False
         self.large_starts = asyncio.Lock()
         self._seed = seed
         self._eos_ids = eos_ids.union(tokenizer.eos_ids)
@@ -197,6 +198,8 @@ class Run:
             requests = list(map(asked.adapter.of, requests))
         if asked.thinking is not None:
             requests = [replace(request, thinking=asked.thinking) for request in requests]
+        if service.keeps_apart:
+            requests = list(map(owner.apart, requests))
         self._completions = [
             Completion(request, output, self.result, service.tokenizer, asked.shown)
             for request, output in zip(requests, self.drawn, strict=True)

@@ -128,6 +128,33 @@ def test_only_a_trusted_key_names_a_tenant_and_asks_for_any_priority(api_server_
     assert seen == [sha256(b"plain").hexdigest()[:16], "acme", "acme"]
 
 
+@pytest.mark.parametrize("sharing", ["all", "tenant"])
+def test_prefixes_of_tenants_are_shared_as_the_operator_says(api_server_of: FaceOf, sharing: str) -> None:
+    """A salt that looks like another tenant's changes nothing of that."""
+    found: list[bool] = []
+    begin = f"# prefixes of {sharing}\n" + "\n".join(f"value_{n} = {n * n}" for n in range(20))
+
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        async def cached(key: str, salt: str = "", **headers: str) -> None:
+            body = {"prompt": begin, "max_tokens": 1, "cache_salt": salt or None}
+            answer = await client.post("/v1/completions", headers={**bearer(key), **headers}, json=body)
+            found.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 64)
+
+        first, other = (sha256(key.encode()).hexdigest()[:16] for key in ("first", "other"))
+        for key, salt in (("first", ""), ("first", ""), ("other", ""), ("other", ""), ("other", "own")):
+            await cached(key, salt)
+        for salt in (first, f"{first}\n", other, f"{other}\n"):
+            await cached("other", salt)
+        await cached("trusted", **{"X-Ridgeline-Tenant": first})
+        await cached("trusted", **{"X-Ridgeline-Tenant": "acme"})
+
+    keys = ("first", "other", "trusted")
+    run(api_server_of, test, api_key=keys, trusted_key=("trusted",), prefix_sharing=sharing)
+    apart = [0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0]
+    together = [0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1]
+    assert found == (apart if sharing == "tenant" else together)
+
+
 def test_an_admin_key_alone_leaves_the_rest_open(api_server_of: FaceOf) -> None:
     async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         assert (await client.get("/v1/models")).status_code == 200
