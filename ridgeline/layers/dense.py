@@ -133,9 +133,9 @@ class PackedCausal(DenseCausal):
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
         """Attend as `layers.attention.Attends` does, without rounding. On a GPU one kernel has all sequences, whose
-        borders are a mask; elsewhere, and where scores are changed before the softmax, they run one by one."""
+        borders are a mask; elsewhere, and where scores are capped or seen in chunks, they run one by one."""
         spec = heads.spec
-        changed = spec.softcap is not None or spec.alibi or spec.sinks or spec.chunk is not None
+        changed = spec.softcap is not None or spec.chunk is not None
         if qkv_TX.is_cuda and not changed and spec.head_dim <= WIDEST:
             return self.masked(qkv_TX, positions_T, heads)
         alone = zip(qkv_TX.split(self.lengths), positions_T.split(self.lengths), strict=True)
@@ -143,12 +143,13 @@ class PackedCausal(DenseCausal):
         return torch.cat([whole(qkv, positions, heads) for qkv, positions in alone])
 
     def masked(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
-        """Attend to all sequences at once: as a batch where they have one length and no window, else by a kernel in
-        Triton with a mask of documents."""
+        """Attend to all sequences at once: as a batch where they have one length and no window, slopes or sinks, else
+        by a kernel in Triton with a mask of documents."""
         spec = heads.spec
         q_THD, k_TGD, v_TGD = (x.to(qkv_TX.dtype) for x in _split(qkv_TX, positions_T, heads))
         longest = max(self.lengths)
-        wide = spec.window is None or spec.window >= longest
+        slopes_H, sinks_H = heads.softmax.slopes_H, heads.softmax.sinks_H
+        wide = (spec.window is None or spec.window >= longest) and slopes_H is None and sinks_H is None
         if wide and len(set(self.lengths)) == 1 and qkv_TX.is_cuda and qkv_TX.itemsize == 2:
             q, k, v = (x.unflatten(0, (-1, longest)).transpose(1, 2) for x in (q_THD, k_TGD, v_TGD))
             with sdpa_kernel(FASTEST, set_priority=True):
@@ -159,7 +160,8 @@ class PackedCausal(DenseCausal):
 
         q_1HTD, k_1GTD, v_1GTD = (x.transpose(0, 1)[None] for x in (q_THD, k_TGD, v_TGD))
         seen = self._seen_by(spec.window, qkv_TX.device)
-        out_1HTD, _ = WholeAttention.apply(q_1HTD, k_1GTD, v_1GTD, None, seen, None, spec.scale)
+        sinks_H = None if sinks_H is None else sinks_H.float()
+        out_1HTD, _ = WholeAttention.apply(q_1HTD, k_1GTD, v_1GTD, sinks_H, seen, slopes_H, spec.scale)
         return out_1HTD[0].transpose(0, 1).flatten(1)
 
     def _seen_by(self, window: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
