@@ -135,11 +135,12 @@ def profiled(tuner: Tuner, count: int) -> dict[str, Any]:
             tuner.settle(tuner.ahead)
         tuner.settle()
         torch.cuda.synchronize()
-    ran = [each for each in seen.events() if each.device_type == torch.autograd.DeviceType.CUDA]
-    spans = [(each.time_range.start, each.time_range.end, each.name) for each in ran if "#" not in each.name]
+    on_device = [each for each in seen.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    ran = [each for each in on_device if not (each.is_user_annotation or each.name.startswith("Optimizer."))]
+    spans = [(each.time_range.start, each.time_range.end, each.name) for each in ran]
     found = of_spans(spans, PROFILED, count)
     for row in found["kernels"]:
-        print(f"{row['ms']:9.2f} ms {row['share']:6.1%} {row['count']:7.0f} {row['name'][:100]}")
+        print(f"{row['ms']:9.2f} ms {row['share']:6.1%} {row['count']:7.0f} {row['name'][:160]}")
     print({name: value for name, value in found.items() if name != "kernels"}, flush=True)
     return found
 
