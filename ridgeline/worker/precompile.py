@@ -169,10 +169,14 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             runner.encoding.rehearse(kernels.max_tokens)
         buckets = Buckets(kernels.max_seqs, kernels.max_tokens, segments.widths)
         uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}
+        # Large steps come first: their kernels take the longest to compile, and what is begun last is waited for
         shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]
-        if kernels.cascade:
-            shapes += [(shape, True) for shape in buckets.sharing]
-        for shape, cascade in shapes:
+        shapes += [(shape, True) for shape in buckets.sharing] if kernels.cascade else []
+        # Where the host knows the rows' lengths, as it does outside of graphs, ops may choose by them
+        shape = buckets.uncaptured(1, kernels.max_tokens)
+        tokens_R = np.array([shape.tokens])
+        segments.forward(DeviceStep(segments.inputs(shape), HostLengths(tokens_R, tokens_R)))
+        for shape, cascade in reversed(shapes):
             emits = segments.columns
             verified = Drafts.alike(shape.rows, shape.each, meta, emits) if shape.each > 1 else None
             step = DeviceStep(segments.inputs(shape, cascade=cascade), drafts=verified)
@@ -183,10 +187,6 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
                 step.features = features
                 segments.sample(step)
             segments.masking.rehearse(step)
-        # Where the host knows the rows' lengths, as it does outside of graphs, ops may choose by them
-        shape = buckets.uncaptured(1, kernels.max_tokens)
-        tokens_R = np.array([shape.tokens])
-        segments.forward(DeviceStep(segments.inputs(shape), HostLengths(tokens_R, tokens_R)))
         segments.network.rehearse()
     return done
 
