@@ -57,8 +57,8 @@ def tuning_memory(
         held = float(count.products * each)
     learns = count.total if full else adapter_numbers(model, rank)
     moments = float(2 * WIDE * learns)
-    kept = [tokens * _kept(products, model.hidden_size, each) for products in layers]
-    entry = tokens * model.hidden_size * (NARROW + each)
+    kept = [tokens * _kept(products, model.hidden_size) for products in layers]
+    entry = tokens * model.hidden_size * 2 * NARROW
     activations = len(layers) * entry + max(kept) if recompute else sum(kept)
     widest = max((p.inputs * p.outputs for products in layers for p in products), default=0)
     inner = max(tokens * NARROW * (sum(p.outputs for p in products) + products[-1].inputs) for products in layers)
@@ -74,10 +74,10 @@ def tuning_memory(
     }
 
 
-def _kept(products: list[Product], width: int, item: int) -> float:
+def _kept(products: list[Product], width: int) -> float:
     """Return the bytes of a token that the backward pass of a layer needs. Outputs that are added to the residual are
     not kept; the two sums in front of the norms are."""
-    total = 2.0 * item * width
+    total = 2.0 * NARROW * width
     for product in products:
         total += NARROW * product.used * (product.inputs + (product.outputs if product.outputs != width else 0))
     return total

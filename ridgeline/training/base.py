@@ -63,7 +63,7 @@ def opened(
             raise InvalidConfig("no layer of this model has inputs in groups of 64, as NF4 needs; use --method lora.")
     overrides = training_ops(platform) | {"coded_linear": "torch"}
     if on_gpu(platform):
-        overrides |= dict.fromkeys(FUSED, "triton_training") | {"coded_linear": "triton"}
+        overrides |= dict.fromkeys(FUSED, "triton_training") | {"coded_linear": "triton", "embedding": "training"}
     decoder = Decoder(
         model.spec, Ops(platform, overrides=overrides), dtype=dtype, device=device,
         scheme_of=keeping(kept, scheme(None)),

@@ -91,7 +91,8 @@ class PackRunner:
         lengths = [len(each) - 1 for each in tokens]  # the last token is a target alone
         inputs = np.concatenate([each[:-1] for each in tokens]), _positions(lengths)
         tokens_T, positions_T, at, targets = self._sent(*inputs, at_N, targets_N)
-        normed_NM = self.decoder.normed(self._run(tokens_T, positions_T, lengths).at(at))
+        hidden = self._run(tokens_T, positions_T, lengths)
+        normed_NM = self.decoder.normed(hidden if len(at_N) == len(positions_T) else hidden.at(at))
         return normed_NM, targets, [int(each.sum()) for each in counted]
 
     def hidden(self, texts: Sequence[Sequence[int]]) -> Hidden:

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 from ridgeline.kernels.gemm.plain import triton_training
 from ridgeline.kernels.small.activation import op as activation
 from ridgeline.kernels.small.activation import triton_training as activation_training
+from ridgeline.kernels.small.embedding import training as embedding_training
 from ridgeline.kernels.small.norm import op as norm
 from ridgeline.kernels.small.norm import triton_training as norm_training
 from ridgeline.kernels.small.rotary import op as rotary
@@ -85,6 +86,21 @@ def test_a_norm_of_a_wide_residual_keeps_it_wide_and_gives_products_their_type()
     assert torch.equal(total, x.float() + residual)
     wanted, _ = norm.rms_norm(x, residual, weight, 1e-5)
     torch.testing.assert_close(y, wanted, rtol=2**-7, atol=2**-8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_a_table_that_learns_have_the_type_of_products_and_its_gradient_its_own(device: str) -> None:
+    ids = torch.tensor([3, 0, 3, 5, 3]).to(device)
+    table, grad = drawn(6, 32).float().to(device).requires_grad_(), drawn(5, 32, seed=1).bfloat16().to(device)
+    with torch.autocast(device, torch.bfloat16):
+        rows = embedding_training.embedding(ids, table)
+    assert torch.equal(rows, table.detach()[ids].bfloat16())
+    rows.backward(grad)
+    wanted = torch.zeros(6, 32, dtype=torch.float64).index_add_(0, ids.cpu(), grad.cpu().double())
+    assert table.grad is not None
+    assert table.grad.dtype == torch.float32
+    torch.testing.assert_close(table.grad.cpu().double(), wanted, rtol=1e-6, atol=1e-6)  # float32 of three numbers
+    assert embedding_training.embedding(ids, table).dtype == torch.float32
 
 
 @pytest.mark.parametrize("device", DEVICES)

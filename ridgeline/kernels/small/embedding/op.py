@@ -32,6 +32,7 @@ EMBEDDING = Op(
     (
         Implementation("triton", "ridgeline.kernels.small.embedding.triton:embedding", on_gpu),
         Implementation("torch", "torch.nn.functional:embedding"),
+        Implementation("training", "ridgeline.kernels.small.embedding.training:embedding"),
     ),
 )
 
