@@ -160,6 +160,7 @@ async def successor(engine: ScriptedEngine, api: ApiServer, folder: Path) -> Asy
     """End an engine and start the next one. The API server knows it."""
     engine.die()
     engine.socket.close()
+    await until(lambda: api.client.facts is None)  # or what was sent to the old one may still reach the next
     following = ScriptedEngine(folder / "socket")
     try:
         await following.heard(Hello)
