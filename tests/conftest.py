@@ -97,7 +97,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Leave out what options say. Begin with what takes long, and end with what takes a moment, for workers too with
     `--no-loadscope-reorder`."""
-    selection.thin(items)
+    selection.thin(items, selection.day_of(config))
     yield  # marks choose, so that parts are parts of what runs
     if left_out := selection.deselected(config, items):
         config.hook.pytest_deselected(items=left_out)

@@ -1,12 +1,18 @@
 """Which tests a run takes: a part of them, those not yet passed, and none that lack a package.
 
-Of a test with the mark `few(n)` n cases run, and the others have the mark `thorough`. `--part 1/2` takes the first of
-two parts, made of whole files and of about as many tests. `--resume FILE` leaves out what FILE lists as passed, and
-adds what passes, so that a run that was cut off goes on where it was.
+Of a test with the mark `few(n)` n cases run, and the others have the mark `thorough`. A run of the whole suite takes a
+third of the cases of a test that is `dealt`: each day another third, and the others have the mark `thorough` that day.
+A dealt test of one case runs every third day, and so do all tests of a file whose `pytestmark` is `dealt`. The day is
+the newest commit's, so that a commit has the same tests whenever they run, and `--day N` takes another one's. A run
+that names files or folders takes all.
+
+`--part 1/2` takes the first of two parts, made of whole files and of about as many tests. `--resume FILE` leaves out
+what FILE lists as passed, and adds what passes, so that a run that was cut off goes on where it was.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -22,6 +28,20 @@ EXTRAS = {
     "httptools", "httpx", "hypothesis", "jsonschema", "kubernetes_validate", "llguidance", "lm_eval", "matplotlib",
     "msgspec", "openai", "opentelemetry", "playwright", "prometheus_client", "pynvml", "schemathesis", "sentencepiece",
     "tiktoken", "transformers", "triton", "uvicorn", "uvloop", "yaml", "zmq",
+}  # fmt: skip
+
+
+HANDS = 3  # days after which every case of a test that is dealt has run
+MANY = 4  # cases from which on a test of these is dealt without a mark
+# Folders and files whose tests are dealt. Their cases are families, formats, shapes and divisions, each of which many
+# tests have, so that each day has some cases of every one.
+DEALT = {
+    "compression", "hearing", "kernels", "models", "parallel", "quantization", "ranks", "vision", "worker",
+    "test_beam_search.py", "test_draft_heads.py", "test_draft_model.py", "test_draft_trees.py",
+    "test_expert_offload.py", "test_guidance.py", "test_kv_disk.py", "test_layer_skip.py", "test_layers_below.py",
+    "test_lookahead_decoding.py", "test_lora.py", "test_masked_drafts.py", "test_oracle.py", "test_pooling.py",
+    "test_quantization.py", "test_score.py", "test_speculation.py", "test_speculation_recurrent.py",
+    "test_triton_engine.py",
 }  # fmt: skip
 
 
@@ -60,22 +80,64 @@ def values_of(item: pytest.Item) -> set[tuple[str, Any]]:
     }
 
 
-def thin(items: Iterable[pytest.Item]) -> None:
-    """Mark as thorough all cases but n of each test with the mark `few(n)`: always the next that has most values of
-    parameters that none has yet, so that n cases have every value if that many can. Cases that other marks leave out
-    are not counted. Cases that are added later change few of the choices."""
-    cases = defaultdict[str, list[pytest.Item]](list)
+def chosen(left: list[pytest.Item], counts: list[int]) -> list[list[pytest.Item]]:
+    """Take hands of so many cases out of `left`. Each in turn takes the next that has most values of parameters that it
+    has not yet, so that it has every value if so many cases can."""
+    hands, seen = [list[pytest.Item]() for _ in counts], [set[tuple[str, Any]]() for _ in counts]
+    values = {id(item): values_of(item) for item in left}
+    for turn in range(max(counts)):
+        for hand, known, count in zip(hands, seen, counts, strict=True):
+            if turn < count and left:
+                best = max(range(len(left)), key=lambda at: len(values[id(left[at])] - known))
+                hand.append(left.pop(best))
+                known |= values[id(hand[-1])]
+    return hands
+
+
+def of_today(cases: list[pytest.Item], day: int) -> list[pytest.Item]:
+    """Return the cases of a test that a day takes: all, unless the test is dealt."""
+    nodes = [node for node, _ in cases[0].iter_markers_with_node("dealt")]
+    if any(isinstance(node, pytest.Module) for node in nodes):
+        return cases if (day + crc32(cases[0].nodeid.partition("::")[0].encode())) % HANDS == 0 else []
+    if not nodes and (len(cases) < MANY or DEALT.isdisjoint(cases[0].nodeid.partition("::")[0].split("/")[1:2])):
+        return cases
+    hands = chosen(cases[:], [-(-(len(cases) - number) // HANDS) for number in range(HANDS)])
+    return hands[(day + crc32(cases[0].nodeid.partition("[")[0].encode())) % HANDS]  # of one case not all on one day
+
+
+def thin(items: Iterable[pytest.Item], day: int | None = None) -> None:
+    """Mark as thorough all cases but n of each test with the mark `few(n)`, and of what is left of tests that are dealt
+    the cases of other days. Without a day every day's run. Cases that other marks leave out are not counted. Cases that
+    are added later change few of the choices of `few`."""
+    tests = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        if item.get_closest_marker("few") and not any(map(item.get_closest_marker, ("gpu", "timing", "thorough"))):
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for left in cases.values():
-        [mark] = left[0].iter_markers("few")
-        left.sort(key=lambda item: crc32(item.name.encode()))
-        seen = set[tuple[str, Any]]()
-        for _ in range(min(mark.args[0], len(left))):
-            seen |= values_of(left.pop(max(range(len(left)), key=lambda at: len(values_of(left[at]) - seen))))
-        for item in left:
-            item.add_marker("thorough")
+        if not any(map(item.get_closest_marker, ("gpu", "timing", "thorough"))):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        few = next(cases[0].iter_markers("few"), None)
+        taken = sorted(cases, key=lambda item: crc32(item.name.encode()))
+        if few is not None:
+            [taken] = chosen(taken, [few.args[0]])
+        if day is not None:
+            taken = of_today(taken, day)
+        kept = set(map(id, taken))
+        for item in cases:
+            if id(item) not in kept:
+                item.add_marker("thorough")
+
+
+def day_of(config: pytest.Config) -> int | None:
+    """Return the day whose cases a run takes, in days since 1970, or None if it takes all."""
+    if (given := config.getoption("--day")) is not None:
+        return int(given)
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return None
+    command = ["git", "-C", str(config.rootpath), "log", "-1", "--format=%ct"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+        return 0
+    return int(told) // 86_400
 
 
 def part_of(items: list[pytest.Item], part: str) -> set[Path]:
@@ -110,6 +172,7 @@ class Resumed:
 
 def add_options(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="K/N", help="run part K of N parts, made of whole files")
+    parser.addoption("--day", metavar="N", type=int, help="of tests that are dealt, take the cases of day N")
     parser.addoption("--resume", metavar="FILE", type=Path, help="leave out tests that FILE lists, add those that pass")
 
 

@@ -24,12 +24,12 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     selection.configure(config)
-    for mark in ("few(n): of many", "gpu: of a GPU", "thorough: all"):
+    for mark in ("dealt: each day", "few(n): of many", "gpu: of a GPU", "thorough: all"):
         config.addinivalue_line("markers", mark)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    selection.thin(items)
+    selection.thin(items, selection.day_of(config))
     items[:] = [item for item in items if item not in selection.deselected(config, items)]
 """
 
@@ -155,3 +155,68 @@ def test_one(): pass
     assert " 7PASSED" in printed
     assert "3 passed" in run(files, "-m", "thorough")[1]
     assert "2 passed" in run(files, "-m", "gpu")[1]
+
+
+DEALT = {
+    "test_a.py": """
+import pytest
+
+@pytest.mark.dealt
+@pytest.mark.parametrize("a", [1, 2, 3])
+@pytest.mark.parametrize("b", [1, 2, 3, pytest.param(4, marks=pytest.mark.gpu)])
+def test_it(a, b): pass
+
+@pytest.mark.dealt
+def test_one(): pass
+
+@pytest.mark.dealt
+@pytest.mark.few(2)
+@pytest.mark.parametrize("c", range(5))
+def test_few(c): pass
+
+def test_always(): pass
+""",
+    "test_b.py": """
+import pytest
+pytestmark = pytest.mark.dealt
+
+def test_1(): pass
+
+@pytest.mark.parametrize("a", range(5))
+def test_2(a): pass
+""",
+}
+
+
+def passed(printed: str) -> set[str]:
+    return {line.split(" ")[0] for line in printed.splitlines() if " PASSED" in line}
+
+
+def test_what_is_dealt_runs_once_in_three_days(run) -> None:
+    days = [
+        passed(run(DEALT, "-m", "not thorough and not gpu", "--day", f"{day}")[1]) for day in (20_001, 20_002, 20_003)
+    ]
+    always = "test_a.py::test_always"
+    assert all(always in day for day in days)
+    assert sum(map(len, days)) == 9 + 1 + 2 + 3 + 6, "each case on one day, and what is not dealt on each"
+    assert set.union(*days) == passed(run(DEALT, "-m", "not thorough and not gpu")[1]), "without a day all"
+    for day in days:
+        of_it = [name.partition("[")[2] for name in day if "test_it" in name]
+        assert all(len({name[at] for name in of_it}) > 1 for at in (0, 2)), "not those of one value"
+        assert sum("test_b" in name for name in day) in (0, 6), "a file on one day"
+    rest = passed(run(DEALT, "-m", "thorough", "--day", "20002")[1])
+    assert rest | days[1] == passed(run(DEALT, "-m", "not gpu")[1])
+    assert not rest & days[1]
+
+
+def test_a_commit_has_its_day_and_a_run_that_names_files_takes_all(run, tmp_path: Path) -> None:
+    files = {**DEALT, "pytest.ini": "[pytest]\ntestpaths = .\n"}
+    without = passed(run(files, "-m", "not thorough and not gpu")[1])
+    assert without == passed(run(files, "-m", "not thorough and not gpu", "--day", "0")[1]), "no history: the first"
+    when = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    when |= {"GIT_COMMITTER_DATE": f"{86_400 * 20_002 + 7} +0000"}
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", *command], cwd=tmp_path, env=os.environ | when, check=True)
+    told = passed(run(files, "-m", "not thorough and not gpu")[1])
+    assert told == passed(run(files, "-m", "not thorough and not gpu", "--day", "20002")[1])
+    assert passed(run(files, "-m", "not thorough and not gpu", "test_a.py", "test_b.py")[1]) > told

@@ -60,7 +60,8 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[float]
 @pytest.fixture(scope="module")
 def served(clock: Callable[[float], None]) -> Iterator[Served]:
     """A server with two API servers, whose processes the tests below kill."""
-    with Served("--api-server-count", "2", "--hang-timeout", str(SILENCE)) as server:
+    settings = ("--api-server-count", "2", "--hang-timeout", str(SILENCE), "--shutdown-timeout", str(PATIENCE))
+    with Served(*settings) as server:
         yield server
 
 
@@ -319,13 +320,6 @@ def models_over(context: ssl.SSLContext, path: Path) -> Any:
 # ---- ends ---------------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_ends_what_runs_and_sends_the_rest_away() -> None:
-    with Served("--shutdown-timeout", str(PATIENCE)) as server:
-        children = [server.engine, *server.api_servers]
-        asyncio.run(endurance.drain(server, count=16, tokens=250, after=0.0))
-        assert wait_gone(*children, seconds=0)
-
-
 @pytest.mark.thorough
 def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothing() -> None:
     async def cut(server: Served) -> None:
@@ -550,3 +544,10 @@ def test_an_api_server_that_is_killed_takes_only_its_own_requests_with_it(served
         time.sleep(0.02)
     assert len(set(served.api_servers) - set(api_servers)) == 1
     assert served.wait_idle(), "the engine still runs what the dead API server had asked"
+
+
+def test_sigterm_ends_what_runs_and_sends_the_rest_away(served: Served) -> None:
+    """The last test of this server: it ends here."""
+    children = [served.engine, *served.api_servers]
+    asyncio.run(endurance.drain(served, count=16, tokens=250, after=0.0))
+    assert wait_gone(*children, seconds=0)
