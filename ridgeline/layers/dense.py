@@ -129,7 +129,7 @@ class PackedCausal(DenseCausal):
     def __init__(self, lengths: Sequence[int]) -> None:
         super().__init__(1)
         self.lengths = list(lengths)
-        self._intervals: dict[int | None, tuple[Tensor, Tensor]] = {}
+        self._intervals: dict[tuple[int | None, bool], tuple[Tensor, Tensor]] = {}
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
         """Attend as `layers.attention.Attends` does, without rounding. On a GPU one kernel has all sequences, whose
@@ -152,9 +152,7 @@ class PackedCausal(DenseCausal):
         wide = (spec.window is None or spec.window >= longest) and slopes_H is None and sinks_H is None
         if wide and len(set(self.lengths)) == 1 and qkv_TX.is_cuda and qkv_TX.itemsize == 2:
             q, k, v = (x.unflatten(0, (-1, longest)).transpose(1, 2) for x in (q_THD, k_TGD, v_TGD))
-            with sdpa_kernel(FASTEST, set_priority=True):
-                out_BHSD = _attended(q, k, v, spec, None)
-            return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
+            return self._in_batches(q, k, v, spec).transpose(1, 2).flatten(0, 1).flatten(1)
         # Triton, which is imported only where it runs
         from ridgeline.kernels.attention.triton_sdpa import WholeAttention
 
@@ -164,12 +162,26 @@ class PackedCausal(DenseCausal):
         out_1HTD, _ = WholeAttention.apply(q_1HTD, k_1GTD, v_1GTD, sinks_H, seen, slopes_H, spec.scale)
         return out_1HTD[0].transpose(0, 1).flatten(1)
 
-    def _seen_by(self, window: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the keys that each query sees, as an interval, which is found once for all layers."""
-        if window not in self._intervals:
+    def _in_batches(self, q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec) -> Tensor:
+        """Return the attention of sequences of one length."""
+        if torch.is_grad_enabled() and q_BHSD.requires_grad:
+            from ridgeline.kernels.attention import cudnn  # likewise
+
+            if cudnn.supports(q_BHSD, k_BGSD, v_BGSD):
+                seen = self._seen_by(None, q_BHSD.device, alone=True)
+                found: Tensor = cudnn.CausalAttention.apply(q_BHSD, k_BGSD, v_BGSD, seen, spec.scale)
+                return found
+        with sdpa_kernel(FASTEST, set_priority=True):
+            return _attended(q_BHSD, k_BGSD, v_BGSD, spec, None)
+
+    def _seen_by(self, window: int | None, device: torch.device, *, alone: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the keys that each query sees, as an interval, which is found once for all layers. alone: those of one
+        sequence, of which all others are like."""
+        if (window, alone) not in self._intervals:
             from ridgeline.kernels.attention.triton_sdpa import Intervals, KeyMasks  # likewise
 
-            documents_T = torch.repeat_interleave(torch.arange(len(self.lengths)), torch.tensor(self.lengths))
+            lengths = self.lengths[:1] if alone else self.lengths
+            documents_T = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
             # there the token itself does not count
             masks = KeyMasks(True, None if window is None else window - 1, documents_T)
             count = len(documents_T)
@@ -177,8 +189,8 @@ class PackedCausal(DenseCausal):
             ends_2T = torch.stack((first_T, behind_T))
             if device.type == "cuda":  # the host does not wait for the copy
                 ends_2T = ends_2T.pin_memory().to(device, non_blocking=True)
-            self._intervals[window] = Intervals(tuple(ends_2T.to(device)))
-        return self._intervals[window]
+            self._intervals[window, alone] = Intervals(tuple(ends_2T.to(device)))
+        return self._intervals[window, alone]
 
     def attend_to_latents(
         self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None

@@ -29,7 +29,7 @@ from ridgeline.training.cross_entropy import cross_entropy_sum
 from ridgeline.training.lora import LearntWeight
 
 LOSS_CHUNK = 2048  # positions whose logits exist at once
-WIDE_CHUNK = 8192  # … where the output layer learns on a GPU: for each part its gradient is added up once
+WIDE_CHUNK = 16384  # … where the output layer learns on a GPU: for each part its gradient is added up once
 
 
 class Objective(Protocol):
