@@ -32,7 +32,7 @@ EXTRAS = {
 
 
 HANDS = 3  # days after which every case of a test that is dealt has run
-MANY = 4  # cases from which on a test of these is dealt without a mark
+MANY = 2  # cases from which on a test of these is dealt without a mark
 # Folders and files whose tests are dealt. Their cases are families, formats, shapes and divisions, each of which many
 # tests have, so that each day has some cases of every one.
 DEALT = {

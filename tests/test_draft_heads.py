@@ -583,6 +583,7 @@ def hybrid_with_experts_and_mtp(files: Path) -> tuple[Path, Head]:
     return hybrid_with_mtp(files, "qwen3_next")
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("made", [hybrid_with_mtp, hybrid_with_experts_and_mtp])

@@ -109,6 +109,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.save("llama", tmp_path_factory.mktemp("other"), num_hidden_layers=1)
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("family", mainly("mixed", "gemma4_moe"))
 def test_a_model_that_drafts_for_itself_is_right(family: str, tiny_model: TinyModel) -> None:

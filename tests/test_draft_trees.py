@@ -164,6 +164,7 @@ def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: Tin
         assert counts[f"accepted_tokens_per_pos: {DEPTH - 1}"] > 0
 
 
+@pytest.mark.dealt
 def test_nodes_that_stay_keep_their_index_keys(tiny_model: TinyModel, tmp_path: Path) -> None:
     """Levels and scales move with the latents, or later tokens would choose others. Rows whose tokens choose are beside
     rows of fewer tokens."""
@@ -403,6 +404,7 @@ def test_on_a_gpu_trees_are_those_of_the_paper(
     assert proposed > 20
 
 
+@pytest.mark.dealt
 def test_the_layer_for_multi_token_prediction_drafts_trees(tmp_path: Path) -> None:
     """The layer of a GLM-4.5, a mixture of experts."""
     folder = tiny_models.save("glm4_moe", tmp_path / "model", num_hidden_layers=3)

@@ -52,6 +52,7 @@ def plain() -> list[list[Text]]:
     return written(None)[0]
 
 
+@pytest.mark.dealt
 @pytest.mark.few(2)
 @pytest.mark.parametrize(  # the passes of a chain are among those of a tree
     "method", [pytest.param(each, marks=pytest.mark.thorough if each == "chain" else ()) for each in METHODS]

@@ -28,12 +28,14 @@ def hearing() -> Iterator[LLM]:
         yield found
 
 
+@pytest.mark.dealt
 def test_sentences_of_unheard_voices_are_written(hearing: LLM) -> None:
     said = [hearing.transcribe(SPOKEN / name).text for name in TEXTS]
     assert error_rate(said, list(TEXTS.values())) < 0.15
     assert error_rate(said[1:] + said[:1], list(TEXTS.values())) > 0.6
 
 
+@pytest.mark.dealt
 def test_speech_ends_where_it_is_said_to(hearing: LLM) -> None:
     """Half a second of noise is behind each sentence."""
     apart = []

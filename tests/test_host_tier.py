@@ -66,6 +66,7 @@ def check(folder: Path, memory: int, ranks: int = 1, **settings: Any) -> None:
     assert found[1] == found[0]
 
 
+@pytest.mark.dealt
 @pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_second_round_finds_in_the_hosts_memory_what_the_first_one_wrote(
@@ -74,6 +75,7 @@ def test_a_second_round_finds_in_the_hosts_memory_what_the_first_one_wrote(
     check(tiny_model(family), room(tiny_model(family)))
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("axis", [AXES[0], *(pytest.param(axis, marks=pytest.mark.thorough) for axis in AXES[1:])])
 def test_each_rank_moves_its_own_part(axis: str, tiny_model: Callable[[str], Path]) -> None:
     check(tiny_model("llama"), room(tiny_model("llama")), ranks=2, **{axis: 2})

@@ -38,6 +38,7 @@ def test_predictions_are_near_those_of_plain_keys(tiny_model: Callable[[str], Pa
     assert off["int8"] < 0.1
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fp8_e4m3", "int8"])
 def test_predictions_do_not_depend_on_chunks_hits_or_ranks(name: str, tiny_model: Callable[[str], Path]) -> None:
@@ -54,6 +55,7 @@ def test_predictions_do_not_depend_on_chunks_hits_or_ranks(name: str, tiny_model
         assert ((other - seen[0]).abs() > 1e-3).float().mean() < 0.05  # a level may be the next one
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fp8_e5m2", "int8"])
 def test_blocks_come_back_from_the_host_and_the_disk(

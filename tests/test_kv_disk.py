@@ -231,6 +231,7 @@ def check_parts(folder: Path, disk: Path, axis: str) -> None:
         assert disk_of(own).counts.hit == 0, "a block of two parts is none of one device"
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("axis", [*AXES[:2], pytest.param(AXES[2], marks=pytest.mark.thorough)])
 def test_ranks_that_start_again_find_their_parts(axis: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
@@ -248,6 +249,7 @@ def test_ranks_find_parts_of_every_kind_of_state(
     check_parts(tiny_model(family), tmp_path / "kv", axis)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.thorough)])
 def test_ranks_with_requests_of_their_own_find_what_each_of_them_had(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path
@@ -291,6 +293,7 @@ def test_ranks_with_requests_of_their_own_that_are_killed_leave_what_they_had_wr
         assert sum(disk.counts.hit for disk in disks_of(own)) >= len(PROMPTS) * 30
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("axis", ONE_AXIS)
 def test_a_damaged_part_is_computed_again_by_all_ranks(
     axis: str, tiny_model: Callable[[str], Path], tmp_path: Path
@@ -312,6 +315,7 @@ def test_a_damaged_part_is_computed_again_by_all_ranks(
         assert not own.errors
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("axis", ONE_AXIS)
 def test_ranks_of_which_one_was_killed_leave_nothing_wrong(
     axis: str, tiny_model: Callable[[str], Path], tmp_path: Path

@@ -91,6 +91,7 @@ def test_tokens_are_those_of_plain_decoding(family: str, settings: dict[str, Any
         check_same(always(own).run(*requests(own.runner.decoder.spec.vocab_size)), want)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("seed", [*range(2), pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("family", ["idle", "mixed"])
 def test_requests_that_give_way_or_leave_change_nothing_for_others(

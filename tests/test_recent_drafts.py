@@ -51,6 +51,7 @@ def steps(own: Rig, *asked: Request) -> int:
     return sum(int(result.emitted_R.sum()) > 0 for result in own.results[before:] if len(result.emitted_R))
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     "family", ["mixed", "lfm2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("llama", "gpt2"))]
 )
@@ -133,6 +134,7 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(seed: int, ti
         assert scheduler.preemptions.total() > 6
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
 def test_even_steps_change_no_token(buckets: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of a step verify drafts or none does, as on a GPU."""
@@ -158,6 +160,7 @@ def test_behind_lookup_another_proposer_drafts_what_nobody_wrote(tiny_model: Tin
         check_same(named(own.run(*again(requests(own.runner.decoder.spec.vocab_size)))), want)
 
 
+@pytest.mark.dealt
 def test_triton_kernels_find_what_the_plain_ops_find(tiny_model: TinyModel) -> None:
     found = []
     for kernels in ({}, TRITON):

@@ -147,6 +147,7 @@ def test_no_bit_depends_on_how_a_request_of_latents_ran(tiny_model: Callable[[st
     check_bits(lambda **settings: interpreted(folder, **settings), 12, 3, (1, 5), rounds=1, recurs=False)
 
 
+@pytest.mark.dealt
 def test_no_bit_depends_on_how_a_request_of_chosen_latents_ran(tiny_model: Callable[[str], Path]) -> None:
     """An indexer chooses ten of up to 20 tokens, in a first chunk as behind others, after hits and after preemption."""
     folder = tiny_model("deepseek_v32")
@@ -163,6 +164,7 @@ def test_no_bit_depends_on_how_a_request_of_latents_ran_on_a_gpu(
     check_bits(lambda **settings: on_gpu(folder, **settings), 530, 24, CHUNKS, rounds=2, recurs=False)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("family", [FAMILIES[0], *SLOW])
 def test_no_bit_depends_on_how_a_request_ran(family: str, tiny_model: Callable[[str], Path]) -> None:
     check_bits(lambda **settings: interpreted(tiny_model(family), **settings), 12, 3, (1, 5), rounds=1)

@@ -158,6 +158,7 @@ def shell(command: str, text_model: Path) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+@pytest.mark.dealt
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("command", "code"),

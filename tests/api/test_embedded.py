@@ -22,6 +22,7 @@ def llm() -> Iterator[LLM]:
         yield built
 
 
+@pytest.mark.dealt
 def test_it_writes_python_that_parses(llm: LLM) -> None:
     """Whole functions: at least half of twenty samples parse, once cut to their last complete line block."""
     prompts = ["def read_json(path):", "class LRUCache:", "def main():", "import os\nimport sys\n\n\ndef walk(root):"]

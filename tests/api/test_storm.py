@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from ridgeline import LLM, SamplingParams
 
 
+@pytest.mark.dealt
 def test_the_pool_is_whole_after_a_storm_of_aborts(text_model: Path) -> None:
     rng = random.Random(0)
     params = SamplingParams(temperature=0.8, max_tokens=40, ignore_eos=True)

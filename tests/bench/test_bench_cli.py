@@ -39,6 +39,7 @@ def test_the_command_is_a_process_of_its_own(tiny_model: Callable[[str], Path], 
     assert records["itl p50"].value <= records["itl p99"].value
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     "weights", [[], pytest.param(["--dummy"], marks=pytest.mark.thorough)], ids=["checkpoint", "dummy"]
 )
@@ -164,6 +165,7 @@ def test_what_is_being_done_is_told_where_no_terminal_shows_it(
     ]
 
 
+@pytest.mark.dealt
 @pytest.mark.skipif(shutil.which("sleep") is None, reason="needs sleep")
 def test_diff_runs_two_commands_in_turn() -> None:
     slower = bench("diff", "--pairs", "7", "--run", "sleep 0.05", "sleep 0.6")
@@ -268,6 +270,7 @@ def test_an_engine_that_cuts_requests_short_has_no_figures(
     assert not {figure for figure in kept if figure[0] == "vllm" and figure[1] != "startup"}
 
 
+@pytest.mark.dealt
 def test_a_failing_engine_shows_the_end_of_its_log_and_keeps_what_came_before(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def workers() -> Iterator[SealedWorkers]:
         yield found
 
 
+@pytest.mark.dealt
 def test_tasks_are_solved_by_their_own_answers_and_by_no_trivial_one(workers: SealedWorkers) -> None:
     found = {}
     for function in lone_functions([FILE]):

@@ -184,6 +184,7 @@ def test_sounds_at_another_speed_have_another_pitch(speed: float) -> None:
     torch.testing.assert_close(found[500:-500], torch.sin(2 * math.pi * 441 * at)[500:-500], atol=0.01, rtol=0)
 
 
+@pytest.mark.dealt
 def test_examples_of_speech_learn_text_times_and_silence() -> None:
     """Sounds of 1 s, one or two in a window, are loud where their times say."""
     tokens = hear.SpokenTokens.made()

@@ -28,6 +28,7 @@ def test_acceptance_is_the_share_of_drafts_that_were_right() -> None:
     assert acceptance({}) is None
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_head_drafts_at_any_temperature_and_draws_repeat(temperature: float) -> None:
     """At temperature 0 the tokens are those without drafts; above it two runs with the same seeds are alike, and two

@@ -69,6 +69,7 @@ def toy() -> tuple[Any, list[Job]]:
     return sweep, sweep.jobs()
 
 
+@pytest.mark.dealt
 def test_a_cut_that_dies_or_hangs_loses_nothing_but_itself_and_its_like() -> None:
     sweep, jobs = toy()
     answers = dict(work(sweep, jobs, time.monotonic() + 300))

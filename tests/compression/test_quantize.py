@@ -224,6 +224,7 @@ def quality_of(held_out: Tensor, before: list[Tensor]) -> Callable[..., TokenCos
     return find
 
 
+@pytest.mark.dealt
 @pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["gptq", "awq", "hqq"])
 def test_methods_beat_rounding_at_three_bits(method: str, quality_of: Callable[..., TokenCosts]) -> None:
@@ -243,10 +244,12 @@ def test_rounding_costs_something(
     assert plain.perplexity < quality_of("awq").perplexity
 
 
+@pytest.mark.dealt
 def test_calibration_on_noise_is_worse_than_on_code(quality_of: Callable[..., TokenCosts]) -> None:
     assert quality_of("gptq").kl_mean < quality_of("gptq", noise=True).kl_mean
 
 
+@pytest.mark.dealt
 def test_an_engine_predicts_like_the_model_in_memory(held_out: Tensor, tmp_path: Path) -> None:
     model = quantized(EMBEDDED_MODEL, MakeConfig(schemes=("w4a16",)))
     folders.write(model, tmp_path / "made", progress=silent)

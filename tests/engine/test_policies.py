@@ -410,6 +410,7 @@ def collapse(rates: list[float], *terms: Any) -> float:
     return rates[bisect_left(rates, True, key=lambda rate: goodput("fcfs", rate, *terms) < 0.8 * rate)]
 
 
+@pytest.mark.dealt
 def test_objectives_are_kept_where_first_come_first_served_collapses() -> None:
     rate = 1.2 * collapse([10 * 1.1**n for n in range(20)], 20.0)
     assert goodput("slo", rate, 20.0) >= 1.5 * goodput("fcfs", rate, 20.0)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ridgeline.kernels
 
 IMPORTS = """
@@ -25,6 +27,7 @@ print(len(names), *sorted(name for name in sys.modules if name.startswith("ridge
 """
 
 
+@pytest.mark.dealt
 def test_kernels_are_imported_without_the_engine(tmp_path: Path) -> None:
     source = Path(ridgeline.kernels.__file__).parent
     shutil.copytree(source, tmp_path / "ridgeline" / "kernels")  # with what Python has compiled: that takes seconds

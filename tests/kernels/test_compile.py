@@ -156,6 +156,7 @@ print(json.dumps(sorted((f.__name__, f.cache_key) for f in functions)))
 """
 
 
+@pytest.mark.dealt
 def test_a_kernel_has_one_name_whatever_was_compiled_before_it() -> None:
     """Otherwise an engine would not find what other processes have compiled for it."""
     [forwards], [backwards] = (lines_printed("-c", IN_ORDER, step) for step in ("1", "-1"))

@@ -108,6 +108,7 @@ def found() -> dict[str, list[str]]:
     return dict(json.loads(run.stdout.splitlines()[0]))
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name", [kernel.__name__ for kernel in WAIT])
 def test_a_planted_wait_is_found(name: str, found: dict[str, list[str]]) -> None:
     assert found[name], name

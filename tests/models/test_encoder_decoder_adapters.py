@@ -70,6 +70,7 @@ def test_texts_are_read_and_written_with_a_requests_own_adapter(family: str, tmp
             )
 
 
+@pytest.mark.dealt
 def test_sounds_are_heard_with_a_requests_own_adapter(tmp_path: Path) -> None:
     """The cache keeps what an encoder made of a sound for each adapter apart."""
     kind, plain = "multilingual", whispers.build("multilingual")

@@ -132,6 +132,7 @@ def test_logprobs_are_no_worse_than_transformers_in_bfloat16(family: str, device
     assert ours_off < (1.2 if device == "cpu" else 1.5) * theirs_off
 
 
+@pytest.mark.dealt
 def test_many_requests_take_turns_in_a_small_cache_and_are_preempted(folder: Folder) -> None:
     """The pages hold a few of the requests at once, and those that lose theirs encode again."""
     each = prompts(tuple(3 + 7 * n % 60 for n in range(16)), seed=3)

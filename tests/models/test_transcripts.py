@@ -59,6 +59,7 @@ def theirs(samples: np.ndarray, **options: Any) -> list[int]:
     return [int(token) for token in found[0] if token != oracle.ids(KIND)["<|endoftext|>"]]
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("timed", [True, False])
 def test_tokens_are_those_of_transformers(llm: LLM, timed: bool) -> None:

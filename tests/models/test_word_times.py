@@ -107,6 +107,7 @@ def test_characters_are_words_in_languages_without_spaces() -> None:
     assert len(spelled(pieces, "en")) == 1
 
 
+@pytest.mark.dealt
 def test_transcripts_have_the_words_of_their_segments(llm: LLM) -> None:
     """In order, within the sound; windows that run together have those that they have alone."""
     samples = np.concatenate([*oracle.sounds(3), np.zeros(1600, np.float32), *oracle.sounds(2)])

@@ -177,6 +177,7 @@ def test_ranks_divide_the_tokens_of_recurrent_layers(
         assert len(got[name].prompt) == len(outcome.prompt)
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "ranks"), [("qwen3_5", 2), ("falcon_h1", 3), pytest.param("mamba2", 4, marks=pytest.mark.thorough)]

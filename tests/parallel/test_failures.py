@@ -126,6 +126,7 @@ def forked(folder: Path) -> None:
         assert not any(ended), f"{part}: ranks ended with status {ended}"
 
 
+@pytest.mark.dealt
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of a process that has imported torch")
 def test_real_failures_have_their_class(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from tests.parallel.test_failures import forked; "

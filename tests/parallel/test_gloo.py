@@ -87,6 +87,7 @@ def forked(size: int, folder: Path) -> None:
         raise SystemExit(f"a rank of {size} failed")
 
 
+@pytest.mark.dealt
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of a process that has imported torch")
 def test_processes_over_gloo_agree_with_one_that_has_everything(tmp_path: Path) -> None:
     """In a process of its own, which has one thread when it is forked."""

@@ -27,6 +27,7 @@ def written(llm: LLM) -> list[Any]:
     return [result.outputs[0].token_ids for result in results]
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     "size",
     [

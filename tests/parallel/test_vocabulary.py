@@ -64,6 +64,7 @@ def scores(count: int, seed: int, *, masked: bool = False) -> Tensor:
     return logits_RV
 
 
+@pytest.mark.dealt
 @quick_settings(100)
 @given(
     batch=st.lists(rows, min_size=1, max_size=6),

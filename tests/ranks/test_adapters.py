@@ -74,6 +74,7 @@ STAGES = {"pipeline_parallel_size": 2, "kv_cache_memory": 1 << 19}
 APART = {"data_parallel_size": 2, "enable_expert_parallel": True, "kv_cache_memory": 1 << 19}
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "ranks"),
@@ -128,6 +129,7 @@ def test_factors_on_two_ranks_are_those_of_peft(family: str, tiny_model: TinyMod
     check_factors(family, tiny_model(family), tmp_path, **RANKS)
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [RANKS, STAGES], ids=["matrices", "stages"])
 def test_waits_preemption_and_folders_that_change(ranks: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_the_tokens_of_a_step_are_those_of_all_ranks_that_had_a_part(two: Rig) -
     assert ran == 5 + 8 + 3 + 1  # the last token of each is never run
 
 
+@pytest.mark.dealt
 def test_a_plan_that_one_rank_refuses_loses_the_group(two: Rig) -> None:
     """The others wait for its experts: no rank may wait until a collective gives up. It is the last test of this group,
     since it ends it."""

@@ -81,6 +81,7 @@ def test_requests_get_the_tokens_of_one_device(
         np.testing.assert_array_equal(own_load.total_LE, load.total_LE)
 
 
+@pytest.mark.dealt
 @pytest.mark.usefixtures("crowded")
 def test_ranks_hold_as_much_more_and_preempt_as_one_device(tiny_model: Callable[[str], Path]) -> None:
     """Of equal memory two ranks make a cache of twice the tokens. With too little of it requests are preempted."""

@@ -69,6 +69,7 @@ def of(folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return made
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_drafts_on_two_ranks_change_no_token(family: str, tiny_model: Callable[[str], Path]) -> None:

@@ -92,6 +92,7 @@ def test_requests_get_the_tokens_of_one_device(two: Rig, tiny_model: Callable[[s
         check(two, one)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     ("family", "ranks", "options"),
     [
@@ -266,6 +267,7 @@ def wait_for_the_end_of(ranks: list[int]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.dealt
 def test_ranks_end_with_their_leader_even_stopped_ones_and_leave_nothing_behind(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

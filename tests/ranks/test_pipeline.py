@@ -171,6 +171,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Rig]]:
             yield folder, own
 
 
+@pytest.mark.dealt
 def test_processes_on_stages_and_tensor_parallel_within(two: tuple[Path, Rig]) -> None:
     folder, own = two
     with rig(folder, kv_cache_memory=1 << 19) as one:

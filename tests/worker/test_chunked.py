@@ -75,6 +75,7 @@ def test_a_token_sees_its_own_chunk_and_nothing_before_it(case: AttentionCase, n
     assert (out_THD.cpu().double() - one_by_one(case, inputs)).abs().max() <= tolerance(torch.float32)
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_steps_on_the_kernels_of_a_gpu_write_what_the_plain_ops_do(drafts: int, tmp_path: Path) -> None:

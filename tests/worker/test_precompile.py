@@ -192,6 +192,7 @@ json.dump([found[0] == found[1], len(found[0]), len(looks)], sys.stdout)
 """
 
 
+@pytest.mark.dealt
 def test_launches_that_are_alike_are_looked_through_once_and_no_kernel_is_missed(kernels: KernelSet) -> None:
     command = [sys.executable, "-W", "ignore", "-c", ALIKE]
     run = subprocess.run(command, input=pickle.dumps(kernels), capture_output=True, check=True)
@@ -200,6 +201,7 @@ def test_launches_that_are_alike_are_looked_through_once_and_no_kernel_is_missed
     assert looks > 2 * names > 60
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     ("rows", "tokens", "drafts"),
     [(1, 16, False), pytest.param(16, 256, True, marks=pytest.mark.thorough)],
@@ -418,6 +420,7 @@ with Compilers(pickle.load(sys.stdin.buffer), 2) as children:
 """
 
 
+@pytest.mark.dealt
 def test_processes_end_with_an_engine_that_is_killed(kernels: KernelSet) -> None:
     endless = replace(kernels, max_seqs=256, max_tokens=8192, max_model_len=8192)
     command = [sys.executable, "-c", ENGINE]

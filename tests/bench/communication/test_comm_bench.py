@@ -40,6 +40,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.dealt
 def test_ranks_over_gloo_are_checked_timed_fitted_and_kept(tmp_path: Path) -> None:
     out, plot = tmp_path / "figures.jsonl", tmp_path / "picture.svg"
     flags = ["--device", "cpu", "--sizes", "1K,64K,1M", "--effort", "0.005", "--keep", "--json"]

@@ -149,6 +149,7 @@ def test_an_engine_whose_work_cannot_be_seen_is_said(tmp_path: Path) -> None:
         decode_steps(tmp_path, {"prompts": (0.0, 0.0), "whole": (1.0, 0.0)}, engine="toy", version="1", steps=1)
 
 
+@pytest.mark.dealt
 def test_both_engines_decode_with_the_products_that_they_have(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_references_take_the_place_of_every_matrix_of_the_layers(
         assert float((decoder.get_parameter(n) - before[n]).norm() / before[n].norm()) < 0.6
 
 
+@pytest.mark.dealt
 def test_rows_compare_with_the_plain_model(
     dense: DenseModel, windows: Tensor, calibration: Tensor, theirs: transformers.PreTrainedModel, tmp_path: Path
 ) -> None:

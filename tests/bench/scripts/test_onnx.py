@@ -46,6 +46,7 @@ def found(tiny: Path) -> list[dict[str, Any]]:
     return list(onnx_export.lines(tiny, tiny, ASKED))
 
 
+@pytest.mark.dealt
 def test_every_session_says_what_the_engine_says(found: list[dict[str, Any]], tiny: Path) -> None:
     engine, none, whole = found
     assert engine["weights_gb"] == 4 * parameters(read_model_config(tiny).spec).total / 1e9
@@ -135,6 +136,7 @@ def test_a_provider_that_is_not_there_is_refused_in_a_sentence() -> None:
         needed("onnx_that_is_not_there")
 
 
+@pytest.mark.dealt
 @pytest.mark.usefixtures("found")
 def test_an_opset_that_the_exporter_does_not_reach_is_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="in opset 18 and cannot turn it into 7"):

@@ -99,6 +99,7 @@ def test_figures_are_those_of_the_turns() -> None:
     assert found.cost_per_session == pytest.approx(16.0)
 
 
+@pytest.mark.dealt
 def test_our_own_server_finds_what_can_be_found(tmp_path: Path) -> None:
     out, sizes = tmp_path / "w6.jsonl", "64,32,24,4"
     command = [

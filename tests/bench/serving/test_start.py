@@ -79,6 +79,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 WORK = "--rate", "10,40", "--num-requests", 6, "--input-len", "3:9", "--output-len", 4
 
 
+@pytest.mark.dealt
 def test_two_servers_get_the_same_work_in_turn_and_share_a_picture(folder: Path, peer: Path, tmp_path: Path) -> None:
     out, svg, logs = tmp_path / "r.jsonl", tmp_path / "new" / "curves.svg", tmp_path / "logs"
     done = run(
@@ -102,6 +103,7 @@ def test_two_servers_get_the_same_work_in_turn_and_share_a_picture(folder: Path,
     assert (logs / "vllm.log").read_text() == "up\n"
 
 
+@pytest.mark.dealt
 def test_where_one_does_not_come_up_the_other_is_measured_and_its_log_is_shown(folder: Path, peer: Path) -> None:
     failing = ["--start", "vllm", "--start", "vllm --of-our-own"]
     done = run(*failing, "--model", folder, "--dummy", "--peer-path", peer, "--json", *WORK)

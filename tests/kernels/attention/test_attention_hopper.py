@@ -88,6 +88,7 @@ def test_what_is_supported(arch: str, dtype: torch.dtype, head_dim: int, block_s
     assert hopper.supports(arch, dtype, head_dim, block_size) == expected
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     "kinds",  # head width, queries, window, sinks
     [

@@ -345,6 +345,7 @@ def test_the_torch_form_knows_trees(
     assert worst(found, expected) <= EXACT
 
 
+@pytest.mark.dealt
 def test_the_torch_form_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many keys, heads and queries there are: what it gathers and scores at once is bounded."""
     made, product = list[int](), Tensor.__matmul__

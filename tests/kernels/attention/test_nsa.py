@@ -39,6 +39,7 @@ def test_each_query_adds_its_three_answers(tokens: int) -> None:
     assert (ours - want).norm() <= 3e-6 * want.norm()
 
 
+@pytest.mark.dealt
 def test_gradients_are_those_of_the_chosen_blocks() -> None:
     """Of queries, the keys and values of all branches, and gates."""
     q, *branches, gates = drawn(70)
@@ -104,6 +105,7 @@ def test_blocks_of_one_to_eight_strides(length: int, block: int, last: int) -> N
     assert (nsa_attention(*inputs, nsa) - want).norm() <= 3e-6 * want.norm()
 
 
+@pytest.mark.dealt
 def test_the_papers_sizes_with_groups_of_eight() -> None:
     nsa = Nsa(selected=3, window=40)
     inputs = drawn(170, nsa, heads=8, groups=1, size=20)
@@ -125,6 +127,7 @@ def test_no_tokens_have_no_answers() -> None:
     assert nsa_attention(q, kv, kv, kv, torch.zeros(1, 4, 0, 3)).shape == q.shape
 
 
+@pytest.mark.dealt
 def test_all_blocks_selected_is_dense_attention() -> None:
     nsa = Nsa(length=8, stride=4, block=16, selected=5, window=11)
     q, coarse, selected, window, gates = drawn(70, nsa)

@@ -168,6 +168,7 @@ def steps(draw: st.DrawFn) -> tuple[tuple[Row, ...], AttentionCase]:
     return tuple(rows), case_of(tuple(rows), window=window, alibi=draw(st.booleans()), num_kv_heads=1, num_heads=2)
 
 
+@pytest.mark.dealt
 @settings(max_examples=25, deadline=None)
 @given(steps())
 def test_any_tree_is_attended_to_along_its_paths(step: tuple[tuple[Row, ...], AttentionCase]) -> None:

@@ -15,7 +15,10 @@ import pytest
 from ridgeline.kernels.base.native import has_compiler
 from ridgeline.kernels.cuda.emulate import EmulationError, LaunchShape, build
 
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
+pytestmark = [
+    pytest.mark.dealt,
+    pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)"),
+]
 
 SOURCE = """
 #include "amd.cuh"

@@ -344,6 +344,7 @@ for name, error in (("w4a16", 0.2), ("w8a8", 0.03)):
 """
 
 
+@pytest.mark.dealt
 def test_without_a_compiler_other_products_serve_and_a_line_says_so(tmp_path: Path) -> None:
     environment = os.environ | {"PATH": "", "CXX": "", "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-c", WITHOUT_COMPILER]

@@ -70,6 +70,7 @@ def test_it_is_for_hopper_only() -> None:
     )  # rows of a bulk copy begin at multiples of 16 bytes
 
 
+@pytest.mark.dealt
 def test_machine_code_uses_warpgroup_products_and_bulk_copies() -> None:
     """Compiled in a process of its own: in this one kernels may be interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

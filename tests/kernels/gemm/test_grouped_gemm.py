@@ -195,6 +195,7 @@ def test_grids_of_the_largest_steps_can_be_launched(monkeypatch: pytest.MonkeyPa
         assert all(programs < 2**16 for programs in kernel.grid[1:])
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_token_may_use_many_experts(device: str) -> None:
     check_down("triton", ExpertsCase(9, 1100, 16, experts=40, used=33, add=True), torch.float32, device)

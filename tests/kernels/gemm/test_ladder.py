@@ -61,28 +61,28 @@ def ragged(rung: Rung) -> tuple[int, int, int]:
     )
 
 
-@pytest.mark.few(8)
-@every_rung
-def test_aligned_shapes(rung: Rung, folder: Path) -> None:
+def aligned(rung: Rung) -> tuple[int, int, int]:
+    """A shape of whole tiles, of which each consumer of a persistent block makes some."""
     rows, columns = rung.tile
-    across = 3 if rung.persistent else 2  # tiles, of which each consumer of a persistent block makes some
-    shape = (rows, across * columns, (2 * rung.stages + 1) * (rung.depth or 32))
-    assert product(emulated(rung, folder), rung, *shape)[0] == ""
+    return rows, (3 if rung.persistent else 2) * columns, (2 * rung.stages + 1) * (rung.depth or 32)
 
 
 @every_rung
-@pytest.mark.parametrize(
-    "order", [pytest.param(0, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.thorough), 2]
-)
-def test_ragged_shapes_in_any_order_of_threads(rung: Rung, order: int, folder: Path) -> None:
+def test_shapes_of_whole_tiles_of_parts_and_smaller_than_a_tile(rung: Rung, folder: Path) -> None:
+    """Those of parts with threads in shuffled order."""
+    smallest = (1, rung.multiple, rung.multiple)
+    for shape, order in ((aligned(rung), 0), (ragged(rung), 2), (smallest, 0)):
+        assert product(emulated(rung, folder), rung, *shape, order)[0] == "", shape
+
+
+@pytest.mark.thorough
+@every_rung
+@pytest.mark.parametrize("order", [0, 1])
+def test_ragged_shapes_in_other_orders_of_threads(rung: Rung, order: int, folder: Path) -> None:
     assert product(emulated(rung, folder), rung, *ragged(rung), order)[0] == ""
 
 
-@every_rung
-def test_shapes_smaller_than_a_tile(rung: Rung, folder: Path) -> None:
-    assert product(emulated(rung, folder), rung, 1, rung.multiple, rung.multiple)[0] == ""
-
-
+@pytest.mark.dealt
 def test_more_rows_of_tiles_than_a_group(folder: Path) -> None:
     rung = BY_NAME["wmma"]
     assert product(emulated(rung, folder), rung, 9 * rung.tile[0] + 5, rung.tile[1] + 8, 8)[0] == ""
@@ -170,6 +170,7 @@ def found_wrong(
     return "; ".join(filter(None, told))
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [
     fault if fault in FEW_FAULTS else pytest.param(fault, marks=pytest.mark.thorough) for fault in BROKEN
@@ -179,6 +180,7 @@ def test_a_rung_with_a_fault_is_found_wrong(fault: str, folder: Path) -> None:
     assert told in found_wrong(BY_NAME[name], *change, folder)
 
 
+@pytest.mark.dealt
 def test_the_conflict_free_layout_has_no_conflicts(folder: Path) -> None:
     cycles = {}
     for name in ("vector_loads", "conflict_free"):
@@ -223,6 +225,7 @@ def variant_is_right(variant: Variant, folder: Path, m: int, n: int, k: int) -> 
     assert difference(found, *kept) == ""
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("variant", [
     each if each.name == "16x16x16-int8" else
     pytest.param(each, marks=pytest.mark.thorough) for each in VARIANTS
@@ -232,6 +235,7 @@ def test_wmma_in_other_shapes_and_formats(variant: Variant, folder: Path) -> Non
     variant_is_right(variant, folder, 101, 72, 64 + step)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("variant", [
     each if each.name == "32x8x16-float16" else
     pytest.param(each, marks=pytest.mark.thorough) for each in VARIANTS

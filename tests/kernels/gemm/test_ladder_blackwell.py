@@ -94,6 +94,7 @@ def random_fp4(rows: int, k: int) -> Fp4Matrix:
     return Fp4Matrix(torch.randint(0, 16, (rows, k), dtype=torch.uint8), scales, 1.0)
 
 
+@pytest.mark.dealt
 @needs_emulator
 def test_fp4_is_right_beside_float64(folder: Path) -> None:
     kernel = emulated(FP4, folder)

@@ -47,6 +47,7 @@ def test_what_is_kept_of_a_kernel_in_hip_is_what_it_compiles_to(
     assert AmdFacts.of(compile_hip(text, arch, defines)) == amd_facts(text, arch, defines)
 
 
+@pytest.mark.dealt
 @pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler")
 @pytest.mark.parametrize("lanes", [64, pytest.param(32, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("rung", [

@@ -175,6 +175,7 @@ for kernel in AOT:
 """
 
 
+@pytest.mark.dealt
 def test_a_thread_sends_and_awaits_each_of_its_words_once() -> None:
     """Triton 3.6 repeats a wait for every layout that its words are wanted in, and each takes a trip to memory."""
     for words, awaited, sent in lines_printed("-c", COUNTING):

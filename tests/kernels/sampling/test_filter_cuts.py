@@ -97,6 +97,7 @@ def examples(batch: Sequence[Row], seed: int, masked: bool, ranks: int) -> None:
 several = st.lists(rows, min_size=1, max_size=5)
 
 
+@pytest.mark.dealt
 @quick_settings(60)
 @given(batch=several, seed=st.integers(0, 2**30), masked=st.booleans(), ranks=st.integers(1, 5))
 def test_ranks_keep_what_one_device_keeps(batch, seed: int, masked: bool, ranks: int) -> None:

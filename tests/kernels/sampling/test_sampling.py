@@ -324,6 +324,7 @@ def test_typical_tokens_are_found_however_a_row_is_cut_into_pieces() -> None:
     assert gpu.sample(logits, *sampling, config=small_lists(2048)).tolist() == expected.tolist()
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     ("device", "count", "params"),
     [

@@ -144,6 +144,7 @@ def test_plans_on_hopper() -> None:
     assert (beside.columns, beside.parts(8192 + 64)) == (64, 1)
 
 
+@pytest.mark.dealt
 def test_products_of_a_warpgroup_overlap() -> None:
     """The assembler runs products one by one, without a message, if a thread has too few registers: then it waits after
     each of them. Compiled in a process of its own: in this one kernels may be interpreted."""

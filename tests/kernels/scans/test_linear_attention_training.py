@@ -114,6 +114,7 @@ def test_gradients_of_16_bits_are_as_exact_as_their_products(case: LinearAttenti
 ROWS = st.lists(st.sampled_from((0, 1, 2, 15, 16, 17, 47, 63, 64, 65, 128, 129)), min_size=1, max_size=3).filter(any)
 
 
+@pytest.mark.dealt
 @settings(max_examples=8, phases=(Phase.generate,))  # an example takes a second, so none is made smaller
 @given(
     ROWS,
@@ -150,6 +151,7 @@ def test_constant_decays_cost_no_gradient() -> None:
     assert all(x.grad is not None for x in mine)
 
 
+@pytest.mark.dealt
 def test_compiled_functions_break_around_the_kernels() -> None:
     given, states, metadata = LinearAttentionCase((20, 3), fresh=(0, 1)).inputs(torch.float32, CPU)
 

@@ -76,6 +76,7 @@ def test_the_kernel_equals_its_twin(tmp_path: Path) -> None:
     assert problem(case, tmp_path, order=5) == ""
 
 
+@pytest.mark.dealt
 @emulated
 def test_the_kernel_with_marks_equals_its_twin(tmp_path: Path) -> None:
     case = step_case(ONE, [5, -1], 2, splits=2, marked=True)
@@ -130,6 +131,7 @@ MARKED_FAULTS = {
 }
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @emulated
 @pytest.mark.parametrize(
@@ -146,6 +148,7 @@ def test_a_fault_in_the_kernel_shows(name: str, tmp_path: Path) -> None:
     assert any(problem(case, tmp_path, order, broken) for order in (1, 0, 2))
 
 
+@pytest.mark.dealt
 @emulated
 @pytest.mark.parametrize(
     "name",

@@ -146,6 +146,7 @@ def test_aborted_requests_say_why_and_later_ones_wait(server: Server, send: Send
     assert text_of(later.result())
 
 
+@pytest.mark.dealt
 def test_requests_under_way_end_before_a_pause_that_waits(server: Server, send: Send) -> None:
     going = send(cache_salt="drained")
     open_requests(server, 1)
@@ -213,6 +214,7 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
     assert get(server, "/is_sleeping").json() == {"is_sleeping": False}
 
 
+@pytest.mark.dealt
 def test_what_ran_goes_on_after_a_sleep_and_level_2_would_lose_it(server: Server, send: Send, undisturbed: str) -> None:
     going = send(cache_salt="kept")
     (engine,) = server.api.client.engines
@@ -347,6 +349,7 @@ def test_an_order_that_fails_ends_nobody_elses_pause(server: Server, send: Send)
     assert get(server, "/is_paused").json() == {"is_paused": True}
 
 
+@pytest.mark.dealt
 def test_no_request_ends_for_an_order_that_is_in_vain(server: Server, send: Send) -> None:
     going = send(cache_salt="in vain")
     open_requests(server, 1)

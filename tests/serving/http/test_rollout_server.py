@@ -20,6 +20,8 @@ from ridgeline.training.served_rollouts import ServedRollouts
 from tests.command import run_here
 from tests.serving.conftest import MODEL, Server, StartServer, start_engine, stop_engine
 
+pytestmark = pytest.mark.dealt
+
 KEY = "an-operators-key"
 SIZES = ("--prompts", "2", "--samples", "3", "--max-tokens", "10", "--steps", "3", "--lr", "5e-3", "--device", "cpu")
 REWARD = ("--reward", "regex", "--pattern", "[aeiou].*[aeiou]")

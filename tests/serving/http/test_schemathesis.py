@@ -39,6 +39,7 @@ def test_nothing_that_is_sent_breaks_the_server(small: Server, tmp_path: Path) -
     assert answer(small) == before
 
 
+@pytest.mark.dealt
 def test_no_order_breaks_the_server(small: Server, tmp_path: Path) -> None:
     before = answer(small)
     ask(small, tmp_path, 4, "--include-path-regex", ORDERS)

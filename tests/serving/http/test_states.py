@@ -49,6 +49,7 @@ def moved(before: dict[str, float], after: dict[str, float], name: str) -> float
     return after[name] - before.get(name, 0)
 
 
+@pytest.mark.dealt
 def test_every_turn_of_a_chat_goes_on_from_the_last_ones_state(hybrid: Server) -> None:
     hits, groups = "vllm:prefix_cache_hits_total", "ridgeline:prefix_cache_group_hits_total"
     said: list[dict[str, str]] = []
@@ -82,6 +83,7 @@ def test_every_turn_of_a_chat_goes_on_from_the_last_ones_state(hybrid: Server) -
     assert held >= TURNS
 
 
+@pytest.mark.dealt
 def test_a_storm_of_aborts_leaves_no_block_held(hybrid: Server) -> None:
     """Requests that are left before, while and after they are answered, many of them with a beginning in common."""
     draw = random.Random(5)

@@ -112,6 +112,7 @@ def test_translations_and_told_languages(server: Server, llm: LLM) -> None:
     assert told.language == {"en": "english", "de": "german", "fr": "french", "nl": "dutch"}[want.language]
 
 
+@pytest.mark.dealt
 def test_prompts_temperatures_and_windows_in_turn(server: Server, llm: LLM) -> None:
     wishes = {"condition_on_previous_text": True, "prompt": "w4 w7"}
     answer = create(server, prompt="w4 w7", extra_body={"condition_on_previous_text": "true"})

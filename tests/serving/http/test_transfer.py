@@ -125,6 +125,7 @@ def test_sent_weights_answer_as_loaded_ones_do_and_nothing_older_is_found(own: S
     assert told(ask(own)) == (texts[0], "files")
 
 
+@pytest.mark.dealt
 def test_requests_that_are_kept_continue_with_the_new_weights(own: Server) -> None:
     trainer = sender(own)
     with ThreadPoolExecutor(2) as threads:
@@ -243,6 +244,7 @@ def test_the_routes_are_closed_without_the_option_and_without_the_key(own: Serve
         assert httpx.post(f"{server.url}/update_weights", json={}).status_code == 403
 
 
+@pytest.mark.dealt
 def test_an_update_that_nobody_continues_is_given_up(start_server: StartServer, tmp_path: Path) -> None:
     process = start_engine(tmp_path / "s", max_model_len=512)
     settings: dict[str, Any] = {"admin_key": (KEY,), "weight_transfer": (HERE,), "weight_transfer_timeout": 2.0}
@@ -302,6 +304,7 @@ def test_a_trainer_that_dies_midway_ends_the_engine_and_not_with_a_mixture(
     stop_engine(process)
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
 def test_ranks_take_their_shares(

@@ -333,6 +333,7 @@ def test_without_a_folder_there_are_no_batches(tmp_path: Path) -> None:
         prepare({"batch_dir": str(file), "port": 0}, source="a test")
 
 
+@pytest.mark.dealt
 def test_run_batch_goes_from_file_to_file_in_order(tmp_path: Path) -> None:
     chat = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
     asked = [line(f"r{n}", temperature=-1 if n == 3 else 0) for n in range(6)]

@@ -112,6 +112,7 @@ def _raising(error: Exception) -> Any:
     return forward
 
 
+@pytest.mark.dealt
 def test_a_server_whose_device_is_lost_starts_another_engine(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, threading\n"

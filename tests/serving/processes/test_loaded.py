@@ -87,6 +87,7 @@ def counters(loaded: Loaded) -> dict[tuple[str, ...], float]:
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
+@pytest.mark.dealt
 @pytest.mark.few(2)
 @pytest.mark.parametrize("replace", [reloaded, slept, reloaded_in_vain])
 def test_counters_go_on_where_another_engine_takes_the_place(

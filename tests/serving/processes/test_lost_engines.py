@@ -16,6 +16,8 @@ import pytest
 from ridgeline_bench.scripts.served import Served, children
 from tests.serving.conftest import PATIENCE
 
+pytestmark = pytest.mark.dealt
+
 POISON = 4001  # a token that ends the engine in whose step it is
 SABOTAGE = f"""
 import os, signal, sys

@@ -131,6 +131,7 @@ def shown_tokens(server: Served) -> float:
     return float(figures["counters"]["generation_tokens"])
 
 
+@pytest.mark.dealt
 def test_the_death_of_one_engine_is_its_own_requests_business(served: Served) -> None:
     victim_pid = served.engines[0]
 

@@ -105,6 +105,7 @@ def test_too_few_descriptors_are_told_in_one_sentence(most: int) -> None:
     assert "ulimit -n" in ended.stderr
 
 
+@pytest.mark.dealt
 def test_just_enough_descriptors_are_enough(folder: Path) -> None:
     """A soft limit is raised as far as it may be."""
     process = subprocess.Popen(

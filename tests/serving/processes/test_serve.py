@@ -200,6 +200,7 @@ def test_mistakes_end_with_one_sentence_and_code_2() -> None:
             assert not ended.stdout
 
 
+@pytest.mark.dealt
 def test_an_adapter_that_cannot_run_ends_the_server_with_one_sentence(tmp_path: Path) -> None:
     """The engine finds it when its model is loaded, and is not started again."""
     missing = tmp_path / "missing"
@@ -264,6 +265,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[str, 
     return folder
 
 
+@pytest.mark.dealt
 def test_a_unix_socket_with_clients_certificates_and_several_names(authority: Path) -> None:
     path = authority / "socket"
     socket.socket(socket.AF_UNIX).bind(str(path))  # left there by a dead server
@@ -536,6 +538,7 @@ def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> Non
     assert gone(engine)
 
 
+@pytest.mark.dealt
 def test_an_api_server_that_is_killed_takes_only_its_own_requests_with_it(served: Served) -> None:
     api_servers = served.api_servers
     asyncio.run(endurance.kill(served, "API server", count=16, tokens=200, after=0.0, slack=10))

@@ -22,8 +22,8 @@ from ridgeline_bench.scripts.served import Served
 from tests.serving.conftest import PATIENCE
 
 FOLDERS = {"large": EMBEDDED_MODEL, "small": EMBEDDED_MODEL.with_name("embedded-draft")}
-PROMPTS = ["def add(a, b):", "class Stack:", "import os\n", "x = ["]
-LONG = 150  # tokens, which take several turns
+PROMPTS = ["def add(a, b):", "class Stack:"]
+LONG = 100  # tokens, which take several turns
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,7 @@ def test_each_model_writes_what_it_writes_alone(server: Served, alone: dict[str,
     asyncio.run(main())
 
 
+@pytest.mark.dealt
 def test_a_busy_model_does_not_keep_the_devices(server: Served, alone: dict[str, dict[str, str]]) -> None:
     async def main() -> None:
         asked, over = client(server), False
@@ -186,6 +187,7 @@ def test_nobody_else_says_who_sleeps(server: Served) -> None:
         assert (status, error["error"]["code"]) == (409, "order_not_obeyed")
 
 
+@pytest.mark.dealt
 def test_a_dead_engine_comes_back_and_the_others_go_on(server: Served) -> None:
     async def main() -> None:
         asked = client(server)

@@ -12,6 +12,8 @@ import pytest
 from ridgeline_bench.scripts.served import Served
 from tests.serving.conftest import PATIENCE, Server
 
+pytestmark = pytest.mark.dealt
+
 METHODS: dict[str, dict[str, Any]] = {
     "a draft model": {"method": "draft_model", "model": "embedded-draft", "num_speculative_tokens": 4},
     "lookup": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},

@@ -10,8 +10,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ridgeline_bench.scripts.served import PATIENCE, Served, children
 from tests.serving.conftest import MODEL
+
+pytestmark = pytest.mark.dealt
 
 PROMPTS = [[(k * k + 7 * n * k) % 900 + 1 for k in range(200)] for n in range(2)]
 

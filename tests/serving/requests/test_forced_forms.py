@@ -166,6 +166,7 @@ def test_schemas_that_say_more_than_the_form_can_are_forced_as_json(schema: dict
     assert "".join(event.arguments for event in events if isinstance(event, CallDelta)) == '{"a": "x"}'
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "form",

@@ -67,6 +67,7 @@ def test_every_parameter_of_the_offline_api_is_a_field_of_each_protocol() -> Non
     assert names <= set(pb.Sampling.DESCRIPTOR.fields_by_name)
 
 
+@pytest.mark.dealt
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
     "params",
@@ -99,6 +100,7 @@ def test_each_protocol_answers_as_the_offline_api(
     assert answer.choices[0].message.content == chat.text
 
 
+@pytest.mark.dealt
 def test_the_best_are_the_offline_ones_and_all_that_was_drawn_is_counted(
     server: Server, served: GrpcServer, llm: LLM
 ) -> None:

@@ -150,6 +150,7 @@ def writes(text: str, **asked: Any) -> dict[str, Any]:
     return ASKED | {"extra_body": {"structured_outputs": {"choice": [text]}}} | asked
 
 
+@pytest.mark.dealt
 def test_calls_are_found_in_what_the_model_writes(hermes: Server) -> None:
     choice = hermes.client.chat.completions.create(**writes(WRITTEN)).choices[0]
     found = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]

@@ -144,6 +144,7 @@ def test_a_server_that_says_it_is_not_ready_gets_nothing_new(new_worker: Make) -
         assert {httpx.post(router.url + CHAT, json={}).json()["pid"] for _ in range(3)} == {other.process.pid}
 
 
+@pytest.mark.dealt
 def test_a_server_that_hangs_is_not_ready_and_its_streams_end(new_worker: Make) -> None:
     """The kernel still takes its connections. It is out at the first look that is not answered."""
     hanging, other = new_worker(), new_worker()

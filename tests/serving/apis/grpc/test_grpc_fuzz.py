@@ -215,6 +215,7 @@ def _keep_few(draw: st.DrawFn, message: Message) -> None:
             message.ClearField(name)
 
 
+@pytest.mark.dealt
 @fuzzed(120)
 @given(request=requests())
 def test_wild_messages(alive: GrpcServer, request: tuple[str, Message]) -> None:
