@@ -213,6 +213,7 @@ def _beams(llm: LLM, asked: dict[str, list[int]], params: BeamSearchParams) -> l
     return [list(sequence.token_ids) for sequence in output.outputs]
 
 
+@pytest.mark.dealt
 def test_a_group_serves_whatever_comes_as_one_device_does(stand: Stand) -> None:
     run_state_machine_as_test(lambda: GroupMachine(stand), settings=machine_settings(stand.kind.examples, steps=14))
     crowd = GroupMachine(stand)  # of requests that the cache is too small for, whatever examples there were
