@@ -53,18 +53,23 @@ def check_deterministic(config: LLMConfig, model: ModelSpec, device: torch.devic
         )
 
 
-def choose_device(wanted: str) -> torch.device:
-    """Return the device. "auto" takes a GPU if there is one. Raise InvalidConfig for a device that is not here."""
+def choose_device(wanted: str, setting: str = "device") -> torch.device:
+    """Return the device. "auto" takes a GPU if there is one. setting: where it was asked for. Raise InvalidConfig for a
+    device that is not here."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = str(wanted).partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise InvalidConfig(f"unknown device {wanted!r}; use auto, cpu, cuda or cuda:N.")
+    kind, colon, index = str(wanted).partition(":")
+    if kind not in ("cpu", "cuda") or (colon and (kind == "cpu" or not _is_number(index))):
+        raise InvalidConfig(f"{setting} is the unknown device {wanted!r:.80}; use auto, cpu, cuda or cuda:N.")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfig(f"device {wanted!r} was asked for, but torch {torch.__version__} sees no GPU; use cpu.")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InvalidConfig(f"device {wanted!r} was asked for, but there are {torch.cuda.device_count()} GPUs.")
+        raise InvalidConfig(f"{setting} {wanted!r} was asked for, but torch {torch.__version__} sees no GPU; use cpu.")
+    if kind == "cuda" and int(index or 0) >= (gpus := torch.cuda.device_count()):
+        raise InvalidConfig(f"{setting} {wanted!r} was asked for, but the last GPU here is cuda:{gpus - 1}; use that.")
     return torch.device(wanted)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 4
 
 
 def device_of_rank(config: LLMConfig, rank: int) -> torch.device:

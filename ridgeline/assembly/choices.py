@@ -324,7 +324,7 @@ def _device_of_senses(config: LLMConfig, device: torch.device, model: ModelSpec)
         )
     if config.enable_tower_connector_lora:
         raise InvalidConfig("enable_tower_connector_lora does not go with encoder_device yet; leave one of them out.")
-    found = choose_device(config.encoder_device)
+    found = choose_device(config.encoder_device, "encoder_device")
     return device if str(found) == "cuda" and device.type == "cuda" else found  # without a number: the model's GPU
 
 

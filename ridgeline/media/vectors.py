@@ -56,9 +56,9 @@ def given(
     kind: str, embeds: Embeds, size: tuple[int, ...] = (0, 0), grid: tuple[int, ...] | None = None
 ) -> SeenVectors | HeardVectors:
     """Return vectors as an item. size: of the picture in pixels. grid: frames, rows and columns of its patches. Raise
-    BadMedia for numbers that are not finite, and for a grid of several frames."""
-    if not embeds.is_finite:
-        raise BadMedia(f"{NAMES[kind]} has entries that are not finite numbers; mend them.")
+    BadMedia for numbers that are too large or none, and for a grid of several frames."""
+    if fault := embeds.fault:
+        raise BadMedia(f"{NAMES[kind]} {fault}")
     told = f"{kind} vectors {embeds.dtype} {embeds.width} {size} {grid} ".encode()
     digest = sha256(told + sha256(embeds.data).digest()).digest()
     if kind == "audio":

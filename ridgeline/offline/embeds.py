@@ -66,6 +66,6 @@ def embeds_of(value: object, name: str = "prompt_embeds") -> Embeds:
         raise InvalidRequest(f"{name} is a tensor [tokens, width] of floating-point numbers, got {told}.", param=name)
     data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
     embeds = Embeds(NAMES[tensor.dtype], tensor.shape[1], data)
-    if not embeds.is_finite:
-        raise InvalidRequest(f"{name} has entries that are not finite numbers.", param=name)
+    if fault := embeds.fault:
+        raise InvalidRequest(f"{name} {fault}", param=name)
     return embeds

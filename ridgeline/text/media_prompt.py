@@ -28,7 +28,6 @@ from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.pooled import Encoded
 from ridgeline.text.tokenizer import Tokenizer
 
-KEY_BYTES = 16
 MOST_PLACES = 1 << 21  # tokens that items may stand for, before anybody asks for the context
 NAMES = {Picture: "pictures", Clip: "videos", Sound: "sounds"}
 KIND: dict[type[Item], type[Item]] = {SeenVectors: Picture, HeardVectors: Sound}  # what vectors stand for
@@ -212,7 +211,7 @@ def _placed(processor: Processor, item: Item, place: tuple[int, int], read: tupl
     shown = ShownPictures(frames, layout.views, processor.patching, layout.order, layout.shrunk, read)
     key = _key(item, layout, processor)
     if read:  # the same picture has other vectors in another prompt
-        key = sha256(key + repr(read).encode()).digest()[:KEY_BYTES]
+        key = sha256(key + repr(read).encode()).digest()
     return Placed(layout, ((shown, key),), processor.placeholder)
 
 
@@ -231,7 +230,7 @@ def _placed_clip(processor: Processor, item: Clip) -> Placed:
         own = sorted({*view.frames})
         renumbered = view._replace(frames=tuple(map(own.index, view.frames)))
         shown = ShownPictures(tuple(frames[each] for each in own), (renumbered,), how)
-        seen.append((shown, sha256(key + number.to_bytes(4)).digest()[:KEY_BYTES]))
+        seen.append((shown, sha256(key + number.to_bytes(4)).digest()))
     return Placed(layout, tuple(seen), processor.video_placeholder)
 
 
@@ -295,7 +294,7 @@ def _placed_heard(processor: Processor, item: HeardVectors) -> Placed:
 def _key(item: Item, layout: Layout, processor: Processor) -> bytes:
     told = repr((layout.views, layout.order, layout.shrunk, layout.grids, layout.interval, processor.patching))
     told += " beside" * layout.beside
-    return sha256(item.digest + told.encode()).digest()[:KEY_BYTES]
+    return sha256(item.digest + told.encode()).digest()
 
 
 def _encoded(

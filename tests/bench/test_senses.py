@@ -251,8 +251,22 @@ def test_passes_of_the_seeing_model_are_those_of_transformers() -> None:
     whole = torch.cat((torch.ones((2, vectors), dtype=torch.long), ids), 1)
     with torch.no_grad():
         theirs = model.whole(input_ids=whole, pixel_values=pixels).logits[:, vectors:]
-        ours = model(model.seen(pixels), ids)
+        ours = model(model.seen(pixels)[0], ids)
     torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)  # float32, 9 layers
+
+
+@pytest.mark.usefixtures("seeded")
+def test_a_q_former_and_a_projector_learn_by_the_same_patches() -> None:
+    artist, random, words = Artist(), Random(3), see.tokenizer()
+    pictures = [artist.draw(random) for _ in range(2)]
+    batch = {name: torch.from_numpy(each) for name, each in see.encoded(pictures, words, random).items()}
+    for queries, count in ((True, see.QUERIES), (False, (see.SIDE // see.PATCH) ** 2)):
+        model = see.SeeingModel(words.get_vocab_size(), queries=queries, beside=True)
+        seen, patches = model.seen(torch.randn(2, 3, see.SIDE, see.SIDE))
+        assert (seen.shape[1], patches.shape[1]) == (count, (see.SIDE // see.PATCH) ** 2)
+        sum(see.loss_of(model, batch, Random(0))).backward()
+        assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
+    assert len(see.answers(model, words, pictures[:1], [see.DESCRIBE])) == 1
 
 
 @pytest.mark.usefixtures("seeded")

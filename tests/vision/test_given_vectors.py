@@ -76,29 +76,31 @@ def test_a_text_model_alone_takes_the_vectors_of_another_engine(
                 chat(alone, {"type": "image", "image": wrong})
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
 def test_a_tower_alone_makes_the_vectors_that_texts_alone_take(
-    family: str, tiny_vision: TinyModel, tmp_path: Path
+    family: str, device: str, tiny_vision: TinyModel, tmp_path: Path
 ) -> None:
     """So one server may see, and others read."""
+    small = SMALL | {"device": device, "block_size": 16 if device == "cuda" else 4}
     folder = tmp_path / family
     copytree(tiny_vision(family), folder)
     folders.complete(family, folder)
     pixels = tiny.drawn(family, 1)
-    with LLM(folder, **SMALL) as whole:
+    with LLM(folder, **small) as whole:
         wanted = chat(whole, {"type": "image", "image": pixels})
         [vectors_LM] = whole.assembly.local.runner.inserted.stored.values()
         weights = whole.assembly.memory.weights
-    with LLM(folder, **SMALL, mm_encoder_only=True) as tower:
+    with LLM(folder, **small, mm_encoder_only=True) as tower:
         assert not tower.assembly.local.runner.decoder.layers
         assert tower.assembly.memory.weights < weights
         for _ in range(2):
             [found] = tower.encode({"prompt": "", "multi_modal_data": {"image": pixels}}, use_tqdm=False)
-            assert torch.equal(torch.as_tensor(found.outputs.data), vectors_LM)
+            assert torch.equal(torch.as_tensor(found.outputs.data), vectors_LM.cpu())
         with pytest.raises(InvalidRequest, match="pictures and sounds alone"):
             tower.encode("words", use_tqdm=False)
     given = {"image_embeds": torch.as_tensor(found.outputs.data), "image_size": list(pixels.shape[:2])}
-    with LLM(folder, **SMALL, language_model_only=True, enable_mm_embeds=True) as alone:
+    with LLM(folder, **small, language_model_only=True, enable_mm_embeds=True) as alone:
         assert chat(alone, {"type": "image", "image": given}).outputs[0].token_ids == wanted.outputs[0].token_ids
 
 
@@ -126,7 +128,11 @@ def test_models_whose_layers_read_pictures_are_whole(tmp_path: Path) -> None:
         ({"image_embeds": torch.zeros(4)}, r"send \[vectors, width\]"),
         ({"image_embeds": torch.zeros(2, 4, dtype=torch.int32)}, r"send \[vectors, width\]"),
         ({"image_embeds": torch.zeros(2, 0)}, r"send \[vectors, width\]"),
-        ({"image_embeds": torch.full((2, 4), torch.inf)}, "not finite"),
+        *(
+            ({"image_embeds": torch.full((2, 4), large).to(dtype)}, "not finite numbers from -32768 to 32768")
+            for dtype in (torch.float32, torch.bfloat16, torch.float16)
+            for large in (-torch.inf, torch.nan, 3.4e38, -33_024.0)
+        ),
         ({"image_embeds": torch.zeros(2, 4), "image_size": torch.tensor([0, 4])}, "image_size holds 2 whole numbers"),
         ({"image_embeds": torch.zeros(2, 4), "image_size": torch.zeros(2)}, "image_size holds 2 whole numbers"),
         ({"image_embeds": torch.zeros(2, 4, dtype=torch.complex64)}, "has the type"),
@@ -151,6 +157,8 @@ def test_files_are_read_as_they_were_written() -> None:
     assert (found.embeds.dtype, found.embeds.width, len(found.embeds)) == ("bfloat16", 4, 6)
     assert found.embeds.data == vectors_LM.view(torch.uint8).numpy().tobytes()
     assert found[4] == (4, 6)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert vectors_of("image", save({"image_embeds": torch.full((1, 2), -32_768.0, dtype=dtype)}))
     heard = vectors_of("audio", save({"audio_embeds": vectors_LM}))
     assert heard.digest != found.digest
     for space in range(64):  # a header of 128 bytes begins as a pickle does

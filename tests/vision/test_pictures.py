@@ -43,6 +43,7 @@ BESIDE = (
     "chameleon_swin",
 )  # whose layout differs beside others, or test_video.py has them
 FAMILIES = [name for name in tiny.FAMILIES if name not in BESIDE]
+TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def words(count: int, seed: int) -> list[int]:
@@ -141,7 +142,9 @@ def test_a_tower_may_have_a_device_of_its_own(
     with rig(tiny_vision(family), max_num_batched_tokens=64) as own:
         whole = own.runner.decoder.weight_bytes
     apart = torch.device("cpu", 0)
-    monkeypatch.setattr(choices, "choose_device", lambda wanted: apart if wanted == "cpu:0" else choose_device(wanted))
+    monkeypatch.setattr(
+        choices, "choose_device", lambda wanted, *_: apart if wanted == "cpu:0" else choose_device(wanted)
+    )
     with rig(tiny_vision(family), max_num_batched_tokens=64, encoder_device="cpu:0") as own:
         tower = own.runner.decoder.tower
         assert tower is not None
@@ -165,9 +168,44 @@ def test_a_tower_on_the_cpu_beside_a_gpu(tiny_vision: TinyModel) -> None:
             assert outcomes[each.id].tokens == tiny.by_transformers("qwen3_vl", each, shown), each.id
 
 
+@pytest.mark.gpu
+@TWO
+@pytest.mark.parametrize("family", ["qwen3_vl", "llava"])
+def test_a_tower_on_the_second_gpu_replays_its_graphs(family: str, tiny_vision: TinyModel) -> None:
+    settings: dict[str, Any] = {"device": "cuda:0", "block_size": 16, "encoder_device": "cuda:1"}
+    with rig(tiny_vision(family), max_num_batched_tokens=64, encoder_cache_bytes=0, **settings) as own:
+        tower, pictures = own.runner.decoder.tower, own.runner.inserted.pictures
+        assert tower is not None
+        assert {str(each.device) for each in tower.parameters()} == {"cuda:1"}
+        assert {str(each.device) for layer in own.runner.decoder.layers for each in layer.parameters()} == {"cuda:0"}
+        for _ in range(2):  # op by op, and from graphs
+            outcomes = own.run(*(each for each, _ in requests(family)))
+            for each, shown in requests(family):
+                assert outcomes[each.id].tokens == tiny.by_transformers(family, each, shown), each.id
+            own.engine.forget_prefixes()
+            while own.engine.rest():
+                pass
+        assert pictures is not None
+        assert pictures.graphs is not None
+        assert any(graph.is_captured for graph in pictures.graphs.graphs.values())
+
+
+@pytest.mark.gpu
+@TWO
+@pytest.mark.parametrize("mode", ["weights", "data"])
+def test_two_gpus_see_what_one_sees(mode: str, tiny_vision: TinyModel) -> None:
+    settings: dict[str, Any] = {"tensor_parallel_size": 2, "mm_encoder_tp_mode": mode, "block_size": 16}
+    with rig(tiny_vision("qwen3_vl"), device="cuda", max_num_batched_tokens=256, **settings) as own:
+        outcomes = own.run(*(each for each, _ in requests("qwen3_vl")))
+        for each, shown in requests("qwen3_vl"):
+            assert outcomes[each.id].tokens == tiny.by_transformers("qwen3_vl", each, shown), each.id
+
+
 def test_a_device_for_a_tower_needs_one(tiny_vision: TinyModel) -> None:
     for family, settings, words in (
-        ("llava", {"encoder_device": "tpu"}, "unknown device 'tpu'"),
+        ("llava", {"encoder_device": "tpu"}, "encoder_device is the unknown device 'tpu'"),
+        ("llava", {"encoder_device": "cpu:3"}, "encoder_device is the unknown device 'cpu:3'"),
+        ("llava", {"encoder_device": "cuda:77"}, "encoder_device 'cuda:77' was asked for"),
         ("llava", {"encoder_device": "cpu", "enable_lora": True, "enable_tower_connector_lora": True}, "does not go"),
         ("llava", {"encoder_device": "cpu", "language_model_only": True}, "leave it out"),
     ):

@@ -20,7 +20,6 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.request import Request
 from ridgeline.media.items import clip
 from tests.driving import ask, disturbed, rig
-from tests.media.make_corpus import coded_video
 from tests.vision import clips, folders, tiny
 from tests.vision.clips import Part, asked, by_transformers, filmed
 from tests.vision.families.family import IMAGE
@@ -161,6 +160,8 @@ def output_request(output: RequestOutput) -> Request:
 
 def test_a_chat_about_a_file(qwen3: LLM, tmp_path: Path) -> None:
     """Pictures and videos of a prompt come by kind, and in a chat in their order."""
+    from tests.media.make_corpus import coded_video  # PyAV may be missing where GPUs run the other tests
+
     file = tmp_path / "film.mp4"
     file.write_bytes(coded_video("libx264", "mp4", 24, 24, 16))
     url = "data:video/mp4;base64," + b64encode(file.read_bytes()).decode()

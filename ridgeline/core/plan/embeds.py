@@ -17,6 +17,8 @@ from ridgeline.core.specs.model import ModelSpec
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PLACEHOLDER = 0  # stands for each position in the prompt's tokens, as in vLLM
 MOST_BYTES = 48 << 20  # of one prompt: what the connection between the processes carries
+LARGEST = 32_768  # of a vector's numbers: float16 holds the sums of such, and every norm their squares
+LARGEST_BITS = {"float32": ("<u4", 0x4700_0000), "bfloat16": ("<u2", 0x4700), "float16": ("<u2", 0x7800)}
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,15 @@ class Embeds:
         return Embeds(self.dtype, self.width, self.data[start * self._stride : max(start, end) * self._stride])
 
     @property
-    def is_finite(self) -> bool:
-        if self.dtype == "bfloat16":
-            return not ((np.frombuffer(self.data, "<u2") & 0x7F80) == 0x7F80).any()  # the exponent of no number
-        return bool(np.isfinite(np.frombuffer(self.data, "<f2" if self.dtype == "float16" else "<f4")).all())
+    def fault(self) -> str:
+        """The end of a sentence that says what is wrong with the numbers; empty: nothing. Those above LARGEST overflow
+        in layers."""
+        bits, largest = LARGEST_BITS[self.dtype]
+        numbers = np.frombuffer(self.data, bits)
+        sign = np.asarray(1 << 8 * numbers.itemsize - 1, numbers.dtype)
+        if not ((numbers & ~sign) > largest).any():  # infinities and NaN have the largest exponent
+            return ""
+        return f"has entries that are not finite numbers from -{LARGEST} to {LARGEST}; mend them."
 
     @property
     def _stride(self) -> int:
@@ -50,8 +57,8 @@ class Inserted:
     """Vectors in the place of the embeddings of some tokens, which are placeholders.
 
     start: the first of the `count` tokens, counted from the beginning of the prompt, or of a span.
-    key: 16 bytes that stand for the vectors in prefix hashes, such as a hash of the picture. Empty: the request neither
-        takes from the prefix cache nor leaves anything there.
+    key: at most 32 bytes that stand for the vectors in prefix hashes, such as a hash of the picture. Empty: the request
+        neither takes from the prefix cache nor leaves anything there.
     embeds: the vectors; None: the worker holds them under `name`, from number `first` on.
     shown: what a tower makes them of. In a plan it is there only if the worker does not hold them yet.
     heard: what a listener makes them of, in the same way.
@@ -99,7 +106,7 @@ class Inserted:
         )
 
     def identity(self, position: int) -> int:
-        """Return the number that stands for the placeholder at a position: no token has it."""
+        """Return the number that stands for the placeholder at a position: no token has it. It has at most 41 bytes."""
         return (int.from_bytes(self.key, "little") << 32 | self.first + position - self.start) << 32
 
 

@@ -23,6 +23,7 @@ from struct import error as struct_error
 Hash = bytes
 HASH_BYTES = 16
 TOKEN_BYTES = calcsize("i")
+WIDE_BYTES = 48  # of a number that stands for an inserted vector: a key of 32 bytes, and its place
 Tokens = tuple[int, ...]
 
 
@@ -53,7 +54,7 @@ def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
     try:
         return blake2b(parent + packer(len(tokens))(*tokens), digest_size=16).digest()
     except struct_error:
-        wide = b"".join(token.to_bytes(32, "little", signed=True) for token in tokens)
+        wide = b"".join(token.to_bytes(WIDE_BYTES, "little", signed=True) for token in tokens)
         return blake2b(parent + wide, digest_size=16, person=b"inserted").digest()
 
 

@@ -54,8 +54,8 @@ def _read(file: bytes, limits: RequestLimits) -> Embeds:
     if len(data) > MOST_BYTES:
         raise TooLong(f"prompt_embeds has {len(data)} bytes, of at most {MOST_BYTES}; send fewer vectors.", param=PARAM)
     embeds = Embeds(DTYPES[dtype], shape[-1], data)
-    if not embeds.is_finite:
-        raise BadRequest("prompt_embeds has entries that are not finite numbers; mend them.", param=PARAM)
+    if fault := embeds.fault:
+        raise BadRequest(f"{PARAM} {fault}", param=PARAM)
     return embeds
 
 

@@ -138,7 +138,7 @@ def seeing_card(report: Report, earlier: Report | None, beside: Report | None) -
     if beside is not None:
         rows = [
             [
-                {"projector": "two linear maps, 64 vectors", "qformer": "Q-Former, 16 vectors"}[name],
+                {"projector": "two linear maps, 144 vectors", "qformer": "Q-Former, 16 vectors"}[name],
                 f"{beside[name]['parameters']:,}",
                 f"{beside['log'][-1][name]:.3f}",
                 *(percent(beside[name]["captions"][kind]["facts"]) for kind in ("shapes", "number", "word", "bars")),

@@ -144,20 +144,28 @@ class QFormer(nn.Module):
 
 
 class SeeingModel(nn.Module):
-    """LLaVA with the parameters of transformers' modules, for texts that a picture comes before."""
+    """LLaVA with the parameters of transformers' modules, for texts that a picture comes before.
 
-    def __init__(self, vocabulary: int, *, queries: bool = False) -> None:
+    queries: a Q-Former projects. beside: the further map reads the tower's patches and not the projector's vectors,
+    since those of a Q-Former belong to no patch.
+    """
+
+    def __init__(self, vocabulary: int, *, queries: bool = False, beside: bool = False) -> None:
         super().__init__()
         self.whole = transformers.LlavaForConditionalGeneration(config(vocabulary))
         for name, each in self.whole.named_parameters():
             each.requires_grad_("post_layernorm" not in name)  # behind the layer whose output is taken
         self.noticing = nn.Linear(WIDTH, len(PARTS) + MOST_PARTS + 2)  # is not part of what ships
+        self.beside = beside
         if queries:
             self.whole.model.multi_modal_projector = QFormer(WIDTH, HEADS)
 
-    def seen(self, pixels_NCHW: Tensor) -> Tensor:
+    def seen(self, pixels_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the projector's vectors, and a vector of each patch, [N, P, M] each but for a Q-Former's."""
         inner = self.whole.model
-        return inner.multi_modal_projector(tower(inner.vision_tower, pixels_NCHW))
+        patches_NPM = tower(inner.vision_tower, pixels_NCHW)
+        seen_NPM = inner.multi_modal_projector(patches_NPM)
+        return seen_NPM, patches_NPM if self.beside else seen_NPM
 
     def forward(self, seen_NPM: Tensor, ids_NT: Tensor) -> Tensor:
         """Return scores of what follows each token of the texts: [N, T, V]."""
@@ -201,8 +209,8 @@ def parts_of(parts_NK5: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def noticed(scores_NPX: Tensor, parts_NK5: Tensor) -> Tensor:
-    """Return the loss of what a further map tells from each of the projector's vectors: the part, and its place in
-    the order of the caption."""
+    """Return the loss of what a further map tells from each patch's vector: the part, and its place in the order of
+    the caption."""
     number, place = parts_of(parts_NK5)
     weight = torch.where(number > 0, 1.0, EMPTY).flatten()
     scores = scores_NPX.flatten(0, 1).float().split((len(PARTS) + 1, MOST_PARTS + 1), -1)
@@ -237,13 +245,14 @@ def loss_of(model: SeeingModel, batch: dict[str, Tensor], random: Random) -> tup
     places = torch.arange(1, length, device=ids.device)
     counted = (places >= batch["starts"][:, column, None]) & (places < batch["ends"][:, column, None])
     down, right = random.randint(-SHIFT, SHIFT), random.randint(-SHIFT, SHIFT)
-    seen = model.seen(normal(batch["pixels"].roll((down, right), (1, 2)), model.whole.dtype, shaken=True))
+    pixels = normal(batch["pixels"].roll((down, right), (1, 2)), model.whole.dtype, shaken=True)
+    seen, patches = model.seen(pixels)
     moved = batch["parts"] + torch.tensor([0, right, down, right, down], device=ids.device)
     scores = model(seen, ids[:, :-1])
     losses = functional.cross_entropy(scores.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     weight = counted / counted.sum(1, keepdim=True).sqrt()  # between one weight a token and one a text
     said = (losses * weight.flatten()).sum() / weight.sum()
-    return said, noticed(model.noticing(seen), moved)
+    return said, noticed(model.noticing(patches), moved)
 
 
 @torch.no_grad()
@@ -251,7 +260,7 @@ def answers(model: SeeingModel, words: Tokenizer, pictures: Sequence[DrawnPictur
     """Return the likeliest answers."""
     device = next(model.parameters()).device
     pixels = torch.from_numpy(np.stack([np.asarray(each.image) for each in pictures])).to(device)
-    seen = model.seen(normal(pixels, model.whole.dtype))
+    seen, _ = model.seen(normal(pixels, model.whole.dtype))
     before = [words.encode(question + "\n").ids for question in asked]
     longest = max(map(len, before))
     ids = torch.zeros((len(before), longest + LENGTH), dtype=torch.long, device=device)
@@ -344,7 +353,8 @@ def main() -> None:
     models, optimizers = dict[str, SeeingModel](), dict[str, MasteredAdam]()
     for name in names:
         torch.manual_seed(given.seed)
-        models[name] = SeeingModel(words.get_vocab_size(), queries=name == "qformer").to(device, dtype)
+        made = SeeingModel(words.get_vocab_size(), queries=name == "qformer", beside=given.beside)
+        models[name] = made.to(device, dtype)
         if given.resume:
             resume(models[name].whole, models[name].noticing, Path(given.resume))
         optimizers[name] = MasteredAdam(models[name], given.rate)
