@@ -5,7 +5,9 @@ The bounds lie below the shares of right facts that the model's card has, by mor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -13,7 +15,8 @@ import pytest
 
 from ridgeline import LLM
 from ridgeline_bench.scripts.senses.demo import described
-from ridgeline_bench.scripts.senses.drawn import KINDS, Artist, DrawnPicture, right_facts
+from ridgeline_bench.scripts.senses.drawn import DESCRIBE, KINDS, Artist, DrawnPicture, right_facts
+from tests.command import run_here
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +54,15 @@ def test_a_larger_picture_says_the_same(seeing: LLM) -> None:
     drawn = pictures("shapes", 6)
     large = described(seeing, [each.image.resize((288, 288)) for each in drawn])
     assert np.mean([right_facts(a, b.caption) for a, b in zip(large, drawn, strict=True)]) > 0.75
+
+
+def test_the_command_line_shows_files(tmp_path: Path) -> None:
+    [drawn] = pictures("bars", 1)
+    file = tmp_path / "drawn.png"
+    drawn.image.save(file)
+    common = ("--model", "embedded-vision", "--device", "cpu", "--json", "--quiet", "--temperature", "0")
+    found = run_here("chat", DESCRIBE, "--image", file, *common)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["completions"][0]["text"] == drawn.caption
+    missing = run_here("chat", "x", "--image", tmp_path / "none.png", *common)
+    assert (missing.returncode != 0, "which is no file" in missing.stderr) == (True, True)
