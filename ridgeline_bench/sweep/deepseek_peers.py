@@ -1,5 +1,6 @@
 """DeepSeek's kernels for the arguments of our ops, as sweeps time them beside ours: DeepGEMM (the packages deep-gemm
-and sgl-deep-gemm) and FlashMLA (its own package, or as vLLM's wheel has it).
+and sgl-deep-gemm, or what deepgemm.py built of their headers) and FlashMLA (its own package, or as vLLM's wheel has
+it).
 
     ridgeline bench sweep fp8_linear --beside --form block fed
     ridgeline bench sweep latent_attention --beside
@@ -12,7 +13,7 @@ What they take in place of our op's contract:
     latent_attention  rows of one token. Pages have 64 tokens, so a copy of the cache is made in such pages before. It
                       cuts rows into pieces once, as an engine does for all layers of a step
 
-DeepGEMM compiles a kernel when it is first called, with nvcc.
+DeepGEMM's package compiles a kernel when it is first called, with nvcc.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,31 +30,43 @@ from torch import Tensor
 from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.gemm.fp8.op import IN_BLOCKS, Fp8, round_activations
 from ridgeline.kernels.gemm.plain.rounded import Rounded
+from ridgeline_bench.sweep import deepgemm
 
 PAGE = 64  # tokens, the only size that FlashMLA's dense kernel takes
 FLASH_MLA = ("flash_mla", "vllm.third_party.flashmla.flash_mla_interface")
 Call = Callable[[], Any]
 
 
-def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Call:
-    """DeepGEMM's product of blocks. Raises ValueError for what it does not take."""
+def _of_blocks(
+    product: Callable[..., Call], x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None
+) -> Call:
+    """Prepare a product with activations that are rounded. Raises ValueError for what DeepGEMM does not take."""
     if not weight.format.block or bias_O is not None:
         raise ValueError("DeepGEMM multiplies by weights in blocks without a bias.")
+    if x_TI.dtype != torch.bfloat16:
+        raise ValueError(f"DeepGEMM's products are in bfloat16, not {x_TI.dtype}.")
     if isinstance(x_TI, Rounded):
         if not x_TI.grouped:
             raise ValueError("DeepGEMM takes activations with a scale for each 128 inputs.")
-        q_TI, scale_TC, dtype = x_TI.q_TI, x_TI.scale.T.contiguous(), x_TI.dtype
+        q_TI, scale_TC = x_TI.q_TI, x_TI.scale.T.contiguous()
     else:
-        (q_TI, scale_TC), dtype = round_activations(x_TI, IN_BLOCKS, None), x_TI.dtype
+        q_TI, scale_TC = round_activations(x_TI, IN_BLOCKS, None)
+    return product(q_TI, scale_TC, weight.weight_OI, weight.scale_SC)
+
+
+def _by_package(q_TI: Tensor, scale_TC: Tensor, weight_OI: Tensor, scale_SC: Tensor) -> Call:
     multiply = importlib.import_module("deep_gemm").fp8_gemm_nt
     aligned = importlib.import_module("deep_gemm.utils.layout").get_mn_major_tma_aligned_tensor(scale_TC)
-    y_TO = torch.empty(len(q_TI), len(weight.weight_OI), dtype=dtype, device=q_TI.device)
+    y_TO = torch.empty(len(q_TI), len(weight_OI), dtype=torch.bfloat16, device=q_TI.device)
 
     def call() -> Tensor:
-        multiply((q_TI, aligned), (weight.weight_OI, weight.scale_SC), y_TO)
+        multiply((q_TI, aligned), (weight_OI, scale_SC), y_TO)
         return y_TO
 
     return call
+
+
+fp8_linear = partial(_of_blocks, _by_package)
 
 
 def latent_attention(q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float) -> Call:
@@ -99,6 +113,9 @@ def found() -> dict[str, dict[str, Callable[..., Call]]]:
     peers: dict[str, dict[str, Callable[..., Call]]] = {}
     if _there("deep_gemm"):
         peers["fp8_linear"] = {"deepgemm": fp8_linear}
+    if deepgemm.LIBRARY.exists():
+        ways = {name: partial(_of_blocks, product) for name, product in deepgemm.PRODUCTS.items()}
+        peers.setdefault("fp8_linear", {}).update(ways)
     if any(map(_there, FLASH_MLA)):
         peers["latent_attention"] = {"flashmla": latent_attention}
     return peers
