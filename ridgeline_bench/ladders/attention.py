@@ -1,6 +1,6 @@
 """The problems of the attention ladder: causal, bfloat16, whole sequences, forward and backward, beside the kernels
 that torch has and FlashAttention-3 where it is installed: as its own package, or as vLLM's wheel has it (forward
-alone, in 16 bits)."""
+alone, in 16 bits), with gradients as flash3_gradients.py builds them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ridgeline.kernels.attention.ladder.predict import WholeShape, predict, predict_backward
 from ridgeline.kernels.attention.ladder.rungs import BACKWARD_RUNGS, BY_NAME, RUNGS
 from ridgeline.kernels.cuda.predict import Chip, Prediction, chip_here
+from ridgeline_bench.ladders import flash3_gradients
 from ridgeline_bench.ladders.runs import OPERANDS, Call
 
 WITHIN = 1e-2  # of the norm in float64: weights and outputs are rounded by 2**-9 each
@@ -154,6 +155,18 @@ def flash3_forward(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
     return out.unflatten(0, (batch, length)).transpose(1, 2)
 
 
+def built_flash3(operands: Sequence[Tensor], grad_BHTD: Tensor) -> Call:
+    """Return a call of the gradients of FlashAttention-3 as it was built here. Output and logarithms are rung 4's."""
+    from ridgeline.kernels.attention.triton_sdpa import KeyMasks, attend_intervals
+
+    q, k, v = operands
+    intervals = KeyMasks().intervals(q.shape[2], k.shape[2], q.device)
+    out_BHTD, log_BHT = attend_intervals(q, k, v, intervals, q.shape[-1] ** -0.5)
+    q, k, v, out_BTHD, grad_BTHD = (x.transpose(1, 2) for x in (q, k, v, out_BHTD, grad_BHTD))
+    run = flash3_gradients.gradients(q, k, v, out_BTHD, log_BHT, grad_BTHD)
+    return lambda: [x.transpose(1, 2) for x in run()]
+
+
 @dataclass(frozen=True)
 class Gradients(Sequences):
     """The gradients of q, k and v at a shape of whole sequences."""
@@ -183,14 +196,15 @@ class GradientOperands(QueriesKeysValues):
 
     @property
     def peers(self) -> Mapping[str, Sequence[Call]]:
-        return {
-            name: [
-                recorded(way, x, grad, name == "FlashAttention-3")
-                for x, grad in zip(self.sets, self.grads, strict=True)
-            ]
+        given = list(zip(self.sets, self.grads, strict=True))
+        ways: dict[str, Sequence[Call]] = {
+            name: [recorded(way, x, grad, name == "FlashAttention-3") for x, grad in given]
             for name, way in libraries().items()
             if way is not flash3_forward
         }
+        if "FlashAttention-3" not in ways and flash3_gradients.LIBRARY.exists():
+            ways["FlashAttention-3"] = [built_flash3(x, grad) for x, grad in given]
+        return ways
 
     def rung(self, name: str) -> Sequence[Call] | None:
         from ridgeline.kernels.attention.ladder.run import loaded_backward, runs_here  # Triton: predictions need none

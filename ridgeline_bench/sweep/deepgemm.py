@@ -17,25 +17,22 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-LIBRARY = Path(__file__).parents[2] / "build" / "deepgemm.so"
+from ridgeline_bench.machine import built
+
+LIBRARY = built.FOLDER / "deepgemm.so"
 HEADER = Path("include/deep_gemm/impls/sm90_fp8_gemm_1d2d.cuh")
 SIZE = 4096  # outputs and inputs
 ROWS, COLUMNS = (16, 32, 64), (16, 32, 64)  # of tiles
 GROUP = 128  # inputs of a scale
-FLAGS = (
-    "-std=c++20 -O3 --expt-relaxed-constexpr --expt-extended-lambda --diag-suppress=39,161,174,177,186,940 "
-    "-gencode arch=compute_90a,code=sm_90a -Xcompiler=-fPIC,-Wno-psabi -shared"
-)
+FLAGS = f"-std=c++20 --diag-suppress=39,161,174,177,186,940 -DSIZE={SIZE}"
 
 SOURCE = """
 #include <cuda.h>
@@ -105,18 +102,7 @@ def build(package: Path, library: Path = LIBRARY, nvcc: str = "nvcc") -> Path:
     source.write_text(
         SOURCE.format(functions="".join(FUNCTION.format(rows=m, columns=n) for m in ROWS for n in COLUMNS))
     )
-    command = [nvcc, str(source), *FLAGS.split(), f"-DSIZE={SIZE}", f"-I{package.resolve() / 'include'}"]
-    done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"nvcc failed: {done.stderr[-2000:]}")
-    return library
-
-
-@cache
-def _library() -> Any:
-    """Load what was built. The driver's functions are found in the library that is loaded for all."""
-    ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(LIBRARY))
+    return built.built(library, [source], FLAGS, [package.resolve() / "include"], nvcc)
 
 
 def by_channels(scale_TC: Tensor) -> Tensor:
@@ -142,11 +128,7 @@ def product(
     given = q_TI.contiguous(), laid_CT, weight_OI.contiguous(), scale_SC.float().contiguous(), y_TO
 
     def call() -> Tensor:
-        pointers = [ctypes.c_void_p(each.data_ptr()) for each in given]
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        launch = getattr(_library(), f"product_{rows}_{columns}")
-        if code := launch(*pointers, ctypes.c_int(tokens), ctypes.c_int(early), stream):
-            raise RuntimeError(f"DeepGEMM's product of tiles of {rows} x {columns} failed with CUDA's error {code}.")
+        built.launch(LIBRARY, f"product_{rows}_{columns}", given, (ctypes.c_int(tokens), ctypes.c_int(early)))
         return y_TO
 
     return call

@@ -37,9 +37,7 @@ FLASH_MLA = ("flash_mla", "vllm.third_party.flashmla.flash_mla_interface")
 Call = Callable[[], Any]
 
 
-def _of_blocks(
-    product: Callable[..., Call], x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None
-) -> Call:
+def _of_blocks(product: Callable[..., Call], x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Call:
     """Prepare a product with activations that are rounded. Raises ValueError for what DeepGEMM does not take."""
     if not weight.format.block or bias_O is not None:
         raise ValueError("DeepGEMM multiplies by weights in blocks without a bias.")

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,16 +33,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
+from ridgeline_bench.machine import built
 
-LIBRARY = Path(__file__).parents[2] / "build" / "thunderkittens.so"
+LIBRARY = built.FOLDER / "thunderkittens.so"
 GEMM = Path("kernels/gemm/bf16_h100/bf16_h100_gemm.cu")
 ATTENTION = Path("kernels/attention/mha_h100/mha_h100.cu")
 ROWS, COLUMNS, DEPTH = 128, 256, 64  # of the product's tiles
 PADDED = 384  # tokens: three warpgroups of 64 queries, and blocks of 128 keys
-FLAGS = (
-    "-std=c++20 -O3 --use_fast_math --expt-extended-lambda --expt-relaxed-constexpr -DNDEBUG -DKITTENS_HOPPER "
-    "-gencode arch=compute_90a,code=sm_90a -Xcompiler=-fPIC,-fno-strict-aliasing,-Wno-psabi -shared"
-)
+FLAGS = "-std=c++20 --use_fast_math -DNDEBUG -DKITTENS_HOPPER"
 
 PRODUCT = """
 #define main unused_main
@@ -101,31 +97,11 @@ def sources(checkout: Path, folder: Path) -> list[Path]:
 
 def build(checkout: Path, library: Path = LIBRARY, nvcc: str = "nvcc") -> Path:
     """Build the library with nvcc, for sm_90a. Raise SystemExit with its words if that fails."""
-    library.parent.mkdir(parents=True, exist_ok=True)
     folder = library.parent / "thunderkittens"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     root = checkout.resolve()
-    include = [f"-I{root / name}" for name in ("include", "prototype", GEMM.parent)]
-    command = [nvcc, *map(str, sources(root, folder)), *FLAGS.split(), *include, "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"nvcc failed: {done.stderr[-2000:]}")
-    return library
-
-
-@cache
-def _library() -> Any:
-    """Load what was built. The driver's functions are found in the library that is loaded for all."""
-    ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(LIBRARY))
-
-
-def _launch(name: str, tensors: Sequence[Tensor], sizes: Sequence[int], size: Any) -> None:
-    """Call a function of the library on the current stream. Raise RuntimeError if the launch fails."""
-    pointers = [ctypes.c_void_p(x.data_ptr()) for x in tensors]
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    if code := getattr(_library(), name)(*pointers, *map(size, sizes), stream):
-        raise RuntimeError(f"ThunderKittens' {name} failed with CUDA's error {code}.")
+    headers = [root / name for name in ("include", "prototype", GEMM.parent)]
+    return built.built(library, sources(root, folder), FLAGS, headers, nvcc)
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[], Tensor]:
@@ -137,7 +113,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[
 
     def call() -> Tensor:
         y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
-        _launch("product", (x_TI, weight_IO, y_TO), (tokens, outputs, inputs), ctypes.c_size_t)
+        built.launch(LIBRARY, "product", (x_TI, weight_IO, y_TO), list(map(ctypes.c_size_t, (tokens, outputs, inputs))))
         return y_TO
 
     return call
@@ -187,7 +163,7 @@ def paged_attention(q_THD: Tensor, *given: Any, **options: Any) -> Callable[[], 
     def call() -> Tensor:
         out_BHND, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
         sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2])
-        _launch("attend", (q, k, v, out_BHND, sums), sizes, ctypes.c_uint)
+        built.launch(LIBRARY, "attend", (q, k, v, out_BHND, sums), list(map(ctypes.c_uint, sizes)))
         return rows.unpacked(out_BHND)
 
     return call

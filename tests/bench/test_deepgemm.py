@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ridgeline.kernels.gemm.fp8.cases import Fp8Case
 from ridgeline.kernels.gemm.fp8.op import IN_BLOCKS
+from ridgeline_bench.machine import built
 from ridgeline_bench.sweep import deepgemm
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def test_a_function_gets_the_pointers_of_a_product(tokens: int, monkeypatch: pyt
         return 700 * (len(seen) - 1)
 
     rows = next(rows for rows in deepgemm.ROWS if tokens <= rows)
-    monkeypatch.setattr(deepgemm, "_library", lambda: SimpleNamespace(**{f"product_{rows}_32": launch}))
+    monkeypatch.setattr(built, "loaded", lambda _: SimpleNamespace(**{f"product_{rows}_32": launch}))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     assert call().shape == (tokens, deepgemm.SIZE)
     assert torch.equal(seen[0][:, :tokens], scale_TC.T)
