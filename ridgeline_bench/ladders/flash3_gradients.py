@@ -34,7 +34,7 @@ HEADER = Path("hopper/flash_bwd_launch_template.h")
 ROWS = {64: 128, 128: 64}  # queries of a step, by channels
 FLAGS = (
     "-std=c++17 --use_fast_math -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED -DCUTLASS_ENABLE_GDC_FOR_SM90 "
-    "-DCUTLASS_DEBUG_TRACE_LEVEL=0 -lcuda"
+    "-DCUTLASS_DEBUG_TRACE_LEVEL=0"
 )
 LN2 = 0.6931471805599453
 

@@ -36,12 +36,15 @@ SM_CLOCK = 1  # an nvmlClockType_t
 
 
 class Meter:
-    """Energy and clock of the first GPU. Raises OSError where NVML is not."""
+    """Energy and clock of torch's current GPU, which may be another one for NVML. Raises OSError where NVML is not, and
+    RuntimeError if it does not know the GPU."""
 
     def __init__(self, library: str = "libnvidia-ml.so.1") -> None:
         self._nvml, self._gpu = ctypes.CDLL(library), ctypes.c_void_p()
         self._nvml.nvmlInit_v2()
-        self._nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._gpu))
+        name = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+        if code := self._nvml.nvmlDeviceGetHandleByUUID(ctypes.c_char_p(name.encode()), ctypes.byref(self._gpu)):
+            raise RuntimeError(f"NVML found no {name} (its error {code}).")
 
     def joules(self) -> float:
         """Return the energy since the driver was loaded."""
