@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,15 @@ KERNELS = KernelSet(
 NAMES = """
 import json, pickle, sys, traceback
 from ridgeline.worker import precompile
-really, found = precompile.compiling_for, {}
+really, cases = precompile.compiling_for, pickle.load(sys.stdin.buffer)
 precompile.compiling_for = lambda arch, multiprocessors, wanted: really(arch, multiprocessors, names.append)
-for case, kernels in pickle.load(sys.stdin.buffer).items():
+for line in sys.stdin.buffer:
     names, failure = [], None
     try:
-        precompile.compile_claimed(kernels, None)
+        precompile.compile_claimed(cases[json.loads(line)], None)
     except Exception:
         failure = traceback.format_exc()
-    found[case] = "\\n".join(names), failure
-json.dump(found, sys.stdout)
+    print(json.dumps(["\\n".join(names), failure]), flush=True)
 """
 
 
@@ -87,21 +87,28 @@ NamesOf = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def names_of(tmp_path_factory: pytest.TempPathFactory) -> NamesOf:
-    """`names_of(case)`: the names of what would be compiled, one a line. One process finds those of all cases, and
-    compiles nothing."""
+def names_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamesOf]:
+    """`names_of(case)`: the names of what would be compiled, one a line. One process finds those of all cases that are
+    asked for, and compiles nothing."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("names"))
     command = [sys.executable, "-c", NAMES]
-    run = subprocess.run(command, input=pickle.dumps(cases()), capture_output=True, check=True, env=environment)
-    found = json.loads(run.stdout)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        asked, told = process.stdin, process.stdout
+        assert asked is not None
+        assert told is not None
+        pickle.dump(cases(), asked)
 
-    def names(case: str) -> str:
-        told, failure = found[case]
-        assert failure is None, failure
-        return str(told)
+        @cache
+        def names(case: str) -> str:
+            asked.write(json.dumps(case).encode() + b"\n")
+            asked.flush()
+            found, failure = json.loads(told.readline())
+            assert failure is None, failure
+            return str(found)
 
-    return names
+        yield names
+        process.kill()
 
 
 def cases() -> dict[str, KernelSet]:
