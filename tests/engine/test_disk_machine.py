@@ -3,6 +3,7 @@ and are preempted, plans fail, the disk is slow, full or damaged, and the engine
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -11,6 +12,8 @@ from tests.engine.layouts import GROUPS
 from tests.engine.profiles import machine_settings
 from tests.engine.test_host_machine import PROMPTS, HostMachine
 from tests.engine.test_scheduler_machine import SETTINGS
+
+pytestmark = pytest.mark.dealt
 
 
 class DiskMachine(HostMachine):

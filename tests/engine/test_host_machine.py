@@ -3,6 +3,7 @@ the company of others that push them out, while requests leave, are preempted, a
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -10,6 +11,8 @@ from ridgeline.core.plan.request import Preemption
 from tests.engine.layouts import GROUPS
 from tests.engine.profiles import machine_settings
 from tests.engine.test_scheduler_machine import SETTINGS, SchedulerMachine
+
+pytestmark = pytest.mark.dealt
 
 PROMPTS = [tuple(1 + (n * n * k + n) % 7 % 2 for n in range(length)) for k in (1, 2, 3, 5) for length in (9, 12)]
 PLAIN = {"fault": None, "faulty_at": 0, "poison": False, "scale": 1.0, "negative": None, "masked": None}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -17,6 +18,8 @@ from tests.engine.layouts import GROUPS
 from tests.engine.profiles import machine_settings
 from tests.engine.test_pace import failed
 from tests.engine.test_scheduler_machine import PREFIXES, SETTINGS, Expected, SchedulerMachine
+
+pytestmark = pytest.mark.dealt
 
 
 class PoolingWorker(IdealWorker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -13,6 +14,8 @@ from tests.engine.ideal_worker import IdealWorker, Violation
 from tests.engine.layouts import REVOCABLE
 from tests.engine.profiles import machine_settings
 from tests.engine.test_scheduler_machine import SETTINGS, Fickle, SchedulerMachine
+
+pytestmark = pytest.mark.dealt
 
 
 class WholeOrNone(Fickle):

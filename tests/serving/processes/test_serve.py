@@ -402,7 +402,7 @@ def test_restarts_wait_longer_and_longer() -> None:
 
 
 def test_streams_through_two_api_servers_are_whole(served: Served) -> None:
-    asyncio.run(endurance.streams(served, count=100, tokens=8))
+    asyncio.run(endurance.streams(served, count=60, tokens=8))
     assert served.wait_idle()
 
 
@@ -533,7 +533,7 @@ def test_an_engine_that_stands_still_is_replaced_and_its_requests_end(served: Se
 
 def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> None:
     engine = served.engine
-    asyncio.run(endurance.kill(served, "engine", count=16, after=0.0, slack=10))
+    asyncio.run(endurance.kill(served, "engine", count=8, after=0.0, slack=10))
     assert served.engine != engine
     assert gone(engine)
 
@@ -541,7 +541,7 @@ def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> Non
 @pytest.mark.dealt
 def test_an_api_server_that_is_killed_takes_only_its_own_requests_with_it(served: Served) -> None:
     api_servers = served.api_servers
-    asyncio.run(endurance.kill(served, "API server", count=16, tokens=200, after=0.0, slack=10))
+    asyncio.run(endurance.kill(served, "API server", count=8, tokens=200, after=0.0, slack=10))
     deadline = time.monotonic() + PATIENCE
     while len(served.api_servers) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -552,5 +552,5 @@ def test_an_api_server_that_is_killed_takes_only_its_own_requests_with_it(served
 def test_sigterm_ends_what_runs_and_sends_the_rest_away(served: Served) -> None:
     """The last test of this server: it ends here."""
     children = [served.engine, *served.api_servers]
-    asyncio.run(endurance.drain(served, count=16, tokens=250, after=0.0))
+    asyncio.run(endurance.drain(served, count=6, tokens=250, after=0.0))
     assert wait_gone(*children, seconds=0)
