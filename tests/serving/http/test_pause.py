@@ -31,7 +31,7 @@ from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, start_engine, stop_engine
 
-BODY = {"prompt": list(range(5, 25)), "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+BODY = {"prompt": list(range(5, 25)), "max_tokens": 150, "ignore_eos": True, "temperature": 0}
 KEY = "an-operators-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 

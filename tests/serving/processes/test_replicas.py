@@ -137,7 +137,7 @@ def test_the_death_of_one_engine_is_its_own_requests_business(served: Served) ->
 
     async def kill() -> str:
         client = endurance.load(served.url)
-        running = await endurance.begin(client, [endurance.body(400, prompt=[number + 9] * 40) for number in range(12)])
+        running = await endurance.begin(client, [endurance.body(200, prompt=[number + 9] * 40) for number in range(12)])
         shares = await asyncio.to_thread(each, served, "vllm:num_requests_running")
         assert sorted(shares) == [6, 6]
         os.kill(victim_pid, signal.SIGKILL)
