@@ -7,7 +7,7 @@ and the checkpoint from which a run goes on.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from ridgeline.training.lora import LoraConfig
 from ridgeline.training.packs import Packs
 from ridgeline.training.preferences import Loss
 from ridgeline.training.pretrain import DTYPES
+from ridgeline.training.replicas import TrainingReplicas, joined
 from ridgeline.training.reward_models import classifier_entries, reward_model
 from ridgeline.training.tuned import Objective, PackRunner, check_tunable, loss_chunk, recompute
 from ridgeline.training.tuned_card import tuned_card
@@ -110,10 +111,20 @@ class FineTuneConfig:
 
 
 def run(config: FineTuneConfig, console: Console) -> Report:
-    """Train and write. Return what report.json holds. Raise InvalidConfig and ModelLoadError in one sentence."""
+    """Train and write, with the other processes that torchrun has started, of which the first one writes. Return what
+    report.json holds, or in the others nothing. Raise InvalidConfig and ModelLoadError in one sentence."""
+    with joined(config.device) as (replicas, device):
+        if config.packs % replicas.size:
+            raise InvalidConfig(
+                f"a step's packs are shared out between {replicas.size} processes; give a multiple of that as --packs, "
+                f"not {config.packs}."
+            )
+        return _run(replace(config, device=device), console, replicas)
 
+
+def _run(config: FineTuneConfig, console: Console, replicas: TrainingReplicas) -> Report:
     def say(what: str) -> None:
-        if what:
+        if what and replicas.rank == 0:
             console.print(what, markup=False, highlight=False, soft_wrap=True)
 
     base = _base(config)
@@ -150,11 +161,14 @@ def run(config: FineTuneConfig, console: Console) -> Report:
     thin = None if config.method == "full" else learner.trained
     tuner = Tuner(
         learner.learnt, objective, packs, tuning, config.out,
-        identity=_identity(config, data), console=console, tracker=config.tracker,
-        flops=flops_of(base.model.spec, data, thin),
+        identity=_identity(config, data), console=Console(quiet=True) if replicas.rank else console,
+        tracker=config.tracker if replicas.rank == 0 else UNTRACKED, flops=flops_of(base.model.spec, data, thin),
+        replicas=replicas,
     )  # fmt: skip
     tuner.run()
     after = None if checked is None else _measured(checked, held_out)
+    if replicas.rank:
+        return {}
     folder = learner.write(config.out, config.base)
     rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
     report = {

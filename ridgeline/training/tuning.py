@@ -10,10 +10,11 @@ never waits for it. The device leaves out a step whose loss or gradients are not
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from ridgeline.training.optimizer import adamw, learning_rate
 from ridgeline.training.packs import Packs
 from ridgeline.training.pretrain import peak_flops
 from ridgeline.training.progress import Row, TrainingLog
+from ridgeline.training.replicas import TrainingReplicas
 from ridgeline.training.tuned import Objective
 
 
@@ -81,7 +83,8 @@ class Tuner:
     `folder`/log.jsonl: step, tokens, seconds, loss (mean since the last row), lr, grad_norm, tokens_per_s, mfu.
 
     identity: what a run must share with the one that it continues. flops: returns those that a pack needs, from which
-    the share of the device's peak follows. Raise InvalidConfig if the checkpoint there is of another run.
+    the share of the device's peak follows. replicas: the processes that train together, of which the first one writes.
+    Raise InvalidConfig if the checkpoint there is of another run.
     """
 
     runs_ahead = True  # a step needs nothing of the host that follows from the one before
@@ -98,10 +101,11 @@ class Tuner:
         console: Console,
         tracker: Tracker = UNTRACKED,
         flops: Callable[[list[int]], float] | None = None,
+        replicas: TrainingReplicas = TrainingReplicas(),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.learnt, self.objective, self.packs, self.config, self.folder = learnt, objective, packs, config, folder
-        self.console, self.tracker, self.flops = console, tracker, flops
+        self.console, self.tracker, self.flops, self.replicas = console, tracker, flops, replicas
         self.parameters = [each for each in learnt.parameters() if each.requires_grad]
         device = self.parameters[0].device
         self.optimizer = adamw(
@@ -112,7 +116,8 @@ class Tuner:
         self.ahead = 1 if self.fused and self.runs_ahead else 0
         self._begun = list[BegunStep]()
         self._broken_1 = torch.zeros((), device=device)  # 1 behind a step that was not finite
-        self.peak = peak_flops(device)
+        peak = peak_flops(device)
+        self.peak = peak and peak * replicas.size
         # The learning rate may change where numbers overflowed before, and how often a run is saved changes nothing
         free = ("lr", "log_every", "checkpoint_every", "paged")
         settings = {k: v for k, v in asdict(config).items() if k not in free}
@@ -124,7 +129,8 @@ class Tuner:
     def run(self) -> None:
         """Train until the steps are done. Raise InvalidConfig if numbers are not finite, or if there is no room for a
         checkpoint; the last one then stays."""
-        log = TrainingLog(self.folder / "log.jsonl", self.console, self.folder.name, self.step, self.tracker)
+        path = Path(os.devnull) if self.replicas.rank else self.folder / "log.jsonl"
+        log = TrainingLog(path, self.console, self.folder.name, self.step, self.tracker)
         with log, closing(self._writer):
             before, started = self.elapsed, time.monotonic()
             since, of_rows, losses, needed = started, self.tokens, list[float](), 0.0
@@ -225,22 +231,26 @@ class Tuner:
         return numbers_2, None
 
     def backward(self, packs: list[list[int]]) -> Tensor:
-        """Add the gradients of the mean loss of some packs to the parameters', and return that loss."""
-        weight, parts = sum(self.objective.weight(pack) for pack in packs), []
-        with self.learnt.dropout.of_step(self.step) if isinstance(self.learnt, Lora) else nullcontext():
-            for pack in packs:
+        """Add the gradients of the mean loss of some packs to the parameters', and return that loss: of all packs, of
+        which each process runs its own."""
+        weight, parts, (rank, size) = sum(self.objective.weight(pack) for pack in packs), [], astuple(self.replicas)
+        with self.learnt.dropout.of_step(self.step * size + rank) if isinstance(self.learnt, Lora) else nullcontext():
+            for pack in self.replicas.own(packs):
                 part = self.objective.sum(pack) / weight
                 part.backward()
                 parts.append(part.detach())
         if self.step == 0 and (still := [name for name, p in self.learnt.named_parameters() if _unmoved(p)]):
             raise InvalidConfig(f"{still[0].replace('/', '.')} has no gradient in this model; leave it out.")
-        return torch.stack(parts).sum()
+        loss_1 = torch.stack(parts).sum()
+        self.replicas.add_up([loss_1])
+        self.replicas.add_up([each.grad for each in self.parameters if each.grad is not None])
+        return loss_1
 
     def save(self) -> None:
         """Begin to write a checkpoint from which training continues exactly. Raise InvalidConfig if there was no room
         for the one before."""
-        if self.step == 0:
-            return  # there is nothing to lose
+        if self.step == 0 or self.replicas.rank:
+            return  # there is nothing to lose, or the first process writes
         with self._writing():
             self._writer.wait()
             self._saved = self.step

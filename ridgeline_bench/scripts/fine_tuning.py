@@ -10,6 +10,9 @@ forward and backward passes, the norm of the gradients, AdamW. FLOPs are those t
 and no gradients of weights that do not learn. host_seconds is the time in which the host begins a step, and memory the
 allocator's peak, from before the weights on.
 
+torchrun --nproc-per-node 2 -m ridgeline_bench.scripts.fine_tuning shares --packs out between two GPUs. Figures are then
+those of both, and memory that of the first one.
+
 --kernels prints and stores as many of the longest kernels of steps one behind the other, as training has them, and in
 which time of a step no kernel runs.
 """
@@ -36,6 +39,7 @@ from ridgeline.training.lora import Lora, LoraConfig
 from ridgeline.training.objective import needed_flops
 from ridgeline.training.packs import Packs
 from ridgeline.training.preferences import Preferences, with_reference
+from ridgeline.training.replicas import TrainingReplicas, joined
 from ridgeline.training.tuned import NextTokens, PackRunner, loss_chunk, recompute
 from ridgeline.training.tuning import Tuner, TuningConfig
 from ridgeline.weights.loader import read_model_config
@@ -46,7 +50,14 @@ WARM = 2  # steps that are not timed: kernels are compiled, memory grows
 PROFILED = 3  # steps, one behind the other
 
 
-def tuner_of(folder: Path, method: Any, given: Any, device: torch.device, out: Path) -> tuple[Tuner, dict[str, int]]:
+def tuner_of(
+    folder: Path,
+    method: Any,
+    given: Any,
+    device: torch.device,
+    out: Path,
+    replicas: TrainingReplicas = TrainingReplicas(),
+) -> tuple[Tuner, dict[str, int]]:
     """Return the trainer of random examples, and the bytes of the weights that it began with."""
     model = read_model_config(folder)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -67,7 +78,7 @@ def tuner_of(folder: Path, method: Any, given: Any, device: torch.device, out: P
     tuning = TuningConfig(steps=1 << 20, lr=1e-5, checkpoint_every=0, paged=given.paged)
     tuner = Tuner(
         learnt, objective, packs, tuning, out, identity={}, console=Console(quiet=True),
-        flops=lambda pack: each * len(pack),
+        flops=lambda pack: each * len(pack), replicas=replicas,
     )  # fmt: skip
     return tuner, held
 
@@ -86,7 +97,7 @@ def objective_of(given: Any, runs: PackRunner, vocabulary: int) -> tuple[NextTok
     return Preferences(runs, with_reference(runs, pairs), beta=0.1), 2 * half
 
 
-def measured(folder: Path, method: str, given: Any, device: torch.device) -> dict[str, Any]:
+def measured(folder: Path, method: str, given: Any, device: torch.device, replicas: TrainingReplicas) -> dict[str, Any]:
     """Return the figures of one model and method."""
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -99,7 +110,7 @@ def measured(folder: Path, method: str, given: Any, device: torch.device) -> dic
         return time.perf_counter()
 
     with tempfile.TemporaryDirectory() as out:
-        tuner, held = tuner_of(folder, method, given, device, Path(out))
+        tuner, held = tuner_of(folder, method, given, device, Path(out), replicas)
         losses = [tuner.update()[0] for _ in range(WARM)]
         started, before = now(), tuner.tokens
         ended, host = [], 0.0
@@ -194,24 +205,33 @@ def main() -> None:
     )
     if given.objective == "dpo" and given.sequences % 2:
         raise SystemExit(f"a pack of pairs has an even number of --sequences, got {given.sequences}.")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with joined(torch.device("cuda" if torch.cuda.is_available() else "cpu")) as (replicas, device):
+        if given.packs % replicas.size:
+            raise SystemExit(f"{replicas.size} processes share --packs out, so it is a multiple of that.")
+        measure(given, device, replicas)
+
+
+def measure(given: Any, device: torch.device, replicas: TrainingReplicas) -> None:
+    """Measure all models and methods; the first process tells."""
     table = Table("model", "method", "pack", "tokens/s", "MFU", "peak", "weights", "losses")
     here = asdict(host_with(device, given.commit))
     for model in given.models or [str(Path("benchmarks/models/llama-1b"))]:
         for method in given.methods:
             gc.collect()  # what the model before was held by
-            found = measured(Path(model), method, given, device)
-            options = {k: v for k, v in vars(given).items() if k in _STORED}
+            found = measured(Path(model), method, given, device, replicas)
+            options = {k: v for k, v in vars(given).items() if k in _STORED} | {"processes": replicas.size}
             name = Path(model).name
             what = {"workload": "fine-tuning", "model": name, "method": method}
-            keep(given.output, {"machine": here, **what, **options, **found})
+            if replicas.rank == 0:
+                keep(given.output, {"machine": here, **what, **options, **found})
             table.add_row(
                 name, method, f"{given.sequences} x {given.length}", f"{found['tokens_per_s']:,.0f}",
                 "" if found["mfu"] is None else f"{found['mfu']:.1%}",
                 "" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 1e9:.2f} GB",
                 f"{sum(found['held'].values()) / 1e9:.2f} GB", "{:.4f} {:.4f}".format(*found["losses"]),
             )  # fmt: skip
-    Console(width=140).print(table)
+    if replicas.rank == 0:
+        Console(width=140).print(table)
 
 
 _STORED = ("objective", "length", "sequences", "packs", "rank", "steps", "recompute", "paged")

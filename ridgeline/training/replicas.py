@@ -1,0 +1,93 @@
+"""Fine-tuning by several processes, each with a device and all weights: a step's packs are shared out between them, and
+their gradients are added up. So every process makes the same step, and one of them writes.
+
+Processes are those of torchrun: `torchrun --nproc-per-node 2 -m ridgeline train sft …`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.core.errors import InvalidConfig
+
+BUCKET = 1 << 27  # bytes of gradients that are sent at once, or those of one tensor
+
+
+@dataclass(frozen=True)
+class TrainingReplicas:
+    """The place of this process among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+    def own(self, packs: list[list[int]]) -> list[list[int]]:
+        """Return the packs of a step that this process runs."""
+        return packs[self.rank :: self.size]
+
+    @torch.no_grad()
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Add up tensors of one dtype over all processes, in place. All have the same bits afterwards."""
+        if self.size == 1:
+            return
+        for some in _buckets(tensors):
+            if len(some) == 1:
+                dist.all_reduce(some[0])
+                continue
+            joined = torch.cat([each.flatten() for each in some])
+            dist.all_reduce(joined)
+            for each, summed in zip(some, joined.split([each.numel() for each in some]), strict=True):
+                each.copy_(summed.view_as(each))
+
+
+def asked_for() -> int:
+    """Return how many processes torchrun has started; 1 without it. Raise InvalidConfig for what is no number."""
+    found = os.environ.get("WORLD_SIZE", "1")
+    if not (found.isascii() and found.isdigit() and int(found)):
+        raise InvalidConfig(f"WORLD_SIZE, which torchrun sets, must be a number of processes, got {found!r}.")
+    return int(found)
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[tuple[TrainingReplicas, torch.device]]:
+    """Meet the other processes that torchrun has started, if there are some. Yield the place among them and the device
+    of this one: of GPUs that with its number on the host. A group of processes that is there already is taken."""
+    size = dist.get_world_size() if dist.is_initialized() else asked_for()
+    if size == 1:
+        yield TrainingReplicas(), device
+        return
+    if device.type == "cuda":
+        if ":" in str(device):
+            raise InvalidConfig(f"each of {size} processes takes a GPU of its own; give --device cuda, not {device}.")
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if device.index >= torch.cuda.device_count():
+            raise InvalidConfig(f"{device} does not exist; start at most {torch.cuda.device_count()} processes here.")
+        torch.cuda.set_device(device)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    on_gpu, met = device.type == "cuda", dist.is_initialized()
+    if not met:
+        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    try:
+        yield TrainingReplicas(dist.get_rank(), size), device
+    finally:
+        if not met:
+            dist.destroy_process_group()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    some, size = list[Tensor](), 0
+    for each in tensors:
+        if some and size + each.nbytes > BUCKET:
+            yield some
+            some, size = [], 0
+        some.append(each)
+        size += each.nbytes
+    if some:
+        yield some
