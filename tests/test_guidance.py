@@ -121,6 +121,7 @@ def test_guided_requests_are_transformers_among_unguided_ones(family: str, open_
     check_left_clean(llm)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     "family",
     [

@@ -65,6 +65,7 @@ def test_streams_can_be_read_in_turn_and_left_early(llm: LLM) -> None:
     assert not llm.engine.scheduler.num_running + llm.engine.scheduler.num_waiting
 
 
+@pytest.mark.dealt
 def test_several_threads_may_ask_at_once(llm: LLM) -> None:
     prompts = [f"{word} {number}" for word in ("the", "fox", "hens") for number in range(4)]
     expected = {prompt: llm.generate(prompt, GREEDY)[0].outputs[0].text for prompt in prompts}

@@ -206,6 +206,7 @@ def flooded(policy: str, flood: int, price: Price) -> tuple[float, float, float]
     return 1e3 * waits[int(0.99 * len(waits))], longest, tokens / device.now
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("policy", TENANTS)
 def test_a_tenant_that_floods_ten_times_as_much_hardly_delays_another(policy: str) -> None:
@@ -416,6 +417,7 @@ def test_objectives_are_kept_where_first_come_first_served_collapses() -> None:
     assert goodput("slo", rate, 20.0) >= 1.5 * goodput("fcfs", rate, 20.0)
 
 
+@pytest.mark.dealt
 @pytest.mark.few(1)
 @pytest.mark.parametrize("slots", [8, 32])
 def test_objectives_are_kept_on_a_device_that_its_prices_do_not_describe(slots: int) -> None:

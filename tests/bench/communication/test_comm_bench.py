@@ -102,6 +102,7 @@ def test_what_cannot_be_asked_is_one_sentence() -> None:
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.dealt
 def test_processes_that_cannot_begin_are_told_and_nothing_hangs() -> None:
     if torch.cuda.is_available():
         pytest.skip("here GPUs' ranks begin")
@@ -205,6 +206,7 @@ print(*packages() - seen)
 """
 
 
+@pytest.mark.dealt
 def test_every_package_is_there_before_anything_is_measured(tmp_path: Path) -> None:
     flags = ["--out", str(tmp_path / "figures.jsonl"), "--plot", str(tmp_path / "picture.svg")]
     done = subprocess.run([sys.executable, "-c", BENCH, *flags], capture_output=True, text=True, check=False)
@@ -220,6 +222,7 @@ def test_a_missing_package_is_one_sentence_before_anything_is_measured() -> None
     assert done.stderr == "ridgeline: comm bench needs the package torch, which is not installed.\n"
 
 
+@pytest.mark.dealt
 def test_tables_and_pictures_need_torch_and_rich_alone() -> None:
     """A machine that only measures has no package of the server, and says so for none of it after a minute's work."""
     code = "import sys; sys.modules['msgspec'] = None; import ridgeline_bench.communication.show"

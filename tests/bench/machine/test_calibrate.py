@@ -95,6 +95,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         yield printed
 
 
+@pytest.mark.dealt
 def test_rates_are_of_a_real_machine(told: dict[str, Any]) -> None:
     """A core moves 1 GB/s to 1 TB/s and does 1 GFLOP/s to 100 TFLOP/s, and a hundredth of the least where
     others have the machine. That seconds are seconds is shown above, on a clock of our own."""

@@ -122,6 +122,7 @@ class Queue(ScriptedServer):
         return {"wait": self.free - now, "pieces": [(1, 0.0)]}
 
 
+@pytest.mark.dealt
 def test_the_command_finds_what_a_queue_can_bear_and_stores_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "EXACT", 1.5)  # fewer rates
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

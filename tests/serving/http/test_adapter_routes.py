@@ -157,6 +157,7 @@ def test_only_the_admin_key_and_the_option_open_the_routes(
             assert "--lora-dir" in answer.json()["error"]["message"]
 
 
+@pytest.mark.dealt
 def test_requests_end_with_the_adapter_that_was_unloaded_meanwhile(servers: tuple[Server, Server]) -> None:
     one, two = servers
     assert load(one, "red", "red").status_code == 200

@@ -65,6 +65,7 @@ def create(server: Server, face: str = "transcriptions", **options: Any) -> Any:
     return getattr(server.client.audio, face).create(**given)
 
 
+@pytest.mark.dealt
 @pytest.mark.few(3)
 @pytest.mark.parametrize("form", ["json", "text", "srt", "vtt", "verbose_json"])
 def test_transcripts_are_those_of_the_model_in_every_format(form: str, server: Server, llm: LLM) -> None:

@@ -28,7 +28,7 @@ from tests.chromium import CHROMIUM, FLAGS
 from tests.serving.conftest import Server, StartServer
 from tests.serving.observed.figures import stats
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+pytestmark = [pytest.mark.dealt, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
 
 SCHEMES = pytest.mark.parametrize("scheme", ["light", "dark"])
 WIDE, NARROW = 1366, 360  # pixels

@@ -87,6 +87,7 @@ def test_promtool_accepts_configuration_and_rules_and_the_rules_do_as_they_say()
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
 
+@pytest.mark.dealt
 @with_promtool
 def test_an_alert_that_never_fires_would_be_noticed(tmp_path: Path) -> None:
     written = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())

@@ -274,6 +274,7 @@ def test_the_prefix_cache_counts_each_prompt_once(socket: Path) -> None:
     assert stats.counters["prefix_cache_hits"] == again.cached_tokens == 39  # all but the last, which is run
 
 
+@pytest.mark.dealt
 @pytest.mark.usefixtures("crowded")
 def test_preempted_requests_are_counted_and_their_own_blocks_are_no_hit(socket: Path) -> None:
     """8 requests that grow to 90 tokens each want 48 blocks of 16, and there are 24."""

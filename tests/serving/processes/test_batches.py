@@ -71,6 +71,7 @@ def told(client: openai.OpenAI, file: str | None) -> dict[str, Any]:
     return by_name
 
 
+@pytest.mark.dealt
 def test_the_process_of_batches_ends_at_sigterm_by_itself(tmp_path: Path) -> None:
     """It ends with code 0, also while it waits for an engine that never comes."""
     config = ServeConfig(batch_dir=str(tmp_path / "batches"))

@@ -160,6 +160,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.dealt
 def test_a_suspended_group_goes_on_as_if_nothing_had_been() -> None:
     """A watcher and its process are stopped for longer than either bound, and go on."""
     pipe = subprocess.PIPE

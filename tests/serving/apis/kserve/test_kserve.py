@@ -503,6 +503,7 @@ def test_a_wrong_queue_is_refused_by_its_field(tmp_path: Path, wrong: str, said:
     assert said in str(refused.value)
 
 
+@pytest.mark.dealt
 def test_requests_of_a_higher_level_start_first_and_a_levels_timeout_ends_those_that_wait(
     start_server: StartServer, tmp_path: Path
 ) -> None:

@@ -156,6 +156,7 @@ def test_what_means_nothing_here_is_left_out_by_name(server: Server) -> None:
     }
 
 
+@pytest.mark.dealt
 def test_num_ctx_bounds_prompt_and_output_together(server: Server) -> None:
     options = {"temperature": 0, "num_ctx": 20}
     answer = post(server, "generate", model=MODEL, prompt=TEXT, stream=False, options=options).json()
