@@ -157,4 +157,11 @@ def choose_limits(
     given = config.max_num_batched_tokens
     max_seqs = config.max_num_seqs or (seqs if given is None else min(seqs, max(1, given // each)))
     whole = longest if pooling is not None and pooling.runs_whole(pooling.task) else 0
+    if not config.enable_chunked_prefill:
+        whole = longest
+        if given is not None and given < longest:
+            raise InvalidConfig(
+                f"max_num_batched_tokens is {given}, and a prompt of up to {longest} tokens runs in one step; raise it, "
+                "lower max_model_len, or leave enable_chunked_prefill on."
+            )
     return max_seqs, given or max(tokens, max_seqs * each, whole)

@@ -563,6 +563,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         max_model_len=memory.max_model_len,
         max_num_seqs=wiring.max_seqs,
         max_num_batched_tokens=memory.sizes.max_tokens,
+        chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         max_num_partial_prefills=config.max_num_partial_prefills,
         max_long_partial_prefills=config.max_long_partial_prefills,
@@ -571,7 +572,9 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         policy=config.policy,
         state_cache_share=config.state_cache_share,
         state_checkpoint_interval=config.state_checkpoint_interval,
-        itl_target=choose_itl_target(config.itl_target, cost_model, interactive=wiring.interactive),
+        itl_target=choose_itl_target(
+            config.itl_target, cost_model, interactive=wiring.interactive and config.enable_chunked_prefill
+        ),
         cascade=wiring.cascade,
         pools=wiring.pools,
         encodes=encodes,

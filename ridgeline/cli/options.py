@@ -40,6 +40,7 @@ ENGINE_HELP = {
     "max_model_len": "Longest prompt + output, in tokens (8k is 8000, 8K is 8192).",
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": "Most tokens that one step runs.",
+    "enable_chunked_prefill": "Let a step run a part of a prompt; else each runs in one step.",
     "max_num_partial_prefills": "Most prompts under way of which a step runs a part (0: as many as fit).",
     "max_long_partial_prefills": "Most of these that are long: above the threshold, or 4 % of the context (0: all).",
     "long_prefill_token_threshold": "Most tokens of one prompt that a step runs (0: as many as fit).",

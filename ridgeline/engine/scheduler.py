@@ -104,7 +104,7 @@ class Scheduler:
         self.pictures = HeldVectors(
             config.kept_bytes, config.vector_bytes, config.patch_cost, config.picture_patches, config.pixel_cost
         )
-        self._longest_chunk = config.long_prefill_token_threshold
+        self._whole, self._longest_chunk = not config.chunked_prefill, config.long_prefill_token_threshold
         self._most_partial, self._most_long = config.max_num_partial_prefills, config.max_long_partial_prefills
         self._long = config.long_prefill_token_threshold or int(LONG * config.max_model_len)
         self._recovery = Recovery()
@@ -413,7 +413,7 @@ class Scheduler:
         prefilling, tier = self.running.prefilling, self.cache.tier
         ready = prefilling if tier is None else filter(tier.is_there, prefilling)
         under_way = deque(sorted(ready, key=self._policy.place))
-        waiting, cut = self._waiting.head(), self._itl.target is not None
+        waiting, cut = self._waiting.head(), self._itl.target is not None and not self._whole
         decodes = cut and any(not seq.request.background for seq in builder.seqs)  # a client waits for a token
         while builder.budget > 0 and (under_way or waiting is not None):
             starts = waiting is not None and not (
@@ -548,7 +548,7 @@ class Scheduler:
         if (builder.encoded_tokens or builder.seen_tokens) and reads >= builder.budget:
             return False
         sure, budget = WINDOW_CHUNK - self.running.ahead, builder.budget
-        if not seq.request.whole:
+        if not (seq.request.whole or self._whole):
             most = min(self._longest_chunk or budget, builder.share or budget)
             budget = min(budget, max(most, len(seq.members)))  # whose last tokens run together
         smaller = [sure] if self.cache.tables.windowed and budget > sure else []
@@ -569,8 +569,8 @@ class Scheduler:
             ends = [end - 1 for end in ends]
         chunks: list[tuple[Sequence, int]] = []
         for member, start, end in zip(members, starts, ends, strict=True):
-            if member.request.whole and end - start > budget:
-                return []
+            if (member.request.whole or self._whole) and end - start > budget:
+                break
             stop = min(end, start + budget)
             if member.inserted and not member.crossed:
                 stop = self.pictures.end(member.inserted, start, stop, builder)

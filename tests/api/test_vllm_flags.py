@@ -88,7 +88,7 @@ def test_own_flags_are_those_of_the_verb() -> None:
         ("""m --hf-overrides.rope_theta 1e6 --hf-overrides.a.b '"x"'""",
          """m --hf-overrides '{"rope_theta": 1000000.0, "a": {"b": "x"}}'"""),
         ("m --enable-chunked-prefill --swap-space 4 --disable-log-requests -O3 --no-enable-log-requests",
-         "m --kv-offloading-size 4"),
+         "m --enable-chunked-prefill --kv-offloading-size 4"),
         ("m --ec-transfer-config {} --no-enable-prompt-adapter --response-role assistant", "m"),
         ("m --offload_group_size 4 --cpu-offload-params experts mlp.up_proj",
          "m --offload-group-size 4 --offload-params experts --offload-params mlp.up_proj"),

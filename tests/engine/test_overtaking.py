@@ -7,15 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.policies import PolicySettings
+from ridgeline.defaults import choose_limits
 from ridgeline.engine import waiting
 from ridgeline.engine.policy import POLICIES
 from ridgeline.engine.sequence import Sequence, Status
 from tests.engine.desk import Desk, make_request
+from tests.engine.layouts import REVOCABLE, Groups
+from tests.engine.profiles import quick_settings
 
 
 def ask(name: str, adapter: int = 0, length: int = 6, max_tokens: int = 4, owner: str = "") -> Any:
@@ -136,6 +141,37 @@ def test_no_more_prompts_are_under_way_than_may_be() -> None:
     desk.finish()
 
 
+@quick_settings(40)
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=8),
+    groups=st.sampled_from(REVOCABLE),
+    policy=st.sampled_from([*POLICIES]),
+    pages=st.integers(60, 90),
+)
+def test_without_parts_each_prompt_runs_in_one_step(
+    prompts: list[tuple[int, int]], groups: Groups, policy: str, pages: int
+) -> None:
+    """Those that do not fit beside rows that decode wait until they do, and all end as they do alone. A promise between
+    tokens cuts none."""
+    slo = PolicySettings(slo_ttft=3600, slo_itl=10e-3)
+    desk = Desk(groups=groups, pages=pages, scheduling_policy=policy, chunked_prefill=False, policy=slo)
+    requests = [
+        make_request(f"r{n}", range(100 * n, 100 * n + length), max_tokens=count)
+        for n, (length, count) in enumerate(prompts)
+    ]
+    desk.add(*requests)
+    started = set[str]()
+    while desk.scheduler.has_work:
+        while len(desk.scheduler.in_flight) < 2 and (plan := desk.submit()):
+            for span in plan.spans:
+                seq = desk.scheduler.in_flight[-1].seqs[span.row]
+                assert len(span.token_ids) == len(seq.tokens) - seq.cached_tokens
+                started.add(seq.id)
+        desk.deliver()
+    assert started == {request.id for request in requests}
+    assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
 def test_short_prompts_overtake_long_ones_beyond_the_bound() -> None:
     desk = Desk(budget=18, max_num_partial_prefills=3, max_long_partial_prefills=1, long_prefill_token_threshold=8)
     desk.add(
@@ -152,3 +188,14 @@ def test_short_prompts_overtake_long_ones_beyond_the_bound() -> None:
 def test_more_long_prompts_than_prompts_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="max_long_partial_prefills is 3, above max_num_partial_prefills 2"):
         LLMConfig(max_num_partial_prefills=2, max_long_partial_prefills=3)
+
+
+def test_prompts_without_parts_need_a_step_that_has_room_for_the_longest() -> None:
+    whole = LLMConfig(enable_chunked_prefill=False, max_num_batched_tokens=600)
+    assert choose_limits(whole, torch.device("cpu"), longest=600) == (32, 600)
+    with pytest.raises(InvalidConfig, match="is 600, and a prompt of up to 601 tokens runs in one step; raise it"):
+        choose_limits(whole, torch.device("cpu"), longest=601)
+    assert choose_limits(LLMConfig(enable_chunked_prefill=False), torch.device("cpu"), longest=9000) == (32, 9000)
+    for given in ({"itl_target": 5.0}, {"max_num_partial_prefills": 2}, {"long_prefill_token_threshold": 64}):
+        with pytest.raises(InvalidConfig, match=f"{next(iter(given))} divides prompts, which run whole"):
+            LLMConfig(enable_chunked_prefill=False, **given)

@@ -83,6 +83,7 @@ class EngineConfig:
     policy: the settings of the scheduling policy.
     state_cache_share, state_checkpoint_interval: as in `LLMConfig`.
     lookahead_depth: how many plans may be in flight at once.
+    chunked_prefill: a step may run a part of a prompt. Without, `max_num_batched_tokens` is at least `max_model_len`.
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
@@ -115,6 +116,7 @@ class EngineConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0
     max_long_partial_prefills: int = 0

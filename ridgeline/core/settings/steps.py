@@ -31,6 +31,8 @@ class StepSettings(Settings):
     enable_mm_embeds: pictures and sounds may come as the vectors that a tower or a listener makes of them.
     max_num_seqs: how many requests run at once.
     max_num_batched_tokens: the most tokens that one step runs.
+    enable_chunked_prefill: a step may run a part of a prompt. Without, each prompt runs in one step, which must have
+        room for the longest, and others wait until it has run.
     long_prefill_token_threshold: the most tokens of one prompt that a step runs, so that several prompts share it;
         0: as many as fit.
     max_num_partial_prefills: how many prompts may be under way at a time of which a step runs a part. From 2 on a step
@@ -62,6 +64,7 @@ class StepSettings(Settings):
     max_model_len: Annotated[int | None, AtLeast(1)] = None
     max_num_seqs: Annotated[int | None, AtLeast(1)] = None
     max_num_batched_tokens: Annotated[int | None, AtLeast(1)] = None
+    enable_chunked_prefill: bool = True
     long_prefill_token_threshold: Annotated[int, AtLeast(0)] = 0
     max_num_partial_prefills: Annotated[int, AtLeast(0)] = 0
     max_long_partial_prefills: Annotated[int, AtLeast(0)] = 0
@@ -96,6 +99,9 @@ class StepSettings(Settings):
             )
         if self.itl_target is not None and not 0 <= self.itl_target < float("inf"):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
+        parts = "long_prefill_token_threshold", "max_num_partial_prefills", "max_long_partial_prefills", "itl_target"
+        if not self.enable_chunked_prefill and (given := [name for name in parts if getattr(self, name)]):
+            raise InvalidConfig(f"{given[0]} divides prompts, which run whole without enable_chunked_prefill; leave it out.")
         if self.max_logprobs < -1:
             raise InvalidConfig(f"max_logprobs must be at least 0, or -1 for all, got {self.max_logprobs!r}.")
         if not -(1 << 63) <= self.seed < 1 << 64:

@@ -117,7 +117,6 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "lora-dtype lora-extra-vocab-size max-lora-cls-labels",
     ),
     ("an adapter is asked for by its name, never by a kind of input", VALUE, "default-mm-loras"),
-    ("long prompts always run in parts, beside requests that decode", SWITCH, "enable-chunked-prefill"),
     (
         "what requests hold is never logged; --no-access-log leaves out the line of each request",
         SWITCH,
