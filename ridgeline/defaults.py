@@ -161,7 +161,7 @@ def choose_limits(
         whole = longest
         if given is not None and given < longest:
             raise InvalidConfig(
-                f"max_num_batched_tokens is {given}, and a prompt of up to {longest} tokens runs in one step; raise it, "
-                "lower max_model_len, or leave enable_chunked_prefill on."
+                f"max_num_batched_tokens is {given}, and a prompt of up to {longest} tokens runs in one step; raise "
+                "it, lower max_model_len, or leave enable_chunked_prefill on."
             )
     return max_seqs, given or max(tokens, max_seqs * each, whole)

@@ -73,5 +73,6 @@ class EngineFlags:
     ] = 0.0
     kv_disk_size: Annotated[float, typer.Option(help="GiB of a disk below that memory, of each replica.")] = 0.0
     kv_disk_rate: Annotated[float, typer.Option(help="GB/s of that disk, of reads and of writes.")] = 0.7
+    kv_disk_shared: Annotated[bool, typer.Option(help="All replicas have one such disk, as a central store.")] = False
     utilization: Annotated[float, typer.Option(help="Share of the device's memory to use.")] = 0.9
     lag: Annotated[float, typer.Option(help="Milliseconds between client and engine, both ways together.")] = 2.0

@@ -105,10 +105,12 @@ class Fleet:
         names = [str(g.spec.format) for g in setup.layout.groups if hasattr(g.spec, "format")]
         self._prompts = Prompts(setup.layout.block_size, root_hash("", *sorted({*names} - {"None"})))
         slow = self.counts.bounds.itl
+        shared = setup.disk(self.clock) if setup.settings.kv_disk_shared else None
         self.replicas = [
             Replica(
                 *(setup, self.clock, self._prompts, self.counts.gaps, slow),
                 partial(self._prefilled, number) if number < plan.prefill else self._ended,
+                shared or setup.disk(self.clock),
             )
             for number in range(plan.replicas)
         ]

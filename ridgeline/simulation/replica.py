@@ -10,7 +10,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.routing import ServerLoad
 from ridgeline.simulation.clock import VirtualClock
 from ridgeline.simulation.device import Device
-from ridgeline.simulation.disk import TimedResult
+from ridgeline.simulation.disk import SimulatedDisk, TimedResult
 from ridgeline.simulation.handover import lacking, receive
 from ridgeline.simulation.setup import Setup
 from ridgeline.simulation.tally import Tally
@@ -22,10 +22,17 @@ SAMPLED_STEPS = 16  # one of so many is looked at for the waste of the cache
 
 class Replica:
     """ended: called with a request, its times, and how many gaps between its tokens were longer than `slow` seconds.
-    up: it can take requests. since: when it began to."""
+    disk: the store below its host's memory, if there is one. up: it can take requests. since: when it began to."""
 
     def __init__(
-        self, setup: Setup, clock: VirtualClock, prompts: Prompts, gaps: Tally, slow: float, ended: Ended
+        self,
+        setup: Setup,
+        clock: VirtualClock,
+        prompts: Prompts,
+        gaps: Tally,
+        slow: float,
+        ended: Ended,
+        disk: SimulatedDisk | None = None,
     ) -> None:
         self._setup, self._clock, self._prompts, self._gaps, self._slow = setup, clock, prompts, gaps, slow
         self._ended = ended
@@ -35,7 +42,7 @@ class Replica:
         self.loaded_bytes = self.saved_bytes = 0
         self.held = self.filled = 0  # tokens that blocks of running requests have room for, and those that are there
         self._tokens, self.disk_tokens = 0, 0
-        self._disk = setup.disk(clock)
+        self._disk = disk
         self._made: tuple[Engine, Device] | None = None  # with the first request: few of many replicas may get one
 
     def _begin(self) -> tuple[Engine, Device]:

@@ -35,9 +35,9 @@ class Settings:
     """The settings of each replica. None: what a server would choose.
 
     objectives: further settings of policies. itl_target: milliseconds, 0 for none. kv_tokens: tokens that the cache
-    holds. kv_offloading_size: GiB of the host's memory for blocks that it gives up. kv_disk_size, kv_disk_rate: GiB of
-    a disk below that, and its GB/s. utilization: share of the device's memory that is used. lag: seconds between a
-    client and the engine, both ways together.
+    holds. kv_offloading_size: GiB of the host's memory for blocks that it gives up. kv_disk_size, kv_disk_rate: GiB
+    of a disk below that, and its GB/s; kv_disk_shared: all replicas have one, as a central store. utilization:
+    share of the device's memory that is used. lag: seconds between a client and the engine, both ways together.
     """
 
     policy: str = "fcfs"
@@ -51,6 +51,7 @@ class Settings:
     kv_offloading_size: float = 0.0
     kv_disk_size: float = 0.0
     kv_disk_rate: float = 0.7
+    kv_disk_shared: bool = False
     utilization: float = 0.9
     lag: float = 0.002
 
@@ -75,6 +76,8 @@ class Settings:
             )
         if self.kv_disk_size and not self.kv_offloading_size:
             raise InvalidConfig("blocks come to the disk by way of the host's memory; set kv_offloading_size.")
+        if self.kv_disk_shared and not self.kv_disk_size:
+            raise InvalidConfig("replicas share a disk only where there is one; set kv_disk_size.")
         if not 0 <= self.lag < float("inf"):
             raise InvalidConfig(f"lag must be a number of seconds from 0, got {self.lag!r}.")
 

@@ -196,6 +196,6 @@ def test_prompts_without_parts_need_a_step_that_has_room_for_the_longest() -> No
     with pytest.raises(InvalidConfig, match="is 600, and a prompt of up to 601 tokens runs in one step; raise it"):
         choose_limits(whole, torch.device("cpu"), longest=601)
     assert choose_limits(LLMConfig(enable_chunked_prefill=False), torch.device("cpu"), longest=9000) == (32, 9000)
-    for given in ({"itl_target": 5.0}, {"max_num_partial_prefills": 2}, {"long_prefill_token_threshold": 64}):
-        with pytest.raises(InvalidConfig, match=f"{next(iter(given))} divides prompts, which run whole"):
-            LLMConfig(enable_chunked_prefill=False, **given)
+    for wrong in ({"itl_target": 5.0}, {"max_num_partial_prefills": 2}, {"long_prefill_token_threshold": 64}):
+        with pytest.raises(InvalidConfig, match=f"{next(iter(wrong))} divides prompts, which run whole"):
+            LLMConfig(enable_chunked_prefill=False, **wrong)

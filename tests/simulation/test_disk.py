@@ -52,6 +52,16 @@ def test_a_replica_that_was_away_finds_its_cache_where_reading_beats_running(rat
         assert (figures.hit_rate > 0.4) == (found and size > 0)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_replicas_of_one_store_find_what_others_wrote(shared: bool) -> None:
+    """Turns go round, so each comes to a replica that never saw it."""
+    below = {"kv_offloading_size": 4.0, "kv_disk_size": 4.0, "kv_disk_rate": 1e3, "kv_disk_shared": shared}
+    large = setup("llama-8b", max_model_len=8192, kv_tokens=16384, lag=0.0, **below)
+    _, figures = run(large, turns(4, 10.0), FleetSettings(replicas=4, routing="round-robin"))
+    assert figures.completed == 4
+    assert (figures.disk_hit_rate > 0.7) == (figures.hit_rate > 0.7) == shared
+
+
 def test_a_store_takes_its_time_and_forgets_what_was_used_least_lately() -> None:
     clock = VirtualClock()
     disk = SimulatedDisk(clock, capacity_bytes=30, rate=10.0)

@@ -101,7 +101,9 @@ class StepSettings(Settings):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
         parts = "long_prefill_token_threshold", "max_num_partial_prefills", "max_long_partial_prefills", "itl_target"
         if not self.enable_chunked_prefill and (given := [name for name in parts if getattr(self, name)]):
-            raise InvalidConfig(f"{given[0]} divides prompts, which run whole without enable_chunked_prefill; leave it out.")
+            raise InvalidConfig(
+                f"{given[0]} divides prompts, which run whole without enable_chunked_prefill; leave it out."
+            )
         if self.max_logprobs < -1:
             raise InvalidConfig(f"max_logprobs must be at least 0, or -1 for all, got {self.max_logprobs!r}.")
         if not -(1 << 63) <= self.seed < 1 << 64:
