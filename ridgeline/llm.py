@@ -93,6 +93,7 @@ class LLM:
 
     def _load(self) -> None:
         """Load the model and make what stands around it."""
+        self._live: LiveWeights | None = None  # where weights lie, which takes 30 ms to find
         overrides = sampling_overrides(self.config.override_generation_config or {})
         early = Early(self.config)
         with ThreadPoolExecutor(1, "ridgeline-tokenizer") as thread:
@@ -471,10 +472,11 @@ class LLM:
         for name in ("enable_lora_factors", "enable_lora_vocabulary"):
             if getattr(self.config, name):
                 raise InvalidConfig(f"adapters of {name} hold numbers that follow from the weights; build a new LLM.")
-        live = LiveWeights(worker.runner.decoder, self.assembly.model.weights)
-        live.check(tensors)
+        if self._live is None:
+            self._live = LiveWeights(worker.runner.decoder, self.assembly.model.weights)
+        self._live.check(tensors)
         try:
-            live.replace(tensors)
+            self._live.replace(tensors)
         except Exception:  # there may be a mixture of both
             self.shutdown()
             raise
@@ -538,7 +540,7 @@ class LLM:
         except InvalidConfig:
             self.engine.resume()
             raise
-        self._asleep = level
+        self._asleep, self._live = level, None
 
     def wake_up(self, tags: Sequence[Kind] | None = None) -> None:
         """Bring back what `sleep` gave away, or some of it: "weights" or "kv_cache". Raise InvalidConfig if others have
@@ -561,7 +563,7 @@ class LLM:
         """Stop the worker. The object cannot be used afterwards."""
         if self._asleep != 2 and not self._is_shut_down:
             self.engine.shutdown()
-        self._is_shut_down = True
+        self._is_shut_down, self._live = True, None
 
     def __enter__(self) -> LLM:
         return self

@@ -8,7 +8,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -50,9 +50,9 @@ class ReceivedWeights:
         try:
             self.live.check_shapes({each.name: each.shape for each in announced.tensors})
             for tensors in self._arrivals(announced):
-                for name, tensor in tensors.items():
-                    if not _finite(tensor):
-                        raise InvalidConfig(f"{name} holds numbers that are not finite; the old weights stay.")
+                if not _finite(tensors.values()):
+                    name = next(name for name, tensor in tensors.items() if not _finite([tensor]))
+                    raise InvalidConfig(f"{name} holds numbers that are not finite; the old weights stay.")
                 written = True
                 self.live.replace(tensors)
             if self._device.type == "cuda":
@@ -98,5 +98,10 @@ def _unpacked(packed_B: Tensor, pack: list[SentTensor]) -> dict[str, Tensor]:
     return found
 
 
-def _finite(tensor: Tensor) -> bool:
-    return tensor.numel() == 0 or bool(torch.linalg.vector_norm(tensor, float("inf")).isfinite())
+def _finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all numbers are finite. The host waits for the device once, however many tensors there are."""
+    filled = [each for each in tensors if each.numel()]
+    if not filled:
+        return True
+    greatest = torch._foreach_norm(filled, float("inf"))
+    return bool(torch.stack([each.float() for each in greatest]).isfinite().all())
