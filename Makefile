@@ -16,7 +16,8 @@ demo-vision: $(VENV)/.installed-media
 
 # Up to four files at a time, one more than there are cores, in the order of tests/conftest.py. SLOWEST=20 lists the slowest tests, as CI does.
 # A test that fails runs once more and is listed if it passes then: cores that others use too make some processes late.
-# What hypothesis found is kept, so it fails both times.
+# What hypothesis found is kept, so it fails both times. Of tests that are dealt (tests/selection.py) a third of the cases
+# run, by the day of the newest commit.
 test: $(VENV)/.installed-test
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --reruns 1 -r fER $(if $(SLOWEST),--durations=$(SLOWEST))
 

@@ -29,6 +29,7 @@ def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return run_here("bench", *arguments)
 
 
+@pytest.mark.dealt
 def test_the_command_is_a_process_of_its_own(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ridgeline", "bench", "latency", "--model", str(tiny_model("llama")), "--dummy"]
     sizes = ["--requests", "2", "--input-len", "5", "--output-len", "4", "--device", "cpu"]

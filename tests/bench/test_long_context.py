@@ -56,6 +56,7 @@ def test_longrope_uses_the_factors_that_it_is_given() -> None:
     assert ours == pytest.approx([10_000 ** (-n / 32) / factors[n] for n in range(32)], rel=1e-5)
 
 
+@pytest.mark.dealt
 def test_the_engine_has_the_same_losses(stream: torch.Tensor) -> None:
     short = Model(CONFIG | {"max_position_embeddings": 128}, EMBEDDED_MODEL, CPU)
     text = stream[:, :257]
