@@ -57,14 +57,15 @@ class StepFlags:
 
 
 def _shape(model: ModelSpec, step: StepFlags) -> StepShape:
-    views = _views(step.patches)
+    views = views_of(step.patches)
     if views and model.tower is None:
         raise InvalidConfig("--patches counts what a tower sees of pictures, and this model has none; leave it out.")
     encodes = model.encoder is not None
     return step_shape(step.batch, step.context, step.prefill, encodes=encodes, views=views)
 
 
-def _views(text: str) -> list[int]:
+def views_of(text: str) -> list[int]:
+    """Return the numbers of --patches. Raise InvalidConfig for others."""
     parts = text.split(",") if text else []
     if not all(part.strip().isdecimal() and int(part) for part in parts):
         raise InvalidConfig(f"--patches must be numbers from 1 on with commas between, got {text!r}.")

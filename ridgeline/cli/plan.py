@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.explain import verifying_table
+from ridgeline.cli.explain import verifying_table, views_of
 from ridgeline.cli.options import with_records
 from ridgeline.cli.plan_divisions import show_divisions
 from ridgeline.cli.plan_host_layers import show_host_layers
@@ -61,6 +61,10 @@ class DemandFlags:
 
     input_tokens: Annotated[int, typer.Option("--input", help="Tokens of a prompt.")] = 1024
     output_tokens: Annotated[int, typer.Option("--output", help="Tokens of an answer.")] = 256
+    patches: Annotated[
+        str,
+        typer.Option(help="Patches of each view of a request's pictures, such as 1024,576; --input counts vectors."),
+    ] = ""
     block_size: Annotated[int, typer.Option(help="Tokens per KV cache block.")] = DEFAULT_BLOCK_SIZE["cuda"]
     slo_ttft: Annotated[float | None, typer.Option(help="Longest time to the first token, in ms.")] = None
     slo_itl: Annotated[float | None, typer.Option(help="Longest mean time between tokens, in ms.")] = None
@@ -124,6 +128,7 @@ def plan(
             slo_ttft=None if demand.slo_ttft is None else demand.slo_ttft / 1e3,
             slo_itl=None if demand.slo_itl is None else demand.slo_itl / 1e3,
             price_per_hour=demand.price_per_hour,
+            views=views_of(demand.patches),
         )
         for hardware in (read_hardware(name, rates.datasheet) for name in gpu.split(","))
     ]
@@ -186,6 +191,8 @@ def record(one: Plan) -> dict[str, Any]:
         "host_tier": one.tier._asdict() if one.tier else None,
         "streamed_bytes": 0 if one.below is None else one.below.num_bytes,
         "streaming_seconds": one.copying,
+        "tower_seconds": one.seeing,
+        "shares": dict(zip(("tower", "prompt", "decoding"), one.shares, strict=True)),
         "crossover_tokens": one.crossover,
         "chunk": one.chunk,
         "largest_chunk_within_slo": one.largest_chunk,
@@ -210,6 +217,12 @@ def _print(one: Plan) -> None:
         print(
             f"the layers' products become compute-bound at {one.crossover} tokens a step; "
             f"chunks of at least {one.chunk} tokens{_chunk_limit(one)}"
+        )
+    if d.views:
+        tower, prompt, decoding = one.shares
+        print(
+            f"the tower takes {1e3 * one.seeing:.3g} ms for a request's pictures; of a request's time on the device "
+            f"{tower:.0%} are the tower's, {prompt:.0%} the prompt's and {decoding:.0%} those of decoding"
         )
     if d.devices > 1:
         print(f"{d.division}; links {one.links.source}")

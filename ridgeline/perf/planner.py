@@ -10,7 +10,7 @@ decode step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -29,7 +29,7 @@ from ridgeline.perf.footprint import check_shape, expert_parameters
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.links import Links, assumed
 from ridgeline.perf.precision import Precision, precision
-from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
+from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, seeing_ops, step_limit, step_ops
 from ridgeline.perf.speculation import Verifying, verifying
 from ridgeline.perf.streamed import WeightsBelow, cheaper, experts_below, layers_below
 
@@ -58,6 +58,7 @@ class Deployment:
     cpu_offload_gb: GiB of each device's weights that wait in the host's memory and come to it in every step.
     utilization: the share of the memory to use.
     slo_ttft, slo_itl: bounds on the time to the first token and between tokens, in seconds.
+    views: the patches of each view of a picture in a request, that a tower sees once; its vectors are among `input`.
     """
 
     model: ModelSpec
@@ -79,8 +80,11 @@ class Deployment:
     slo_ttft: float | None = None
     slo_itl: float | None = None
     price_per_hour: float | None = None
+    views: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        if self.views and self.model.tower is None:
+            raise InvalidConfig("patches are what a tower sees of pictures, and this model has none; leave them out.")
         check_shape(input=self.input, output=self.output, block_size=self.block_size)
         self.division.part_of(self.model)
         for name in ("utilization", "kv_kept"):
@@ -306,6 +310,22 @@ class Plan:
         """The time of a prompt that runs alone."""
         return self.divided.prompt(self.deployment.input, self.chunk)
 
+    @cached_property
+    def seeing(self) -> float:
+        """The seconds of the tower for a request's pictures, of which every device has the whole."""
+        d = self.deployment
+        shape = StepShape([], [], 0, views=d.views)
+        return step_limit([*seeing_ops(d.model, shape, self.precision, self.kv_dtype)], d.hardware, self.precision)
+
+    @cached_property
+    def shares(self) -> tuple[float, float, float]:
+        """The shares of a request's device time that are the tower's, its prompt's, and its part of decode steps beside
+        as many requests as in `best`, or as fit."""
+        d, batch = self.deployment, self.best.batch if self.best else self.max_requests
+        steps = (d.output - 1) * self.point(batch).step / batch
+        times = self.seeing, self.divided.busy(d.input), steps
+        return times[0] / sum(times), times[1] / sum(times), times[2] / sum(times)
+
     def meets(self, point: Point) -> bool:
         d = self.deployment
         return (d.slo_ttft is None or point.ttft <= d.slo_ttft) and (d.slo_itl is None or point.itl <= d.slo_itl)
@@ -328,7 +348,8 @@ class Plan:
         d, divided = self.deployment, self.divided
         decode = divided.decode(batch, d.decoding_context, d.encoded)
         step, shared = self._with_copies(decode.total, batch), self.copying * d.input / SHARED_STEP
-        prefill, busy = self._with_copies(self.prompt.total, d.input), max(divided.busy(d.input), shared)
+        prefill = self.seeing + self._with_copies(self.prompt.total, d.input)
+        busy = self.seeing + max(divided.busy(d.input), shared)
         cycle = batch * busy + (d.output - 1) * step
         rate = d.division.groups * batch * d.output / cycle
         cost = None if d.price_per_hour is None else d.price_per_hour * d.devices / 3600 / rate * 1e6

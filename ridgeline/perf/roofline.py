@@ -109,7 +109,7 @@ def step_ops(
 
 
 def _encoding(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | None) -> Iterator[OpCost]:
-    yield from _seeing(model, shape, p, kv_dtype)
+    yield from seeing_ops(model, shape, p, kv_dtype)
     if model.encoder is None or not len(shape.encoded):
         return
     for op in step_ops(model.encoder, StepShape(shape.encoded, shape.encoded, 0), dtype=p):
@@ -118,7 +118,7 @@ def _encoding(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | 
         yield OpCost(f"{ENCODER}{name}", cost, times)
 
 
-def _seeing(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | None) -> Iterator[OpCost]:
+def seeing_ops(model: ModelSpec, shape: StepShape, p: Precision, kv_dtype: str | None) -> Iterator[OpCost]:
     """Yield the ops of the tower, and of the keys and values that layers of cross attention make of its output."""
     if model.tower is None or not len(shape.views):
         return
@@ -362,7 +362,7 @@ class Roofline:
     def _seeing(self, shape: StepShape) -> float:
         """Return the seconds of the tower, of which each op is looked at: few steps have pictures."""
         hardware, p = self._hardware, self._precision
-        ops = _seeing(self._model, shape, p, self._kv_dtype)
+        ops = seeing_ops(self._model, shape, p, self._kv_dtype)
         rated = ((op.cost, op.count, op_rate(op.name, hardware, p)) for op in ops)
         return sum(n * float(self._join(c.bytes / hardware.bandwidth, c.flops / rate)) for c, n, rate in rated)
 

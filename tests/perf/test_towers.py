@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.models import model_config
 from ridgeline.perf.hardware import find
+from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops
 from ridgeline.perf.towers import tower_ops
@@ -70,3 +74,20 @@ def test_keys_of_pictures_are_made_once_beside_the_tower() -> None:
     assert one["tower.packed_attention"] == ops["tower.packed_attention"]
     wanted = step_limit(found, hardware, "bfloat16")
     assert Roofline(model, hardware, "bfloat16").step_limit(seen) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_plan_has_the_towers_time_in_ttft_and_in_rates() -> None:
+    model, hardware = model_config(vision_configs.QWEN3_VL_8B).spec, find("H200")
+    words = Deployment(model=model, hardware=hardware, input=262, output=128)
+    plain, seen = Plan(words), Plan(replace(words, views=(1024,)))
+    tower = step_limit(list(tower_ops(model.tower, [1024], precision("bfloat16"))), hardware, "bfloat16")
+    assert seen.seeing == pytest.approx(tower)
+    for batch in (1, 32):
+        a, b = plain.point(batch), seen.point(batch)
+        assert b.ttft - a.ttft == pytest.approx(tower)
+        assert batch * 128 / b.tokens_per_second - batch * 128 / a.tokens_per_second == pytest.approx(batch * tower)
+    assert sum(seen.shares) == pytest.approx(1)
+    assert seen.shares[0] / seen.shares[1] == pytest.approx(tower / plain.divided.busy(262))
+    assert plain.shares[0] == 0
+    with pytest.raises(InvalidConfig, match="this model has none"):
+        replace(words, model=replace(model, tower=None), views=(1024,))
