@@ -14,7 +14,9 @@ tokenizes, and places vectors. Times are of the clock, in ms, and of the whole a
 
 Both kinds take turns, and `decoding` is the least time of the pool of processes for such a file, from outside of the
 server. Other programs share the cores, and so does this one. So each rate has some windows, and those with the median
-and the least p99 of text are told.
+and the least p99 of text are told. A further line is computed, so that other programs do not matter: --alone requests
+of each kind come one by one, and the kernel tells the processor time of all of the API server's threads for each. These
+times are drawn at random for requests that come at random, run one after the other, and wait for those before them.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from ridgeline_bench.scripts.served import Served
 PATH = "/v1/messages/count_tokens"
 KINDS = ("text", "picture")
 PATIENCE = 60.0  # seconds for one answer
+FURTHER = (100.0, 150.0, 200.0, 300.0)  # requests a second, in computed lines alone
+DRAWN = 100_000  # requests of a computed line
 
 
 def png(number: int, side: int) -> bytes:
@@ -120,6 +124,39 @@ async def load(url: str, clients: int, rate: float, seconds: float, side: int) -
     return found
 
 
+def processor_ms(process: int) -> float:
+    """Return the milliseconds that all threads of a process have run."""
+    tasks = Path(f"/proc/{process}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in tasks) / 1e6
+
+
+async def alone(url: str, process: int, count: int, side: int) -> dict[str, np.ndarray]:
+    """Return the milliseconds of processor time of `count` requests of each kind, one by one."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    client = Client(*await asyncio.open_connection(host, int(port)))
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for number in range(2 * count):
+        await client.prepare(KINDS[number % 2], png(number, side))
+        await asyncio.sleep(0.02)  # until the server has read all but the last byte
+        before = processor_ms(process)
+        await client.finish()
+        found[client.kind].append(processor_ms(process) - before)
+    client.close()
+    return {kind: np.array(times) for kind, times in found.items()}
+
+
+def queued(spent: dict[str, np.ndarray], rate: float, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the milliseconds from last bytes to answers of both kinds, if requests come at random, `rate` a second,
+    and take such times one after the other."""
+    draw = np.random.default_rng(seed)
+    kind, gaps = draw.integers(0, len(KINDS), DRAWN), draw.exponential(1e3 / rate, DRAWN)
+    took = np.choose(kind, [draw.choice(spent[each], DRAWN) for each in KINDS])
+    ahead = np.cumsum(took - np.append(gaps[1:], 0))  # of work that came over time that passed
+    before = np.append(0, ahead[:-1])
+    waits = before - np.minimum.accumulate(before)
+    return {each: (waits + took)[kind == number] for number, each in enumerate(KINDS)}
+
+
 def decoding(side: int) -> float:
     """Return the milliseconds of the pool for a file."""
     decoders, least = Decoders(processes=1), float("inf")
@@ -131,10 +168,12 @@ def decoding(side: int) -> float:
 
 
 def main() -> None:
-    a = asked(__doc__, clients=256, rates=[20.0, 40.0, 80.0], seconds=4.0, windows=5, side=64, servers=1, output="")
+    a = asked(
+        __doc__, clients=256, rates=[20.0, 40.0, 80.0], seconds=4.0, windows=5, side=64, servers=1, alone=200, output=""
+    )
     with told():
-        check_counts(a, "clients", "side", "servers", "windows")
-    alone = decoding(a.side)
+        check_counts(a, "clients", "side", "servers", "windows", "alone")
+    least = decoding(a.side)
     arguments = (
         "--model",
         str(ASSETS / "embedded-vision"),
@@ -150,10 +189,21 @@ def main() -> None:
             found.sort(key=lambda each: float(np.quantile(each["text"], 0.99)))
             for window, times in (("least", found[0]), ("median", found[len(found) // 2])):
                 line: dict[str, Any] = {"what": "picture admission", "clients": a.clients, "rate": rate}
-                line |= {"side": a.side, "servers": a.servers, "decoding_ms": round(alone, 2), "window": window}
-                line |= {name: round(value, 2) for kind in KINDS for name, value in quantiles(kind, times[kind])}
-                print(" ".join(f"{name}={value}" for name, value in line.items()), flush=True)
-                keep(Path(a.output) if a.output else None, line)
+                line |= {"side": a.side, "servers": a.servers, "decoding_ms": round(least, 2), "window": window}
+                tell(line, times, a.output)
+        spent = asyncio.run(alone(server.url, server.api_servers[0], a.alone, a.side))
+    most = 2e3 / sum(float(each.mean()) for each in spent.values())
+    for rate in (each for each in (*a.rates, *FURTHER) if each < most):
+        line = {"what": "picture admission", "rate": rate, "side": a.side, "servers": 1, "window": "computed"}
+        line |= {f"{kind}_processor_ms": round(float(times.mean()), 2) for kind, times in spent.items()}
+        tell(line, {kind: each.tolist() for kind, each in queued(spent, rate).items()}, a.output)
+
+
+def tell(line: dict[str, Any], times: dict[str, list[float]], output: str) -> None:
+    """Print and store a line with the quantiles of both kinds."""
+    line |= {name: round(value, 2) for kind in KINDS for name, value in quantiles(kind, times[kind])}
+    print(" ".join(f"{name}={value}" for name, value in line.items()), flush=True)
+    keep(Path(output) if output else None, line)
 
 
 def quantiles(kind: str, times: list[float]) -> Iterator[tuple[str, float]]:

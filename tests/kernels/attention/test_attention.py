@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from ridgeline.kernels.attention.paged import torch_ops
 from ridgeline.kernels.attention.paged.cases import CASES, WIDE_CASES, AttentionCase
 from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape, Softmax
 from ridgeline.kernels.attention.paged.schedule import make_schedule
@@ -119,6 +120,30 @@ def test_cells_that_no_row_sees_change_no_bit(name: str, case: AttentionCase, de
     clean = attend(q_THD, *cleared(case, caches, batch), batch, **options)
     assert clean.isfinite().all()
     assert torch.equal(attend(q_THD, *spoiled(case, caches, batch), batch, **options), clean)
+
+
+@pytest.mark.parametrize("window", [None, 200])
+def test_rows_whose_blocks_follow_each_other_are_read_where_they_are(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one query, in a step with others; what lies behind their last keys is nothing to them."""
+    monkeypatch.setattr(torch_ops, "HELD_BYTES", 1)
+    own, seen = torch_ops._flash, list[int]()
+    monkeypatch.setattr(torch_ops, "_flash", lambda *given: (seen.append(len(given[0])), own(*given))[1])
+    case = replace(CASES[0], rows=((1, 100), (1, 16), (1, 35), (1, 9), (1, 300), (3, 70)), window=window)
+    q_THD, *caches, batch = case.inputs(torch.float32, torch.device("cpu"))
+    size, table_SC, softmax = case.block_size, batch.block_table_SC.clone(), Softmax(scale_of(case), window=window)
+    k_cache, v_cache = (torch.cat((each, torch.randn(60, *each.shape[1:]))) for each in caches)
+    for row, first in ((0, 0), (1, 8), (4, 10)):
+        table_SC[batch.slots_R[row]] = case.num_blocks + first + torch.arange(table_SC.shape[1])
+    batch = replace(batch, block_table_SC=table_SC)
+    expected = PAGED_ATTENTION.reference(q_THD, k_cache, v_cache, batch, softmax)
+    for first, length in ((0, 100), (8, 16), (10, 300)):
+        for each in (k_cache, v_cache):
+            each[case.num_blocks + first + length // size, :, length % size :] = torch.nan
+    out = torch_ops.paged_attention(q_THD, k_cache, v_cache, batch, softmax)
+    assert seen == ([6, 1, 1] if window else [6, 1, 1, 18, 1])
+    assert (out.double() - expected.double()).abs().max().item() <= tolerance(torch.float32)
 
 
 @pytest.mark.parametrize("device", DEVICES)

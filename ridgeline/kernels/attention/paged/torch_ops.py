@@ -7,6 +7,9 @@ torch's kernel wants a row's keys at even distances. Keys that are copied to mak
 the row sees them, are zeroed in the copy: a mask alone would not do, since NaN plus -inf is NaN, and so is 0 · NaN.
 What does not depend on the layer (blocks, masks, and the lengths, which are read from the device) is made once a step.
 
+On a CPU a float32 row of one query whose blocks follow each other in the cache is not gathered: each block is attended
+to where it is, and the results are weighed by the sums of their weights.
+
 Legend, beside that of op.py:
     B  rows that run together
     U  unseen cells
@@ -16,7 +19,7 @@ Legend, beside that of op.py:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,6 +38,8 @@ PASS_BYTES = 1 << 18  # beginning a pass takes about as long as gathering and at
 CACHED_BYTES = 1 << 22  # bytes per thread; so many keys and values are still in its cache when they are attended to
 FEW = 17  # queries of a row that runs with others of as many; more are cut into tiles, row by row
 TILE = 128  # queries of a tile
+HELD_BYTES = 1 << 20  # of a row's keys and values that are attended to where they are
+HELD_HEADS = 2  # queries of a key head there; with four of them gathering is faster
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,21 @@ class Pass(NamedTuple):
     tiles: list[Tile]
 
 
+class Held(NamedTuple):
+    """A row of one query that sees all of its keys: its token, the first of its blocks, and its number of keys."""
+
+    token: int
+    block: int
+    keys: int
+
+
 class Work(NamedTuple):
-    """A step's passes, and the memory where they gather keys and values one after the other, [2, N, P, G, D]. If every
-    layer allocated this memory anew, it would come from the system every time, page by page."""
+    """A step's passes, the rows that need none, and the memory where passes gather keys and values one after the other,
+    [2, N, P, G, D]. If every layer allocated this memory anew, it would come from the system every time, page by page.
+    """
 
     passes: list[Pass]
+    held: list[Held]
     gathered_2NPGD: Tensor
 
 
@@ -104,11 +119,16 @@ def paged_attention(
     """Compute `op.paged_attention_reference`."""
     scale, softcap, sinks_H, slopes_H, window, bias_HL = softmax
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
-    key = window, per_kv, k_cache_NGPD.shape[1:], k_cache_NGPD.dtype
+    plain = softcap is None and sinks_H is None and slopes_H is None and bias_HL is None and scales is None
+    plain = plain and q_THD.dtype == torch.float32 == k_cache_NGPD.dtype and q_THD.device.type == "cpu"
+    plain = plain and per_kv <= HELD_HEADS
+    key = window, per_kv, k_cache_NGPD.shape[1:], k_cache_NGPD.dtype, plain
     if key not in batch.derived:
-        batch.derived[key] = _work(batch, k_cache_NGPD, window, per_kv)
+        batch.derived[key] = _work(batch, k_cache_NGPD, window, per_kv, plain=plain)
     out_THD = torch.empty_like(q_THD)
-    passes, gathered_2NPGD = batch.derived[key]
+    passes, held, gathered_2NPGD = batch.derived[key]
+    for row in held:
+        out_THD[row.token] = _in_place(q_THD[row.token], k_cache_NGPD, v_cache_NGPD, row, scale)
     for blocks_BC, unseen_U, tiles in passes:
         caches = zip((k_cache_NGPD, v_cache_NGPD), gathered_2NPGD, strict=True)
         k_BGKD, v_BGKD = (_gathered(cache, blocks_BC, unseen_U, out) for cache, out in caches)
@@ -134,14 +154,49 @@ def paged_attention(
     return out_THD
 
 
-def _work(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Work:
-    passes = list(_passes(batch, k_cache_NGPD, window, per_kv))
+def _in_place(q_HD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, row: Held, scale: float) -> Tensor:
+    """Return a row's attended heads, [H, D]."""
+    q_1GED = q_HD.view(1, k_cache_NGPD.shape[1], -1, q_HD.shape[-1])
+    whole, rest = divmod(row.keys, k_cache_NGPD.shape[2])
+    first, last = row.block, row.block + whole
+    # [C, G, E, D], and the logarithms of the sums of weights, [C, G, E]
+    out, sums = _flash(q_1GED.expand(whole, -1, -1, -1), k_cache_NGPD[first:last], v_cache_NGPD[first:last], scale)
+    if rest:
+        parts = (cache_NGPD[last : last + 1, :, :rest] for cache_NGPD in (k_cache_NGPD, v_cache_NGPD))
+        out_1, sums_1 = _flash(q_1GED, *parts, scale)
+        out, sums = torch.cat((out, out_1)), torch.cat((sums, sums_1))
+    return (out * sums.softmax(0)[..., None]).sum(0).view_as(q_HD)
+
+
+def _flash(q_BHMD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return attention, and the logarithm of the sum of each query's weights: [B, H, M, D] and [B, H, M]."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q_BHMD, k_BHKD, v_BHKD, scale=scale)
+
+
+def _held_rows(spans: Spans, k_cache_NGPD: Tensor, table_SC: Tensor) -> dict[int, Held]:
+    """Return the rows of one query that see many keys in blocks that follow each other."""
+    _, heads, size, width = k_cache_NGPD.shape
+    long_R = spans.end_R * (2 * heads * width * k_cache_NGPD.element_size()) >= HELD_BYTES
+    alone_R = (spans.tokens_R == 1) & (spans.first_R == 0) & ~spans.branches_R & long_R & (spans.end_R >= size)
+    found = dict[int, Held]()
+    for row in np.flatnonzero(alone_R).tolist():
+        token, keys = int(spans.start_R[row]), int(spans.end_R[row])
+        blocks_C = table_SC[int(spans.slots_R[row]), : -(-keys // size)].numpy()
+        if spans.ahead_T[token] == 0 and (np.diff(blocks_C) == 1).all():
+            found[row] = Held(token, int(blocks_C[0]), keys)
+    return found
+
+
+def _work(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int, *, plain: bool) -> Work:
+    spans = _spans(batch, window)
+    held = _held_rows(spans, k_cache_NGPD, batch.block_table_SC) if plain else {}
+    passes = list(_passes(spans, k_cache_NGPD, batch.block_table_SC, window, per_kv, held))
     most = max((each.blocks_BC.numel() for each in passes), default=0)
     with torch.inference_mode(False):  # so that ops outside inference mode, as in a profile, can write there too
-        return Work(passes, k_cache_NGPD.new_empty(2, most, *k_cache_NGPD.transpose(1, 2).shape[1:]))
+        return Work(passes, [*held.values()], k_cache_NGPD.new_empty(2, most, *k_cache_NGPD.transpose(1, 2).shape[1:]))
 
 
-def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Iterator[Pass]:
+def _spans(batch: RaggedBatch, window: int | None) -> Spans:
     start_R1, kv_len_R = (x.cpu().numpy() for x in (batch.start_R1, batch.kv_len_R))
     tokens_R = np.diff(start_R1)
     least_R, branches_R, tree = (kv_len_R - tokens_R).astype(np.int64), np.zeros(len(tokens_R), bool), None
@@ -152,9 +207,17 @@ def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv
         np.minimum.at(least_R, row_T, position_T)
     first_R = np.zeros_like(kv_len_R) if window is None else np.maximum(least_R - window + 1, 0)
     ahead_T = np.zeros(start_R1[-1], np.int64) if batch.ahead_T is None else batch.ahead_T.cpu().numpy()
-    spans = Spans(start_R1[:-1], tokens_R, first_R, kv_len_R, batch.slots_R, branches_R, tree, ahead_T)
-    where = batch.block_table_SC, k_cache_NGPD.shape[2], window, per_kv
+    return Spans(start_R1[:-1], tokens_R, first_R, kv_len_R, batch.slots_R, branches_R, tree, ahead_T)
+
+
+def _passes(
+    spans: Spans, k_cache_NGPD: Tensor, table_SC: Tensor, window: int | None, per_kv: int, held: Collection[int]
+) -> Iterator[Pass]:
+    """Yield the passes of all rows that are not held."""
+    where = table_SC, k_cache_NGPD.shape[2], window, per_kv
+    tokens_R, branches_R = spans.tokens_R, spans.branches_R
     together_R = (tokens_R > 0) & ((tokens_R <= FEW) | branches_R)
+    together_R[[*held]] = False
     for branches in (False, True):
         alike_R = together_R & (branches_R == branches)
         for queries in np.unique(tokens_R[alike_R]).tolist():
