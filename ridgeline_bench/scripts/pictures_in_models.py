@@ -1,8 +1,9 @@
 """Print what one picture costs a model that puts its vectors among the tokens, and one that attends to them across:
 
-    python -m ridgeline_bench.scripts.pictures_in_models [--tiles 4] [--text 64]
+    python -m ridgeline_bench.scripts.pictures_in_models [--tiles 4] [--text 64] [--draw FILE.svg]
 
-All of it is arithmetic from the models' specs, for weights and caches of 2 bytes a number.
+--draw draws the operations of a picture over the tokens that are written behind it, and the cache's bytes over the
+pictures of a prompt. All of it is arithmetic from the models' specs, for weights and caches of 2 bytes a number.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from ridgeline.core.specs.tower import TowerSpec
 from ridgeline.models import model_config
 from ridgeline.perf.precision import precision
 from ridgeline.perf.towers import tower_ops
+from ridgeline_bench.svg import Panel, picture
 
 DTYPE = "bfloat16"
+WRITTEN = (1, 16, 64, 256, 1024, 4096)  # tokens of an answer in the picture
 LLAVA = Path(__file__).parents[2] / "benchmarks" / "models" / "llava-1.5-7b" / "config.json"
 MLLAMA: dict[str, Any] = {  # Llama-3.2-11B-Vision
     "architectures": ["MllamaForConditionalGeneration"],
@@ -80,15 +83,43 @@ def crossed(spec: ModelSpec, tiles: int, text: int) -> dict[str, float]:
     }
 
 
+def both_ways(tiles: int, text: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the costs in LLaVA-1.5-7B and in Llama-3.2-11B-Vision."""
+    spec = model_config(json.loads(LLAVA.read_text(encoding="utf-8"))).spec
+    return merged(spec, text), crossed(model_config(MLLAMA).spec, tiles, text)
+
+
+def drawn(path: Path, text: int = 64) -> None:
+    """Draw both ways, the second with one tile and with four."""
+    one, four = (both_ways(tiles, text) for tiles in (1, 4))
+    ways = {"merged tokens (LLaVA-1.5-7B)": one[0]}
+    ways |= {f"cross attention (Llama-3.2-11B), {n}": each[1] for n, each in (("1 tile", one), ("4 tiles", four))}
+    once, each_text, written = (
+        "the picture in the decoder, once, GFLOP",
+        "the prompt's text looks at it, GFLOP",
+        "a written token looks at it, GFLOP",
+    )
+    work = {
+        name: [(n, (own[once] + own[each_text] + n * own[written]) / 1e3) for n in WRITTEN]
+        for name, own in ways.items()
+    }
+    kept = {name: [(n, n * own["KV bytes of the picture"] / 2**20) for n in (1, 2, 4, 8)] for name, own in ways.items()}
+    panels = [
+        Panel("TFLOP of a picture in the decoder", "tokens written", work, log_y=True),
+        Panel("MiB of keys and values", "pictures", kept),
+    ]
+    path.write_text(picture(panels, "a picture among the tokens, and across"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiles", type=int, default=4, choices=range(1, 5))
     parser.add_argument("--text", type=int, default=64)
+    parser.add_argument("--draw", type=Path)
     asked = parser.parse_args()
-    both = [
-        merged(model_config(json.loads(LLAVA.read_text(encoding="utf-8"))).spec, asked.text),
-        crossed(model_config(MLLAMA).spec, asked.tiles, asked.text),
-    ]
+    if asked.draw is not None:
+        drawn(asked.draw, asked.text)
+    both = both_ways(asked.tiles, asked.text)
     print(f"| one picture, {asked.text} tokens of text | LLaVA-1.5-7B | Llama-3.2-11B-Vision, {asked.tiles} tiles |")
     print("|---|--:|--:|")
     for name in both[0]:

@@ -11,7 +11,8 @@ descriptors  An API server may open no more files for a while.
 stopped      SIGSTOP of one of two API servers, and SIGCONT.
 grpc         Oversized messages, metadata that are garbage, and streams that are abandoned.
 pictures     Files that unpack to a gigabyte, lie about their size or are cut, from 16 connections; another client's
-             stream of text, and the longest wait for one of its tokens.
+             stream of text, and the longest wait for one of its tokens. The most processor time that the event loop
+             spent between two moments at which it was free, and all threads of the engine in one step.
 bodies       Pictures in base64 that make bodies of 16 MB, one after the other; the same stream beside them, and the
              most processor time that the server's event loop spent between two moments at which it was free.
 
@@ -66,6 +67,16 @@ if "api_server_process" in " ".join(sys.orig_argv):
         self.beat = asyncio.get_running_loop().create_task(beat())
         await serve(self, *given)
     uvicorn.Server.serve = watched
+if "engine_process" in " ".join(sys.orig_argv):
+    import time
+    from ridgeline.engine.engine import Engine
+    step, steps = Engine.step, open(os.environ["BEATS"] + "-steps", "a", buffering=1)
+    def timed(self):
+        before = time.process_time()
+        found = step(self)
+        steps.write(f"{time.process_time() - before:.4f}\\n")
+        return found
+    Engine.step = timed
 """
 
 
@@ -250,9 +261,12 @@ def pictures(row: Row, folder: Path) -> None:
         for file in hostile_pictures()
     ]
     bodies = [{"max_tokens": 1, "messages": [{"role": "user", "content": each}]} for each in content]
-    with Served("--model", str(ASSETS / "embedded-vision")) as server:
+    (folder / "sitecustomize.py").write_text(BEATS)
+    told, path = folder / "beats", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    steps = told.with_name(told.name + "-steps")
+    with environment(BEATS=str(told), PYTHONPATH=path), Served("--model", str(ASSETS / "embedded-vision")) as server:
         post(server, "/v1/chat/completions", bodies[0])
-        quiet = longest_gap(server)
+        quiet, before = longest_gap(server), (told.stat().st_size, steps.stat().st_size)
         with Compared(server, row), ThreadPoolExecutor(16) as pool:
             theirs = [pool.submit(post, server, "/v1/chat/completions", bodies[n % len(bodies)]) for n in range(36)]
             time.sleep(0.2)
@@ -262,6 +276,10 @@ def pictures(row: Row, folder: Path) -> None:
             answers = counted([each.result()[0] for each in theirs])
         row.happened.append(f"a stream's longest wait: {quiet:.3f} s before, {max(gaps):.3f} s beside the files")
         row.happened.append(f"files: {answers}; {_left(server)}")
+        loop, engine = (
+            max(map(float, each.read_bytes()[at:].split())) for each, at in zip((told, steps), before, strict=True)
+        )
+        row.happened.append(f"processor time: the loop's most {loop:.4f} s, the engine's dearest step {engine:.4f} s")
 
 
 def bodies(row: Row, folder: Path) -> None:

@@ -118,6 +118,19 @@ def mixture() -> str:
     return picture(panels, "Three mixtures of 16 experts")
 
 
+def clip_tokens() -> str:
+    from ridgeline_bench.scripts.small_vision import clip_tokens
+
+    lines = [line for line in _lines("h200-frames.jsonl") if line["workload"] == "clip tokens"]
+    return _written(lambda path: clip_tokens.drawn_forms(lines, path))
+
+
+def pictures_in_models() -> str:
+    from ridgeline_bench.scripts import pictures_in_models
+
+    return _written(pictures_in_models.drawn)
+
+
 def picture_costs() -> str:
     from ridgeline_bench.scripts import picture_costs
 
@@ -226,6 +239,7 @@ def vllm(theme: str) -> str:
 PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/attention-ladder.svg": lambda: ladder("attention"),
     "docs/images/batch-sweep.svg": batch_sweep,
+    "docs/images/clip-tokens.svg": clip_tokens,
     "docs/images/code-tasks.svg": code_tasks,
     "docs/images/crossover.svg": crossover,
     "docs/images/float8.svg": float8,
@@ -237,6 +251,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/picture-costs.svg": picture_costs,
     "docs/images/picture-tokens.svg": picture_tokens,
     "docs/images/picture-work.svg": picture_work,
+    "docs/images/pictures-in-models.svg": pictures_in_models,
     "docs/images/preemption.svg": preemption,
     "docs/images/quantization.svg": quantization,
     "docs/images/scaling-laws.svg": scaling_laws,

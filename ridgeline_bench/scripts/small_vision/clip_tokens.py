@@ -18,6 +18,7 @@ FLOPs are those of one clip's layers.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from ridgeline_bench.results import append_lines
 from ridgeline_bench.scripts.asked import asked, check_counts, told
 from ridgeline_bench.scripts.small_vision.drawn import SIDE, clips
 from ridgeline_bench.scripts.small_vision.network import HEAD, block_flops, blocks, trained
+from ridgeline_bench.svg import Panel, picture
 
 PATCH = 8
 PLACES = (SIDE // PATCH) ** 2
@@ -93,6 +95,19 @@ def measured(name: str, given: Any, device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
     print(f"{name:>16} {tokens:>7} {line['mflops']:>8.1f} {line['accuracy']:>9.1%} {line['train_s']:>8.1f}", flush=True)
     return line
+
+
+def drawn_forms(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw stored lines: what is right over the cost of a clip, and over its tokens. Each form is a point."""
+
+    def points(name: str) -> dict[str, list[tuple[float, float]]]:
+        return {each["form"]: [(each[name], 100 * each["accuracy"])] for each in lines}
+
+    panels = [
+        Panel("directions told right, %", "MFLOP a clip", points("mflops")),
+        Panel("directions told right, %", "tokens a clip", points("tokens")),
+    ]
+    path.write_text(picture(panels, "frames and tubelets: in which of eight directions a shape goes"))
 
 
 def main() -> None:

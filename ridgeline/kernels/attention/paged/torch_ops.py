@@ -162,15 +162,16 @@ def _in_place(q_HD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, row: Hel
     # [C, G, E, D], and the logarithms of the sums of weights, [C, G, E]
     out, sums = _flash(q_1GED.expand(whole, -1, -1, -1), k_cache_NGPD[first:last], v_cache_NGPD[first:last], scale)
     if rest:
-        parts = (cache_NGPD[last : last + 1, :, :rest] for cache_NGPD in (k_cache_NGPD, v_cache_NGPD))
-        out_1, sums_1 = _flash(q_1GED, *parts, scale)
+        k_1GKD, v_1GKD = k_cache_NGPD[last : last + 1, :, :rest], v_cache_NGPD[last : last + 1, :, :rest]
+        out_1, sums_1 = _flash(q_1GED, k_1GKD, v_1GKD, scale)
         out, sums = torch.cat((out, out_1)), torch.cat((sums, sums_1))
     return (out * sums.softmax(0)[..., None]).sum(0).view_as(q_HD)
 
 
 def _flash(q_BHMD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Return attention, and the logarithm of the sum of each query's weights: [B, H, M, D] and [B, H, M]."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q_BHMD, k_BHKD, v_BHKD, scale=scale)
+    out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q_BHMD, k_BHKD, v_BHKD, scale=scale)
+    return out, sums
 
 
 def _held_rows(spans: Spans, k_cache_NGPD: Tensor, table_SC: Tensor) -> dict[int, Held]:
