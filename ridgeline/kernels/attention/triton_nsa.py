@@ -216,14 +216,15 @@ def _means_kernel(
 
 @triton.jit
 def _choose_kernel(
-    q_ptr, k_ptr, log_ptr, chosen_ptr, importance_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row,
+    q_ptr, k_ptr, minus_log_ptr, chosen_ptr, importance_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row,
     G, PER_GROUP, T, N, M, scale,
     CHOICES: tl.constexpr, LISTED: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
     LENGTH: tl.constexpr, STRIDE: tl.constexpr, PER_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The blocks of a tile of queries of one group, as `select` orders them: [B, G, T, CHOICES], int32. importance_ptr:
-    [B, G, T, M], float32, or None.
+    [B, G, T, M], float32, or None. minus_log_ptr: the opposites of the logarithms, since an instruction that made them
+    would wait for them among those of the product.
 
     A chunk of keys meets the queries of each head in turn, whose weights add up in registers. A block shares two
     strides with each of its compressed keys but the last, and one with that and with the key that begins one stride
@@ -245,7 +246,7 @@ def _choose_kernel(
     queries, channels, within = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, BLOCKS)[None, :]
     q_ptr += batch.to(tl.int64) * q_batch + (group * PER_GROUP).to(tl.int64) * q_head
     k_ptr += batch.to(tl.int64) * k_batch + group.to(tl.int64) * k_head
-    log_ptr += tl.program_id(1).to(tl.int64) * PER_GROUP * T
+    minus_log_ptr += tl.program_id(1).to(tl.int64) * PER_GROUP * T
     own = queries // (PER_BLOCK * STRIDE)
     behind = tl.where(queries + 1 >= LENGTH, (queries + 1 - LENGTH) // STRIDE + 1, 0)
     order = tl.arange(0, KEYS)
@@ -263,8 +264,9 @@ def _choose_kernel(
         most, last = tl.zeros([ROWS, BLOCKS], tl.float32), tl.zeros([ROWS, BLOCKS], tl.float32)
         for head in range(PER_GROUP):
             q = load_rows(q_ptr + tl.cast(head, tl.int64) * q_head, queries, channels, q_row, T, D, False, D == WIDTH)
-            log = tl.load(log_ptr + tl.cast(head, tl.int64) * T + queries, mask=queries < T, other=float("inf"))
-            weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision=EXACT) * scale - log[:, None])
+            at = minus_log_ptr + tl.cast(head, tl.int64) * T + queries
+            minus_log = tl.load(at, mask=queries < T, other=float("-inf"))
+            weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision=EXACT) * scale + minus_log[:, None])
             if MASKED:
                 weights = tl.where(keys[None, :] < behind[:, None], weights, 0.0)
             if PER_BLOCK > 1:
@@ -329,8 +331,8 @@ def _choose(
     tiles = choice_tiles(width, q_BHTD.itemsize)
     few = q_BHTD.itemsize == 2 and width <= 128 and compute_capability(q_BHTD.device) == (9, 0)
     _choose_kernel[(triton.cdiv(tokens, tiles.rows), batch * groups)](
-        q_BHTD, k_BGND, log_BHT, chosen, importance_BGTM, *strides_of(q_BHTD, k_BGND), groups, heads // groups, tokens,
-        count, blocks, scale * LOG2E.value, CHOICES=choices, LISTED=listed, FIRST=nsa.first,
+        q_BHTD, k_BGND, log_BHT.neg(), chosen, importance_BGTM, *strides_of(q_BHTD, k_BGND), groups, heads // groups,
+        tokens, count, blocks, scale * LOG2E.value, CHOICES=choices, LISTED=listed, FIRST=nsa.first,
         LAST=nsa.last, MASKED=importance_BGTM is not None or nsa.last < 2, LENGTH=nsa.length, STRIDE=nsa.stride,
         PER_BLOCK=nsa.per_block, ROWS=tiles.rows, BLOCKS=max(4, tiles.columns // nsa.per_block, listed), D=size,
         WIDTH=width, **tiles.launch, **({"maxnreg": REGISTERS} if few else {}),
@@ -431,7 +433,7 @@ def nsa_attention(
 
 AOT = (
     ahead_of_time(
-        _choose_kernel, choice_tiles(128), 128, "q k !log #chosen", "qk", "G PER_GROUP T N M", "scale",
+        _choose_kernel, choice_tiles(128), 128, "q k !minus_log #chosen", "qk", "G PER_GROUP T N M", "scale",
         archs=("sm_90",), importance_ptr=None, LENGTH=32, STRIDE=16, PER_BLOCK=4, BLOCKS=32, CHOICES=16, LISTED=16,
         FIRST=1, LAST=2, MASKED=False,
     ),

@@ -28,7 +28,8 @@ constexpr int ROWS = 256, COLUMNS = 128, THREADS = 256, STAGES = 3, GROUP = 8;  
 constexpr int WARP = 64;  // rows and columns of a warp's sums
 constexpr int SIZE = sizeof(Element), DEPTH = 128 / SIZE, CHUNK = 16 / SIZE, DOWN = WARP / SHAPE_M, ACROSS = WARP / SHAPE_N;
 // WMMA wants multiples of 32 bytes. Steps of 16 bytes (int8) therefore have panels of their own, of 16 bytes a row. Eight
-// lanes copy 128 bytes of a row, and so to eight panels; with 32 bytes behind each, no more than two meet in a bank.
+// lanes go together, and where two of them meet in a bank, L2 is asked twice. So they copy 64 bytes of two rows, to four
+// panels; with 32 bytes behind each panel none meet. In other formats they copy 128 bytes of a row.
 constexpr bool PANELS = SIZE == 1;
 constexpr int WIDTH = PANELS ? SHAPE_K : DEPTH, PITCH = PANELS ? WIDTH : WIDTH + CHUNK, PARTS = DEPTH / SHAPE_K;
 
@@ -46,6 +47,14 @@ struct Fragments {
   wmma::fragment<wmma::matrix_b, SHAPE, FRAGMENT, wmma::col_major> b[ACROSS];
 };
 
+// This thread's row of each 32, and its piece of 16 bytes of that row.
+__device__ __forceinline__ int own_row() {
+  return PANELS ? threadIdx.x / 16 * 2 + threadIdx.x % 8 / 4 : threadIdx.x / 8;
+}
+__device__ __forceinline__ int own_piece() {
+  return (PANELS ? threadIdx.x / 8 % 2 * 4 + threadIdx.x % 4 : threadIdx.x % 8) * CHUNK;
+}
+
 // Copy part `part` of PARTS - 1 of a tile. `from` is this thread's first piece of the tile, of which it copies every 32nd
 // row; `left` rows of the matrix are there, and zeros take the place of others.
 template <int MANY>
@@ -54,14 +63,20 @@ __device__ __forceinline__ void copy(Tile<MANY> &tile, const Element *from, int 
   from += (size_t)part * APART * k;
 #pragma unroll
   for (int i = part; i < MANY / APART; i += AGAIN, from += (size_t)AGAIN * APART * k)
-    cp_async_16(tile.place(threadIdx.x / 8 + i * APART, threadIdx.x % 8 * CHUNK), from, inside && i * APART < left);
+    cp_async_16(tile.place(own_row() + i * APART, own_piece()), from, inside && i * APART < left);
 }
 
-template <class Fragment> __device__ __forceinline__ void fill(Fragment &part, Element *from) {
-  load_fragment(part, from, PITCH);
+// Round the numbers of fragments, which tf32 wants: where they are used, as what was just asked for is not there yet.
+__device__ __forceinline__ void settle(Fragments &set) {
 #ifdef TF32
 #pragma unroll
-  for (int i = 0; i < part.num_elements; ++i) part.x[i] = wmma::__float_to_tf32(part.x[i]);
+  for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+    for (float &x : set.a[i].x) x = wmma::__float_to_tf32(x);
+#pragma unroll
+  for (int j = 0; j < ACROSS; ++j)
+#pragma unroll
+    for (float &x : set.b[j].x) x = wmma::__float_to_tf32(x);
 #endif
 }
 
@@ -79,7 +94,7 @@ gemm(const Element *a, const Element *b, Output *c, int m, int n, int k) {
   for (int i = 0; i < DOWN; ++i)
 #pragma unroll
     for (int j = 0; j < ACROSS; ++j) wmma::fill_fragment(sum[i][j], SUM(0));
-  int a_row = first_row + threadIdx.x / 8, b_row = first_column + threadIdx.x / 8, piece = threadIdx.x % 8 * CHUNK;
+  int a_row = first_row + own_row(), b_row = first_column + own_row(), piece = own_piece();
   const Element *a_at = a + (size_t)a_row * k + piece, *b_at = b + (size_t)b_row * k + piece;
   auto fetch = [&](Stage &stage, int step, int part) {
     int start = step * DEPTH;
@@ -89,9 +104,9 @@ gemm(const Element *a, const Element *b, Output *c, int m, int n, int k) {
   Fragments sets[2];
   auto load = [&](Fragments &set, Stage &stage, int part) {
 #pragma unroll
-    for (int i = 0; i < DOWN; ++i) fill(set.a[i], stage.a.place(y + i * SHAPE_M, part * SHAPE_K));
+    for (int i = 0; i < DOWN; ++i) load_fragment(set.a[i], stage.a.place(y + i * SHAPE_M, part * SHAPE_K), PITCH);
 #pragma unroll
-    for (int j = 0; j < ACROSS; ++j) fill(set.b[j], stage.b.place(x + j * SHAPE_N, part * SHAPE_K));
+    for (int j = 0; j < ACROSS; ++j) load_fragment(set.b[j], stage.b.place(x + j * SHAPE_N, part * SHAPE_K), PITCH);
   };
   for (int step = 0; step < STAGES - 1; ++step) {
 #pragma unroll
@@ -117,6 +132,7 @@ gemm(const Element *a, const Element *b, Output *c, int m, int n, int k) {
         load(sets[0], *now, 0);  // behind the last step: of a stage whose fragments nothing uses
       }
       Fragments &set = sets[part % 2];
+      settle(set);
 #pragma unroll
       for (int i = 0; i < DOWN; ++i)
 #pragma unroll
