@@ -82,7 +82,7 @@ def test_a_tower_alone_makes_the_vectors_that_texts_alone_take(
     family: str, device: str, tiny_vision: TinyModel, tmp_path: Path
 ) -> None:
     """So one server may see, and others read."""
-    small = SMALL | {"device": device, "block_size": 16 if device == "cuda" else 4}
+    small = SMALL | {"device": device, "block_size": 16 if device == "cuda" else 4, "kv_cache_memory": 1 << 26}
     folder = tmp_path / family
     copytree(tiny_vision(family), folder)
     folders.complete(family, folder)

@@ -172,8 +172,8 @@ def test_a_tower_on_the_cpu_beside_a_gpu(tiny_vision: TinyModel) -> None:
 @TWO
 @pytest.mark.parametrize("family", ["qwen3_vl", "llava"])
 def test_a_tower_on_the_second_gpu_replays_its_graphs(family: str, tiny_vision: TinyModel) -> None:
-    settings: dict[str, Any] = {"device": "cuda:0", "block_size": 16, "encoder_device": "cuda:1"}
-    with rig(tiny_vision(family), max_num_batched_tokens=64, encoder_cache_bytes=0, **settings) as own:
+    settings: dict[str, Any] = {"device": "cuda:0", "encoder_device": "cuda:1", "kv_cache_memory": 1 << 26}
+    with rig(tiny_vision(family), max_num_batched_tokens=64, block_size=16, encoder_cache_bytes=0, **settings) as own:
         tower, pictures = own.runner.decoder.tower, own.runner.inserted.pictures
         assert tower is not None
         assert {str(each.device) for each in tower.parameters()} == {"cuda:1"}
@@ -194,8 +194,8 @@ def test_a_tower_on_the_second_gpu_replays_its_graphs(family: str, tiny_vision: 
 @TWO
 @pytest.mark.parametrize("mode", ["weights", "data"])
 def test_two_gpus_see_what_one_sees(mode: str, tiny_vision: TinyModel) -> None:
-    settings: dict[str, Any] = {"tensor_parallel_size": 2, "mm_encoder_tp_mode": mode, "block_size": 16}
-    with rig(tiny_vision("qwen3_vl"), device="cuda", max_num_batched_tokens=256, **settings) as own:
+    settings: dict[str, Any] = {"tensor_parallel_size": 2, "mm_encoder_tp_mode": mode, "kv_cache_memory": 1 << 26}
+    with rig(tiny_vision("qwen3_vl"), device="cuda", block_size=16, max_num_batched_tokens=256, **settings) as own:
         outcomes = own.run(*(each for each, _ in requests("qwen3_vl")))
         for each, shown in requests("qwen3_vl"):
             assert outcomes[each.id].tokens == tiny.by_transformers("qwen3_vl", each, shown), each.id
