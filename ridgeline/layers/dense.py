@@ -129,7 +129,8 @@ class PackedCausal(DenseCausal):
     def __init__(self, lengths: Sequence[int]) -> None:
         super().__init__(1)
         self.lengths = list(lengths)
-        self._intervals: dict[tuple[int | None, bool], tuple[Tensor, Tensor]] = {}
+        self._intervals: dict[int | None, tuple[Tensor, Tensor]] = {}
+        self._in_order: tuple[Tensor, Tensor] | None = None  # those of one sequence alone
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
         """Attend as `layers.attention.Attends` does, without rounding. On a GPU one kernel has all sequences, whose
@@ -166,22 +167,23 @@ class PackedCausal(DenseCausal):
         """Return the attention of sequences of one length."""
         if torch.is_grad_enabled() and q_BHSD.requires_grad:
             from ridgeline.kernels.attention import cudnn  # likewise
+            from ridgeline.kernels.attention.triton_sdpa import Intervals, KeyMasks
 
             if cudnn.supports(q_BHSD, k_BGSD, v_BGSD):
-                seen = self._seen_by(None, q_BHSD.device, alone=True)
-                found: Tensor = cudnn.CausalAttention.apply(q_BHSD, k_BGSD, v_BGSD, seen, spec.scale)
+                if self._in_order is None:  # made on the device, for which the host does not wait
+                    length = q_BHSD.shape[2]
+                    self._in_order = Intervals(KeyMasks().intervals(length, length, q_BHSD.device))
+                found: Tensor = cudnn.CausalAttention.apply(q_BHSD, k_BGSD, v_BGSD, self._in_order, spec.scale)
                 return found
         with sdpa_kernel(FASTEST, set_priority=True):
             return _attended(q_BHSD, k_BGSD, v_BGSD, spec, None)
 
-    def _seen_by(self, window: int | None, device: torch.device, *, alone: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the keys that each query sees, as an interval, which is found once for all layers. alone: those of one
-        sequence, of which all others are like."""
-        if (window, alone) not in self._intervals:
+    def _seen_by(self, window: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the keys that each query sees, as an interval, which is found once for all layers."""
+        if window not in self._intervals:
             from ridgeline.kernels.attention.triton_sdpa import Intervals, KeyMasks  # likewise
 
-            lengths = self.lengths[:1] if alone else self.lengths
-            documents_T = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+            documents_T = torch.repeat_interleave(torch.arange(len(self.lengths)), torch.tensor(self.lengths))
             # there the token itself does not count
             masks = KeyMasks(True, None if window is None else window - 1, documents_T)
             count = len(documents_T)
@@ -189,8 +191,8 @@ class PackedCausal(DenseCausal):
             ends_2T = torch.stack((first_T, behind_T))
             if device.type == "cuda":  # the host does not wait for the copy
                 ends_2T = ends_2T.pin_memory().to(device, non_blocking=True)
-            self._intervals[window, alone] = Intervals(tuple(ends_2T.to(device)))
-        return self._intervals[window, alone]
+            self._intervals[window] = Intervals(tuple(ends_2T.to(device)))
+        return self._intervals[window]
 
     def attend_to_latents(
         self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None

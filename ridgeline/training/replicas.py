@@ -47,7 +47,8 @@ class TrainingReplicas:
 
 
 def asked_for() -> int:
-    """Return how many processes torchrun has started; 1 without it. Raise InvalidConfig for what is no number."""
+    """Return the number of processes that torchrun has started; 1 without it. Raise InvalidConfig if that is no
+    number."""
     found = os.environ.get("WORLD_SIZE", "1")
     if not (found.isascii() and found.isdigit() and int(found)):
         raise InvalidConfig(f"WORLD_SIZE, which torchrun sets, must be a number of processes, got {found!r}.")

@@ -41,6 +41,7 @@ VLLM_FLAGS = {f"--{name}" for name in FLAGS}
 FOREIGN_FLAGS = {  # of other programs
     "--secret",  # sky
     *("--build-arg", "--from-literal"),  # docker, kubectl
+    "--nproc-per-node",  # torchrun
     *("--cli-input-json", "--experiment-name", "--package-file"),  # aws, kfp
     *("--context-parallel-size", "--cp-comm-type"),  # Megatron-Core
     *("--speculative-eagle-topk", "--speculative-num-draft-tokens"),  # SGLang
