@@ -51,7 +51,7 @@ class Settings:
     kv_offloading_size: float = 0.0
     kv_disk_size: float = 0.0
     kv_disk_rate: float = 0.7
-    kv_disk_shared: bool = False
+    kv_disk_shared: bool = False  # one for all replicas
     utilization: float = 0.9
     lag: float = 0.002
 

@@ -105,7 +105,7 @@ def traffic(load: str, requests: int, seed: int) -> Traffic:
     if load == "agents":
         return Agents(sessions=40, turns=12, rate=8.0, time_scale=0.1, seed=seed)
     if load == "shared":
-        lengths = {"input_len": Lengths(1200, 1200), "prefix_tokens": 6000, "prefix_groups": 150}
+        lengths: dict[str, Any] = {"input_len": Lengths(1200, 1200), "prefix_tokens": 6000, "prefix_groups": 150}
     else:
         lengths = {"input_len": Lengths(100, 3000)}
     return Listed(asks(Work(count=requests, output_len=Lengths(100, 100), seed=seed, **lengths), 200.0))
@@ -141,7 +141,16 @@ def simulate(a: Any) -> Iterator[dict[str, Any]]:
 def served(a: Any) -> Iterator[dict[str, Any]]:
     """Yield a line for each manager and round, of servers of this machine. Those with a store start with an empty
     one."""
-    plain = ("--device", "cpu", "--kv-cache-memory", a.cache, "--max-num-seqs", "4", "--log-level", "error")
+    plain: tuple[str, ...] = (
+        "--device",
+        "cpu",
+        "--kv-cache-memory",
+        a.cache,
+        "--max-num-seqs",
+        "4",
+        "--log-level",
+        "error",
+    )
     plain += ("--kv-offloading-size", "0.05")
     for stored in (False, True):
         managers = [name for name in a.managers if (name in STORED) == stored and name not in FLEETS]
