@@ -17,7 +17,15 @@ from torch import Tensor
 
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.experts.cases import CASES, ExpertsCase
-from ridgeline.kernels.gemm.experts.choose import Rows, Tiles, choose_down, choose_gate_up, row_tiles
+from ridgeline.kernels.gemm.experts.choose import (
+    Rows,
+    SharedRows,
+    Tiles,
+    choose_down,
+    choose_gate_up,
+    choose_shared,
+    row_tiles,
+)
 from ridgeline.kernels.gemm.experts.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.gemm.route.op import in_order
 
@@ -106,6 +114,16 @@ def test_gate_up_equals_the_reference(name: str, case: ExpertsCase, device: str,
 @pytest.mark.parametrize("name", NAMES)
 def test_down_equals_the_reference(name: str, case: ExpertsCase, device: str, dtype: torch.dtype) -> None:
     check_down(name, case, dtype, device)
+
+
+def test_few_tokens_take_rows_through_shared_memory_where_that_was_timed() -> None:
+    """Of narrow experts of whole parts, in 16 bits, that warps can share; a thread then holds few of the inputs."""
+    assert choose_shared(4, 768, 8, itemsize=2) == SharedRows(1)
+    assert choose_shared(1, 1024, 6, itemsize=2) == SharedRows(1)
+    for tokens, inner, used, itemsize in (
+        (5, 768, 8, 2), (1, 768, 8, 4), (1, 776, 8, 2), (1, 14_336, 2, 2), (1, 2880, 4, 2), (1, 768, 2, 2),
+    ):  # fmt: skip
+        assert choose_shared(tokens, inner, used, itemsize) is None
 
 
 CUTS = (

@@ -1,6 +1,7 @@
 """The cuts of the portable kernels for experts' products: plain functions of shapes. They do not import torch.
 
-    1 to 4 tokens   rows.py: the touched experts' rows on the vector units, one launch for each op
+    1 to 4 tokens   rows.py: the touched experts' rows on the vector units, one launch for each op; on Hopper the second
+                    op takes them through shared memory (hopper_rows.py)
     more            tiles.py on the matrix units; `grouped_down` then adds up each token's pairs in a launch of its own
 
 Where hopper.py supports a product of more tokens than rows.py takes, that runs instead (see triton.py).
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from ridgeline.kernels.gemm.plain.choose import power_of_two
 
 ROWS_TOKENS = 4  # with more tokens experts are shared by several of them, whose rows would be read for each
+SHARED_PART = 256  # inputs of a part of hopper_rows.py
+SHARED_PARTS = 32  # of all experts' rows for one output
 CELLS = 32_768  # weights that a program of 8 warps keeps in registers, 128 a thread
 
 
@@ -26,6 +29,13 @@ class Rows:
     rows: int
     block: int
     warps: int
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """A cut of hopper_rows.py: a program of four warps computes `rows` outputs of one token, 1, 2 or 4."""
+
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,14 @@ def choose_down(
         rows = max(1, min(2, CELLS // (choices * block), power_of_two(outputs)))
         return Rows(rows, block, max(1, min(8, choices * rows * block // 4096)))
     return choose_tiles(tokens, experts=experts, used=used, itemsize=itemsize, shared=shared)
+
+
+def choose_shared(tokens: int, inner: int, used: int, itemsize: int) -> SharedRows | None:
+    """Return the cut of the second op on Hopper, or None where rows.py or tiles run. Of 1, 2 and 4 outputs one was the
+    fastest for 1, 2 and 4 tokens of Qwen3-30B-A3B (docs/log.md). Wider experts than these were not timed."""
+    choices, parts = power_of_two(used), -(-inner // SHARED_PART)
+    fits = itemsize == 2 and inner % SHARED_PART == 0 and choices % 4 == 0 and choices * parts <= SHARED_PARTS
+    return SharedRows(1) if tokens <= ROWS_TOKENS and fits else None
 
 
 def choose_quantized(

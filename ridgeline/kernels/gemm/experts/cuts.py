@@ -11,9 +11,17 @@ from ridgeline.kernels.base.case import Cuts
 from ridgeline.kernels.base.routing import UNGATED
 from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.kernels.gemm.codes.op import MXFP4
-from ridgeline.kernels.gemm.experts import hopper, hopper_plans, triton
+from ridgeline.kernels.gemm.experts import hopper, hopper_plans, hopper_rows, triton
 from ridgeline.kernels.gemm.experts.cases import DownCase, GateUpCase
-from ridgeline.kernels.gemm.experts.choose import Rows, Tiles, Widened, choose_down, choose_gate_up
+from ridgeline.kernels.gemm.experts.choose import (
+    Rows,
+    SharedRows,
+    Tiles,
+    Widened,
+    choose_down,
+    choose_gate_up,
+    choose_shared,
+)
 from ridgeline.kernels.gemm.experts.hopper_plans import Stream, coded, stream
 from ridgeline.kernels.gemm.experts.matrices import Matrices, arranged, shape_of
 from ridgeline.kernels.gemm.plain.choose import power_of_two
@@ -31,7 +39,9 @@ def candidates(case: GateUpCase | DownCase) -> list[Any]:
     wide = min(case.width, case.inner) >= NARROWEST and case.gate not in UNGATED
     found: list[Any] = []
     if case.format is None:
-        found = [*(_plain(inputs, average, gated=gated) if wide else ()), *_portable(case, gated=gated)]
+        shared = not gated and choose_shared(case.tokens, case.inner, case.used, 2) is not None
+        found = [SharedRows(rows) for rows in (1, 2, 4)] if shared and wide else []
+        found += [*(_plain(inputs, average, gated=gated) if wide else ()), *_portable(case, gated=gated)]
     elif case.format == MXFP4 and wide:
         found = _codes(average, gated=gated)
     elif isinstance(case.format, Fp8Format) and wide:
@@ -96,7 +106,8 @@ def _portable(case: GateUpCase | DownCase, *, gated: bool) -> Iterator[Rows | Ti
 
 
 def with_cut(name: str, cut: Any) -> Callable[..., Any]:
-    return partial(getattr(hopper if isinstance(cut, Stream | HopperTiles) else triton, name), plan=cut)
+    module = hopper_rows if isinstance(cut, SharedRows) else hopper
+    return partial(getattr(module if isinstance(cut, Stream | HopperTiles | SharedRows) else triton, name), plan=cut)
 
 
 def prepared(case: GateUpCase | DownCase, given: tuple[Any, ...]) -> tuple[Any, ...]:

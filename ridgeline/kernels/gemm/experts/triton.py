@@ -34,6 +34,7 @@ from ridgeline.kernels.gemm.experts.choose import (
     choose_down,
     choose_gate_up,
     choose_quantized,
+    choose_shared,
     choose_tiles,
     row_tiles,
 )
@@ -116,6 +117,8 @@ def grouped_down(
     h_PF = h_PF.contiguous()
     add_TM = add_TM if add_TM is None or add_TM.stride(1) == 1 else add_TM.contiguous()
     if isinstance(weight_EMF, Tensor):
+        if plan is None and (few := _few_on_hopper(h_PF, weight_EMF, routes)) is not None:
+            return few.grouped_down(h_PF, weight_EMF, bias_EM, routes, add_TM)
         own = plan or choose_down(
             tokens, inner, width, experts=experts, used=used, itemsize=h_PF.itemsize,
             shared=shared_memory(h_PF.device),
@@ -249,10 +252,19 @@ def _down_rows(
     return y_TM
 
 
+def _few_on_hopper(h_PF: Tensor, weight_EMF: Tensor, routes: Routes) -> Any:
+    """Return hopper_rows.py where it multiplies so few tokens' rows, else None."""
+    tokens, used = routes.expert_TK.shape
+    plan = choose_shared(tokens, h_PF.shape[1], used, h_PF.itemsize)
+    fits = plan is not None and h_PF.dtype == weight_EMF.dtype and weight_EMF.is_contiguous()
+    return _hopper(h_PF.device, "hopper_rows") if fits else None
+
+
 @cache
-def _hopper(device: torch.device) -> Any:
-    """Return hopper.py on a Hopper GPU, else None. It is Gluon, which is imported only where it runs."""
-    name = "ridgeline.kernels.gemm.experts.hopper"
+def _hopper(device: torch.device, module: str = "hopper") -> Any:
+    """Return hopper.py, or another module for it, on a Hopper GPU, else None. They are Gluon, which is imported only
+    where it runs."""
+    name = f"ridgeline.kernels.gemm.experts.{module}"
     return importlib.import_module(name) if compute_capability(device) == (9, 0) and find_spec(name) else None
 
 
