@@ -95,9 +95,10 @@ def step_ops(
     for layer, times in Counter(model.layers).items():
         for op in _layer(layer, width, shape, tokens, p, kv_dtype, reach):
             found[op] += times
-    if model.layers[0].norms in ("before", "both") and model.layers[0].mixer is not ABSENT:
-        first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
-        found[("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))] -= 1  # no residual to add yet
+    begin = model.layers[0] if model.layers else None  # a tower alone has none
+    if begin is not None and begin.norms in ("before", "both") and begin.mixer is not ABSENT:
+        first = ("mixer_norm", _norm(begin.norm.kind, tokens, width, p, residual=False))
+        found[("mixer_norm", _norm(begin.norm.kind, tokens, width, p))] -= 1  # no residual to add yet
         embedded = len(list(_embed(model, tokens, p)))
         ordered = [(op, times) for op, times in found.items() if times]
         ordered.insert(embedded, (first, 1))
