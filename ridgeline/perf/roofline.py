@@ -90,6 +90,8 @@ def step_ops(
     expert_devices: so many devices run such a step each, and every one of them has a part of the experts (`Reach`).
     """
     p = precision(dtype)
+    if not model.layers:  # a tower or a listener alone, which runs no tokens
+        return list(_encoding(model, shape, p, kv_dtype))
     tokens, width, reach = int(np.sum(shape.num_tokens_R)), model.hidden_size, Reach(shape.reach, expert_devices)
     found: Counter[Priced] = Counter(_embed(model, tokens, p))
     for layer, times in Counter(model.layers).items():

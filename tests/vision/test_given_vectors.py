@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.assembly import wiring
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.plan.pictures import ShownPictures
 from ridgeline.kernels.base.op import Platform
@@ -23,6 +24,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.media.bounds import BadMedia
 from ridgeline.media.pool import Decoders
 from ridgeline.media.vectors import vectors_of
+from ridgeline.perf.hardware import find
 from ridgeline.text.media_folder import FolderProcessors
 from ridgeline.text.media_prompt import placed_items
 from ridgeline.text.tokenizer import Tokenizer
@@ -79,9 +81,10 @@ def test_a_text_model_alone_takes_the_vectors_of_another_engine(
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
 def test_a_tower_alone_makes_the_vectors_that_texts_alone_take(
-    family: str, device: str, tiny_vision: TinyModel, tmp_path: Path
+    family: str, device: str, tiny_vision: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So one server may see, and others read."""
+    """So one server may see, and others read. Devices are known here, so steps are priced."""
+    monkeypatch.setattr(wiring, "hardware_of", lambda _: find("H200"))
     small = SMALL | {"device": device, "block_size": 16 if device == "cuda" else 4, "kv_cache_memory": 1 << 26}
     folder = tmp_path / family
     copytree(tiny_vision(family), folder)
