@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ HEADERS = Path(__file__).parent
 TIMEOUT = 900  # seconds; a file takes 1 to 5, CUTLASS' templates 30 of a processor that does nothing else
 SERIALIZED = "wgmma.mma_async instructions are serialized"  # warnings C7510 to C7519
 CONTROL = " \n\0"
+_IMPORTS = threading.Lock()  # cuda-core fills its own names, and another thread's import finds some of them missing
 
 
 class NoCudaCompiler(Exception):
@@ -73,7 +75,8 @@ def machine_code(code: bytes) -> MachineCode:
 
 
 def _by_nvrtc(source: Path, arch: str, defines: Mapping[str, str]) -> tuple[bytes, str]:
-    from cuda.core import Program, ProgramOptions
+    with _IMPORTS:
+        from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
         name=source.name, std="c++17", arch=arch, include_path=[str(HEADERS), *map(str, includes())],
