@@ -51,6 +51,39 @@ def test_implementations_equal_the_reference(name: str, dtype: torch.dtype, case
     assert (found[others] == -1).all()
 
 
+WIDTHS = {"key_dim": 128, "rope_dim": 64, "value_dim": 128}  # which Hopper has a kernel of its own for
+HOPPER = (
+    ExpandedCase(rows=((128, 128),), **WIDTHS),
+    ExpandedCase(rows=((150, 150), (64, 257), (1, 1), (130, 1000)), num_heads=5, **WIDTHS),
+    ExpandedCase(rows=((300, 301), (129, 4096)), **WIDTHS),
+    ExpandedCase(rows=((1000, 1000),) * 3, num_heads=16, **WIDTHS),
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", HOPPER, ids=str)
+def test_hoppers_own_kernel_equals_the_reference(case: ExpandedCase, dtype: torch.dtype) -> None:
+    """Again and again with the same bits, and also for the rows beside one that was stopped."""
+    hopper = pytest.importorskip("ridgeline.kernels.attention.expanded.hopper")
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("it is for Hopper")
+    args = case.inputs(dtype, torch.device("cuda"))
+    assert hopper.supports(*args[1:-1])
+    exact = [x.float() for x in args[1:-1]]
+    expected = computed(expanded_attention, (args[0].float(), *exact, args[-1]))
+    found = computed(kernels.expanded_attention, args)
+    assert torch.isfinite(found).all()
+    assert (found.float() - expected).abs().max() <= TOLERANCE[dtype] * (1 + expected.abs().max())
+    for _ in range(20):
+        assert torch.equal(computed(kernels.expanded_attention, args), found)
+    stopped = args[-1].kv_len_R.clone()
+    stopped[0] = 1
+    rows = replace(args[-1], kv_len_R=stopped, derived={})
+    end = rows.first_R[0] + rows.tokens_R[0]
+    assert torch.equal(computed(kernels.expanded_attention, (*args[:-1], rows))[end:], found[end:])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["triton", "torch"])
 @pytest.mark.parametrize("case", CASES[:3], ids=str)

@@ -136,9 +136,16 @@ def expanded_attention(
     cut: Cut | None = None,
 ) -> None:
     """Compute `op.expanded_attention`. Keys and values have the same strides, as parts of one product have, and are
-    fewer than 2^31 numbers. cut: how it is cut, if that is not to be chosen."""
+    fewer than 2^31 numbers. cut: how it is cut, if that is not to be chosen, and never by Hopper's own kernel."""
     if k_JHK.stride() != v_JHV.stride() or any(x.stride(-1) != 1 for x in (out_THV, q_THK, q_THY, k_JHK, r_JY)):
         raise ValueError("expanded attention: keys and values must be parts of one tensor, and numbers side by side")
+    if cut is None and chosen_TW is None and compute_capability(q_THK.device)[0] == 9:
+        from ridgeline.kernels.attention.expanded import hopper  # Gluon, which other devices do without
+
+        if hopper.supports(q_THK, q_THY, k_JHK, v_JHV, r_JY):
+            tiles_I4 = _tiles(rows, hopper.QUERIES, q_THK.device)
+            hopper.attend(out_THV, (q_THK, q_THY), (k_JHK, v_JHV, r_JY), rows, tiles_I4, scale)
+            return
     widths = q_THK.shape[2], q_THY.shape[2], v_JHV.shape[2]
     padded = [max(16, triton.next_power_of_2(width)) for width in widths]
     cut = cut or choose(sum(padded), q_THK.element_size(), q_THK.device)

@@ -1,0 +1,79 @@
+"""Attention over expanded latents for Hopper: which calls it takes, and the launch. hopper_kernel.py is the device's
+part. The legend is that of op.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ridgeline.kernels.attention.expanded.hopper_kernel import expanded_hopper_kernel
+from ridgeline.kernels.attention.expanded.op import LongRows
+from ridgeline.kernels.attention.paged.triton_common import LOG2E
+from ridgeline.kernels.base.aot import AotKernel
+from ridgeline.kernels.base.launch import launch_options
+
+KEY, ROPE, VALUE = 128, 64, 128  # the only widths
+QUERIES, KEYS, STAGES = 128, 128, 2
+CACHED_BYTES = 24 << 20  # of keys and values that are worked on together: about half of the second-level cache
+
+
+def supports(q_THK: Tensor, q_THY: Tensor, k_JHK: Tensor, v_JHV: Tensor, r_JY: Tensor) -> bool:
+    """Return True if a Hopper GPU can run `attend`: in 16 bits, with DeepSeek's widths, and where bulk copies can read:
+    rows and heads begin at multiples of 16 bytes."""
+    tensors = (q_THK, q_THY, k_JHK, v_JHV, r_JY)
+    return (
+        q_THK.dtype in (torch.bfloat16, torch.float16)
+        and all(x.dtype == q_THK.dtype for x in tensors)
+        and (q_THK.shape[2], q_THY.shape[2], v_JHV.shape[2]) == (KEY, ROPE, VALUE)
+        and all(x.data_ptr() % 16 == 0 and all(step % 8 == 0 for step in x.stride()[:-1]) for x in tensors)
+    )
+
+
+def attend(
+    out_THV: Tensor, queries: tuple[Tensor, Tensor], cached: tuple[Tensor, Tensor, Tensor], rows: LongRows,
+    tiles_I4: Tensor, scale: float,
+) -> None:  # fmt: skip
+    """Compute `op.expanded_attention`.
+
+    queries: q_THK and q_THY. cached: k_JHK, v_JHV and r_JY. tiles_I4: as `triton._tiles` makes them, of QUERIES.
+    """
+    (q_THK, q_THY), (k_JHK, v_JHV, r_JY) = queries, cached
+    heads, tiles = q_THK.shape[1], len(tiles_I4)
+    longest = int(rows.bound_R.max(initial=1))
+    at_once = max(1, min(heads, CACHED_BYTES // (2 * (KEY + VALUE) * longest)))
+    expanded_hopper_kernel[(tiles * heads,)](
+        _descriptor(q_THK, QUERIES // 2), _descriptor(q_THY, QUERIES // 2), _descriptor(k_JHK, KEYS),
+        _descriptor(r_JY[:, None], KEYS), _descriptor(v_JHV, KEYS), out_THV, tiles_I4, rows.kv_len_R, tiles, heads,
+        at_once, scale * LOG2E.value, *out_THV.stride()[:2], q_THK.stride(1), q_THY.stride(1), k_JHK.stride(1),
+        KEYS=KEYS, STAGES=STAGES, num_warps=4, **launch_options(q_THK.device),
+    )  # fmt: skip
+
+
+def _descriptor(x_THX: Tensor, rows: int) -> TensorDescriptor:
+    """Return what copies boxes of some rows of one head. A head's numbers are columns of a matrix."""
+    tokens, heads, width = x_THX.shape
+    columns = (heads - 1) * x_THX.stride(1) + width
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor(x_THX, [tokens, columns], [x_THX.stride(0), 1], [rows, width], layout)
+
+
+def _aot() -> AotKernel:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    boxes = {"q": (QUERIES // 2, KEY), "rotated": (QUERIES // 2, ROPE)}
+    boxes |= {"k": (KEYS, KEY), "r": (KEYS, ROPE), "v": (KEYS, VALUE)}
+    kinds = {f"{name}_desc": f"tensordesc<bf16[{rows}, {width}],{layout!r}>" for name, (rows, width) in boxes.items()}
+    kinds |= {"out_ptr": "*bf16", "tiles_ptr": "*i32", "kv_len_ptr": "*i32", "scale": "fp32"}
+    kinds |= {name: "i32:16" for name in ("stride_out", "head_out", "head_q", "head_rotated", "head_kv")}
+    constants = {"KEYS": KEYS, "STAGES": STAGES}
+    names = [name for name in expanded_hopper_kernel.arg_names if name not in constants and name != "PDL"]
+    signature = {name: kinds.get(name, "i32") for name in names}
+    # Not hot: Triton 3.6 keeps all in registers, and Triton 3.9 16 bytes of a thread in memory.
+    return AotKernel(
+        expanded_hopper_kernel, signature, constants, num_warps=4, num_stages=1, archs=("sm_90",), tensor_cores="HGMMA",
+    )  # fmt: skip
+
+
+AOT = (_aot(),)
