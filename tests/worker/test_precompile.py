@@ -269,7 +269,7 @@ def test_kernels_of_a_model_without_feed_forwards_are_known_beforehand(names_of:
 def test_kernels_that_steps_with_prompts_choose_by_their_lengths_are_known_beforehand(names_of: NamesOf) -> None:
     names = names_of("latents")
     assert "attention.latent.triton_kernel.latent_kernel" in names
-    assert "attention.expanded.hopper_kernel.expanded_hopper_kernel" in names
+    assert "attention.expanded.triton._expanded_attention" in names
 
 
 def test_kernels_of_an_encoder_are_known_beforehand_and_no_schedule_is_wide(names_of: NamesOf) -> None:

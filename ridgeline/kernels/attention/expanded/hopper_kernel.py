@@ -2,7 +2,7 @@
 
 A program has 128 queries of one row and one head. One warp streams tiles of keys, of their rotated parts, and of values
 into rings of shared memory, from the newest keys to the oldest. Two warpgroups have 64 queries each. Scores are the sum
-of two products, since the rotated parts belong to all heads. As in the ladder's rung 12 (`attention/ladder/pingpong.py`,
+of two products, since the rotated parts belong to all heads. As in the ladder's rung 12 (attention/ladder/pingpong.py,
 after FlashAttention-3, arXiv 2407.08608) a warpgroup starts a tile's scores together with the product of the weights
 before them with their values, and its softmax runs beside that product.
 

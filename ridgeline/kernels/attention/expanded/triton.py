@@ -142,7 +142,7 @@ def expanded_attention(
     if cut is None and chosen_TW is None and compute_capability(q_THK.device)[0] == 9:
         from ridgeline.kernels.attention.expanded import hopper  # Gluon, which other devices do without
 
-        if hopper.supports(q_THK, q_THY, k_JHK, v_JHV, r_JY):
+        if hopper.TAKEN and hopper.supports(q_THK, q_THY, k_JHK, v_JHV, r_JY):
             tiles_I4 = _tiles(rows, hopper.QUERIES, q_THK.device)
             hopper.attend(out_THV, (q_THK, q_THY), (k_JHK, v_JHV, r_JY), rows, tiles_I4, scale)
             return

@@ -348,8 +348,10 @@ __device__ __forceinline__ void wait_for_stage(const Step &step, const Shared &s
   clock.waited += now(step);
 }
 
-// Give back a stage that this warp has read.
+// Give back a stage that this warp has read. The loads may still be under way, and an arrival holds back no copy, which
+// is of the asynchronous proxy: without the fence weights of other stages were multiplied.
 __device__ __forceinline__ void free_stage(const Shared &shared, Ring &ring) {
+  fence_for_tma();
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty[ring.stage]);
   ring.next();
