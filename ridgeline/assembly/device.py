@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,13 +14,16 @@ import torch
 from ridgeline.assembly.choices import Choices
 from ridgeline.assembly.draft import load_draft
 from ridgeline.assembly.foreign import capture, check_agrees
+from ridgeline.assembly.loading import LoadingWeights, loads_beside
 from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.numa import bind
 from ridgeline.core.settings.adapters import gguf_adapter
 from ridgeline.core.specs.host_layout import HostLayout, staging_bytes
 from ridgeline.core.specs.state import DTYPE_BYTES
+from ridgeline.core.timeline import now
 from ridgeline.foreign.decoder import ForeignDecoder
+from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
@@ -89,38 +93,72 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
         ahead = choices.config.kernel_cache
         keep_without_room(None if ahead is None else Path(ahead))
     load = Load()  # while weights are read, it is seen how busy the cores are
-    decoder, draft, adapters, memory = _load(choices, progress, sleep)
-    runner = _run_on(decoder, DeviceExtras(draft, adapters), memory, choices, progress, sleep)
+    beside: list[LoadingWeights] = []
+    try:
+        decoder, draft, adapters, memory = _load(choices, progress, beside, sleep)
+        runner = _run_on(decoder, DeviceExtras(draft, adapters), memory, choices, progress, sleep)
+    except BaseException:
+        for loading in beside:
+            loading.stop()
+        raise
     alone = choices.device.type == "cpu" and choices.mesh.size == 1  # ranks must find the same bits
     alone = alone and not choices.config.deterministic
-    return LocalWorker(runner, choices.mesh.stamps, Threads.where_they_may_change(load) if alone else None), memory
+    threads = Threads.where_they_may_change(load) if alone else None
+    return LocalWorker(runner, choices.mesh.stamps, threads, beside[0] if beside else None), memory
 
 
 def _load(
-    choices: Choices, progress: Progress | None, sleep: SleepMemory | None = None
+    choices: Choices, progress: Progress | None, beside: list[LoadingWeights], sleep: SleepMemory | None = None
 ) -> tuple[Decoder, Network | None, HeldAdapters | None, MemoryReport]:
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
-    make room for adapters, and size the cache by what is left."""
+    make room for adapters, and size the cache by what is left. beside: gets the thread that loads, if one does."""
     kernels, config, timeline = choices.kernels, choices.config, choices.timeline
     known = not choices.captured or choices.model.foreign is None  # others' kernels are known once they are loaded
     processes = processes_needed(kernels, config.kernel_cache) if choices.captured and known else 0
     with Compilers(kernels, processes, early=choices.early if known else None) as compilers:
-        with timeline.stage("weights"), nullcontext() if sleep is None else sleep.holding("weights"):
+        begin = now()
+        with nullcontext() if sleep is None else sleep.holding("weights"):
             decoder = _decoder(choices)
-            names, form = choices.model.weights, config.load_format
-            load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
-            decoder.prepare()
+            beside += _load_model(decoder, choices, progress, begin)
             if isinstance(decoder, ForeignDecoder):
                 _compile(decoder, choices, progress)
                 check_agrees(decoder)
             draft = _draft_of(choices, decoder, progress)
             adapters = _adapters_of(choices, decoder)
+        if not beside:
+            timeline.note("weights", begin)
         weights = decoder.weight_bytes + (0 if draft is None else draft.weight_bytes)
         weights += 0 if adapters is None else adapters.tables.nbytes
         memory = choices.memory(weights=weights, loaded=True, longest=choices.longest)
         with timeline.stage("compile"):
             compilers.try_to_finish(progress)
     return decoder, draft, adapters, _agreed(memory, choices.mesh)
+
+
+def _load_model(
+    decoder: Decoder, choices: Choices, progress: Progress | None, begin: float
+) -> Iterator[LoadingWeights]:
+    """Load the network's weights and prepare it, or prepare it and yield the thread that loads them. begin: of the
+    stage."""
+    config, device = choices.config, choices.device
+    source = partial(load_weights, decoder, choices.folder, choices.model.weights)
+    load = partial(source, load_format=config.load_format, seed=config.seed)
+    if not loads_beside(choices, decoder):
+        load(progress=progress)
+        decoder.prepare()
+        return
+    decoder.prepare()
+    for parameter in decoder.parameters():
+        parameter.zero_()  # steps that run before the weights are there must find numbers
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+    def load_beside(tell: Progress) -> None:
+        with on_device(device):
+            load(progress=tell)
+        choices.timeline.note("weights", begin)
+
+    yield LoadingWeights(load_beside, progress)
 
 
 def _compile(decoder: ForeignDecoder, choices: Choices, progress: Progress | None) -> None:

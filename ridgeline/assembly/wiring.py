@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -177,11 +178,12 @@ def _assemble(
     )
     if (host := worker.runner.host) is not None:
         wiring = wiring._replace(host_tier=_host_tier(config, memory, host.bytes_per_second()))
-    engine = _engine(config, worker, wiring)
-    if choices.captured or (pools and on_gpu and not spec.senses_only):  # a tower alone runs no tokens
-        with timeline.stage("rehearsal"):
-            engine.rehearse()
-            worker.forget_expert_load()
+    with _loading_ends(worker, timeline):
+        engine = _engine(config, worker, wiring)
+        if choices.captured or (pools and on_gpu and not spec.senses_only):  # a tower alone runs no tokens
+            with timeline.stage("rehearsal"):
+                engine.rehearse()
+                worker.forget_expert_load()
     tell_events(config, [engine])
     keep_on_disk(config, engine, choices.folder, device.type)
     logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)
@@ -197,6 +199,19 @@ def _assemble(
         memory=memory,
         timeline=timeline,
     )
+
+
+@contextmanager
+def _loading_ends(worker: LocalWorker, timeline: Timeline) -> Iterator[None]:
+    """Run the body beside the loading of weights, if that goes on, and wait for the rest of it. If the body fails, stop
+    it."""
+    try:
+        yield
+    except BaseException:
+        worker.stop_loading()
+        raise
+    with timeline.stage("weights left"):
+        worker.finish_loading()
 
 
 def _with_copies(computing: CostModel | None, below: WeightsBelow, rate: float, rows: int) -> CostModel | None:

@@ -23,6 +23,7 @@ from ridgeline.core.specs.pooling import SECOND_TEXT
 from ridgeline.core.specs.sam import SamTowerSpec
 from ridgeline.core.specs.tiled import TiledTowerSpec
 from ridgeline.kernels.ops import Ops
+from ridgeline.layers.attention import Attention
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding, SinePositions
 from ridgeline.layers.encoder.coded import CodedTower
@@ -38,8 +39,10 @@ from ridgeline.layers.layer import Layer, divides_tokens, leaves_sums
 from ridgeline.layers.layer_inputs import LayerInputs
 from ridgeline.layers.lent_keys import Lent, state_of
 from ridgeline.layers.linear import Linear
+from ridgeline.layers.mlp import GatedMLP
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.layers.recurrent import DecayRate
+from ridgeline.layers.rotary import Rotary
 from ridgeline.layers.stem import Stem
 from ridgeline.layers.streamed import StreamedLayers
 from ridgeline.layers.streams import Streams, StreamsLayer
@@ -247,6 +250,20 @@ class Decoder(nn.Module):
         _prepare(module for module in self.modules() if id(module) not in apart)
         if waiting:
             self.streamed = StreamedLayers(waiting, self._held, self._device, _prepare)
+
+    @property
+    def keeps_weights(self) -> bool:
+        """True if this is a network of attention and gated feed-forwards in plain numbers, of whose weights `prepare`
+        changes and keeps nothing: it may be prepared, and run, before these are there."""
+        kinds = {Decoder, Layer, Attention, GatedMLP, Linear, Norm, Embedding, Rotary, nn.ModuleList}
+        parts = (part for part in self.modules() if isinstance(part, (Linear, Norm)))
+        numbers = (name.rpartition(".")[2] for name, _ in self.named_parameters())
+        return (
+            {type(part) for part in self.modules()} <= kinds
+            and {"weight", "bias"}.issuperset(numbers)
+            and all(part.keeps_weight for part in parts)
+            and not self._below
+        )
 
     @property
     def expert_caches(self) -> list[ExpertCache]:

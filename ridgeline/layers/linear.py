@@ -107,6 +107,12 @@ class Linear(nn.Module):
         if self.matrix.stored is not self.weight:
             self.weight = None
 
+    @property
+    def keeps_weight(self) -> bool:
+        """True if `prepare` leaves all loaded numbers as they are."""
+        plain = not self.fillings and self.scheme.name == "plain" and not self.below
+        return plain and self._factor_O is None and self.clips is None
+
     def multiply_with(self, matrix: Weight, *, loaded: bool = False) -> None:
         """Let this form of the weight multiply. It is the checkpoint's, without multipliers. loaded: its numbers are
         there."""

@@ -42,6 +42,11 @@ class Norm(nn.Module):
         elif spec.kind == "layer":
             self.bias = build.parameter(width)
 
+    @property
+    def keeps_weight(self) -> bool:
+        """True if `prepare` leaves all loaded numbers as they are."""
+        return self._multiplier == 1
+
     def prepare(self) -> None:
         """Multiply the loaded weight by the spec's multiplier."""
         if self._multiplier != 1:

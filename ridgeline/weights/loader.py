@@ -67,6 +67,7 @@ from ridgeline.weights.transfer import fill
 Progress = Callable[[str, float], None]
 
 DUMMY_STD = 0.02
+STORED_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of ranks: odd, so that no two are equal
 
 logger = logging.getLogger(__name__)
@@ -159,6 +160,15 @@ def check_files(folder: Path, model: ModelConfig) -> None:
         pieces = pieces_of(decoder, weights, method, stored)
         check_checkpoint(decoder, checkpoint_views(decoder, weights), stored, folder, pieces)
         check_kv_scales(decoder, weights, stored)
+
+
+def stored_as(folder: Path, dtype: str) -> bool:
+    """Return True if all tensors of a folder's files have this type of torch, such as "bfloat16", and no method of
+    quantization."""
+    if is_gguf(folder) or folder_method(folder) is not None:
+        return False
+    with open_checkpoint(folder) as held:
+        return {each.dtype for each in held.values()} == {STORED_NAMES.get(dtype)}
 
 
 def _check_foreign_files(folder: Path, model: ModelConfig, stored: Stored) -> None:

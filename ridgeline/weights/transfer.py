@@ -47,6 +47,7 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
     Tensors that cannot be sent as bytes (another dtype, a target that is not contiguous) are copied by torch.
     """
     lanes, inference = local(), torch.is_inference_mode_enabled()  # a mode is a thread's own
+    streams: list[torch.cuda.Stream] = []
 
     def one(target: Tensor, read: Callable[[], Tensor]) -> int:
         # a new thread's device is the first GPU, where page-locking takes memory
@@ -57,6 +58,8 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
     def copy(target: Tensor, source: Tensor) -> None:
         if not hasattr(lanes, "lane"):
             lanes.lane = _Lane(device)
+            lanes.lane.stream.wait_event(before)
+            streams.append(lanes.lane.stream)
         lane: _Lane = lanes.lane
         if source.dtype == target.dtype and target.is_contiguous() and source.is_contiguous():
             there, here = target.view(-1).view(torch.uint8), source.view(-1).view(torch.uint8)
@@ -67,7 +70,10 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
             order = sorted(range(source.ndim), key=source.stride, reverse=True)
             target.permute(order).copy_(source.permute(order))
 
-    torch.cuda.synchronize(device)  # the targets' memory may have had another use that is still under way
+    # The targets' memory may have had another use that is still under way. Nothing waits for the whole device, on which
+    # another thread may be capturing
+    before = torch.cuda.Event()
+    before.record(torch.cuda.current_stream(device))
     with _undivided_copies():
         pool = ThreadPoolExecutor(THREADS, "ridgeline-load")
         try:
@@ -75,7 +81,8 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
                 yield done.result()
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, or Ctrl-C, the rest need not be read
-    torch.cuda.synchronize(device)
+    for stream in (*streams, torch.cuda.current_stream(device)):
+        stream.synchronize()
 
 
 @contextmanager

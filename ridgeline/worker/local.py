@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -77,16 +77,30 @@ class Ticket:
     tallies: list[Download] = field(default_factory=list)
 
 
+class Loading(Protocol):
+    """The loading of weights beside the first steps."""
+
+    def finish(self) -> None:
+        """Wait until all weights are on the device. Raise what loading raised."""
+
+    def stop(self) -> None:
+        """Stop loading."""
+
+
 class LocalWorker:
     """A `core.plan.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and
     drops later plans until one resets.
 
     stamps: notes that this rank makes in every step, if ranks are traced.
     threads: chooses the number of CPU threads; None: it stays.
+    loading: of the weights, which are not there yet; None: they are. Until `finish_loading` no graph is captured.
     """
 
-    def __init__(self, runner: Runner, stamps: Stamps | None = None, threads: Threads | None = None) -> None:
-        self._runner, self._stamps, self._threads = runner, stamps, threads
+    def __init__(
+        self, runner: Runner, stamps: Stamps | None = None, threads: Threads | None = None,
+        loading: Loading | None = None,
+    ) -> None:  # fmt: skip
+        self._runner, self._stamps, self._threads, self._loading = runner, stamps, threads, loading
         self._pending: deque[Ticket] = deque()
         self._waiting_for_masks: dict[int, Ticket] = {}
         self._failed_plan: int | None = None
@@ -101,6 +115,17 @@ class LocalWorker:
     def runner(self) -> Runner:
         """The runner of the segments; it is gone after `shutdown`."""
         return self._runner
+
+    def finish_loading(self) -> None:
+        """Wait until all weights are on the device. Raise ModelLoadError if they cannot be loaded."""
+        if self._loading is not None:
+            self._loading.finish()
+            self._loading = None
+
+    def stop_loading(self) -> None:
+        """Stop loading weights, if they are not there yet: the start is given up."""
+        if self._loading is not None:
+            self._loading.stop()
 
     def submit(self, plan: StepPlan) -> None:
         waits = bool(plan.rows.features & Feature.MASK) and self._runner.draws
@@ -128,7 +153,7 @@ class LocalWorker:
 
     def _capture_behind(self) -> None:
         """Capture what the step that was just launched ran op by op. Meanwhile the device is at work."""
-        if not self._waiting_for_masks and self._failed_plan is None:
+        if not self._waiting_for_masks and self._failed_plan is None and self._loading is None:
             self._run(self._runner.capture_behind)
 
     def rest(self) -> bool:
