@@ -77,7 +77,7 @@ class Ticket:
     tallies: list[Download] = field(default_factory=list)
 
 
-class Loading(Protocol):
+class LoadsBeside(Protocol):
     """The loading of weights beside the first steps."""
 
     def finish(self) -> None:
@@ -98,7 +98,7 @@ class LocalWorker:
 
     def __init__(
         self, runner: Runner, stamps: Stamps | None = None, threads: Threads | None = None,
-        loading: Loading | None = None,
+        loading: LoadsBeside | None = None,
     ) -> None:  # fmt: skip
         self._runner, self._stamps, self._threads, self._loading = runner, stamps, threads, loading
         self._pending: deque[Ticket] = deque()
