@@ -17,7 +17,7 @@ from ridgeline.kernels.base.launch import launch_options
 
 KEY, ROPE, VALUE = 128, 64, 128  # the only widths
 QUERIES, KEYS, STAGES = 128, 128, 2
-TAKEN = False  # by `triton.expanded_attention`: the kernel equals its reference on an H200, and was not timed yet
+TAKEN = False  # by `triton.expanded_attention`: 1.2 to 1.65 times as fast on an H200, but slower for one short row
 CACHED_BYTES = 24 << 20  # of keys and values that are worked on together: about half of the second-level cache
 
 
