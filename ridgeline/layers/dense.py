@@ -130,7 +130,6 @@ class PackedCausal(DenseCausal):
         super().__init__(1)
         self.lengths = list(lengths)
         self._intervals: dict[int | None, tuple[Tensor, Tensor]] = {}
-        self._in_order: tuple[Tensor, Tensor] | None = None  # those of one sequence alone
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
         """Attend as `layers.attention.Attends` does, without rounding. On a GPU one kernel has all sequences, whose
@@ -153,7 +152,9 @@ class PackedCausal(DenseCausal):
         wide = (spec.window is None or spec.window >= longest) and slopes_H is None and sinks_H is None
         if wide and len(set(self.lengths)) == 1 and qkv_TX.is_cuda and qkv_TX.itemsize == 2:
             q, k, v = (x.unflatten(0, (-1, longest)).transpose(1, 2) for x in (q_THD, k_TGD, v_TGD))
-            return self._in_batches(q, k, v, spec).transpose(1, 2).flatten(0, 1).flatten(1)
+            with sdpa_kernel(FASTEST, set_priority=True):
+                out_BHSD = _attended(q, k, v, spec, None)
+            return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
         # Triton, which is imported only where it runs
         from ridgeline.kernels.attention.triton_sdpa import WholeAttention
 
@@ -162,21 +163,6 @@ class PackedCausal(DenseCausal):
         sinks_H = None if sinks_H is None else sinks_H.float()
         out_1HTD, _ = WholeAttention.apply(q_1HTD, k_1GTD, v_1GTD, sinks_H, seen, slopes_H, spec.scale)
         return out_1HTD[0].transpose(0, 1).flatten(1)
-
-    def _in_batches(self, q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec) -> Tensor:
-        """Return the attention of sequences of one length."""
-        if torch.is_grad_enabled() and q_BHSD.requires_grad:
-            from ridgeline.kernels.attention import cudnn  # likewise
-            from ridgeline.kernels.attention.triton_sdpa import Intervals, KeyMasks
-
-            if cudnn.supports(q_BHSD, k_BGSD, v_BGSD):
-                if self._in_order is None:  # made on the device, for which the host does not wait
-                    length = q_BHSD.shape[2]
-                    self._in_order = Intervals(KeyMasks().intervals(length, length, q_BHSD.device))
-                found: Tensor = cudnn.CausalAttention.apply(q_BHSD, k_BGSD, v_BGSD, self._in_order, spec.scale)
-                return found
-        with sdpa_kernel(FASTEST, set_priority=True):
-            return _attended(q_BHSD, k_BGSD, v_BGSD, spec, None)
 
     def _seen_by(self, window: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the keys that each query sees, as an interval, which is found once for all layers."""

@@ -20,7 +20,7 @@ from ridgeline.perf.footprint import parameters
 NARROW, WIDE = 2, 4  # bytes of bfloat16 and float32
 GROUP, RUN = 64, 256  # of NF4: inputs that share a scale of 8 bits, and such that share one of 16 bits
 PAGE = 1 << 27  # bytes of moments that are on the device at once
-CHUNK, WIDE_CHUNK = 2048, 16384  # tokens whose logits exist at once; where the output layer learns
+CHUNK, WIDE_CHUNK = 2048, 8192  # tokens whose logits exist at once; where the output layer learns
 
 
 def nf4_bytes(inputs: int, outputs: int) -> float:

@@ -86,7 +86,7 @@ class _Parts(torch.autograd.Function):
             for grad, other in zip(grads, others, strict=True):
                 grad += other
         grads = grads or [torch.zeros_like(each) for each in parameters]
-        ctx.save_for_backward(of_x[0] if len(of_x) == 1 else torch.cat(of_x), *grads)
+        ctx.save_for_backward(torch.cat(of_x), *grads)
         return torch.stack(sums).sum()
 
     @staticmethod

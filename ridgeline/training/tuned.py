@@ -29,7 +29,7 @@ from ridgeline.training.cross_entropy import cross_entropy_sum
 from ridgeline.training.lora import LearntWeight
 
 LOSS_CHUNK = 2048  # positions whose logits exist at once
-WIDE_CHUNK = 16384  # … where the output layer learns on a GPU: for each part its gradient is added up once
+WIDE_CHUNK = 8192  # … where the output layer learns on a GPU: for each part its gradient is added up once
 
 
 class Objective(Protocol):
@@ -91,8 +91,7 @@ class PackRunner:
         lengths = [len(each) - 1 for each in tokens]  # the last token is a target alone
         inputs = np.concatenate([each[:-1] for each in tokens]), _positions(lengths)
         tokens_T, positions_T, at, targets = self._sent(*inputs, at_N, targets_N)
-        hidden = self._run(tokens_T, positions_T, lengths)
-        normed_NM = self.decoder.normed(hidden if len(at_N) == len(positions_T) else hidden.at(at))
+        normed_NM = self.decoder.normed(self._run(tokens_T, positions_T, lengths).at(at))
         return normed_NM, targets, [int(each.sum()) for each in counted]
 
     def hidden(self, texts: Sequence[Sequence[int]]) -> Hidden:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 
-BLOCK, WARPS = 1024, 4
+BLOCK, WARPS = 4096, 8
 
 
 class AdamRates(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 
-BLOCK, WARPS = 16384, 32
+BLOCK, WARPS = 4096, 8
 
 
 @triton.jit
