@@ -17,9 +17,8 @@ from ridgeline.assembly.choices import Choices
 from ridgeline.layers.decoder import Decoder
 from ridgeline.weights.loader import Progress, stored_as
 
-SWITCH_SECONDS = (
-    0.0005  # that a thread may keep Python's lock; by default 0.005, and threads that copy ask for it often
-)
+# Seconds that a thread may keep Python's lock: by default it is 0.005, and threads that copy ask for it often
+SWITCH_SECONDS = 0.0005
 
 
 class LoadingStopped(Exception):
