@@ -21,7 +21,7 @@ from ridgeline.kernels.gemm.experts.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.gemm.fp8.op import FP8_LINEAR, FP8_NORM_LINEAR
 from ridgeline.kernels.gemm.heads.op import HEAD_LINEAR
 from ridgeline.kernels.gemm.int8.op import INT8_LINEAR, W8A8_LINEAR
-from ridgeline.kernels.gemm.lora.op import LORA
+from ridgeline.kernels.gemm.lora.op import BY_ADAPTER, LORA
 from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.gemm.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.pictures.patches.op import PATCHES
@@ -63,6 +63,7 @@ class Ops:
     embedding_part = EMBEDDING_PART
     linear = LINEAR
     norm_linear = NORM_LINEAR
+    by_adapter = BY_ADAPTER
     lora = LORA
     int8_linear = INT8_LINEAR
     w8a8_linear = W8A8_LINEAR

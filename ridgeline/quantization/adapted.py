@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.gemm.lora.op import AdapterFactors, TokensByAdapter
+from ridgeline.kernels.gemm.lora.op import AdapterFactors, StepFactors, TokensByAdapter, beside
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.weight import WrappedWeight
+from ridgeline.quantization.weight import FormedWeight, WrappedWeight
 
 
 @dataclass
@@ -67,7 +67,8 @@ class LoneAdapter(StepAdapters):
         order_T = torch.arange(rows, dtype=torch.int32, device=self.device)
         start_A1 = torch.zeros(self.places + 1, dtype=torch.int32, device=self.device)
         start_A1[self.place :].fill_(rows)
-        return TokensByAdapter(order_T, start_A1), torch.full_like(order_T, self.place - 1, dtype=torch.int64)
+        found = TokensByAdapter(order_T, start_A1, torch.full_like(order_T, self.place))
+        return found, torch.full_like(order_T, self.place - 1, dtype=torch.int64)
 
 
 class AdapterVectors(NamedTuple):
@@ -85,8 +86,9 @@ class AdapterVectors(NamedTuple):
 @dataclass(frozen=True)
 class AdaptedWeight(WrappedWeight):
     """A weight in any form, and the matrices of the adapters that the device holds, with their vectors if they may have
-    such. Where no token of a step has an
-    adapter, it multiplies as `inner` does. Otherwise norms and gates are ops of their own."""
+    such. Where no token of a step has an adapter, it multiplies as `inner` does. Otherwise the op of a plain weight on
+    a GPU adds products of adapters itself. With other weights, and with vectors, norms, gates and adapters are ops of
+    their own."""
 
     factors: AdapterFactors
     step: StepAdapters
@@ -101,6 +103,10 @@ class AdaptedWeight(WrappedWeight):
             return self.inner.linear(x_TI, bias_O)
         assert isinstance(x_TI, Tensor)  # there is no buffer
         tokens, line_T = self.step.of(len(x_TI))
+        if self._adds(tokens):
+            return self.inner.norm_linear(Operand(x_TI), Epilogue(bias_O, adapters=StepFactors(self.factors, tokens)))[
+                0
+            ]
         y_TO = self._multiplied(x_TI, bias_O, line_T)
         self.ops.lora(y_TO, x_TI, self.factors, tokens)
         return y_TO
@@ -114,7 +120,18 @@ class AdaptedWeight(WrappedWeight):
         return (wide_TO + added_AO[line_T]).to(y_TO.dtype)
 
     def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
-        return super().norm_linear(x, epilogue) if self.step.adapts else self.inner.norm_linear(x, epilogue)
+        if not self.step.adapts:
+            return self.inner.norm_linear(x, epilogue)
+        tokens, _ = self.step.of(len(x.x_TI))
+        if self._adds(tokens):
+            return self.inner.norm_linear(x, epilogue._replace(adapters=StepFactors(self.factors, tokens)))
+        return super().norm_linear(x, epilogue)
+
+    def _adds(self, tokens: TokensByAdapter) -> bool:
+        """Return True if the op of `inner` adds what adapters make of these tokens."""
+        inner = self.inner
+        plain = isinstance(inner, FormedWeight) and isinstance(inner.form, Tensor) and self.vectors is None
+        return plain and self.ops.chosen["norm_linear"] == "triton" and beside(self.factors, tokens)
 
 
 @dataclass(frozen=True)

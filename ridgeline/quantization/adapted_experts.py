@@ -75,4 +75,5 @@ class AdaptedExperts:
         key_P = torch.where((line_P < places) & (expert_P < self.experts), line_P * self.experts + expert_P, last)
         sorted_P, order_P = torch.sort(key_P, stable=True)
         edges = torch.arange(last + 1, dtype=key_P.dtype, device=key_P.device)
-        return TokensByAdapter(order_P.int(), torch.searchsorted(sorted_P, edges).int())
+        adapter_P = torch.where(key_P < last, key_P + 1, 0)
+        return TokensByAdapter(order_P.int(), torch.searchsorted(sorted_P, edges).int(), adapter_P.int())

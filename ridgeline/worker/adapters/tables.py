@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.foreign.decoder import ForeignDecoder
-from ridgeline.kernels.gemm.lora.op import AdapterFactors, adapters_of, sorted_tokens, tiles
+from ridgeline.kernels.gemm.lora.op import AdapterFactors, sorted_tokens, tiles
 from ridgeline.layers.cross_attention import CrossAttention
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.embedding import Embedding
@@ -82,6 +82,8 @@ class AdapterTables:
         device, self.dtype, self._decoder = next(decoder.parameters()).device, decoder.dtype, decoder
         listed = list(maps)
         self.places, self.step, self._factors = places, StepAdapters(), factors
+        ranks = (most_rank if isinstance(most_rank, int) else most_rank(each.name) for each in listed)
+        self._most = min(ranks, default=0)  # of most maps: those of tables may have more
         self.scored, self._scores, self._rows = StepAdapters(), False, False
         self.inputs = StepAdapters()
         self._adapter_T: Tensor | None = None  # of the step's tokens, from 1; 0: none
@@ -104,9 +106,10 @@ class AdapterTables:
                 continue
             assert isinstance(linear, Linear | nn.Linear)
             down_APRI = torch.zeros(places, len(each.parts), most, each.inputs, dtype=self.dtype, device=device)
-            up_AOR = torch.zeros(places, sum(each.parts), most, dtype=self.dtype, device=device)
+            # All adapters' columns of an output are neighbours, so that they are further inputs of the linear map
+            up_AOR = torch.zeros(sum(each.parts), places, most, dtype=self.dtype, device=device).transpose(0, 1)
             tile_J3 = torch.tensor(tiles(each.parts), dtype=torch.int32, device=device)
-            matrices = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3)
+            matrices = AdapterFactors(down_APRI.flatten(1, 2), up_AOR, self._ranks_LA[index], tile_J3, each.parts)
             vectors, step = None, self.seen if each.name.startswith(ENCODERS) else self.step
             if reads_inputs(decoder, each.name):
                 step = self.inputs
@@ -223,11 +226,16 @@ class AdapterTables:
 
     def begin(self, inputs: DeviceInputs, adapter_S: Tensor) -> None:
         """Let the linear maps know which token of a step has which adapter."""
-        self._adapter_T = adapter_T = adapters_of(inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens)
-        self._sort(self.step, adapter_T)
+        rows = inputs.slots_R, inputs.start_R1, adapter_S, inputs.num_tokens
+        self.step.tokens = found = self._decoder.ops.by_adapter(*rows, self.places, self._most)
+        self._adapter_T = found.adapter_T
+        self._lines(self.step, found.adapter_T)
 
     def _sort(self, step: StepAdapters, adapter_T: Tensor) -> None:
         step.tokens = sorted_tokens(adapter_T, self.places)
+        self._lines(step, adapter_T)
+
+    def _lines(self, step: StepAdapters, adapter_T: Tensor) -> None:
         if self._factors or self._experts or self._rows:
             step.line_T = torch.where(adapter_T > 0, adapter_T - 1, self.places).long()
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ridgeline.kernels.gemm.lora import torch_ops
 from ridgeline.kernels.gemm.lora.cases import CASES, LoraCase
-from ridgeline.kernels.gemm.lora.op import by_adapter, lora, tiles
+from ridgeline.kernels.gemm.lora.op import PANEL, StepFactors, beside, by_adapter, lora, num_panels, tiles
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand, norm_linear
 
 pytest.importorskip("triton")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -64,6 +65,110 @@ def test_bits_do_not_depend_on_the_tokens_beside(device: str) -> None:
         own_S = torch.tensor([adapter], dtype=torch.int32, device=device)
         by_triton(alone, x_TI[token : token + 1], factors, by_adapter(*row, own_S, 1, 3))
         assert torch.equal(alone[0], together[token])
+
+
+# A case, the gate, and whether there is a norm. Tokens 1 and 2 run in plain/rows.py, further ones on Hopper in panels
+BESIDE = (
+    (LoraCase(((2, 1),), (3, 16), 64, (128, 32), beside=True), None, True),
+    (LoraCase(((1, 1),), (16,), 1032, (128, 128), beside=True), "silu", True),
+    (LoraCase(((1, 1), (0, 1)), (8, 5), 4096, (72,), most=8, beside=True), None, False),
+    (LoraCase(((3, 1), (1, 1)), (16, 1, 7), 2056, (4096, 1024, 1024), beside=True), None, True),
+    (LoraCase(((1, 2), (0, 1), (5, 2)), (16,) * 6, 512, (128, 64), beside=True, padding=1), None, True),
+    (LoraCase(((6, 9), (0, 2), (2, 6)), (16, 3, 0, 16, 16, 8), 640, (256, 256), beside=True), "silu", False),
+    (LoraCase(((1, 30), (0, 2), (2, 32)), (70, 128), 1096, (1024,), most=128, beside=True), None, False),
+    (LoraCase(tuple((1 + n % 9, 1) for n in range(130)), (16,) * 9, 1024, (384, 128, 128), beside=True), None, True),
+    (LoraCase(tuple((1 + n, 1) for n in range(64)), (16,) * 64, 4096, (512, 512), beside=True), "silu", True),
+)
+
+
+def beside_a_product(
+    case: LoraCase, gate: str | None, norm: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Operand, Tensor, Epilogue]:
+    """Return the arguments of `norm_linear`."""
+    y_TO, x_TI, factors, step = case.inputs(dtype, device)
+    made = torch.Generator(device).manual_seed(1)
+    weight_OI = torch.randn(y_TO.shape[1], case.in_width, generator=made, device=device) * case.in_width**-0.5
+    operand = Operand(x_TI, x_TI.flip(0), torch.linspace(0.5, 1.5, case.in_width, device=device).to(dtype), 1e-5)
+    bias_O = torch.randn(y_TO.shape[1], generator=made, device=device).to(dtype)
+    operand = operand if norm else Operand(x_TI)
+    return operand, weight_OI.to(dtype), Epilogue(bias_O, gate, None, StepFactors(factors, step))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at", range(len(BESIDE)))
+def test_a_product_adds_those_of_adapters(at: int, dtype: torch.dtype, device: str) -> None:
+    """Sums and products as in `epsilon` above, of a result that a gate has multiplied."""
+    from ridgeline.kernels.gemm.plain.triton import norm_linear as by_triton
+
+    case, gate, norm = BESIDE[at]
+    x, weight_OI, epilogue = beside_a_product(case, gate, norm, dtype, torch.device(device))
+    assert epilogue.adapters is not None
+    assert beside(*epilogue.adapters)
+    wide = Operand(*(each.double() if isinstance(each, Tensor) else each for each in x))
+    factors = epilogue.adapters.factors
+    matrices = factors._replace(down_AKI=factors.down_AKI.double(), up_AOR=factors.up_AOR.double())
+    ended = epilogue._replace(adapters=epilogue.adapters._replace(factors=matrices))
+    wanted, _ = norm_linear(wide, weight_OI.double(), ended)
+    found, _ = by_triton(x, weight_OI, epilogue)
+    epsilon = case.in_width * 2.0**-24 if dtype == torch.float32 else 8 * 2.0**-8
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=epsilon, atol=8 * epsilon)
+    if at != 1 and dtype == torch.bfloat16 and device == "cuda":  # rows without an adapter are those of a step without
+        plain, _ = by_triton(x, weight_OI, epilogue._replace(adapters=None))
+        free_T = epilogue.adapters.tokens.adapter_T == 0
+        assert torch.equal(found[free_T], plain[free_T])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("at", range(4, len(BESIDE)))
+def test_first_products_of_panels_are_those_of_each_token(at: int, device: str) -> None:
+    """In columns of other adapters, and behind a rank, there are zeros."""
+    from ridgeline.kernels.gemm.plain.beside import for_panels
+
+    case = BESIDE[at][0]
+    _, x_TI, factors, step = case.inputs(torch.float32, torch.device(device))
+    assert step.panel_P1 is not None
+    parts, panels = len(case.parts), num_panels(len(case.ranks), case.most)
+    found = for_panels(x_TI, StepFactors(factors, step)).view(case.tokens, parts, panels, PANEL)
+    listed = step.panel_P1[1 : 1 + int(step.panel_P1[0])].tolist()
+    assert listed == sorted({(own - 1) * case.most // PANEL + more for own in step.adapter_T.tolist() if own
+                             for more in range(-(-case.most // PANEL))})  # fmt: skip
+    wanted = torch.zeros(case.tokens, parts, panels * PANEL, device=device, dtype=torch.float64)
+    for token, own in enumerate(step.adapter_T.tolist()):
+        for part in range(parts if own else 0):
+            rank, first = case.ranks[own - 1], (own - 1) * case.most
+            down_RI = factors.down_AKI[own - 1, part * case.most :][:rank].double()
+            wanted[token, part, first : first + rank] = down_RI @ x_TI[token].double()
+    wanted = wanted.view_as(found)[:, :, listed]
+    epsilon = case.in_width * 2.0**-24
+    torch.testing.assert_close(found[:, :, listed].double(), wanted, rtol=epsilon, atol=8 * epsilon)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_kernel_sorts_as_torch_does(device: str) -> None:
+    from ridgeline.kernels.gemm.lora.triton_order import by_adapter as by_triton
+
+    drawn = torch.Generator().manual_seed(0)
+    for rows, tokens, adapters, most in (
+        (1, 1, 1, 16),
+        (5, 40, 3, 16),
+        (64, 64, 64, 16),
+        (7, 512, 9, 24),
+        (3, 7, 2, 0),
+    ):
+        cuts = torch.randint(0, tokens, (rows,), generator=drawn).sort().values
+        starts = torch.cat([torch.zeros(1), cuts]).int().to(device)
+        slots = torch.randperm(rows, generator=drawn).int().to(device)
+        adapter_S = torch.randint(0, adapters + 1, (rows,), generator=drawn, dtype=torch.int32).to(device)
+        wanted = by_adapter(slots, starts, adapter_S, tokens, adapters, most)
+        found = by_triton(slots, starts, adapter_S, tokens, adapters, most)
+        for name in ("order_T", "start_A1", "adapter_T"):
+            assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+        if most:
+            assert wanted.panel_P1 is not None
+            assert found.panel_P1 is not None
+            count = int(wanted.panel_P1[0])
+            assert torch.equal(found.panel_P1[: 1 + count], wanted.panel_P1[: 1 + count])
 
 
 def test_tokens_are_sorted_by_adapter_and_those_without_one_come_last() -> None:

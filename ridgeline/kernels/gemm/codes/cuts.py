@@ -59,7 +59,7 @@ def candidates(case: CodedCase) -> list[Try]:
 def _norm_linear(x: Operand, weight: Coded, epilogue: Epilogue, *, cut: Try) -> tuple[Tensor, Tensor]:
     """Multiply with a cut, with all that a model launches then."""
     x_TI, residual_TI, norm_I, eps = x
-    bias_O, gate, _ = epilogue
+    bias_O, gate, *_ = epilogue
     if isinstance(cut, Cut) and cut.solo:
         return launch_cut(cut, x, weight, epilogue)
     if isinstance(cut, Wide) and norm_I is not None:

@@ -455,7 +455,7 @@ def _constants(cut: Cut, how: CodedFormat, inputs: int, dtype: torch.dtype) -> d
 def launch(cut: Cut, x: Operand, weight: Fragments, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Return (y, s) as `coded_norm_linear` does. Without a norm s is x; only a solo cut has a norm. x's columns are in
     the order of the weight's."""
-    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, _) = x, epilogue
+    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, *_) = x, epilogue
     (tokens, inputs), how, device = x_TI.shape, weight.format, x_TI.device
     outputs = weight.code_OB.shape[0] // (2 if gate else 1)
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=device)

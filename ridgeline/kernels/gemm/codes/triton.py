@@ -37,7 +37,7 @@ def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
 
 def coded_norm_linear(x: Operand, weight: Coded, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Compute `op.coded_norm_linear`. In float16 the norm has a kernel of its own: what it scales could overflow."""
-    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, _) = x, epilogue
+    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, *_) = x, epilogue
     if norm_weight_I is None:
         return _in_three(x, weight, epilogue)
     cut = cut_of(x_TI, weight, gate)

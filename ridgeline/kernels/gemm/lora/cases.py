@@ -20,6 +20,8 @@ class LoraCase(OpCase):
     rows: (adapter, tokens) of each row; adapter 0 is none.
     ranks: of each adapter. parts: the outputs of each fused projection. most: the most that a rank may be.
     padding: tokens behind the last row.
+    beside: what lies behind an adapter's rank is finite, and the second matrices lie as panels do, so that the op of
+        the linear map may add the products.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -28,6 +30,7 @@ class LoraCase(OpCase):
     parts: tuple[int, ...]
     most: int = 16
     padding: int = 0
+    beside: bool = False
 
     stores = True
 
@@ -57,18 +60,21 @@ class LoraCase(OpCase):
         up_AOR = normal(adapters, outputs, most)
         for adapter, rank in enumerate(self.ranks):
             up_AOR[adapter] *= max(rank, 1) ** -0.5
-            up_AOR[adapter, :, rank:] = torch.nan
-            down_APRI[adapter, :, rank:] = torch.nan
+            up_AOR[adapter, :, rank:] = 9 if self.beside else torch.nan
+            down_APRI[adapter, :, rank:] = 9 if self.beside else torch.nan
         slots = torch.arange(len(self.rows), device=device, dtype=torch.int32)
         counts = torch.tensor([0, *(count for _, count in self.rows)], device=device)
         adapter_S = torch.tensor([adapter for adapter, _ in self.rows], device=device, dtype=torch.int32)
+        if self.beside:
+            up_AOR = up_AOR.new_empty(outputs, adapters, most).transpose(0, 1).copy_(up_AOR)
         factors = AdapterFactors(
             down_APRI.flatten(1, 2).to(dtype),
-            up_AOR.to(dtype),
+            up_AOR.to(dtype, memory_format=torch.preserve_format),
             torch.tensor(self.ranks, device=device, dtype=torch.int32),
             torch.tensor(tiles(self.parts), device=device, dtype=torch.int32),
+            self.parts,
         )
-        step = by_adapter(slots, counts.cumsum(0).int(), adapter_S, tokens, adapters)
+        step = by_adapter(slots, counts.cumsum(0).int(), adapter_S, tokens, adapters, most if self.beside else 0)
         return normal(tokens, outputs).to(dtype), normal(tokens, self.in_width).to(dtype), factors, step
 
     def cost(self, itemsize: int) -> Cost:

@@ -9,7 +9,7 @@ from ridgeline.kernels.gemm.lora.op import AdapterFactors, TokensByAdapter
 
 def lora(y_TO: Tensor, x_TI: Tensor, factors: AdapterFactors, step: TokensByAdapter) -> None:
     """Compute `op.lora`. It reads the numbers of tokens, so it waits for a GPU."""
-    down_AKI, up_AOR, rank_A, tile_J3 = factors
+    down_AKI, up_AOR, rank_A, tile_J3, _ = factors
     starts, ranks, most = step.start_A1.tolist(), rank_A.tolist(), up_AOR.shape[2]
     spans = _spans(tile_J3.tolist())
     for adapter, rank in enumerate(ranks):

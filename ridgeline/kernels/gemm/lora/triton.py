@@ -90,8 +90,8 @@ def lora_down_kernel(
 
 @triton.jit
 def lora_up_kernel(
-    y_ptr, h_ptr, up_ptr, rank_ptr, order_ptr, start_ptr, tile_ptr, y_token, tokens,
-    ADAPTERS: tl.constexpr, A: tl.constexpr, ALL_OUTPUTS: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr,
+    y_ptr, h_ptr, up_ptr, rank_ptr, order_ptr, start_ptr, tile_ptr, y_token, up_adapter, up_output, tokens,
+    ADAPTERS: tl.constexpr, A: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr,
     SHARES: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, OUTPUTS: tl.constexpr, WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -110,7 +110,7 @@ def lora_up_kernel(
             place_M = first + tl.arange(0, TOKENS)
             real_M = place_M < end
             token_M = tl.load(order_ptr + place_M, mask=real_M, other=0)
-            row_N = adapter.to(tl.int64) * ALL_OUTPUTS + output_N
+            up_ptr_N = up_ptr + adapter.to(tl.int64) * up_adapter + output_N.to(tl.int64) * up_output
             acc_MN = tl.zeros((TOKENS, OUTPUTS), tl.float32)
             for rank_0 in range(0, rank, RANKS):
                 rank_Q = rank_0 + tl.arange(0, RANKS)
@@ -121,8 +121,7 @@ def lora_up_kernel(
                     line_M = (share * tokens + place_M).to(tl.int64)
                     h_ptr_MQ = h_ptr + line_M[:, None] * (PARTS * MOST) + part * MOST + rank_Q[None, :]
                     h_MQ += tl.load(h_ptr_MQ, mask=real_MQ, other=0)
-                up_ptr_QN = up_ptr + row_N[None, :] * MOST + rank_Q[:, None]
-                up_QN = tl.load(up_ptr_QN, mask=real_Q[:, None] & real_N[None, :], other=0)
+                up_QN = tl.load(up_ptr_N[None, :] + rank_Q[:, None], mask=real_Q[:, None] & real_N[None, :], other=0)
                 h_MQ = h_MQ.to(up_ptr.dtype.element_ty)
                 if WIDE:
                     h_MQ, up_QN = h_MQ.to(tl.float32), up_QN.to(tl.float32)
@@ -145,8 +144,9 @@ def warps(tokens: int) -> int:
 
 def lora(y_TO: Tensor, x_TI: Tensor, factors: AdapterFactors, step: TokensByAdapter) -> None:
     """Compute `op.lora` without looking at a number on the host."""
-    down_AKI, up_AOR, rank_A, tile_J3 = factors
-    (tokens, inputs), (adapters, outputs, most) = x_TI.shape, up_AOR.shape
+    down_AKI, up_AOR, rank_A, tile_J3, _ = factors
+    (tokens, inputs), (adapters, _, most) = x_TI.shape, up_AOR.shape
+    assert up_AOR.stride(2) == 1
     if not tokens:
         return
     x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
@@ -161,18 +161,18 @@ def lora(y_TO: Tensor, x_TI: Tensor, factors: AdapterFactors, step: TokensByAdap
         "TOKENS": each, "RANKS": ranks, "WIDE": wide, "num_warps": warps(each), **launch_options(x_TI.device),
     }  # fmt: skip
     lora_down_kernel[(tiles, parts * triton.cdiv(most, ranks), split)](
-        x_TI, down_AKI, rank_A, *step, h_CTK, x_TI.stride(0), tokens, INPUTS=inputs, BLOCK=BLOCK, **shape
+        x_TI, down_AKI, rank_A, *step[:2], h_CTK, x_TI.stride(0), tokens, INPUTS=inputs, BLOCK=BLOCK, **shape
     )
     lora_up_kernel[(tiles, len(tile_J3))](
-        y_TO, h_CTK, up_AOR, rank_A, *step, tile_J3, y_TO.stride(0), tokens, ALL_OUTPUTS=outputs, OUTPUTS=OUTPUTS,
-        **shape,
+        y_TO, h_CTK, up_AOR, rank_A, *step[:2], tile_J3, y_TO.stride(0), up_AOR.stride(0), up_AOR.stride(1), tokens,
+        OUTPUTS=OUTPUTS, **shape,
     )  # fmt: skip
 
 
 def _aot(kernel: object, constants: dict[str, int], tokens: int) -> AotKernel:
     matrices = {"x_ptr": "*bf16", "y_ptr": "*bf16", "h_ptr": "*fp32", "down_ptr": "*bf16", "up_ptr": "*bf16"}
     tables = dict.fromkeys(("rank_ptr", "order_ptr", "start_ptr", "tile_ptr"), "*i32")
-    counts = {"x_token": "i32:16", "y_token": "i32:16", "tokens": "i32"}
+    counts = dict.fromkeys(("x_token", "y_token", "up_adapter", "up_output"), "i32:16") | {"tokens": "i32"}
     names = kernel.arg_names  # type: ignore[attr-defined]
     signature = {name: kind for name, kind in (matrices | tables | counts).items() if name in names}
     signature = {name: signature[name] for name in names if name in signature}
@@ -186,6 +186,6 @@ AOT = tuple(
     for tokens in (FEW_TOKENS, MANY_TOKENS)
     for kernel, constants in (
         (lora_down_kernel, {"INPUTS": 4096, "BLOCK": BLOCK}),
-        (lora_up_kernel, {"ALL_OUTPUTS": 6144, "OUTPUTS": OUTPUTS}),
+        (lora_up_kernel, {"OUTPUTS": OUTPUTS}),
     )
 )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, Platform, on_cpu, on_gpu
+from ridgeline.kernels.gemm.lora.op import StepFactors, lora
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.norm.op import rms_norm
@@ -49,16 +50,18 @@ class Operand(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """The end of a linear map: a bias, a gate, and where the result goes.
+    """The end of a linear map: a bias, products of adapters, a gate, and where the result goes.
 
     gate: "silu", "gelu" or "gelu_tanh". The weight then holds F gate rows, then F up rows, and y = act(gate) * up: [T,
         F].
     buffer: y is rounded to E4M3 there, with a scale for each token and 128 outputs. Only FP8 weights do that.
+    adapters: what each token's adapter adds in front of the gate. Only the reference and plain weights on GPUs do.
     """
 
     bias_O: Tensor | None = None
     gate: str | None = None
     buffer: Rounded | None = None
+    adapters: StepFactors | None = None
 
 
 W = TypeVar("W")
@@ -78,6 +81,8 @@ def norm_linear_of(linear: Linear[W], end: Callable[[Tensor, Rounded | None], Te
         s_TI = x.summed()
         n_TI = s_TI.float() if x.norm_weight_I is None else rms_norm(s_TI.float(), None, x.norm_weight_I, x.eps)[0]
         y_TO = linear(n_TI, weight, epilogue.bias_O)
+        if epilogue.adapters is not None:
+            lora(y_TO, n_TI, *epilogue.adapters)
         y_TO = gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO
         return end(y_TO.to(x.x_TI.dtype), epilogue.buffer), s_TI
 
@@ -98,6 +103,7 @@ def in_three(
     them."""
 
     def norm_linear(x: Operand, weight: W, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        assert epilogue.adapters is None
         if x.norm_weight_I is None:
             n_TI = s_TI = x.summed()
         else:

@@ -26,10 +26,12 @@ from ridgeline.kernels.base.launch import (
     num_multiprocessors,
     shared_memory,
 )
-from ridgeline.kernels.gemm.plain import torch_ops
+from ridgeline.kernels.gemm.lora.op import StepFactors
+from ridgeline.kernels.gemm.lora.triton import lora
+from ridgeline.kernels.gemm.plain import beside, torch_ops
 from ridgeline.kernels.gemm.plain.choose import RowsPlan, Stream, Tiles, choose
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
-from ridgeline.kernels.gemm.plain.rows import laps_kernel, rows_kernel
+from ridgeline.kernels.gemm.plain.rows import NO_ADAPTERS, laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.plain.tiles import tiles_kernel
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
@@ -51,8 +53,9 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 
 def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Compute `op.norm_linear`."""
-    bias_O, gate, _ = epilogue
+    bias_O, gate, _, adapters = epilogue
     if _needs_gradient(x.x_TI, x.residual_TI, x.norm_weight_I, weight, bias_O):
+        assert adapters is None  # training has adapters of its own
         return torch_ops.norm_linear(x, weight, epilogue)
     if x.norm_weight_I is None and x.residual_TI is not None:
         x = Operand(x.summed())
@@ -62,9 +65,12 @@ def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor,
     n_TI = s_TI = x.x_TI
     if x.norm_weight_I is not None:
         n_TI, s_TI = rms_norm(x.x_TI, x.residual_TI, x.norm_weight_I, x.eps)
-    if plan is not None and not isinstance(plan, RowsPlan) and _packed(n_TI):
-        return _launch(plan, n_TI, weight, bias_O, gate), s_TI
+    beside_it = adapters is None or isinstance(plan, Stream)
+    if plan is not None and not isinstance(plan, RowsPlan) and _packed(n_TI) and beside_it:
+        return _launch(plan, n_TI, weight, bias_O, gate, adapters), s_TI
     y_TO = linear(n_TI, weight, bias_O)
+    if adapters is not None:
+        lora(y_TO, n_TI, *adapters)
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
@@ -79,17 +85,31 @@ def _plan(
     )  # fmt: skip
 
 
-def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
+def _launch(
+    plan: Tiles | Stream,
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    gate: str | None,
+    adapters: StepFactors | None = None,
+) -> Tensor:
     if isinstance(plan, Tiles):
         return launch_tiles(plan, x_TI, weight_OI, bias_O, gate)
-    from ridgeline.kernels.gemm.plain.hopper import launch_stream  # Gluon, which is imported only where it runs
+    if adapters is not None:
+        from ridgeline.kernels.gemm.plain.hopper_beside import (
+            launch_beside,
+        )  # Gluon, which is imported only where it runs
+
+        return launch_beside(plan, x_TI, weight_OI, Epilogue(bias_O, gate, None, adapters))
+    from ridgeline.kernels.gemm.plain.hopper import launch_stream  # likewise
 
     return launch_stream(plan, x_TI, weight_OI, bias_O, gate)
 
 
 def launch_rows(plan: RowsPlan, x: Operand, weight_OI: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Return (y, s) as `norm_linear` does. Without a norm nothing is added, and s is x."""
-    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, _) = x, epilogue
+    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, _, adapters) = x, epilogue
+    added = NO_ADAPTERS if adapters is None else beside.for_rows(x, adapters)
     tokens, inputs = x_TI.shape
     outputs = len(weight_OI) // 2 if gate else len(weight_OI)
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
@@ -105,7 +125,7 @@ def launch_rows(plan: RowsPlan, x: Operand, weight_OI: Tensor, epilogue: Epilogu
         x_TI if bias_O is None else bias_O, y_TO, s_TI, x_TI.stride(0), residual.stride(0), tokens, outputs, eps,
         inputs=inputs, ROWS=plan.rows, TOKENS=plan.tokens, FULL=tokens == plan.tokens, BLOCK=plan.block,
         NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None, BIAS=bias_O is not None, GATE=gate or "",
-        num_warps=plan.warps, **({} if laps else {"DEPTH": plan.depth}), **launch_options(x_TI.device),
+        num_warps=plan.warps, **added, **({} if laps else {"DEPTH": plan.depth}), **launch_options(x_TI.device),
     )  # fmt: skip
     return y_TO, s_TI
 

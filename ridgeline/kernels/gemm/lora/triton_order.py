@@ -1,0 +1,107 @@
+"""A step's tokens sorted by adapter on a GPU, in one program: some twenty small kernels of torch would take as long as
+adapters of a layer do.
+
+Legend, beside that of op.py:
+    B  tokens of a block
+    N  rows of the step, padded
+    K  adapters and none, padded
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.gemm.lora import op
+from ridgeline.kernels.gemm.lora.op import PANEL, TokensByAdapter, num_panels
+
+BLOCK = 32  # tokens
+MOST_TOKENS, MOST_PAIRS = 512, 1 << 14  # that one program sorts, and pairs of a token of a block and a row, or adapter
+
+
+@triton.jit
+def _keys(
+    slots_ptr, start_ptr, adapter_ptr, token_B, rows, ADAPTERS: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Return the adapter of each token, from 0; ADAPTERS: none."""
+    row_N = tl.arange(0, N)
+    end_N = tl.load(start_ptr + 1 + row_N, mask=row_N < rows, other=2147483647)
+    row_B = tl.sum((end_N[None, :] <= token_B[:, None]).to(tl.int32), 1)
+    owned_B = row_B < rows
+    slot_B = tl.load(slots_ptr + row_B, mask=owned_B, other=0)
+    adapter_B = tl.load(adapter_ptr + slot_B, mask=owned_B, other=0)
+    return tl.where(adapter_B > 0, adapter_B - 1, ADAPTERS)
+
+
+@triton.jit(do_not_specialize=["rows", "tokens"])
+def by_adapter_kernel(
+    slots_ptr, row_start_ptr, adapter_ptr, order_ptr, start_ptr, token_adapter_ptr, panel_ptr, rows, tokens,
+    ADAPTERS: tl.constexpr, MOST: tl.constexpr, PANELS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    P: tl.constexpr, B: tl.constexpr, PANEL: tl.constexpr,
+):  # fmt: skip
+    """Write all of `TokensByAdapter`. MOST: 0: without panels."""
+    key_K = tl.arange(0, K)
+    count_K = tl.zeros((K,), tl.int32)
+    for first in range(0, tokens, B):
+        token_B = first + tl.arange(0, B)
+        key_B = _keys(slots_ptr, row_start_ptr, adapter_ptr, token_B, rows, ADAPTERS, N)
+        same_BK = (key_B[:, None] == key_K[None, :]) & (token_B < tokens)[:, None]
+        count_K += tl.sum(same_BK.to(tl.int32), 0)
+    begin_K = tl.cumsum(count_K, 0) - count_K
+    tl.store(start_ptr + key_K, begin_K, mask=key_K <= ADAPTERS)
+    place_K = begin_K
+    for first in range(0, tokens, B):
+        token_B = first + tl.arange(0, B)
+        key_B = _keys(slots_ptr, row_start_ptr, adapter_ptr, token_B, rows, ADAPTERS, N)
+        real_B = token_B < tokens
+        same_BK = ((key_B[:, None] == key_K[None, :]) & real_B[:, None]).to(tl.int32)
+        before_BK = tl.cumsum(same_BK, 0) - same_BK
+        place_B = tl.sum(same_BK * (before_BK + place_K[None, :]), 1)
+        tl.store(order_ptr + place_B, token_B, mask=real_B)
+        tl.store(token_adapter_ptr + token_B, tl.where(key_B < ADAPTERS, key_B + 1, 0), mask=real_B)
+        place_K += tl.sum(same_BK, 0)
+    if MOST > 0:
+        panel_P = tl.arange(0, P)
+        begins_PK = key_K[None, :] * MOST < (panel_P[:, None] + 1) * PANEL
+        ends_PK = (key_K[None, :] + 1) * MOST > panel_P[:, None] * PANEL
+        has_PK = begins_PK & ends_PK & ((count_K > 0) & (key_K < ADAPTERS))[None, :]
+        has_P = ((tl.sum(has_PK.to(tl.int32), 1) > 0) & (panel_P < PANELS)).to(tl.int32)
+        at_P = tl.cumsum(has_P, 0)
+        tl.store(panel_ptr + at_P, panel_P, mask=has_P > 0)
+        tl.store(panel_ptr, tl.sum(has_P, 0))
+
+
+def by_adapter(
+    slots_R: Tensor, start_R1: Tensor, adapter_S: Tensor, tokens: int, adapters: int, most: int = 0
+) -> TokensByAdapter:
+    """Compute `op.by_adapter`. Tokens, rows or adapters that are too many for one program are sorted by torch.
+
+    It is launched without dependent launch, so every program of a later kernel may read the results without waiting.
+    """
+    n, k = triton.next_power_of_2(len(slots_R)), triton.next_power_of_2(adapters + 1)
+    if not tokens or tokens > MOST_TOKENS or BLOCK * max(n, k) > MOST_PAIRS:
+        return op.by_adapter(slots_R, start_R1, adapter_S, tokens, adapters, most)
+    panels = num_panels(adapters, most)
+    sizes = tokens, adapters + 1, tokens, 1 + panels
+    order_T, start_A1, adapter_T, panel_P1 = (
+        torch.empty(size, dtype=torch.int32, device=slots_R.device) for size in sizes
+    )
+    by_adapter_kernel[(1,)](
+        slots_R, start_R1, adapter_S, order_T, start_A1, adapter_T, panel_P1, len(slots_R), tokens, ADAPTERS=adapters,
+        MOST=most, PANELS=panels, N=n, K=k, P=triton.next_power_of_2(max(1, panels)), B=BLOCK, PANEL=PANEL,
+        num_warps=8,
+    )  # fmt: skip
+    return TokensByAdapter(order_T, start_A1, adapter_T, panel_P1 if most else None, most)
+
+
+_NAMES = ("slots_ptr", "row_start_ptr", "adapter_ptr", "order_ptr", "start_ptr", "token_adapter_ptr", "panel_ptr")
+_CUT = {"ADAPTERS": 64, "MOST": 16, "PANELS": 16, "N": 64, "K": 128, "P": 16, "B": BLOCK, "PANEL": PANEL}
+AOT = (
+    AotKernel(
+        by_adapter_kernel, dict.fromkeys(_NAMES, "*i32") | {"rows": "i32", "tokens": "i32"}, _CUT, num_warps=8,
+        hot=True, archs=ONE_OF_EACH,
+    ),
+)  # fmt: skip

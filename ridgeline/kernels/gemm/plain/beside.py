@@ -1,0 +1,252 @@
+"""The first products of adapters beside a linear map's own: x by the first matrices, in one launch in front of the
+linear map's, which multiplies what comes here by the second ones and adds it to its own sums.
+
+With dependent launch the linear map's programs ask for their weights while this kernel runs, so what it costs is little
+more than the bytes of its matrices. Nothing is sorted: a token takes its own adapter's products, and products of
+others' are left out.
+
+`thin_rows_kernel` is for as few tokens as rows.py is: a program has one row of a matrix and one token, and norms it too.
+`thin_panels_kernel` multiplies tiles of tokens by a panel of 64 neighbouring columns of all adapters, if the step has an
+adapter there. Programs share the inputs, and the last to arrive adds up.
+
+Legend, beside that of op.py:
+    B  inputs of a block
+    M  tokens of a tile
+    C  columns of a panel
+    H  parts times ranks (`for_rows`), or parts times columns of all panels (`for_panels`)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.counters import COUNTERS, counters
+from ridgeline.kernels.base.launch import INTERPRETED, launch_options
+from ridgeline.kernels.gemm.lora.op import MOST_PARTS, PANEL, AdapterFactors, StepFactors, num_panels
+from ridgeline.kernels.gemm.plain.blocks import summed
+from ridgeline.kernels.gemm.plain.choose import power_of_two
+from ridgeline.kernels.gemm.plain.op import Operand
+
+BLOCK, DEPTH = 128, 4  # inputs of a block of thin_panels_kernel, and blocks of weights under way at once
+SHARE, MOST_SHARES = 512, 16  # inputs of a program at least, and programs of a tile at most
+FAR = 1 << 30  # the end of a part that is not there
+
+
+def ends(factors: AdapterFactors) -> tuple[int, int, int]:
+    """Return the ends of the first three parts, `FAR` of those that are not there, or that are the last one."""
+    found, end = [FAR] * (MOST_PARTS - 1), 0
+    for part, outputs in enumerate(factors.parts[:-1]):
+        end += outputs
+        found[part] = end
+    first, second, third = found
+    return first, second, third
+
+
+@triton.jit(do_not_specialize=["token_stride"])
+def thin_rows_kernel(
+    x_ptr, residual_ptr, norm_ptr, down_ptr, rank_ptr, adapter_ptr, h_ptr, token_stride, residual_stride, eps,
+    inputs: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Store one number of h [T, H], 0 of a token without an adapter and behind the adapter's rank. Which token has
+    which adapter is known before the step's first kernel with dependent launch."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row, token = tl.program_id(0), tl.program_id(1)
+    STEPS: tl.constexpr = (inputs + BLOCK - 1) // BLOCK
+    AHEAD: tl.constexpr = DEPTH if DEPTH < STEPS else STEPS
+    adapter = tl.load(adapter_ptr + token)
+    rank = tl.load(rank_ptr + adapter - 1, mask=adapter > 0, other=0)
+    width = tl.where(row % MOST < rank, inputs, 0)  # nothing is read of a row that does not count
+    input_B = tl.arange(0, BLOCK)
+    down_ptr_B = down_ptr + ((adapter - 1).to(tl.int64) * (PARTS * MOST) + row) * inputs + input_B
+    w_B = ()
+    n_B = ()
+    for step in tl.static_range(AHEAD):
+        kept_B = input_B + step * BLOCK < width
+        w_B += (tl.load(down_ptr_B + step * BLOCK, mask=kept_B, other=0),)  # type: ignore[assignment]
+        if NORM:
+            n_B += (tl.load(norm_ptr + input_B + step * BLOCK, mask=kept_B, other=0),)  # type: ignore[assignment]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    acc_B = tl.zeros((BLOCK,), tl.float32)
+    squares_B = tl.zeros((BLOCK,), tl.float32)
+    for step in tl.static_range(STEPS):
+        here_B = input_B + step * BLOCK
+        at_B = token.to(tl.int64) * token_stride + here_B
+        residual_B = token.to(tl.int64) * residual_stride + here_B
+        a_B = summed(x_ptr, residual_ptr, at_B, residual_B, here_B < width, RESIDUAL).to(tl.float32)
+        if NORM:
+            squares_B += a_B * a_B
+            a_B *= n_B[0].to(tl.float32)  # type: ignore[misc]
+        acc_B += w_B[0].to(tl.float32) * a_B  # type: ignore[misc]
+        w_B = w_B[1:]
+        n_B = n_B[1:]
+        if step + AHEAD < STEPS:
+            kept_B = input_B + (step + AHEAD) * BLOCK < width
+            w_B += (tl.load(down_ptr_B + (step + AHEAD) * BLOCK, mask=kept_B, other=0),)  # type: ignore[assignment]
+            if NORM:
+                next_ptr_B = norm_ptr + input_B + (step + AHEAD) * BLOCK
+                n_B += (tl.load(next_ptr_B, mask=kept_B, other=0),)  # type: ignore[assignment]
+    h = tl.sum(acc_B, 0)
+    if NORM:
+        h *= tl.rsqrt(tl.sum(squares_B, 0) / inputs + eps)
+    tl.store(h_ptr + token * (PARTS * MOST) + row, h.to(h_ptr.dtype.element_ty))
+
+
+def for_rows(x: Operand, adapters: StepFactors) -> dict[str, Any]:
+    """Launch `thin_rows_kernel`. Return what the kernels of rows.py take of it."""
+    (x_TI, residual_TI, norm_weight_I, eps), (factors, step) = x, adapters
+    (tokens, inputs), (_, _, most) = x_TI.shape, factors.up_AOR.shape
+    rows = factors.down_AKI.shape[1]
+    h_TH = torch.empty(tokens, rows, dtype=x_TI.dtype, device=x_TI.device)
+    residual = x_TI if residual_TI is None else residual_TI
+    block = min(4096, power_of_two(inputs))
+    thin_rows_kernel[(rows, tokens)](
+        x_TI, residual, x_TI if norm_weight_I is None else norm_weight_I, factors.down_AKI, factors.rank_A,
+        step.adapter_T, h_TH, x_TI.stride(0), residual.stride(0), eps, inputs=inputs, MOST=most, PARTS=rows // most,
+        BLOCK=block, DEPTH=DEPTH, NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None,
+        num_warps=max(1, min(8, block // 512)), **launch_options(x_TI.device),
+    )  # fmt: skip
+    end_0, end_1, end_2 = ends(factors)
+    return {
+        "h_ptr": h_TH, "up_ptr": factors.up_AOR, "adapter_ptr": step.adapter_T, "up_adapter": factors.up_AOR.stride(0),
+        "up_output": factors.up_AOR.stride(1), "end_0": end_0, "end_1": end_1, "end_2": end_2, "MOST": most,
+        "Q": power_of_two(most), "PARTS": rows // most,
+    }  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def thin_panels_kernel(
+    x_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr, arrival_ptr, token_stride, tokens,
+    inputs: tl.constexpr, ADAPTERS: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr, PANELS: tl.constexpr,
+    SHARES: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PANEL: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of h [T, H], 0 where a column is not of the token's adapter or behind its rank. Of panels without an
+    adapter of the step it stores nothing. WIDE: multiply in float32.
+
+    sums: float32 [tiles, SHARES, M, C]. arrival: a counter of each tile, 0 between launches.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    part, nth, share = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS, tl.program_id(2)
+    if nth >= tl.load(panel_ptr):
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        return
+    panel = tl.load(panel_ptr + 1 + nth)
+    column_C = panel * PANEL + tl.arange(0, PANEL)
+    adapter_C, rank_C = column_C // MOST, column_C % MOST
+    inside_C = adapter_C < ADAPTERS
+    first_C = tl.load(start_ptr + adapter_C, mask=inside_C, other=0)
+    inside_C &= tl.load(start_ptr + adapter_C + 1, mask=inside_C, other=0) > first_C
+    inside_C &= rank_C < tl.load(rank_ptr + adapter_C, mask=inside_C, other=0)
+    row_C = (adapter_C.to(tl.int64) * PARTS + part) * MOST + rank_C
+    token_M = tl.program_id(0) * M + tl.arange(0, M)
+    real_M = token_M < tokens
+    own_M = tl.load(adapter_ptr + token_M, mask=real_M, other=0)
+    own_MC = (own_M[:, None] - 1 == adapter_C[None, :]) & inside_C[None, :]
+
+    STEPS: tl.constexpr = (inputs + SHARES * BLOCK - 1) // (SHARES * BLOCK)
+    AHEAD: tl.constexpr = DEPTH if DEPTH < STEPS else STEPS
+    begin = share * (STEPS * BLOCK)
+    input_B = begin + tl.arange(0, BLOCK)
+    down_ptr_BC = down_ptr + row_C[None, :] * inputs + input_B[:, None]
+    w_BC = ()
+    for step in tl.static_range(AHEAD):
+        kept_BC = inside_C[None, :] & (input_B + step * BLOCK < inputs)[:, None]
+        w_BC += (tl.load(down_ptr_BC + step * BLOCK, mask=kept_BC, other=0),)  # type: ignore[assignment]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    acc_MC = tl.zeros((M, PANEL), tl.float32)
+    x_ptr_MB = x_ptr + token_M.to(tl.int64)[:, None] * token_stride + input_B[None, :]
+    for step in tl.static_range(STEPS):
+        kept_MB = real_M[:, None] & (input_B + step * BLOCK < inputs)[None, :]
+        x_MB = tl.load(x_ptr_MB + step * BLOCK, mask=kept_MB, other=0)
+        v_BC = w_BC[0]  # type: ignore[misc]
+        if WIDE:
+            x_MB, v_BC = x_MB.to(tl.float32), v_BC.to(tl.float32)
+        acc_MC = tl.dot(x_MB, v_BC, acc_MC, input_precision="ieee")
+        w_BC = w_BC[1:]
+        if step + AHEAD < STEPS:
+            kept_BC = inside_C[None, :] & (input_B + (step + AHEAD) * BLOCK < inputs)[:, None]
+            w_BC += (tl.load(down_ptr_BC + (step + AHEAD) * BLOCK, mask=kept_BC, other=0),)  # type: ignore[assignment]
+
+    mine = True
+    if SHARES > 1:
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        at_MC = tl.arange(0, M)[:, None] * PANEL + tl.arange(0, PANEL)[None, :]
+        sums_MC = sums_ptr + tile.to(tl.int64) * (SHARES * M * PANEL) + at_MC
+        tl.store(sums_MC + share * (M * PANEL), acc_MC, mask=own_MC)
+        tl.debug_barrier()  # until every thread's sums are written, before any thread of this program says so
+        mine = tl.atomic_add(arrival_ptr + tile, 1) == SHARES - 1
+        if mine:
+            tl.store(arrival_ptr + tile, 0)
+            acc_MC = tl.zeros((M, PANEL), tl.float32)
+            for other in tl.static_range(SHARES):
+                acc_MC += tl.load(sums_MC + other * (M * PANEL), mask=own_MC, other=0, cache_modifier=".cg")
+    if mine:
+        h_MC = tl.where(own_MC, acc_MC, 0).to(h_ptr.dtype.element_ty)
+        at_C = (part * PANELS + panel) * PANEL + tl.arange(0, PANEL)
+        h_ptr_MC = h_ptr + token_M.to(tl.int64)[:, None] * (PARTS * PANELS * PANEL) + at_C[None, :]
+        tl.store(h_ptr_MC, h_MC, mask=real_M[:, None])
+
+
+def for_panels(x_TI: Tensor, adapters: StepFactors) -> Tensor:
+    """Return x multiplied by the first matrices of the tokens' adapters: [T, H], with columns of every part and panel.
+    Panels without an adapter of the step hold anything."""
+    factors, step = adapters
+    assert step.panel_P1 is not None
+    (tokens, inputs), (held, _, most) = x_TI.shape, factors.up_AOR.shape
+    parts, panels = factors.down_AKI.shape[1] // most, num_panels(held, most)
+    each = max(16, min(64, power_of_two(tokens)))
+    tiles = triton.cdiv(tokens, each)
+    shares = max(1, min(MOST_SHARES, inputs // SHARE))
+    if tiles * parts * panels > COUNTERS:
+        shares = 1
+    h_TH = torch.empty(tokens, parts * panels * PANEL, dtype=x_TI.dtype, device=x_TI.device)
+    sums, arrivals = x_TI, x_TI
+    if shares > 1:
+        sums = torch.empty(tiles * parts * panels * shares * each * PANEL, dtype=torch.float32, device=x_TI.device)
+        arrivals = counters(x_TI.device, tiles * parts * panels)
+    thin_panels_kernel[(tiles, parts * panels, shares)](
+        x_TI, factors.down_AKI, factors.rank_A, step.adapter_T, step.start_A1, step.panel_P1, h_TH, sums, arrivals,
+        x_TI.stride(0), tokens, inputs=inputs, ADAPTERS=held, MOST=most, PARTS=parts, PANELS=panels, SHARES=shares,
+        M=each, BLOCK=BLOCK, DEPTH=DEPTH, PANEL=PANEL, WIDE=INTERPRETED and x_TI.dtype == torch.bfloat16,
+        num_warps=8, **launch_options(x_TI.device),
+    )  # fmt: skip
+    return h_TH
+
+
+def _aot_rows(inputs: int, block: int, parts: int, *, norm: bool) -> AotKernel:
+    pointers = ("x_ptr", "residual_ptr", "norm_ptr", "down_ptr")
+    signature = dict.fromkeys(pointers, "*bf16") | {"rank_ptr": "*i32", "adapter_ptr": "*i32", "h_ptr": "*bf16"}
+    signature |= {"token_stride": "i32", "residual_stride": "i32:16", "eps": "fp32"}
+    cut = {"inputs": inputs, "MOST": 16, "PARTS": parts, "BLOCK": block, "DEPTH": DEPTH, "NORM": norm, "RESIDUAL": norm}
+    return AotKernel(thin_rows_kernel, signature, cut, num_warps=8, hot=True, archs=ONE_OF_EACH)
+
+
+def _aot_panels(inputs: int, parts: int, shares: int, each: int) -> AotKernel:
+    signature = {"x_ptr": "*bf16", "down_ptr": "*bf16"}
+    signature |= dict.fromkeys(("rank_ptr", "adapter_ptr", "start_ptr", "panel_ptr"), "*i32")
+    signature |= {"h_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32", "token_stride": "i32:16"}
+    signature |= {"tokens": "i32"}
+    cut = {"inputs": inputs, "ADAPTERS": 64, "MOST": 16, "PARTS": parts, "PANELS": 16, "SHARES": shares, "M": each}
+    cut |= {"BLOCK": BLOCK, "DEPTH": DEPTH, "PANEL": PANEL, "WIDE": False}
+    return AotKernel(thin_panels_kernel, signature, cut, num_warps=8, hot=True, archs=ONE_OF_EACH)
+
+
+AOT = (
+    _aot_rows(4096, 4096, 3, norm=True),
+    _aot_panels(4096, 3, 8, 64),
+    _aot_rows(14_336, 4096, 1, norm=False),
+    _aot_panels(14_336, 1, 16, 16),
+)
