@@ -18,8 +18,8 @@ from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.gemm.lora import op
 from ridgeline.kernels.gemm.lora.op import PANEL, TokensByAdapter, num_panels
 
-BLOCK = 32  # tokens
-MOST_TOKENS, MOST_PAIRS = 512, 1 << 14  # that one program sorts, and pairs of a token of a block and a row, or adapter
+BLOCK = 256  # tokens at most
+MOST_TOKENS, MOST_PAIRS = 512, 1 << 16  # that one program sorts, and pairs of a token of a block and a row, or adapter
 
 
 @triton.jit
@@ -40,29 +40,34 @@ def _keys(
 def by_adapter_kernel(
     slots_ptr, row_start_ptr, adapter_ptr, order_ptr, start_ptr, token_adapter_ptr, panel_ptr, rows, tokens,
     ADAPTERS: tl.constexpr, MOST: tl.constexpr, PANELS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    P: tl.constexpr, B: tl.constexpr, PANEL: tl.constexpr,
+    P: tl.constexpr, B: tl.constexpr, PANEL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Write all of `TokensByAdapter`. MOST: 0: without panels."""
+    """Write all of `TokensByAdapter`. MOST: 0: without panels. WHOLE: a block has all tokens."""
     key_K = tl.arange(0, K)
     count_K = tl.zeros((K,), tl.int32)
-    for first in range(0, tokens, B):
-        token_B = first + tl.arange(0, B)
-        key_B = _keys(slots_ptr, row_start_ptr, adapter_ptr, token_B, rows, ADAPTERS, N)
-        same_BK = (key_B[:, None] == key_K[None, :]) & (token_B < tokens)[:, None]
-        count_K += tl.sum(same_BK.to(tl.int32), 0)
-    begin_K = tl.cumsum(count_K, 0) - count_K
-    tl.store(start_ptr + key_K, begin_K, mask=key_K <= ADAPTERS)
-    place_K = begin_K
+    if not WHOLE:
+        for first in range(0, tokens, B):
+            token_B = first + tl.arange(0, B)
+            key_B = _keys(slots_ptr, row_start_ptr, adapter_ptr, token_B, rows, ADAPTERS, N)
+            same_BK = (key_B[:, None] == key_K[None, :]) & (token_B < tokens)[:, None]
+            count_K += tl.sum(same_BK.to(tl.int32), 0)
+    place_K = tl.cumsum(count_K, 0) - count_K
     for first in range(0, tokens, B):
         token_B = first + tl.arange(0, B)
         key_B = _keys(slots_ptr, row_start_ptr, adapter_ptr, token_B, rows, ADAPTERS, N)
         real_B = token_B < tokens
         same_BK = ((key_B[:, None] == key_K[None, :]) & real_B[:, None]).to(tl.int32)
+        if WHOLE:
+            count_K = tl.sum(same_BK, 0)
+            place_K = tl.cumsum(count_K, 0) - count_K
         before_BK = tl.cumsum(same_BK, 0) - same_BK
         place_B = tl.sum(same_BK * (before_BK + place_K[None, :]), 1)
         tl.store(order_ptr + place_B, token_B, mask=real_B)
         tl.store(token_adapter_ptr + token_B, tl.where(key_B < ADAPTERS, key_B + 1, 0), mask=real_B)
-        place_K += tl.sum(same_BK, 0)
+        if not WHOLE:
+            place_K += tl.sum(same_BK, 0)
+    begin_K = tl.cumsum(count_K, 0) - count_K
+    tl.store(start_ptr + key_K, begin_K, mask=key_K <= ADAPTERS)
     if MOST > 0:
         panel_P = tl.arange(0, P)
         begins_PK = key_K[None, :] * MOST < (panel_P[:, None] + 1) * PANEL
@@ -82,7 +87,8 @@ def by_adapter(
     It is launched without dependent launch, so every program of a later kernel may read the results without waiting.
     """
     n, k = triton.next_power_of_2(len(slots_R)), triton.next_power_of_2(adapters + 1)
-    if not tokens or tokens > MOST_TOKENS or BLOCK * max(n, k) > MOST_PAIRS:
+    block = min(BLOCK, triton.next_power_of_2(max(1, tokens)))
+    if not tokens or tokens > MOST_TOKENS or block * max(n, k) > MOST_PAIRS:
         return op.by_adapter(slots_R, start_R1, adapter_S, tokens, adapters, most)
     panels = num_panels(adapters, most)
     sizes = tokens, adapters + 1, tokens, 1 + panels
@@ -91,14 +97,14 @@ def by_adapter(
     )
     by_adapter_kernel[(1,)](
         slots_R, start_R1, adapter_S, order_T, start_A1, adapter_T, panel_P1, len(slots_R), tokens, ADAPTERS=adapters,
-        MOST=most, PANELS=panels, N=n, K=k, P=triton.next_power_of_2(max(1, panels)), B=BLOCK, PANEL=PANEL,
-        num_warps=8,
+        MOST=most, PANELS=panels, N=n, K=k, P=triton.next_power_of_2(max(1, panels)), B=block, PANEL=PANEL,
+        WHOLE=tokens <= block, num_warps=max(4, min(32, block * max(n, k) // 1024)),
     )  # fmt: skip
     return TokensByAdapter(order_T, start_A1, adapter_T, panel_P1 if most else None, most)
 
 
 _NAMES = ("slots_ptr", "row_start_ptr", "adapter_ptr", "order_ptr", "start_ptr", "token_adapter_ptr", "panel_ptr")
-_CUT = {"ADAPTERS": 64, "MOST": 16, "PANELS": 16, "N": 64, "K": 128, "P": 16, "B": BLOCK, "PANEL": PANEL}
+_CUT = {"ADAPTERS": 64, "MOST": 16, "PANELS": 16, "N": 64, "K": 128, "P": 16, "B": 64, "PANEL": PANEL, "WHOLE": True}
 AOT = (
     AotKernel(
         by_adapter_kernel, dict.fromkeys(_NAMES, "*i32") | {"rows": "i32", "tokens": "i32"}, _CUT, num_warps=8,

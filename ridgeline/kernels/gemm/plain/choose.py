@@ -88,12 +88,15 @@ def choose(
     norm: bool = False,
     gated: bool = False,
     hopper: int = 0,
+    adapters: bool = False,
 ) -> RowsPlan | Tiles | Stream | None:
     """Return the cut for a matrix of `outputs` rows (of each half if gated). None: the library's product is as fast.
 
     shared: bytes of shared memory that a program may have.
     norm: the op includes a norm. Only `RowsPlan` does that in one kernel.
     hopper: the multiprocessors of a Hopper GPU; 0 for other GPUs.
+    adapters: their products are made beside it, which the library's product cannot do. At 256 tokens a layer of an 8B
+        model takes 199 µs either way without adapters.
     """
     most = STREAM_TOKENS if hopper else TILES_TOKENS
     if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > most or itemsize != 2:
@@ -104,7 +107,7 @@ def choose(
         block = max(256, min(power_of_two(inputs), 2048))
         return RowsPlan(1 if outputs <= 1024 else 2, 4, block, min(2, block // 256))
     if hopper:
-        return _stream(tokens, inputs, outputs, gated, hopper)
+        return _stream(tokens, inputs, outputs, gated, hopper, adapters)
     tiles = _tiles(max(16, power_of_two(tokens)), inputs, outputs * (2 if gated else 1))
     while (tiles.rows + tiles.tokens) * tiles.block * itemsize * tiles.stages > shared:
         tiles = replace(tiles, block=tiles.block // 2) if tiles.block > 128 else replace(tiles, stages=tiles.stages - 1)
@@ -161,7 +164,9 @@ def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:
     return Tiles(64, tokens, 256, 3, 4, 2 if tiles >= 48 or inputs < 1024 else 4, ahead=512)
 
 
-def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int) -> Stream | None:
+def _stream(
+    tokens: int, inputs: int, outputs: int, gated: bool, processors: int, adapters: bool = False
+) -> Stream | None:
     """Return the cut of hopper/stream.py, or None. Half of the multiprocessors read about all that the memory gives,
     and few programs read x less often.
 
@@ -171,7 +176,7 @@ def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int
     The numbers were tuned on an H200. docs/log.md ("Where a decode step's time was") has layers of 8 to 256 tokens
     before and after; at 64 tokens Llama-3.1-8B went from 136.0 to 122.9 µs.
     """
-    if tokens > 128 and (2 if gated else 1) * outputs * inputs > 1 << 23:
+    if tokens > 128 and not adapters and (2 if gated else 1) * outputs * inputs > 1 << 23:
         return None
     long = not gated and inputs >= (8192 if tokens > 16 else 4096)
     padded, tiles = max(16, power_of_two(tokens)), -(-outputs // 64)

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.gemm.lora.op import PANEL, num_panels
-from ridgeline.kernels.gemm.plain.beside import ends, for_panels
+from ridgeline.kernels.gemm.plain.beside import ends
 from ridgeline.kernels.gemm.plain.choose import Stream
 from ridgeline.kernels.gemm.plain.hopper import aot, prepared
 from ridgeline.kernels.gemm.plain.op import Epilogue
@@ -209,15 +209,15 @@ def beside_kernel(
     )  # fmt: skip
 
 
-def launch_beside(plan: Stream, x_TI: Tensor, weight_OI: Tensor, epilogue: Epilogue) -> Tensor:
+def launch_beside(plan: Stream, x_TI: Tensor, h_TH: Tensor, weight_OI: Tensor, epilogue: Epilogue) -> Tensor:
     """Return x · weightᵀ + bias with what adapters add: [T, O], or with a gate act(first half) * second half: [T, F].
-    16-bit types. x has a place that bulk copies can read."""
+    16-bit types. h: as beside.py's `for_panels` returns it."""
     bias_O, gate, _, adapters = epilogue
     assert adapters is not None
     factors, step = adapters
     (tokens, inputs), outputs = x_TI.shape, len(weight_OI) // (2 if gate else 1)
     held, _, most = factors.up_AOR.shape
-    h_TH, y_TO = for_panels(x_TI, adapters), x_TI.new_empty(tokens, outputs)
+    y_TO = x_TI.new_empty(tokens, outputs)
     on = prepared(plan, x_TI, weight_OI, gate, x_TI)
     up_OK = factors.up_AOR.transpose(0, 1).flatten(1)
     assert up_OK.data_ptr() == factors.up_AOR.data_ptr()

@@ -59,14 +59,11 @@ def _row(first, outputs, ROWS: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def _second(
-    up_ptr, adapter_ptr, up_adapter, up_output, first, tokens, outputs,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr, GATED: tl.constexpr, MOST: tl.constexpr, Q: tl.constexpr,
+    up_ptr, adapter_1T1, up_adapter, up_output, first, outputs,
+    ROWS: tl.constexpr, GATED: tl.constexpr, MOST: tl.constexpr, Q: tl.constexpr,
 ):  # fmt: skip
-    """Return the rows of the second matrix of each token's adapter, 0 without one: [R, T, Q]. Which token has which
-    adapter is known before the step's first kernel with dependent launch."""
-    token_1T1 = tl.arange(0, TOKENS)[None, :, None]
+    """Return the rows of the second matrix of each token's adapter, 0 without one: [R, T, Q]."""
     rank_11Q = tl.arange(0, Q)[None, None, :]
-    adapter_1T1 = tl.load(adapter_ptr + token_1T1, mask=token_1T1 < tokens, other=0)
     row_R11 = _row(first, outputs, ROWS, GATED)
     up_ptr_RTQ = up_ptr + (adapter_1T1 - 1).to(tl.int64) * up_adapter + row_R11.to(tl.int64) * up_output + rank_11Q
     return tl.load(up_ptr_RTQ, mask=(adapter_1T1 > 0) & (rank_11Q < MOST) & (row_R11 >= 0), other=0)
@@ -140,20 +137,16 @@ def rows_kernel(
     token_1T1 = tl.arange(0, TOKENS)[None, :, None]
     weights_R1B = _rows(weight_ptr, first, outputs, inputs, ROWS, GATE != "") + input_11B
 
+    if MOST > 0:  # known before the step's first kernel with dependent launch
+        adapter_1T1 = tl.load(adapter_ptr + token_1T1, mask=token_1T1 < tokens, other=0)
     w_R1B = ()
     n_11B = ()
     for step in tl.static_range(AHEAD):
         w_R1B += (_load(weights_R1B + step * BLOCK, input_11B + step * BLOCK, inputs, RAGGED),)  # type: ignore[assignment]
         if NORM:
             n_11B += (_load(norm_ptr + input_11B + step * BLOCK, input_11B + step * BLOCK, inputs, RAGGED),)  # type: ignore[assignment]
-    if MOST > 0:
-        up_RTQ = _second(
-            up_ptr, adapter_ptr, up_adapter, up_output, first, tokens, outputs, ROWS, TOKENS, GATE != "", MOST, Q
-        )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if MOST > 0:
-        h_RTQ = _thin(h_ptr, end_0, end_1, end_2, first, tokens, outputs, ROWS, TOKENS, GATE != "", MOST, Q, PARTS)
 
     acc_RTB = tl.zeros((R, TOKENS, BLOCK), tl.float32)
     squares_1TB = tl.zeros((1, TOKENS, BLOCK), tl.float32)
@@ -168,6 +161,11 @@ def rows_kernel(
             mask_1TB,
             RESIDUAL,
         )
+        if MOST > 0 and step == 0:  # behind x, so that no address delays it
+            up_RTQ = _second(
+                up_ptr, adapter_1T1, up_adapter, up_output, first, outputs, ROWS, GATE != "", MOST, Q
+            )  # fmt: skip
+            h_RTQ = _thin(h_ptr, end_0, end_1, end_2, first, tokens, outputs, ROWS, TOKENS, GATE != "", MOST, Q, PARTS)
         a_1TB = s_1TB.to(tl.float32)
         if NORM:
             if RESIDUAL:
@@ -213,17 +211,13 @@ def laps_kernel(
     token_1T1 = tl.arange(0, TOKENS)[None, :, None]
     mask_1TB = _kept(token_1T1, input_11B, tokens, inputs, FULL)
 
+    if MOST > 0:  # known before the step's first kernel with dependent launch
+        adapter_1T1 = tl.load(adapter_ptr + token_1T1, mask=token_1T1 < tokens, other=0)
     w_R1B = _load(_rows(weight_ptr, begin, outputs, inputs, ROWS, GATED) + input_11B, input_11B, inputs, RAGGED)
     if NORM:
         n_11B = _load(norm_ptr + input_11B, input_11B, inputs, RAGGED)
-    if MOST > 0:
-        up_RTQ = _second(
-            up_ptr, adapter_ptr, up_adapter, up_output, begin, tokens, outputs, ROWS, TOKENS, GATED, MOST, Q
-        )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if MOST > 0:
-        h_RTQ = _thin(h_ptr, end_0, end_1, end_2, begin, tokens, outputs, ROWS, TOKENS, GATED, MOST, Q, PARTS)
 
     s_1TB = summed(
         x_ptr,
@@ -233,6 +227,9 @@ def laps_kernel(
         mask_1TB,
         RESIDUAL,
     )
+    if MOST > 0:  # behind x, so that no address delays it
+        up_RTQ = _second(up_ptr, adapter_1T1, up_adapter, up_output, begin, outputs, ROWS, GATED, MOST, Q)
+        h_RTQ = _thin(h_ptr, end_0, end_1, end_2, begin, tokens, outputs, ROWS, TOKENS, GATED, MOST, Q, PARTS)
     a_1TB = s_1TB.to(tl.float32)
     if NORM:
         if RESIDUAL:
@@ -247,9 +244,7 @@ def laps_kernel(
         if MOST > 0:  # those of the next lap are loaded beside its weights
             add_RTQ = up_RTQ.to(tl.float32) * h_RTQ.to(tl.float32)
             then = first + stride
-            up_RTQ = _second(
-                up_ptr, adapter_ptr, up_adapter, up_output, then, tokens, outputs, ROWS, TOKENS, GATED, MOST, Q
-            )  # fmt: skip
+            up_RTQ = _second(up_ptr, adapter_1T1, up_adapter, up_output, then, outputs, ROWS, GATED, MOST, Q)
             h_RTQ = _thin(h_ptr, end_0, end_1, end_2, then, tokens, outputs, ROWS, TOKENS, GATED, MOST, Q, PARTS)
         y_RT = tl.sum(acc_RTB, 2)
         if NORM:

@@ -26,7 +26,6 @@ from ridgeline.kernels.base.launch import (
     num_multiprocessors,
     shared_memory,
 )
-from ridgeline.kernels.gemm.lora.op import StepFactors
 from ridgeline.kernels.gemm.lora.triton import lora
 from ridgeline.kernels.gemm.plain import beside, torch_ops
 from ridgeline.kernels.gemm.plain.choose import RowsPlan, Stream, Tiles, choose
@@ -59,15 +58,18 @@ def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor,
         return torch_ops.norm_linear(x, weight, epilogue)
     if x.norm_weight_I is None and x.residual_TI is not None:
         x = Operand(x.summed())
-    plan = _plan(x.x_TI, weight, norm=x.norm_weight_I is not None, gated=gate is not None)
+    plan = _plan(
+        x.x_TI, weight, norm=x.norm_weight_I is not None, gated=gate is not None, adapters=adapters is not None
+    )
     if isinstance(plan, RowsPlan) and _packed(x.x_TI) and _packed(x.residual_TI):
         return launch_rows(plan, x, weight, epilogue)
     n_TI = s_TI = x.x_TI
+    if adapters is not None and isinstance(plan, Stream) and _packed(n_TI) and _packed(x.residual_TI):
+        return _beside(plan, x, weight, epilogue)
     if x.norm_weight_I is not None:
         n_TI, s_TI = rms_norm(x.x_TI, x.residual_TI, x.norm_weight_I, x.eps)
-    beside_it = adapters is None or isinstance(plan, Stream)
-    if plan is not None and not isinstance(plan, RowsPlan) and _packed(n_TI) and beside_it:
-        return _launch(plan, n_TI, weight, bias_O, gate, adapters), s_TI
+    if plan is not None and not isinstance(plan, RowsPlan) and _packed(n_TI) and adapters is None:
+        return _launch(plan, n_TI, weight, bias_O, gate), s_TI
     y_TO = linear(n_TI, weight, bias_O)
     if adapters is not None:
         lora(y_TO, n_TI, *adapters)
@@ -75,32 +77,32 @@ def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor,
 
 
 def _plan(
-    x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False
+    x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False, adapters: bool = False
 ) -> RowsPlan | Tiles | Stream | None:
     (outputs, inputs), device = weight_OI.shape, x_TI.device
     outputs = outputs // 2 if gated else outputs
     return choose(
         len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=shared_memory(device), norm=norm, gated=gated,
-        hopper=_hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0,
+        hopper=_hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0, adapters=adapters,
     )  # fmt: skip
 
 
-def _launch(
-    plan: Tiles | Stream,
-    x_TI: Tensor,
-    weight_OI: Tensor,
-    bias_O: Tensor | None,
-    gate: str | None,
-    adapters: StepFactors | None = None,
-) -> Tensor:
+def _beside(plan: Stream, x: Operand, weight_OI: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+    """Compute `norm_linear` with products of adapters."""
+    from ridgeline.kernels.gemm.plain.hopper_beside import launch_beside  # Gluon, which is imported only where it runs
+
+    assert epilogue.adapters is not None
+    if x.norm_weight_I is None:
+        n_TI = s_TI = x.x_TI
+        h_TH = beside.for_panels(n_TI, epilogue.adapters)
+    else:
+        n_TI, s_TI, h_TH = beside.normed_panels(x, epilogue.adapters)
+    return launch_beside(plan, n_TI, h_TH, weight_OI, epilogue), s_TI
+
+
+def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
     if isinstance(plan, Tiles):
         return launch_tiles(plan, x_TI, weight_OI, bias_O, gate)
-    if adapters is not None:
-        from ridgeline.kernels.gemm.plain.hopper_beside import (
-            launch_beside,
-        )  # Gluon, which is imported only where it runs
-
-        return launch_beside(plan, x_TI, weight_OI, Epilogue(bias_O, gate, None, adapters))
     from ridgeline.kernels.gemm.plain.hopper import launch_stream  # likewise
 
     return launch_stream(plan, x_TI, weight_OI, bias_O, gate)
