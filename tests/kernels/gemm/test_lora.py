@@ -147,10 +147,15 @@ def test_first_products_of_panels_are_those_of_each_token(at: int, device: str) 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("tokens", [1, 23])
-def test_a_norm_and_first_products_in_one_launch(tokens: int, residual: bool, device: str) -> None:
+def test_a_norm_and_first_products_in_one_launch(
+    tokens: int, residual: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The norm has the bits of its own kernel."""
+    from ridgeline.kernels.gemm.plain import beside as kernels
     from ridgeline.kernels.gemm.plain.beside import for_panels, normed_panels
     from ridgeline.kernels.small.norm.triton import rms_norm
+
+    monkeypatch.setattr(kernels, "num_multiprocessors", lambda device: 132)
 
     case = LoraCase(((2, tokens - tokens // 2), (0, tokens // 2)), (8, 16), 1048, (128, 64), beside=True)
     _, x_TI, factors, step = case.inputs(torch.float32, torch.device(device))

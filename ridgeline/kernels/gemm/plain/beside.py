@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.counters import COUNTERS, counters
-from ridgeline.kernels.base.launch import INTERPRETED, launch_options
+from ridgeline.kernels.base.launch import INTERPRETED, launch_options, num_multiprocessors
 from ridgeline.kernels.gemm.lora.op import MOST_PARTS, PANEL, AdapterFactors, StepFactors, num_panels
 from ridgeline.kernels.gemm.plain.blocks import summed
 from ridgeline.kernels.gemm.plain.choose import power_of_two
@@ -36,6 +36,7 @@ from ridgeline.kernels.gemm.plain.op import Operand
 from ridgeline.kernels.small.norm.triton import _norm, config, rms_norm
 
 BLOCK, DEPTH = 128, 4  # inputs of a block of thin_panels_kernel, and blocks of weights under way at once
+NORMED_BLOCK = 64  # inputs of a block of norm_panels_kernel, which has a residual in registers too
 SHARE, MOST_SHARES = 256, 32  # inputs of a program at least, and programs of a tile at most
 MOST_AT_ONCE, NORMED_AT_ONCE = 8, 4  # sums that are loaded together: more would not fit the registers
 PROGRAMS = 256  # that a GPU holds at once, at most
@@ -143,8 +144,8 @@ def _panels(
     STEPS: tl.constexpr = (inputs + SHARES * BLOCK - 1) // (SHARES * BLOCK)
     AHEAD: tl.constexpr = DEPTH if DEPTH < STEPS else STEPS
     input_B = share * (STEPS * BLOCK) + tl.arange(0, BLOCK)
-    x_ptr_MB = x_ptr + token_M.to(tl.int64)[:, None] * x_stride + input_B[None, :]
-    residual_ptr_MB = residual_ptr + token_M.to(tl.int64)[:, None] * residual_stride + input_B[None, :]
+    at_MB = token_M[:, None] * x_stride + input_B[None, :]
+    residual_at_MB = token_M[:, None] * residual_stride + input_B[None, :]
     count = tl.load(panel_ptr)
     # Programs without a panel leave their places to the linear map's at once. The first ones always wait
     for nth in range(begin_at, tl.maximum(count, 1), together):
@@ -169,9 +170,9 @@ def _panels(
         squares_M = tl.zeros((M,), tl.float32)
         for step in tl.static_range(STEPS):
             kept_MB = real_M[:, None] & (input_B + step * BLOCK < inputs)[None, :]
-            x_MB = tl.load(x_ptr_MB + step * BLOCK, mask=kept_MB, other=0)
+            x_MB = tl.load(x_ptr + at_MB + step * BLOCK, mask=kept_MB, other=0)
             if RESIDUAL:
-                more_MB = tl.load(residual_ptr_MB + step * BLOCK, mask=kept_MB, other=0)
+                more_MB = tl.load(residual_ptr + residual_at_MB + step * BLOCK, mask=kept_MB, other=0)
                 x_MB = (x_MB.to(tl.float32) + more_MB.to(tl.float32)).to(x_MB.dtype)
             if NORM:
                 n_B = tl.load(norm_ptr + input_B + step * BLOCK, mask=input_B + step * BLOCK < inputs, other=0)
@@ -276,9 +277,10 @@ def shared(inputs: int, *, norm: bool) -> tuple[int, int]:
 
 
 class _Panels(NamedTuple):
-    """A launch of panels: programs, the arguments that both kernels take, and constants."""
+    """A launch of panels: programs, those that work for one panel, the arguments that both kernels take, constants."""
 
     programs: int
+    working: int
     h_TH: Tensor
     pointers: dict[str, Any]
     named: dict[str, Any]
@@ -306,16 +308,17 @@ def _launch_of(x_TI: Tensor, adapters: StepFactors, *, norm: bool) -> _Panels:
     }  # fmt: skip
     named = {
         "inputs": inputs, "ADAPTERS": held, "MOST": most, "PARTS": parts, "PANELS": panels, "SHARES": shares, "M": each,
-        "BLOCK": BLOCK, "PANEL": PANEL, "AT_ONCE": at_once, "WIDE": INTERPRETED and x_TI.dtype == torch.bfloat16,
-        **launch_options(x_TI.device),
+        "BLOCK": NORMED_BLOCK if norm else BLOCK, "PANEL": PANEL, "AT_ONCE": at_once,
+        "WIDE": INTERPRETED and x_TI.dtype == torch.bfloat16, **launch_options(x_TI.device),
     }  # fmt: skip
-    return _Panels(tiles * parts * together * shares, h_TH, pointers, named)
+    working = tiles * parts * shares
+    return _Panels(working * together, working, h_TH, pointers, named)
 
 
 def for_panels(x_TI: Tensor, adapters: StepFactors) -> Tensor:
     """Return x multiplied by the first matrices of the tokens' adapters: [T, H], with columns of every part and panel.
     Panels without an adapter of the step hold anything."""
-    programs, h_TH, pointers, named = _launch_of(x_TI, adapters, norm=False)
+    programs, _, h_TH, pointers, named = _launch_of(x_TI, adapters, norm=False)
     thin_panels_kernel[(programs,)](x_TI, x_stride=x_TI.stride(0), **pointers, **named, DEPTH=DEPTH, num_warps=8)
     return h_TH
 
@@ -325,14 +328,17 @@ def normed_panels(x: Operand, adapters: StepFactors) -> tuple[Tensor, Tensor, Te
     x_TI, residual_TI, norm_weight_I, eps = x
     assert norm_weight_I is not None
     width, rows, warps = config(x_TI.shape[1])
-    if x_TI.dtype == torch.float16 or warps not in (4, 8, 16):  # s times the norm's weight might be too large
-        n_TI, s_TI = rms_norm(*x)
+    normed = triton.cdiv(len(x_TI), rows)
+    launch = _launch_of(x_TI, adapters, norm=True)
+    # s times the norm's weight might be too large for float16; and programs of this kernel fill a multiprocessor each
+    together = normed + launch.working <= num_multiprocessors(x_TI.device) and x_TI.dtype != torch.float16
+    if not together or warps not in (4, 8, 16):
+        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
         return n_TI, s_TI, for_panels(n_TI, adapters)
-    programs, h_TH, pointers, named = _launch_of(x_TI, adapters, norm=True)
+    programs, _, h_TH, pointers, named = launch
     n_TI = torch.empty(x_TI.shape, dtype=x_TI.dtype, device=x_TI.device)
     s_TI = x_TI if residual_TI is None else torch.empty_like(n_TI)
     residual = x_TI if residual_TI is None else residual_TI
-    normed = triton.cdiv(len(x_TI), rows)
     norm_panels_kernel[(normed + programs,)](
         x_TI, residual, norm_weight_I, n_TI, s_TI, x_stride=x_TI.stride(0), residual_stride=residual.stride(0),
         eps=eps, normed=normed, **pointers, **named, DEPTH=DEPTH if warps > 4 else 2, WIDTH=width, ROWS=rows,
@@ -362,7 +368,7 @@ def _aot_panels(inputs: int, parts: int, each: int, *, norm: bool) -> AotKernel:
     signature |= dict.fromkeys(("residual_ptr", "norm_ptr", "n_ptr", "s_ptr"), "*bf16")
     signature |= {"residual_stride": "i32:16", "eps": "fp32", "normed": "i32"}
     width, rows, warps = config(inputs)
-    cut |= {"WIDTH": width, "ROWS": rows, "RESIDUAL": True}
+    cut |= {"BLOCK": NORMED_BLOCK, "WIDTH": width, "ROWS": rows, "RESIDUAL": True}
     return AotKernel(norm_panels_kernel, signature, cut, num_warps=warps, hot=True, archs=ONE_OF_EACH)
 
 
