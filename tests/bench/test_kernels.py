@@ -90,6 +90,7 @@ def test_every_op_is_timed_and_every_implementation_correct(
         "lookup_drafts",
         "recent_drafts",
         "attention_schedule",
+        "by_adapter",
     }, "an op without cases here is never measured"
 
 

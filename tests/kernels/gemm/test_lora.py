@@ -72,12 +72,12 @@ BESIDE = (
     (LoraCase(((2, 1),), (3, 16), 64, (128, 32), beside=True), None, True),
     (LoraCase(((1, 1),), (16,), 1032, (128, 128), beside=True), "silu", True),
     (LoraCase(((1, 1), (0, 1)), (8, 5), 4096, (72,), most=8, beside=True), None, False),
-    (LoraCase(((3, 1), (1, 1)), (16, 1, 7), 2056, (4096, 1024, 1024), beside=True), None, True),
+    (LoraCase(((3, 1), (1, 1)), (16, 1, 7), 2056, (256, 128, 72), beside=True), None, True),
     (LoraCase(((1, 2), (0, 1), (5, 2)), (16,) * 6, 512, (128, 64), beside=True, padding=1), None, True),
     (LoraCase(((6, 9), (0, 2), (2, 6)), (16, 3, 0, 16, 16, 8), 640, (256, 256), beside=True), "silu", False),
     (LoraCase(((1, 30), (0, 2), (2, 32)), (70, 128), 1096, (1024,), most=128, beside=True), None, False),
-    (LoraCase(tuple((1 + n % 9, 1) for n in range(130)), (16,) * 9, 1024, (384, 128, 128), beside=True), None, True),
-    (LoraCase(tuple((1 + n, 1) for n in range(64)), (16,) * 64, 4096, (512, 512), beside=True), "silu", True),
+    (LoraCase(tuple((1 + n % 9, 1) for n in range(130)), (16,) * 9, 512, (256, 128, 128), beside=True), None, True),
+    (LoraCase(tuple((1 + n, 1) for n in range(64)), (16,) * 64, 768, (128, 128), beside=True), "silu", True),
 )
 
 
@@ -113,7 +113,7 @@ def test_a_product_adds_those_of_adapters(at: int, dtype: torch.dtype, device: s
     found, _ = by_triton(x, weight_OI, epilogue)
     epsilon = case.in_width * 2.0**-24 if dtype == torch.float32 else 8 * 2.0**-8
     torch.testing.assert_close(found.double(), wanted.double(), rtol=epsilon, atol=8 * epsilon)
-    if at != 1 and dtype == torch.bfloat16 and device == "cuda":  # rows without an adapter are those of a step without
+    if device == "cuda" and case.tokens <= 128:  # rows without an adapter are those of a step without
         plain, _ = by_triton(x, weight_OI, epilogue._replace(adapters=None))
         free_T = epilogue.adapters.tokens.adapter_T == 0
         assert torch.equal(found[free_T], plain[free_T])

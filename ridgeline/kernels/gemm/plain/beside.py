@@ -268,7 +268,7 @@ def norm_panels_kernel(
 
 
 def shared(inputs: int, *, norm: bool) -> tuple[int, int]:
-    """Return how many programs share so many inputs, and how many of their sums are loaded together."""
+    """Return the number of programs that share so many inputs, and of their sums that are loaded together."""
     blocks = triton.cdiv(inputs, BLOCK)
     each = max(SHARE // BLOCK, triton.cdiv(blocks, MOST_SHARES))
     shares = triton.cdiv(blocks, each)
@@ -277,7 +277,11 @@ def shared(inputs: int, *, norm: bool) -> tuple[int, int]:
 
 
 class _Panels(NamedTuple):
-    """A launch of panels: programs, those that work for one panel, the arguments that both kernels take, constants."""
+    """The needs of a launch for panels.
+
+    programs: how many there are. working: how many of them work where the step has one panel.
+    pointers, named: arguments and constants that both kernels take.
+    """
 
     programs: int
     working: int
@@ -364,18 +368,16 @@ def _aot_panels(inputs: int, parts: int, each: int, *, norm: bool) -> AotKernel:
     cut = {"inputs": inputs, "ADAPTERS": 64, "MOST": 16, "PARTS": parts, "PANELS": 16, "SHARES": shares, "M": each}
     cut |= {"BLOCK": BLOCK, "DEPTH": DEPTH, "PANEL": PANEL, "WIDE": False, "AT_ONCE": at_once}
     if not norm:
-        return AotKernel(thin_panels_kernel, signature, cut, num_warps=8, hot=True, archs=ONE_OF_EACH)
+        return AotKernel(thin_panels_kernel, signature, cut, num_warps=8, hot=True, archs=("sm_90",))
     signature |= dict.fromkeys(("residual_ptr", "norm_ptr", "n_ptr", "s_ptr"), "*bf16")
     signature |= {"residual_stride": "i32:16", "eps": "fp32", "normed": "i32"}
     width, rows, warps = config(inputs)
     cut |= {"BLOCK": NORMED_BLOCK, "WIDTH": width, "ROWS": rows, "RESIDUAL": True}
-    return AotKernel(norm_panels_kernel, signature, cut, num_warps=warps, hot=True, archs=ONE_OF_EACH)
+    return AotKernel(norm_panels_kernel, signature, cut, num_warps=warps, hot=True, archs=("sm_90",))
 
 
 AOT = (
     _aot_rows(4096, 4096, 3, norm=True),
     _aot_panels(4096, 3, 64, norm=True),
     _aot_panels(14_336, 1, 64, norm=False),
-    _aot_rows(14_336, 4096, 1, norm=False),
-    _aot_panels(4096, 1, 16, norm=False),
 )

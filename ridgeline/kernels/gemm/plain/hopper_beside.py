@@ -238,6 +238,5 @@ def _aot(plan: Stream, gate: str) -> object:
 AOT = (
     _aot(Stream(128, 64, 64, 5), "silu"),
     _aot(Stream(64, 128, 128, 4, 4), ""),
-    _aot(Stream(64, 64, 128, 6), ""),
 )
 assert PANEL * 2 == 128  # bytes of a row of the ring's panels

@@ -277,7 +277,8 @@ def _aot(
         flags |= {"MOST": 16, "Q": 16, "PARTS": adapters}
     else:
         flags |= NO_ADAPTERS
-    return AotKernel(rows_kernel if depth else laps_kernel, signature, cut | flags, num_warps=warps, hot=True)
+    archs = {"archs": ("sm_90",)} if adapters else {}
+    return AotKernel(rows_kernel if depth else laps_kernel, signature, cut | flags, num_warps=warps, hot=True, **archs)
 
 
 AOT = (
