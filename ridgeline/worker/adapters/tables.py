@@ -83,7 +83,8 @@ class AdapterTables:
         listed = list(maps)
         self.places, self.step, self._factors = places, StepAdapters(), factors
         ranks = (most_rank if isinstance(most_rank, int) else most_rank(each.name) for each in listed)
-        self._most = min(ranks, default=0)  # of most maps: those of tables may have more
+        beside = decoder.ops.chosen["norm_linear"] == "triton"  # which alone reads panels
+        self._most = min(ranks, default=0) if beside else 0  # of most maps: those of tables may have more
         self.scored, self._scores, self._rows = StepAdapters(), False, False
         self.inputs = StepAdapters()
         self._adapter_T: Tensor | None = None  # of the step's tokens, from 1; 0: none

@@ -145,31 +145,6 @@ def test_first_products_of_panels_are_those_of_each_token(at: int, device: str) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("tokens", [1, 23])
-def test_a_norm_and_first_products_in_one_launch(
-    tokens: int, residual: bool, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The norm has the bits of its own kernel."""
-    from ridgeline.kernels.gemm.plain import beside as kernels
-    from ridgeline.kernels.gemm.plain.beside import for_panels, normed_panels
-    from ridgeline.kernels.small.norm.triton import rms_norm
-
-    monkeypatch.setattr(kernels, "num_multiprocessors", lambda device: 132)
-
-    case = LoraCase(((2, tokens - tokens // 2), (0, tokens // 2)), (8, 16), 1048, (128, 64), beside=True)
-    _, x_TI, factors, step = case.inputs(torch.float32, torch.device(device))
-    norm_I = torch.linspace(0.5, 1.5, case.in_width, device=device)
-    x = Operand(x_TI, 3 * x_TI.flip(0) if residual else None, norm_I, 1e-5)
-    n_TI, s_TI, h_TH = normed_panels(x, StepFactors(factors, step))
-    wanted_TI, sum_TI = rms_norm(x_TI, x.residual_TI, norm_I, 1e-5)
-    assert torch.equal(n_TI, wanted_TI)
-    assert torch.equal(s_TI, sum_TI)
-    wanted_TH = for_panels(n_TI, StepFactors(factors, step))
-    torch.testing.assert_close(h_TH, wanted_TH, rtol=case.in_width * 2.0**-24, atol=8 * case.in_width * 2.0**-24)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_one_kernel_sorts_as_torch_does(device: str) -> None:
     from ridgeline.kernels.gemm.lora.triton_order import by_adapter as by_triton
 

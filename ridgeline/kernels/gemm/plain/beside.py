@@ -7,8 +7,7 @@ others' are left out.
 
 `thin_rows_kernel` is for as few tokens as rows.py is: a program has one row of a matrix and one token, and norms it
 too. `thin_panels_kernel` multiplies tiles of tokens by panels of 64 neighbouring columns of all adapters, if the step
-has an adapter there. Programs share the inputs, and the last to arrive adds up. Behind a norm, `norm_panels_kernel` has
-these programs beside the norm's own, and they norm their tokens once more.
+has an adapter there. Programs share the inputs, and the last to arrive adds up.
 
 Legend, beside that of op.py:
     B  inputs of a block
@@ -19,7 +18,7 @@ Legend, beside that of op.py:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -28,17 +27,15 @@ from torch import Tensor
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.counters import COUNTERS, counters
-from ridgeline.kernels.base.launch import INTERPRETED, launch_options, num_multiprocessors
+from ridgeline.kernels.base.launch import INTERPRETED, launch_options
 from ridgeline.kernels.gemm.lora.op import MOST_PARTS, PANEL, AdapterFactors, StepFactors, num_panels
 from ridgeline.kernels.gemm.plain.blocks import summed
 from ridgeline.kernels.gemm.plain.choose import power_of_two
 from ridgeline.kernels.gemm.plain.op import Operand
-from ridgeline.kernels.small.norm.triton import _norm, config, rms_norm
 
 BLOCK, DEPTH = 128, 4  # inputs of a block of thin_panels_kernel, and blocks of weights under way at once
-NORMED_BLOCK = 64  # inputs of a block of norm_panels_kernel, which has a residual in registers too
 SHARE, MOST_SHARES = 256, 32  # inputs of a program at least, and programs of a tile at most
-MOST_AT_ONCE, NORMED_AT_ONCE = 8, 4  # sums that are loaded together: more would not fit the registers
+MOST_AT_ONCE = 8  # sums that are loaded together: more would not fit the registers
 PROGRAMS = 256  # that a GPU holds at once, at most
 FAR = 1 << 30  # the end of a part that is not there
 
@@ -127,15 +124,22 @@ def for_rows(x: Operand, adapters: StepFactors) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@triton.jit
-def _panels(
-    x_ptr, residual_ptr, norm_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr, arrival_ptr,
-    x_stride, residual_stride, tokens, eps, program, tiles, together,
-    inputs: tl.constexpr, ADAPTERS: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr, PANELS: tl.constexpr,
-    SHARES: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PANEL: tl.constexpr,
-    NORM: tl.constexpr, RESIDUAL: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+@triton.jit(do_not_specialize=["tokens", "tiles", "together"])
+def thin_panels_kernel(
+    x_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr, arrival_ptr, x_stride, tokens, tiles,
+    together, inputs: tl.constexpr, ADAPTERS: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr,
+    PANELS: tl.constexpr, SHARES: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    PANEL: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Do the work of a program: a tile of tokens, a part, a share of the inputs, and every `together`-th panel."""
+    """Store h [T, H], 0 where a column is not of the token's adapter or behind its rank. Of panels without an adapter
+    of the step it stores nothing. WIDE: multiply in float32.
+
+    sums: float32 [places, SHARES, M · C], with a place for each tile, part and panel. arrival: a counter of each
+        place, 0 between launches.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    program = tl.program_id(0)
     share, tile = program % SHARES, program // SHARES % tiles
     part, begin_at = program // SHARES // tiles % PARTS, program // SHARES // tiles // PARTS
     token_M = tile * M + tl.arange(0, M)
@@ -145,7 +149,6 @@ def _panels(
     AHEAD: tl.constexpr = DEPTH if DEPTH < STEPS else STEPS
     input_B = share * (STEPS * BLOCK) + tl.arange(0, BLOCK)
     at_MB = token_M[:, None] * x_stride + input_B[None, :]
-    residual_at_MB = token_M[:, None] * residual_stride + input_B[None, :]
     count = tl.load(panel_ptr)
     # Programs without a panel leave their places to the linear map's at once. The first ones always wait
     for nth in range(begin_at, tl.maximum(count, 1), together):
@@ -167,18 +170,9 @@ def _panels(
             tl.extra.cuda.gdc_wait()
 
         acc_MC = tl.zeros((M, PANEL), tl.float32)
-        squares_M = tl.zeros((M,), tl.float32)
         for step in tl.static_range(STEPS):
             kept_MB = real_M[:, None] & (input_B + step * BLOCK < inputs)[None, :]
             x_MB = tl.load(x_ptr + at_MB + step * BLOCK, mask=kept_MB, other=0)
-            if RESIDUAL:
-                more_MB = tl.load(residual_ptr + residual_at_MB + step * BLOCK, mask=kept_MB, other=0)
-                x_MB = (x_MB.to(tl.float32) + more_MB.to(tl.float32)).to(x_MB.dtype)
-            if NORM:
-                n_B = tl.load(norm_ptr + input_B + step * BLOCK, mask=input_B + step * BLOCK < inputs, other=0)
-                s_MB = x_MB.to(tl.float32)
-                squares_M += tl.sum(s_MB * s_MB, 1)
-                x_MB = (s_MB * n_B.to(tl.float32)[None, :]).to(x_MB.dtype)
             v_BC = w_BC[0]  # type: ignore[misc]
             if WIDE:
                 x_MB, v_BC = x_MB.to(tl.float32), v_BC.to(tl.float32)
@@ -191,106 +185,37 @@ def _panels(
         mine = True
         if SHARES > 1:
             place = (tile * PARTS + part) * PANELS + nth
-            size: tl.constexpr = M * PANEL + M  # sums, and squares of the tokens
+            size: tl.constexpr = M * PANEL
             at_MC = tl.arange(0, M)[:, None] * PANEL + tl.arange(0, PANEL)[None, :]
             place_ptr = sums_ptr + place.to(tl.int64) * (SHARES * size)
-            squares_ptr_M = place_ptr + M * PANEL + tl.arange(0, M)
             tl.store(place_ptr + share * size + at_MC, acc_MC, mask=own_MC)
-            if NORM:
-                tl.store(squares_ptr_M + share * size, squares_M)
             tl.debug_barrier()  # until every thread's sums are written, before any thread of this program says so
             mine = tl.atomic_add(arrival_ptr + place, 1) == SHARES - 1
             if mine:
                 tl.store(arrival_ptr + place, 0)
                 acc_MC = tl.zeros((M, PANEL), tl.float32)
-                squares_M = tl.zeros((M,), tl.float32)
                 for some in range(0, SHARES, AT_ONCE):
                     for other in tl.static_range(AT_ONCE):  # on their way together
                         at_ptr_MC = place_ptr + (some + other) * size + at_MC
                         acc_MC += tl.load(at_ptr_MC, mask=own_MC, other=0, cache_modifier=".cg")
-                        if NORM:
-                            squares_M += tl.load(squares_ptr_M + (some + other) * size, cache_modifier=".cg")
         if mine:
-            if NORM:
-                acc_MC *= tl.rsqrt(squares_M / inputs + eps)[:, None]
             h_MC = tl.where(own_MC, acc_MC, 0).to(h_ptr.dtype.element_ty)
             at_C = (part * PANELS + panel) * PANEL + tl.arange(0, PANEL)
             h_ptr_MC = h_ptr + token_M.to(tl.int64)[:, None] * (PARTS * PANELS * PANEL) + at_C[None, :]
             tl.store(h_ptr_MC, h_MC, mask=real_M[:, None])
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles", "together"])
-def thin_panels_kernel(
-    x_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr, arrival_ptr, x_stride, tokens, tiles,
-    together, inputs: tl.constexpr, ADAPTERS: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr,
-    PANELS: tl.constexpr, SHARES: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
-    PANEL: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Store h [T, H], 0 where a column is not of the token's adapter or behind its rank. Of panels without an adapter
-    of the step it stores nothing. WIDE: multiply in float32.
-
-    sums: float32 [places, SHARES, M · C + M], with a place for each tile, part and panel. arrival: a counter of each
-        place, 0 between launches.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    _panels(
-        x_ptr, x_ptr, x_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr, arrival_ptr,
-        x_stride, x_stride, tokens, 0.0, tl.program_id(0), tiles, together, inputs, ADAPTERS, MOST, PARTS, PANELS,
-        SHARES, M, BLOCK, DEPTH, PANEL, False, False, WIDE, AT_ONCE, PDL,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["tokens", "tiles", "together", "normed"])
-def norm_panels_kernel(
-    x_ptr, residual_ptr, norm_ptr, n_ptr, s_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr,
-    arrival_ptr, x_stride, residual_stride, tokens, eps, tiles, together, normed,
-    inputs: tl.constexpr, ADAPTERS: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr, PANELS: tl.constexpr,
-    SHARES: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PANEL: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Compute the norm n [T, I] of s = x + residual in the first `normed` programs, and h of n in the others, which
-    norm their tokens themselves."""
-    if tl.program_id(0) < normed:
-        _norm(
-            x_ptr, residual_ptr, norm_ptr, None, n_ptr, s_ptr, tokens, 1, x_stride, 0, residual_stride, 0, eps,
-            inputs, WIDTH, ROWS, RESIDUAL, False, PDL,
-        )  # fmt: skip
-    else:
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
-        _panels(
-            x_ptr, residual_ptr, norm_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr,
-            arrival_ptr, x_stride, residual_stride, tokens, eps, tl.program_id(0) - normed, tiles, together, inputs,
-            ADAPTERS, MOST, PARTS, PANELS, SHARES, M, BLOCK, DEPTH, PANEL, True, RESIDUAL, WIDE, AT_ONCE, PDL,
-        )  # fmt: skip
-
-
-def shared(inputs: int, *, norm: bool) -> tuple[int, int]:
+def shared(inputs: int) -> tuple[int, int]:
     """Return the number of programs that share so many inputs, and of their sums that are loaded together."""
     blocks = triton.cdiv(inputs, BLOCK)
     each = max(SHARE // BLOCK, triton.cdiv(blocks, MOST_SHARES))
     shares = triton.cdiv(blocks, each)
-    most = NORMED_AT_ONCE if norm else MOST_AT_ONCE
-    return shares, max(count for count in range(1, most + 1) if shares % count == 0)
+    return shares, max(count for count in range(1, MOST_AT_ONCE + 1) if shares % count == 0)
 
 
-class _Panels(NamedTuple):
-    """The needs of a launch for panels.
-
-    programs: how many there are. working: how many of them work where the step has one panel.
-    pointers, named: arguments and constants that both kernels take.
-    """
-
-    programs: int
-    working: int
-    h_TH: Tensor
-    pointers: dict[str, Any]
-    named: dict[str, Any]
-
-
-def _launch_of(x_TI: Tensor, adapters: StepFactors, *, norm: bool) -> _Panels:
+def for_panels(x_TI: Tensor, adapters: StepFactors) -> Tensor:
+    """Return x multiplied by the first matrices of the tokens' adapters: [T, H], with columns of every part and panel.
+    Panels without an adapter of the step hold anything."""
     factors, step = adapters
     assert step.panel_P1 is not None
     (tokens, inputs), (held, _, most) = x_TI.shape, factors.up_AOR.shape
@@ -298,57 +223,20 @@ def _launch_of(x_TI: Tensor, adapters: StepFactors, *, norm: bool) -> _Panels:
     each = max(16, min(64, power_of_two(tokens)))
     tiles = triton.cdiv(tokens, each)
     places = tiles * parts * panels
-    shares, at_once = shared(inputs, norm=norm) if places <= COUNTERS else (1, 1)
+    shares, at_once = shared(inputs) if places <= COUNTERS else (1, 1)
     together = max(1, min(panels, PROGRAMS // (tiles * parts * shares)))
     h_TH = torch.empty(tokens, parts * panels * PANEL, dtype=x_TI.dtype, device=x_TI.device)
     sums, arrivals = x_TI, x_TI
     if shares > 1:
-        sums = torch.empty(places * shares * each * (PANEL + 1), dtype=torch.float32, device=x_TI.device)
+        sums = torch.empty(places * shares * each * PANEL, dtype=torch.float32, device=x_TI.device)
         arrivals = counters(x_TI.device, places)
-    pointers = {
-        "down_ptr": factors.down_AKI, "rank_ptr": factors.rank_A, "adapter_ptr": step.adapter_T,
-        "start_ptr": step.start_A1, "panel_ptr": step.panel_P1, "h_ptr": h_TH, "sums_ptr": sums,
-        "arrival_ptr": arrivals, "tokens": tokens, "tiles": tiles, "together": together,
-    }  # fmt: skip
-    named = {
-        "inputs": inputs, "ADAPTERS": held, "MOST": most, "PARTS": parts, "PANELS": panels, "SHARES": shares, "M": each,
-        "BLOCK": NORMED_BLOCK if norm else BLOCK, "PANEL": PANEL, "AT_ONCE": at_once,
-        "WIDE": INTERPRETED and x_TI.dtype == torch.bfloat16, **launch_options(x_TI.device),
-    }  # fmt: skip
-    working = tiles * parts * shares
-    return _Panels(working * together, working, h_TH, pointers, named)
-
-
-def for_panels(x_TI: Tensor, adapters: StepFactors) -> Tensor:
-    """Return x multiplied by the first matrices of the tokens' adapters: [T, H], with columns of every part and panel.
-    Panels without an adapter of the step hold anything."""
-    programs, _, h_TH, pointers, named = _launch_of(x_TI, adapters, norm=False)
-    thin_panels_kernel[(programs,)](x_TI, x_stride=x_TI.stride(0), **pointers, **named, DEPTH=DEPTH, num_warps=8)
-    return h_TH
-
-
-def normed_panels(x: Operand, adapters: StepFactors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (n, s, h): those of the op `rms_norm`, in its own kernel's bits, and `for_panels` of n."""
-    x_TI, residual_TI, norm_weight_I, eps = x
-    assert norm_weight_I is not None
-    width, rows, warps = config(x_TI.shape[1])
-    normed = triton.cdiv(len(x_TI), rows)
-    launch = _launch_of(x_TI, adapters, norm=True)
-    # s times the norm's weight might be too large for float16; and programs of this kernel fill a multiprocessor each
-    together = normed + launch.working <= num_multiprocessors(x_TI.device) and x_TI.dtype != torch.float16
-    if not together or warps not in (4, 8, 16):
-        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        return n_TI, s_TI, for_panels(n_TI, adapters)
-    programs, _, h_TH, pointers, named = launch
-    n_TI = torch.empty(x_TI.shape, dtype=x_TI.dtype, device=x_TI.device)
-    s_TI = x_TI if residual_TI is None else torch.empty_like(n_TI)
-    residual = x_TI if residual_TI is None else residual_TI
-    norm_panels_kernel[(normed + programs,)](
-        x_TI, residual, norm_weight_I, n_TI, s_TI, x_stride=x_TI.stride(0), residual_stride=residual.stride(0),
-        eps=eps, normed=normed, **pointers, **named, DEPTH=DEPTH if warps > 4 else 2, WIDTH=width, ROWS=rows,
-        RESIDUAL=residual_TI is not None, num_warps=warps,
+    thin_panels_kernel[(tiles * parts * together * shares,)](
+        x_TI, factors.down_AKI, factors.rank_A, step.adapter_T, step.start_A1, step.panel_P1, h_TH, sums, arrivals,
+        x_TI.stride(0), tokens, tiles, together, inputs=inputs, ADAPTERS=held, MOST=most, PARTS=parts, PANELS=panels,
+        SHARES=shares, M=each, BLOCK=BLOCK, DEPTH=DEPTH, PANEL=PANEL, AT_ONCE=at_once,
+        WIDE=INTERPRETED and x_TI.dtype == torch.bfloat16, num_warps=8, **launch_options(x_TI.device),
     )  # fmt: skip
-    return n_TI, s_TI, h_TH
+    return h_TH
 
 
 def _aot_rows(inputs: int, block: int, parts: int, *, norm: bool) -> AotKernel:
@@ -359,25 +247,15 @@ def _aot_rows(inputs: int, block: int, parts: int, *, norm: bool) -> AotKernel:
     return AotKernel(thin_rows_kernel, signature, cut, num_warps=8, hot=True, archs=ONE_OF_EACH)
 
 
-def _aot_panels(inputs: int, parts: int, each: int, *, norm: bool) -> AotKernel:
-    shares, at_once = shared(inputs, norm=norm)
+def _aot_panels(inputs: int, parts: int, each: int) -> AotKernel:
     signature = {"x_ptr": "*bf16", "down_ptr": "*bf16"}
     signature |= dict.fromkeys(("rank_ptr", "adapter_ptr", "start_ptr", "panel_ptr"), "*i32")
     signature |= {"h_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32", "x_stride": "i32:16"}
     signature |= dict.fromkeys(("tokens", "tiles", "together"), "i32")
+    shares, at_once = shared(inputs)
     cut = {"inputs": inputs, "ADAPTERS": 64, "MOST": 16, "PARTS": parts, "PANELS": 16, "SHARES": shares, "M": each}
     cut |= {"BLOCK": BLOCK, "DEPTH": DEPTH, "PANEL": PANEL, "WIDE": False, "AT_ONCE": at_once}
-    if not norm:
-        return AotKernel(thin_panels_kernel, signature, cut, num_warps=8, hot=True, archs=("sm_90",))
-    signature |= dict.fromkeys(("residual_ptr", "norm_ptr", "n_ptr", "s_ptr"), "*bf16")
-    signature |= {"residual_stride": "i32:16", "eps": "fp32", "normed": "i32"}
-    width, rows, warps = config(inputs)
-    cut |= {"BLOCK": NORMED_BLOCK, "WIDTH": width, "ROWS": rows, "RESIDUAL": True}
-    return AotKernel(norm_panels_kernel, signature, cut, num_warps=warps, hot=True, archs=("sm_90",))
+    return AotKernel(thin_panels_kernel, signature, cut, num_warps=8, hot=True, archs=("sm_90",))
 
 
-AOT = (
-    _aot_rows(4096, 4096, 3, norm=True),
-    _aot_panels(4096, 3, 64, norm=True),
-    _aot_panels(14_336, 1, 64, norm=False),
-)
+AOT = (_aot_rows(4096, 4096, 3, norm=True), _aot_panels(4096, 3, 64), _aot_panels(14_336, 1, 64))
