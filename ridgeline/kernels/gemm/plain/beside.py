@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.counters import COUNTERS, counters
 from ridgeline.kernels.base.launch import INTERPRETED, launch_options
 from ridgeline.kernels.gemm.lora.op import MOST_PARTS, PANEL, AdapterFactors, StepFactors, num_panels
@@ -244,7 +244,7 @@ def _aot_rows(inputs: int, block: int, parts: int, *, norm: bool) -> AotKernel:
     signature = dict.fromkeys(pointers, "*bf16") | {"rank_ptr": "*i32", "adapter_ptr": "*i32", "h_ptr": "*bf16"}
     signature |= {"token_stride": "i32", "residual_stride": "i32:16", "eps": "fp32"}
     cut = {"inputs": inputs, "MOST": 16, "PARTS": parts, "BLOCK": block, "DEPTH": DEPTH, "NORM": norm, "RESIDUAL": norm}
-    return AotKernel(thin_rows_kernel, signature, cut, num_warps=8, hot=True, archs=ONE_OF_EACH)
+    return AotKernel(thin_rows_kernel, signature, cut, num_warps=8, hot=True, archs=("sm_90",))
 
 
 def _aot_panels(inputs: int, parts: int, each: int) -> AotKernel:
@@ -258,4 +258,4 @@ def _aot_panels(inputs: int, parts: int, each: int) -> AotKernel:
     return AotKernel(thin_panels_kernel, signature, cut, num_warps=8, hot=True, archs=("sm_90",))
 
 
-AOT = (_aot_rows(4096, 4096, 3, norm=True), _aot_panels(4096, 3, 64), _aot_panels(14_336, 1, 64))
+AOT = (_aot_rows(4096, 4096, 3, norm=True), _aot_panels(14_336, 1, 64))

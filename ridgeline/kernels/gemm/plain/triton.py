@@ -132,8 +132,8 @@ def launch_rows(plan: RowsPlan, x: Operand, weight_OI: Tensor, epilogue: Epilogu
 
 def _registers(plan: RowsPlan, device: torch.device) -> dict[str, int]:
     """Return the limit of a thread's registers with adapters, where more would leave fewer programs at once."""
-    streams = not plan.programs and plan.tokens == 1 and plan.block >= 2048
-    return {"maxnreg": ADAPTED_REGISTERS} if streams and compute_capability(device) >= (9, 0) else {}
+    long = not plan.programs and plan.tokens == 1 and plan.block == 2048
+    return {"maxnreg": ADAPTED_REGISTERS} if long and compute_capability(device) >= (9, 0) else {}
 
 
 def launch_tiles(plan: Tiles, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
