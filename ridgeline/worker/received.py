@@ -99,7 +99,7 @@ def _unpacked(packed_B: Tensor, pack: list[SentTensor]) -> dict[str, Tensor]:
 
 
 def _finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all numbers are finite. The host waits for the device once, however many tensors there are."""
+    """Look for numbers that are not finite. The host waits for the device once, however many tensors there are."""
     filled = [each for each in tensors if each.numel()]
     if not filled:
         return True

@@ -71,7 +71,7 @@ class Pass(NamedTuple):
     tiles: list[Tile]
 
 
-class Held(NamedTuple):
+class HeldRows(NamedTuple):
     """A row of one query that sees all of its keys: its token, the first of its blocks, and its number of keys."""
 
     token: int
@@ -85,7 +85,7 @@ class Work(NamedTuple):
     """
 
     passes: list[Pass]
-    held: list[Held]
+    held: list[HeldRows]
     gathered_2NPGD: Tensor
 
 
@@ -154,7 +154,7 @@ def paged_attention(
     return out_THD
 
 
-def _in_place(q_HD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, row: Held, scale: float) -> Tensor:
+def _in_place(q_HD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, row: HeldRows, scale: float) -> Tensor:
     """Return a row's attended heads, [H, D]."""
     q_1GED = q_HD.view(1, k_cache_NGPD.shape[1], -1, q_HD.shape[-1])
     whole, rest = divmod(row.keys, k_cache_NGPD.shape[2])
@@ -174,17 +174,17 @@ def _flash(q_BHMD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, scale: float) -> tupl
     return out, sums
 
 
-def _held_rows(spans: Spans, k_cache_NGPD: Tensor, table_SC: Tensor) -> dict[int, Held]:
+def _held_rows(spans: Spans, k_cache_NGPD: Tensor, table_SC: Tensor) -> dict[int, HeldRows]:
     """Return the rows of one query that see many keys in blocks that follow each other."""
     _, heads, size, width = k_cache_NGPD.shape
     long_R = spans.end_R * (2 * heads * width * k_cache_NGPD.element_size()) >= HELD_BYTES
     alone_R = (spans.tokens_R == 1) & (spans.first_R == 0) & ~spans.branches_R & long_R & (spans.end_R >= size)
-    found = dict[int, Held]()
+    found = dict[int, HeldRows]()
     for row in np.flatnonzero(alone_R).tolist():
         token, keys = int(spans.start_R[row]), int(spans.end_R[row])
         blocks_C = table_SC[int(spans.slots_R[row]), : -(-keys // size)].numpy()
         if spans.ahead_T[token] == 0 and (np.diff(blocks_C) == 1).all():
-            found[row] = Held(token, int(blocks_C[0]), keys)
+            found[row] = HeldRows(token, int(blocks_C[0]), keys)
     return found
 
 
