@@ -72,8 +72,8 @@ def choose_hopper(
         rows = 128 if -(-outputs // 64) * columns > processors else 64
         tiles = -(-outputs // rows) * columns
         return stream(rows, 128, inputs, tiles, gated=gated, processors=processors, long=not gated and inputs >= 8192)
-    # Programs that share a tile's inputs take about as long to meet as 4096 inputs do
-    long = not gated and inputs >= (4096 if blocked else 8192)
+    # Programs that share a tile's inputs take longer to meet than 4096 inputs do
+    long = not gated and inputs >= 8192
     padded, rows = max(16, power_of_two(tokens)), 64
     tiles = -(-outputs // 64)
     if tiles > processors:
