@@ -548,19 +548,25 @@ class Scheduler:
         if (builder.encoded_tokens or builder.seen_tokens) and reads >= builder.budget:
             return False
         sure, budget = WINDOW_CHUNK - self.running.ahead, builder.budget
-        if not (seq.request.whole or self._whole):
+        whole = seq.request.whole or (self._whole and not self._pace.shrunk)
+        if not whole:
             most = min(self._longest_chunk or budget, builder.share or budget)
             budget = min(budget, max(most, len(seq.members)))  # whose last tokens run together
         smaller = [sure] if self.cache.tables.windowed and budget > sure else []
         for most in (budget, *smaller):  # admission made room for no more beside a window
-            chunks = self._chunks(builder, seq.members, most)
-            if chunks and all(self._extend(member, count, known=True) for member, count in chunks):
+            chunks = self._chunks(builder, seq.members, most, whole=whole)
+            if not chunks:
+                return False
+            if all(self._extend(member, count, known=True) for member, count in chunks):
                 for member, count in chunks:
                     self._add_row(builder, member, count)
                 return True
+            whole = seq.request.whole
         return False
 
-    def _chunks(self, builder: PlanBuilder, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
+    def _chunks(
+        self, builder: PlanBuilder, members: tuple[Sequence, ...], budget: int, *, whole: bool
+    ) -> list[tuple[Sequence, int]]:
         """Return the sequences whose tokens come next, with the number of tokens of each. Two keep their last tokens
         until both can have theirs. A prompt that runs whole waits for a step that has room for it."""
         starts = [int(self.slots.kv_len[member.slot]) for member in members]
@@ -569,7 +575,7 @@ class Scheduler:
             ends = [end - 1 for end in ends]
         chunks: list[tuple[Sequence, int]] = []
         for member, start, end in zip(members, starts, ends, strict=True):
-            if (member.request.whole or self._whole) and end - start > budget:
+            if whole and end - start > budget:
                 break
             stop = min(end, start + budget)
             if member.inserted and not member.crossed:

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.plan.step import StepResult
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.policies import PolicySettings
+from ridgeline.core.specs import state
 from ridgeline.defaults import choose_limits
-from ridgeline.engine import waiting
+from ridgeline.engine import scheduler, waiting
 from ridgeline.engine.policy import POLICIES
 from ridgeline.engine.sequence import Sequence, Status
 from tests.engine.desk import Desk, make_request
@@ -170,6 +172,29 @@ def test_without_parts_each_prompt_runs_in_one_step(
         desk.deliver()
     assert started == {request.id for request in requests}
     assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
+def test_a_prompt_without_room_for_one_step_runs_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a window a request is sure to find room for some tokens alone, and the device may lack memory for all."""
+    monkeypatch.setattr(scheduler, "WINDOW_CHUNK", 16)
+    monkeypatch.setattr(state, "WINDOW_CHUNK", 16)
+    desk = Desk(groups=((5, 1),), pages=8, chunked_prefill=False)
+    long = make_request("long", range(50))
+    desk.add(long)
+    desk.finish()
+    assert desk.got["long"] == desk.alone(long)
+
+    desk = Desk(chunked_prefill=False)
+    pair = [make_request(f"r{n}", range(20 * n, 20 * n + 30)) for n in range(2)]
+    desk.add(*pair)
+    plan = desk.scheduler.schedule()
+    assert plan is not None
+    assert plan.num_tokens > 32
+    desk.scheduler.update(StepResult(plan.id, error="no memory", out_of_memory=True))
+    more = make_request("more", range(200, 250))
+    desk.add(more)
+    desk.finish()
+    assert desk.got == {each.id: desk.alone(each) for each in (*pair, more)}
 
 
 def test_short_prompts_overtake_long_ones_beyond_the_bound() -> None:

@@ -83,7 +83,8 @@ class EngineConfig:
     policy: the settings of the scheduling policy.
     state_cache_share, state_checkpoint_interval: as in `LLMConfig`.
     lookahead_depth: how many plans may be in flight at once.
-    chunked_prefill: a step may run a part of a prompt. Without, `max_num_batched_tokens` is at least `max_model_len`.
+    chunked_prefill: a step may run a part of a prompt. Without, `max_num_batched_tokens` is at least `max_model_len`,
+        and parts run only where the device ran out of memory, or where blocks beside a window did.
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
