@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from hashlib import sha256
 
+from ridgeline.core.plan.embeds import named_within
 from ridgeline.core.plan.request import PEER, Request
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.keys import allowed
@@ -59,11 +60,13 @@ def apart(request: Request) -> Request:
     """Return the request as one that shares no cached prefix with those of other owners.
 
     The owner leads the salt, so that a tier on a disk counts its blocks as the owner's. It is among the keys of the
-    prefix as well, which no client writes: a salt that looks like an owner's finds nothing.
+    prefix as well, which no client writes: a salt that looks like an owner's finds nothing. So do names of vectors that
+    a tower or a listener made.
     """
     mine = _current.get()
     salt = f"{mine}\n{request.cache_salt}" if request.cache_salt else mine
-    return replace(request, cache_salt=salt, prefix_keys=(f"owner {mine}", *request.prefix_keys))
+    keys = f"owner {mine}", *request.prefix_keys
+    return replace(request, cache_salt=salt, prefix_keys=keys, inserted=named_within(request.inserted, mine))
 
 
 def set_to(name: str) -> None:

@@ -468,6 +468,12 @@ class Request:
         return self.priority >= BACKGROUND
 
     @property
+    def salt_owner(self) -> str:
+        """The first line of the salt, by which a tier on a disk counts blocks. Salts of one owner may go on behind it:
+        hashes of blocks cover all of a salt."""
+        return self.cache_salt.partition("\n")[0]
+
+    @property
     def input_ids(self) -> list[int]:
         """The prompt as it runs: tokens of the second text of a pair are marked."""
         ids, second = self.prompt_token_ids, self.second_text

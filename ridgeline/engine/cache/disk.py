@@ -335,7 +335,7 @@ class DiskBelow:
         return None
 
     def _begin(self, fetch: Fetch, seq: Sequence, hit: DiskHit) -> None:
-        pool, salt = self._tier.pool, seq.request.cache_salt
+        pool, salt = self._tier.pool, seq.request.salt_owner
         if not self._reading:
             self._since, self._read = self._clock(), 0
         for group, below in hit.held:
@@ -385,7 +385,7 @@ class DiskBelow:
             checkpoint = fetch.checkpoints.setdefault(node_hash, Checkpoint(end, None))
         self._tier.fill(node_hash, parent, group, read.below, checkpoint)
         if (node := self._index.get(node_hash)) is not None:
-            node.salt = fetch.seq.request.cache_salt
+            node.salt = fetch.seq.request.salt_owner
         if not self._reading and (seconds := self._clock() - self._since) > 0:
             rate = self._read / seconds
             self._fastest = max(FIRST_RATE if self._fastest == inf else self._fastest, rate)

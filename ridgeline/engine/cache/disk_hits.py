@@ -69,7 +69,7 @@ class DiskHits:
         asked = len(hashes) * size - start
         if asked <= 0:
             return None
-        looks = _Looks(self, hashes, seq.request.cache_salt)
+        looks = _Looks(self, hashes, seq.request.salt_owner)
         most = len(hashes)
         while (n := self._longest(looks, start // size, most)) > start // size:
             needed = [(g, column) for g in self._groups for column in range(self._first(g, n), n)]

@@ -93,7 +93,7 @@ class Published:
         if not fresh:
             return False
         if self.tier is not None and self.tier.disk is not None and length in (0, self._names.block_size):
-            self.tier.disk.note(node_hash, fresh, seq.request.cache_salt)
+            self.tier.disk.note(node_hash, fresh, seq.request.salt_owner)
         if self.changes is not None:
             self.changes.stored(seq, fresh, n, (node_hash, parent), length or self._names.block_size)
         return True
@@ -183,7 +183,7 @@ class Published:
         self.unpublish(self.index.with_continuations(known))
         if self.tier is not None and self.tier.disk is not None:
             for seq in seqs:
-                self.tier.disk.remove(seq.hashes, seq.request.cache_salt)
+                self.tier.disk.remove(seq.hashes, seq.request.salt_owner)
 
     # ---- ends -------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hmac
 import json
 import logging
@@ -15,6 +16,8 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
+from ridgeline.core.plan.embeds import Inserted, named_within
+from ridgeline.core.plan.request import Request, SamplingParams
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
@@ -153,6 +156,25 @@ def test_prefixes_of_tenants_are_shared_as_the_operator_says(api_server_of: Face
     apart = [0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0]
     together = [0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1]
     assert found == (apart if sharing == "tenant" else together)
+
+
+def test_vectors_of_tenants_have_names_apart_and_the_disk_counts_by_tenant() -> None:
+    def apart(key: str, salt: str) -> Request:
+        seen = named_within((Inserted(start=0, count=1, key=b"key", name="picture"),), salt)
+        params = SamplingParams(max_tokens=1)
+        asked = Request(
+            id="x", prompt_token_ids=(1,), params=params, seed=0, max_total_tokens=2, cache_salt=salt, inserted=seen
+        )
+        owner.take(key, None)
+        return owner.apart(asked)
+
+    def ask() -> list[Request]:
+        return [apart("one", ""), apart("one", "own"), apart("other", ""), apart("other", "own")]
+
+    found = contextvars.copy_context().run(ask)
+    assert len({each.inserted[0].name for each in found}) == len({each.cache_salt for each in found}) == 4
+    mine, other = (sha256(key).hexdigest()[:16] for key in (b"one", b"other"))
+    assert [each.salt_owner for each in found] == [mine, mine, other, other]
 
 
 def test_an_admin_key_alone_leaves_the_rest_open(api_server_of: FaceOf) -> None:
