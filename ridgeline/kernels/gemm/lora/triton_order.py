@@ -19,7 +19,8 @@ from ridgeline.kernels.gemm.lora import op
 from ridgeline.kernels.gemm.lora.op import PANEL, TokensByAdapter, num_panels
 
 BLOCK = 256  # tokens at most
-MOST_TOKENS, MOST_PAIRS = 512, 1 << 16  # that one program sorts, and pairs of a token of a block and a row, or adapter
+MOST_TOKENS = 512  # that one program sorts
+MOST_PAIRS = 1 << 16  # of a token of a block and a row, or adapter, and of a panel and an adapter
 
 
 @triton.jit
@@ -87,18 +88,19 @@ def by_adapter(
     It is launched without dependent launch, so every program of a later kernel may read the results without waiting.
     """
     n, k = triton.next_power_of_2(len(slots_R)), triton.next_power_of_2(adapters + 1)
-    block = min(BLOCK, triton.next_power_of_2(max(1, tokens)))
-    if not tokens or tokens > MOST_TOKENS or block * max(n, k) > MOST_PAIRS:
+    block, panels = min(BLOCK, triton.next_power_of_2(max(1, tokens))), num_panels(adapters, most)
+    p = triton.next_power_of_2(max(1, panels))
+    pairs = max(block * max(n, k), p * k)
+    if not tokens or tokens > MOST_TOKENS or pairs > MOST_PAIRS:
         return op.by_adapter(slots_R, start_R1, adapter_S, tokens, adapters, most)
-    panels = num_panels(adapters, most)
     sizes = tokens, adapters + 1, tokens, 1 + panels
     order_T, start_A1, adapter_T, panel_P1 = (
         torch.empty(size, dtype=torch.int32, device=slots_R.device) for size in sizes
     )
     by_adapter_kernel[(1,)](
         slots_R, start_R1, adapter_S, order_T, start_A1, adapter_T, panel_P1, len(slots_R), tokens, ADAPTERS=adapters,
-        MOST=most, PANELS=panels, N=n, K=k, P=triton.next_power_of_2(max(1, panels)), B=block, PANEL=PANEL,
-        WHOLE=tokens <= block, num_warps=max(4, min(32, block * max(n, k) // 1024)),
+        MOST=most, PANELS=panels, N=n, K=k, P=p, B=block, PANEL=PANEL,
+        WHOLE=tokens <= block, num_warps=max(4, min(32, pairs // 1024)),
     )  # fmt: skip
     return TokensByAdapter(order_T, start_A1, adapter_T, panel_P1 if most else None, most)
 
