@@ -145,6 +145,33 @@ def test_first_products_of_panels_are_those_of_each_token(at: int, device: str) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_sums_of_many_panels_take_no_more_memory_than_they_may(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer programs then share the inputs."""
+    from ridgeline.kernels.gemm.plain import beside as module
+
+    factors, step = LoraCase(((1, 3), (0, 1), (9, 2)), (16,) * 12, 1024, (128, 72), beside=True).inputs(
+        torch.float32, torch.device(device)
+    )[2:]
+    x_TI = torch.linspace(-1, 1, 6 * 1024, device=device).view(6, 1024)
+    wanted, taken = module.for_panels(x_TI, StepFactors(factors, step)), []
+
+    def empty(*sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        found = x_TI.new_empty(sizes, dtype=dtype, device=device)
+        taken.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(module.torch, "empty", empty)
+    monkeypatch.setattr(module, "MOST_SUMS", 100_000)
+    found = module.for_panels(x_TI, StepFactors(factors, step))
+    _, sums = taken
+    assert 0 < sums <= 100_000
+    assert step.panel_P1 is not None
+    listed = step.panel_P1[1 : 1 + int(step.panel_P1[0])].long()
+    own, other = (each.view(6, 2, -1, PANEL)[:, :, listed] for each in (found, wanted))
+    torch.testing.assert_close(own, other, rtol=1024 * 2.0**-24, atol=1024 * 2.0**-24)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_one_kernel_sorts_as_torch_does(device: str) -> None:
     from ridgeline.kernels.gemm.lora.triton_order import by_adapter as by_triton
 
@@ -155,6 +182,7 @@ def test_one_kernel_sorts_as_torch_does(device: str) -> None:
         (64, 64, 64, 16),
         (7, 512, 9, 24),
         (3, 7, 2, 0),
+        (2, 5, 1024, 128),  # panels and adapters that are too many for one program
     ):
         cuts = torch.randint(0, tokens, (rows,), generator=drawn).sort().values
         starts = torch.cat([torch.zeros(1), cuts]).int().to(device)

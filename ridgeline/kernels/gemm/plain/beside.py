@@ -35,6 +35,7 @@ from ridgeline.kernels.gemm.plain.op import Operand
 
 BLOCK, DEPTH = 128, 4  # inputs of a block of thin_panels_kernel, and blocks of weights under way at once
 SHARE, MOST_SHARES = 256, 32  # inputs of a program at least, and programs of a tile at most
+MOST_SUMS = 1 << 26  # bytes that programs share: no step has room for many more beside its activations
 MOST_AT_ONCE = 8  # sums that are loaded together: more would not fit the registers
 PROGRAMS = 256  # that a GPU holds at once, at most
 FAR = 1 << 30  # the end of a part that is not there
@@ -205,10 +206,11 @@ def thin_panels_kernel(
             tl.store(h_ptr_MC, h_MC, mask=real_M[:, None])
 
 
-def shared(inputs: int) -> tuple[int, int]:
-    """Return the number of programs that share so many inputs, and of their sums that are loaded together."""
+def shared(inputs: int, most: int = MOST_SHARES) -> tuple[int, int]:
+    """Return the number of programs that share so many inputs, no more than `most`, and of their sums that are loaded
+    together."""
     blocks = triton.cdiv(inputs, BLOCK)
-    each = max(SHARE // BLOCK, triton.cdiv(blocks, MOST_SHARES))
+    each = max(SHARE // BLOCK, triton.cdiv(blocks, min(most, MOST_SHARES)))
     shares = triton.cdiv(blocks, each)
     return shares, max(count for count in range(1, MOST_AT_ONCE + 1) if shares % count == 0)
 
@@ -223,7 +225,8 @@ def for_panels(x_TI: Tensor, adapters: StepFactors) -> Tensor:
     each = max(16, min(64, power_of_two(tokens)))
     tiles = triton.cdiv(tokens, each)
     places = tiles * parts * panels
-    shares, at_once = shared(inputs) if places <= COUNTERS else (1, 1)
+    most_shares = MOST_SUMS // (places * each * PANEL * 4) if places <= COUNTERS else 1
+    shares, at_once = shared(inputs, max(1, most_shares))
     together = max(1, min(panels, PROGRAMS // (tiles * parts * shares)))
     h_TH = torch.empty(tokens, parts * panels * PANEL, dtype=x_TI.dtype, device=x_TI.device)
     sums, arrivals = x_TI, x_TI
