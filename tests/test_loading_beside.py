@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
+import time
 from pathlib import Path
+from weakref import ReferenceType, ref
 
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.assembly import device
+from ridgeline.assembly import device, wiring
 from ridgeline.assembly.loading import SWITCH_SECONDS, LoadingWeights
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.models import model_config
 from ridgeline.weights.loader import Progress, empty_decoder, stored_as
+from ridgeline.worker.runner import Runner
 from tests.tiny_models import save
 
 MODELS = Path(__file__).parents[1] / "benchmarks" / "models"
@@ -96,5 +100,33 @@ def test_damaged_files_end_a_start_beside_whose_weights_they_are_read(
 
     monkeypatch.setattr(device, "loads_beside", lambda choices, decoder: True)
     monkeypatch.setattr(device, "load_weights", fail)
+    made = list[ReferenceType[Runner]]()
+    begin = Runner.__init__
+    monkeypatch.setattr(Runner, "__init__", lambda self, *a, **k: (begin(self, *a, **k), made.append(ref(self)))[0])
     with pytest.raises(ModelLoadError, match="damaged"):
         LLM(folder, skip_tokenizer_init=True, device="cpu")
+    gc.disable()
+    try:
+        assert [each() for each in made] == [None]  # with its cache: another model may be loaded now
+    finally:
+        gc.enable()
+
+
+def test_loading_ends_with_a_start_that_fails_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, before = save("llama", tmp_path / "llama"), sys.getswitchinterval()
+
+    def load(*_: object, progress: Progress, **__: object) -> None:
+        for part in range(1_000_000):
+            time.sleep(0.001)
+            progress("loading weights", part / 1_000_000)
+
+    def fail(_: object) -> None:
+        raise LookupError("no such rates.")
+
+    monkeypatch.setattr(device, "loads_beside", lambda choices, decoder: True)
+    monkeypatch.setattr(device, "load_weights", load)
+    monkeypatch.setattr(wiring, "hardware_of", fail)
+    with pytest.raises(LookupError, match="rates"):
+        LLM(folder, skip_tokenizer_init=True, device="cpu")
+    assert not any(thread.name.startswith("ridgeline-weights") for thread in threading.enumerate())
+    assert sys.getswitchinterval() == before

@@ -158,27 +158,29 @@ def _assemble(
     if config.enable_expert_parallel:
         logger.info("enable_expert_parallel divides nothing: one device computes all experts")
     worker, memory = device_worker(choices, progress)
-    hardware, spec = hardware_of(device), choices.model.spec
-    cost_model: CostModel | None = Roofline(spec, hardware, choices.precision) if hardware is not None else None
-    if choices.below is not None:
-        cost_model = _with_copies(cost_model, choices.below, worker.runner.decoder.bytes_per_second(), choices.max_seqs)
-    pools, on_gpu = spec.pooling is not None, device.type == "cuda"
-    wiring = Wiring(
-        memory,
-        spec.vocab_size,
-        choices.max_seqs,
-        choices.cascade,
-        cost_model,
-        interactive,
-        pools,
-        on_gpu,
-        spec.encoder,
-        spec.output_rules,
-        model=spec,
-    )
-    if (host := worker.runner.host) is not None:
-        wiring = wiring._replace(host_tier=_host_tier(config, memory, host.bytes_per_second()))
     with _loading_ends(worker, timeline):
+        hardware, spec = hardware_of(device), choices.model.spec
+        cost_model: CostModel | None = Roofline(spec, hardware, choices.precision) if hardware is not None else None
+        if choices.below is not None:
+            cost_model = _with_copies(
+                cost_model, choices.below, worker.runner.decoder.bytes_per_second(), choices.max_seqs
+            )
+        pools, on_gpu = spec.pooling is not None, device.type == "cuda"
+        wiring = Wiring(
+            memory,
+            spec.vocab_size,
+            choices.max_seqs,
+            choices.cascade,
+            cost_model,
+            interactive,
+            pools,
+            on_gpu,
+            spec.encoder,
+            spec.output_rules,
+            model=spec,
+        )
+        if (host := worker.runner.host) is not None:
+            wiring = wiring._replace(host_tier=_host_tier(config, memory, host.bytes_per_second()))
         engine = _engine(config, worker, wiring)
         if choices.captured or (pools and on_gpu and not spec.senses_only):  # a tower alone runs no tokens
             with timeline.stage("rehearsal"):
@@ -203,15 +205,16 @@ def _assemble(
 
 @contextmanager
 def _loading_ends(worker: LocalWorker, timeline: Timeline) -> Iterator[None]:
-    """Run the body beside the loading of weights, if that goes on, and wait for the rest of it. If the body fails, stop
-    it."""
+    """Run the body beside the loading of weights, if that goes on, and wait for the rest of it. If either fails, stop
+    the other, and let go of the device's memory, in which there is a cache already: a caller may try another model."""
     try:
         yield
+        with timeline.stage("weights left"):
+            worker.finish_loading()
     except BaseException:
         worker.stop_loading()
+        worker.shutdown()
         raise
-    with timeline.stage("weights left"):
-        worker.finish_loading()
 
 
 def _with_copies(computing: CostModel | None, below: WeightsBelow, rate: float, rows: int) -> CostModel | None:
