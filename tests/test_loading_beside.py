@@ -45,6 +45,15 @@ def test_what_was_loaded_is_there_behind_the_end_and_what_it_raised_is_raised() 
     assert sys.getswitchinterval() == before
 
 
+def test_turns_stay_short_until_the_last_of_two_models_is_loaded() -> None:
+    before, first, second = sys.getswitchinterval(), *(LoadingWeights(lambda tell: None, None) for _ in range(2))
+    first.finish()
+    first.stop()
+    assert sys.getswitchinterval() == pytest.approx(min(SWITCH_SECONDS, before))
+    second.finish()
+    assert sys.getswitchinterval() == before
+
+
 def test_a_start_that_is_given_up_does_not_wait_for_all_weights() -> None:
     begun, parts = threading.Event(), list[int]()
 

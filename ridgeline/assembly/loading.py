@@ -21,6 +21,29 @@ from ridgeline.weights.loader import Progress, stored_as
 SWITCH_SECONDS = 0.0005
 
 
+class _Turns:
+    """Short turns with Python's lock, which belong to the process: they end with the last thread that loads."""
+
+    def __init__(self) -> None:
+        self._lock, self._threads, self._before = threading.Lock(), 0, 0.0
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(SWITCH_SECONDS, self._before))
+            self._threads += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                sys.setswitchinterval(self._before)
+
+
+_TURNS = _Turns()
+
+
 class LoadingStopped(Exception):
     """The start was given up while weights were loaded."""
 
@@ -34,8 +57,8 @@ class LoadingWeights:
 
     def __init__(self, load: Callable[[Progress], None], progress: Progress | None) -> None:
         self._stopped, self._progress = threading.Event(), progress
-        self._before = sys.getswitchinterval()
-        sys.setswitchinterval(min(SWITCH_SECONDS, self._before))
+        self._ended = False
+        _TURNS.begin()
         self._pool = ThreadPoolExecutor(1, "ridgeline-weights")
         self._loaded: Future[None] = self._pool.submit(load, self._tell)
 
@@ -54,7 +77,9 @@ class LoadingWeights:
             raise
         finally:
             self._pool.shutdown()
-            sys.setswitchinterval(self._before)
+            if not self._ended:
+                self._ended = True
+                _TURNS.end()
 
     def stop(self) -> None:
         """Stop loading, and wait for the thread. What it raised is not raised here."""
