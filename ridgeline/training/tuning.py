@@ -84,7 +84,7 @@ class Tuner:
 
     identity: what a run must share with the one that it continues. flops: returns those that a pack needs, from which
     the share of the device's peak follows. replicas: the processes that train together, of which the first one writes.
-    Raise InvalidConfig if the checkpoint there is of another run.
+    Raise InvalidConfig if the checkpoint there is of another run, or if other processes find another one.
     """
 
     runs_ahead = True  # a step needs nothing of the host that follows from the one before
@@ -125,6 +125,13 @@ class Tuner:
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
         self._writer, self._saved = CheckpointWriter(), 0
         self._resume()
+        at_1 = torch.tensor([float(self.step)], device=device)
+        replicas.add_up([at_1])
+        if at_1.item() != self.step * replicas.size:
+            raise InvalidConfig(
+                f"process {replicas.rank} goes on behind step {self.step}, and others do not; give all of them an "
+                f"--out with the same checkpoint: {folder} is of a disk that they do not share."
+            )
 
     def run(self) -> None:
         """Train until the steps are done. Raise InvalidConfig if numbers are not finite, or if there is no room for a

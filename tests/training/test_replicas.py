@@ -85,6 +85,27 @@ def test_two_make_the_steps_of_one_and_the_first_writes(
     same_runs(one, two)
 
 
+def test_processes_that_find_other_checkpoints_are_refused(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Disks of two hosts, of which the first process's has the checkpoint."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    fine_tune.run(config_of(folder, data, here), Console(quiet=True))
+    threads = SummingThreads(threading.Barrier(2), {})
+    monkeypatch.setattr(replicas.dist, "all_reduce", threads.all_reduce)
+
+    def on_thread(rank: int) -> str:
+        threads.rank = rank
+        asked = config_of(folder, data, (here, there)[rank])
+        with pytest.raises(InvalidConfig) as refused:
+            fine_tune._run(asked, Console(quiet=True), TrainingReplicas(rank, 2))
+        return str(refused.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        told = [*pool.map(on_thread, range(2))]
+    assert [f"process {rank} goes on behind step {at}" in told[rank] for rank, at in enumerate((4, 0))] == [True, True]
+
+
 def in_process(config: FineTuneConfig, everybody: ProcessAxis) -> bool:
     return bool(fine_tune.run(config, Console(quiet=True)))
 
