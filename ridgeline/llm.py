@@ -532,6 +532,7 @@ class LLM:
         if level == 2 and self._running.any:
             raise InvalidConfig("outputs are under way, which level 2 would lose; finish them first, or take level 1.")
         self._running.settle()
+        self._live = None  # it holds the weights, which are to go
         try:
             if level == 1:
                 self.engine.sleep()
@@ -540,7 +541,7 @@ class LLM:
         except InvalidConfig:
             self.engine.resume()
             raise
-        self._asleep, self._live = level, None
+        self._asleep = level
 
     def wake_up(self, tags: Sequence[Kind] | None = None) -> None:
         """Bring back what `sleep` gave away, or some of it: "weights" or "kv_cache". Raise InvalidConfig if others have
@@ -561,9 +562,10 @@ class LLM:
 
     def shutdown(self) -> None:
         """Stop the worker. The object cannot be used afterwards."""
+        self._live = None  # it holds the weights, which are to go
         if self._asleep != 2 and not self._is_shut_down:
             self.engine.shutdown()
-        self._is_shut_down, self._live = True, None
+        self._is_shut_down = True
 
     def __enter__(self) -> LLM:
         return self

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from weakref import ref
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from torch import Tensor
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.layers.decoder import Decoder
 from ridgeline.weights.live import LiveWeights
+from ridgeline.worker.local import LocalWorker
 
 TinyModel = Callable[[str], Path]
 # Fused projections, rows stored head by head and in pairs, offsets of norms, tied and transposed matrices
@@ -97,6 +101,27 @@ def test_weights_stay_while_outputs_are_under_way(tiny_model: TinyModel) -> None
             llm.update_weights({})
         pieces.close()  # type: ignore[attr-defined]
         assert llm.update_weights({}) == 1
+
+
+def test_no_weights_are_held_where_the_device_gives_its_memory_back(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker gives back what nobody holds any more, so nothing may be let go of behind that."""
+    kept, end = list[Decoder | None](), LocalWorker.shutdown
+
+    def watched(self: LocalWorker) -> None:
+        decoder = ref(self.runner.decoder)
+        end(self)
+        gc.collect()
+        kept.append(decoder())
+
+    monkeypatch.setattr(LocalWorker, "shutdown", watched)
+    with loaded(tiny_model("qwen3")) as llm:
+        llm.update_weights({})
+        llm.sleep(level=2)
+        llm.wake_up()
+        llm.update_weights({})
+    assert kept == [None, None]
 
 
 def test_a_copy_that_fails_ends_the_engine(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
