@@ -83,7 +83,8 @@ class AdapterTables:
         listed = list(maps)
         self.places, self.step, self._factors = places, StepAdapters(), factors
         ranks = (most_rank if isinstance(most_rank, int) else most_rank(each.name) for each in listed)
-        beside = decoder.ops.chosen["norm_linear"] == "triton"  # which alone reads panels
+        # These alone read panels, and keep to an op of adapters that was asked for
+        beside = decoder.ops.chosen["norm_linear"] == decoder.ops.chosen["lora"] == "triton"
         self._most = min(ranks, default=0) if beside else 0  # of most maps: those of tables may have more
         self.scored, self._scores, self._rows = StepAdapters(), False, False
         self.inputs = StepAdapters()

@@ -10,10 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.lora import torch_ops
 from ridgeline.kernels.gemm.lora.cases import CASES, LoraCase
 from ridgeline.kernels.gemm.lora.op import PANEL, StepFactors, beside, by_adapter, lora, num_panels, tiles
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand, norm_linear
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder
+from ridgeline.weights.adapters.places import places_in
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import read_model_config
+from ridgeline.worker.adapters.tables import AdapterTables, maps_of
 
 pytest.importorskip("triton")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -208,3 +215,13 @@ def test_tokens_are_sorted_by_adapter_and_those_without_one_come_last() -> None:
 
 def test_a_tile_has_outputs_of_one_part() -> None:
     assert tiles((130, 20)) == [(0, 0, 128), (0, 128, 130), (1, 130, 150)]
+
+
+@pytest.mark.parametrize(("asked", "most"), [("triton", 16), ("torch", 0)])
+def test_an_op_of_adapters_that_was_asked_for_is_not_passed_over(asked: str, most: int) -> None:
+    """Without panels no linear map adds products of adapters itself."""
+    model = read_model_config(EMBEDDED_MODEL)
+    ops = Ops(Platform(device_type="cpu"), {"linear": "triton", "lora": asked})
+    decoder = Decoder(model.spec, ops, dtype=torch.float32, device=torch.device("meta"), max_positions=1)
+    tables = AdapterTables(decoder, maps_of(places_in(decoder, model.weights)), 2, 16)
+    assert tables._most == most
