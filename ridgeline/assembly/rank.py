@@ -17,7 +17,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.defaults import choose_limits, device_of_rank
+from ridgeline.defaults import check_max_model_len, choose_limits, device_of_rank
 from ridgeline.kernels.base.launch import on_device
 from ridgeline.parallel.exchange import Exchange, SwapExchange
 from ridgeline.parallel.lines import connect
@@ -112,7 +112,7 @@ def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: to
     mixtures = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     used = max(mixture.routing.top_k for mixture in mixtures)
     width = max(mixture.latent or spec.hidden_size for mixture in mixtures)
-    _, most = choose_limits(config, device)
+    _, most = choose_limits(config, device, spec.pooling, check_max_model_len(config.max_model_len, spec))
     try:
         return PeerExchange(ranks, device, most=most, width=width, used=used, itemsize=4)
     except RuntimeError as error:

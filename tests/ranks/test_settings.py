@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("msgspec")
 
 from ridgeline import LLM
+from ridgeline.assembly import rank
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.defaults import device_of_rank
+from ridgeline.parallel.processes import ProcessAxis
 from ridgeline.ranks import recruits
+from ridgeline.weights.loader import read_model_config
 
 
 @pytest.mark.parametrize(
@@ -72,3 +79,20 @@ def test_experts_that_nobody_divides_are_a_line_in_the_log(
         LLM(tiny_model("qwen3_moe"), device="cpu", skip_tokenizer_init=True, enable_expert_parallel=True),
     ):
         assert "enable_expert_parallel divides nothing" in caplog.text
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_experts_of_other_gpus_have_room_for_the_tokens_of_a_step(
+    chunked: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, found = read_model_config(tiny_model("mixtral")).spec, list[int]()
+
+    def exchange(*_: Any, most: int, **__: Any) -> None:
+        found.append(most)
+
+    monkeypatch.setitem(sys.modules, "ridgeline.parallel.peer_exchange", SimpleNamespace(PeerExchange=exchange))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=0))
+    ranks = object.__new__(ProcessAxis)
+    config = LLMConfig(model="", enable_chunked_prefill=chunked)
+    rank._exchange(config, replace(spec, max_position_embeddings=100_000), ranks, torch.device("cuda"))
+    assert (found[0] == 100_000) is not chunked
