@@ -105,6 +105,16 @@ def test_a_run_is_read_back_as_it_was_written(kind: str, tmp_path: Path) -> None
     assert not found.failed
 
 
+def test_of_processes_that_train_together_the_first_keeps_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        with tracked(TrackFlags("jsonl", tmp_path), "train sft"):
+            pass
+    assert len([*tmp_path.iterdir()]) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "failed"),
     [(ValueError("x"), True), (KeyboardInterrupt(), True), (typer.Exit(1), True), (typer.Exit(0), False)],

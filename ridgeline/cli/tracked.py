@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ridgeline.tracking import Tracker, tracker
+from ridgeline.tracking import UNTRACKED, Tracker, tracker
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,9 @@ class TrackFlags:
 @contextmanager
 def tracked(flags: TrackFlags, name: str, *parameters: Mapping[str, object]) -> Iterator[Tracker]:
     """Begin a run with these parameters, without those that are empty, and close it whatever happens. A command that
-    leaves with exit code 0 has not failed."""
-    kept = tracker(flags.track, flags.track_to)
+    leaves with exit code 0 has not failed. Of processes that torchrun has started the first one's run is kept."""
+    first = os.environ.get("RANK", "0") == "0"
+    kept = tracker(flags.track, flags.track_to) if first else UNTRACKED
     given = {key: value for each in parameters for key, value in each.items() if value not in ("", None, {})}
     kept.run(name, given)
     failed = True
