@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 
+PLACE = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets these beside WORLD_SIZE
 BUCKET = 1 << 27  # bytes of gradients that are sent at once, or those of one tensor
 
 
@@ -63,16 +64,21 @@ def joined(device: torch.device) -> Iterator[tuple[TrainingReplicas, torch.devic
     if size == 1:
         yield TrainingReplicas(), device
         return
+    met = dist.is_initialized()
+    if device.type == "cuda" and ":" in str(device):
+        raise InvalidConfig(f"each of {size} processes takes a GPU of its own; give --device cuda, not {device}.")
+    if not met and (lacking := [name for name in PLACE if name not in os.environ]):
+        raise InvalidConfig(
+            f"WORLD_SIZE is {size}, but there is no {lacking[0]}; start by torchrun, or unset WORLD_SIZE."
+        )
     if device.type == "cuda":
-        if ":" in str(device):
-            raise InvalidConfig(f"each of {size} processes takes a GPU of its own; give --device cuda, not {device}.")
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         if device.index >= torch.cuda.device_count():
             raise InvalidConfig(f"{device} does not exist; start at most {torch.cuda.device_count()} processes here.")
         torch.cuda.set_device(device)
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    on_gpu, met = device.type == "cuda", dist.is_initialized()
+    on_gpu = device.type == "cuda"
     if not met:
         dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     try:

@@ -149,3 +149,7 @@ def test_what_processes_cannot_share_is_refused(
         reinforce.run(nothing, Console(quiet=True), nothing)
     with pytest.raises(InvalidConfig, match="give --device cuda, not cuda:1"), replicas.joined(torch.device("cuda:1")):
         pass
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(InvalidConfig, match="WORLD_SIZE is 2, but there is no LOCAL_RANK"), replicas.joined(CPU):
+        pass
