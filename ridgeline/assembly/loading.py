@@ -21,7 +21,7 @@ from ridgeline.weights.loader import Progress, stored_as
 SWITCH_SECONDS = 0.0005
 
 
-class _Turns:
+class _ShortTurns:
     """Short turns with Python's lock, which belong to the process: they end with the last thread that loads."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Turns:
                 sys.setswitchinterval(self._before)
 
 
-_TURNS = _Turns()
+_TURNS = _ShortTurns()
 
 
 class LoadingStopped(Exception):
