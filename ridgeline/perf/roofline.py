@@ -97,8 +97,8 @@ def step_ops(
     for layer, times in Counter(model.layers).items():
         for op in _layer(layer, width, shape, tokens, p, kv_dtype, reach):
             found[op] += times
-    begin = model.layers[0] if model.layers else None  # a tower alone has none
-    if begin is not None and begin.norms in ("before", "both") and begin.mixer is not ABSENT:
+    begin = model.layers[0]
+    if begin.norms in ("before", "both") and begin.mixer is not ABSENT:
         first = ("mixer_norm", _norm(begin.norm.kind, tokens, width, p, residual=False))
         found[("mixer_norm", _norm(begin.norm.kind, tokens, width, p))] -= 1  # no residual to add yet
         embedded = len(list(_embed(model, tokens, p)))

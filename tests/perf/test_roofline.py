@@ -288,10 +288,3 @@ def test_bound_changes_at_the_ridge() -> None:
 def test_a_rate_the_device_lacks_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="A100-80GB has no fp8"):
         Roofline(spec("llama-1b"), find("A100"), "fp8")
-
-
-def test_a_tower_alone_has_a_limit_without_layers() -> None:
-    """As an engine with mm_encoder_only has it."""
-    alone = replace(spec("llama-1b"), layers=())
-    assert step_ops(alone, StepShape([1], [1], 1), dtype="bfloat16")
-    assert Roofline(alone, H200, "bfloat16").step_limit(StepShape([4], [4], 1)) > 0

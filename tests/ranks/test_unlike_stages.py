@@ -53,7 +53,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_stage_has_a_device_of_its_kind() -> None:
     config = config_of("cuda,cpu,cuda,cpu", "1,2,3,1")
     assert [str(device_of_rank(config, rank)) for rank in range(4)] == ["cuda:0", "cpu", "cuda:1", "cpu"]
-    with pytest.raises(InvalidConfig, match="'cuda:2' was asked for, but there are 2 GPUs"):
+    with pytest.raises(InvalidConfig, match="'cuda:2' was asked for, but the last GPU here is cuda:1"):
         device_of_rank(config_of("cuda,cuda,cpu,cuda", "1,1,1,1"), 3)
 
 

@@ -456,9 +456,29 @@ def test_a_file_is_not_a_model(folder: Path) -> None:
         resolve_model(folder / "config.json")
 
 
+class _Stream:
+    """A stream that notes what the host waits for."""
+
+    def __init__(self, waits: list[object]) -> None:
+        self.waits, self.behind = waits, list[object]()
+
+    def wait_event(self, event: object) -> None:
+        self.behind.append(event)
+
+    def synchronize(self) -> None:
+        self.waits.append(self)
+
+
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> _Stream:
+    current = _Stream([])
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    return current
+
+
 def test_after_an_error_the_rest_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(transfer, "_Lane", lambda device: None)
+    _no_gpu(monkeypatch)
+    monkeypatch.setattr(transfer, "_Lane", lambda device: SimpleNamespace(stream=_Stream([])))
     reads = []
 
     def read(index: int) -> torch.Tensor:
@@ -479,17 +499,18 @@ def test_after_an_error_the_rest_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
 def test_tensors_of_one_thread_do_not_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer's experts are hundreds of small tensors, and each wait would leave the bus idle. The one at the end
     suffices."""
-    waits, sent = [], []
+    current, sent, streams = _no_gpu(monkeypatch), [], []
+    waits = current.waits
 
     class Lane:
         def __init__(self, device: torch.device) -> None:
-            self.stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
+            self.stream = _Stream(waits)
+            streams.append(self.stream)
 
         def send(self, source: Tensor, target: Tensor) -> None:
             sent.append(len(source))
             target.copy_(source)
 
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append("device"))
     monkeypatch.setattr(transfer, "_Lane", Lane)
     monkeypatch.setattr(transfer, "BUFFER_BYTES", 24)
     targets = [torch.zeros(2, 5) for _ in range(20)]
@@ -497,7 +518,9 @@ def test_tensors_of_one_thread_do_not_wait_for_one_another(monkeypatch: pytest.M
     assert sum(transfer.fill(reads, torch.device("cpu"))) == 200
     assert sorted(sent) == [16] * 20 + [24] * 20
     assert all((target == index).all() for index, target in enumerate(targets))
-    assert waits == ["device", "device"]
+    assert all(len(stream.behind) == 1 for stream in streams), "a thread may write before earlier work has ended"
+    assert len(waits) == len(streams) + 1
+    assert set(waits) == {*streams, current}
 
 
 @pytest.mark.gpu
