@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+T = TypeVar("T", bound=Tensor)
 
 INIT_STD = 0.02
 _RESIDUAL_OUTPUTS = ("mixer.out.weight", "feed_forward.down.weight")
@@ -101,7 +103,7 @@ class PagedAdamW(DeviceAdamW):
         """Make a step. There is no closure: gradients are there."""
         assert closure is None
         for group in self.param_groups:
-            for some in _of_bytes(group["params"], self.ROOM // 2):
+            for some in of_bytes(group["params"], self.ROOM // 2):
                 self._move(some, to_host=False)
                 self._step(group, some)
                 self._move(some, to_host=True)
@@ -127,15 +129,15 @@ class PagedAdamW(DeviceAdamW):
         return pages
 
 
-def _of_bytes(parameters: Sequence[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters of at most so many bytes together, or one that is larger."""
-    some, size = list[nn.Parameter](), 0
-    for parameter in parameters:
-        if some and size + parameter.nbytes > most:
+def of_bytes(tensors: Sequence[T], most: int) -> Iterator[list[T]]:
+    """Yield tensors of at most so many bytes together, or one that is larger."""
+    some, size = list[T](), 0
+    for tensor in tensors:
+        if some and size + tensor.nbytes > most:
             yield some
             some, size = [], 0
-        some.append(parameter)
-        size += parameter.nbytes
+        some.append(tensor)
+        size += tensor.nbytes
     if some:
         yield some
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.training.optimizer import of_bytes
 
 PLACE = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets these beside WORLD_SIZE
 BUCKET = 1 << 27  # bytes of gradients that are sent at once, or those of one tensor
@@ -37,7 +38,7 @@ class TrainingReplicas:
         """Add up tensors of one dtype over all processes, in place. All have the same bits afterwards."""
         if self.size == 1:
             return
-        for some in _buckets(tensors):
+        for some in of_bytes(tensors, BUCKET):
             if len(some) == 1:
                 dist.all_reduce(some[0])
                 continue
@@ -86,15 +87,3 @@ def joined(device: torch.device) -> Iterator[tuple[TrainingReplicas, torch.devic
     finally:
         if not met:
             dist.destroy_process_group()
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    some, size = list[Tensor](), 0
-    for each in tensors:
-        if some and size + each.nbytes > BUCKET:
-            yield some
-            some, size = [], 0
-        some.append(each)
-        size += each.nbytes
-    if some:
-        yield some
