@@ -1,4 +1,4 @@
-"""A rung of the GEMM ladder beside cuBLAS in two kinds of turns, with the energy that a product takes.
+"""A rung of the GEMM ladder beside cuBLAS in two kinds of turns, with the clock of each.
 
     python -m ridgeline_bench.scripts.product_turns [--rungs async_stores] [--sizes 4096 8192] [--seconds 0.4]
         [--rounds 4] [--cubins FOLDER] [--commit ""] [--output FILE.jsonl]
@@ -8,9 +8,8 @@ call by call    each multiplies four sets of operands, then the other one does. 
 alone           each multiplies for `seconds` at a time, in turn, so it has the clock that its own power leaves. An
                 engine sees that. The first half of a turn is not counted.
 
-Under load a GPU keeps to its power limit, and then times are as energies are. Energy is that of the GPU's own counter
-(NVML), which has the memory's in it, and the clock is the mean of samples. Every call is compared with cuBLAS' product
-in float32 before it is timed.
+Under load a GPU keeps to its power limit by its clock, which is the mean of samples by NVML. Every call is compared
+with cuBLAS' product in float32 before it is timed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SM_CLOCK = 1  # an nvmlClockType_t
 
 
 class Meter:
-    """Energy and clock of torch's current GPU, which may be another one for NVML. Raises OSError where NVML is not, and
+    """The clock of torch's current GPU, which may be another one for NVML. Raises OSError where NVML is not, and
     RuntimeError if it does not know the GPU."""
 
     def __init__(self, library: str = "libnvidia-ml.so.1") -> None:
@@ -45,12 +44,6 @@ class Meter:
         name = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
         if code := self._nvml.nvmlDeviceGetHandleByUUID(ctypes.c_char_p(name.encode()), ctypes.byref(self._gpu)):
             raise RuntimeError(f"NVML found no {name} (its error {code}).")
-
-    def joules(self) -> float:
-        """Return the energy since the driver was loaded."""
-        found = ctypes.c_ulonglong()
-        self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu, ctypes.byref(found))
-        return found.value / 1e3
 
     def megahertz(self) -> int:
         """Return the multiprocessors' clock now."""
@@ -71,15 +64,14 @@ def captured(calls: Sequence[Call]) -> Callable[[], None]:
 
 
 def alone(replay: Call, products: int, seconds: float, meter: Meter) -> dict[str, float]:
-    """Run a graph of so many products for `seconds`, and return µs, joules and watts of a product of the second half,
-    and the mean clock."""
+    """Run a graph of so many products for `seconds`, and return µs of a product of the second half, and the mean clock
+    there."""
     each = device_seconds(replay, 4)
     half = max(1, round(seconds / 2 / each))
     for _ in range(half):
         replay()
     torch.cuda.synchronize()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    before = meter.joules()
     begin.record()
     for _ in range(half):
         replay()
@@ -88,13 +80,11 @@ def alone(replay: Call, products: int, seconds: float, meter: Meter) -> dict[str
     while not end.query():
         clocks.append(meter.megahertz())
         time.sleep(5e-3)
-    spent, took = meter.joules() - before, float(begin.elapsed_time(end)) / 1e3
-    count = half * products
-    return {"us": 1e6 * took / count, "joules": spent / count, "watts": spent / took, "mhz": statistics.fmean(clocks)}
+    return {"us": 1e3 * float(begin.elapsed_time(end)) / (half * products), "mhz": statistics.fmean(clocks)}
 
 
 def measured(size: int, given: Any) -> dict[str, Any]:
-    """Return the medians of both kinds of turns, by name: µs, and of turns alone joules, watts and MHz."""
+    """Return the medians of both kinds of turns, by name: µs, and of turns alone MHz."""
     operands = Matrices(size, size, given.cubins)
     ways = {"cuBLAS": operands.peers["cuBLAS"]}
     for name in given.rungs:
@@ -136,8 +126,7 @@ def main() -> None:
             out.print(
                 f"{size}³ {name:14} call by call {flops / by_call[name]:6.1f} TFLOP/s, "
                 f"{by_call['cuBLAS'] / by_call[name]:.3f}; alone {flops / found['us']:6.1f}, "
-                f"{lone['cuBLAS']['us'] / found['us']:.3f} ({found['watts']:.0f} W, {found['mhz']:.0f} MHz, "
-                f"{found['joules']:.4f} J)"
+                f"{lone['cuBLAS']['us'] / found['us']:.3f} ({found['mhz']:.0f} MHz)"
             )
         keep(given.output, {"machine": machine, "workload": "product turns", "seconds": given.seconds, **row})
 
