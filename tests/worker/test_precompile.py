@@ -270,6 +270,7 @@ def test_kernels_that_steps_with_prompts_choose_by_their_lengths_are_known_befor
     names = names_of("latents")
     assert "attention.latent.triton_kernel.latent_kernel" in names
     assert "attention.expanded.triton._expanded_attention" in names
+    assert "attention.expanded.hopper_kernel.expanded_hopper_kernel" in names  # rows decide which one runs
 
 
 def test_kernels_of_an_encoder_are_known_beforehand_and_no_schedule_is_wide(names_of: NamesOf) -> None:

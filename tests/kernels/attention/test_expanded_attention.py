@@ -70,7 +70,7 @@ def test_hoppers_own_kernel_equals_the_reference(
     hopper = pytest.importorskip("ridgeline.kernels.attention.expanded.hopper")
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("it is for Hopper")
-    monkeypatch.setattr(hopper, "TAKEN", True)
+    monkeypatch.setattr(hopper, "worth", lambda *_: True)
     args = case.inputs(dtype, torch.device("cuda"))
     assert hopper.supports(*args[1:-1])
     exact = [x.float() for x in args[1:-1]]
@@ -85,6 +85,50 @@ def test_hoppers_own_kernel_equals_the_reference(
     rows = replace(args[-1], kv_len_R=stopped, derived={})
     end = rows.first_R[0] + rows.tokens_R[0]
     assert torch.equal(computed(kernels.expanded_attention, (*args[:-1], rows))[end:], found[end:])
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "own"),
+    [
+        (((1024, 1024),), 16, False),  # the host would take longer to launch it than the device saves
+        (((128, 128),), 128, False),
+        (((128, 16_384),), 16, True),  # as many programs, but long ones
+        (((1024, 1024),) * 8, 16, True),
+        (((2048, 2048),), 128, True),
+        (((8192, 8192),), 16, True),
+        (((2048, 32_768),), 16, True),
+    ],
+)
+def test_hoppers_own_kernel_runs_what_is_worth_its_launch(
+    rows: tuple[tuple[int, int], ...], heads: int, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The six shapes that were timed on an H200, and two small ones."""
+    hopper = pytest.importorskip("ridgeline.kernels.attention.expanded.hopper")
+    monkeypatch.setattr(hopper, "num_multiprocessors", lambda device: 132)
+    tokens_R, bound_R = np.array(rows, np.int64).T
+    begin_R = np.cumsum(bound_R) - bound_R
+    long = LongRows(
+        first_R=np.cumsum(tokens_R) - tokens_R, tokens_R=tokens_R, begin_R=begin_R, bound_R=bound_R,
+        kv_len_R=torch.from_numpy(bound_R).int(),
+    )  # fmt: skip
+    assert hopper.worth(long, heads, torch.device("cpu")) is own
+
+
+TIMED = {  # µs on an H200 of (Triton's kernel, Hopper's own), where the device bounds them
+    (16, (8192, 8192)): (791, 545),
+    (8, (16_384, 30_000)): (3785, 2592),
+    (16, (2048, 32_768)): (1474, 940),
+    (128, (2048, 2048)): (516, 312),
+}
+
+
+@pytest.mark.parametrize(("heads", "row"), TIMED, ids=str)
+def test_estimates_of_both_kernels_are_what_was_measured(heads: int, row: tuple[int, int]) -> None:
+    hopper = pytest.importorskip("ridgeline.kernels.attention.expanded.hopper")
+    tokens_R, bound_R = np.array([row], np.int64).T
+    steps_I = hopper.steps_of(tokens_R, bound_R)
+    for pace, measured in zip((hopper.TRITON, hopper.HOPPER), TIMED[heads, row], strict=True):
+        assert hopper.estimate(pace, steps_I, heads, 132) == pytest.approx(measured, rel=0.08)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,24 +1,69 @@
 """Attention over expanded latents for Hopper: which calls it takes, and the launch. hopper_kernel.py is the device's
-part. The legend is that of op.py.
+part. The legend is that of op.py, and
+
+    I  tiles of queries
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels.attention.expanded.hopper_kernel import expanded_hopper_kernel
 from ridgeline.kernels.attention.expanded.op import LongRows
+from ridgeline.kernels.attention.packed.triton import tiles_of
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
 from ridgeline.kernels.base.aot import AotKernel
-from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.base.launch import launch_options, num_multiprocessors
+from ridgeline.kernels.hopper.ring import panel_layout
 
 KEY, ROPE, VALUE = 128, 64, 128  # the only widths
 QUERIES, KEYS, STAGES = 128, 128, 2
-TAKEN = False  # by `triton.expanded_attention`: 1.2 to 1.65 times as fast on an H200, but slower for one short row
 CACHED_BYTES = 24 << 20  # of keys and values that are worked on together: about half of the second-level cache
+
+
+class Pace(NamedTuple):
+    """What a kernel takes on one multiprocessor, in µs: to begin and end a program, and for QUERIES queries and KEYS
+    keys of a head."""
+
+    program: float
+    tile: float
+
+
+# Fitted to six shapes on an H200, and within 7 % of those that the device bounds (docs/latent-attention.md)
+HOPPER, TRITON = Pace(4.0, 1.9), Pace(8.0, 2.97)
+HOST = 50.0  # µs that the host takes longer to launch this kernel: it makes descriptors
+
+
+def worth(rows: LongRows, heads: int, device: torch.device) -> bool:
+    """Return True if this kernel saves the device more time than its launch takes of the host's in addition. So it is
+    never slower than the one in Triton, whether the device waits for the host or not."""
+    key = "hopper", heads
+    if key not in rows.derived:
+        steps_I, programs = steps_of(rows.tokens_R, rows.bound_R), num_multiprocessors(device)
+        saved = estimate(TRITON, steps_I, heads, programs) - estimate(HOPPER, steps_I, heads, programs)
+        rows.derived[key] = saved > HOST
+    found: bool = rows.derived[key]
+    return found
+
+
+def steps_of(tokens_R: np.ndarray, bound_R: np.ndarray) -> np.ndarray:
+    """Return the tiles of keys that each tile of queries sees: [I]."""
+    row_I, begun_I = tiles_of(tokens_R, QUERIES)
+    seen_I = (bound_R - tokens_R)[row_I] + np.minimum(begun_I + QUERIES, tokens_R[row_I])
+    found: np.ndarray = -(-seen_I // KEYS)
+    return found
+
+
+def estimate(pace: Pace, steps_I: np.ndarray, heads: int, multiprocessors: int) -> float:
+    """Return the µs of all heads' tiles of so many steps: those of the longest, or of all where multiprocessors have
+    several."""
+    each_I = pace.program + pace.tile * steps_I
+    return float(max(each_I.max(initial=0), heads * each_I.sum() / multiprocessors))
 
 
 def supports(q_THK: Tensor, q_THY: Tensor, k_JHK: Tensor, v_JHV: Tensor, r_JY: Tensor) -> bool:
@@ -58,12 +103,11 @@ def _descriptor(x_THX: Tensor, rows: int) -> TensorDescriptor:
     matrix."""
     tokens, heads, width = x_THX.shape
     columns = (heads - 1) * x_THX.stride(1) + width
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor(x_THX, [tokens, columns], [x_THX.stride(0), 1], [rows, width], layout)
+    return TensorDescriptor(x_THX, [tokens, columns], [x_THX.stride(0), 1], [rows, width], panel_layout(16))
 
 
 def _aot() -> AotKernel:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    layout = panel_layout(16)
     boxes = {"q": (QUERIES // 2, KEY), "rotated": (QUERIES // 2, ROPE)}
     boxes |= {"k": (KEYS, KEY), "r": (KEYS, ROPE), "v": (KEYS, VALUE)}
     kinds = {f"{name}_desc": f"tensordesc<bf16[{rows}, {width}],{layout!r}>" for name, (rows, width) in boxes.items()}

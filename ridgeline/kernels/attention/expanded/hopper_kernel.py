@@ -154,7 +154,7 @@ def _attend(
         gl.store(pointers, y, mask=gl.expand_dims(row < left, 1))
 
 
-@gluon.jit(do_not_specialize=["num_tiles", "at_once"])
+@gluon.jit(do_not_specialize=["num_tiles", "heads", "at_once"])
 def expanded_hopper_kernel(
     q_desc, rotated_desc, k_desc, r_desc, v_desc, out_ptr, tiles_ptr, kv_len_ptr, num_tiles, heads, at_once, scale,
     stride_out, head_out, head_q, head_rotated, head_kv, KEYS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,

@@ -142,10 +142,14 @@ def expanded_attention(
     if cut is None and chosen_TW is None and compute_capability(q_THK.device)[0] == 9:
         from ridgeline.kernels.attention.expanded import hopper  # Gluon, which other devices do without
 
-        if hopper.TAKEN and hopper.supports(q_THK, q_THY, k_JHK, v_JHV, r_JY):
+        compiled = q_THK.is_meta  # beforehand, when later rows are not known: both kernels
+        if hopper.supports(q_THK, q_THY, k_JHK, v_JHV, r_JY) and (
+            compiled or hopper.worth(rows, q_THK.shape[1], q_THK.device)
+        ):
             tiles_I4 = _tiles(rows, hopper.QUERIES, q_THK.device)
             hopper.attend(out_THV, (q_THK, q_THY), (k_JHK, v_JHV, r_JY), rows, tiles_I4, scale)
-            return
+            if not compiled:
+                return
     widths = q_THK.shape[2], q_THY.shape[2], v_JHV.shape[2]
     padded = [max(16, triton.next_power_of_2(width)) for width in widths]
     cut = cut or choose(sum(padded), q_THK.element_size(), q_THK.device)
