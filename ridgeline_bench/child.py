@@ -28,6 +28,8 @@ from ridgeline_bench.workloads import PROCESSOR, Phase, Size, Workload, decoded,
 
 Say = Callable[..., None]
 
+TOUCHED_STEPS = 8  # that are run once more to count experts
+
 
 def main() -> None:
     job = json.loads(sys.argv[1])
@@ -98,7 +100,27 @@ def measure(engine: Engine, workload: Workload, say: Say) -> None:
     for phase in workload.phases:
         spent[phase.name] = timed(engine, phase)
         say("phase", workload=workload.name, phase=phase.name, seconds=spent[phase.name].clock)
+    _touched(engine, workload, say)
     _report(workload, spent, say)
+
+
+def _touched(engine: Engine, workload: Workload, say: Say) -> None:
+    """Report the experts that the decode steps of a workload reached, before its figures: routing decides what these
+    may be, and that of made weights may leave experts out."""
+    look = getattr(engine, "touched", None)
+    steps = [phase for phase in workload.phases if min(phase.max_tokens) > 1]
+    if look is None or not 0 < len(steps) < len(workload.phases):
+        return
+    if (found := look(steps[-1].prompts, TOUCHED_STEPS)) is not None:
+        value, experts = found
+        say(
+            "metric",
+            workload=workload.name,
+            name="experts touched",
+            value=value,
+            unit=f"of {experts}",
+            better="neither",
+        )
 
 
 def _report(workload: Workload, spent: Mapping[str, Spent], say: Say) -> None:

@@ -56,7 +56,8 @@ def of_commit(records: Iterable[Record], commit: str) -> list[Record]:
 def _samples(records: Iterable[Record]) -> dict[Key, list[Record]]:
     grouped: dict[Key, list[Record]] = defaultdict(list)
     for record in records:
-        grouped[(record.engine, *record.what)].append(record)
+        if record.better != "neither":
+            grouped[(record.engine, *record.what)].append(record)
     return grouped
 
 

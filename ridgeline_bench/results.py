@@ -44,6 +44,8 @@ class Machine:
 class Record:
     """One figure: `value` in `unit`, made from `samples` in the same unit. `limit` is the hardware's (0: unknown).
 
+    `better` is "lower", "higher", or "neither" for a figure that says how another one came about.
+
     `workload` is W1…, throughput, latency, startup, or kernel:OP. `options` are those that the run was given.
     """
 
@@ -65,7 +67,7 @@ class Record:
     @property
     def share(self) -> float:
         """The share of the limit that was reached, 0 … 1; 0 if the limit is unknown."""
-        if not self.limit or not self.value:
+        if not self.limit or not self.value or self.better == "neither":
             return 0.0
         return self.limit / self.value if self.better == "lower" else self.value / self.limit
 

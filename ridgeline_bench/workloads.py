@@ -27,7 +27,8 @@ Times = Mapping[str, float]  # phase name → seconds
 
 
 class Metric(NamedTuple):
-    """One figure. `samples` are the repetitions that `value` was made from, in the same unit."""
+    """One figure. `samples` are the repetitions that `value` was made from, in the same unit. `better`: "lower",
+    "higher", or "neither" where the figure says how another one came about."""
 
     name: str
     value: float

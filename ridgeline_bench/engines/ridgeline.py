@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.llm import LLM
 from ridgeline.offline.adapters import LoRARequest
@@ -49,6 +52,18 @@ class Ridgeline:
         for piece in self.llm.stream({"prompt_token_ids": prompt}, _params(max_tokens, 0.0)):
             yield len(piece.completion.token_ids)
 
+    def touched(self, prompts: Sequence[Sequence[int]], steps: int) -> tuple[float, int] | None:
+        """Run all prompts so many steps beyond their first tokens, and return (experts of a layer that had tokens in
+        such a step, the experts that a layer has); None for a model without experts, or where no step had one token of
+        every prompt."""
+        if not len(self.llm.expert_load()):
+            return None
+        looks: list[ExpertLoad] = []
+        with self.llm.assembly.worker.watching_experts(looks.append):
+            self.generate(prompts, [1 + steps] * len(prompts), 0.0)
+        found = used(looks, len(prompts))
+        return (found, max(looks[-1].experts)) if found else None
+
     def settle(self) -> None:
         """Do what the engine would do at moments without a request, such as capturing graphs."""
         while self.llm.engine.rest():
@@ -64,6 +79,12 @@ class Ridgeline:
 
     def close(self) -> None:
         self.llm.shutdown()
+
+
+def used(looks: Sequence[ExpertLoad], batch: int) -> float:
+    """Return the experts that had tokens, the mean over layers and over steps of exactly `batch` tokens; 0: no step."""
+    found = [np.count_nonzero(look.step_LE, axis=1).mean() for look in looks if look.step_tokens == batch]
+    return float(np.mean(found)) if found else 0.0
 
 
 def _params(max_tokens: int, temperature: float) -> SamplingParams:

@@ -36,6 +36,7 @@ from ridgeline.layers.experts import Experts
 from ridgeline.perf.experts import imbalance
 from ridgeline.perf.footprint import expert_parameters, parameters
 from ridgeline.worker.local import LocalWorker
+from ridgeline_bench.engines.ridgeline import used
 from ridgeline_bench.results import gpu
 from ridgeline_bench.scripts.asked import asked, keep
 from ridgeline_bench.scripts.batching import SHAPES
@@ -63,12 +64,6 @@ def spec_of(driven: Driven) -> ExpertsSpec:
         if isinstance(layer.feed_forward, ExpertsSpec):
             return layer.feed_forward
     raise InvalidConfig("the model has no experts; name a mixture, as benchmarks/models/mixtral-8x7b.")
-
-
-def used(looks: list[ExpertLoad], batch: int) -> float:
-    """Return the experts that had tokens, the mean over layers and over steps of exactly `batch` tokens; 0: no step."""
-    found = [np.count_nonzero(look.step_LE, axis=1).mean() for look in looks if look.step_tokens == batch]
-    return float(np.mean(found)) if found else 0.0
 
 
 def memory_line(driven: Driven, devices: int) -> dict[str, Any]:

@@ -16,10 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
+from ridgeline_bench.child import measure
 from ridgeline_bench.engines import ENGINES, LoadOptions, padded
 from ridgeline_bench.engines.padded import in_batches
+from ridgeline_bench.engines.ridgeline import Ridgeline
 from ridgeline_bench.results import read
 from ridgeline_bench.scripts import engines_page
+from ridgeline_bench.scripts.batching import SHAPES
+from ridgeline_bench.workloads import PROCESSOR, Size, decode, prefill, single
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = [[5, 6, 7], [8], [9, 9]]
@@ -235,3 +239,29 @@ def test_stored_decode_steps_have_the_products_of_seven_layers() -> None:
 def test_the_page_names_every_adapter() -> None:
     page = (ROOT / "docs" / "engines.md").read_text()
     assert {name for name in ENGINES if f"| `{name}` |" not in page} == {"ridgeline"}
+
+
+def test_experts_that_decode_steps_reached_are_told_before_their_times() -> None:
+    """One token reaches exactly its own two experts of each layer, more tokens no fewer, and none is counted where
+    nothing decodes or the model has no experts."""
+    engine = Ridgeline(str(SHAPES / "mixtral-tiny"), LoadOptions(device="cpu", dummy=True, max_model_len=256))
+    told: list[dict[str, Any]] = []
+
+    def say(event: str, **fields: Any) -> None:
+        told.append({"event": event, **fields})
+
+    size = Size(scale=0.01, vocab_size=64)
+    for workload in (next(single(size)), next(decode(Size(scale=0.2, vocab_size=64))), next(prefill(size))):
+        measure(engine, workload, say)
+    engine.close()
+    figures = [line for line in told if line["event"] == "metric" and not line["name"].endswith(PROCESSOR)]
+    assert [line["name"] for line in figures] == [
+        "experts touched", "tpot", "ttft", "experts touched", "step b8", "prefill 1x1024",
+    ]  # fmt: skip
+    one, more = (line for line in figures if line["name"] == "experts touched")
+    assert one["value"] == 2
+    assert 2 <= more["value"] <= 8
+    assert (one["unit"], one["better"]) == ("of 8", "neither")
+    dense = Ridgeline(str(SHAPES / "random-25m"), LoadOptions(device="cpu", dummy=True, max_model_len=64))
+    assert dense.touched([[1, 2]], 2) is None
+    dense.close()

@@ -27,7 +27,7 @@ CACHED_BYTES = 24 << 20  # of keys and values that are worked on together: about
 
 
 class Pace(NamedTuple):
-    """What a kernel takes on one multiprocessor, in µs: to begin and end a program, and for QUERIES queries and KEYS
+    """The µs of a kernel on one multiprocessor: to begin and end a program, and for QUERIES queries and KEYS
     keys of a head."""
 
     program: float
