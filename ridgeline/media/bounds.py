@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ridgeline.core.errors import InvalidRequest
@@ -57,6 +58,7 @@ SOUNDS = {
     **{"mov": "MP4", "matroska": "WebM or Matroska"},
 }
 TAKEN = {"picture": PICTURES, "video": VIDEOS, "sound": SOUNDS}
+NAMES = {"image": "picture", "video": "video", "audio": "sound"}  # of kinds of parts
 # The first bytes of files: pattern, its form, and how it is called where that form is not taken.
 _BRANDS = rb"....ftyp(?:heic|heix|hevc|mif1|msf1|avif|avis)"
 SIGNATURES: tuple[tuple[re.Pattern[bytes], str, str], ...] = tuple(
@@ -97,6 +99,7 @@ SIGNATURES: tuple[tuple[re.Pattern[bytes], str, str], ...] = tuple(
     )
 )
 LONGEST = 256  # bytes in which a signature must stand
+_SOUND = re.compile(rb"....ftypM4[AB] ", re.DOTALL)  # a file of MP4's form that says it has no picture
 
 
 def form_of(data: bytes, kind: str) -> str:
@@ -104,13 +107,37 @@ def form_of(data: bytes, kind: str) -> str:
     video or sound."""
     if not len(data):
         raise BadMedia(f"the {kind} is empty; send its bytes.")
-    taken, begin = TAKEN[kind], bytes(data[:LONGEST])
-    form, name = next(((form, name) for pattern, form, name in SIGNATURES if pattern.match(begin)), ("", ""))
-    if form in taken:
+    form, name = _found(data)
+    if form in TAKEN[kind]:
         return form
-    what = f"is {name}" if form else "has the form of no known file"
-    *others, last = taken.values()
-    raise BadMedia(f"the {kind} {what}, which is not taken; send {', '.join(others)} or {last}.")
+    raise _not_taken(kind, form, name, [*TAKEN[kind].values()])
+
+
+def kind_of(data: bytes, kinds: Collection[str]) -> str:
+    """Return which of these kinds of parts a file is: image, video or audio. Its content alone decides, and its first
+    LONGEST bytes suffice. A GIF is an image, and what may hold video or sound alone is a video, where these are among
+    the kinds. Raise BadMedia for a file that is none of them."""
+    if not len(data):
+        raise BadMedia("the file is empty; send its bytes.")
+    form, name = _found(data)
+    order = ("audio", "image", "video") if _SOUND.match(data) else ("image", "video", "audio")
+    for kind in order:
+        if kind in kinds and form in TAKEN[NAMES[kind]]:
+            return kind
+    taken = [name for kind in order if kind in kinds for name in TAKEN[NAMES[kind]].values()]
+    raise _not_taken("file", form, name, list(dict.fromkeys(taken)))
+
+
+def _found(data: bytes) -> tuple[str, str]:
+    """Return the form of a file and its name, or two empty texts."""
+    begin = bytes(data[:LONGEST])
+    return next(((form, name) for pattern, form, name in SIGNATURES if pattern.match(begin)), ("", ""))
+
+
+def _not_taken(what: str, form: str, name: str, taken: list[str]) -> BadMedia:
+    is_it = f"is {name}" if form else "has the form of no known file"
+    *others, last = taken
+    return BadMedia(f"the {what} {is_it}, which is not taken; send {', '.join(others)} or {last}.")
 
 
 def check_bytes(size: int, kind: str, bounds: MediaBounds) -> None:

@@ -318,5 +318,11 @@ def from_base64(text: str, most: int, start: int = 0) -> bytes:
     return found.getvalue()
 
 
+def begin_of(text: str, start: int, count: int) -> bytes:
+    """Return the first `count` bytes or more of base64 that begins at `start`, or all of it. Raise BadMedia."""
+    begin = "".join(text[start : start + 4 * count].split())
+    return from_base64(begin[: len(begin) // 4 * 4], len(begin))
+
+
 def _shown(url: str) -> str:
     return repr(url if len(url) <= SHOWN else url[: SHOWN - 1] + "…")

@@ -31,6 +31,7 @@ from ridgeline.serving.observed.inferences import Inferences
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.serving.repository.folder import served_models
 from ridgeline.serving.repository.models import ServedModel
+from ridgeline.serving.stored.store import Store
 from ridgeline.text.arguments import short
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.media_folder import FolderProcessors
@@ -50,8 +51,8 @@ class ApiServer:
     model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that may be asked for again, and
     `served` the models that KServe's clients see, with the figures of their `inferences`. `beside` are the API servers
     of all models of this process, this one among them; they have the devices in turn. `given_adapters` are names
-    of adapters that the server was started with. `media` reads pictures, video and sound, and `processor` says what
-    stands in a prompt for them."""
+    of adapters that the server was started with. `files` are those that clients uploaded, and `media` reads pictures,
+    video and sound. `processor` says what stands in a prompt for them."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -69,6 +70,7 @@ class ApiServer:
     served: Mapping[str, ServedModel] = field(default_factory=dict)
     given_adapters: tuple[str, ...] = ()
     inferences: Inferences = field(default_factory=Inferences)
+    files: Store | None = None
     media: MediaReader = field(default_factory=lambda: MediaReader(ServeConfig()))
     processors: FolderProcessors | None = None
     beside: tuple[ApiServer, ...] = ()
@@ -89,7 +91,7 @@ class ApiServer:
         built = [cls.build(config, model, name, place) for model in models]
         for api in built:
             api.beside, api.kept, api.watchdog = tuple(built), built[0].kept, built[0].watchdog
-            api.media = built[0].media
+            api.media, api.files = built[0].media, built[0].files
         return built
 
     @classmethod
@@ -113,6 +115,7 @@ class ApiServer:
         if config.otlp_endpoint is not None:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
         template = _chat_template(config.chat_template, texts, tokenizer.special_tokens)
+        files = None if config.batch_dir is None else Store(Path(config.batch_dir), config.batch_dir_bytes)
         forms = choose(config.tool_call_parser, config.reasoning_parser, template.sources, tokenizer.added)
         if forms.tools is None and config.tool_call_parser == "auto" and place == 1 and template.mentions("tools"):
             logger.warning(
@@ -134,7 +137,8 @@ class ApiServer:
             kept=Kept(place, share, Path(model.sockets[0]).parent, config.max_stored_responses),
             served=served_models(config.model_repository, (*names, *(each.name for each in model.adapters))),
             given_adapters=tuple(each.name for each in model.adapters),
-            media=MediaReader(config),
+            files=files,
+            media=MediaReader(config, files),
             processors=FolderProcessors.of(texts, tokenizer, config.mm_processor_kwargs),
         )
 

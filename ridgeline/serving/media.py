@@ -4,7 +4,7 @@
     [picture] = await reader.read([MediaPart("image", "messages.0.content.1", url="data:image/png;base64,…")])
 
 Files are fetched within the event loop, and all else happens in threads that owners share fairly: base64 is decoded
-there, and the file is handed to a process that decodes it (`media.pool`).
+there, or an uploaded file is read, and the file is handed to a process that decodes it (`media.pool`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import ChainMap, Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
@@ -24,8 +24,8 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.settings.serving import KINDS_OF_MEDIA, ServeConfig
 from ridgeline.kernels.base.sounds import RATE
-from ridgeline.media.bounds import BadMedia, MediaBounds
-from ridgeline.media.fetch import MediaSources, from_base64, from_data_url
+from ridgeline.media.bounds import LONGEST, BadMedia, MediaBounds, kind_of
+from ridgeline.media.fetch import MediaSources, begin_of, from_base64, from_data_url
 from ridgeline.media.frames import DEFAULT, chosen
 from ridgeline.media.items import Item, Picture
 from ridgeline.media.layout import Processor, VideoProcessor
@@ -35,6 +35,8 @@ from ridgeline.media.vectors import MOST_FILE, vectors_of
 from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.shares import Busy, Shares
+from ridgeline.serving.stored.records import SHOWN_PURPOSES
+from ridgeline.serving.stored.store import OFF, NoSuchEntry, Store
 
 FEWEST, MOST = 4, 16  # processes: more than cores, so that one that is busy stops no other
 PATIENCE, SECONDS = 30.0, 150.0  # to wait for a thread, and to decode
@@ -51,7 +53,7 @@ class MediaPart(NamedTuple):
     """A part of a message.
 
     kind: image, video or audio. path: its place in the body. url, base64: one of them, or neither where the uuid names
-    a file that was sent before. vectors: the file holds what a tower made of it.
+    a file that was sent before. file: the id of an uploaded one. vectors: the file holds what a tower made of it.
     """
 
     kind: str
@@ -60,6 +62,7 @@ class MediaPart(NamedTuple):
     base64: str | None = None
     uuid: str | None = None
     vectors: bool = False
+    file: str | None = None
 
 
 class MediaUnsupported(RequestFailed):
@@ -71,11 +74,12 @@ class MediaUnsupported(RequestFailed):
 class MediaReader:
     """The reader of all models of an API server."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, files: Store | None = None) -> None:
+        """files: those that clients uploaded, or None where they cannot."""
         share = config.api_server_count
         processes = config.media_processes or min(max(available() // share, FEWEST), MOST)
         bounds = MediaBounds(held=max(config.max_media_bytes // share, 1))
-        self._config, self._bounds, self._processes = config, bounds, processes
+        self._config, self._bounds, self._processes, self._files = config, bounds, processes, files
         self._decoders = Decoders(bounds, processes)
         self._threads = Shares(
             max(processes, 2), "media", patience=PATIENCE, seconds=SECONDS, held=max(1, processes // 2)
@@ -118,6 +122,40 @@ class MediaReader:
             for task in tasks:
                 task.cancel()
 
+    async def kinds(self, parts: Sequence[MediaPart], taken: Collection[str]) -> list[str]:
+        """Return the kinds of parts that bring a file of any of these kinds: each is what its first bytes say. Raise
+        BadRequest for another file, and NoSuchEntry."""
+
+        def kind(part: MediaPart) -> str:
+            try:
+                return kind_of(self._begin(part), taken)
+            except BadMedia as error:
+                raise BadRequest(f"{part.path}: {error}", param=part.path) from None
+
+        return await self._threads.run(lambda: [kind(part) for part in parts])
+
+    def _begin(self, part: MediaPart) -> bytes:
+        if part.file is not None:
+            return self._stored(part, LONGEST)
+        text = part.base64 or part.url or ""
+        return begin_of(text, 0 if part.url is None else text.find(",") + 1, LONGEST)
+
+    def _stored(self, part: MediaPart, most: int | None = None) -> bytes:
+        """Return an uploaded file, or its first `most` bytes. Raise BadRequest, NoSuchEntry."""
+        assert part.file is not None
+        path = f"{part.path}.file_id"
+        if self._files is None:
+            raise BadRequest(OFF, param=path)
+        try:
+            found, content = self._files.opened(part.file, owner.tenant())
+        except NoSuchEntry as error:
+            raise NoSuchEntry(f"{part.path}: {error}", param=path) from None
+        with content:
+            if found.purpose not in SHOWN_PURPOSES:
+                purposes = " or ".join(SHOWN_PURPOSES)
+                raise BadRequest(f"{part.path}: the file's purpose is {found.purpose}, not {purposes}.", param=path)
+            return content.read(min(found.bytes, self._bounds.file_bytes + 1 if most is None else most))
+
     def _check_counts(self, parts: Sequence[MediaPart]) -> None:
         counts = Counter(part.kind for part in parts)
         for kind, count in counts.items():
@@ -144,6 +182,10 @@ class MediaReader:
             data = from_data_url(part.url, most)
         elif data is None and part.base64 is not None:
             data = from_base64(part.base64, most)
+        elif data is None and part.file is not None:
+            data = self._stored(part)
+            if len(data) > most:
+                raise BadMedia(f"the file has more than {most} bytes; send a smaller one.")
         if data is None:
             data = self._named.find(key)
         elif part.uuid is not None:

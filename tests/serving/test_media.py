@@ -18,6 +18,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
+from ridgeline.core.settings.serving import ServeConfig
+from ridgeline.media.bounds import MediaBounds
+from ridgeline.serving import owner
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.media import MediaPart, MediaReader
+from ridgeline.serving.stored.records import StoredFile, new_id
+from ridgeline.serving.stored.store import NoSuchEntry, Store
 from ridgeline.transport import zmq
 from ridgeline.transport.messages import decode_from_face
 from tests.media.make_corpus import png, saved
@@ -46,7 +53,7 @@ def sighted(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory)
             allowed_local_media_path=str(folder),
             allowed_media_domains=("pictures.example",),
             limit_mm_per_prompt={"image": 2, "video": 0},
-            batch_dir=None,
+            batch_dir=str(tmp_path_factory.mktemp("files")),
         ) as running,
     ):
         yield running
@@ -66,6 +73,7 @@ def chat(server: Server, *parts: Any, **body: Any) -> httpx.Response:
 
 
 TEXT = {"type": "text", "text": "Hi"}
+NO_FILE = "file-" + "0" * 32
 LARGE = f"data:image/png;base64,{base64.b64encode(png(1024, 1024, bytes(1024 * 3073))).decode()}"
 
 
@@ -163,6 +171,90 @@ def test_each_api_shows_the_same_picture(sighted: Server) -> None:
     assert wanted.startswith(answer["response"])
 
 
+def uploaded(server: Server, data: bytes, purpose: str = "vision") -> str:
+    files = {"file": ("shown.bin", data), "purpose": (None, purpose)}
+    answer = httpx.post(server.url + "/v1/files", files=files, timeout=PATIENCE)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["purpose"] == purpose
+    return str(answer.json()["id"])
+
+
+def test_an_uploaded_file_is_shown_by_each_api_until_it_is_deleted(sighted: Server) -> None:
+    name = uploaded(sighted, FILES[0])
+    wanted = chat(sighted, image(URLS[0]), TEXT).json()["choices"][0]["message"]["content"]
+    data = {"type": "file", "file": {"file_data": "\n".join(TEXTS[0][at : at + 76] for at in range(0, 9999, 76))}}
+    for part in (
+        {"type": "input_image", "file_id": name, "detail": "high"},
+        {"type": "image_url", "file_id": name},
+        {"type": "file", "file": {"file_id": name}},
+        {"type": "input_file", "file_id": name},
+        {"type": "file", "file": {"file_data": URLS[0], "filename": "a.pdf"}},  # whose name means nothing
+        data,
+    ):
+        answer = chat(sighted, part, TEXT)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"] == wanted
+    greedy: dict[str, Any] = {"model": MODEL, "temperature": 0, "ignore_eos": True}
+    asked: dict[str, Any] = {"max_output_tokens": 6, **greedy}
+    for kind in ("input_image", "input_file"):
+        shown = [{"type": kind, "file_id": name}, {"type": "input_text", "text": "Hi"}]
+        answer = post(sighted, "/v1/responses", input=[{"role": "user", "content": shown}], **asked)
+        assert answer.json()["output"][-1]["content"][0]["text"] == wanted
+    kept = answer.json()["id"]
+    later = post(sighted, "/v1/responses", input="Hi", previous_response_id=kept, **asked)
+    assert later.status_code == 200
+    blocks = [{"type": "image", "source": {"type": "file", "file_id": name}}, {"type": "text", "text": "Hi"}]
+    messages = [{"role": "user", "content": blocks}]
+    told = post(sighted, "/v1/messages", messages=messages, max_tokens=6, **greedy).json()
+    assert told["content"][0]["text"] == wanted
+
+    assert httpx.delete(f"{sighted.url}/v1/files/{name}", timeout=PATIENCE).json()["deleted"]
+    for part, path in (
+        ({"type": "input_image", "file_id": name}, "messages.0.content.1"),
+        ({"type": "file", "file": {"file_id": name}}, "messages.0.content.1"),
+    ):
+        gone = chat(sighted, TEXT, part)
+        assert (gone.status_code, gone.json()["error"]["param"]) == (404, f"{path}.file_id")
+        assert gone.json()["error"]["message"] == f"{path}: No such File object: {name}"
+    assert post(sighted, "/v1/responses", input="Hi", previous_response_id=kept, **asked).status_code == 404
+
+
+def test_a_file_of_requests_is_no_picture(sighted: Server) -> None:
+    answer = chat(sighted, {"type": "input_image", "file_id": uploaded(sighted, FILES[0], "batch")})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages.0.content.0.file_id")
+    assert "the file's purpose is batch, not vision or user_data" in answer.text
+    many = [{"type": "file", "file": {"file_id": NO_FILE}}] * 300
+    assert "300 files, of at most 130" in chat(sighted, *many).text
+
+
+def test_a_file_belongs_to_the_one_who_sent_it(tmp_path: Path) -> None:
+    """Reading it, and learning its kind. A long one is read no further than files may be."""
+    store = Store(tmp_path, 1 << 30)
+    reader = MediaReader(ServeConfig(), store)
+    name = new_id("file-")
+    path = store.begin(len(FILES[0]))
+    path.write_bytes(FILES[0])
+    record = StoredFile(id=name, bytes=len(FILES[0]), created_at=0, filename="a", purpose="user_data", owner="mine")
+    store.add(path, record)
+    part = MediaPart("image", "here", file=name)
+
+    async def read(owned: str) -> tuple[list[str], list[Any]]:
+        owner.set_to(owned)
+        return await reader.kinds([part], ("image", "audio")), await reader.read([part])
+
+    kinds, [picture] = asyncio.run(read("mine"))
+    assert (kinds, picture.pixels_HWC.shape) == (["image"], (28, 28, 3))
+    for other in ("other", ""):
+        with pytest.raises(NoSuchEntry, match=f"here: No such File object: {name}"):
+            asyncio.run(read(other))
+    reader._bounds = MediaBounds(file_bytes=100)
+    with pytest.raises(BadRequest, match="the file has more than 100 bytes"):
+        asyncio.run(read("mine"))
+    store.delete_file(name, "mine")
+    with pytest.raises(NoSuchEntry):
+        asyncio.run(read("mine"))
+
+
 def test_a_file_below_the_folder_is_read(sighted: Server) -> None:
     folder = sighted.api.folder
     assert chat(sighted, image(f"file://{folder}/shown.png"), TEXT).status_code == 200
@@ -192,7 +284,16 @@ def test_a_uuid_belongs_to_the_bytes_first_seen_and_to_a_salt(sighted: Server) -
         (image(5), "is a URL or an object with url"),
         ({"type": "image_url"}, "is a URL or an object with url"),
         ({"type": "image_url", "image_url": {"url": URLS[0], "detail": "fine"}}, "detail is one of auto, low, high"),
-        ({"type": "input_image", "file_id": "file-1"}, "no files are kept for messages"),
+        ({"type": "input_image", "file_id": "../../etc"}, "file_id is the id of a file of /v1/files"),
+        ({"type": "input_image", "file_id": NO_FILE, "image_url": URLS[0]}, "file_id stands by itself"),
+        ({"type": "input_image", "file_id": NO_FILE, "uuid": "u"}, "file_id stands by itself"),
+        ({"type": "image_embeds", "file_id": NO_FILE}, "file_id stands by itself"),
+        ({"type": "file", "file_id": NO_FILE}, "file is an object with file_id or file_data"),
+        ({"type": "file", "file": {"file_id": NO_FILE, "file_data": "x"}}, "send one of them"),
+        ({"type": "file", "file": {"file_data": ""}}, "is a data: URL or base64"),
+        ({"type": "file", "file": {"file_data": "JVBERi0xLjc="}}, "the file is PDF, which is not taken; send JPEG"),
+        ({"type": "input_file", "file_data": "%%%%"}, "are no base64"),
+        ({"type": "input_file", "file_url": URLS[0]}, "file_url is not taken; send image_url"),
         ({"type": "image"}, "image is not taken; send one of image_url, input_image"),
         ({"type": "image_embeds", "image_embeds": "x"}, "are no base64"),
         ({"type": "image_embeds", "image_embeds": ["x"]}, "is base64 of a safetensors file"),
@@ -248,7 +349,7 @@ def test_text_that_spells_a_placeholder_is_text(sighted: Server) -> None:
 
 
 def test_a_model_of_texts_says_that_it_reads_text_alone(server: Server) -> None:
-    for part in (image(URLS[0]), {"type": "input_audio", "input_audio": {}}, {"type": "image"}):
+    for part in (image(URLS[0]), {"type": "input_audio", "input_audio": {}}, {"type": "image"}, {"type": "file"}):
         answer = chat(server, TEXT, part)
         assert answer.status_code == 400
         assert f"{part['type']} is not supported, because the model reads text alone." in answer.text

@@ -1,2 +1,1 @@
-"""Batches of requests: files and batches on disk, and the runner that works through them while no other request
-waits."""
+"""Batches of requests: their lines, and the runner that works through them while no other request waits."""

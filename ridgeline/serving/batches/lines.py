@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from ridgeline.serving.batches.records import LONGEST_CUSTOM_ID, MOST_ERRORS, Counts, Mistake, Usage
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bounded_json import Size
+from ridgeline.serving.stored.records import LONGEST_CUSTOM_ID, MOST_ERRORS, Counts, Mistake, Usage
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_LINES = 50_000  # as with OpenAI

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.batches.lines import ENDPOINTS, check, custom_ids, raw_lines, read_line
-from ridgeline.serving.batches.records import Batch, StoredFile, new_id
-from ridgeline.serving.batches.store import Store
+from ridgeline.serving.stored.records import Batch, StoredFile, new_id
+from ridgeline.serving.stored.store import Store
 
 SHOWN = 5  # mistakes of a file
 PIECE = 1 << 20

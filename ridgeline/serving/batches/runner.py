@@ -32,8 +32,8 @@ from ridgeline.serving.batches.lines import (
     raw_lines,
     read_line,
 )
-from ridgeline.serving.batches.records import Batch, Counts, Mistake, Status, StoredFile, Usage, new_id
-from ridgeline.serving.batches.store import Store, waiting
+from ridgeline.serving.stored.records import Batch, Counts, Mistake, Status, StoredFile, Usage, new_id
+from ridgeline.serving.stored.store import Store, waiting
 
 logger = logging.getLogger(__name__)
 

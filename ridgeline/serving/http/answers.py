@@ -585,7 +585,7 @@ class File(Answer, kw_only=True):
     bytes: int
     created_at: int
     filename: str
-    purpose: Literal["batch", "batch_output"]
+    purpose: Literal["batch", "batch_output", "vision", "user_data"]
     expires_at: int | None
     object: Literal["file"] = "file"
     status: Literal["processed"] = "processed"

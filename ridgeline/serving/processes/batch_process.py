@@ -26,12 +26,12 @@ from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.apis.openai.batches import endpoints_of
 from ridgeline.serving.batches.call import call
 from ridgeline.serving.batches.runner import Runner
-from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.http.middleware import with_operators_own
 from ridgeline.serving.processes.lifeline import Parent, begin, tell_mistake, tell_ready
 from ridgeline.serving.processes.logs import set_up_logging
 from ridgeline.serving.processes.pulse import Pulse, turn_with_loop
+from ridgeline.serving.stored.store import Store
 
 logger = logging.getLogger("ridgeline.serving.batches")
 

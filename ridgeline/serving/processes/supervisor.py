@@ -29,7 +29,6 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.registry import listed
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.core.timeline import process_start
-from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.keys import tell_of_orders
 from ridgeline.serving.processes.engine_settings import MODULE, EngineSettings, encode, patience_of
@@ -37,6 +36,7 @@ from ridgeline.serving.processes.keeper import ChildProcess, GaveUp, Keeper
 from ridgeline.serving.processes.lifeline import LAST, GivenUp
 from ridgeline.serving.processes.placement import environments
 from ridgeline.serving.processes.runtime import RuntimeDirectory, allow_descriptors
+from ridgeline.serving.stored.store import Store
 
 logger = logging.getLogger(__name__)
 

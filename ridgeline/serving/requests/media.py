@@ -8,7 +8,7 @@ order, as chat templates take them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ridgeline.media.items import HeardVectors, Item, SeenVectors
@@ -17,6 +17,7 @@ from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.media import LONGEST_UUID, MediaPart
 from ridgeline.serving.requests.bodies import ChatMessage, TemplateBody
 from ridgeline.serving.requests.refusals import shortened
+from ridgeline.serving.stored.records import FILE_ID
 from ridgeline.text.requests import check_media_width
 
 # Types of parts, and the field that holds what they bring
@@ -25,6 +26,7 @@ KINDS = {
     **{"video_url": "video", "video": "video", "input_video": "video"},
     **{"audio_url": "audio", "input_audio": "audio", "audio": "audio", "audio_embeds": "audio"},
 }
+FILES = ("file", "input_file")  # types of parts that are what the file's content says
 FIELDS = {
     **{"image_url": "image_url", "input_image": "image_url", "video_url": "video_url", "input_video": "video_url"},
     **{"audio_url": "audio_url", "input_audio": "input_audio"},
@@ -43,8 +45,9 @@ async def with_items(api: ApiServer, body: _Body) -> tuple[_Body, list[Item]]:
     if not any(isinstance(message.content, list) for message in body.messages):
         return body, []
     parts: list[MediaPart] = []
+    files = await _opened(api, body.messages)
     messages = [
-        _marked(api, message, f"messages.{index}.content", parts) for index, message in enumerate(body.messages)
+        _marked(api, message, f"messages.{index}.content", parts, files) for index, message in enumerate(body.messages)
     ]
     if not parts:
         return body, []
@@ -64,20 +67,74 @@ def refuse_media(api: ApiServer, body: TemplateBody) -> None:
     for index, message in enumerate(body.messages):
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
             kind = part.get("type")
-            if isinstance(kind, str) and kind in KINDS:
+            if isinstance(kind, str) and (kind in KINDS or kind in FILES):
                 path = f"messages.{index}.content.{place}"
-                check_kind(api, KINDS[kind], kind, path)
+                check_kind(api, KINDS.get(kind), kind, path)
                 raise BadRequest(f"{path}: {kind} is not taken here; leave it out.", param=path)
 
 
-def _marked(api: ApiServer, message: ChatMessage, path: str, parts: list[MediaPart]) -> ChatMessage:
-    """Return the message with marks, and add its parts to those before."""
+async def _opened(api: ApiServer, messages: Sequence[ChatMessage]) -> Iterator[MediaPart]:
+    """Return the parts that are files of any kind, in their order. Raise BadRequest for one that the model does not
+    take."""
+    found: list[MediaPart] = []
+    for index, each in enumerate(messages):
+        for place, part in enumerate(each.content if isinstance(each.content, list) else ()):
+            if isinstance(part.get("type"), str) and part["type"] in FILES:
+                path = str(part.get(CLIENT_PATH) or f"messages.{index}.content.{place}")[:64]
+                check_kind(api, None, part["type"], path)
+                found.append(_file(part, path))
+    most = sum(map(api.config.most_media, NAMES))
+    if len(found) > most:
+        message = f"the request has {len(found)} files, of at most {most} (--limit-mm-per-prompt)."
+        raise BadRequest(message, param=found[most].path)
+    kinds = await api.media.kinds(found, api.modalities) if found else []
+    return (part._replace(kind=kind) for part, kind in zip(found, kinds, strict=True))
+
+
+def _file(part: Mapping[str, Any], path: str) -> MediaPart:
+    """Return a part that is a file of a kind that is not known yet."""
+    field = "file" if part["type"] == "file" else ""
+    given = part.get(field) if field else part
+    if not isinstance(given, Mapping):
+        raise BadRequest(f"{path}.file is an object with file_id or file_data, got {shortened(given)}.", param=path)
+    within = ".".join(filter(None, (path, field)))
+    if given.get("file_url") is not None:
+        message = f"{within}.file_url is not taken; send image_url, video_url or audio_url."
+        raise BadRequest(message, param=f"{within}.file_url")
+    name, data = given.get("file_id"), given.get("file_data")
+    if name is not None and data is not None:
+        raise BadRequest(f"{within} has file_id and file_data; send one of them.", param=within)
+    if name is not None:
+        return MediaPart("", path, file=_file_id(name, within))
+    if not isinstance(data, str) or not data:
+        message = f"{within}.file_data is a data: URL or base64, got {shortened(data)}."
+        raise BadRequest(message, param=f"{within}.file_data")
+    return MediaPart("", path, url=data) if data[:5].lower() == "data:" else MediaPart("", path, base64=data)
+
+
+def _file_id(name: object, path: str) -> str:
+    """Return the id of an uploaded file, which becomes part of a path on the disk."""
+    if not isinstance(name, str) or FILE_ID.fullmatch(name) is None:
+        message = f"{path}.file_id is the id of a file of /v1/files, got {shortened(name)}."
+        raise BadRequest(message, param=f"{path}.file_id")
+    return name
+
+
+def _marked(
+    api: ApiServer, message: ChatMessage, path: str, parts: list[MediaPart], files: Iterator[MediaPart]
+) -> ChatMessage:
+    """Return the message with marks, and add its parts to those before. files: those of `_opened`."""
     content = message.content
     if not isinstance(content, list):
         return message
     marked: list[dict[str, Any]] = []
     for index, part in enumerate(content):
-        kind = KINDS.get(part.get("type") or "") if isinstance(part.get("type"), str) else None
+        name = part.get("type") if isinstance(part.get("type"), str) else None
+        kind = KINDS.get(name or "")
+        if name in FILES:
+            parts.append(next(files))
+            marked.append({"type": parts[-1].kind})
+            continue
         if kind is None:
             marked.append(part)
             continue
@@ -88,15 +145,15 @@ def _marked(api: ApiServer, message: ChatMessage, path: str, parts: list[MediaPa
     return message.model_copy(update={"content": marked})
 
 
-def check_kind(api: ApiServer, kind: str, name: str, path: str) -> None:
-    """Raise BadRequest if the model does not take parts of this kind."""
+def check_kind(api: ApiServer, kind: str | None, name: str, path: str) -> None:
+    """Raise BadRequest if the model does not take parts of this kind, or of any if it is None."""
     taken = api.modalities
-    if name in VECTORS and not api.media_width(kind):
+    if kind is not None and name in VECTORS and not api.media_width(kind):
         others = any(api.media_width(each) for each in NAMES)
         why = "the model has none" if others else "the operator starts the server with --enable-mm-embeds"
         message = f"{path}: {name} is not taken here; {why}."
         raise BadRequest(message, param=path)
-    if kind in taken or name in VECTORS:
+    if kind in taken or name in VECTORS or (taken and kind is None):
         return
     if not taken:
         raise BadRequest(f"{path}: {name} is not supported, because the model reads text alone.", param=path)
@@ -111,7 +168,10 @@ def _part(part: Mapping[str, Any], kind: str, path: str) -> MediaPart:
         message = f"{path}.uuid is text of 1 to {LONGEST_UUID} characters, got {shortened(uuid)}."
         raise BadRequest(message, param=f"{path}.uuid")
     if part.get("file_id") is not None:
-        raise BadRequest(f"{path}: no files are kept for messages; send image_url.", param=f"{path}.file_id")
+        if uuid is not None or name in VECTORS or part.get(FIELDS.get(name, "")) is not None:
+            message = f"{path}.file_id stands by itself; leave out uuid, and what else the part brings."
+            raise BadRequest(message, param=f"{path}.file_id")
+        return MediaPart(kind, path, file=_file_id(part["file_id"], path))
     if name in VECTORS:
         data = part.get(name)
         if not isinstance(data, str) or not data:

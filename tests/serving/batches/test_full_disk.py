@@ -21,9 +21,9 @@ from fastapi import FastAPI
 from ridgeline.serving.apis.app import _answer
 from ridgeline.serving.apis.openai.batches import router as batch_routes
 from ridgeline.serving.batches import runner as module
-from ridgeline.serving.batches.store import Store
 from ridgeline.serving.errors import NoRoom, lack_of
 from ridgeline.serving.http.errors import failure_of, response_for
+from ridgeline.serving.stored.store import Store
 from tests.serving.batches.test_runner import Machine, add, ended, outcomes, runner_of, until
 
 Full = Callable[[], AbstractContextManager[None]]
@@ -74,8 +74,8 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path,
 def uploaded(folder: Path, content: bytes) -> httpx.Response:
     """What the API answers to a file."""
     app = FastAPI()
-    config = SimpleNamespace(batch_dir=str(folder), batch_dir_bytes=1 << 30, batch_file_bytes=1 << 20, api_key=())
-    app.include_router(batch_routes(SimpleNamespace(config=config)))  # type: ignore[arg-type]
+    config = SimpleNamespace(batch_file_bytes=1 << 20)
+    app.include_router(batch_routes(SimpleNamespace(config=config, files=Store(folder, 1 << 30))))  # type: ignore[arg-type]
     for kind in (NoRoom, OSError):
         app.add_exception_handler(kind, _answer)
 

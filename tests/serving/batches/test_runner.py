@@ -22,9 +22,9 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.serving.apis.openai.batches import router as batch_routes
 from ridgeline.serving.batches import runner as module
 from ridgeline.serving.batches.lines import Written, raw_lines
-from ridgeline.serving.batches.records import Batch, StoredFile, new_id
 from ridgeline.serving.batches.runner import Runner
-from ridgeline.serving.batches.store import NoSuchEntry, Store, StoreFull
+from ridgeline.serving.stored.records import Batch, StoredFile, new_id
+from ridgeline.serving.stored.store import NoSuchEntry, Store, StoreFull
 
 URL = "/v1/completions"
 Answer = Callable[[str], Awaitable[tuple[int, bytes]]]
@@ -204,7 +204,7 @@ def test_what_a_slow_disk_took_first_replaces_nothing_later(tmp_path: Path, monk
                 time.sleep(1)  # the remaining lines take a twentieth of it
         settle(descriptor)
 
-    monkeypatch.setattr("ridgeline.serving.batches.store.os.fsync", settle_slowly)
+    monkeypatch.setattr("ridgeline.serving.stored.store.os.fsync", settle_slowly)
     batch = add(store, [f"p{n}" for n in range(12)])
     asyncio.run(until(runner_of(store, machine, 2), ended(store, batch)))  # once it has ended, no thread is left
     assert slow
@@ -296,9 +296,9 @@ def test_an_upload_without_a_length_takes_room_as_its_bytes_come(tmp_path: Path)
     """Slow uploads that may become as long as any would else leave no room to others."""
     most, limit = 64 << 20, 20 << 20
     store = Store(tmp_path, limit)
-    config = SimpleNamespace(batch_dir=str(tmp_path), batch_dir_bytes=limit, batch_file_bytes=most, api_key=())
+    config = SimpleNamespace(batch_file_bytes=most)
     app = FastAPI()
-    app.include_router(batch_routes(cast("Any", SimpleNamespace(config=config))))
+    app.include_router(batch_routes(cast("Any", SimpleNamespace(config=config, files=store))))
     head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     head += b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
     used: list[int] = []

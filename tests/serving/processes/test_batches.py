@@ -230,8 +230,11 @@ def test_files_are_listed_read_and_deleted_by_their_owner_alone(served: Served, 
     ("given", "said"),
     [
         ({"files": {"file": ("f", b"x" * (FILE_LIMIT + 1))}, "data": {"purpose": "batch"}}, "longer than"),
-        ({"files": {"file": ("f", b"x")}, "data": {"purpose": "fine-tune"}}, "purpose must be batch"),
-        ({"files": {"file": ("f", b"x")}}, "purpose must be batch"),
+        (
+            {"files": {"file": ("f", b"x")}, "data": {"purpose": "fine-tune"}},
+            "purpose is one of batch, vision, user_data",
+        ),
+        ({"files": {"file": ("f", b"x")}}, "purpose is one of batch, vision, user_data"),
         ({"files": {"other": ("f", b"x")}, "data": {"purpose": "batch"}}, "longer|no file|unknown"),
         ({"files": {"file": ("f", b"x")}, "data": {"purpose": "batch", "porpoise": "1"}}, "unknown field"),
         ({"files": [("file", ("f", b"x")), ("file", ("f", b"x"))], "data": {"purpose": "batch"}}, "more than one"),

@@ -272,13 +272,16 @@ def _picture(block: Object, path: str) -> Object:
     """Return a block with a picture as a chat's part."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
-    if not isinstance(source, dict) or kind not in ("base64", "url"):
-        message = f"{path}.source has the type base64 or url, got {shortened(kind or source)}."
+    if not isinstance(source, dict) or kind not in ("base64", "url", "file"):
+        message = f"{path}.source has the type base64, url or file, got {shortened(kind or source)}."
         raise BadRequest(message, param=f"{path}.source")
+    named = {"uuid": block["uuid"]} if "uuid" in block else {}
+    if kind == "file":
+        name = text_at(source, "file_id", f"{path}.source")
+        return {"type": "input_image", "file_id": name, CLIENT_PATH: path, **named}
     url = text_at(source, "url" if kind == "url" else "data", f"{path}.source")
     if kind == "base64":
         url = "data:;base64," + url
-    named = {"uuid": block["uuid"]} if "uuid" in block else {}
     return {"type": "image_url", "image_url": {"url": url}, CLIENT_PATH: path, **named}
 
 

@@ -12,18 +12,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fastapi import APIRouter, FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Match
 
+from ridgeline.media.bounds import MediaBounds
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.batches.lines import ENDPOINTS
-from ridgeline.serving.batches.records import BATCH_ID, FILE_ID, Batch, StoredFile, new_id
-from ridgeline.serving.batches.store import KEPT, NoSuchEntry, Store
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.attachment import attachment
@@ -34,9 +33,12 @@ from ridgeline.serving.http.multipart import Form, read_form
 from ridgeline.serving.http.pieces import json_of
 from ridgeline.serving.requests.batches import BatchBody, ExpiresAfter, seconds_of
 from ridgeline.serving.requests.validation import parse
+from ridgeline.serving.stored.records import BATCH_ID, FILE_ID, SHOWN_PURPOSES, Batch, Purpose, StoredFile, new_id
+from ridgeline.serving.stored.store import KEPT, OFF, NoSuchEntry, Store
 
-OFF = "this server takes no files and batches; start it with --batch-dir FOLDER."
+PURPOSES = ("batch", *SHOWN_PURPOSES)
 MOST_LISTED = {"file": 10_000, "batch": 100}
+SHOWN_BYTES = MediaBounds().file_bytes
 PIECE = 1 << 20  # bytes of an upload that are written at a time
 RESERVED = 4 << 20  # bytes of an upload of unknown length that count before they come
 FORM_SCHEMA = {
@@ -48,7 +50,7 @@ FORM_SCHEMA = {
                 "required": ["file", "purpose"],
                 "properties": {
                     "file": {"type": "string", "format": "binary"},
-                    "purpose": {"type": "string", "enum": ["batch"]},
+                    "purpose": {"type": "string", "enum": list(PURPOSES)},
                     "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
                     "expires_after[seconds]": {"type": "integer"},
                 },
@@ -73,17 +75,11 @@ def endpoints_of(app: FastAPI) -> list[str]:
 
 def router(api: ApiServer) -> APIRouter:
     routes = APIRouter()
-    folder, limit = api.config.batch_dir, api.config.batch_dir_bytes
-    opened = [Store(Path(folder), limit)] if folder is not None else []
 
     def store() -> Store:
-        if not opened:
+        if api.files is None:
             raise BadRequest(OFF)
-        return opened[0]
-
-    def whose() -> str:
-        """Return the owner of what this request is about: its key, where keys are asked for."""
-        return owner.current() if api.config.api_key else ""
+        return api.files
 
     async def apart(work: Callable[[], _Result]) -> _Result:
         return await asyncio.to_thread(work)
@@ -93,7 +89,7 @@ def router(api: ApiServer) -> APIRouter:
     @routes.post(
         "/v1/files",
         tags=["files"],
-        summary="Upload a file of requests",
+        summary="Upload a file of requests, a picture, a video or a sound",
         responses=answers_of(answers.File, 400, 413, 507),
         openapi_extra={"requestBody": FORM_SCHEMA},
     )
@@ -105,7 +101,7 @@ def router(api: ApiServer) -> APIRouter:
         path = await apart(lambda: files.begin(room))
         try:
             form, size = await _received(request, files, path, room, most)
-            record = _described(form, size, whose())
+            record = _described(form, size, owner.tenant())
             added = await apart(lambda: files.add(path, record))
         except BaseException as error:
             await asyncio.shield(asyncio.to_thread(files.drop, path))
@@ -118,7 +114,7 @@ def router(api: ApiServer) -> APIRouter:
     async def list_files(
         purpose: str | None = None, limit: str = "10000", order: str = "desc", after: str | None = None
     ) -> dict[str, Any]:
-        files, mine, count = store(), whose(), _limit(limit, "file")
+        files, mine, count = store(), owner.tenant(), _limit(limit, "file")
         if order not in ("asc", "desc"):
             raise BadRequest(f"order is asc or desc, got {order[:40]!r}.", param="order")
 
@@ -132,20 +128,20 @@ def router(api: ApiServer) -> APIRouter:
         "/v1/files/{file_id}", tags=["files"], summary="What is known of one", responses=answers_of(answers.File, 404)
     )
     async def retrieve_file(file_id: str) -> dict[str, Any]:
-        files, mine, name = store(), whose(), _named(file_id, "File")
+        files, mine, name = store(), owner.tenant(), _named(file_id, "File")
         return (await apart(lambda: files.file(name, mine))).shown()
 
     @routes.delete(
         "/v1/files/{file_id}", tags=["files"], summary="Delete it", responses=answers_of(answers.FileDeleted, 404)
     )
     async def delete_file(file_id: str) -> Response:
-        files, mine, name = store(), whose(), _named(file_id, "File")
+        files, mine, name = store(), owner.tenant(), _named(file_id, "File")
         await apart(lambda: files.delete_file(name, mine))
         return json_of(answers.FileDeleted(id=name))
 
     @routes.get("/v1/files/{file_id}/content", tags=["files"], summary="Its content", response_class=Response)
     async def content(file_id: str) -> Response:
-        files, mine, name = store(), whose(), _named(file_id, "File")
+        files, mine, name = store(), owner.tenant(), _named(file_id, "File")
         found = await apart(lambda: files.file(name, mine))
         headers = {"Content-Disposition": attachment(found.filename), "X-Content-Type-Options": "nosniff"}
         return FileResponse(files.content(name), media_type="application/octet-stream", headers=headers)
@@ -154,7 +150,7 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.post("/v1/batches", tags=["batches"], **described(BatchBody, "Run a file's requests", answers.Batch))
     async def create(request: Request) -> dict[str, Any]:
-        batches, mine = store(), whose()
+        batches, mine = store(), owner.tenant()
         body = await read_body(request, BatchBody)
         paths = endpoints_of(request.app)
         if body.endpoint not in paths:
@@ -185,7 +181,7 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.get("/v1/batches", tags=["batches"], summary="The batches", responses=answers_of(answers.BatchList, 400))
     async def list_batches(limit: str = "20", after: str | None = None) -> dict[str, Any]:
-        batches, mine, count = store(), whose(), _limit(limit, "batch")
+        batches, mine, count = store(), owner.tenant(), _limit(limit, "batch")
         return _listed(await apart(lambda: _page(batches.list_batches(mine), after, count)), count)
 
     @routes.get(
@@ -195,7 +191,7 @@ def router(api: ApiServer) -> APIRouter:
         responses=answers_of(answers.Batch, 404),
     )
     async def retrieve(batch_id: str) -> dict[str, Any]:
-        batches, mine, name = store(), whose(), _named(batch_id, "Batch")
+        batches, mine, name = store(), owner.tenant(), _named(batch_id, "Batch")
         return (await apart(lambda: batches.batch(name, mine))).shown()
 
     @routes.post(
@@ -205,7 +201,7 @@ def router(api: ApiServer) -> APIRouter:
         responses=answers_of(answers.Batch, 400, 404),
     )
     async def cancel(batch_id: str) -> dict[str, Any]:
-        batches, mine, name = store(), whose(), _named(batch_id, "Batch")
+        batches, mine, name = store(), owner.tenant(), _named(batch_id, "Batch")
 
         def cancelled() -> Batch:
             batch = batches.batch(name, mine)
@@ -265,8 +261,11 @@ def _described(form: Form, size: int, mine: str) -> StoredFile:
     if form.filename is None:
         raise BadRequest("the form has no file.", param="file")
     purpose = form.fields.get("purpose")
-    if purpose != "batch":
-        raise BadRequest(f"purpose must be batch, got {str(purpose)[:80]!r}.", param="purpose")
+    if purpose not in PURPOSES:
+        raise BadRequest(f"purpose is one of {', '.join(PURPOSES)}, got {str(purpose)[:80]!r}.", param="purpose")
+    if purpose in SHOWN_PURPOSES and size > SHOWN_BYTES:
+        message = f"the file has {size} bytes, and a {purpose} file at most {SHOWN_BYTES}; send a smaller one."
+        raise BadRequest(message, param="file")
     given = {name: form.fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds")}
     seconds = KEPT
     if any(value is not None for value in given.values()):
@@ -279,7 +278,7 @@ def _described(form: Form, size: int, mine: str) -> StoredFile:
         bytes=size,
         created_at=now,
         filename=form.filename[:255],
-        purpose="batch",
+        purpose=cast("Purpose", purpose),
         expires_at=now + seconds,
         owner=mine,
     )

@@ -4,8 +4,8 @@
     chat, ignored = chat_of(body, [*earlier, *items], later=True)
 
 Items of a conversation are messages, reasoning, calls of functions and custom tools, searches for tools, and what these
-returned. What OpenAI's own tools did, and what is not known here, is left out by name. Images, sound and files that a
-user sends are refused by name, and so are a user's parts of unknown types.
+returned. What OpenAI's own tools did, and what is not known here, is left out by name. Pictures, video, sound and files
+that a user sends are refused by name where the model takes none, and so are a user's parts of unknown types.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ridgeline.serving.requests.bodies import (
     text_or_objects,
 )
 from ridgeline.serving.requests.fields import Refusal
-from ridgeline.serving.requests.media import CLIENT_PATH, KINDS
+from ridgeline.serving.requests.media import CLIENT_PATH, FILES, KINDS
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import (
     INSTRUCTING,
@@ -260,8 +260,9 @@ def messages_of(
 
 def _shown(media: Collection[str], part: Mapping[str, Any], path: str) -> Object | None:
     """Return a part that is a picture, video or sound as a chat's, or None if the model takes none of that kind."""
-    kind = KINDS.get(part["type"]) if isinstance(part.get("type"), str) else None
-    return {**part, CLIENT_PATH: path} if kind in media else None
+    name = part.get("type")
+    taken = isinstance(name, str) and (KINDS.get(name) in media or (name in FILES and bool(media)))
+    return {**part, CLIENT_PATH: path} if taken else None
 
 
 def _say(said: Transcript, item: Object, path: str, left_out: list[str], media: Media) -> None:

@@ -14,7 +14,9 @@ FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f
 MOST_ERRORS = 100  # mistakes of an input file that are listed
 LONGEST_CUSTOM_ID = 512  # characters
 
-Purpose = Literal["batch", "batch_output"]
+SHOWN_PURPOSES = ("vision", "user_data")  # of files that messages may name
+
+Purpose = Literal["batch", "batch_output", "vision", "user_data"]
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 
 

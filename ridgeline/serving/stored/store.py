@@ -18,20 +18,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.lacking import READ_ONLY
-from ridgeline.serving.batches.records import Batch, Mistake, StoredFile, new_id
 from ridgeline.serving.errors import BadRequest, NoRoom
+from ridgeline.serving.stored.records import Batch, Mistake, StoredFile, new_id
 
 MOST_ENTRIES = 20_000  # files, and batches
 KEPT = 30 * 86_400  # seconds that files are kept by default, and batches that have ended
 NOTE = 1 << 10  # bytes for a note that a batch's runner leaves, which are there before the disk is full
 PROBE = 64 << 10  # bytes that can be written where there is room again
 ABANDONED = 3_600  # seconds without a change after which a folder counts as abandoned by its maker
+
+OFF = "this server takes no files and batches; start it with --batch-dir FOLDER."
 
 _Record = TypeVar("_Record")
 
@@ -140,6 +142,15 @@ class Store:
 
     def content(self, name: str) -> Path:
         return self.files / name / "content"
+
+    def opened(self, name: str, owner: str) -> tuple[StoredFile, BinaryIO]:
+        """Return a client's file with its content to be read, which stays there if it is deleted meanwhile. Raise
+        NoSuchEntry."""
+        found = self.file(name, owner)
+        try:
+            return found, open(self.content(name), "rb")
+        except FileNotFoundError:
+            raise NoSuchEntry(f"No such File object: {name}", param="id") from None
 
     def list_files(self, owner: str) -> Iterator[StoredFile]:
         """Yield a client's files, the newest first."""
