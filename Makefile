@@ -25,9 +25,9 @@ test: $(VENV)/.installed-test
 thorough: $(VENV)/.installed-test
 	$(BIN)/pytest -m thorough
 
-# Kernels' machine code and the host's calls of a step beside benchmarks/baseline.jsonl; the tests compare a sample.
+# The host's calls of a step beside benchmarks/baseline.jsonl; a test does the same.
 baseline: $(VENV)/.installed-test
-	$(BIN)/python -W ignore -m ridgeline_bench.scripts.baseline --whole
+	$(BIN)/python -W ignore -m ridgeline_bench.scripts.baseline
 
 # Clients of others against our server (docs/clients.md). They want an older openai than the tests are pinned to, so they
 # live in an environment of their own; of the pinned versions it has torch's alone.

@@ -11,7 +11,7 @@ kept, of HIP all numbers that the assembly says. Lines of HIP stay where no clan
 A test checks what is kept where the key is the same, and compiles otherwise; -m thorough compiles all and compares.
 
     python -m tests.kernels.compiled            # compile what changed, and store it
-    python -m tests.kernels.compiled --first    # reports of Triton's kernels that the tests want, as JSON
+    python -m tests.kernels.compiled --first    # reports of Triton's kernels that the tests want, and which were kept
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def store(processes: int) -> None:
 if __name__ == "__main__":
     many = len(os.sched_getaffinity(0))
     if "--first" in sys.argv:
-        for _, found in reports(tasks_of(first=True), many):
-            print(json.dumps(asdict(found)), flush=True)
+        for key, found in reports(tasks_of(first=True), many):
+            print(json.dumps(asdict(found) | {"kept": key in stored()}), flush=True)
     else:
         store(many)

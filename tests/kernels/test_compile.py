@@ -68,6 +68,15 @@ print(json.dumps([{k: v for k, v in line.items() if k not in ("kind", "key")} fo
 """
 
 
+def test_what_kernels_compile_to_is_kept_with_their_source(reports: Reports) -> None:
+    """So a change of machine code is read in the commit that makes it, and a push compiles what it changed."""
+    kept = [report.get("kept") for report in reports]
+    if not any(kept):
+        pytest.skip("nothing is kept of this compiler, or everything is compiled")
+    changed = [f"{each['kernel']} {each['arch']}" for each in reports if not each["kept"]]
+    assert changed == [], "keep what they compile to: python -m tests.kernels.compiled"
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_compile(reports: Reports, arch: str) -> None:
     ours = [report for report in reports if report["arch"] == arch]
