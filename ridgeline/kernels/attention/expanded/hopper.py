@@ -26,7 +26,7 @@ QUERIES, KEYS, STAGES = 128, 128, 2
 CACHED_BYTES = 24 << 20  # of keys and values that are worked on together: about half of the second-level cache
 
 
-class Pace(NamedTuple):
+class KernelPace(NamedTuple):
     """The µs of a kernel on one multiprocessor: to begin and end a program, and for QUERIES queries and KEYS
     keys of a head."""
 
@@ -35,7 +35,7 @@ class Pace(NamedTuple):
 
 
 # Fitted to six shapes on an H200, and within 7 % of those that the device bounds (docs/latent-attention.md)
-HOPPER, TRITON = Pace(4.0, 1.9), Pace(8.0, 2.97)
+HOPPER, TRITON = KernelPace(4.0, 1.9), KernelPace(8.0, 2.97)
 HOST = 50.0  # µs that the host takes longer to launch this kernel: it makes descriptors
 
 
@@ -59,7 +59,7 @@ def steps_of(tokens_R: np.ndarray, bound_R: np.ndarray) -> np.ndarray:
     return found
 
 
-def estimate(pace: Pace, steps_I: np.ndarray, heads: int, multiprocessors: int) -> float:
+def estimate(pace: KernelPace, steps_I: np.ndarray, heads: int, multiprocessors: int) -> float:
     """Return the µs of all heads' tiles of so many steps: those of the longest, or of all where multiprocessors have
     several."""
     each_I = pace.program + pace.tile * steps_I
