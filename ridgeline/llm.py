@@ -165,7 +165,7 @@ class LLM:
         an adapter for all, or one (or None) for each prompt. `use_tqdm` shows progress. Raise InvalidRequest, before
         anything runs, if a prompt or its parameters are wrong.
         """
-        listed = listed_prompts(prompts)
+        listed = self._jobs.read(listed_prompts(prompts))
         every, ranks = self._params_for(len(listed), sampling_params), listed_priorities(priority, len(listed))
         adapters = [None] * len(listed) if lora_request is None else self._adapters_for(len(listed), lora_request)
         jobs = [

@@ -7,6 +7,7 @@ samples = codec.decode(codes)
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -83,13 +84,22 @@ class SoundCodec:
     @torch.inference_mode()
     def _codes(self, samples: np.ndarray, books: int, memory: Memory) -> np.ndarray:
         x_Ct = torch.from_numpy(samples).to(self.device)[None]
-        return coded(through(self.encoder, x_Ct, memory), self.books[:books]).cpu().numpy()
+        with _in_float32():
+            return coded(through(self.encoder, x_Ct, memory), self.books[:books]).cpu().numpy()
 
     @torch.inference_mode()
     def _samples(self, codes: np.ndarray, memory: Memory) -> np.ndarray:
         codes_Qt = torch.from_numpy(codes.astype(np.int64)).to(self.device)
-        found: np.ndarray = through(self.decoder, uncoded(codes_Qt, self.books), memory)[0].cpu().numpy()
+        with _in_float32():
+            found: np.ndarray = through(self.decoder, uncoded(codes_Qt, self.books), memory)[0].cpu().numpy()
         return found
+
+
+def _in_float32() -> AbstractContextManager[None]:
+    """Keep cuDNN's convolutions from rounding what they multiply to the 10 bits of TF32, which is its default: a code
+    is the nearest vector of a book, so another one would be the nearest."""
+    found: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    return found
 
 
 class CodecStream:

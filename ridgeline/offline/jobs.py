@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NotRequired, TypedDict
 
+from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.adapters import UsedAdapter
 from ridgeline.core.plan.embeds import PLACEHOLDER, Inserted
 from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.sounds import Waveform
 from ridgeline.engine.protocol import RunsRequests
 from ridgeline.kernels.base.sounds import RATE
 from ridgeline.offline.embeds import embeds_of
@@ -67,6 +70,7 @@ class EncoderDecoderPrompt(TypedDict):
 
 
 SOUNDS = "multi_modal_data"
+MOST_THREADS = 8  # that read sounds, pictures and videos
 KEYS = {"mm_processor_kwargs", "multi_modal_data", "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
 Prompt = str | SpeechAsk | MediaPrompt | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -114,6 +118,24 @@ class JobMaker:
         self.count = 0  # the number of the newest job
         self._numbers = count(1)  # which threads may draw at the same time
 
+    def read(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Return prompts whose sounds, pictures and videos are read, by several threads: to hash a sound of 30 s alone
+        takes milliseconds. Raise InvalidRequest."""
+        having = {id(each): each for each in prompts if isinstance(each, Mapping) and each.get(SOUNDS)}
+        if len(having) < 2:
+            return list(prompts)
+        with ThreadPoolExecutor(min(len(having), available(), MOST_THREADS), "media") as threads:
+            found = threads.map(self._read, having.values())
+            read = dict(zip(having, found, strict=True))
+        return [read.get(id(prompt), prompt) for prompt in prompts]
+
+    def _read(self, prompt: Mapping[str, Any]) -> Prompt:
+        given: Any = {"audio": self._waveform(prompt)} if self.limits.stem is not None else None
+        if given is None:
+            given = self.media.read(prompt[SOUNDS], self.media.processor(prompt.get("mm_processor_kwargs")))
+        read: Any = {**prompt, SOUNDS: given}
+        return read
+
     def make(
         self,
         prompt: Prompt,
@@ -128,7 +150,7 @@ class JobMaker:
         if isinstance(prompt, Mapping) and "encoder_prompt" in prompt:
             prompt, limits = self._taken_apart(prompt)
         asked: Any = prompt if isinstance(prompt, Mapping) else {}
-        heard = self._heard(asked) if limits.stem is not None and not isinstance(prompt, SpeechAsk) else None
+        heard = Heard(self._waveform(asked)) if limits.stem is not None and not isinstance(prompt, SpeechAsk) else None
         check_keys(asked)
         cache_salt = asked.get("cache_salt") or cache_salt
         if not isinstance(cache_salt, str):
@@ -227,7 +249,7 @@ class JobMaker:
         found: Any = {**begun, **{name: value for name, value in encoder.items() if value}}
         return found
 
-    def _heard(self, asked: Mapping[str, Any]) -> Heard:
+    def _waveform(self, asked: Mapping[str, Any]) -> Waveform:
         """Return the sound of a prompt. Raise InvalidRequest."""
         given, stem = asked.get(SOUNDS), self.limits.stem
         assert stem is not None
@@ -235,6 +257,8 @@ class JobMaker:
             raise InvalidRequest(
                 "this model reads sounds; a prompt holds multi_modal_data = {'audio': (samples, rate)}.", param="prompt"
             )
+        if isinstance(given["audio"], Waveform):
+            return given["audio"]
         samples = samples_of(given["audio"])
         if len(samples) > stem.samples:
             raise InvalidRequest(
@@ -242,7 +266,7 @@ class JobMaker:
                 "LLM.transcribe, which cuts it.",
                 param="audio",
             )
-        return Heard(waveform(samples))
+        return waveform(samples)
 
     def _begun(self, asked: Mapping[str, Any]) -> tuple[str | None, list[int]]:
         """Return the text and the tokens that the output of a recogniser follows."""

@@ -54,20 +54,24 @@ class CallersMedia:
         return self.processors.adjusted(options)
 
     def items_of(self, data: Any, processor: Processor) -> list[Item]:
-        """Return a prompt's `multi_modal_data` as items: {"image": one picture or a list of them}, {"video": …},
-        {"audio": …}. Raise InvalidRequest."""
+        """Return a prompt's `multi_modal_data` as items, as `read` does. Raise InvalidRequest."""
+        return [item for items in self.read(data, processor).values() for item in items]
+
+    def read(self, data: Any, processor: Processor) -> dict[str, list[Item]]:
+        """Return a prompt's `multi_modal_data` with items in it: {"image": one picture or a list of them}, {"video":
+        …}, {"audio": …}. Raise InvalidRequest."""
         if not isinstance(data, Mapping) or any(kind not in KINDS for kind in data):
             raise InvalidRequest(
                 f"multi_modal_data is {{'image': a picture or a list of them, 'video': …, 'audio': …}}, got "
                 f"{short(data)}.",
                 param="multi_modal_data",
             )
-        found = list[Item]()
+        found = dict[str, list[Item]]()
         for kind, given in data.items():
             several = isinstance(given, list) and not (kind == "video" and _is_frames(given))
             several = several or (isinstance(given, tuple) and not _is_item(given) and kind == "image")
-            found += [self.item(kind, each, processor) for each in (given if several else [given])]
-        self._check(found)
+            found[kind] = [self.item(kind, each, processor) for each in (given if several else [given])]
+        self._check([item for items in found.values() for item in items])
         return found
 
     def item(self, kind: str, value: Any, processor: Processor) -> Item:

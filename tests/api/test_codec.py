@@ -64,6 +64,24 @@ def test_codes_and_sounds_are_those_of_transformers(
     np.testing.assert_allclose(ours.decode(codes), heard, atol=1e-4 * np.abs(heard).max())
 
 
+@pytest.mark.gpu
+def test_a_gpu_has_the_codes_and_sounds_of_transformers(codec: tuple[EncodecModel, SoundCodec], tmp_path: Path) -> None:
+    """Of transformers on a CPU. Codes of float32 sums in another order may differ where two vectors of a book are
+    equally near, and with them the codes of further books there."""
+    model, _ = codec
+    model.save_pretrained(tmp_path)
+    ours, samples = SoundCodec.from_folder(tmp_path, "cuda"), sound(2000 * HOP + 7)
+    with torch.inference_mode():
+        wanted = model.encode(torch.from_numpy(samples)[None, None], bandwidth=18.0).audio_codes[0, 0]
+        heard = model.decode(wanted[None, None], [None]).audio_values[0, 0].numpy()
+    assert np.mean(ours.encode(samples, 18.0) == wanted.numpy()) > 0.999
+    np.testing.assert_allclose(ours.decode(wanted.numpy()), heard, atol=1e-4 * np.abs(heard).max())
+    stream = ours.stream(18.0)
+    pieces = [stream.encode(samples[start : start + 5000]) for start in range(0, len(samples), 5000)]
+    found = np.concatenate((*pieces, stream.finish()), axis=1)
+    assert np.mean(found == wanted.numpy()) > 0.999
+
+
 @pytest.mark.parametrize("pieces", [(1,) * 5, (HOP * 9, 3, 500), (13, 280, 1, 1, HOP)])
 def test_pieces_have_the_codes_and_samples_of_the_whole(
     pieces: tuple[int, ...], codec: tuple[EncodecModel, SoundCodec]

@@ -109,8 +109,10 @@ def test_what_does_not_fit_is_refused_in_one_sentence(llava: LLM) -> None:
         ({"prompt": "<image>", "multi_modal_data": {"sound": a}}, "multi_modal_data is"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": a}}, "0 places"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
-            llava.generate([prompt], GREEDY)  # type: ignore[list-item]
+        good = {"prompt": "<image>", "multi_modal_data": {"image": a}}
+        for prompts in ([prompt], [good, prompt]):  # which are read by threads
+            with pytest.raises(InvalidRequest, match=said):
+                llava.generate(prompts, GREEDY)  # type: ignore[arg-type]
 
 
 def test_keys_tell_pictures_salts_and_settings_apart(llava: LLM) -> None:
