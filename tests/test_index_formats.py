@@ -88,7 +88,7 @@ def test_latents_stay_and_keys_are_counted_with_their_scales() -> None:
     ours = plain.with_kv_format(kv_format("int8"))
     mixer = ours.layers[0].mixer
     assert isinstance(mixer, LatentAttentionSpec)
-    assert mixer.states == (LatentSpec(width=576, index_width=128, format=kv_format("int8")),)
+    assert mixer.states == (LatentSpec(width=576, rank=512, index_width=128, format=kv_format("int8")),)
     token = 576 * 2 + 128 + 2
     assert mixer.states[0].token_bytes("bfloat16") == token
     assert mixer.states[0].unit_bytes(64, "bfloat16") == 64 * token
@@ -105,8 +105,9 @@ def test_latents_stay_and_keys_are_counted_with_their_scales() -> None:
 @pytest.mark.parametrize(
     ("config", "name", "sentence"),
     [
-        (DEEPSEEK_V3, "fp8", "kv_cache_dtype fp8_e4m3 is for keys and values, .*; use auto."),
-        (DEEPSEEK_V32, "bfloat16", "kv_cache_dtype bfloat16 is for keys and values, .*; use auto, or fp8 or int8 .*"),
+        (DEEPSEEK_V3, "bfloat16", "kv_cache_dtype bfloat16 is for keys and values, .*; use auto, .* for its latents."),
+        (DEEPSEEK_V32, "bfloat16", "kv_cache_dtype bfloat16 is for keys and values, .* for its index keys."),
+        ({**DEEPSEEK_V3, "kv_lora_rank": 511}, "fp8", "kv_cache_dtype fp8_e4m3 needs latents of even width, .* 511;"),
         (
             {**DEEPSEEK_V32, "index_head_dim": 129},
             "int8",

@@ -48,7 +48,7 @@ def test_a_token_is_kept_as_one_vector_on_however_many_ranks(name: str) -> None:
     for spec in (model, part):
         assert kv_bytes_per_token(spec, "bfloat16") == token
         [group] = spec.cache_groups
-        assert group.spec == LatentSpec(width=576)
+        assert group.spec == LatentSpec(width=576, rank=512)
     whole, own = (spec.layers[0].mixer for spec in (model, part))
     assert isinstance(whole, LatentAttentionSpec)
     assert isinstance(own, LatentAttentionSpec)
@@ -138,7 +138,6 @@ def test_quantized_latents_are_divided_in_their_form(name: str, query_rank: int 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8_e4m3 is for keys and values, and this model keeps latent"),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16 is for keys and values"),
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size 2 divides no latent states"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide the model's 4 attention heads"),

@@ -206,10 +206,11 @@ def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
     """Return the bytes that one more token takes; 0 for a state that does not grow."""
     if isinstance(spec, KVSpec):
         return 2 * spec.num_kv_heads * spec.head_dim * kv_itemsize(kv_dtype, spec.head_dim)
-    if isinstance(spec, LatentSpec) and spec.index_width:  # latents are never held in 8 bits
-        own = spec.format.itemsize(spec.index_width, "bfloat16") if spec.format.quantized else None
-        item = own or kv_itemsize(kv_dtype, spec.index_width)
-        return spec.width * DTYPE_BYTES[_activations(kv_dtype)] + spec.index_width * item
+    if isinstance(spec, LatentSpec):  # beside an indexer latents are never held in 8 bits, and rotated parts nowhere
+        held = spec.index_width or spec.rank
+        own = spec.format.itemsize(held, "bfloat16") if spec.format.quantized else None
+        plain = spec.width if spec.index_width else spec.width - spec.rank
+        return plain * DTYPE_BYTES[_activations(kv_dtype)] + held * (own or kv_itemsize(kv_dtype, held))
     grows = spec.unit_bytes(2, "float32") - spec.unit_bytes(1, "float32")
     return grows / DTYPE_BYTES["float32"] * ITEM_BYTES[dtype_name(kv_dtype)]
 

@@ -32,7 +32,7 @@ from ridgeline.kernels.attention.sparse.cost import (
 from ridgeline.kernels.base.cost import Cost, StepShape
 from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced
-from ridgeline.perf.precision import Precision, kv_itemsize
+from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, kv_itemsize
 
 
 def latent_attention(
@@ -44,7 +44,8 @@ def latent_attention(
     sizes = {"num_heads": mixer.num_heads, "rank": mixer.rank, "rope_dim": mixer.rope_dim}
     if mixer.query_rank:
         yield "query_norm", norm_cost(tokens, mixer.query_rank, itemsize=p.item, kind="rms")
-    yield "latent_kv", latent_kv_cost(tokens, **sizes, itemsize=p.item)
+    levels = has_levels(mixer, kv_dtype)
+    yield "latent_kv", latent_kv_cost(tokens, **sizes, itemsize=p.item, levels=levels)
     new_R, length_R = np.asarray(shape.num_tokens_R), np.asarray(shape.kv_len_R)
     if mixer.indexer is not None:
         heads, count = {"heads": mixer.indexer.heads, "dim": mixer.indexer.dim}, mixer.indexer.selected
@@ -72,7 +73,8 @@ def latent_attention(
     if long_R.any():
         yield "expanded_attention", _expanded(mixer, new_R[long_R], length_R[long_R], p)
     if not long_R.all():
-        yield "latent_attention", latent_attention_cost(new_R[~long_R], length_R[~long_R], **sizes, itemsize=p.item)
+        short = new_R[~long_R], length_R[~long_R]
+        yield "latent_attention", latent_attention_cost(*short, **sizes, itemsize=p.item, levels=levels)
 
 
 def _expanded(mixer: LatentAttentionSpec, new_R: np.ndarray, length_R: np.ndarray, p: Precision) -> Cost:
@@ -81,6 +83,12 @@ def _expanded(mixer: LatentAttentionSpec, new_R: np.ndarray, length_R: np.ndarra
     attended = expanded_attention_cost(new_R, length_R, **made, rope_dim=mixer.rope_dim, itemsize=p.item)
     before = float((length_R - new_R).sum())
     return attended + expansion_cost(before, **made, rank=mixer.rank, itemsize=p.item)
+
+
+def has_levels(mixer: LatentAttentionSpec, kv_dtype: str | None) -> bool:
+    """Return True if latents are cached with 8 bits. kv_dtype: the cache's type if it is not the layer's own."""
+    name = kv_dtype or mixer.format.dtype
+    return mixer.indexer is None and name is not None and ITEM_BYTES[dtype_name(name)] == 1
 
 
 def index_itemsize(index: IndexerSpec, itemsize: float, kv_dtype: str | None) -> float:

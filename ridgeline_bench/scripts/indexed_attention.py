@@ -111,7 +111,7 @@ class Layer:
     def dense(self, chosen_TK: Tensor | None = None) -> Callable[[], object]:
         """Return attention to all that is cached, or with a mask of what is chosen."""
         if len(self.rows) > 1:
-            scheduled = replace(self.batch, schedule=latent_ops.schedule_of(self.q_THL, self.cache_NPW, self.batch))
+            scheduled = replace(self.batch, schedule=latent_ops.schedule_of(self.q_THL, self.q_THY, self.batch))
             return lambda: latent_ops.latent_attention(self.q_THL, self.q_THY, self.cache_NPW, scheduled, scale=SCALE)
         [(new, kv)] = self.rows
         weight = torch.randn(self.heads * (KEY + VALUE), RANK, device="cuda", dtype=torch.bfloat16) * RANK**-0.5

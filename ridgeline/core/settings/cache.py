@@ -70,7 +70,8 @@ class CacheSettings(Settings):
     block_size: tokens per cache block (64 on a GPU, otherwise 16).
     kv_cache_dtype: how keys and values are cached: "auto" as the activations (or as the checkpoint says), "bfloat16",
         or in 8 bits with a scale for each token and key head: "fp8" (the same as "fp8_e4m3"), "fp8_e5m2" or "int8".
-        Of models with an indexer its keys are, and latents are not.
+        Latents are held so too, with a scale for each token; of models with an indexer its keys are, and latents are
+        not.
     state_cache_share: of a model with states of constant size (recurrent layers), the share of the cache's pages that
         states kept for later requests may take, beside keys and values. Those of running requests do not count.
     state_checkpoint_interval: the tokens after which a long prompt or output leaves such a state behind, besides at its

@@ -18,11 +18,14 @@ class LatentSpec(StateSpec):
     """The latent vectors of one layer: `width` numbers a token, which all heads share, in the activations' dtype. The
     keys of an indexer, of `index_width` numbers, lie behind all of a block's vectors.
 
-    format: how the indexer's keys are held. The scales of levels lie behind all of a block's keys.
+    rank: the numbers of a vector that belong to its latent; those behind them are rotated.
+    format: how the indexer's keys are held, or, without an indexer, the latents. A block of levels has the rotated
+        parts of its tokens, then their levels, then their scales. The scales of an indexer's keys lie behind all keys.
     """
 
     kind: ClassVar[str] = "latent"
     width: int
+    rank: int
     index_width: int = 0
     format: KVFormat = field(default_factory=KVFormat)
 
@@ -31,9 +34,14 @@ class LatentSpec(StateSpec):
         size = self.format.alignment(DTYPE_BYTES["float32"])
         return -(-block_size * self.token_bytes(dtype) // size) * size
 
+    @property
+    def levels(self) -> int:
+        """The numbers of a vector that are held as levels."""
+        return self.rank if self.format.quantized and not self.index_width else 0
+
     def token_bytes(self, dtype: str) -> int:
-        keys = self.format.head_bytes(self.index_width, dtype) if self.index_width else 0
-        return self.width * DTYPE_BYTES[dtype] + keys
+        held = self.levels or self.index_width
+        return (self.width - self.levels) * DTYPE_BYTES[dtype] + (self.format.head_bytes(held, dtype) if held else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +94,7 @@ class LatentAttentionSpec:
     interleaved: in checkpoints, two neighbouring numbers rotate as a pair.
     indexer: what chooses the tokens that a token attends to; None: it attends to all.
     chooser: the number of an earlier layer, whose indexer's choice it takes; None: it has an indexer of its own.
+    format: how norm(c) is cached, without an indexer; with one it has the activations' dtype.
     """
 
     kind: ClassVar[str] = "latent_attention"
@@ -105,6 +114,7 @@ class LatentAttentionSpec:
     interleaved: bool = True
     indexer: IndexerSpec | None = None
     chooser: int | None = None
+    format: KVFormat = field(default_factory=KVFormat)
 
     @property
     def own_indexer(self) -> IndexerSpec | None:
@@ -113,8 +123,8 @@ class LatentAttentionSpec:
     @property
     def states(self) -> tuple[LatentSpec]:
         if (index := self.own_indexer) is None:
-            return (LatentSpec(width=self.width),)
-        return (LatentSpec(width=self.width, index_width=index.dim, format=index.format),)
+            return (LatentSpec(width=self.width, rank=self.rank, format=self.format),)
+        return (LatentSpec(width=self.width, rank=self.rank, index_width=index.dim, format=index.format),)
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
@@ -156,19 +166,24 @@ class LatentAttentionSpec:
         return replace(self, num_heads=ranks.part("attention heads", self.num_heads))
 
     def with_cache_format(self, wanted: KVFormat) -> LatentAttentionSpec:
-        """Return the mixer with the keys of its indexer cached in this format of 8 bits; its latents stay as they are.
-        Raises InvalidConfig without an indexer, and for keys that the format cannot hold."""
-        if self.indexer is None or not wanted.quantized:
+        """Return the mixer with its latents, or the keys of its indexer if it has one, cached in this format of 8 bits.
+        Latents beside an indexer stay as they are. Raises InvalidConfig for numbers that the format cannot hold."""
+        held, width = ("latents", self.rank) if self.indexer is None else ("index keys", self.indexer.dim)
+        if not wanted.quantized:
             raise InvalidConfig(
                 f"kv_cache_dtype {wanted.dtype} is for keys and values, and this model keeps latent vectors in the "
-                f"dtype of its activations; use auto{'' if self.indexer is None else ', or fp8 or int8 for its index'}."
+                f"dtype of its activations; use auto, or fp8 or int8 for its {held}."
             )
-        if self.indexer.dim % 2:
+        if width % 2:
             raise InvalidConfig(
-                f"kv_cache_dtype {wanted.dtype} needs index keys of even width, and this model's have "
-                f"{self.indexer.dim}; use auto."
+                f"kv_cache_dtype {wanted.dtype} needs {held} of even width, and this model's have {width}; use auto."
             )
-        return replace(self, indexer=replace(self.indexer, format=replace(wanted, scales="row")))
+        own = replace(wanted, scales="row")
+        return (
+            replace(self, format=own)
+            if self.indexer is None
+            else replace(self, indexer=replace(self.indexer, format=own))
+        )
 
     @property
     def width(self) -> int:

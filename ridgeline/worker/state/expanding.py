@@ -8,9 +8,6 @@ Legend:
     R  rows
     T  tokens of the step
     J  cached tokens of the long rows
-    N  block ids
-    P  tokens per block
-    W  numbers that are kept of a token
     H  heads
     Y  width of the rotated part
     V  width of a value
@@ -31,6 +28,7 @@ from torch import Tensor
 from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.kernels.attention.expanded.cost import EXPANDED_BYTES, worth_expanding
 from ridgeline.kernels.attention.expanded.op import LongRows
+from ridgeline.kernels.attention.latent.op import LatentCache, kept
 from ridgeline.kernels.base.tree import Tree
 from ridgeline.layers.latent_attention import Latents
 from ridgeline.worker.state.states import DeviceRows
@@ -50,16 +48,15 @@ class Expanding:
         out_THV: Tensor,
         q_THX: Tensor,
         q_THY: Tensor,
-        cache_NPW: Tensor,
+        cache: LatentCache,
         latents: Latents,
         chosen_TW: Tensor | None = None,
     ) -> None:
         """Store what the rows' tokens attend to. q_THX: queries as projected. q_THY: their rotated parts. chosen_TW:
         bits of the keys that they attend to, 64 a word; None: they attend to all."""
         spec, heads = latents.spec, out_THV.shape[1]
-        kept_JW = cache_NPW[self.block_J, self.offset_J]
-        latent_JL, r_JY = kept_JW.split((spec.rank, spec.rope_dim), dim=1)
-        each = _heads_at_once(spec, len(kept_JW), kept_JW.element_size())
+        latent_JL, r_JY = kept(cache, (self.block_J, self.offset_J), spec.rank, q_THX.dtype)
+        each = _heads_at_once(spec, len(r_JY), r_JY.element_size())
         for first in range(0, heads, each):
             some = slice(first, min(first + each, heads))
             k_JHK, v_JHV = latents.expand.keys_and_values(latent_JL, some)

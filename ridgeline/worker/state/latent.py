@@ -27,12 +27,11 @@ from torch import Tensor
 
 from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.kernels.attention.latent.op import ITEM_QUERIES
+from ridgeline.kernels.attention.latent.op import ITEM_QUERIES, LatentCache, LatentLevels
 from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
 from ridgeline.kernels.attention.sparse.cost import worth_masking
 from ridgeline.kernels.attention.sparse.op import IndexCache
 from ridgeline.kernels.base.kv_cache import torch_type
-from ridgeline.kernels.base.kv_format import SCALE_BYTES
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.units import GroupUnits
 from ridgeline.layers.indexer import Index
@@ -51,31 +50,37 @@ class PagedLatents:
     def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
         own = memory.layout.groups[group]
         assert isinstance(own.spec, LatentSpec)
-        self.ops, self._spec, self._itemsize = ops, own.spec, dtype.itemsize
+        self.ops, self._vector_bytes = ops, own.spec.width * dtype.itemsize
         self._mixers = [_mixer(model, layer) for layer in own.layers]
         self._block_size, self._layer_step = memory.layout.tokens_held, memory.layout.layer_step(group)
-        spec, tokens, kept = own.spec, self._block_size, torch_type(own.spec.format, dtype)
-        keys, scales = spec.width * dtype.itemsize * tokens, spec.index_width * kept.itemsize * tokens
-        layers, scaled = range(len(own.layers)), spec.format.quantized
-        self.views = [memory.view(group, index, dtype, (tokens, spec.width)) for index in layers]
-        self.index_views = [
-            IndexCache(
-                memory.view(group, index, kept, (tokens, spec.index_width), keys),
-                memory.view(group, index, torch.bfloat16, (tokens,), keys + scales) if scaled else None,
-            )
-            for index in layers
-        ]
+        spec, tokens, layers = own.spec, self._block_size, range(len(own.layers))
+        byte = torch_type(spec.format, dtype)
+        vectors, keys = [(dtype, spec.width)], [(byte, spec.index_width)] if spec.index_width else []
+        if spec.levels:
+            vectors = [(dtype, spec.width - spec.levels), (byte, spec.levels)]
+        if spec.format.quantized:
+            (keys or vectors).append((torch.bfloat16, 1))
         # All that is cached of tokens, as words by block id, part, head and token
         self._tokens: list[Tensor] = []
-        offset = 0
-        for token_bytes in (keys // tokens, scales // tokens, SCALE_BYTES if scaled else 0):
-            words = torch.int64
-            if token_bytes % 8 or offset % 8 or memory.units[group].dtype != words:
+        offsets, end = list[int](), 0
+        for kind, width in vectors + keys:
+            offsets.append(end)
+            token_bytes, words = width * kind.itemsize, torch.int64
+            if token_bytes % 8 or end % 8 or memory.units[group].dtype != words:
                 words = torch.uint8
-            if token_bytes:
-                shape = (1, 1, tokens, token_bytes // words.itemsize)
-                self._tokens.append(memory.view(group, 0, words, shape, offset))
-            offset += token_bytes * tokens
+            self._tokens.append(memory.view(group, 0, words, (1, 1, tokens, token_bytes // words.itemsize), end))
+            end += token_bytes * tokens
+
+        def viewed(index: int, parts: list[tuple[torch.dtype, int]], first: int) -> list[Tensor]:
+            """Return parts of a layer's blocks, scales without their last dimension."""
+            shapes = [(kind, (tokens, width) if width > 1 else (tokens,)) for kind, width in parts]
+            return [
+                memory.view(group, index, kind, shape, offset)
+                for (kind, shape), offset in zip(shapes, offsets[first:], strict=False)
+            ]
+
+        self.views = [_cache(viewed(index, vectors, 0)) for index in layers]
+        self.index_views = [IndexCache(*viewed(index, keys, len(vectors))) if keys else None for index in layers]
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         self.place_T = place_T
@@ -101,8 +106,7 @@ class PagedLatents:
         long_R &= ~sparse_R
         if not (sparse_R | long_R).any():
             return Work(self._batch(mixer, rows, block_table_SC), None, ())
-        token_bytes = self._spec.width * self._itemsize
-        long = tuple(expanding(rows, long_R, block_table_SC, self._block_size, token_bytes))
+        long = tuple(expanding(rows, long_R, block_table_SC, self._block_size, self._vector_bytes))
         others, other_T = without(rows, long_R | sparse_R)
         work = Work(self._batch(mixer, others, block_table_SC) if others.num_tokens else None, other_T, long)
         if not sparse_R.any():
@@ -129,7 +133,7 @@ class PagedLatents:
             self._batch(mixer, gathered, block_table_SC) if gathered.num_tokens else None,
             gathered_T,
             without(sparse, masked_R[sparse_R])[1],
-            tuple(expanding(rows, masked_R, block_table_SC, self._block_size, self._spec.width * self._itemsize)),
+            tuple(expanding(rows, masked_R, block_table_SC, self._block_size, self._vector_bytes)),
             -(-int(rows.kv_bound_R[masked_R].max()) // 64),
         )
 
@@ -160,7 +164,7 @@ class PagedLatents:
             tokens_each=rows.tokens_each,
             num_heads=mixer.num_heads,
             num_kv_heads=1,
-            head_bytes=self._spec.width * self._itemsize,
+            head_bytes=self._vector_bytes,
             item_queries=ITEM_QUERIES,
             trees=rows.tree is not None,
         )
@@ -169,6 +173,14 @@ class PagedLatents:
 
     def layer(self, index: int) -> LatentLayer:
         return LatentLayer(self, self._mixers[index], self.views[index], self.index_views[index])
+
+
+def _cache(parts: list[Tensor]) -> LatentCache:
+    """Return a layer's cache of vectors, or of rotated parts, levels and scales."""
+    if len(parts) == 1:
+        return parts[0]
+    rotated_NPY, latent_NPL, scale_NP = parts
+    return LatentLevels(latent_NPL, rotated_NPY, scale_NP)
 
 
 def _mixer(model: ModelSpec, layer: int) -> LatentAttentionSpec:
@@ -214,9 +226,9 @@ class LatentLayer:
     """The latents of one layer, a `layers.latent_attention.AttendsToLatents`."""
 
     def __init__(
-        self, group: PagedLatents, mixer: LatentAttentionSpec, cache_NPW: Tensor, index_cache: IndexCache
+        self, group: PagedLatents, mixer: LatentAttentionSpec, cache: LatentCache, index_cache: IndexCache | None
     ) -> None:
-        self._group, self._mixer, self._cache_NPW, self._index_cache = group, mixer, cache_NPW, index_cache
+        self._group, self._mixer, self._cache, self._index_cache = group, mixer, cache, index_cache
 
     def attend_to_latents(
         self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents, index: Index | None
@@ -225,7 +237,7 @@ class LatentLayer:
         spec, work, ops = latents.spec, self._group.works[self._mixer], latents.ops
         q_THY = ops.latent_kv(
             q_THX, latent_TW, latents.weight_L, spec.norm.eps, latents.cos_sin_ZY, latents.angles(positions_T),
-            spec.interleaved, self._cache_NPW, self._group.place_T,
+            spec.interleaved, self._cache, self._group.place_T,
         )  # fmt: skip
         chosen_TK = None if index is None else self._choice(index, positions_T, work, latents)
         if work.tokens_T is None and work.batch is not None:
@@ -235,7 +247,7 @@ class LatentLayer:
             return self._attended(q_THX, q_THY, choosing.gathered, latents, chosen_TK)
         out_THV = q_THX.new_empty(len(q_THX), spec.num_heads, spec.value_dim)
         for rows in work.long:
-            rows.attend(out_THV, q_THX, q_THY, self._cache_NPW, latents)
+            rows.attend(out_THV, q_THX, q_THY, self._cache, latents)
         out_TX = out_THV.flatten(1)
         parts: list[tuple[RaggedBatch | None, Tensor | None, Tensor | None]] = [(work.batch, work.tokens_T, None)]
         if choosing is not None and chosen_TK is not None:
@@ -263,7 +275,7 @@ class LatentLayer:
         if choosing.tokens_T is not None:
             bits_TW = bits_TW.new_zeros(len(q_THX), choosing.words).index_copy_(0, choosing.tokens_T, bits_TW)
         for rows in choosing.masked:
-            rows.attend(out_THV, q_THX, q_THY, self._cache_NPW, latents, bits_TW)
+            rows.attend(out_THV, q_THX, q_THY, self._cache, latents, bits_TW)
 
     def _choice(self, index: Index, positions_T: Tensor, work: Work, latents: Latents) -> Tensor | None:
         """Keep the indexer's keys, and return the places that it chooses for the sparse rows' tokens, int32 [T, K], or
@@ -271,6 +283,7 @@ class LatentLayer:
         spec, ops = index.spec, latents.ops
         if self._mixer.chooser is not None:
             return index.chosen_TK
+        assert self._index_cache is not None
         q_TID = ops.index_keys(
             index.q_TID, index.key_TD, index.norm_2D, spec.norm.eps, latents.cos_sin_ZY,
             latents.angles(positions_T), spec.interleaved, self._index_cache, self._group.place_T,
@@ -290,5 +303,6 @@ class LatentLayer:
         spec, expand, ops = latents.spec, latents.expand, latents.ops
         q_THL = expand.queries(q_THX[..., : spec.key_dim])
         if chosen_TK is None:
-            return expand.values(ops.latent_attention(q_THL, q_THY, self._cache_NPW, batch, scale=spec.scale))
-        return expand.values(ops.sparse_attention(q_THL, q_THY, self._cache_NPW, batch, chosen_TK, scale=spec.scale))
+            return expand.values(ops.latent_attention(q_THL, q_THY, self._cache, batch, scale=spec.scale))
+        assert isinstance(self._cache, Tensor)  # latents beside an indexer are no levels
+        return expand.values(ops.sparse_attention(q_THL, q_THY, self._cache, batch, chosen_TK, scale=spec.scale))

@@ -18,6 +18,9 @@ from ridgeline.kernels.attention.latent.cost import latent_attention_cost, laten
 from ridgeline.kernels.attention.latent.op import (
     LATENT_ATTENTION,
     LATENT_KV,
+    LatentCache,
+    LatentLevels,
+    kept,
     latent_attention_reference,
     latent_kv_reference,
 )
@@ -97,20 +100,30 @@ def schedule_of(case: LatentCase, batch: RaggedBatch, tokens: int, **options: An
     return make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
 
 
+def apart(cache: LatentCache) -> LatentCache:
+    """Return the same cache with blocks that have a stride of their own, and NaN between them where that exists."""
+    if not isinstance(cache, Tensor):
+        return LatentLevels(*map(apart, cache))
+    empty = torch.zeros(len(cache), 3, *cache.shape[1:], device=cache.device)
+    if cache.itemsize > 1:
+        empty.fill_(torch.nan)
+    wide = empty.to(cache.dtype)
+    wide.view(torch.uint8)[:, 1] = cache.contiguous().view(torch.uint8)
+    return wide[:, 1]
+
+
 def check(case: LatentCase, dtype: torch.dtype, device: str, cut: Cut | None = None) -> None:
     """Views of wider queries with rows to spare, blocks with a stride of their own, NaN around, no lengths."""
-    q_THL, q_THY, cache_NPW, batch = case.inputs(dtype, torch.device(device))
-    expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
+    q_THL, q_THY, cache, batch = case.inputs(dtype, torch.device(device))
+    expected = latent_attention_reference(q_THL, q_THY, cache, batch, scale=scale_of(case))
     tokens, spare = len(q_THL), 0 if batch.tokens_each else 3
     wide = torch.full((case.num_heads, tokens + spare, case.rank + case.rope_dim + 16), torch.nan, dtype=dtype)
     wide_THX = wide.to(device).transpose(0, 1)  # heads come first, as from a product of each head
     wide_THX[:tokens, :, : case.rank] = q_THL
     wide_THX[:tokens, :, case.rank : case.rank + case.rope_dim] = q_THY
     given = wide_THX[..., : case.rank], wide_THX[..., case.rank : case.rank + case.rope_dim]
-    apart = torch.full((len(cache_NPW), 3, *cache_NPW.shape[1:]), torch.nan, dtype=dtype, device=device)
-    apart[:, 1] = cache_NPW
     batch = replace(batch, kv_len_R=batch.kv_len_R.int(), num_tokens_R=None, kv_bound_R=None)
-    out = latent_attention(*given, apart[:, 1], batch, scale=scale_of(case), cut=cut)
+    out = latent_attention(*given, apart(cache), batch, scale=scale_of(case), cut=cut)
     assert out.is_contiguous()
     assert out.dtype == dtype
     assert worst(out[:tokens], expected) <= tolerance(dtype)
@@ -442,6 +455,10 @@ def test_a_cut_depends_on_shapes_alone_and_fits() -> None:
 # The cache's launch
 
 
+# From one level to the next: relative for E4M3, and of the largest number (about 4) for int8
+LEVEL_STEP = {"fp8": (0.126, 0.02), "int8": (0.0, 0.05)}
+
+
 def kv_inputs(case: LatentCase, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
     (kept,) = as_cases(LatentKVCase, [case])
     return kept.inputs(dtype, torch.device(device))
@@ -452,10 +469,15 @@ def both(inputs: tuple[Any, ...]) -> list[list[Tensor]]:
     results = []
     functions: tuple[Callable[..., Tensor], ...] = (latent_kv_reference, latent_kv)
     for function in functions:
-        *given, cache_NPW, place_T = inputs
-        whole = torch.full_like(cache_NPW.new_empty(len(cache_NPW), 2, *cache_NPW.shape[1:]), torch.nan)
-        q_THY = function(*given, whole[:, 1], place_T)
-        results.append([q_THY, whole])
+        *given, cache, place_T = inputs
+        if isinstance(cache, Tensor):
+            whole = torch.full_like(cache.new_empty(len(cache), 2, *cache.shape[1:]), torch.nan)
+            results.append([function(*given, whole[:, 1], place_T), whole])
+            continue
+        own = apart(cache)
+        q_THY = function(*given, own, place_T)
+        every = (torch.arange(len(own.rotated_NPY), device=q_THY.device),)
+        results.append([q_THY, torch.cat(kept(own, every, own.latent_NPL.shape[2], torch.float32), -1)])
     return results
 
 
@@ -471,7 +493,13 @@ def test_the_cache_is_filled_and_queries_rotated_in_one_launch(
         assert got.is_contiguous()
         eps = 2 * torch.finfo(dtype).eps
         torch.testing.assert_close(got, expected, rtol=eps, atol=eps)
-        torch.testing.assert_close(cache, wanted, rtol=eps, atol=eps, equal_nan=True)
+        if case.levels:  # where a sum ends otherwise, a number may become the next level
+            far = (cache - wanted).abs() > eps * (1 + wanted.abs())
+            assert far.float().mean() <= (0.05 if dtype == torch.bfloat16 else 1e-3)
+            rtol, atol = LEVEL_STEP[case.latents]
+        else:
+            rtol, atol = eps, eps
+        torch.testing.assert_close(cache, wanted, rtol=rtol, atol=atol, equal_nan=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.latent.cost import latent_attention_cost, latent_kv_cost
+from ridgeline.kernels.attention.latent.op import LatentCache, LatentLevels
 from ridgeline.kernels.attention.paged.cases import reference_fits, scattered, shortened
 from ridgeline.kernels.base.case import Cases, OpCase, as_cases, rows_label
 from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.base.kv_cache import levels, row_scales, torch_type
+from ridgeline.kernels.base.kv_format import kv_format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,7 @@ class LatentCase(OpCase):
     """A case for tests and benchmarks.
 
     rows: (new tokens, tokens in the cache after them) of each row.
+    latents: how latents are cached, as `kv_cache_dtype` names it.
     """
 
     epsilons: ClassVar[int] = 8
@@ -30,6 +34,7 @@ class LatentCase(OpCase):
     key_dim: int = 24
     block_size: int = 16
     interleaved: bool = True
+    latents: str = "auto"
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """Return random (q_THL, q_THY, cache, batch). Rows have shuffled slots, and blocks are scattered over the
@@ -46,11 +51,18 @@ class LatentCase(OpCase):
         tokens = sum(new for new, _ in self.rows)
         q_THW = torch.randn(tokens, self.num_heads, width, generator=made, device=device).to(dtype)
         q_THL, q_THY = (part.contiguous() for part in q_THW.split((self.rank, self.rope_dim), dim=-1))
-        return q_THL, q_THY, cache_NPW, batch
+        form = kv_format(self.latents)
+        cache = as_levels(cache_NPW, self.rank, torch_type(form, dtype)) if form.quantized else cache_NPW
+        return q_THL, q_THY, cache, batch
 
     @property
     def label(self) -> str:
-        return f"{rows_label(self.rows)} heads {self.num_heads}x({self.rank}+{self.rope_dim})"
+        form = "" if self.latents == "auto" else f" {self.latents}"
+        return f"{rows_label(self.rows)} heads {self.num_heads}x({self.rank}+{self.rope_dim}){form}"
+
+    @property
+    def levels(self) -> bool:
+        return kv_format(self.latents).quantized
 
     @property
     def slack(self) -> int:
@@ -72,7 +84,13 @@ class LatentCase(OpCase):
 
     def cost(self, itemsize: int) -> Cost:
         new_R, kv_R = zip(*self.rows, strict=True)
-        return latent_attention_cost(new_R, kv_R, **self.sizes, itemsize=itemsize)
+        return latent_attention_cost(new_R, kv_R, **self.sizes, itemsize=itemsize, levels=self.levels)
+
+
+def as_levels(cache_NPW: Tensor, rank: int, kind: torch.dtype) -> LatentLevels:
+    """Return a cache of vectors with latents of 8 bits. What is no number has a scale that is none."""
+    latent_NPL, scale_NP = cache_NPW[..., :rank], row_scales(cache_NPW[..., :rank], kind)
+    return LatentLevels(levels(latent_NPL, scale_NP, kind), cache_NPW[..., rank:].contiguous(), scale_NP)
 
 
 class LatentKVCase(LatentCase):
@@ -89,7 +107,7 @@ class LatentKVCase(LatentCase):
         return {}
 
     def cost(self, itemsize: int) -> Cost:
-        return latent_kv_cost(sum(new for new, _ in self.rows), **self.sizes, itemsize=itemsize)
+        return latent_kv_cost(sum(new for new, _ in self.rows), **self.sizes, itemsize=itemsize, levels=self.levels)
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> tuple[Any, ...]:
         """Return random arguments: views of wider rows, and a cache whose blocks lie apart."""
@@ -109,7 +127,12 @@ class LatentKVCase(LatentCase):
         cache = torch.full(
             (blocks, 2, self.block_size, self.rank + self.rope_dim), torch.nan, dtype=dtype, device=device
         )
-        return q_THX, latent_TW, weight_L, 1e-6, cos_sin_ZY, positions_T, self.interleaved, cache[:, 1], place_T
+        form = kv_format(self.latents)
+        own: LatentCache = cache[:, 1]
+        if form.quantized:
+            parts = as_levels(cache, self.rank, torch_type(form, dtype))
+            own = LatentLevels(*(part[:, 1] for part in parts))
+        return q_THX, latent_TW, weight_L, 1e-6, cos_sin_ZY, positions_T, self.interleaved, own, place_T
 
 
 CASES = (
@@ -119,13 +142,15 @@ CASES = (
     LatentCase(rows=((40, 100), (1, 90), (1, 1)), block_size=4),
     LatentCase(rows=((1, 300), (0, 9), (5, 257)), num_heads=6, rank=64, rope_dim=32, block_size=32),
     LatentCase(rows=((3, 150), (3, 9), (3, 300)), num_heads=16),
+    LatentCase(rows=((7, 7), (16, 33), (1, 20)), latents="fp8"),
+    LatentCase(rows=((1, 300), (0, 9), (5, 257)), num_heads=6, rank=48, block_size=4, latents="int8"),
     LatentCase(rows=((1, 700), (1, 1300)), num_heads=16, rank=512, rope_dim=64, key_dim=128, block_size=64),
     LatentCase(rows=((70, 130), (1, 33)), num_heads=20, rank=512, rope_dim=64, key_dim=128, block_size=64),
 )
 
 
-def _deepseek(heads: int, *rows: tuple[int, int]) -> LatentCase:
-    return LatentCase(rows=rows, num_heads=heads, rank=512, rope_dim=64, key_dim=128, block_size=64)
+def _deepseek(heads: int, *rows: tuple[int, int], latents: str = "auto") -> LatentCase:
+    return LatentCase(rows=rows, num_heads=heads, rank=512, rope_dim=64, key_dim=128, block_size=64, latents=latents)
 
 
 HEADS = (16, 128)  # of DeepSeek-V3 on eight devices, and all of its heads on one
@@ -133,7 +158,7 @@ REAL = [
     _deepseek(heads, *[row] * rows)
     for heads in HEADS
     for rows, row in ((1, (1, 8192)), (64, (1, 8192)), (256, (1, 1088)), (1, (2048, 2048)))
-]
+] + [_deepseek(heads, *[(1, 8192)] * 64, latents="fp8") for heads in HEADS]
 SWEPT = [
     *(_deepseek(h, *[(1, kv)] * rows) for h in HEADS for kv in (8192, 1024, 32_768) for rows in (64, 8, 1, 256)),
     *(_deepseek(h, (tokens, tokens)) for h in HEADS for tokens in (8192, 1024)),

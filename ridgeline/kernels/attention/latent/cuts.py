@@ -39,7 +39,7 @@ def with_cut(cut: Cut) -> Callable[..., Any]:
 def scheduled(case: LatentCase, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments with the schedule, which the layers of a step share."""
     *tensors, batch = given
-    return *tensors, replace(batch, schedule=schedule_of(tensors[0], tensors[2], batch))
+    return *tensors, replace(batch, schedule=schedule_of(tensors[0], tensors[1], batch))
 
 
 OP_CUTS = {"latent_attention": Cuts(candidates, with_cut, interpreted=(Cut,), prepared=scheduled)}

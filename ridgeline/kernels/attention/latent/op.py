@@ -3,6 +3,9 @@
 All heads read the same vectors, as keys and as values: the first L numbers of a vector are its value, and all of them
 its key. Queries come multiplied by the heads' projections of keys, and results go to those of values.
 
+Latents may be cached as levels of 8 bits with a scale for each token (kernels/base/kv_format.py). Rotated parts keep
+the dtype of activations: they are a ninth of a vector, and what the positions of tokens decide is in them.
+
 Legend:
     T  tokens of the step
     R  rows
@@ -20,14 +23,49 @@ Legend:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.paged.op import RaggedBatch, softmax_with_sinks
+from ridgeline.kernels.base.kv_cache import levels, row_scales
 from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
 from ridgeline.kernels.base.tree import sight
 
 ITEM_QUERIES = 64  # tokens times heads that a program attends with at most (`attention_schedule`)
+
+
+class LatentLevels(NamedTuple):
+    """Cached vectors whose latents are levels of 8 bits. The blocks of each part may have a stride of their own.
+
+    latent_NPL: the levels.
+    rotated_NPY: the rotated parts, in the dtype of activations.
+    scale_NP: what the levels of a token are multiplied by, bfloat16.
+    """
+
+    latent_NPL: Tensor
+    rotated_NPY: Tensor
+    scale_NP: Tensor
+
+
+LatentCache = Tensor | LatentLevels  # [N, P, W] in the dtype of activations, or levels
+
+
+def tokens_held(cache: LatentCache) -> int:
+    """Return the tokens of a block."""
+    return int((cache if isinstance(cache, Tensor) else cache.latent_NPL).shape[1])
+
+
+def kept(cache: LatentCache, at: tuple[Tensor, ...], rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the latents and the rotated parts of some blocks, or of some tokens by block and offset: [..., L] and
+    [..., Y] in this dtype. A number of a level times its scale is rounded once."""
+    if isinstance(cache, Tensor):
+        vectors = cache[at].to(dtype)
+        return vectors[..., :rank], vectors[..., rank:]
+    latent_NPL, rotated_NPY, scale_NP = cache
+    found = latent_NPL.view(torch.uint8)[at].view(latent_NPL.dtype).to(dtype)  # torch cannot index all of these types
+    return found.mul_(scale_NP[at][..., None]), rotated_NPY[at].to(dtype)
 
 
 def latent_kv_reference(
@@ -38,7 +76,7 @@ def latent_kv_reference(
     cos_sin_ZY: Tensor,
     positions_T: Tensor,
     interleaved: bool,
-    cache_NPW: Tensor,
+    cache: LatentCache,
     place_T: Tensor,
 ) -> Tensor:
     """Store rms(c) · weight beside the rotated r of every token, and return the rotated parts of the queries: dense
@@ -49,12 +87,18 @@ def latent_kv_reference(
     cos_sin_ZY: float32 [Z, Y], cosines then sines.
     interleaved: numbers 2 i and 2 i + 1 rotate as a pair, and otherwise i and Y / 2 + i. Results have the latter order
         in both cases.
-    cache_NPW: the cache, whose blocks may have a stride of their own.
+    cache: takes the vectors. Its blocks may have a stride of their own.
     place_T: block * P + offset, for every token.
     """
     kept_TW, q_THY = prepared(q_THX, latent_TW, weight_L, eps, cos_sin_ZY, positions_T, interleaved)
-    block_T, offset_T = place_T.long() // cache_NPW.shape[1], place_T.long() % cache_NPW.shape[1]
-    cache_NPW[block_T, offset_T] = kept_TW.to(cache_NPW.dtype)
+    at = place_T.long() // tokens_held(cache), place_T.long() % tokens_held(cache)
+    if isinstance(cache, Tensor):
+        cache[at] = kept_TW.to(cache.dtype)
+        return q_THY
+    latent_NPL, rotated_NPY, scale_NP = cache
+    c_TL, rotated_NPY[at] = kept_TW[:, : len(weight_L)], kept_TW[:, len(weight_L) :].to(rotated_NPY.dtype)
+    scale_T = scale_NP[at] = row_scales(c_TL, latent_NPL.dtype)
+    latent_NPL.view(torch.uint8)[at] = levels(c_TL, scale_T, latent_NPL.dtype).view(torch.uint8)
     return q_THY
 
 
@@ -86,24 +130,24 @@ def rotated(x_THY: Tensor, cos_sin_T1Y: Tensor, interleaved: bool) -> Tensor:
 
 
 def latent_attention_reference(
-    q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float
+    q_THL: Tensor, q_THY: Tensor, cache: LatentCache, batch: RaggedBatch, *, scale: float
 ) -> Tensor:
     """Return softmax(scale · (q c + q' r) + mask) c for every row on its own, computed in float32: dense [T, H, L] in
     q's dtype. Every query sees all that is cached of its row up to its own position; with a tree, none of these keys
     from its base on but those in its bits.
 
     q_THL: queries against the latents. q_THY: their rotated parts.
-    cache_NPW: the latents and the rotated parts of keys.
+    cache: the latents and the rotated parts of keys.
 
     Cells that no query sees never influence the result, NaN and inf included, as in `attention.op.RaggedBatch`.
     """
     out_THL = torch.empty_like(q_THL, memory_format=torch.contiguous_format)
-    rank, block_size = q_THL.shape[-1], cache_NPW.shape[1]
+    rank, block_size = q_THL.shape[-1], tokens_held(cache)
     starts, lengths = batch.start_R1.tolist(), batch.kv_len_R.tolist()
     for row, slot in enumerate(batch.slots_R.tolist()):
         length, first, last = lengths[row], starts[row], starts[row + 1]
         blocks = batch.block_table_SC[slot, : -(-length // block_size)].long()
-        kept_JW = cache_NPW[blocks].flatten(0, 1)[:length].float()
+        kept_JW = torch.cat(kept(cache, (blocks,), rank, torch.float32), -1).flatten(0, 1)[:length]
         position_Q1 = torch.arange(length - (last - first), length, device=q_THL.device)[:, None]
         key_QJ = torch.arange(length, device=q_THL.device)[None, :]
         visible_QJ = key_QJ <= position_Q1

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.attention.latent.op import LatentCache, kept, tokens_held
 from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.base.tree import Tree, sight
 
@@ -35,16 +36,16 @@ class Row(NamedTuple):
     blocks_B: Tensor
 
 
-def latent_attention(q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float) -> Tensor:
+def latent_attention(q_THL: Tensor, q_THY: Tensor, cache: LatentCache, batch: RaggedBatch, *, scale: float) -> Tensor:
     """Compute `op.latent_attention_reference`."""
     tokens, heads, rank = q_THL.shape
     out_THL = q_THL.new_empty(tokens, heads, rank)
     step = max(1, QUERIES // heads)
-    for row in rows_of(batch, cache_NPW.shape[1]):
+    for row in rows_of(batch, tokens_held(cache)):
         for start in range(row.first, row.last, step):
             tile = slice(start, min(row.last, start + step))
             q_MW = torch.cat((q_THL[tile], q_THY[tile]), dim=-1).flatten(0, 1) * scale
-            found_ML = _attended(q_MW, cache_NPW, row, tile, rank, batch.tree)
+            found_ML = _attended(q_MW, cache, row, tile, rank, batch.tree)
             out_THL[tile] = found_ML.unflatten(0, (-1, heads)).to(q_THL.dtype)
     return out_THL
 
@@ -65,9 +66,9 @@ def rows_of(batch: RaggedBatch, block_size: int) -> list[Row]:
     return found
 
 
-def _attended(q_MW: Tensor, cache_NPW: Tensor, row: Row, tile: slice, rank: int, tree: Tree | None) -> Tensor:
+def _attended(q_MW: Tensor, cache: LatentCache, row: Row, tile: slice, rank: int, tree: Tree | None) -> Tensor:
     """Return the attention of a tile's queries, the weighted sums of latents: [M, L]."""
-    block_size, token_bytes = cache_NPW.shape[1], cache_NPW.shape[2] * cache_NPW.element_size()
+    block_size, token_bytes = tokens_held(cache), q_MW.shape[1] * q_MW.element_size()
     before = row.length - (row.last - tile.start)
     keys = before + tile.stop - tile.start
     each = min(SCORES // len(q_MW), GATHERED_BYTES // token_bytes) // block_size * block_size or block_size
@@ -75,7 +76,11 @@ def _attended(q_MW: Tensor, cache_NPW: Tensor, row: Row, tile: slice, rank: int,
     for start in range(0, keys, each):
         end = min(keys, start + each)
         blocks_B = row.blocks_B[start // block_size : -(-end // block_size)]
-        kept_JW = cache_NPW.index_select(0, blocks_B).flatten(0, 1)[: end - start]
+        if isinstance(cache, Tensor):
+            kept_JW = cache.index_select(0, blocks_B)
+        else:
+            kept_JW = torch.cat(kept(cache, (blocks_B,), rank, q_MW.dtype), -1)
+        kept_JW = kept_JW.flatten(0, 1)[: end - start]
         seen_QJ = _seen(tile, before, start, end, tree)
         if tree is not None and seen_QJ is not None:
             kept_JW[~seen_QJ.any(0)] = 0  # a mask alone would not do: 0 · NaN is NaN

@@ -12,6 +12,8 @@ import triton
 from torch import Tensor
 
 from ridgeline.kernels.attention.latent.choose import MOST_QUERIES, choose
+from ridgeline.kernels.attention.latent.kernel_cache import for_kernels
+from ridgeline.kernels.attention.latent.op import LatentCache, tokens_held
 from ridgeline.kernels.attention.latent.triton_kernel import combine_kernel, latent_kernel
 from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Schedule
 from ridgeline.kernels.attention.paged.schedule import make_schedule
@@ -26,22 +28,22 @@ FEWEST_COMBINERS = 64  # for fewer programs, each reads more parts of fewer colu
 
 
 def latent_attention(
-    q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float, cut: Cut | None = None
+    q_THL: Tensor, q_THY: Tensor, cache: LatentCache, batch: RaggedBatch, *, scale: float, cut: Cut | None = None
 ) -> Tensor:
     """Compute `op.latent_attention_reference`. cut: how it is cut, if that is not to be chosen.
 
     Block sizes are powers of two, and the last dimension of every tensor is contiguous. Cells that no query sees may
     hold NaN.
     """
-    if any(x.stride(-1) != 1 for x in (q_THL, q_THY, cache_NPW)):
-        raise ValueError("latent attention: queries and vectors must be contiguous in their last dimension")
-    schedule = schedule_of(q_THL, cache_NPW, batch) if batch.schedule is None else batch.schedule
+    if any(x.stride(-1) != 1 for x in (q_THL, q_THY)):
+        raise ValueError("latent attention: queries must be contiguous in their last dimension")
+    schedule = schedule_of(q_THL, q_THY, batch) if batch.schedule is None else batch.schedule
     if schedule.window is not None or schedule.cascade is not None:
         raise ValueError("latent attention: make schedules without a window or shared blocks")
     if batch.tree is not None and not schedule.trees:
         raise ValueError("latent attention: make schedules with trees for batches that have them")
     out_THL = torch.empty_like(q_THL, memory_format=torch.contiguous_format)
-    tensors, counts_R = (q_THL, q_THY, cache_NPW, out_THL), batch.num_tokens_R
+    tensors, counts_R = (q_THL, q_THY, cache, out_THL), batch.num_tokens_R
     # If the host knows the rows, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or ((counts_R > 0) & (counts_R <= schedule.few)).any()):
         _items(schedule, tensors, batch, scale, cut)
@@ -52,7 +54,10 @@ def latent_attention(
     return out_THL
 
 
-def schedule_of(q_THL: Tensor, cache_NPW: Tensor, batch: RaggedBatch) -> Schedule:
+Tensors = tuple[Tensor, Tensor, LatentCache, Tensor]  # queries, their rotated parts, what they attend to, the results
+
+
+def schedule_of(q_THL: Tensor, q_THY: Tensor, batch: RaggedBatch) -> Schedule:
     """Return the schedule of a step, which its layers share."""
     tokens, heads, _ = q_THL.shape
     of_layers = AttentionShape(
@@ -60,14 +65,14 @@ def schedule_of(q_THL: Tensor, cache_NPW: Tensor, batch: RaggedBatch) -> Schedul
         tokens_each=batch.tokens_each,
         num_heads=heads,
         num_kv_heads=1,
-        head_bytes=cache_NPW.shape[2] * cache_NPW.element_size(),
+        head_bytes=(q_THL.shape[2] + q_THY.shape[2]) * q_THL.element_size(),
         item_queries=MOST_QUERIES,
         trees=batch.tree is not None,
     )
     return make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
 
 
-def _items(schedule: Schedule, tensors: tuple[Tensor, ...], batch: RaggedBatch, scale: float, cut: Cut | None) -> None:
+def _items(schedule: Schedule, tensors: Tensors, batch: RaggedBatch, scale: float, cut: Cut | None) -> None:
     """Attend with the rows that are cut into items, and add up the parts of those that have several."""
     q_THL, _, _, out_THL = tensors
     (num_tokens, heads, rank), device = q_THL.shape, q_THL.device
@@ -99,63 +104,74 @@ def _items(schedule: Schedule, tensors: tuple[Tensor, ...], batch: RaggedBatch, 
 
 
 def _launch(
-    tokens: int, work: tuple[Tensor, ...], tensors: tuple[Tensor, ...], batch: RaggedBatch, scale: float,
+    tokens: int, work: tuple[Tensor, ...], tensors: Tensors, batch: RaggedBatch, scale: float,
     cut: Cut | None,
 ) -> None:  # fmt: skip
     """Attend with items or tiles of up to so many tokens. work: (their table, counts, and what the parts of items go
     to)."""
-    q_THL, q_THY, cache_NPW, _ = tensors
+    q_THL, q_THY, cache, out_THL = tensors
     (_, heads, rank), rope = q_THL.shape, q_THY.shape[2]
-    if cut is None and batch.tree is None and compute_capability(cache_NPW.device) == (9, 0):
+    if isinstance(cache, Tensor) and cut is None and batch.tree is None and compute_capability(q_THL.device) == (9, 0):
         from ridgeline.kernels.attention.latent import hopper as of_hopper  # Gluon, which other devices do without
 
-        if of_hopper.supports(tokens * heads, q_THL, q_THY, cache_NPW, items=work[0].shape[1] == 8):
-            of_hopper.attend(tokens, work, tensors, batch, scale)
+        if of_hopper.supports(tokens * heads, q_THL, q_THY, cache, items=work[0].shape[1] == 8):
+            of_hopper.attend(tokens, work, (q_THL, q_THY, cache, out_THL), batch, scale)
             return
-    cut = cut or choose(tokens * heads, rank, rank + rope, q_THL.element_size(), q_THL.device)
+    own = for_kernels(cache, torch.int16)
+    levels = own.KV is not None
+    cut = cut or choose(tokens * heads, rank, rank + rope, q_THL.element_size(), q_THL.device, levels=levels)
     latent_kernel[(len(work[0]) * triton.cdiv(tokens * heads, cut.queries),)](
-        *tensors,
+        q_THL,
+        q_THY,
+        own.latents,
+        own.rotated,
+        own.scale,
+        out_THL,
         batch.block_table_SC,
         *work,
         *((None, None) if batch.tree is None else batch.tree),
         scale * LOG2E.value,
         *q_THL.stride()[:2],
         *q_THY.stride()[:2],
-        cache_NPW.stride(0),
+        own.block,
+        own.rotated_block,
+        own.scale_block,
         batch.block_table_SC.stride(0),
-        stride_token=cache_NPW.stride(1),
+        stride_token=own.token,
         HEADS=heads,
         TOKENS=tokens,
         RANK=rank,
         ROPE=rope,
-        BLOCK_SIZE=cache_NPW.shape[1],
+        BLOCK_SIZE=tokens_held(cache),
         QUERIES=cut.queries,
         L=triton.next_power_of_2(rank),
         Y=max(16, triton.next_power_of_2(rope)),
         TILE=cut.keys,
         ITEMS=work[0].shape[1] == 8,
         TREE=batch.tree is not None,
+        KV=own.KV,
         num_warps=cut.warps,
         num_stages=cut.stages,
         **launch_options(q_THL.device),
     )
 
 
-def _aot(cut: Cut, heads: int, tokens: int, arch: str, *, items: bool, tree: bool = False) -> AotKernel:
+def _aot(
+    cut: Cut, heads: int, tokens: int, arch: str, *, items: bool, tree: bool = False, kv: str | None = None
+) -> AotKernel:
     """Return the entry of DeepSeek's latents, for so many heads."""
     kinds = {"table_ptr": "*i32", "work_ptr": "*i32", "counts_ptr": "*i32", "whose_ptr": "*i32"}
-    kinds |= {"parts_ptr": "*fp32", "part_lse_ptr": "*fp32"}
-    trees = dict.fromkeys(("bits_ptr", "base_ptr"), "*i64")
-    pointers = [name for name in latent_kernel.arg_names if name.endswith("_ptr") and name not in trees]
-    signature = {name: kinds.get(name, "*bf16") for name in pointers} | {"scale": "fp32", "stride_table": "i32"}
-    sides = ("q_token", "q_head", "rotated_token", "rotated_head", "block")
-    signature |= {f"stride_{name}": "i32:16" for name in sides} | (trees if tree else {})
+    kinds |= {"parts_ptr": "*fp32", "part_lse_ptr": "*fp32", "scale": "fp32", "stride_table": "i32"}
+    kinds |= {"bits_ptr": "*i64", "base_ptr": "*i64"} | ({} if kv is None else {"cache_ptr": "*i16"})
     constants: dict[str, Any] = {
-        "HEADS": heads, "TOKENS": tokens, "RANK": 512, "ROPE": 64, "stride_token": 576, "BLOCK_SIZE": 64,
-        "QUERIES": cut.queries, "L": 512, "Y": 64, "TILE": cut.keys, "ITEMS": items,
-        "TREE": tree,
+        "HEADS": heads, "TOKENS": tokens, "RANK": 512, "ROPE": 64, "stride_token": 576 if kv is None else 256,
+        "BLOCK_SIZE": 64, "QUERIES": cut.queries, "L": 512, "Y": 64, "TILE": cut.keys, "ITEMS": items, "TREE": tree,
+        "KV": kv,
     }  # fmt: skip
-    constants |= {} if tree else dict.fromkeys(trees)
+    constants |= {} if tree else dict.fromkeys(("bits_ptr", "base_ptr"))
+    constants |= {} if kv else dict.fromkeys(("r_ptr", "scale_ptr", "stride_r", "stride_scale"))
+    names = [name for name in latent_kernel.arg_names if name not in constants and name != "PDL"]
+    signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32:16") for name in names}
     return AotKernel(
         latent_kernel, signature, constants, num_warps=cut.warps, num_stages=cut.stages, archs=(arch,),
         tensor_cores="MMA", hot=cut.queries < 64,
@@ -177,5 +193,8 @@ AOT = (
     _aot(Cut(16, 16, warps=4, stages=1), 16, 1, "gfx942", items=True),
     _aot(Cut(32, 16, warps=4, stages=1), 128, 1, "gfx942", items=False),
     _aot(Cut(32, 16, warps=4, stages=1), 16, 4, "gfx942", items=True, tree=True),
+    _aot(Cut(16, 64, warps=8, stages=3), 16, 1, "sm_90", items=True, kv="e4m3"),
+    _aot(Cut(32, 64, warps=8, stages=3), 16, 2, "sm_90", items=True, kv="int8"),
+    _aot(Cut(64, 32, warps=8, stages=3), 128, 1, "sm_90", items=True, kv="e4m3"),
     *(_aot_combine(arch) for arch in ONE_OF_EACH),
 )

@@ -34,6 +34,14 @@ from ridgeline.kernels.attention.paged.triton_common import (
     place_in_blocks,
     seen_of_tile,
 )
+from ridgeline.kernels.base.triton_levels import (
+    columns_apart,
+    columns_joined,
+    multiplier,
+    scores_of,
+    unit,
+    with_values,
+)
 
 
 @triton.jit
@@ -41,6 +49,8 @@ def latent_kernel(
     q_ptr,
     rotated_ptr,
     cache_ptr,
+    r_ptr,
+    scale_ptr,
     out_ptr,
     table_ptr,
     work_ptr,
@@ -56,6 +66,8 @@ def latent_kernel(
     stride_rotated_token,
     stride_rotated_head,
     stride_block,
+    stride_r,
+    stride_scale,
     stride_table,
     stride_token: tl.constexpr,  # so that one register addresses all of a thread's share of a tile
     HEADS: tl.constexpr,
@@ -69,6 +81,7 @@ def latent_kernel(
     TILE: tl.constexpr,
     ITEMS: tl.constexpr,
     TREE: tl.constexpr,
+    KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend with QUERIES of an item's queries, or of a tile's.
@@ -79,6 +92,8 @@ def latent_kernel(
     whose: int32 [T, 2], where (first item, items) are left of every row that has items, at its first token.
     scale: log2(e) times the op's.
     RANK, ROPE: L and Y without padding.
+    KV: the format of levels, of which a word of the cache has two. Rotated parts and scales lie apart, by strides of
+        blocks. None: latents are numbers.
     TREE: queries see the keys of a tree, by bits and base, int64 [T].
     """
     CUTS: tl.constexpr = (TOKENS * HEADS + QUERIES - 1) // QUERIES
@@ -119,11 +134,17 @@ def latent_kernel(
     rotated_M = place_M * stride_rotated_token + head_M.to(tl.int64) * stride_rotated_head
     q = load_vectors(q_ptr + q_M[:, None] + l_L[None, :], real_M[:, None], l_L[None, :], RANK, L)
     rotated = load_vectors(rotated_ptr + rotated_M[:, None] + y_Y[None, :], real_M[:, None], y_Y[None, :], ROPE, Y)
-    acc = tl.zeros((QUERIES, L), tl.float32)
+    q = columns_apart(multiplier(q, KV), QUERIES, L, KV)
+    if KV is None:
+        acc = tl.zeros((QUERIES, L), tl.float32)
+    else:
+        acc = tl.zeros((QUERIES, L // 2), tl.float32), tl.zeros((QUERIES, L // 2), tl.float32)
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
 
     table_ptr += slot.to(tl.int64) * stride_table
+    WORDS: tl.constexpr = 1 if KV is None else 2  # numbers of a word
+    w_W = tl.arange(0, L // WORDS)
     place_J1 = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None]
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     # All tiles are masked alike. The masks cost little beside products of such width, and a query's bits then do not
@@ -139,10 +160,20 @@ def latent_kernel(
         else:
             kept_ptr = cache_ptr + (blocks.to(tl.int64) * stride_block)[:, None]
         # Unseen cells become 0 and no more: 0 · NaN is NaN
-        c_JL = load_vectors(kept_ptr + (place_J1 + l_L[None, :]), readable_J[:, None], l_L[None, :], RANK, L)
-        r_JY = load_vectors(kept_ptr + (place_J1 + RANK + y_Y[None, :]), readable_J[:, None], y_Y[None, :], ROPE, Y)
+        c_JW = load_vectors(
+            kept_ptr + (place_J1 + w_W[None, :]), readable_J[:, None], w_W[None, :], RANK // WORDS, L // WORDS
+        )
+        if KV is None:
+            scale_J = None
+            r_ptr_JY = kept_ptr + (place_J1 + RANK + y_Y[None, :])
+        else:
+            block_J = blocks.to(tl.int64) + tl.zeros((TILE,), tl.int64)
+            token_J = key_J % BLOCK_SIZE
+            scale_J = tl.load(scale_ptr + block_J * stride_scale + token_J, mask=readable_J, other=0).to(tl.float32)
+            r_ptr_JY = r_ptr + (block_J * stride_r + token_J * ROPE)[:, None] + y_Y[None, :]
+        r_JY = load_vectors(r_ptr_JY, readable_J[:, None], y_Y[None, :], ROPE, Y)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        x = tl.dot(q, tl.trans(c_JL), input_precision="ieee")
+        x = scores_of(q, c_JW, scale_J, KV, PDL)
         x = tl.dot(rotated, tl.trans(r_JY), x, input_precision="ieee") * scale
         visible = readable_J[None, :]
         if TREE:
@@ -154,13 +185,15 @@ def latent_kernel(
         p = tl.exp2(x - new_max_M[:, None])
         shrink_M = tl.exp2(max_M - new_max_M)
         sum_M = sum_M * shrink_M + tl.sum(p, 1)
-        acc = tl.dot(p.to(c_JL.dtype), c_JL, acc * shrink_M[:, None], input_precision="ieee")
+        if KV is not None:
+            scale_J = scale_J * unit(KV)
+        acc = with_values(acc, shrink_M, p, c_JW, scale_J, q, KV, PDL)
         max_M = new_max_M
 
     share_M = tl.where(sum_M > 0, 1 / sum_M, 0)  # a stopped row may have queries that see nothing
     out_M = (place_M * HEADS + head_M) * RANK
     part_M = entry.to(tl.int64) * (TOKENS * HEADS) + pair_M
-    acc = acc * share_M[:, None]
+    acc = columns_joined(acc, QUERIES, L, KV) * share_M[:, None]
     out, part = out_M[:, None] + l_L[None, :], part_M[:, None] * RANK + l_L[None, :]
     stored = real_M[:, None] & (l_L < RANK)[None, :]
     if num_parts == 1:

@@ -9,14 +9,19 @@ each. Numbers that rotate into each other are held in two tensors, so no thread 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.attention.latent.kernel_cache import for_kernels
+from ridgeline.kernels.attention.latent.op import LatentCache, tokens_held
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.base.triton_levels import levels, magnitude, row_scale
 
 HEADS = 32  # of a program: 2,048 rotated numbers of DeepSeek's queries
 
@@ -29,6 +34,8 @@ def latent_kv_kernel(
     cos_sin_ptr,
     positions_ptr,
     cache_ptr,
+    rotated_ptr,
+    scale_ptr,
     place_ptr,
     out_ptr,
     eps,
@@ -37,6 +44,8 @@ def latent_kv_kernel(
     stride_latent,
     stride_block,
     stride_token,
+    stride_rotated,
+    stride_scale,
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
@@ -45,11 +54,13 @@ def latent_kv_kernel(
     HALF: tl.constexpr,
     E: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute `latent_kv`. q begins at the rotated part of the first head.
 
     RANK, ROPE: L and Y without padding. HALF: half of Y, padded.
+    KV: the format of levels, whose rotated parts and scales lie apart, by strides of blocks; None: latents are numbers.
     """
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if PDL:
@@ -70,10 +81,18 @@ def latent_kv_kernel(
         normed_L = normed_L.to(c_L.dtype)  # as if the norm were a layer of its own
         place = tl.load(place_ptr + token).to(tl.int64)
         cache_ptr += place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token
-        tl.store(cache_ptr + l_L, normed_L.to(cache_ptr.dtype.element_ty), mask=l_L < RANK)
+        if KV is None:
+            tl.store(cache_ptr + l_L, normed_L.to(cache_ptr.dtype.element_ty), mask=l_L < RANK)
+            r_ptr = cache_ptr + RANK
+        else:
+            wide_L = normed_L.to(tl.float32)
+            scale = row_scale(tl.max(magnitude(tl.where(l_L < RANK, wide_L, 0)), 0), KV)
+            tl.store(cache_ptr + l_L, levels(wide_L / scale, KV), mask=l_L < RANK)
+            tl.store(scale_ptr + place // BLOCK_SIZE * stride_scale + place % BLOCK_SIZE, scale.to(tl.bfloat16))
+            r_ptr = rotated_ptr + place // BLOCK_SIZE * stride_rotated + place % BLOCK_SIZE * ROPE
         a_1Y, b_1Y = _rotated(latent_ptr + RANK, y_1Y, inside_1Y, cos_1Y, sin_1Y, ROPE, INTERLEAVED)
-        tl.store(cache_ptr + RANK + y_1Y, a_1Y.to(cache_ptr.dtype.element_ty), mask=inside_1Y)
-        tl.store(cache_ptr + RANK + ROPE // 2 + y_1Y, b_1Y.to(cache_ptr.dtype.element_ty), mask=inside_1Y)
+        tl.store(r_ptr + y_1Y, a_1Y.to(r_ptr.dtype.element_ty), mask=inside_1Y)
+        tl.store(r_ptr + ROPE // 2 + y_1Y, b_1Y.to(r_ptr.dtype.element_ty), mask=inside_1Y)
     else:
         head_E1 = (group - 1) * E + tl.arange(0, E)[:, None]
         real_EY = (head_E1 < NUM_HEADS) & inside_1Y
@@ -103,11 +122,13 @@ def latent_kv(
     cos_sin_ZY: Tensor,
     positions_T: Tensor,
     interleaved: bool,
-    cache_NPW: Tensor,
+    cache: LatentCache,
     place_T: Tensor,
 ) -> Tensor:
-    """Compute `op.latent_kv_reference`. The last dimension of every tensor is contiguous."""
-    if any(x.stride(-1) != 1 for x in (q_THX, latent_TW, weight_L, cos_sin_ZY, cache_NPW)):
+    """Compute `op.latent_kv_reference`. The last dimension of every tensor is contiguous, and of levels the tokens of a
+    block are too."""
+    own = for_kernels(cache, torch.int8)
+    if any(x.stride(-1) != 1 for x in (q_THX, latent_TW, weight_L, cos_sin_ZY)):
         raise ValueError("latent_kv: tensors must be contiguous in their last dimension")
     (tokens, heads, width), rank, rope = q_THX.shape, len(weight_L), cos_sin_ZY.shape[1]
     q_THY = torch.empty(tokens, heads, rope, dtype=q_THX.dtype, device=q_THX.device)
@@ -120,40 +141,46 @@ def latent_kv(
         weight_L,
         cos_sin_ZY,
         positions_T,
-        cache_NPW,
+        own.latents,
+        own.rotated,
+        own.scale,
         place_T,
         q_THY,
         eps,
         *q_THX.stride()[:2],
         latent_TW.stride(0),
-        *cache_NPW.stride()[:2],
+        own.block,
+        own.token,
+        own.rotated_block,
+        own.scale_block,
         NUM_HEADS=heads,
         RANK=rank,
         ROPE=rope,
-        BLOCK_SIZE=cache_NPW.shape[1],
+        BLOCK_SIZE=tokens_held(cache),
         L=triton.next_power_of_2(rank),
         HALF=triton.next_power_of_2(rope // 2),
         E=together,
         INTERLEAVED=interleaved,
+        KV=own.KV,
         num_warps=2,
         **launch_options(q_THX.device),
     )
     return q_THY
 
 
-def _aot(arch: str) -> AotKernel:
+def _aot(arch: str, kv: str | None = None) -> AotKernel:
     """Return the entry of DeepSeek-V3's 128 heads."""
-    pointers = [name for name in latent_kv_kernel.arg_names if name.endswith("_ptr")]
-    kinds = {"cos_sin_ptr": "*fp32", "positions_ptr": "*i64", "place_ptr": "*i64"}
-    signature = {name: kinds.get(name, "*bf16") for name in pointers} | {"eps": "fp32"}
-    strides = [name for name in latent_kv_kernel.arg_names if name.startswith("stride_")]
-    constants = {
+    constants: dict[str, Any] = {
         "NUM_HEADS": 128, "RANK": 512, "ROPE": 64, "BLOCK_SIZE": 64, "L": 512, "HALF": 32, "E": HEADS,
-        "INTERLEAVED": True,
+        "INTERLEAVED": True, "KV": kv,
     }  # fmt: skip
-    return AotKernel(
-        latent_kv_kernel, signature | dict.fromkeys(strides, "i32:16"), constants, num_warps=2, archs=(arch,), hot=True
-    )
+    if kv is None:
+        constants |= dict.fromkeys(("rotated_ptr", "scale_ptr", "stride_rotated", "stride_scale"))
+    kinds = {"cos_sin_ptr": "*fp32", "positions_ptr": "*i64", "place_ptr": "*i64", "eps": "fp32"}
+    kinds |= {} if kv is None else {"cache_ptr": "*i8"}
+    names = [name for name in latent_kv_kernel.arg_names if name not in constants and name != "PDL"]
+    signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32:16") for name in names}
+    return AotKernel(latent_kv_kernel, signature, constants, num_warps=2, archs=(arch,), hot=True)
 
 
-AOT = tuple(_aot(arch) for arch in ONE_OF_EACH)
+AOT = (*(_aot(arch) for arch in ONE_OF_EACH), _aot("sm_90", "e4m3"))
