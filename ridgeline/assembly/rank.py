@@ -112,9 +112,10 @@ def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: to
     mixtures = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     used = max(mixture.routing.top_k for mixture in mixtures)
     width = max(mixture.latent or spec.hidden_size for mixture in mixtures)
+    held = max(mixture.routing.experts for mixture in mixtures) // ranks.size
     _, most = choose_limits(config, device, spec.pooling, check_max_model_len(config.max_model_len, spec))
     try:
-        return PeerExchange(ranks, device, most=most, width=width, used=used, itemsize=4)
+        return PeerExchange(ranks, device, most=most, width=width, used=used, itemsize=4, held=held)
     except RuntimeError as error:
         if config.all2all_backend == "auto":
             logger.warning("tokens go to their experts over NCCL, since GPUs cannot write to each other (%s)", error)

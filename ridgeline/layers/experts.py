@@ -13,8 +13,9 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,11 @@ from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Deferred
-from ridgeline.parallel.exchange import Exchange
+from ridgeline.parallel.exchange import Combined, Exchange
 from ridgeline.quantization.experts import ExpertWeights, StackedWeights, held_experts, prepare_experts
 from ridgeline.quantization.held import Filling, empty
+
+Addend = Tensor | Callable[[], Tensor | None] | None  # what is added to the experts' sums, or what computes it
 
 
 class ExpertStack(nn.Module):
@@ -195,7 +198,8 @@ class Experts(nn.Module):
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
         if self.spec.late:
             return self._late(n_TM, routes), s_TM
-        shared_TM = add_TM = self._shared(n_TM)
+        hides = self.exchange is not None and self.latent_in is None and self.exchange.hides()
+        shared_TM = add_TM = None if hides else self._shared(n_TM)
         x_TM = n_TM
         if self.spec.weighs_inputs:
             x_TM = n_TM * routes.weight_TK.to(n_TM.dtype)
@@ -205,7 +209,7 @@ class Experts(nn.Module):
         if self.cache is not None:
             y_TM = self._offloaded(self.cache, x_TM, s_TM, routes, add_TM, live_T)
         else:
-            y_TM = self._sum(x_TM, routes, add_TM)
+            y_TM = self._sum(x_TM, routes, partial(self._shared, n_TM) if hides else add_TM)
         if self.latent_out is not None:
             y_TM = self.latent_out(y_TM)
             y_TM = y_TM if shared_TM is None else y_TM + shared_TM
@@ -241,11 +245,12 @@ class Experts(nn.Module):
             routes = self.ops.route_to_some(routes, self.spec.held * self.tp.rank, self.spec.held)
         return n_TM, s_TM, routes
 
-    def _sum(self, n_TM: Tensor, routes: Routes, add_TM: Tensor | None) -> Tensor:
+    def _sum(self, n_TM: Tensor, routes: Routes, add_TM: Addend) -> Tensor:
         """Return the weighted sum over the tokens' experts, plus `add_TM`: of this rank's experts where all ranks have
         all tokens, of all ranks' where each has its own."""
         if self.exchange is not None:
-            return self._exchanged(self.exchange, n_TM, routes.expert_TK, routes.weight_TK, add_TM)
+            return self._exchanged(self.exchange, n_TM, routes, add_TM)
+        assert not callable(add_TM)
         h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
         return self.down.matrices.down(h_PF, self.down.bias, routes, add_TM)
 
@@ -277,23 +282,43 @@ class Experts(nn.Module):
         routes: Routes = self.ops.route(n_TM, None, None, 0.0, router, live_T, None)[2]
         return routes.start_E1
 
-    def _exchanged(
-        self, exchange: Exchange, n_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, add_TM: Tensor | None
-    ) -> Tensor:
-        """Send tokens to the ranks of their experts, compute those that came, and return the sums that came back."""
+    def _exchanged(self, exchange: Exchange, n_TM: Tensor, routes: Routes, add_TM: Addend) -> Tensor:
+        """Send tokens to the ranks of their experts, compute those that came, and return the sums that came back.
+
+        add_TM: if it has yet to be computed, that is done while results are on their way, and while ranks with more of
+            the tokens still multiply.
+        """
+        if (whole := self._in_one_launch(exchange, n_TM, routes)) is not None:
+            return whole(add_TM() if callable(add_TM) else add_TM)
         held = self.spec.stacked
-        arrived = exchange.dispatch(n_TM, expert_TK, weight_TK, held)
+        arrived = exchange.dispatch(n_TM, routes.expert_TK, routes.weight_TK, held)
         own = without_waiting(arrived.expert_NK, arrived.weight_NK, held)
         h_PF = self.gate_up.matrices.gate_up(arrived.x_NM, self.gate_up.bias, own, self.spec.activation)
-        return exchange.combine(self.down.matrices.down(h_PF, self.down.bias, own, None), arrived, add_TM)
+        y_NM = self.down.matrices.down(h_PF, self.down.bias, own, None)
+        if not callable(add_TM):
+            return exchange.combine(y_NM, arrived, add_TM)
+        added = exchange.begin_combine(y_NM, arrived)
+        return added(add_TM())
+
+    def _in_one_launch(self, exchange: Exchange, n_TM: Tensor, routes: Routes) -> Combined | None:
+        """Return what computes the sums in one launch, if the exchange has it and the matrices are plain, else None."""
+        stacks = [each.matrices for each in (self.gate_up, self.down) if each.bias is None]
+        weights = [each.weight for each in stacks if isinstance(each, StackedWeights)]
+        if len(weights) < 2 or self.copies is not None or self.ops.deterministic:  # copies' pairs are in no order
+            return None
+        up, down = weights
+        if not isinstance(up, Tensor) or not isinstance(down, Tensor):
+            return None
+        return exchange.in_one_launch(n_TM, routes, (up, down), self.spec.activation)
 
     def lend(self) -> None:
         """Compute what other ranks' tokens want of this rank's experts, in a step in which it has no tokens itself."""
         assert self.exchange is not None
         used, inputs = self.spec.routing.top_k, self.gate_up.inputs
         expert_TK = torch.empty(0, used, dtype=torch.int32, device=self.router.device)
-        nothing_TM, weight_TK = self.router.new_empty(0, inputs), expert_TK.float()
-        self._exchanged(self.exchange, nothing_TM, expert_TK, weight_TK, None)
+        start_E1 = torch.zeros(self.spec.routing.experts + 1, dtype=torch.int32, device=self.router.device)
+        nothing = Routes(expert_TK, expert_TK.float(), expert_TK.flatten(), expert_TK, start_E1)
+        self._exchanged(self.exchange, self.router.new_empty(0, inputs), nothing, None)
 
     def _side_by_side(
         self, norms: OwnNorms, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None

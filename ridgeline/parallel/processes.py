@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -94,9 +94,19 @@ class ProcessAxis:
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """Send entry r of the first dimension to rank r. Return a tensor whose entry r came from rank r."""
-        received = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, x.contiguous(), group=self._group)
-        return received
+        return self.begin_all_to_all(x)()
+
+    def begin_all_to_all(self, x: Tensor) -> Callable[[], Tensor]:
+        """Send as `all_to_all` does, and return a function that waits for what comes and returns it."""
+        sent, received = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        assert work is not None
+
+        def came(_alive: Tensor = sent) -> Tensor:  # what is sent lives until all of it was
+            work.wait()
+            return received
+
+        return came
 
     def swap_rows(self, x_NB: Tensor, sent: Sequence[int], came: Sequence[int]) -> Tensor:
         """Send the next `sent[r]` rows to each rank r. Return the `came[r]` rows of each, in the order of ranks."""

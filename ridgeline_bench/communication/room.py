@@ -109,6 +109,9 @@ class _Swaps:
     def all_to_all(self, x: Tensor) -> Tensor:
         raise NotImplementedError("peer memory has no use for it")
 
+    def begin_all_to_all(self, x: Tensor) -> Callable[[], Tensor]:
+        raise NotImplementedError("peer memory has no use for it")
+
 
 Way = Callable[[Room, int], Trial]
 

@@ -15,7 +15,8 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
-from ridgeline.parallel.exchange import SwapExchange
+from ridgeline.layers.experts import Experts
+from ridgeline.parallel.exchange import Arrived, Combined, SwapExchange
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.weights.loader import load_weights, read_model_config
 from tests.parallel.test_divided_models import MIXTURES
@@ -73,6 +74,41 @@ def test_ranks_with_tokens_of_their_own_score_as_one_device(family: str, tiny_mo
         for scores_TV in scores:
             want = logits(whole, prompt)
             torch.testing.assert_close(scores_TV, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v2"])
+def test_a_shared_expert_that_runs_while_results_come_changes_no_bit(
+    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, order = tiny_model(family), list[str]()
+
+    class Watched(SwapExchange):
+        def begin_combine(self, y_NM: Tensor, arrived: Arrived) -> Combined:
+            if self.rank == 0:
+                order.append("sent")
+            return super().begin_combine(y_NM, arrived)
+
+    def scores(hides: bool) -> list[Tensor]:
+        monkeypatch.setattr(Watched, "hides", lambda _: hides)
+        order.clear()
+
+        @torch.inference_mode()
+        def rank(axis: ThreadAxis) -> Tensor:
+            own = decoder_of(folder, Mesh(exchange=Watched(axis, CAPACITY), whole_experts=True))
+            for layer in own.layers if axis.rank == 0 else ():
+                if isinstance(layer.feed_forward, Experts):
+                    assert layer.feed_forward.shared is not None
+                    layer.feed_forward.shared.register_forward_pre_hook(lambda *_: order.append("shared"))
+            return logits(own, PROMPTS[2 * axis.rank])
+
+        return on_ranks(2, rank)
+
+    hidden = scores(True)
+    assert order[:2] == ["sent", "shared"]
+    for one, other in zip(hidden, scores(False), strict=True):
+        assert torch.equal(one, other)
+    assert order[:2] == ["shared", "sent"]
 
 
 @torch.inference_mode()

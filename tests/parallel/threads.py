@@ -55,6 +55,10 @@ class ThreadAxis:
     def all_to_all(self, x: Tensor) -> Tensor:
         return torch.stack([part[self.rank] for part in self._all(x)])
 
+    def begin_all_to_all(self, x: Tensor) -> Callable[[], Tensor]:
+        received = self.all_to_all(x)
+        return lambda: received
+
     def swap_rows(self, x_NB: Tensor, sent: Sequence[int], came: Sequence[int]) -> Tensor:
         parts = [part[self.rank] for part in self._handed(list(x_NB.split(list(sent))))]
         assert list(map(len, parts)) == list(came)

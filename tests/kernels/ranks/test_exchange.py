@@ -66,13 +66,20 @@ def rank(number: int, ranks: int, folder: Path, form: str) -> None:
     way = {"words": words, "rows": rows}[form]
     for step, (capacity, counts) in enumerate(steps):
         x_TM, expert_TK, weight_TK, add_TM = tokens(number, step, counts[number], ranks)
-        x_NM, expert_NK, weight_NK = way.dispatch(x_TM, expert_TK, weight_TK, HELD, capacity, there)
+        apart = step == 2 or number == 0  # ranks may take their own parts apart or not
+        came = way.dispatch(x_TM, expert_TK, weight_TK, HELD, capacity, there, receives=not apart)
+        if apart:
+            _ = words.receive(came, HELD, capacity, there) if form == "words" else rows.receive(capacity, there)
+        x_NM, expert_NK, weight_NK = came
         y_NM = torch.full_like(x_NM, torch.nan)
         for place in range(ranks * capacity):
             if (expert_NK[place] < HELD).any():
                 y_NM[place] = computed(x_NM[place], expert_NK[place], weight_NK[place], number * HELD, HELD)
         add = add_TM if step % 2 else None
-        got.append(way.combine(y_NM, expert_NK, expert_TK, HELD, capacity, add, back))
+        if apart:
+            way.send_back(y_NM, expert_NK, HELD, capacity, back)
+        finish = way.add_up if apart else way.combine
+        got.append(finish(y_NM, expert_NK, expert_TK, HELD, capacity, add, back))
     torch.save(got, folder / f"{form}-got{number}")
 
 

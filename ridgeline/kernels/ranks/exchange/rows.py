@@ -2,7 +2,8 @@
 
 A rank writes rows directly to the ranks that need them: tokens into the places of the ranks that hold their experts,
 which multiply them from there, and results into the table of the token's own rank. Behind its rows each program writes
-the number of the message, a flag, to every rank, and waits for the flags of the programs with its number.
+the number of the message, a flag, to every rank, and waits for the flags of the programs with its number. Sending and
+receiving may be launches of their own, with as many programs each.
 
 No row is overwritten before it was read. A rank that dispatches again has the flags of all ranks' combine, and each
 rank combines after its products. A rank that combines has the flags of all ranks' dispatch, and each rank dispatches
@@ -71,15 +72,16 @@ class Rooms(NamedTuple):
 
 
 def dispatch(
-    x_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, held: int, capacity: int, rooms: Rooms
+    x_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, held: int, capacity: int, rooms: Rooms, *, receives: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (x_NM, expert_NK, weight_NK) of `Arrived`. They are views of this rank's memory until the next one."""
+    """Return (x_NM, expert_NK, weight_NK) of `Arrived`. They are views of this rank's memory until the next one.
+    receives: wait for the other ranks' tokens; otherwise `receive` does."""
     x_TM, expert_TK, weight_TK = x_TM.contiguous(), expert_TK.contiguous(), weight_TK.contiguous()
     (tokens, width), used, room = x_TM.shape, expert_TK.shape[1], rooms.room
     dispatch_kernel[(min(capacity, PROGRAMS),)](
         x_TM, expert_TK, weight_TK, rooms.base_R, rooms.epoch_P, tokens, capacity, held, room.experts, room.weights,
         room.dispatched, M=width, K=used, KP=triton.next_power_of_2(used), BLOCK=_block(width), RANK=rooms.rank,
-        SIZE=rooms.size, PROGRAMS=PROGRAMS, num_warps=8, **launch_options(x_TM.device),
+        SIZE=rooms.size, PROGRAMS=PROGRAMS, RECEIVES=receives, num_warps=8, **launch_options(x_TM.device),
     )  # fmt: skip
     places, memory = rooms.size * capacity, rooms.memory
     x_NM = memory[: places * width * x_TM.element_size()].view(x_TM.dtype).view(places, width)
@@ -87,19 +89,57 @@ def dispatch(
     return x_NM, expert_NK, memory[room.weights :][: 4 * places * used].view(torch.float32).view(places, used)
 
 
+def receive(capacity: int, rooms: Rooms) -> None:
+    """Wait for the other ranks' tokens of a `dispatch` that did not."""
+    receive_kernel[(min(capacity, PROGRAMS),)](
+        rooms.base_R, rooms.epoch_P, rooms.room.dispatched, RANK=rooms.rank, SIZE=rooms.size, PROGRAMS=PROGRAMS,
+        num_warps=1, **launch_options(rooms.memory.device),
+    )  # fmt: skip
+
+
 def combine(
     y_NM: Tensor, expert_NK: Tensor, sent_TK: Tensor, held: int, capacity: int, add_TM: Tensor | None, rooms: Rooms
 ) -> Tensor:
     """Return this rank's sums of all ranks' results, as `Exchange.combine` does: [T, M]."""
+    return _combine(y_NM, expert_NK, sent_TK, held, capacity, add_TM, rooms, sends=True)
+
+
+def send_back(y_NM: Tensor, expert_NK: Tensor, held: int, capacity: int, rooms: Rooms) -> None:
+    """Send results to the ranks of their tokens; `add_up` receives."""
+    y_NM = y_NM.contiguous()
+    _launch(
+        y_NM, expert_NK, expert_NK[:0], y_NM, y_NM[:0], held, capacity, rooms, SENDS=True, RECEIVES=False, ADD=False
+    )
+
+
+def add_up(
+    y_NM: Tensor, expert_NK: Tensor, sent_TK: Tensor, held: int, capacity: int, add_TM: Tensor | None, rooms: Rooms
+) -> Tensor:
+    """Return the sums of `combine` behind a `send_back` of the same results."""
+    return _combine(y_NM, expert_NK, sent_TK, held, capacity, add_TM, rooms, sends=False)
+
+
+def _combine(
+    y_NM: Tensor, expert_NK: Tensor, sent_TK: Tensor, held: int, capacity: int, add_TM: Tensor | None, rooms: Rooms,
+    *, sends: bool,
+) -> Tensor:  # fmt: skip
     y_NM, sent_TK = y_NM.contiguous(), sent_TK.contiguous()
-    tokens, (_, width), used, room = len(sent_TK), y_NM.shape, sent_TK.shape[1], rooms.room
-    y_TM, add = y_NM.new_empty(tokens, width), y_NM if add_TM is None else add_TM.contiguous()
-    combine_kernel[(min(capacity, PROGRAMS),)](
-        y_NM, expert_NK, sent_TK, add, y_TM, rooms.base_R, rooms.epoch_P, tokens, capacity, held, room.results,
-        room.combined, M=width, K=used, KP=triton.next_power_of_2(used), BLOCK=_block(width), RANK=rooms.rank,
-        SIZE=rooms.size, PROGRAMS=PROGRAMS, ADD=add_TM is not None, num_warps=8, **launch_options(y_NM.device),
-    )  # fmt: skip
+    y_TM, add = y_NM.new_empty(len(sent_TK), y_NM.shape[1]), y_NM if add_TM is None else add_TM.contiguous()
+    parts = {"SENDS": sends, "RECEIVES": True, "ADD": add_TM is not None}
+    _launch(y_NM, expert_NK, sent_TK, add, y_TM, held, capacity, rooms, **parts)
     return y_TM
+
+
+def _launch(
+    y_NM: Tensor, expert_NK: Tensor, sent_TK: Tensor, add: Tensor, y_TM: Tensor, held: int, capacity: int,
+    rooms: Rooms, **parts: bool,
+) -> None:  # fmt: skip
+    width, used, room = y_NM.shape[1], sent_TK.shape[1], rooms.room
+    combine_kernel[(min(capacity, PROGRAMS),)](
+        y_NM, expert_NK, sent_TK, add, y_TM, rooms.base_R, rooms.epoch_P, len(y_TM), capacity, held, room.results,
+        room.combined, M=width, K=used, KP=triton.next_power_of_2(used), BLOCK=_block(width), RANK=rooms.rank,
+        SIZE=rooms.size, PROGRAMS=PROGRAMS, **parts, num_warps=8, **launch_options(y_NM.device),
+    )  # fmt: skip
 
 
 def _block(width: int) -> int:
@@ -110,7 +150,7 @@ def _block(width: int) -> int:
 def dispatch_kernel(
     x_ptr, expert_ptr, weight_ptr, base_ptr, epoch_ptr, tokens, capacity, held, experts_at, weights_at, flags_at,
     M: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr,
-    PROGRAMS: tl.constexpr, PDL: tl.constexpr,
+    PROGRAMS: tl.constexpr, RECEIVES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write every token of this program to the ranks that want it."""
     if PDL:
@@ -140,14 +180,28 @@ def dispatch_kernel(
                     x_B = tl.load(x_ptr + row + start + at_B, mask=kept_B, other=0.0)
                     tl.store(there + start + at_B, x_B, mask=kept_B)
         token += tl.num_programs(0)
-    met(base_ptr, flags_at, epoch_ptr, message, RANK, SIZE, PROGRAMS)
+    _tell(base_ptr, flags_at, message, RANK, SIZE, PROGRAMS)
+    if RECEIVES:
+        _meet(base_ptr, flags_at, epoch_ptr, message, RANK, SIZE, PROGRAMS)
+
+
+@triton.jit
+def receive_kernel(
+    base_ptr, epoch_ptr, flags_at, RANK: tl.constexpr, SIZE: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Wait for the tokens of a dispatch that has not waited itself."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    message = tl.load(epoch_ptr + tl.program_id(0)) + 1
+    _meet(base_ptr, flags_at, epoch_ptr, message, RANK, SIZE, PROGRAMS)
 
 
 @triton.jit
 def combine_kernel(
     y_ptr, expert_ptr, sent_ptr, add_ptr, out_ptr, base_ptr, epoch_ptr, tokens, capacity, held, results_at, flags_at,
     M: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr,
-    PROGRAMS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    PROGRAMS: tl.constexpr, ADD: tl.constexpr, SENDS: tl.constexpr, RECEIVES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write results to the tokens' ranks, then add up what came for this rank's tokens."""
     if PDL:
@@ -157,47 +211,55 @@ def combine_kernel(
     message = tl.load(epoch_ptr + program)  # that of this step's dispatch, in flags of its own
     kind: tl.constexpr = out_ptr.dtype.element_ty
     at_K, at_B = tl.arange(0, KP), tl.arange(0, BLOCK)
-    token = program.to(tl.int64)
-    while token < capacity:
-        for rank in tl.static_range(SIZE):
-            place = rank * capacity + token
-            own_K = tl.load(expert_ptr + place * K + at_K, mask=at_K < K, other=held)
-            if tl.max((own_K < held).to(tl.int32), 0) > 0:
-                there = (tl.load(base_ptr + rank) + results_at).to(tl.pointer_type(kind))
-                there += (RANK * capacity + token) * M
-                for start in tl.static_range(0, M, BLOCK):
-                    kept_B = start + at_B < M
-                    y_B = tl.load(y_ptr + place * M + start + at_B, mask=kept_B, other=0.0)
-                    tl.store(there + start + at_B, y_B, mask=kept_B)
-        token += tl.num_programs(0)
-    met(base_ptr, flags_at, epoch_ptr, message, RANK, SIZE, PROGRAMS)
-    results = (tl.load(base_ptr + RANK) + results_at).to(tl.pointer_type(kind))
-    token = program.to(tl.int64)
-    while token < tokens:
-        sent_K = tl.load(sent_ptr + token * K + at_K, mask=at_K < K, other=-1)
-        for start in tl.static_range(0, M, BLOCK):
-            kept_B = start + at_B < M
-            y_B = tl.zeros((BLOCK,), tl.float32)
+    if SENDS:
+        token = program.to(tl.int64)
+        while token < capacity:
             for rank in tl.static_range(SIZE):
-                there_K = (at_K < K) & (sent_K >= rank * held) & (sent_K < (rank + 1) * held)
-                asked_B = kept_B & (at_B * 0 + tl.max(there_K.to(tl.int32), 0) > 0)
-                there = results + (rank * capacity + token) * M + start
-                # Past the first cache, which may hold what lay there before
-                y_B += tl.load(there + at_B, mask=asked_B, other=0.0, cache_modifier=".cg").to(tl.float32)
-            if ADD:
-                y_B += tl.load(add_ptr + token * M + start + at_B, mask=kept_B, other=0.0).to(tl.float32)
-            tl.store(out_ptr + token * M + start + at_B, y_B.to(kind), mask=kept_B)
-        token += tl.num_programs(0)
+                place = rank * capacity + token
+                own_K = tl.load(expert_ptr + place * K + at_K, mask=at_K < K, other=held)
+                if tl.max((own_K < held).to(tl.int32), 0) > 0:
+                    there = (tl.load(base_ptr + rank) + results_at).to(tl.pointer_type(kind))
+                    there += (RANK * capacity + token) * M
+                    for start in tl.static_range(0, M, BLOCK):
+                        kept_B = start + at_B < M
+                        y_B = tl.load(y_ptr + place * M + start + at_B, mask=kept_B, other=0.0)
+                        tl.store(there + start + at_B, y_B, mask=kept_B)
+            token += tl.num_programs(0)
+        _tell(base_ptr, flags_at, message, RANK, SIZE, PROGRAMS)
+    if RECEIVES:
+        _meet(base_ptr, flags_at, epoch_ptr, message, RANK, SIZE, PROGRAMS)
+        results = (tl.load(base_ptr + RANK) + results_at).to(tl.pointer_type(kind))
+        token = program.to(tl.int64)
+        while token < tokens:
+            sent_K = tl.load(sent_ptr + token * K + at_K, mask=at_K < K, other=-1)
+            for start in tl.static_range(0, M, BLOCK):
+                kept_B = start + at_B < M
+                y_B = tl.zeros((BLOCK,), tl.float32)
+                for rank in tl.static_range(SIZE):
+                    there_K = (at_K < K) & (sent_K >= rank * held) & (sent_K < (rank + 1) * held)
+                    asked_B = kept_B & (at_B * 0 + tl.max(there_K.to(tl.int32), 0) > 0)
+                    there = results + (rank * capacity + token) * M + start
+                    # Past the first cache, which may hold what lay there before
+                    y_B += tl.load(there + at_B, mask=asked_B, other=0.0, cache_modifier=".cg").to(tl.float32)
+                if ADD:
+                    y_B += tl.load(add_ptr + token * M + start + at_B, mask=kept_B, other=0.0).to(tl.float32)
+                tl.store(out_ptr + token * M + start + at_B, y_B.to(kind), mask=kept_B)
+            token += tl.num_programs(0)
 
 
 @triton.jit
-def met(base_ptr, flags_at, epoch_ptr, message, RANK: tl.constexpr, SIZE: tl.constexpr, PROGRAMS: tl.constexpr):
-    """Tell all ranks' programs of this number that this one's rows are written, and wait until theirs are."""
-    program = tl.program_id(0)
+def _tell(base_ptr, flags_at, message, RANK: tl.constexpr, SIZE: tl.constexpr, PROGRAMS: tl.constexpr):
+    """Tell all ranks' programs of this number that this one's rows are written."""
     tl.debug_barrier()  # the flag comes behind the rows of all threads
     for rank in tl.static_range(SIZE):
         flags = (tl.load(base_ptr + rank) + flags_at).to(tl.pointer_type(tl.int32))
-        tl.atomic_xchg(flags + RANK * PROGRAMS + program, message, sem="release", scope="sys")
+        tl.atomic_xchg(flags + RANK * PROGRAMS + tl.program_id(0), message, sem="release", scope="sys")
+
+
+@triton.jit
+def _meet(base_ptr, flags_at, epoch_ptr, message, RANK: tl.constexpr, SIZE: tl.constexpr, PROGRAMS: tl.constexpr):
+    """Wait until the rows of all ranks' programs of this number are written."""
+    program = tl.program_id(0)
     own = (tl.load(base_ptr + RANK) + flags_at).to(tl.pointer_type(tl.int32))
     for rank in tl.static_range(SIZE):
         while tl.atomic_add(own + rank * PROGRAMS + program, 0, sem="acquire", scope="sys") != message:
@@ -214,9 +276,13 @@ def _aot() -> tuple[AotKernel, ...]:
     into = dict.fromkeys(("experts_at", "weights_at", "flags_at"), "i64:16")
     out = dict.fromkeys(("results_at", "flags_at"), "i64:16")
     both = {"num_warps": 8, "hot": True, "waits": "ranks", "archs": ("sm_90",)}
+    whole = {**constants, "SENDS": True, "RECEIVES": True, "ADD": True}
+    meets = {"base_ptr": "*i64", "epoch_ptr": "*i32", "flags_at": "i64:16"}
+    among = {name: constants[name] for name in ("RANK", "SIZE", "PROGRAMS")}
     return (
-        AotKernel(dispatch_kernel, {**sent, **common, **into}, constants, **both),
-        AotKernel(combine_kernel, {**back, **common, **out}, {**constants, "ADD": True}, **both),
+        AotKernel(dispatch_kernel, {**sent, **common, **into}, {**constants, "RECEIVES": True}, **both),
+        AotKernel(combine_kernel, {**back, **common, **out}, whole, **both),
+        AotKernel(receive_kernel, meets, among, **{**both, "num_warps": 1}),
     )
 
 
