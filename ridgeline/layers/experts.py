@@ -301,7 +301,7 @@ class Experts(nn.Module):
         return added(add_TM())
 
     def _in_one_launch(self, exchange: Exchange, n_TM: Tensor, routes: Routes) -> Combined | None:
-        """Return what computes the sums in one launch, if the exchange has it and the matrices are plain, else None."""
+        """Return a function for the sums, if the exchange has one launch for them and the matrices are plain."""
         stacks = [each.matrices for each in (self.gate_up, self.down) if each.bias is None]
         weights = [each.weight for each in stacks if isinstance(each, StackedWeights)]
         if len(weights) < 2 or self.copies is not None or self.ops.deterministic:  # copies' pairs are in no order

@@ -43,19 +43,21 @@ class PeerExchange:
         self._whole = self._in_one_launch(device, width, used, held) if held and divided.can_run(device) else None
         dist.barrier(device_ids=[device.index])
 
-    def _in_one_launch(self, device: torch.device, width: int, used: int, held: int) -> divided.Rooms | None:
+    def _in_one_launch(self, device: torch.device, width: int, used: int, held: int) -> divided.ExpertRooms | None:
         """Return the memory of experts in one launch, for as many tokens as that is faster for."""
         most = min(self._most, ONE_LAUNCH_TOKENS)
         if not most:
             return None
-        room = divided.Room.of(self.size, most, width, used, held, 2)
+        room = divided.ExpertRoom.of(self.size, most, width, used, held, 2)
         self._whole_memory = symmetric.empty(room.size, dtype=torch.uint8, device=device)
         self._whole_memory.zero_()
         torch.cuda.synchronize(device)
         self._whole_handle = symmetric.rendezvous(self._whole_memory, dist.group.WORLD.group_name)  # type: ignore[union-attr]
         base_R = torch.tensor(list(self._whole_handle.buffer_ptrs), dtype=torch.int64, device=device)
         epoch = torch.zeros(1, dtype=torch.int32, device=device)
-        return divided.Rooms(base_R, epoch, self.rank, self.size, divided.Limits(most, width, used, held), room)
+        return divided.ExpertRooms(
+            base_R, epoch, self.rank, self.size, divided.RoomLimits(most, width, used, held), room
+        )
 
     def smallest(self, value: int) -> int:
         return self._ranks.smallest(value)

@@ -3,6 +3,7 @@ order the machine lets them."""
 
 from __future__ import annotations
 
+import random
 import time
 from itertools import count
 from pathlib import Path
@@ -18,16 +19,17 @@ from ridgeline.kernels.base import counters
 from ridgeline.kernels.base.counters import MeetingMemory
 from ridgeline.kernels.gemm.experts import divided
 from ridgeline.kernels.gemm.experts.choose import Tiles
-from ridgeline.kernels.gemm.experts.divided import Cut, Limits, Room, Rooms, experts
+from ridgeline.kernels.gemm.experts.divided import DividedCut, ExpertRoom, ExpertRooms, RoomLimits, experts
 from ridgeline.kernels.gemm.experts.op import grouped_down, grouped_gate_up
 from ridgeline.kernels.gemm.route.op import Routes, in_order
 from tests.kernels.ranks.ranks import run_ranks
 
 RANKS, PROGRAMS = 2, 3
 HELD, WIDTH, INNER, USED, MOST = 3, 40, 24, 3, 24
-CUT = Cut(Tiles(16, 16, 16, 4, 1), 1)
+CUT = DividedCut(Tiles(16, 16, 16, 4, 1), 1)
 # The capacity and the tokens of each rank, in steps that follow each other: some have none, one more than a tile
-STEPS = [(4, (4, 3)), (2, (0, 2)), (24, (24, 17)), (4, (4, 0)), (1, (0, 0)), (1, (1, 1))]
+STEPS = [(4, (4, 3)), (2, (0, 2)), (24, (24, 17)), (4, (4, 0)), (24, (2, 24)), (1, (0, 0)), (1, (1, 1))]
+DELAY = 0.004  # seconds, at most, of a flag or a counter of the rank that is slow in a step; they take turns
 
 
 def matrices(rank: int) -> tuple[Tensor, Tensor]:
@@ -67,20 +69,23 @@ def rank(number: int, processes: int, folder: Path, what: str) -> None:
             shape
         )
 
-    room = Room.of(RANKS, MOST, WIDTH, USED, HELD, 4)
+    room = ExpertRoom.of(RANKS, MOST, WIDTH, USED, HELD, 4)
     boxes = [shared(each, "room", room.size, dtype=torch.uint8) for each in range(RANKS)]
     bases = torch.tensor([box.data_ptr() for box in boxes])
-    rooms = Rooms(bases, shared(own, "epoch", 1, dtype=torch.int32), own, RANKS, Limits(MOST, WIDTH, USED, HELD), room)
+    rooms = ExpertRooms(
+        bases, shared(own, "epoch", 1, dtype=torch.int32), own, RANKS, RoomLimits(MOST, WIDTH, USED, HELD), room
+    )
     sizes = counters.COUNTERS, counters.TICKETS
     tiles, ticket = shared(own, "counters", sum(sizes), dtype=torch.int32).split(sizes)
     at_step = shared(own, "steps", PROGRAMS, dtype=torch.int32)
     divided.meeting = lambda device: MeetingMemory(tiles, ticket, tiles, tiles)  # type: ignore[attr-defined]
     divided._empty = lambda x, rows, columns: shared(own, f"scratch {next(names)}", rows, columns)
     divided.PROGRAMS, divided.num_multiprocessors = 4, lambda device: 1  # type: ignore[misc, attr-defined]
-    _be(program)
+    slow = _be(program)
     up, down = matrices(own)
     got = []
     for step, (capacity, counts) in enumerate(STEPS):
+        slow[:] = [DELAY if step % 2 != own else 0.0]
         x_TM, routes, add_TM = tokens(own, step, counts[own])
         got.append(experts(x_TM, (up, down), routes, "silu", add_TM, capacity, rooms, CUT))
         at_step[program] = step + 1
@@ -90,21 +95,30 @@ def rank(number: int, processes: int, folder: Path, what: str) -> None:
         torch.save([*got, tiles, ticket[:1], rooms.epoch], folder / f"got{own}")
 
 
-def _be(program: int) -> None:
-    """Let launches of one program run the given one of PROGRAMS."""
+def _be(program: int) -> list[float]:
+    """Let launches of one program run the given one of PROGRAMS. Return the most seconds that its flags and counters
+    are late, to be set."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
     known: Any = builder
-    index, dim = known.set_grid_idx, known.set_grid_dim
+    index, dim, atomic, slow = known.set_grid_idx, known.set_grid_dim, known.create_atomic_rmw, [0.0]
+    chance = random.Random(program)
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(slow[0] * chance.random())
+        return atomic(*arguments)
+
     known.set_grid_idx = lambda *at: index(program, 0, 0)
     known.set_grid_dim = lambda *dims: dim(PROGRAMS, 1, 1)
+    known.create_atomic_rmw = late
+    return slow
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what ranks got."""
     folder = tmp_path_factory.mktemp("launched")
-    sizes = {"room": Room.of(RANKS, MOST, WIDTH, USED, HELD, 4).size, "epoch": 4, "steps": 4 * PROGRAMS}
+    sizes = {"room": ExpertRoom.of(RANKS, MOST, WIDTH, USED, HELD, 4).size, "epoch": 4, "steps": 4 * PROGRAMS}
     sizes |= {"counters": 4 * (counters.COUNTERS + counters.TICKETS)}
     scratch = 4 * RANKS * MOST * USED * max(WIDTH, INNER)
     sizes |= {f"scratch {number}": scratch for number in range(3 * len(STEPS))}

@@ -35,7 +35,7 @@ WIDE = 2048  # numbers of a row that are moved at once
 FEW = 128  # tokens of a rank up to which rows are sent one by one, each with its flag
 
 
-class Room(NamedTuple):
+class ExpertRoom(NamedTuple):
     """The memory of one rank, by the offsets of its parts in bytes. It begins as zeros. Rows of tokens lie at 0: [R,
     most, M].
 
@@ -57,18 +57,18 @@ class Room(NamedTuple):
     size: int
 
     @staticmethod
-    def of(ranks: int, most: int, width: int, used: int, held: int, itemsize: int) -> Room:
+    def of(ranks: int, most: int, width: int, used: int, held: int, itemsize: int) -> ExpertRoom:
         """Return the offsets for at most `most` tokens of each rank."""
         rows, lists, flags = ranks * most * width * itemsize, 2 * ranks * most * used * 4, ranks * most * 4
         ends, at = [], 0
         for size in (rows, rows, 3 * lists, lists, 2 * ranks * (held + 1) * 4, ranks * PROGRAMS * 4, flags, flags):
             at += -(-size // 256) * 256
             ends.append(at)
-        return Room(*ends)
+        return ExpertRoom(*ends)
 
 
-class Limits(NamedTuple):
-    """What a memory is for: at most so many tokens of a rank, and layers of this width, with so many experts of a token
+class RoomLimits(NamedTuple):
+    """The use of a memory: at most so many tokens of a rank, and layers of this width, with so many experts of a token
     and of this rank. Layers that differ would write headers over each other's."""
 
     most: int
@@ -77,7 +77,7 @@ class Limits(NamedTuple):
     held: int
 
 
-class Rooms(NamedTuple):
+class ExpertRooms(NamedTuple):
     """The memory of all ranks, as one of them sees it.
 
     base_R: int64, where this rank sees that of each rank.
@@ -88,27 +88,29 @@ class Rooms(NamedTuple):
     epoch: Tensor
     rank: int
     size: int
-    limits: Limits
-    room: Room
+    limits: RoomLimits
+    room: ExpertRoom
 
 
-class Cut(NamedTuple):
+class DividedCut(NamedTuple):
     """A cut of the kernel: tiles as `Tiles` has them, and how many programs a multiprocessor runs together."""
 
     tiles: Tiles
     resident: int
 
 
-def choose(capacity: int, held: int, used: int) -> Cut:
+def choose(capacity: int, held: int, used: int) -> DividedCut:
     """Return the cut for ranks with so many tokens each. A tile holds an expert's pairs, if counts are about even."""
     each = capacity * used / held  # uniform routing brings a rank as many pairs as it has itself
     tokens = max(16, min(128, power_of_two(int(1.5 * each))))
     if tokens >= 64:
-        return Cut(Tiles(128, tokens, 64, 8, 3), 1)
-    return Cut(Tiles(64, tokens, 128, 4, 4), 2)
+        return DividedCut(Tiles(128, tokens, 64, 8, 3), 1)
+    return DividedCut(Tiles(64, tokens, 128, 4, 4), 2)
 
 
-def fits(x_TM: Tensor, weights: tuple[Tensor, Tensor], gate: str, capacity: int, routes: Routes, rooms: Rooms) -> bool:
+def fits(
+    x_TM: Tensor, weights: tuple[Tensor, Tensor], gate: str, capacity: int, routes: Routes, rooms: ExpertRooms
+) -> bool:
     """Return True if one launch can run experts like these: 16-bit matrices with a gate."""
     (up, down), used = weights, routes.expert_TK.shape[1]
     held, limits = len(up), rooms.limits
@@ -127,8 +129,8 @@ def experts(
     gate: str,
     add_TM: Tensor | None,
     capacity: int,
-    rooms: Rooms,
-    cut: Cut | None = None,
+    rooms: ExpertRooms,
+    cut: DividedCut | None = None,
 ) -> Tensor:
     """Return, for every token of this rank, the sum over its experts on all ranks, plus `add_TM`: [T, M]. All ranks
     call this at the same time.

@@ -54,8 +54,8 @@ def _in(base_ptr, rank, at, kind: tl.constexpr):
 
 @triton.jit
 def _found(ptr_V, kept_V, wanted, ASM: tl.constexpr):
-    """Return what lies at these addresses, and `wanted` where none is asked for. What was written before it is seen by
-    this thread, and by others behind a barrier."""
+    """Return the numbers at these addresses, and `wanted` where none is asked for. All that was written before them is
+    seen by this thread, and by others behind a barrier."""
     if ASM:
         return tl.inline_asm_elementwise(
             """
