@@ -88,10 +88,10 @@ def _tell_defaults(found: Translation) -> None:
 def _note_what_models_refuse(found: Translation) -> None:
     """Add a line for a flag that some models refuse, since no model is read here."""
     value = dict(pairwise(found.words)).get("--kv-cache-dtype", "auto")
-    if value != "auto":
+    if value == "bfloat16":
         text = (
-            "models of latent attention (DeepSeek-V2 and V3, Kimi K2, …) keep their cache in the activations' type and "
-            "refuse it; leave it out for them."
+            "models of latent attention (DeepSeek-V2 and V3, Kimi K2, …) keep their cache in the activations' type, or "
+            "in 8 bits, and refuse it; leave it out for them."
         )
         found.lines.append(Line(f"--kv-cache-dtype {value}", None, text))
 

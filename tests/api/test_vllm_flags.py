@@ -271,8 +271,8 @@ def test_migrate_prints_a_command_that_parses_and_every_difference(
     verb.make_context("serve", ours[ours.index("serve") + 1 :])
 
 
-@pytest.mark.parametrize(("value", "told"), [("fp8", True), ("fp8_e5m2", True), ("auto", False), (None, False)])
-def test_migrate_says_which_models_refuse_a_cache_of_8_bits(
+@pytest.mark.parametrize(("value", "told"), [("bfloat16", True), ("fp8", False), ("auto", False), (None, False)])
+def test_migrate_says_which_models_refuse_a_cache_of_other_16_bits(
     value: str | None, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No model is read, so the flag stays, and the line leaves the choice to who knows the model."""
