@@ -26,7 +26,7 @@ from torch import Tensor
 from ridgeline.kernels.base.onednn import together_in_large_pages
 from ridgeline.kernels.base.op import REFERENCE
 from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format, Held
-from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.codes.op import CODED_LINEAR, Coded
 from ridgeline.kernels.gemm.experts.matrices import Matrices, Quantized, arranged, part, shape_of, stacked
 from ridgeline.kernels.gemm.experts.panels import pack
 from ridgeline.kernels.gemm.experts.torch_ops import down, gate_up
@@ -109,8 +109,10 @@ def prepare_experts(loaded: StackedWeights, scheme: Scheme, gated: bool = False)
     if in_panels and (panels := pack(weight, gated)) is not None:
         return panels
     matrices = weight.detach().unbind()
+    # Kernels of stacks take codes in the order of `Coded`, and not in one for the product of a single matrix
+    own = Ops(ops.platform, {**ops.chosen, CODED_LINEAR.name: REFERENCE}) if multiplies_stacks(ops) else ops
     # One matrix at a time, since rounding takes float32 copies
-    prepared = [scheme.prepare(ops, matrix) for matrix in matrices]
+    prepared = [scheme.prepare(own, matrix) for matrix in matrices]
     forms = [each.form for each in prepared if isinstance(each, FormedWeight) and isinstance(each.form, Fp8 | Coded)]
     if multiplies_stacks(ops) and forms:
         stack = stacked(forms)

@@ -21,7 +21,7 @@ from ridgeline.core.specs.model import MLPSpec, NormSpec
 from ridgeline.kernels.base import onednn
 from ridgeline.kernels.base.onednn import LARGE_PAGE
 from ridgeline.kernels.base.op import Platform, has_byte_products
-from ridgeline.kernels.gemm.codes.op import MXFP4
+from ridgeline.kernels.gemm.codes.op import MXFP4, Coded
 from ridgeline.kernels.gemm.experts.cases import ExpertsCase
 from ridgeline.kernels.gemm.experts.panels import ExpertPanels, functions
 from ridgeline.kernels.ops import OPS, Ops
@@ -169,6 +169,21 @@ def test_kernels_multiply_a_stack_in_fp8_and_torch_its_matrices(name: str) -> No
         assert plain / 4 < made.gate_up.prepared_bytes < plain / 3
         got_TM, _ = made(norm(torch.float32), x_TM, None)
         assert (got_TM - want_TM).norm() / want_TM.norm() < 0.08
+
+
+def test_codes_of_a_stack_are_in_the_order_in_which_kernels_of_stacks_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU a single matrix is put in another order, which kernels of stacks would take for this one."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr("ridgeline.kernels.gemm.codes.triton.compute_capability", lambda device: (9, 0))
+    ops = Ops(Platform(device_type="cuda", arch="sm_90"))
+    weight_EOI = torch.randn(3, 64, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    made = prepare_experts(StackedWeights(ops, weight_EOI), scheme("w4a16"))
+    assert isinstance(made, StackedWeights)
+    assert type(made.weight) is Coded
+    error = made.weight.dequantized() - weight_EOI.float()
+    assert error.norm() / weight_EOI.float().norm() < 0.12
 
 
 def test_a_stack_in_codes_is_listed_where_no_kernel_multiplies_it() -> None:
