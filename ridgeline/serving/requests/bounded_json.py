@@ -51,7 +51,8 @@ class Size:
             # the cut must not separate a backslash from the character it escapes
             if _ends_in_escape(piece):
                 piece = data[start : start + SLICE + 1]
-            piece = piece.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+            if b"\\" in piece:  # as base64 has none
+                piece = piece.replace(b"\\\\", b"..").replace(b'\\"', b"..")
             quotes = piece.count(b'"')
             if quotes and inside and start + piece.index(b'"') - begin >= LONG:
                 long.append(slice(begin, start + piece.index(b'"')))
