@@ -32,6 +32,7 @@ from ridgeline.training.joint import JointMedusa, export_target, nats_of
 from ridgeline.training.learners import Block, DraftModel, Eagle, Learner, Medusa
 from ridgeline.training.prepare import Prepared, prepare
 from ridgeline.training.recipe import Report, device_name
+from ridgeline.training.replicas import alone
 from ridgeline.training.target import read_target
 from ridgeline.training.tokenizer import SEPARATOR_ID
 from ridgeline.training.traces import TextConfig, Traces, make_traces
@@ -89,6 +90,7 @@ class HeadConfig:
 
 def run(config: HeadConfig, console: Console) -> Report:
     """Train, export and evaluate. Return what report.json holds: name → report."""
+    alone("what drafts for a model is trained")
     started = time.monotonic()
 
     def say(what: str) -> None:

@@ -29,6 +29,7 @@ from ridgeline.training.objective import active_parameters, training_decoder, tr
 from ridgeline.training.optimizer import initialize
 from ridgeline.training.prepare import Prepared, prepare
 from ridgeline.training.pretrain import TrainConfig, Trainer, peak_flops
+from ridgeline.training.replicas import alone
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.loader import load_weights
 
@@ -158,6 +159,7 @@ class _Clock:
 
 def run(config: RecipeConfig, console: Console) -> Report:
     """Train, export and evaluate every model of the recipe. Return what report.json holds: model name → report."""
+    alone("models of a recipe are trained")
     clock = _Clock(console)
     config.out.mkdir(parents=True, exist_ok=True)
     prepared = _prepare(config, clock)

@@ -27,7 +27,7 @@ from ridgeline.training.pretrain import DTYPES
 from ridgeline.training.progress import Row
 from ridgeline.training.prompts import PromptLine, digest, read_prompts
 from ridgeline.training.reinforce_card import PLOT, plot_rewards, reinforce_card
-from ridgeline.training.replicas import asked_for
+from ridgeline.training.replicas import alone
 from ridgeline.training.rewards import RewardConfig, Rewards
 from ridgeline.training.rollout_objective import Course, LossConfig, RolloutObjective, restored
 from ridgeline.training.rollouts import BuildsEngine, RolloutConfig, RolloutEngine, Rollouts
@@ -161,8 +161,7 @@ def run(config: ReinforceConfig, console: Console, build: BuildsEngine) -> Repor
         if what:
             console.print(what, markup=False, highlight=False, soft_wrap=True)
 
-    if (count := asked_for()) > 1:
-        raise InvalidConfig(f"answers are drawn and rewarded by one process; start it without torchrun, not {count}.")
+    alone("answers are drawn and rewarded")
     rewards, model = Rewards(config.rewards), _read_config(config)
     config.out.mkdir(parents=True, exist_ok=True)
     reader = ExampleReader.of_folder(config.model)

@@ -57,6 +57,13 @@ def asked_for() -> int:
     return int(found)
 
 
+def alone(what: str) -> None:
+    """Raise InvalidConfig if torchrun has started several processes. what: what one process does: several would all do
+    the same, and write to the same files."""
+    if (count := asked_for()) > 1:
+        raise InvalidConfig(f"{what} by one process; start it without torchrun, not {count}.")
+
+
 @contextmanager
 def joined(device: torch.device) -> Iterator[tuple[TrainingReplicas, torch.device]]:
     """Meet the other processes that torchrun has started, if there are some. Yield the place among them and the device

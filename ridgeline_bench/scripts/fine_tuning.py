@@ -75,7 +75,7 @@ def tuner_of(
     packs = Packs(lengths, room=given.sequences * (given.length + 1), per_step=given.packs, seed=0)
     thin = None if method == "full" else sum(p.numel() for p in learnt.parameters() if p.requires_grad)
     each = needed_flops(model.spec, [given.length] * together, scored, thin=thin)
-    tuning = TuningConfig(steps=1 << 20, lr=1e-5, checkpoint_every=0, paged=given.paged)
+    tuning = TuningConfig(steps=1 << 20, lr=1e-5, warmup=0, checkpoint_every=0, paged=given.paged)
     tuner = Tuner(
         learnt, objective, packs, tuning, out, identity={}, console=Console(quiet=True),
         flops=lambda pack: each * len(pack), replicas=replicas,

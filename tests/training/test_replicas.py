@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.parallel.processes import ProcessAxis
-from ridgeline.training import fine_tune, reinforce, replicas
+from ridgeline.training import fine_tune, head_recipe, recipe, reinforce, replicas
 from ridgeline.training.fine_tune import FineTuneConfig
 from ridgeline.training.replicas import TrainingReplicas
 from ridgeline_bench.scripts.training_stages import on_processes
@@ -145,8 +146,9 @@ def test_what_processes_cannot_share_is_refused(
             replicas.asked_for()
     monkeypatch.setenv("WORLD_SIZE", "2")
     nothing: Any = None
-    with pytest.raises(InvalidConfig, match="by one process; start it without torchrun, not 2"):
-        reinforce.run(nothing, Console(quiet=True), nothing)
+    for run in (reinforce.run, head_recipe.run, recipe.run):
+        with pytest.raises(InvalidConfig, match="by one process; start it without torchrun, not 2"):
+            run(*(nothing, Console(quiet=True), nothing)[: len(signature(run).parameters)])
     with pytest.raises(InvalidConfig, match="give --device cuda, not cuda:1"), replicas.joined(torch.device("cuda:1")):
         pass
     monkeypatch.setenv("RANK", "0")
