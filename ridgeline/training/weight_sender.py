@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.plan.transfer import BUFFER_BYTES, Announced, Meeting, TransferFailed
-from ridgeline.parallel.broadcast import TransferPeers, join, own_address
+from ridgeline.parallel.broadcast import Arrival, TransferPeers, join, own_address
 
 
 class NotObeyed(RidgelineError):
@@ -129,14 +129,20 @@ class WeightSender:
         self._peers.close()
 
     def _broadcast(self, tensors: Mapping[str, Tensor], announced: Announced) -> None:
-        waits = []
-        for pack in announced.packs():
-            parts = [tensors[each.name].detach().contiguous().view(-1).view(torch.uint8) for each in pack]
-            sent_B = torch.cat(parts).to(self._device)
-            waits.append((self._peers.send(sent_B), sent_B))
-            if len(waits) > 1:  # one is on its way while the next one is packed
-                waits.pop(0)[0].wait()
-        for arrival, _ in waits:
+        packs = list(announced.packs())
+        sizes = [sum(each.num_bytes for each in pack) for pack in packs]
+        room = [torch.empty(max(sizes[i::2], default=0), dtype=torch.uint8, device=self._device) for i in range(2)]
+        waits: list[Arrival] = []
+        for number, pack in enumerate(packs):
+            if number > 1:  # one is on its way while the next one is packed
+                waits[number - 2].wait()
+            sent_B, start = room[number % 2][: sizes[number]], 0
+            for each in pack:  # one copy each: joining bytes would move one at a time
+                part_B = tensors[each.name].detach().contiguous().view(-1).view(torch.uint8)
+                sent_B[start : start + each.num_bytes].copy_(part_B)
+                start += each.num_bytes
+            waits.append(self._peers.send(sent_B))
+        for arrival in waits[-2:]:
             arrival.wait()
 
     def _beside(self, work: Callable[[], Any], order: Callable[[], object]) -> Any:
