@@ -243,6 +243,7 @@ class RolloutObjective:
         sequences = [(self.course.prompts[place].tokens, one.tokens) for place, one in flat]
         drawn = [torch.tensor(one.logprobs, dtype=torch.float32, device=device) for _, one in flat]
         found = Drawn(sequences, drawn, drawn, [], [torch.ones_like(each) for each in drawn])
+        started = time.monotonic()
         stale = batch.version != self.course.engine.version or not self.course.engine.config.exact
         if stale or self.value is not None or self.policy.temperature != 1:  # what was reported is in front of that
             found.old, found.value = self._scored(sequences, self.value)
@@ -252,6 +253,9 @@ class RolloutObjective:
         if self.config.beta:
             with self.learnt.reference():
                 found.reference = self._scored(sequences, None)[0]
+        if device.type == "cuda" and (found.old is not drawn or found.reference):
+            torch.cuda.synchronize(device)  # so that the time is that of scoring
+        scoring_seconds = time.monotonic() - started
         reward_PG = torch.tensor(rewards).view(len(batch.prompts), -1)
         self._compare(found, reward_PG)
         lengths = [len(one.tokens) for _, one in flat]
@@ -266,6 +270,7 @@ class RolloutObjective:
             "waiting_s": round(course.wait_seconds, 4),
             "push_s": round(course.push_seconds, 6),
             "reward_s": round(reward_seconds, 4),
+            "scoring_s": round(scoring_seconds, 4),
         }
         if self.config.beta:
             apart = [float((old - ref).sum()) for old, ref in zip(found.old, found.reference, strict=True)]
