@@ -25,6 +25,7 @@ SPARE = 8  # tokens by which a size must fit: what bounds a step is not known th
 FIRST_GUESS = 1.3  # time of a mixed step divided by its limit, before any was measured (8B on an H200: 1.25 to 1.4)
 MOST = 100.0  # of that ratio: a machine that was suspended for an hour says nothing about steps
 KEPT_SIZES = 1024  # numbers of rows whose sizes are kept
+CHUNK = int(RowKind.CHUNK)
 MEMORY = 0.1  # weight of the newest step in that ratio
 # A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
 # more. With less, prompts run below the rate of a large step; with more, decoding requests wait longer for nothing.
@@ -105,7 +106,7 @@ class ItlBound:
         rows = plan.rows
         if elapsed <= 0 or (rows.tokens_each and rows.encoded_R is None):
             return
-        if not rows.kinds_R.min() < rows.kinds_R.max() == RowKind.CHUNK:
+        if not 0 < np.count_nonzero(rows.kinds_R == CHUNK) < len(rows):
             return
         limit = limit or self._model.step_limit(plan.shape())
         self._ratio += MEMORY * (min(MOST, elapsed / limit) - self._ratio)

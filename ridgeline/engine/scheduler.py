@@ -300,9 +300,10 @@ class Scheduler:
             entitled.order = self._policy.promote(entitled)  # also before those preempted for it
             self._push(entitled)
             seq = entitled
-        lower = self._policy.lower(seq, self.running.leaders, self.running.pressure.cost)
-        if not lower or not self._could_start(seq, lower):
+        lower = self._policy.lower(seq, self.running.leaders)
+        if not lower or not self._could_start(seq, lower) or self._could_start(seq, ()):
             return
+        lower = self._policy.lower(seq, self.running.leaders, self.running.pressure.cost)
         while not self._could_start(seq, ()):
             self._preempt(lower.pop(), Preemption.PRIORITY)
 
