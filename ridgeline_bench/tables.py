@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ridgeline_bench.diff import Row
 from ridgeline_bench.kernels import Timing
-from ridgeline_bench.ladders.runs import RungTime
+from ridgeline_bench.ladders.runs import COPY, RungTime
 from ridgeline_bench.results import Record
 
 
@@ -54,19 +54,22 @@ def kernels(timings: Sequence[Timing], records: Sequence[Record]) -> Table:
 
 
 def rungs(times: Sequence[RungTime]) -> Table:
-    """Return a ladder's rungs: times beside the fastest library's where they were measured, and the least times."""
-    table = Table("problem", "rung", "time", "TFLOP/s", "of the best library", "least time", "limit")
+    """Return a ladder's rungs: times beside the fastest library's (or a copy's) where they were measured, and the least
+    times."""
+    by_bytes = any(each.bytes for each in times)
+    unit, of = ("GB/s", "of a copy") if by_bytes else ("TFLOP/s", "of the best library")
+    table = Table("problem", "rung", "time", unit, of, "least time", "limit")
     peers = {  # the fastest one of each problem is the last to be set
         each.problem: each.seconds
         for each in sorted(times, key=lambda each: -each.seconds)
-        if each.peer and each.seconds
+        if each.peer and each.seconds and (not by_bytes or each.rung == COPY)
     }
     for each in times:
         measured = ("", "", "")
         if each.error:
             measured = (f"[red]{each.error}[/red]", "", "")
         elif each.seconds:
-            rate = f"{each.flops / each.seconds / 1e12:,.1f}"
+            rate = f"{(each.bytes / 1e9 or each.flops / 1e12) / each.seconds:,.1f}"
             measured = (number(1e6 * each.seconds, "µs"), rate, share(peers.get(each.problem, 0.0) / each.seconds))
         least = number(1e6 * each.least, "µs") if each.least else ""
         table.add_row(each.problem, each.rung, *measured, least, each.limiter)

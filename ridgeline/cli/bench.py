@@ -209,7 +209,9 @@ def kernels(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
     device: Device = "auto",
     real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
-    ladder: Annotated[str, typer.Option(help="Instead: the rungs of a kernel ladder: gemm or attention.")] = "",
+    ladder: Annotated[
+        str, typer.Option(help="Instead: the rungs of a kernel ladder: gemm, attention or memory_bound.")
+    ] = "",
     cubins: Annotated[
         Path | None, typer.Option(help="With --ladder: a folder with the rungs' machine code, made on another machine.")
     ] = None,

@@ -1,7 +1,7 @@
 """The rungs of a kernel ladder: checked, then timed beside libraries on a GPU; predicted without one.
 
 A GPU under load lowers its clock within seconds, so what is timed first looks faster. The libraries, and the rungs that
-are nearly as fast, are therefore timed again in turns (`ROUNDS`), and these times count.
+are nearly as fast, are therefore timed again in turns (`Ladder.rounds`), and these times count.
 """
 
 from __future__ import annotations
@@ -22,10 +22,25 @@ from ridgeline_bench.machine.probes import Bench
 from ridgeline_bench.machine.timing import Effort
 from ridgeline_bench.results import Record
 
-LADDERS = ("gemm", "attention")
+EFFORT = Effort(seconds=0.03, repeats=3)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A ladder's package, and how long its rungs are timed: the effort at first and of a round, and the rounds."""
+
+    package: str
+    effort: Effort = EFFORT
+    rounds: int = 5
+
+
+LADDERS = {
+    "gemm": Ladder("ridgeline.kernels.gemm.ladder"),
+    "attention": Ladder("ridgeline.kernels.attention.ladder"),
+    "memory_bound": Ladder("ridgeline.kernels.memory_bound", Effort(seconds=0.012, repeats=3), rounds=3),
+}
+COPY = "copy"  # a library that moves as many bytes as an op must: what rungs that memory limits are compared with
 OPERANDS = 4  # in turn, so that the cache holds none of them
-EFFORT = Effort(seconds=0.03, repeats=3)  # of each rung at first, and of a round
-ROUNDS = 5
 NEAR = 1.3  # times the fastest library's time: the rungs that take turns with the libraries
 LONG = 1.0  # predicted seconds of a rung that is left out
 SLOW = 0.02  # predicted seconds of a rung that reads one set of operands alone, which the cache does not help
@@ -35,7 +50,8 @@ SLOW = 0.02  # predicted seconds of a rung that reads one set of operands alone,
 class RungTime:
     """A rung on one problem: seconds measured (0: not), the least seconds, what sets those, and a fault ("": none).
 
-    flops: FLOPs that the result needs.
+    flops: FLOPs that the result needs, or 0 where bytes are what counts.
+    bytes: those from and to memory that the result needs, where these count.
     peer: it is a library, beside which rungs are shown.
     samples: seconds of each round, of those that took turns.
     """
@@ -50,6 +66,7 @@ class RungTime:
     error: str = ""
     peer: bool = False
     samples: tuple[float, ...] = ()
+    bytes: float = 0.0
 
     def record(self, base: Record) -> Record:
         """Return the time as a result in µs."""
@@ -57,7 +74,8 @@ class RungTime:
             engine=base.engine, version=base.version, dtype=base.dtype, machine=base.machine, date=base.date,
             workload=f"ladder:{self.ladder}", metric=f"{self.problem} [{self.rung}]", value=1e6 * self.seconds,
             unit="µs", limit=1e6 * self.least,
-            samples=tuple(1e6 * each for each in self.samples or (self.seconds,)), options={"flops": self.flops},
+            samples=tuple(1e6 * each for each in self.samples or (self.seconds,)),
+            options={"bytes": self.bytes} if self.bytes else {"flops": self.flops},
         )  # fmt: skip
 
 
@@ -110,7 +128,7 @@ def ladder(
     """
     if name not in LADDERS:
         raise InvalidConfig(f"there is no ladder {name!r}; choose one of: {', '.join(LADDERS)}.")
-    if find_spec(f"ridgeline.kernels.{name}.ladder") is None:
+    if find_spec(LADDERS[name].package) is None:
         raise InvalidConfig(
             "the ladders are not in the wheel; clone the repository and install it with pip install -e ."
         )
@@ -121,7 +139,7 @@ def ladder(
     if device.type == "cuda":
         return (each for problem in problems for each in _measured(name, problem, bench, cubins, only))
     return (
-        RungTime(name, rung, problem.name, problem.flops, least, limiter)
+        RungTime(name, rung, problem.name, problem.flops, least, limiter, bytes=_bytes(problem))
         for problem in problems
         for rung, least, limiter in problem.least()
         if _wanted(rung, only)
@@ -132,13 +150,18 @@ def _wanted(rung: str, only: str) -> bool:
     return any(part in rung for part in only.split(","))
 
 
+def _bytes(problem: Problem) -> float:
+    """Return the bytes of a problem whose work is counted in bytes, else 0."""
+    return float(getattr(problem, "bytes", 0.0))
+
+
 def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, only: str = "") -> Iterator[RungTime]:
-    operands, short = problem.operands(cubins), replace(bench, effort=EFFORT)
+    operands, short, moved = problem.operands(cubins), replace(bench, effort=LADDERS[name].effort), _bytes(problem)
     found = list[tuple[RungTime, Sequence[Call]]]()
     for peer, calls in operands.peers.items():
         error = operands.fault(calls[0])
         seconds = 0.0 if error else short.seconds(*calls)
-        time = RungTime(name, peer, problem.name, problem.flops, seconds=seconds, error=error, peer=True)
+        time = RungTime(name, peer, problem.name, problem.flops, seconds=seconds, error=error, peer=True, bytes=moved)
         found.append((time, calls))
     fastest = min((time.seconds for time, _ in found if time.seconds), default=0.0)
     for rung, least, limiter in problem.least():
@@ -147,13 +170,15 @@ def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, on
             continue
         error = operands.fault(own[0], rung)
         seconds = 0.0 if error else short.seconds(*own[: 1 if least > SLOW else None])
-        time = RungTime(name, rung, problem.name, problem.flops, least, limiter, seconds, error)
+        time = RungTime(name, rung, problem.name, problem.flops, least, limiter, seconds, error, bytes=moved)
         if error or seconds > NEAR * fastest:
             yield time
         else:
             found.append((time, own))
     rounds = list[dict[int, float]]()
-    for turn in range(ROUNDS):  # each in another order: a kernel behind one that takes little power has a higher clock
+    for turn in range(
+        LADDERS[name].rounds
+    ):  # each in another order: a kernel behind one that takes little power has a higher clock
         order = random.Random(turn).sample(range(len(found)), len(found))
         rounds.append({n: short.seconds(*found[n][1]) if found[n][0].seconds else 0.0 for n in order})
     for n, (time, _) in enumerate(found):

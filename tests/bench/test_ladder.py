@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from typer.testing import CliRunner
 from ridgeline.cli import app
 from ridgeline.kernels.gemm.ladder.endings import ENDINGS, EndingOperands, is_near
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Extras
+from ridgeline.kernels.memory_bound.launches import Shape
+from ridgeline.kernels.memory_bound.rungs import KERNELS
 from ridgeline_bench.ladders import page, runs
 from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
 from ridgeline_bench.ladders.gemm import EndingCall
+from ridgeline_bench.ladders.memory_bound import Memory, MemoryOperands, OpCall, libraries
 from ridgeline_bench.ladders.reasons import REASONS
 from ridgeline_bench.ladders.runs import LADDERS, RungTime
 from ridgeline_bench.machine.probes import Bench
@@ -30,7 +34,7 @@ def test_without_a_gpu_the_least_times_are_shown_and_nothing_is_stored(name: str
     command = ["bench", "kernels", "--ladder", name, "--device", "cpu", "--out", str(out)]
     ran = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
     assert ran.exit_code == 0, ran.output
-    assert all(rung.name in ran.output for rung in import_module(f"ridgeline.kernels.{name}.ladder.rungs").RUNGS)
+    assert all(rung.name in ran.output for rung in import_module(f"{LADDERS[name].package}.rungs").RUNGS)
     assert not out.exists() or out.read_text() == ""
 
 
@@ -171,8 +175,27 @@ def test_rungs_that_are_near_a_library_take_turns_with_it(monkeypatch: pytest.Mo
     assert [each.rung for each in found] == ["slow", "wrong", "library", "alike"]
     assert (wrong.error, wrong.seconds) == ("it is wrong", 0.0)
     assert slow.seconds > library.seconds > 0
-    assert [len(each.samples) for each in (slow, library, alike)] == [0, runs.ROUNDS, runs.ROUNDS]
+    assert [len(each.samples) for each in (slow, library, alike)] == [0, LADDERS["gemm"].rounds, LADDERS["gemm"].rounds]
     assert [each.rung for each in runs._measured("gemm", Sums(), Bench.of(cpu, QUICK), None, "ali")] == [
         "library",
         "alike",
     ]
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_the_check_of_memory_bound_ops_takes_right_results_alone(op: str) -> None:
+    problem = Memory(op, Shape(7, 64), op)
+    operands = MemoryOperands(problem, device="cpu")
+    for name, way in libraries(op).items():
+        right = OpCall(name, partial(way, operands.sets[0], operands.outputs[0]))
+        assert operands.fault(right) == "", name
+        assert "are wrong" in operands.fault(OpCall(name, lambda right=right: right.output() * 1.05 + 1e-3))  # type: ignore[misc]
+
+
+def test_shares_of_memory_bound_ops_are_of_a_copy() -> None:
+    def time(name: str, seconds: float, *, peer: bool = False) -> RungTime:
+        return RungTime("memory_bound", name, "softmax, 1 MB", 0.0, 0 if peer else 1e-6, "", seconds, "", peer, (), 2e6)
+
+    table = rungs([time("copy", 2e-6, peer=True), time("torch", 1e-6, peer=True), time("softmax-online", 4e-6)])
+    *_, own = zip(*(list(column.cells) for column in table.columns), strict=True)
+    assert own[3:5] == ("500.0", "50 %")

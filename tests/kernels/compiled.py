@@ -37,6 +37,7 @@ from ridgeline.kernels.gemm.ladder import hip
 from ridgeline.kernels.gemm.ladder.endings import ENDINGS
 from ridgeline.kernels.gemm.ladder.other_gpus import AMD_RUNGS, FP4, PAIRS
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS
+from ridgeline.kernels.memory_bound.run import codes
 from ridgeline.kernels.step.persistent.build import build
 from ridgeline.kernels.step.persistent.cuda.cases import LLAMA_1B, QWEN3_06B
 from ridgeline.kernels.step.persistent.cuda.run import ARCH, SOURCE, LaunchPlan
@@ -187,6 +188,8 @@ def cuda_kernels() -> Iterator[tuple[str, Path, str, Mapping[str, str]]]:
         yield rung.name, rung.source, rung.arch, rung.defines
     for variant in VARIANTS:
         yield variant.ceiling.name, variant.ceiling.source, "sm_90", variant.defines
+    for code in codes():
+        yield code.name, code.source, "sm_90", code.defines
     yield from persistent_steps()
 
 

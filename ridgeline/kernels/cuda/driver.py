@@ -34,6 +34,15 @@ class CudaDriver:
             raise DriverError(f"{function} failed with the CUDA driver's error {status}; cuda.h has its name.")
 
 
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig, without attributes: a kernel of clusters has their size in its code."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
 class Kernel:
     """A kernel of a cubin.
 
@@ -73,6 +82,14 @@ class Kernel:
             self._driver.call("cuLaunchCooperativeKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places)
         else:
             self._driver.call("cuLaunchKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places, None)
+
+    def resident_clusters(self, threads: int, cluster: int) -> int:
+        """Return how many clusters of so many blocks the device runs at the same time. threads: of a block."""
+        found = ctypes.c_int()
+        config = _LaunchConfig((cluster, 1, 1), (threads, 1, 1), self._shared)
+        query = "cuOccupancyMaxActiveClusters"
+        self._driver.call(query, ctypes.byref(found), self._kernel, ctypes.byref(config))
+        return found.value
 
     def resident(self, threads: int) -> int:
         """Return the number of blocks of so many threads that a multiprocessor runs at the same time."""

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
+from ridgeline.kernels.cuda import carried
+from ridgeline.kernels.cuda.carried import arch_on, file_of
+from ridgeline.kernels.cuda.compile import NoCudaCompiler
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel, tensor_map
 from ridgeline.kernels.gemm.ladder.cute_rung import cute_cubin, cute_file
 from ridgeline.kernels.gemm.ladder.cutlass_rungs import write_rungs
@@ -106,30 +108,8 @@ def numbers(x: Tensor, variant: Variant) -> Tensor:
 
 
 def code_of(rung: Rung, arch: str, folder: Path | None = None) -> bytes:
-    """Return a rung's cubin for an architecture, from a folder or compiled.
-
-    Raises NoCudaCompiler where there is neither the file nor a compiler, and CudaError.
-    """
-    if folder is None:
-        return cubin(rung.source, arch, rung.defines)
-    file = folder / file_of(rung, arch)
-    if not file.is_file():
-        made = f"python -m ridgeline.kernels.gemm.ladder.run {folder} {arch.removesuffix('a')}"
-        raise NoCudaCompiler(f"{file} is not there; make it where a CUDA compiler is: {made}.")
-    return file.read_bytes()
-
-
-def file_of(rung: Rung, arch: str) -> str:
-    """Return the name of a rung's cubin in a folder."""
-    return f"{rung.name}.{arch}.cubin"
-
-
-def arch_on(rung: Rung, capability: tuple[int, int]) -> str:
-    """Return the architecture for which a rung is compiled for a device ("" if it cannot run there)."""
-    major, minor = capability
-    if rung.arch.endswith("a"):
-        return rung.arch if rung.arch == f"sm_{major}{minor}a" else ""
-    return f"sm_{major}{minor}" if major >= 8 else ""
+    """Return a rung's cubin for an architecture, from a folder or compiled, as `carried.code_of` does."""
+    return carried.code_of(rung, arch, folder, "ridgeline.kernels.gemm.ladder.run")
 
 
 def runs_here(rung: Rung) -> bool:

@@ -1,0 +1,205 @@
+"""The rungs of the memory-bound ops: one short CUDA C++ file each, from plain to fast.
+
+Vector add, transpose and reduction are in float32, the others in bfloat16, computed in float32. Softmax and norms are
+of the rows of a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+KERNELS = {  # op → the kernel, and the folder, that it is made by
+    "vector_add": "vector_add", "transpose": "transpose", "reduction": "reduction", "silu": "silu",
+    "silu_multiply": "silu", "softmax": "softmax", "layer_norm": "norms", "rms_norm": "norms",
+}  # fmt: skip
+BY_ROWS = ("softmax", "layer_norm", "rms_norm")
+FLOATS = ("vector_add", "transpose", "reduction")  # ops in float32
+THREADS = 256  # of a block, where the row does not decide
+MOST_THREADS, WARP, VECTOR = 1024, 32, 8  # VECTOR: numbers of 16 bits in 16 bytes
+MOST_CLUSTER = 8  # blocks; more are not portable
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are divided.
+
+    threads: of a block for each row. rows: of a block. vectors: of 16 bytes, of a thread. cluster: blocks.
+    ahead: rows on their way while one is worked on.
+    """
+
+    threads: int
+    rows: int = 1
+    vectors: int = 4
+    cluster: int = 1
+    ahead: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Return the most columns that it can take."""
+        return self.threads * self.cluster * self.vectors * VECTOR
+
+
+@dataclass(frozen=True)
+class Code:
+    """A rung as it is compiled: `ridgeline.kernels.cuda.carried.Compiled`."""
+
+    name: str
+    source: Path
+    arch: str
+    defines: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One file of an op, and what is known of it.
+
+    op: a key of KERNELS. number, name: its file, unless `file` names that.
+    needs: mnemonics that its machine code must have. arch: the architecture that it needs at least.
+    tile: sides of a transpose's tile. own: numbers of a thread in one piece.
+    multiple: what columns (of a transpose rows too) must be multiples of.
+    kind: of rungs of rows "block" (256 threads a row), "registers" (the row in one block's registers), "stays" (blocks
+    walk over rows); of reductions "adds" (atomics to a result that is zero before), "two" (launches), "grid".
+    clusters: several blocks may have a row. ahead: rows on their way.
+    passes: times that a number is read from L1 or L2. launches: of the same kernel.
+    registers: the most a thread may have.
+    """
+
+    op: str
+    number: int
+    name: str
+    needs: tuple[str, ...]
+    file: str = ""
+    arch: str = "sm_80"
+    tile: int = 0
+    own: int = 1
+    multiple: int = 1
+    kind: str = ""
+    clusters: bool = False
+    ahead: int = 0
+    passes: int = 1
+    launches: int = 1
+    registers: int = 255
+    defines: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Its name among the rungs of all ops."""
+        return f"{self.op}-{self.name}"
+
+    @property
+    def kernel(self) -> str:
+        """The name of its kernel."""
+        return KERNELS[self.op]
+
+    @property
+    def source(self) -> Path:
+        """The rung's file."""
+        return FOLDER / self.kernel / (self.file or f"{self.number}_{self.name}.cu")
+
+    def cut(self, columns: int) -> Cut | None:
+        """Return how it divides rows of so many columns, or None where it cannot (or does not divide any)."""
+        vectors = -(-columns // VECTOR)
+        if self.kind == "registers":
+            each = 4 if vectors <= 4 * MOST_THREADS else 8
+            cut = _of_warps(vectors, each)
+            return cut if cut.threads <= MOST_THREADS else None
+        if self.kind != "stays":
+            return None
+        cluster = 1
+        while self.clusters and cluster < MOST_CLUSTER and vectors > cluster * 4 * THREADS:
+            cluster *= 2
+        cut = _of_warps(-(-vectors // cluster), 4, self.ahead, cluster)
+        return cut if cut.threads <= MOST_THREADS // (1 if self.ahead else 2) else None  # rows in registers take more
+
+    def code(self, cut: Cut | None) -> Code:
+        """Return what is compiled."""
+        found, name = dict(self.defines), self.title
+        if cut:
+            found["VECTORS"] = str(cut.vectors)
+            name += f"-{cut.vectors}"
+        if cut and self.kind == "stays":
+            most = next(n for n in (THREADS, 2 * THREADS, MOST_THREADS) if cut.threads * cut.rows <= n)
+            found |= {"CLUSTER": str(cut.cluster), "AHEAD": str(cut.ahead), "THREADS": str(most)}
+            name += f"-{cut.cluster}-{cut.ahead}-{most}"
+        return Code(name, self.source, self.arch, found)
+
+
+def _of_warps(vectors: int, each: int, ahead: int = 0, cluster: int = 1) -> Cut:
+    threads = -(-vectors // each // WARP) * WARP
+    return Cut(threads, 4 if threads == WARP and cluster == 1 else 1, each, cluster, ahead)
+
+
+def _norms(op: str) -> Iterator[Rung]:
+    rms = op == "rms_norm"
+    defines = {"RMS": "1"} if rms else {}
+    barriers = ("LDS", "STS", "BAR")
+    yield Rung(
+        op=op, number=1, name="two_pass", kind="block", passes=2 if rms else 3, needs=barriers, defines=defines
+    )  # fmt: skip
+    if not rms:
+        yield Rung(op=op, number=2, name="welford", kind="block", passes=2, needs=barriers)
+    vectors = ("LDG.E.128", "SHFL.BFLY", "STG.E.128")
+    for number, name in ((3, "shuffles"), (4, "groups")):
+        yield Rung(
+            op=op, number=number, name=name, kind="registers", multiple=VECTOR, needs=vectors, defines=defines
+        )  # fmt: skip
+    stays = Rung(
+        op=op, number=5, name="synchronous", file="5_cp_async.cu", arch="sm_90", multiple=VECTOR, kind="stays",
+        registers=128, needs=vectors, defines=defines,
+    )  # fmt: skip
+    yield stays
+    ahead = ("LDGSTS.E.BYPASS.128", "LDS.128", "SHFL.BFLY", "STG.E.128")
+    yield replace(stays, name="cp_async", ahead=2, needs=ahead)
+    yield replace(stays, name="cluster", ahead=2, clusters=True, needs=(*ahead, "STAS.128", "SYNCS.PHASECHK"))
+
+
+RUNGS = (
+    Rung(op="vector_add", number=1, name="naive", needs=("LDG.E ", "STG.E ")),
+    Rung(op="vector_add", number=2, name="vectors", own=16, needs=("LDG.E.128", "STG.E.128")),
+    Rung(op="transpose", number=1, name="naive", tile=32, needs=("LDG.E ", "STG.E ")),
+    Rung(op="transpose", number=2, name="shared_tile", tile=32, needs=("LDS", "STS")),
+    Rung(
+        op="transpose", number=3, name="padded", tile=32, file="2_shared_tile.cu", needs=("LDS", "STS"),
+        defines={"PITCH": "33"},
+    ),
+    Rung(op="transpose", number=4, name="swizzled", tile=32, needs=("LDS", "STS")),
+    Rung(
+        op="transpose", number=5, name="vectors", tile=64, multiple=4,
+        needs=("LDG.E.128", "LDS.128", "STS.128", "STG.E.128"),
+    ),
+    Rung(op="reduction", number=1, name="atomic", kind="adds", needs=("REDG.E.ADD.F32",)),
+    Rung(op="reduction", number=2, name="shared_tree", kind="adds", needs=("LDS", "STS", "BAR", "REDG.E.ADD.F32")),
+    Rung(
+        op="reduction", number=3, name="shuffles", kind="adds", own=16,
+        needs=("LDG.E.128", "SHFL.BFLY", "REDG.E.ADD.F32"),
+    ),
+    Rung(op="reduction", number=4, name="two_pass", kind="two", own=16, launches=2, needs=("LDG.E.128", "SHFL.BFLY")),
+    Rung(op="reduction", number=5, name="grid", kind="grid", own=16, needs=("LDG.E.128", "SHFL", "ATOM")),
+    *(
+        rung
+        for op, gated in (("silu", "0"), ("silu_multiply", "1"))
+        for rung in (
+            Rung(op=op, number=1, name="two_ops", launches=2 + int(gated), needs=("MUFU.EX2", "MUFU.RCP")),
+            Rung(op=op, number=2, name="fused", needs=("MUFU.EX2", "MUFU.RCP")),
+            Rung(
+                op=op, number=3, name="vectors", own=32, multiple=VECTOR, needs=("LDG.E.128", "STG.E.128"),
+                defines={"GATED": gated},
+            ),
+        )
+    ),
+    Rung(op="softmax", number=1, name="three_pass", kind="block", passes=3, needs=("LDS", "STS", "BAR")),
+    Rung(op="softmax", number=2, name="online", kind="block", passes=2, needs=("LDS", "STS", "BAR")),
+    Rung(
+        op="softmax", number=3, name="shuffles", kind="registers", multiple=VECTOR,
+        needs=("LDG.E.128", "SHFL.BFLY", "STG.E.128"),
+    ),
+    Rung(
+        op="softmax", number=4, name="cluster", arch="sm_90", kind="stays", ahead=2, clusters=True, multiple=VECTOR,
+        registers=128, needs=("LDGSTS.E.BYPASS.128", "SHFL.BFLY", "STAS.128", "STG.E.128"),
+    ),
+    *_norms("layer_norm"),
+    *_norms("rms_norm"),
+)  # fmt: skip
