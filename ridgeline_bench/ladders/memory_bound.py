@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from ridgeline.kernels.cuda.predict import chip_here
 from ridgeline.kernels.memory_bound import reference
-from ridgeline.kernels.memory_bound.launches import EPSILON, Shape, item
+from ridgeline.kernels.memory_bound.launches import EPSILON, MatrixShape, item
 from ridgeline.kernels.memory_bound.predict import bytes_of, predict
 from ridgeline.kernels.memory_bound.run import COLUMNS, LoadedRung, runs_here, takes
-from ridgeline.kernels.memory_bound.rungs import BY_ROWS, KERNELS, RUNGS, Rung
+from ridgeline.kernels.memory_bound.rungs import BY_ROWS, KERNELS, RUNGS, MemoryRung
 from ridgeline_bench.ladders.runs import COPY, Call
 
 MB = 1 << 20
@@ -33,11 +33,11 @@ TRITON_WIDTHS = (4096, 16384)  # of norms: each width is compiled for itself
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryOp:
     """An op on one matrix. name: as tables show it; it begins with the op."""
 
     op: str
-    shape: Shape
+    shape: MatrixShape
     name: str
     flops: float = 0.0  # what it does is counted in bytes
 
@@ -46,7 +46,7 @@ class Memory:
         """Bytes from and to memory."""
         return bytes_of(self.op, self.shape)
 
-    def rungs(self) -> list[Rung]:
+    def rungs(self) -> list[MemoryRung]:
         return [rung for rung in RUNGS if rung.op == self.op and takes(rung, self.shape)]
 
     def least(self) -> Iterator[tuple[str, float, str]]:
@@ -65,7 +65,7 @@ class OpCall:
 
     name: str
     run: Callable[[], Any]
-    rung: Rung | None = None
+    rung: MemoryRung | None = None
     written: Tensor | None = None
     result: Any = field(default=None, repr=False)
 
@@ -86,7 +86,7 @@ class OpCall:
 class MemoryOperands:
     """Operands in turn, each with its output, together several times the cache."""
 
-    def __init__(self, problem: Memory, cubins: Path | None = None, device: str = "cuda") -> None:
+    def __init__(self, problem: MemoryOp, cubins: Path | None = None, device: str = "cuda") -> None:
         self.problem, self.cubins = problem, cubins
         count = max(2, min(MOST_SETS, math.ceil(CACHED / problem.bytes))) if device == "cuda" else 1
         self.sets = [reference.inputs(problem.op, problem.shape, device) for _ in range(count)]
@@ -121,10 +121,10 @@ class MemoryOperands:
         return zip(self.sets, self.outputs, strict=True)
 
 
-Way = Callable[[Mapping[str, Tensor], Tensor], Any]
+OpWay = Callable[[Mapping[str, Tensor], Tensor], Any]
 
 
-def libraries(op: str) -> dict[str, Way]:
+def libraries(op: str) -> dict[str, OpWay]:
     """Return torch's kernels of an op: its own one, and what is written in several ops."""
 
     def gated(x: Mapping[str, Tensor], y: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def libraries(op: str) -> dict[str, Way]:
         return torch.mul(functional.silu(gate), up, out=y)
 
     norm = functional.layer_norm
-    ways: dict[str, dict[str, Way]] = {
+    ways: dict[str, dict[str, OpWay]] = {
         "vector_add": {"torch": lambda x, y: torch.add(x["x"], x["other"], out=y)},
         "transpose": {"torch": lambda x, y: y.copy_(x["x"].T)},
         "reduction": {"torch": lambda x, _: x["x"].sum()},
@@ -148,12 +148,12 @@ def libraries(op: str) -> dict[str, Way]:
     return ways[op]
 
 
-def engine(problem: Memory) -> dict[str, Way]:
+def engine(problem: MemoryOp) -> dict[str, OpWay]:
     """Return the engine's own kernel of an op, where it has one for such rows."""
     from ridgeline.kernels.small.activation import triton as activations  # Triton, which predictions need not
     from ridgeline.kernels.small.norm import triton as norms
 
-    ways: dict[str, Way] = {
+    ways: dict[str, OpWay] = {
         "silu": lambda x, _: activations.activation(x["x"], "silu"),
         "silu_multiply": lambda x, _: activations.gated_activation(x["x"], "silu"),
         "layer_norm": lambda x, _: norms.layer_norm(x["x"], None, x["weight"], x["bias"], EPSILON),
@@ -163,15 +163,15 @@ def engine(problem: Memory) -> dict[str, Way]:
     return {OWN: ways[problem.op]} if problem.op in ways and fits else {}
 
 
-def _sized(op: str, megabytes: int) -> Memory:
+def _sized(op: str, megabytes: int) -> MemoryOp:
     numbers = megabytes * MB // item(op)
     side = 1 << (numbers.bit_length() - 1) // 2
     columns = side if op == "transpose" else WIDTH
-    return Memory(op, Shape(numbers // columns, columns), f"{op}, {megabytes} MB")
+    return MemoryOp(op, MatrixShape(numbers // columns, columns), f"{op}, {megabytes} MB")
 
 
-def _long(op: str, columns: int) -> Memory:
-    return Memory(op, Shape(256 * MB // item(op) // columns, columns), f"{op}, {columns} columns")
+def _long(op: str, columns: int) -> MemoryOp:
+    return MemoryOp(op, MatrixShape(256 * MB // item(op) // columns, columns), f"{op}, {columns} columns")
 
 
 PROBLEMS = (

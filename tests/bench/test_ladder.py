@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from ridgeline.cli import app
 from ridgeline.kernels.gemm.ladder.endings import ENDINGS, EndingOperands, is_near
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Extras
-from ridgeline.kernels.memory_bound.launches import Shape
+from ridgeline.kernels.memory_bound.launches import MatrixShape
 from ridgeline.kernels.memory_bound.rungs import KERNELS
 from ridgeline_bench.ladders import page, runs
 from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
 from ridgeline_bench.ladders.gemm import EndingCall
-from ridgeline_bench.ladders.memory_bound import Memory, MemoryOperands, OpCall, libraries
+from ridgeline_bench.ladders.memory_bound import MemoryOp, MemoryOperands, OpCall, libraries
 from ridgeline_bench.ladders.reasons import REASONS
 from ridgeline_bench.ladders.runs import LADDERS, RungTime
 from ridgeline_bench.machine.probes import Bench
@@ -184,7 +184,7 @@ def test_rungs_that_are_near_a_library_take_turns_with_it(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("op", KERNELS)
 def test_the_check_of_memory_bound_ops_takes_right_results_alone(op: str) -> None:
-    problem = Memory(op, Shape(7, 64), op)
+    problem = MemoryOp(op, MatrixShape(7, 64), op)
     operands = MemoryOperands(problem, device="cpu")
     for name, way in libraries(op).items():
         right = OpCall(name, partial(way, operands.sets[0], operands.outputs[0]))

@@ -9,8 +9,8 @@ from typing import Protocol
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 
 
-class Compiled(Protocol):
-    """What is compiled: a file with definitions, for the architecture that it needs at least ("sm_90a": for that one).
+class CompiledFile(Protocol):
+    """A file that is compiled, with definitions, for the architecture that it needs at least ("sm_90a": for that one).
 
     name: names its machine code in a folder.
     """
@@ -25,7 +25,7 @@ class Compiled(Protocol):
     def defines(self) -> Mapping[str, str]: ...
 
 
-def code_of(rung: Compiled, arch: str, folder: Path | None, made_by: str) -> bytes:
+def code_of(rung: CompiledFile, arch: str, folder: Path | None, made_by: str) -> bytes:
     """Return a rung's cubin for an architecture, from a folder or compiled.
 
     made_by: the module whose command fills a folder. Raises NoCudaCompiler where there is neither the file nor a
@@ -40,12 +40,12 @@ def code_of(rung: Compiled, arch: str, folder: Path | None, made_by: str) -> byt
     return file.read_bytes()
 
 
-def file_of(rung: Compiled, arch: str) -> str:
+def file_of(rung: CompiledFile, arch: str) -> str:
     """Return the name of a rung's cubin in a folder."""
     return f"{rung.name}.{arch}.cubin"
 
 
-def arch_on(rung: Compiled, capability: tuple[int, int]) -> str:
+def arch_on(rung: CompiledFile, capability: tuple[int, int]) -> str:
     """Return the architecture for which a rung is compiled for a device ("" if it cannot run there)."""
     major, minor = capability
     if rung.arch.endswith("a"):

@@ -84,7 +84,7 @@ class Kernel:
             self._driver.call("cuLaunchKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places, None)
 
     def resident_clusters(self, threads: int, cluster: int) -> int:
-        """Return how many clusters of so many blocks the device runs at the same time. threads: of a block."""
+        """Return the number of clusters that the device runs at the same time. threads: of a block."""
         found = ctypes.c_int()
         config = _LaunchConfig((cluster, 1, 1), (threads, 1, 1), self._shared)
         query = "cuOccupancyMaxActiveClusters"

@@ -1,4 +1,4 @@
-"""How rungs are launched: grids, blocks, shared memory and arguments, for a GPU and for the emulator alike."""
+"""Launches of rungs: grids, blocks, shared memory and arguments, for a GPU and for the emulator alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.kernels.memory_bound.rungs import FLOATS, THREADS, Cut, Rung
+from ridgeline.kernels.memory_bound.rungs import FLOATS, THREADS, MemoryRung, RowCut
 
 EPSILON = 1e-5
 RESIDENT = 8  # blocks of 256 threads that a multiprocessor runs at the same time
@@ -15,7 +15,7 @@ SLOTS = {"softmax": 8, "layer_norm": 12, "rms_norm": 4}  # bytes of a statistic
 
 
 @dataclass(frozen=True)
-class Shape:
+class MatrixShape:
     """A matrix. An op of numbers takes it as so many numbers; a gated one reads twice the columns."""
 
     rows: int
@@ -27,11 +27,11 @@ class Shape:
         return self.rows * self.columns
 
 
-Place = Mapping[str, Any]  # name of a tensor → ctypes' void pointer
+TensorPlaces = Mapping[str, Any]  # name of a tensor → ctypes' void pointer
 
 
 @dataclass(frozen=True)
-class Launch:
+class RungLaunch:
     """One launch of a kernel.
 
     cluster: blocks of a cluster. shared: bytes. together: all blocks run at the same time.
@@ -45,12 +45,12 @@ class Launch:
     shared: int = 0
     together: bool = False
 
-    def bound(self, tensors: Place) -> Sequence[Any]:
+    def bound(self, tensors: TensorPlaces) -> Sequence[Any]:
         """Return the arguments with pointers in place of names."""
         return [tensors[each] if isinstance(each, str) else each for each in self.arguments]
 
 
-def launches(rung: Rung, shape: Shape, cut: Cut | None, blocks: int) -> list[Launch]:
+def launches(rung: MemoryRung, shape: MatrixShape, cut: RowCut | None, blocks: int) -> list[RungLaunch]:
     """Return the launches of a rung in their order.
 
     cut: as `rung.cut` gives it, or another one. blocks: how many of them run at the same time on the device.
@@ -58,7 +58,7 @@ def launches(rung: Rung, shape: Shape, cut: Cut | None, blocks: int) -> list[Lau
     if rung.kernel == "transpose":
         across, down = -(-shape.columns // rung.tile), -(-shape.rows // rung.tile)
         block = (rung.tile, 8, 1) if rung.tile == 32 else (THREADS, 1, 1)
-        return [Launch((across, down, 1), block, ("x", "y", *map(ctypes.c_int, (shape.rows, shape.columns))))]
+        return [RungLaunch((across, down, 1), block, ("x", "y", *map(ctypes.c_int, (shape.rows, shape.columns))))]
     if rung.kernel == "reduction":
         return _sums(rung, shape.numbers, blocks)
     if rung.kernel == "vector_add":
@@ -73,18 +73,18 @@ def item(op: str) -> int:
     return 4 if op in FLOATS else 2
 
 
-def scratch(rung: Rung, shape: Shape, blocks: int) -> int:
+def scratch(rung: MemoryRung, shape: MatrixShape, blocks: int) -> int:
     """Return the numbers of scratch memory: of a reduction's blocks, or of the middle result of two ops."""
     if rung.kernel == "reduction":
         return blocks
     return shape.numbers if rung.launches > 1 else 0
 
 
-def _of_numbers(rung: Rung, numbers: int, arguments: tuple[Any, ...]) -> Launch:
-    return Launch((max(1, -(-numbers // (THREADS * rung.own))), 1, 1), (THREADS, 1, 1), arguments)
+def _of_numbers(rung: MemoryRung, numbers: int, arguments: tuple[Any, ...]) -> RungLaunch:
+    return RungLaunch((max(1, -(-numbers // (THREADS * rung.own))), 1, 1), (THREADS, 1, 1), arguments)
 
 
-def _sums(rung: Rung, numbers: int, blocks: int) -> list[Launch]:
+def _sums(rung: MemoryRung, numbers: int, blocks: int) -> list[RungLaunch]:
     count = ctypes.c_size_t(numbers)
     if rung.kind == "adds":
         return [_of_numbers(rung, numbers, ("x", "y", count))]
@@ -92,14 +92,14 @@ def _sums(rung: Rung, numbers: int, blocks: int) -> list[Launch]:
     block = (THREADS, 1, 1)
     if rung.kind == "grid":
         arguments = ("x", "y", count, "scratch")
-        return [Launch((grid, 1, 1), block, arguments, shared=32 * 4, together=True)]
+        return [RungLaunch((grid, 1, 1), block, arguments, shared=32 * 4, together=True)]
     return [
-        Launch((grid, 1, 1), block, ("x", "scratch", count)),
-        Launch((1, 1, 1), block, ("scratch", "y", ctypes.c_size_t(grid))),
+        RungLaunch((grid, 1, 1), block, ("x", "scratch", count)),
+        RungLaunch((1, 1, 1), block, ("scratch", "y", ctypes.c_size_t(grid))),
     ]
 
 
-def _silu(rung: Rung, shape: Shape) -> list[tuple[Any, ...]]:
+def _silu(rung: MemoryRung, shape: MatrixShape) -> list[tuple[Any, ...]]:
     gated = rung.op == "silu_multiply"
     width, pitch = shape.columns, shape.columns * (2 if gated else 1)
     none, count = ctypes.c_void_p(None), ctypes.c_size_t(shape.numbers)
@@ -114,22 +114,22 @@ def _silu(rung: Rung, shape: Shape) -> list[tuple[Any, ...]]:
     return [*calls, call("scratch", "up", "y", width, pitch)] if gated else calls
 
 
-def _of_rows(rung: Rung, shape: Shape, cut: Cut | None, blocks: int) -> Launch:
+def _of_rows(rung: MemoryRung, shape: MatrixShape, cut: RowCut | None, blocks: int) -> RungLaunch:
     sizes = [ctypes.c_int(shape.rows), ctypes.c_int(shape.columns)]
     arguments: tuple[Any, ...] = ("x", "y", *sizes)
     if rung.kernel == "norms":
         arguments = ("x", "weight", "bias", "y", *sizes, ctypes.c_float(EPSILON))
     if rung.kind == "block":
-        return Launch((shape.rows, 1, 1), (THREADS, 1, 1), arguments)
+        return RungLaunch((shape.rows, 1, 1), (THREADS, 1, 1), arguments)
     assert cut, f"{rung.title} cannot take rows of {shape.columns}"
     block, groups = (cut.threads, cut.rows, 1), -(-shape.rows // cut.rows)
     if rung.kind == "registers":
-        return Launch((groups, 1, 1), block, arguments)
+        return RungLaunch((groups, 1, 1), block, arguments)
     grid = min(groups, max(1, blocks // cut.cluster)) * cut.cluster
-    return Launch((grid, 1, 1), block, arguments, cluster=cut.cluster, shared=shared_bytes(rung, cut))
+    return RungLaunch((grid, 1, 1), block, arguments, cluster=cut.cluster, shared=shared_bytes(rung, cut))
 
 
-def shared_bytes(rung: Rung, cut: Cut) -> int:
+def shared_bytes(rung: MemoryRung, cut: RowCut) -> int:
     """Return the bytes of dynamic shared memory of a block that stays: slots for statistics, and rows."""
     slots = 2 * 32 * 16 + 2 * 8 + 2 * 32 * SLOTS[rung.op]
     stages = cut.ahead + 1 if cut.ahead else 0

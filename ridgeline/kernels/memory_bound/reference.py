@@ -1,4 +1,4 @@
-"""What each op's result is, in float64, and how near a rung must come.
+"""Results of the ops in float64, and the bounds that rungs must keep.
 
 The numbers of reductions are multiples of 1/64, so float32 sums of them are exact in any order.
 """
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.memory_bound.launches import EPSILON, Shape, item
-from ridgeline.kernels.memory_bound.rungs import BY_ROWS, Rung
+from ridgeline.kernels.memory_bound.launches import EPSILON, MatrixShape, item
+from ridgeline.kernels.memory_bound.rungs import BY_ROWS, MemoryRung
 
 UNIT = 1 / 64
 ROUNDING = 2**-8  # of bfloat16
 NEAR = 2**-12  # of a result, and of a norm's size: ex2, rcp and rsqrt are approximate, sums are in float32
 
 
-def inputs(op: str, shape: Shape, device: str = "cpu") -> dict[str, Tensor]:
+def inputs(op: str, shape: MatrixShape, device: str = "cpu") -> dict[str, Tensor]:
     """Return random inputs of an op by the names that launches have."""
     rows, columns = shape.rows, shape.columns * (2 if op == "silu_multiply" else 1)
     x = torch.randn(rows, columns, device=device)
@@ -34,7 +34,7 @@ def inputs(op: str, shape: Shape, device: str = "cpu") -> dict[str, Tensor]:
     return found
 
 
-def output(op: str, shape: Shape, device: str = "cpu") -> Tensor:
+def output(op: str, shape: MatrixShape, device: str = "cpu") -> Tensor:
     """Return memory for a result, which is NaN."""
     sizes = {"transpose": (shape.columns, shape.rows), "reduction": (1, 1)}.get(op, (shape.rows, shape.columns))
     return torch.full(sizes, torch.nan, device=device, dtype=torch.float32 if item(op) == 4 else torch.bfloat16)
@@ -63,8 +63,8 @@ def exact(op: str, given: Mapping[str, Tensor]) -> Tensor:
     return torch.nn.functional.layer_norm(wide, wide.shape[-1:], weight, bias, EPSILON)
 
 
-def fault(rung: Rung | None, op: str, found: Tensor, given: Mapping[str, Tensor], rows: int = 1 << 30) -> str:
-    """Return what is wrong with a result, in words, or "". rung: None for a library.
+def fault(rung: MemoryRung | None, op: str, found: Tensor, given: Mapping[str, Tensor], rows: int = 1 << 30) -> str:
+    """Return the fault of a result in words, or "". rung: None for a library.
 
     rows: only so many first and last rows are compared, of ops whose rows are apart from each other.
     """

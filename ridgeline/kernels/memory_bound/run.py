@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ridgeline.kernels.cuda.carried import arch_on, code_of, file_of
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
-from ridgeline.kernels.memory_bound.launches import RESIDENT, Launch, Shape, launches, scratch, shared_bytes
-from ridgeline.kernels.memory_bound.rungs import RUNGS, THREADS, Code, Cut, Rung
+from ridgeline.kernels.memory_bound.launches import RESIDENT, MatrixShape, RungLaunch, launches, scratch, shared_bytes
+from ridgeline.kernels.memory_bound.rungs import RUNGS, THREADS, MemoryRung, RowCut, RungCode
 
 COLUMNS = tuple(1 << n for n in range(10, 19))
 
@@ -30,7 +30,7 @@ class LoadedRung:
     """
 
     def __init__(
-        self, rung: Rung, shape: Shape, folder: Path | None = None, cut: Cut | None = None,
+        self, rung: MemoryRung, shape: MatrixShape, folder: Path | None = None, cut: RowCut | None = None,
         driver: CudaDriver | None = None,
     ) -> None:  # fmt: skip
         if not takes(rung, shape):
@@ -64,7 +64,7 @@ class LoadedRung:
         held = {**tensors, "scratch": middle}
         pointers = {name: ctypes.c_void_p(each.data_ptr()) for name, each in held.items()}
         pointers["up"] = ctypes.c_void_p(x.data_ptr() + self.shape.columns * x.element_size())
-        ready: list[tuple[Launch, Sequence[object]]] = [(each, each.bound(pointers)) for each in self.launches]
+        ready: list[tuple[RungLaunch, Sequence[object]]] = [(each, each.bound(pointers)) for each in self.launches]
 
         def call(held: Mapping[str, Tensor] = held) -> None:  # the tensors live as long as the call
             if self.rung.kind == "adds":
@@ -76,21 +76,21 @@ class LoadedRung:
         return call
 
 
-def takes(rung: Rung, shape: Shape) -> bool:
+def takes(rung: MemoryRung, shape: MatrixShape) -> bool:
     """Return True if a rung can take matrices of a shape."""
     sides = (shape.rows, shape.columns) if rung.kernel == "transpose" else (shape.columns,)
     divided = rung.kind not in ("registers", "stays") or rung.cut(shape.columns) is not None
     return divided and all(side % rung.multiple == 0 for side in sides)
 
 
-def runs_here(rung: Rung) -> bool:
+def runs_here(rung: MemoryRung) -> bool:
     """Return True if the current CUDA device can run the rung."""
     return arch_on(rung, torch.cuda.get_device_capability()) != ""
 
 
-def codes(columns: Sequence[int] = COLUMNS) -> Iterator[Code]:
-    """Yield what is compiled of all rungs for rows of so many columns, each once."""
-    found: dict[str, Code] = {}
+def codes(columns: Sequence[int] = COLUMNS) -> Iterator[RungCode]:
+    """Yield the files and definitions of all rungs for rows of so many columns, each once."""
+    found: dict[str, RungCode] = {}
     for rung in RUNGS:
         for count in columns:
             cut = rung.cut(count)
@@ -101,7 +101,7 @@ def codes(columns: Sequence[int] = COLUMNS) -> Iterator[Code]:
 
 
 def main(folder: Path, archs: Sequence[str]) -> None:
-    """Compile what runs on these architectures ("sm_90") into a folder."""
+    """Compile the rungs that run on these architectures ("sm_90") into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in archs:
         digits = name.removeprefix("sm_")

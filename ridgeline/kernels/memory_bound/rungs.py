@@ -23,8 +23,8 @@ MOST_CLUSTER = 8  # blocks; more are not portable
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How rows are divided.
+class RowCut:
+    """A division of rows.
 
     threads: of a block for each row. rows: of a block. vectors: of 16 bytes, of a thread. cluster: blocks.
     ahead: rows on their way while one is worked on.
@@ -43,8 +43,8 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Code:
-    """A rung as it is compiled: `ridgeline.kernels.cuda.carried.Compiled`."""
+class RungCode:
+    """A rung as it is compiled: `ridgeline.kernels.cuda.carried.CompiledFile`."""
 
     name: str
     source: Path
@@ -53,7 +53,7 @@ class Code:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class MemoryRung:
     """One file of an op, and what is known of it.
 
     op: a key of KERNELS. number, name: its file, unless `file` names that.
@@ -99,8 +99,8 @@ class Rung:
         """The rung's file."""
         return FOLDER / self.kernel / (self.file or f"{self.number}_{self.name}.cu")
 
-    def cut(self, columns: int) -> Cut | None:
-        """Return how it divides rows of so many columns, or None where it cannot (or does not divide any)."""
+    def cut(self, columns: int) -> RowCut | None:
+        """Return the division of rows of so many columns, or None where it cannot (or does not divide any)."""
         vectors = -(-columns // VECTOR)
         if self.kind == "registers":
             each = 4 if vectors <= 4 * MOST_THREADS else 8
@@ -114,8 +114,8 @@ class Rung:
         cut = _of_warps(-(-vectors // cluster), 4, self.ahead, cluster)
         return cut if cut.threads <= MOST_THREADS // (1 if self.ahead else 2) else None  # rows in registers take more
 
-    def code(self, cut: Cut | None) -> Code:
-        """Return what is compiled."""
+    def code(self, cut: RowCut | None) -> RungCode:
+        """Return the file and its definitions."""
         found, name = dict(self.defines), self.title
         if cut:
             found["VECTORS"] = str(cut.vectors)
@@ -124,29 +124,29 @@ class Rung:
             most = next(n for n in (THREADS, 2 * THREADS, MOST_THREADS) if cut.threads * cut.rows <= n)
             found |= {"CLUSTER": str(cut.cluster), "AHEAD": str(cut.ahead), "THREADS": str(most)}
             name += f"-{cut.cluster}-{cut.ahead}-{most}"
-        return Code(name, self.source, self.arch, found)
+        return RungCode(name, self.source, self.arch, found)
 
 
-def _of_warps(vectors: int, each: int, ahead: int = 0, cluster: int = 1) -> Cut:
+def _of_warps(vectors: int, each: int, ahead: int = 0, cluster: int = 1) -> RowCut:
     threads = -(-vectors // each // WARP) * WARP
-    return Cut(threads, 4 if threads == WARP and cluster == 1 else 1, each, cluster, ahead)
+    return RowCut(threads, 4 if threads == WARP and cluster == 1 else 1, each, cluster, ahead)
 
 
-def _norms(op: str) -> Iterator[Rung]:
+def _norms(op: str) -> Iterator[MemoryRung]:
     rms = op == "rms_norm"
     defines = {"RMS": "1"} if rms else {}
     barriers = ("LDS", "STS", "BAR")
-    yield Rung(
+    yield MemoryRung(
         op=op, number=1, name="two_pass", kind="block", passes=2 if rms else 3, needs=barriers, defines=defines
     )  # fmt: skip
     if not rms:
-        yield Rung(op=op, number=2, name="welford", kind="block", passes=2, needs=barriers)
+        yield MemoryRung(op=op, number=2, name="welford", kind="block", passes=2, needs=barriers)
     vectors = ("LDG.E.128", "SHFL.BFLY", "STG.E.128")
     for number, name in ((3, "shuffles"), (4, "groups")):
-        yield Rung(
+        yield MemoryRung(
             op=op, number=number, name=name, kind="registers", multiple=VECTOR, needs=vectors, defines=defines
         )  # fmt: skip
-    stays = Rung(
+    stays = MemoryRung(
         op=op, number=5, name="synchronous", file="5_cp_async.cu", arch="sm_90", multiple=VECTOR, kind="stays",
         registers=128, needs=vectors, defines=defines,
     )  # fmt: skip
@@ -157,46 +157,48 @@ def _norms(op: str) -> Iterator[Rung]:
 
 
 RUNGS = (
-    Rung(op="vector_add", number=1, name="naive", needs=("LDG.E ", "STG.E ")),
-    Rung(op="vector_add", number=2, name="vectors", own=16, needs=("LDG.E.128", "STG.E.128")),
-    Rung(op="transpose", number=1, name="naive", tile=32, needs=("LDG.E ", "STG.E ")),
-    Rung(op="transpose", number=2, name="shared_tile", tile=32, needs=("LDS", "STS")),
-    Rung(
+    MemoryRung(op="vector_add", number=1, name="naive", needs=("LDG.E ", "STG.E ")),
+    MemoryRung(op="vector_add", number=2, name="vectors", own=16, needs=("LDG.E.128", "STG.E.128")),
+    MemoryRung(op="transpose", number=1, name="naive", tile=32, needs=("LDG.E ", "STG.E ")),
+    MemoryRung(op="transpose", number=2, name="shared_tile", tile=32, needs=("LDS", "STS")),
+    MemoryRung(
         op="transpose", number=3, name="padded", tile=32, file="2_shared_tile.cu", needs=("LDS", "STS"),
         defines={"PITCH": "33"},
     ),
-    Rung(op="transpose", number=4, name="swizzled", tile=32, needs=("LDS", "STS")),
-    Rung(
+    MemoryRung(op="transpose", number=4, name="swizzled", tile=32, needs=("LDS", "STS")),
+    MemoryRung(
         op="transpose", number=5, name="vectors", tile=64, multiple=4,
         needs=("LDG.E.128", "LDS.128", "STS.128", "STG.E.128"),
     ),
-    Rung(op="reduction", number=1, name="atomic", kind="adds", needs=("REDG.E.ADD.F32",)),
-    Rung(op="reduction", number=2, name="shared_tree", kind="adds", needs=("LDS", "STS", "BAR", "REDG.E.ADD.F32")),
-    Rung(
+    MemoryRung(op="reduction", number=1, name="atomic", kind="adds", needs=("REDG.E.ADD.F32",)),
+    MemoryRung(op="reduction", number=2, name="shared_tree", kind="adds", needs=("LDS", "STS", "REDG.E.ADD.F32")),
+    MemoryRung(
         op="reduction", number=3, name="shuffles", kind="adds", own=16,
         needs=("LDG.E.128", "SHFL.BFLY", "REDG.E.ADD.F32"),
     ),
-    Rung(op="reduction", number=4, name="two_pass", kind="two", own=16, launches=2, needs=("LDG.E.128", "SHFL.BFLY")),
-    Rung(op="reduction", number=5, name="grid", kind="grid", own=16, needs=("LDG.E.128", "SHFL", "ATOM")),
+    MemoryRung(
+        op="reduction", number=4, name="two_pass", kind="two", own=16, launches=2, needs=("LDG.E.128", "SHFL.BFLY")
+    ),
+    MemoryRung(op="reduction", number=5, name="grid", kind="grid", own=16, needs=("LDG.E.128", "SHFL", "ATOM")),
     *(
         rung
         for op, gated in (("silu", "0"), ("silu_multiply", "1"))
         for rung in (
-            Rung(op=op, number=1, name="two_ops", launches=2 + int(gated), needs=("MUFU.EX2", "MUFU.RCP")),
-            Rung(op=op, number=2, name="fused", needs=("MUFU.EX2", "MUFU.RCP")),
-            Rung(
+            MemoryRung(op=op, number=1, name="two_ops", launches=2 + int(gated), needs=("MUFU.EX2", "MUFU.RCP")),
+            MemoryRung(op=op, number=2, name="fused", needs=("MUFU.EX2", "MUFU.RCP")),
+            MemoryRung(
                 op=op, number=3, name="vectors", own=32, multiple=VECTOR, needs=("LDG.E.128", "STG.E.128"),
                 defines={"GATED": gated},
             ),
         )
     ),
-    Rung(op="softmax", number=1, name="three_pass", kind="block", passes=3, needs=("LDS", "STS", "BAR")),
-    Rung(op="softmax", number=2, name="online", kind="block", passes=2, needs=("LDS", "STS", "BAR")),
-    Rung(
+    MemoryRung(op="softmax", number=1, name="three_pass", kind="block", passes=3, needs=("LDS", "STS", "BAR")),
+    MemoryRung(op="softmax", number=2, name="online", kind="block", passes=2, needs=("LDS", "STS", "BAR")),
+    MemoryRung(
         op="softmax", number=3, name="shuffles", kind="registers", multiple=VECTOR,
         needs=("LDG.E.128", "SHFL.BFLY", "STG.E.128"),
     ),
-    Rung(
+    MemoryRung(
         op="softmax", number=4, name="cluster", arch="sm_90", kind="stays", ahead=2, clusters=True, multiple=VECTOR,
         registers=128, needs=("LDGSTS.E.BYPASS.128", "SHFL.BFLY", "STAS.128", "STG.E.128"),
     ),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.kernels.cuda.compile import compilers
-from ridgeline.kernels.memory_bound.launches import Shape
+from ridgeline.kernels.memory_bound.launches import MatrixShape
 from ridgeline.kernels.memory_bound.run import codes, takes
-from ridgeline.kernels.memory_bound.rungs import RUNGS, Rung
+from ridgeline.kernels.memory_bound.rungs import RUNGS, MemoryRung
 from tests.kernels.compiled import costly, facts
 
 pytest.importorskip("triton", reason="its package has the disassembler")
@@ -17,14 +17,14 @@ needs_compiler = pytest.mark.skipif(
 FULL = 64 << 10  # registers of a multiprocessor
 
 
-def widest(rung: Rung) -> int:
+def widest(rung: MemoryRung) -> int:
     """The most columns for which the rung is cut in its own way: with a cluster, where it has any."""
-    return max(n for n in (1024, 4096, 16384, 65536, 262144) if takes(rung, Shape(1024, n)))
+    return max(n for n in (1024, 4096, 16384, 65536, 262144) if takes(rung, MatrixShape(1024, n)))
 
 
 @needs_compiler
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.title)
-def test_a_rung_uses_the_machine_as_it_says(rung: Rung) -> None:
+def test_a_rung_uses_the_machine_as_it_says(rung: MemoryRung) -> None:
     cut = rung.cut(widest(rung))
     code = rung.code(cut)
     if costly(code.source, "sm_90", code.defines) and rung.number < 4:

@@ -12,10 +12,10 @@ import torch
 from ridgeline.kernels.base.native import has_compiler
 from ridgeline.kernels.cuda.emulate import Emulated, EmulationError, LaunchShape, SharedCounts, build
 from ridgeline.kernels.memory_bound import reference
-from ridgeline.kernels.memory_bound.launches import Shape, launches, scratch
+from ridgeline.kernels.memory_bound.launches import MatrixShape, launches, scratch
 from ridgeline.kernels.memory_bound.predict import table, transpose_table, transpose_wavefronts
 from ridgeline.kernels.memory_bound.run import takes
-from ridgeline.kernels.memory_bound.rungs import FOLDER, RUNGS, Cut, Rung
+from ridgeline.kernels.memory_bound.rungs import FOLDER, RUNGS, MemoryRung, RowCut
 from tests.kernels.cuda.memory import Matrix
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulator needs a C++ compiler (c++, g++ or clang++)")
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rungs")
 
 
-def emulated(source: Path, rung: Rung, cut: Cut | None, folder: Path) -> Emulated:
+def emulated(source: Path, rung: MemoryRung, cut: RowCut | None, folder: Path) -> Emulated:
     key = source, *rung.code(cut).defines.items()
     if key not in kernels:
         own = folder / str(len(kernels))  # rungs of several ops have the same file name
@@ -41,7 +41,12 @@ def emulated(source: Path, rung: Rung, cut: Cut | None, folder: Path) -> Emulate
 
 
 def result(
-    rung: Rung, shape: Shape, folder: Path, cut: Cut | None = None, order: int = 0, source: Path | None = None
+    rung: MemoryRung,
+    shape: MatrixShape,
+    folder: Path,
+    cut: RowCut | None = None,
+    order: int = 0,
+    source: Path | None = None,
 ) -> tuple[str, list[SharedCounts]]:
     """Return what is wrong with a rung's result for this shape, and what its launches counted."""
     cut = cut or rung.cut(shape.columns)
@@ -64,23 +69,23 @@ def result(
     return reference.fault(rung, rung.op, held["y"].values(), given), counted
 
 
-def shapes(rung: Rung) -> list[Shape]:
+def shapes(rung: MemoryRung) -> list[MatrixShape]:
     """Shapes that end where a block's piece does, that do not, and the smallest."""
     step = rung.multiple
     if rung.kernel == "transpose":
         return [
-            Shape(2 * rung.tile, rung.tile),
-            Shape(rung.tile + 3 * step, 2 * rung.tile + 5 * step),
-            Shape(step, step),
+            MatrixShape(2 * rung.tile, rung.tile),
+            MatrixShape(rung.tile + 3 * step, 2 * rung.tile + 5 * step),
+            MatrixShape(step, step),
         ]
     if rung.kind in ("block", "registers", "stays"):
-        return [Shape(7, 1024), Shape(9, 1000 + 16 * step), Shape(2, step)]
-    return [Shape(2, 4096), Shape(3, 1000 + 7 * step), Shape(1, step)]
+        return [MatrixShape(7, 1024), MatrixShape(9, 1000 + 16 * step), MatrixShape(2, step)]
+    return [MatrixShape(2, 4096), MatrixShape(3, 1000 + 7 * step), MatrixShape(1, step)]
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.title)
-def test_whole_pieces_parts_of_them_and_the_smallest(rung: Rung, folder: Path) -> None:
+def test_whole_pieces_parts_of_them_and_the_smallest(rung: MemoryRung, folder: Path) -> None:
     """Those of parts with threads in shuffled order."""
     for shape, order in zip(shapes(rung), (0, 2, 1), strict=True):
         assert takes(rung, shape)
@@ -92,11 +97,11 @@ CLUSTERS = [rung for rung in RUNGS if rung.clusters]
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rung", CLUSTERS, ids=lambda rung: rung.title)
-@pytest.mark.parametrize("cut", [Cut(64, 1, 4, 4, 2), Cut(32, 1, 1, 8, 1), Cut(96, 1, 4, 2, 2)], ids=str)
-def test_the_blocks_of_a_cluster_divide_rows(rung: Rung, cut: Cut, folder: Path) -> None:
+@pytest.mark.parametrize("cut", [RowCut(64, 1, 4, 4, 2), RowCut(32, 1, 1, 8, 1), RowCut(96, 1, 4, 2, 2)], ids=str)
+def test_the_blocks_of_a_cluster_divide_rows(rung: MemoryRung, cut: RowCut, folder: Path) -> None:
     """The last block has fewer columns than the others, or none; blocks have several rows one after the other."""
     for columns, order in ((cut.columns - 8, 2), (cut.columns, 1), (cut.columns * (cut.cluster - 1) // cut.cluster, 3)):
-        assert result(rung, Shape(3 * BLOCKS - 1, columns), folder, cut, order)[0] == "", columns
+        assert result(rung, MatrixShape(3 * BLOCKS - 1, columns), folder, cut, order)[0] == "", columns
 
 
 def test_rungs_are_in_order_and_each_says_what_it_is() -> None:
@@ -108,15 +113,15 @@ def test_rungs_are_in_order_and_each_says_what_it_is() -> None:
 
 def test_the_page_has_the_predictions() -> None:
     text = PAGE.read_text()
-    assert "\n".join(table(Shape(32768, 4096))) in text
-    assert "\n".join(transpose_table(Shape(8192, 8192))) in text
+    assert "\n".join(table(MatrixShape(32768, 4096))) in text
+    assert "\n".join(transpose_table(MatrixShape(8192, 8192))) in text
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["shared_tile", "padded", "swizzled", "vectors"])
 def test_banks_of_a_transpose_are_as_predicted(name: str, folder: Path) -> None:
     rung = BY_TITLE[f"transpose-{name}"]
-    [counted] = result(rung, Shape(rung.tile, rung.tile), folder)[1]
+    [counted] = result(rung, MatrixShape(rung.tile, rung.tile), folder)[1]
     assert counted.wavefronts == transpose_wavefronts(rung) * rung.tile**2 / 32
     assert (counted.wavefronts == counted.accesses) == (name != "shared_tile")
 

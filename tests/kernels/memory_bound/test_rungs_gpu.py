@@ -10,12 +10,12 @@ import torch
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler
 from ridgeline.kernels.memory_bound import reference
-from ridgeline.kernels.memory_bound.launches import Shape
+from ridgeline.kernels.memory_bound.launches import MatrixShape
 from ridgeline.kernels.memory_bound.run import LoadedRung, runs_here, takes
-from ridgeline.kernels.memory_bound.rungs import RUNGS, Rung
+from ridgeline.kernels.memory_bound.rungs import RUNGS, MemoryRung
 
 
-def fault(rung: Rung, shape: Shape) -> str:
+def fault(rung: MemoryRung, shape: MatrixShape) -> str:
     """Return what is wrong with a rung's result for this shape, or ""."""
     carried = os.environ.get("RIDGELINE_TEST_CUBINS")
     try:
@@ -32,15 +32,16 @@ def fault(rung: Rung, shape: Shape) -> str:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.title)
-def test_rungs_on_a_gpu(rung: Rung) -> None:
+def test_rungs_on_a_gpu(rung: MemoryRung) -> None:
     if not runs_here(rung):
         pytest.skip(f"it is for {rung.arch}")
     step = rung.multiple
     found = 0
-    for shape in (
-        Shape(1024, 1024), Shape(4 * 517, 1000 + 7 * step), Shape(333 * step, 4096 + step), Shape(step, step),
-        Shape(64, 65536 - 3 * step), Shape(40, 262144 - 8 * step),
-    ):  # fmt: skip
+    shapes = (
+        (1024, 1024), (4 * 517, 1000 + 7 * step), (333 * step, 4096 + step), (step, step), (64, 65536 - 3 * step),
+        (40, 262144 - 8 * step),
+    )  # fmt: skip
+    for shape in (MatrixShape(*each) for each in shapes):
         if takes(rung, shape):
             found += 1
             assert fault(rung, shape) == "", shape
