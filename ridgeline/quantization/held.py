@@ -32,6 +32,7 @@ from ridgeline.quantization.scheme import Scheme, SchemeOf
 from ridgeline.quantization.weight import FormedWeight, Weight, weight_of
 
 Field = tuple[tuple[int, ...], torch.dtype]
+EIGHTS = 64.0  # the standard deviation of random numbers of E4M3, whose largest is 448
 WHOLE = ("x_scale", "scale", "order_I")  # fields that all outputs share
 
 
@@ -214,20 +215,28 @@ def fill_random(filling: Filling, std: float, generator: torch.Generator) -> Non
         tensors["level_OI"].random_(-127, 128, generator=generator)
         tensors["scale_O"].fill_(std * 3**0.5 / 127)
     elif isinstance(how, Fp8Format):
-        weight = tensors["weight_OI"]
-        for some in weight.view(-1, weight.shape[-1]).split(1 << 12):
-            some.copy_(torch.empty(some.shape, device=some.device).normal_(0, 64, generator=generator))
-        tensors["scale_SC"].fill_(std / 64)
+        _fill_eights(tensors["weight_OI"], generator)
+        tensors["scale_SC"].fill_(std / EIGHTS)
         if "x_scale" in tensors:
             tensors["x_scale"].fill_(6 / LARGEST)
     else:
         _fill_codes(how, tensors, std, generator)
 
 
+def _fill_eights(weight: Tensor, generator: torch.Generator) -> None:
+    """Fill a tensor of E4M3 with numbers whose standard deviation is EIGHTS."""
+    for some in weight.view(-1, weight.shape[-1]).split(1 << 12):
+        some.copy_(torch.empty(some.shape, device=some.device).normal_(0, EIGHTS, generator=generator))
+
+
 def _fill_codes(how: CodedFormat, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
-    tensors["code_OB"].random_(0, 256, generator=generator)
     levels = 1 << how.bits
-    spread = (levels**2 / 12) ** 0.5 if how.values == "levels" else float(torch.tensor(TABLES[how.values]).std())
+    if how.values == "e4m3":
+        _fill_eights(tensors["code_OB"].view(torch.float8_e4m3fn), generator)
+        spread = EIGHTS
+    else:
+        tensors["code_OB"].random_(0, 256, generator=generator)
+        spread = (levels**2 / 12) ** 0.5 if how.values == "levels" else float(torch.tensor(TABLES[how.values]).std())
     step = std / spread
     if how.nested:
         tensors["scale_OG"].fill_(32)

@@ -37,6 +37,7 @@ from tests.weights.test_quantized import IDS, assert_same_numbers, kept
         ("mixtral", "gptq order"),
         ("mixtral", "ct nvfp4"),
         ("mixtral", "ct int8"),
+        ("qwen3_moe", "modelopt mxfp8"),
         ("qwen3", "ct w4 zeros"),
     ],
 )
@@ -46,7 +47,7 @@ def test_experts_keep_the_form_of_their_files(family: str, name: str, tmp_path: 
     for parameter, tensor in plain.named_parameters():
         torch.testing.assert_close(load(folder).get_parameter(parameter), tensor, rtol=1e-6, atol=0)
         break
-    assert assert_same_numbers(decoder, plain) == 8
+    assert assert_same_numbers(decoder, plain) == (4 if name == "modelopt mxfp8" else 8)  # of it experts alone
     decoder.prepare()
     if family != "qwen3":
         stack = decoder.get_submodule("layers.0.feed_forward.gate_up")

@@ -12,7 +12,7 @@ BLOCK = 128  # inputs, and outputs, that share a scale in the block form of FP8
 SUPER = 256  # inputs that share the scales of scales
 
 Activations = Literal["token", "static", "block"]
-Values = Literal["levels", "e2m1", "fp4", "nf4", "iq1", "iq2", "iq3", "iq3_s", "iq4"]
+Values = Literal["levels", "e4m3", "e2m1", "fp4", "nf4", "iq1", "iq2", "iq3", "iq3_s", "iq4"]
 Zeros = Literal["middle", "levels", "minimum"]
 
 
@@ -44,8 +44,8 @@ class CodedFormat:
 
     bits: 2, 3, 4, 5, 6 or 8 bits of a code.
     group: neighbouring inputs that share a scale; 0: the whole row.
-    values: the value of a code. "levels": the code as a number. Others are tables of sixteen values: "e2m1" of MXFP4
-        and NVFP4, "fp4" of bitsandbytes, "nf4" of QLoRA, and "iq1" to "iq4" of GGUF's IQ types, for values or
+    values: the value of a code. "levels": the code as a number. "e4m3": of MXFP8, a float of eight bits; NaN is none
+        of a weight's. Others are tables of sixteen values: "e2m1" of MXFP4 and NVFP4, "fp4" of bitsandbytes, "nf4" of QLoRA, and "iq1" to "iq4" of GGUF's IQ types, for values or
         signed magnitudes.
     zeros: what is subtracted from levels. "middle": 2^(bits - 1). "levels": a whole number for each group. "minimum": a
         number for each group, in the weight's own units. Tables have none: "middle" then means nothing.
@@ -63,8 +63,9 @@ class CodedFormat:
             raise InvalidConfig(f"codes have 2, 3, 4, 5, 6 or 8 bits, not {self.bits!r}.")
         if self.group < 0 or self.group % 8:
             raise InvalidConfig(f"a group must be a multiple of 8 inputs, or 0 for a whole row, got {self.group!r}.")
-        if self.values != "levels" and (self.bits != 4 or self.zeros != "middle"):
-            raise InvalidConfig(f"the table {self.values} is of 4 bits and has no zeros.")
+        bits = 8 if self.values == "e4m3" else 4
+        if self.values != "levels" and (self.bits != bits or self.zeros != "middle"):
+            raise InvalidConfig(f"the table {self.values} is of {bits} bits and has no zeros.")
 
     def planes(self) -> tuple[int, ...]:
         """Return the widths in bits of the planes that hold the codes: the low bits, then the rest."""

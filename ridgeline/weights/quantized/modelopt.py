@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.weight_format import CodedFormat, Held
-from ridgeline.kernels.gemm.codes.op import packed
+from ridgeline.kernels.gemm.codes.op import MXFP8, packed
 from ridgeline.weights.quantized.four_bits import exponents, nvfp4_piece
 from ridgeline.weights.quantized.fp8 import block_piece, scaled_piece
 from ridgeline.weights.quantized.names import among
 from ridgeline.weights.quantized.piece import (
     FLOATS,
-    PLAIN_FIELD,
     Files,
     Piece,
     Section,
@@ -121,8 +120,8 @@ def int4_piece(name: str, shape: tuple[int, ...], group: int, scale: str, stored
 
 
 def mxfp8_piece(name: str, shape: tuple[int, ...], scale: str) -> Piece:
-    """Return a weight in E4M3, of which 32 inputs share a power of two. It becomes plain numbers, since no product
-    takes such blocks."""
+    """Return a weight in E4M3, of which 32 inputs share a power of two. Experts keep that form; other weights become
+    plain numbers, since no other product takes such blocks."""
     outputs, inputs = shape
     check_divides(name, inputs, GROUPS["MXFP8"])
 
@@ -132,12 +131,16 @@ def mxfp8_piece(name: str, shape: tuple[int, ...], scale: str) -> Piece:
         return (weight_OGV * power_OG.unsqueeze(-1)).flatten(1)
 
     return Piece(
-        held=None,
+        held=Held(format=MXFP8, scales="uint8"),
         tensors={
             f"{name}.weight": Wanted(((outputs, inputs),), ("F8_E4M3",)),
             scale: Wanted(((outputs, inputs // GROUPS["MXFP8"]),), ("U8", "F8_E8M0")),
         },
-        read={PLAIN_FIELD: numbers},
+        read={
+            "code_OB": lambda files: files(f"{name}.weight").view(torch.uint8),
+            "scale_OG": lambda files: exponents(files(scale), scale),
+        },
+        plain=numbers,
         label="MXFP8",
     )
 

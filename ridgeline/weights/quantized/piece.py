@@ -9,7 +9,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -62,6 +62,14 @@ class Piece:
         if self.held is None:
             return self.read[PLAIN_FIELD](files)
         return dequantized(self.held, {name: read(files) for name, read in self.read.items()})
+
+    def alone(self) -> Piece:
+        """Return it as the matrix of a linear map: as plain numbers if it has a form that experts' products alone
+        take."""
+        how = None if self.held is None else self.held.format
+        if not isinstance(how, CodedFormat) or how.values != "e4m3":
+            return self
+        return replace(self, held=None, read={PLAIN_FIELD: self.numbers})
 
     def problem(self, stored: Stored) -> str | None:
         """Return a sentence about what is wrong with its tensors by the files' headers, or None."""

@@ -48,6 +48,7 @@ def pieces_of(decoder: Decoder, weights: WeightMap, method: Method | None, store
             shape = (len(owner.weight), rows, owner.inputs) if source.stacked else (rows, owner.inputs)
             piece = None if plain else method.piece(source.name.removesuffix(".weight"), shape, stored)
             if piece is not None:
+                piece = piece if isinstance(owner, ExpertStack) else piece.alone()
                 _check_order(module, source, rows, piece)
                 found[source.name] = piece
     return found

@@ -26,8 +26,8 @@ class Array(np.ndarray[Any, Any]):
     def permute(self, axes: tuple[int, ...]) -> Array:
         return self.transpose(axes)
 
-    def to(self, dtype: Any) -> Array:
-        return self
+    def to(self, dtype: Any, bitcast: bool = False) -> Array:
+        return np.asarray(self, np.int32).view(np.float32).astype(np.float64).view(Array) if bitcast else self
 
 
 def array(values: Any) -> Array:
@@ -161,6 +161,60 @@ def test_a_piece_of_a_streamed_tile_is_exact(blocked: bool, parts: int, panels: 
                 bare.w_scale[:], bare.x_scale[:] = 1, 1
                 want = bare.exact(expert, part_rows[part], pairs, first, end)
             np.testing.assert_array_equal(got[:, : len(pairs)], want)
+
+
+@pytest.mark.parametrize("factor", [True, False])
+@pytest.mark.parametrize("panels", [1, 2])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_tile_with_an_exponent_for_each_32_inputs_is_exact(parts: int, panels: int, factor: bool) -> None:
+    """MXFP8, of which the last rows of a tile lie behind the last output."""
+    outputs, inputs, rows, width, expert, row, pairs = 240, 512, 64, 16, 2, 192, 13
+    draw, known, names = np.random.default_rng(1), language(), stand_ins()
+    known.minimum, known.load = np.minimum, lambda pointer: np.asarray(Language.load(pointer)).view(Array)
+    w = draw.integers(-4, 5, (EXPERTS, parts * outputs, inputs))
+    power = draw.integers(-2, 3, (EXPERTS, parts * outputs, inputs // 32))
+    words = (power + 127).astype(np.uint8).view(np.int32)
+    x, x_scale = draw.integers(-4, 5, (width, inputs)), draw.integers(1, 5, (inputs // SPAN, width)) / 4.0
+    for module, name in ((ring, "zeros"), (hopper_sums, "_exponents"), (hopper_sums, "promoted_by_rows")):
+        names[name] = in_python(getattr(module, name), known, **names)
+    names["times"] = in_python(hopper_sums.times, known, **names)
+    finished: list[Any] = []
+    names |= {"store": lambda sums, *_: finished.append(sums), "tall": lambda *_: None}
+    at = [np.minimum(part * outputs + row + np.arange(rows), parts * outputs - 1) for part in range(parts)]
+    blocks = inputs // SPAN
+    some = [(i + j, lines) for i in range(0, blocks, panels) for lines in at for j in range(panels)]
+    weights = Ring([Columns(w[expert, lines, i * SPAN : (i + 1) * SPAN]) for i, lines in some])
+    gathered = Ring([Columns(x[:, i * SPAN : (i + 1) * SPAN]) for i in range(blocks)])
+    gathered.shape = (blocks, width, SPAN)
+    scales = Ring([array(each).view(Scales) for each in x_scale])
+    in_python(hopper_stream._finish, known, **names)(
+        weights, scales, gathered, Ring([0] * 9), Ring([0] * 9), Pointer(words.ravel().tolist()), 0, 0,
+        Pointer([1.0, 1.0, 0.5]), 0, 0, 0, 0, 0, blocks // panels, 0, blocks // panels, expert, row, 0, pairs,
+        width, inputs, outputs, rows, parts, width, panels * SPAN, 9, "fp8", 32, factor, False, False,
+        "" if parts == 1 else "silu",
+    )  # fmt: skip
+    exact = w[expert] * 2.0 ** power[expert].repeat(32, 1) * (0.5 if factor else 1.0)
+    for part, got in enumerate(finished.pop()):
+        kept = min(rows, outputs - row)
+        first = part * outputs + row
+        want = exact[first : first + kept] @ (x * x_scale.T.repeat(SPAN, 1)).T
+        np.testing.assert_array_equal(got[:kept], want)
+
+
+class Columns:
+    """A panel of the ring, of which columns are cut off."""
+
+    layout = None
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.shape = array(values), values.shape
+
+    def slice(self, first: int, size: int, axis: int) -> Array:
+        assert axis == 1
+        return self.values[:, first : first + size].view(Array)
+
+    def __getitem__(self, rows: slice) -> Columns:
+        return Columns(self.values[rows])
 
 
 @pytest.mark.parametrize("gather", [True, False])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format
-from ridgeline.kernels.gemm.codes.op import MXFP4, NF4, NVFP4, Q4_K, W4, W4_ZEROS
+from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8, NF4, NVFP4, Q4_K, W4, W4_ZEROS
 from ridgeline.kernels.gemm.experts import choose, forms, torch_ops
 from ridgeline.kernels.gemm.experts.cases import ExpertsCase
 from ridgeline.kernels.gemm.experts.choose import Rows, Tiles, Widened
@@ -38,6 +38,8 @@ SMALL = (
     ExpertsCase(1, 256, 128, experts=4, used=2, format=BLOCKS, bias=True),
     ExpertsCase(2, 128, 128, experts=5, used=2, format=W4_ZEROS, add=True),
     ExpertsCase(9, 192, 96, experts=5, used=2, format=MXFP4, scales=E8M0, bias=True, gate=GPT_OSS, dead=2, add=True),
+    ExpertsCase(3, 64, 96, experts=5, used=2, format=MXFP8, scales=E8M0, bias=True, gate=GPT_OSS, dead=1),
+    ExpertsCase(6, 160, 96, experts=4, used=2, format=MXFP8, scales=E8M0, add=True),
     ExpertsCase(7, 200, 136, experts=6, used=2, format=CHANNELS, skew=2.0),
     ExpertsCase(6, 256, 192, experts=3, used=2, format=BLOCKS, add=True),
     ExpertsCase(6, 256, 128, experts=4, used=2, format=W4, bias=True),
@@ -50,6 +52,7 @@ SHAPES = (
     ExpertsCase(1, 2880, 2880, experts=32, used=4, format=MXFP4, scales=E8M0, bias=True, gate=GPT_OSS),
     ExpertsCase(1, 2048, 768, experts=128, used=8, format=BLOCKS),
     ExpertsCase(1, 2048, 768, experts=128, used=8, format=CHANNELS),
+    ExpertsCase(1, 2048, 768, experts=128, used=8, format=MXFP8, scales=E8M0),
     ExpertsCase(1, 4096, 14_336, experts=8, used=2, format=W4),
 )
 REAL = tuple(

@@ -91,9 +91,13 @@ def random_codes(case: CodedCase, device: torch.device, generator: torch.Generat
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, device=device)
 
-    code_OB = packed(integers(0, 1 << how.bits, rows, columns), how.bits)
+    if how.values == "e4m3":  # every code but NaN, as weights have them
+        numbers = torch.randn(rows, columns, generator=generator, device=device).mul_(64)
+        code_OB = numbers.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    else:
+        code_OB = packed(integers(0, 1 << how.bits, rows, columns), how.bits)
     middle = 1 << (how.bits - 1)
-    spread = {"levels": middle / 1.7, "e2m1": 2.9, "fp4": 0.53, "nf4": 0.55, "iq2": 3.6, "iq4": 70.0}[how.values]
+    spread = {"levels": middle / 1.7, "e4m3": 64.0, "e2m1": 2.9, "fp4": 0.53, "nf4": 0.55, "iq2": 3.6, "iq4": 70.0}[how.values]
     step = columns**-0.5 / spread
     zero_OG = outer_OS = outer_minimum_OS = scale = None
     if how.nested:

@@ -24,6 +24,7 @@ from ridgeline.kernels.base.weight_format import CodedFormat
 from ridgeline.kernels.gemm.plain.op import linear, norm_linear_of
 
 TABLES = {
+    "e4m3": tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist()),
     "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
     "fp4": (
         0.0, 0.0625 / 12, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25,
@@ -161,6 +162,7 @@ W4_ZEROS = CodedFormat(bits=4, group=128, zeros="levels")
 W8 = CodedFormat(bits=8, group=128)
 NF4 = CodedFormat(bits=4, group=64, values="nf4")
 MXFP4 = CodedFormat(bits=4, group=32, values="e2m1")
+MXFP8 = CodedFormat(bits=8, group=32, values="e4m3")
 NVFP4 = CodedFormat(bits=4, group=16, values="e2m1")
 Q2_K = CodedFormat(bits=2, group=16, zeros="minimum", nested=True)
 Q3_K = CodedFormat(bits=3, group=16, nested=True)

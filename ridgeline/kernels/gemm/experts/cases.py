@@ -14,7 +14,7 @@ from ridgeline.kernels.base.routing import UNGATED
 from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format, WeightFormat
 from ridgeline.kernels.gemm.codes import cases as coded_cases
 from ridgeline.kernels.gemm.codes.cases import CodedCase
-from ridgeline.kernels.gemm.codes.op import MXFP4
+from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8
 from ridgeline.kernels.gemm.experts.cost import grouped_down_cost, grouped_gate_up_cost, touched
 from ridgeline.kernels.gemm.experts.matrices import Matrices, stacked
 from ridgeline.kernels.gemm.fp8.cases import ROUNDING
@@ -187,6 +187,7 @@ QWEN3 = ExpertsCase(1, 2048, 768, experts=128, used=8, add=True)
 GPT_OSS = ExpertsCase(1, 2880, 2880, 32, 4, "swiglu_clamped", bias=True, add=True)
 MIXTRAL = ExpertsCase(1, 4096, 14_336, 8, 2, add=True)
 GPT_OSS_MXFP4 = replace(GPT_OSS, format=MXFP4, scales=torch.uint8)
+QWEN3_MXFP8 = replace(QWEN3, format=MXFP8, scales=torch.uint8)
 TIMED = (1, 8, 64, 256, 1024, 8192)
 # As many tokens as decide between the cuts, and some that are unevenly spread
 SWEPT = [
@@ -197,6 +198,8 @@ SWEPT = [
     *(replace(GPT_OSS_MXFP4, tokens=t) for t in TIMED),
     *(replace(QWEN3, tokens=t, format=how) for how in (IN_BLOCKS, BY_TOKEN) for t in TIMED),
     *(replace(GPT_OSS_MXFP4, tokens=t, skew=1.0) for t in (3, 40, 700)),
+    *(replace(QWEN3_MXFP8, tokens=t) for t in TIMED),
+    *(replace(QWEN3_MXFP8, tokens=t, skew=1.0) for t in (3, 40, 700)),
     *(replace(QWEN3, tokens=t, skew=1.0, format=how) for how in (IN_BLOCKS, BY_TOKEN) for t in (3, 40, 700)),
 ]  # fmt: skip
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.launch import compute_capability
 from ridgeline.kernels.base.weight_format import BLOCK
-from ridgeline.kernels.gemm.experts.matrices import Quantized
+from ridgeline.kernels.gemm.experts.matrices import Quantized, is_mxfp8
 from ridgeline.kernels.gemm.experts.packed import Packed
 from ridgeline.kernels.gemm.fp8.op import Fp8
 
@@ -87,6 +87,9 @@ def form_of(weight: Quantized) -> Form | None:
         return Form("fp8", group, span, native=native)
     how, inputs = weight.format, weight.inputs
     group = how.group or inputs
+    if is_mxfp8(weight):
+        native = compute_capability(weight.code_OB.device) >= (8, 9)
+        return Form("fp8", group, 1, "e8m0", factor=weight.scale is not None, native=native)
     fits = how.bits == 4 and not how.nested and how.values in ("levels", "e2m1") and how.zeros != "minimum"
     cut = inputs % 32 == 0 and (group == inputs or (group >= 16 and group & (group - 1) == 0))
     known = weight.scale_OG.dtype in (*FLOATS, torch.uint8, torch.float8_e4m3fn)

@@ -1,8 +1,8 @@
 """Experts' products for Hopper: launches. hopper_stream.py streams weights where the memory is the bound,
 hopper_tiles.py multiplies large tiles where the matrix units are, and hopper_plans.py chooses.
 
-Weights are in 16 bits, in FP8, whose activations are rounded once before, or in MXFP4 as packed.py has it, which
-becomes bfloat16 in registers.
+Weights are in 16 bits, in FP8 or MXFP8, whose activations are rounded once before, or in MXFP4 as packed.py has it,
+which becomes bfloat16 in registers.
 
 `grouped_down` writes every pair's product, and a second pass adds up those of each token. With thousands of tokens the
 second pass moves a twelfth of the bytes that fit into the time of the first.
@@ -32,11 +32,12 @@ from ridgeline.kernels.gemm.experts.hopper_plans import (
     choose,
     choose_coded,
     choose_fp8,
+    choose_mxfp8,
     stream,
 )
 from ridgeline.kernels.gemm.experts.hopper_stream import grouped_stream_kernel
 from ridgeline.kernels.gemm.experts.hopper_tiles import grouped_tiles_kernel
-from ridgeline.kernels.gemm.experts.matrices import Matrices, shape_of
+from ridgeline.kernels.gemm.experts.matrices import Matrices, is_mxfp8, shape_of
 from ridgeline.kernels.gemm.experts.packed import TILE, Packed
 from ridgeline.kernels.gemm.fp8.op import Fp8
 from ridgeline.kernels.gemm.fp8.rounding import round_rows
@@ -45,6 +46,7 @@ from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.hopper.ring import box, descriptor
 
 SPAN = 128  # outputs, and inputs, of a block of FP8
+GROUP = 32  # inputs of a row of MXFP8 that share an exponent
 
 
 def supports(x: Tensor, weight: Matrices, *, gated: bool = False) -> bool:
@@ -52,8 +54,8 @@ def supports(x: Tensor, weight: Matrices, *, gated: bool = False) -> bool:
     inputs and outputs than a block has. If the second op can, so can the first.
 
     Plain weights are in 16-bit types, with widths that are multiples of 8. FP8 stands beside bfloat16 and rounded
-    activations, with widths that are multiples of 16, and gates that end with a block if there are any. MXFP4 stands
-    beside bfloat16 and is packed.
+    activations, with widths that are multiples of 16, and gates that end with a block if there are any; MXFP8 likewise,
+    with inputs in whole blocks. MXFP4 stands beside bfloat16 and is packed.
 
     Triton 3.6 cannot compile the kernels for a single block of inputs.
     """
@@ -63,6 +65,9 @@ def supports(x: Tensor, weight: Matrices, *, gated: bool = False) -> bool:
         return False
     if isinstance(weight, Packed):
         return x.dtype == torch.bfloat16 and each % TILE == 0 and inputs > CODED_BLOCK
+    if is_mxfp8(weight):
+        shaped = min(inputs, each) > SPAN and inputs % SPAN == each % 16 == 0
+        return x.dtype == torch.bfloat16 and shaped
     if isinstance(weight, Fp8):
         known = weight.format.block or weight.format.activations in ("token", "static")
         whole = not weight.format.block or not gated or each % SPAN == 0
@@ -120,6 +125,12 @@ def _operands(x: Tensor, weight: Matrices) -> _Operands:
         numbers = weight.weight_OI.view(experts * outputs, inputs)
         blocked = SPAN if weight.format.block else 1
         return _Operands(rounded.q_TI, rounded.scale, numbers, weight.scale_SC, x, _constants("fp8", blocked))
+    if is_mxfp8(weight):
+        rounded, _ = round_rows(Operand(x), torch.float8_e4m3fn, "block")
+        numbers = weight.code_OB.view(torch.float8_e4m3fn).view(experts * outputs, inputs)
+        exponents, factor = weight.scale_OG.view(torch.int32), x if weight.scale is None else weight.scale
+        constants = _constants("fp8", GROUP, factor=weight.scale is not None)
+        return _Operands(rounded.q_TI, rounded.scale, numbers, exponents, factor, constants)
     assert isinstance(weight, Packed)
     words = weight.code_OB.view(torch.int16).view(-1, 64)
     factor = x if weight.scale is None else weight.scale
@@ -134,6 +145,8 @@ def _plan(weight: Matrices, pairs: int, *, gated: bool) -> Stream | Tiles:
     experts, _, inputs = shape_of(weight)
     if isinstance(weight, Packed):
         return choose_coded(pairs, experts, gated=gated)
+    if is_mxfp8(weight):
+        return choose_mxfp8(pairs, experts, inputs, gated=gated)
     if isinstance(weight, Fp8):
         return choose_fp8(pairs, experts, inputs, gated=gated, blocked=weight.format.block)
     return choose(pairs, experts, inputs, gated=gated)
@@ -182,7 +195,7 @@ def _aot(
     plan: Stream | Tiles, experts: int, inputs: int, outputs: int, gate: str, kind: str = "", span: int = 1, *,
     bias: bool = False,
 ) -> AotKernel:  # fmt: skip
-    x, numbers, scale = _TYPES[kind]
+    x, numbers, scale = _TYPES[kind] if span != GROUP else ("fp8e4nv", "fp8e4nv", "i32")
     named: dict[str, Any] = {"E": experts, "INPUTS": inputs, "OUTPUTS": outputs, "GATHER": gate != "", "BIAS": bias}
     named |= {"GATE": gate, "STAGES": plan.stages, "ROWS": plan.rows, "KIND": kind, "SPAN": span}
     signature = {"x_ptr": f"*{x}", "scale_ptr": f"*{scale}", "x_scale_ptr": "*fp32", "bias_ptr": "*bf16"}
@@ -211,6 +224,9 @@ AOT = (
     _aot(choose_coded(4, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
     _aot(choose_coded(1024, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
     _aot(choose_coded(4, 32, gated=False), 32, 2880, 2880, "", "e2m1", bias=True),
+    _aot(choose_mxfp8(8, 128, 2048, gated=True), 128, 2048, 768, "silu", "fp8", GROUP),
+    _aot(choose_mxfp8(8192, 128, 2048, gated=True), 128, 2048, 768, "silu", "fp8", GROUP),
+    _aot(choose_mxfp8(8, 128, 768, gated=False), 128, 768, 2048, "", "fp8", GROUP),
     _aot(choose_fp8(8, 128, 2048, gated=True, blocked=False), 128, 2048, 768, "silu", "fp8"),
     _aot(choose_fp8(8, 128, 768, gated=False, blocked=True), 128, 768, 2048, "", "fp8", SPAN),
     _aot(choose_fp8(2048, 128, 2048, gated=True, blocked=True), 128, 2048, 768, "silu", "fp8", SPAN),

@@ -87,6 +87,17 @@ def choose_coded(pairs: int, experts: int, *, gated: bool) -> Stream:
     return coded(rows, tokens, tokens // 2, gated=gated, resident=2 if tokens <= 32 else 1)
 
 
+def choose_mxfp8(pairs: int, experts: int, inputs: int, *, gated: bool) -> Stream:
+    """Return the cut for so many pairs with matrices of MXFP8 beside rounded activations. Sums leave the matrix units
+    for each 32 inputs, so tiles stay as narrow as their registers ask for."""
+    tokens = min(64, max(16, power_of_two(ceil(2 * pairs / experts))))
+    resident = 2 if tokens == 16 and not gated else 1
+    block = 128 if gated else 256
+    return stream(
+        64, tokens, max(8, tokens // 4), block, inputs, gated=gated, resident=resident, itemsize=1
+    )
+
+
 def stream(
     rows: int, tokens: int, narrow: int, block: int, inputs: int, *, gated: bool, resident: int = 1, itemsize: int = 2
 ) -> Stream:

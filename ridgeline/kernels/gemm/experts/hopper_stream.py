@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.gemm.experts.hopper_codes import coded_products, lifted
 from ridgeline.kernels.gemm.experts.hopper_load import gatherer, streamer
-from ridgeline.kernels.gemm.experts.hopper_sums import products, promoted, rescaled
+from ridgeline.kernels.gemm.experts.hopper_sums import products, promoted, promoted_by_rows, rescaled, times
 from ridgeline.kernels.gemm.experts.hopper_walk import begin_share, counts_of, next_piece, owner, slots
 from ridgeline.kernels.hopper.finish import leave, left_by, plus, store, tall
 from ridgeline.kernels.hopper.gluon_names import barrier, barriers, viewed
@@ -90,6 +90,12 @@ def _finish(
     early = (end == begin + 1) & (2 * (BLOCKS - steps) * gl.num_programs(0) <= total)
     if KIND == "e2m1":
         sums = coded_products(w, s, x, full, empty, step, steps, ROWS, PARTS, WIDTH, STAGES)
+    elif KIND == "fp8" and SPAN == 32:
+        WORDS: gl.constexpr = INPUTS // 128
+        sums = promoted_by_rows(
+            w, x, s, full, empty, scale_ptr + expert * (PARTS * OUTPUTS * WORDS), step, steps, block, row,
+            ROWS, PARTS, WIDTH, PANELS, STAGES, WORDS, OUTPUTS,
+        )  # fmt: skip
     elif KIND == "fp8" and SPAN > 1:
         COLUMNS: gl.constexpr = (INPUTS + SPAN - 1) // SPAN
         LINES: gl.constexpr = (PARTS * OUTPUTS + SPAN - 1) // SPAN
@@ -107,6 +113,8 @@ def _finish(
             sums = _added(sums, sums_ptr, begin, end, last - pair, SIZE, ROWS // 16)
         if KIND == "e2m1":
             sums = lifted(sums, factor_ptr, expert, PARTS, FACTOR)
+        elif KIND == "fp8" and SPAN == 32 and FACTOR:
+            sums = times(sums, factor_ptr, expert, PARTS)
         elif KIND == "fp8" and SPAN == 1:
             sums = rescaled(
                 sums, scale_ptr, x_scale_ptr, token_ptr, expert, row, pair, last, OUTPUTS, PARTS, GATHER
@@ -182,8 +190,9 @@ def grouped_stream_kernel(
     sums: float32 [programs, 2, PARTS, ROWS * TOKENS].
     flag: a counter for each program, 0 between launches.
     KIND: "" for weights of 16 bits; "fp8" for E4M3 beside rounded activations; "e2m1" for MXFP4 as packed.py has it.
-    SPAN: outputs, and inputs, that share a scale of FP8; 1 if each output has its own.
-    scale: as the forms have them. x_scale: [x_rows], or [blocks of inputs, x_rows] if weights have blocks.
+    SPAN: outputs, and inputs, that share a scale of FP8; 1 if each output has its own; 32 if each has an exponent for
+        each 32 inputs, four in a word.
+    scale: as the forms have them. x_scale: [x_rows], or [blocks of 128 inputs, x_rows] if SPAN is not 1.
     """
     PARTS: gl.constexpr = 1 if GATE == "" else 2
     TILES: gl.constexpr = (OUTPUTS + ROWS - 1) // ROWS

@@ -2,7 +2,8 @@
 and E4M3 beside rounded activations.
 
 Hopper's matrix units keep about 14 bits of a sum of E4M3 products. Where weights have a scale for each block of 128
-inputs, the sums of a block leave the matrix units, are scaled, and are added up in float32.
+inputs, or a power of two for each 32 inputs of a row, the sums of these leave the matrix units, are scaled, and are
+added up in float32.
 
 Legend:
     C  weight rows of one part, which are the outputs of a tile
@@ -102,6 +103,74 @@ def promoted(
             scales = coming
         mbarrier.arrive(empty.index(here), count=1)
     return sums
+
+
+@gluon.jit
+def _exponents(pointers, word, WORDS: gl.constexpr, PARTS: gl.constexpr, BEHIND: gl.constexpr):
+    """Return the exponents of each part's rows for 128 inputs, four in a word."""
+    words = ()
+    for part in gl.static_range(PARTS):
+        words = words + (gl.load(pointers + part * BEHIND + gl.minimum(word, WORDS - 1)),)
+    return words
+
+
+@gluon.jit
+def promoted_by_rows(
+    w, x, s, full, empty, scale_ptr, step, steps, block, row,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, WIDTH: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr,
+    WORDS: gl.constexpr, OUTPUTS: gl.constexpr,
+):  # fmt: skip
+    """Return the parts' sums, as `promoted` does, for MXFP8: each row has an exponent of two for each 32 inputs, with
+    the bias 127. A panel is 128 inputs, so four products.
+
+    scale_ptr: the expert's words of four exponents, WORDS for each row. row: the tile's first.
+    """
+    TOGETHER: gl.constexpr = 4 if WIDTH <= 16 else 1  # products under way, which the registers hold
+    layout: gl.constexpr = sums_layout(ROWS, WIDTH, x.dtype.primitive_bitwidth)
+    sums = zeros(ROWS, WIDTH, PARTS, layout, gl.float32)
+    nothing_CW = gl.zeros([ROWS, WIDTH], gl.float32, layout)
+    row_C = gl.minimum(row + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), OUTPUTS - 1)
+    words = _exponents(scale_ptr + row_C * WORDS, block * PANELS, WORDS, PARTS, OUTPUTS * WORDS)
+    for i in range(steps):
+        here = (step + i) % STAGES
+        mbarrier.wait(full.index(here), ((step + i) // STAGES) & 1)
+        fence_async_shared()
+        for panel in gl.static_range(PANELS):
+            right = first_rows(x.index(here * PANELS + panel), WIDTH)
+            coming = _exponents(
+                scale_ptr + row_C * WORDS, (block + i) * PANELS + panel + 1, WORDS, PARTS, OUTPUTS * WORDS
+            )
+            x_scale_W = s.index(here * PANELS + panel).slice(0, WIDTH).load(gl.SliceLayout(0, layout))
+            grown = ()
+            for part in gl.static_range(PARTS):
+                left = w.index((here * PARTS + part) * PANELS + panel)
+                sum_CW = sums[part]
+                for first in gl.static_range(0, 4, TOGETHER):
+                    fresh = ()
+                    for j in gl.static_range(first, first + TOGETHER):
+                        b = right.slice(j * 32, 32, 1).permute((1, 0))
+                        a = left.slice(j * 32, 32, 1)
+                        fresh = fresh + (warpgroup_mma(a, b, nothing_CW, use_acc=False, is_async=True),)
+                    fresh = awaited(fresh, 0, TOGETHER)
+                    for j in gl.static_range(first, first + TOGETHER):
+                        scale_C = (((words[part] >> (8 * j)) & 255) << 23).to(gl.float32, bitcast=True)
+                        scale_CW = gl.expand_dims(scale_C, 1) * gl.expand_dims(x_scale_W, 0)
+                        sum_CW = sum_CW + fresh[j - first] * scale_CW
+                grown = grown + (sum_CW,)
+            sums = grown
+            words = coming
+        mbarrier.arrive(empty.index(here), count=1)
+    return sums
+
+
+@gluon.jit
+def times(sums, factor_ptr, expert, PARTS: gl.constexpr):
+    """Return the sums times the expert's factor."""
+    factor = gl.load(factor_ptr + expert)
+    grown = ()
+    for part in gl.static_range(PARTS):
+        grown = grown + (sums[part] * factor,)
+    return grown
 
 
 @gluon.jit

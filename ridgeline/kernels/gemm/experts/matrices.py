@@ -11,13 +11,13 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.launch import compute_capability
-from ridgeline.kernels.gemm.codes.op import Coded, coded_linear
+from ridgeline.kernels.gemm.codes.op import MXFP8, Coded, coded_linear
 from ridgeline.kernels.gemm.experts.packed import TILE, Packed, fits, packed
 from ridgeline.kernels.gemm.fp8.op import Fp8, fp8_linear
 from ridgeline.kernels.gemm.plain.op import linear
@@ -34,6 +34,12 @@ def shape_of(weight: Matrices) -> tuple[int, int, int]:
         return len(weight.code_OB), weight.code_OB.shape[-2], weight.inputs
     experts, outputs, inputs = (weight.weight_OI if isinstance(weight, Fp8) else weight).shape
     return experts, outputs, inputs
+
+
+def is_mxfp8(weight: Matrices) -> TypeGuard[Coded]:
+    """Return True for MXFP8, whose exponents are bytes."""
+    known = isinstance(weight, Coded) and weight.format == MXFP8
+    return known and weight.scale_OG.dtype == torch.uint8 and weight.order_I is None
 
 
 def part(weight: Q, where: int | slice) -> Q:

@@ -40,7 +40,7 @@ from ridgeline.kernels.gemm.experts.choose import (
 )
 from ridgeline.kernels.gemm.experts.combine import combine
 from ridgeline.kernels.gemm.experts.forms import PLAIN, form_of, tensors
-from ridgeline.kernels.gemm.experts.matrices import Matrices, Quantized, shape_of
+from ridgeline.kernels.gemm.experts.matrices import Matrices, Quantized, is_mxfp8, shape_of
 from ridgeline.kernels.gemm.experts.packed import Packed
 from ridgeline.kernels.gemm.experts.rows import down_rows_kernel, gate_up_rows_kernel
 from ridgeline.kernels.gemm.experts.tiles import grouped_tiles_kernel
@@ -159,7 +159,7 @@ def _quantized_on_hopper(x: Tensor, weight: Quantized, routes: Routes, *, gated:
     hopper = _hopper(x.device) if matrices.ON_HOPPER else None
     if hopper is None or not hopper.supports(x, weight, gated=gated):
         return None
-    if isinstance(weight, Packed):
+    if isinstance(weight, Packed) or (is_mxfp8(weight) and len(routes.expert_TK) > FP8_ROWS):
         return None if len(routes.token_P) > WIDENED * shape_of(weight)[0] else hopper
     return None if gated and len(routes.expert_TK) <= FP8_ROWS else hopper
 
