@@ -23,7 +23,7 @@ from ridgeline.kernels.gemm.heads.op import HEAD_LINEAR
 from ridgeline.kernels.gemm.int8.op import INT8_LINEAR, W8A8_LINEAR
 from ridgeline.kernels.gemm.lora.op import BY_ADAPTER, LORA
 from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR
-from ridgeline.kernels.gemm.route.op import ROUTE, ROUTE_TO_SOME
+from ridgeline.kernels.gemm.route.op import ORDER_PAIRS, ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.pictures.patches.op import PATCHES
 from ridgeline.kernels.sampling.noised import NOISED
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
@@ -73,6 +73,7 @@ class Ops:
     coded_norm_linear = CODED_NORM_LINEAR
     route = ROUTE
     route_to_some = ROUTE_TO_SOME
+    order_pairs = ORDER_PAIRS
     grouped_gate_up = GROUPED_GATE_UP
     grouped_down = GROUPED_DOWN
     rms_norm = RMS_NORM

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.expert_cache import ExpertCacheFigures
-from ridgeline.kernels.gemm.route.op import Routes, without_waiting
+from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import Ops
 
 
@@ -117,7 +117,7 @@ class ExpertCache:
         slots = torch.full((len(routes.start_E1),), self._slots, dtype=torch.int32)
         slots[list(group)] = torch.tensor([self._slot_of[expert] for expert in group], dtype=torch.int32)
         slot_TK = slots.to(x_TM.device, non_blocking=True)[routes.expert_TK.long()]
-        own = without_waiting(slot_TK, routes.weight_TK, self._slots)
+        own = self._ops.order_pairs(slot_TK, routes.weight_TK, self._slots)
         gate_up, gate_up_bias, down_weight, down_bias = self._held
         assert gate_up is not None
         assert down_weight is not None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import NormSpec
-from ridgeline.kernels.gemm.route.op import Router, Routes, without_waiting
+from ridgeline.kernels.gemm.route.op import Router, Routes
 from ridgeline.layers.build import Build
 from ridgeline.layers.expert_cache import ExpertCache, wanted
 from ridgeline.layers.linear import Linear
@@ -240,7 +240,7 @@ class Experts(nn.Module):
         if self.exchange is not None:
             return n_TM, s_TM, routes
         if self.copies is not None:
-            routes = without_waiting(routes.expert_TK, routes.weight_TK, self.copies.slots)
+            routes = self.ops.order_pairs(routes.expert_TK, routes.weight_TK, self.copies.slots)
         if self.spec.held is not None:
             routes = self.ops.route_to_some(routes, self.spec.held * self.tp.rank, self.spec.held)
         return n_TM, s_TM, routes
@@ -292,7 +292,7 @@ class Experts(nn.Module):
             return whole(add_TM() if callable(add_TM) else add_TM)
         held = self.spec.stacked
         arrived = exchange.dispatch(n_TM, routes.expert_TK, routes.weight_TK, held)
-        own = without_waiting(arrived.expert_NK, arrived.weight_NK, held)
+        own = self.ops.order_pairs(arrived.expert_NK, arrived.weight_NK, held)
         h_PF = self.gate_up.matrices.gate_up(arrived.x_NM, self.gate_up.bias, own, self.spec.activation)
         y_NM = self.down.matrices.down(h_PF, self.down.bias, own, None)
         if not callable(add_TM):

@@ -27,7 +27,7 @@ from torch import Tensor
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.experts.op import grouped_down, grouped_gate_up
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
-from ridgeline.kernels.gemm.route.op import Routes, in_order, without_waiting
+from ridgeline.kernels.gemm.route.op import Routes, in_order
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.exchange import Exchange, SwapExchange
 from ridgeline.parallel.processes import ProcessAxis, join
@@ -119,7 +119,7 @@ class Layer:
 
     def order(self, arrived: Any) -> Routes:
         """The order of the pairs that came, a part of the ways with launches of their own."""
-        return without_waiting(arrived.expert_NK, arrived.weight_NK, self.held)
+        return self.ops.order_pairs(arrived.expert_NK, arrived.weight_NK, self.held)
 
     def _products(self, arrived: Any) -> Tensor:
         own = self.order(arrived)

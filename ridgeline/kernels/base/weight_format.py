@@ -44,9 +44,10 @@ class CodedFormat:
 
     bits: 2, 3, 4, 5, 6 or 8 bits of a code.
     group: neighbouring inputs that share a scale; 0: the whole row.
-    values: the value of a code. "levels": the code as a number. "e4m3": of MXFP8, a float of eight bits; NaN is none
-        of a weight's. Others are tables of sixteen values: "e2m1" of MXFP4 and NVFP4, "fp4" of bitsandbytes, "nf4" of QLoRA, and "iq1" to "iq4" of GGUF's IQ types, for values or
-        signed magnitudes.
+    values: the value of a code. "levels": the code as a number. "e4m3": a float of eight bits, of MXFP8, but NaN; an
+        implementation may round activations beside it to E4M3, by blocks of 128 inputs. Others are tables of sixteen
+        values: "e2m1" of MXFP4 and NVFP4, "fp4" of bitsandbytes, "nf4" of QLoRA, and "iq1" to "iq4" of GGUF's IQ types,
+        for values or signed magnitudes.
     zeros: what is subtracted from levels. "middle": 2^(bits - 1). "levels": a whole number for each group. "minimum": a
         number for each group, in the weight's own units. Tables have none: "middle" then means nothing.
     nested: scales (and minima) are whole numbers, which every 256 inputs multiply by a float16 scale.

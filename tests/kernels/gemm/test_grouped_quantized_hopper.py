@@ -17,7 +17,15 @@ from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8, NVFP4, W4
 from ridgeline.kernels.gemm.experts.cases import ExpertsCase
 from ridgeline.kernels.gemm.experts.choose import Widened
-from ridgeline.kernels.gemm.experts.hopper_plans import Stream, Tiles, choose_coded, choose_fp8, choose_mxfp8, coded, stream
+from ridgeline.kernels.gemm.experts.hopper_plans import (
+    Stream,
+    Tiles,
+    choose_coded,
+    choose_fp8,
+    choose_mxfp8,
+    coded,
+    stream,
+)
 from ridgeline.kernels.gemm.experts.matrices import arranged, part
 from ridgeline.kernels.gemm.experts.packed import fits, packed
 from ridgeline.kernels.gemm.fp8.op import rounded

@@ -18,7 +18,7 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.route.cases import CASES, GROUPED, QWEN3, RouteCase
 from ridgeline.kernels.gemm.route.choose import Few, Many, choose
 from ridgeline.kernels.gemm.route.cost import route_cost
-from ridgeline.kernels.gemm.route.op import ROUTE, ROUTE_TO_SOME, Routes, in_order
+from ridgeline.kernels.gemm.route.op import ORDER_PAIRS, ROUTE, ROUTE_TO_SOME, Routes, in_order
 
 pytest.importorskip("triton")
 
@@ -302,3 +302,21 @@ def test_a_ranks_own_experts_take_their_tokens(tokens: int, used: int, ranks: in
         here = [[e - first if 0 <= e - first < count else count for e in row] for row in expert_TK.tolist()]
         assert own.expert_TK.tolist() == here
         assert {field.dtype for field in own} == {torch.int32, torch.float32}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["reference", "triton"])
+@pytest.mark.parametrize(
+    ("tokens", "used", "count"),
+    [(0, 2, 4), (1, 8, 64), (50, 3, 5), (300, 4, 7), (3000, 3, 5), *([(16_384, 8, 64)] * torch.cuda.is_available())],
+)
+def test_known_experts_take_their_tokens_in_order(tokens: int, used: int, count: int, name: str, device: str) -> None:
+    """Some have no tokens, some pairs no expert; the largest do not fit into what a program looks at together."""
+    order = ORDER_PAIRS.choose(Platform.of(torch.device(device)), name)
+    generator = torch.Generator().manual_seed(tokens)
+    expert_TK = torch.randint(1, count + 1, (tokens, used), generator=generator, dtype=torch.int32).to(device)
+    weight_TK = torch.rand(tokens, used, generator=generator).to(device)
+    got, want = order(expert_TK, weight_TK, count), in_order(expert_TK, weight_TK, count)
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype

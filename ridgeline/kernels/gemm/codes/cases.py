@@ -97,7 +97,8 @@ def random_codes(case: CodedCase, device: torch.device, generator: torch.Generat
     else:
         code_OB = packed(integers(0, 1 << how.bits, rows, columns), how.bits)
     middle = 1 << (how.bits - 1)
-    spread = {"levels": middle / 1.7, "e4m3": 64.0, "e2m1": 2.9, "fp4": 0.53, "nf4": 0.55, "iq2": 3.6, "iq4": 70.0}[how.values]
+    spreads = {"levels": middle / 1.7, "e4m3": 64.0, "e2m1": 2.9, "fp4": 0.53, "nf4": 0.55, "iq2": 3.6, "iq4": 70.0}
+    spread = spreads[how.values]
     step = columns**-0.5 / spread
     zero_OG = outer_OS = outer_minimum_OS = scale = None
     if how.nested:

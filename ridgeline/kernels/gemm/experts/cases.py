@@ -96,6 +96,8 @@ class ExpertsCase:
     def form(self) -> str:
         if isinstance(self.format, Fp8Format):
             return "fp8-block" if self.format.block else "fp8"
+        if self.format == MXFP8:
+            return "MXFP8"
         return CodedCase(1, self.width, 1, self.format).form if isinstance(self.format, CodedFormat) else ""
 
     def weight_itemsize(self, itemsize: int) -> float:
@@ -106,7 +108,8 @@ class ExpertsCase:
 
     @property
     def in_bytes(self) -> bool:
-        return isinstance(self.format, Fp8Format) and self.format.activations is not None
+        rounds = isinstance(self.format, Fp8Format) and self.format.activations is not None
+        return rounds or self.format == MXFP8
 
     @property
     def rounding(self) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 from ridgeline.kernels.base.case import Cuts
 from ridgeline.kernels.base.routing import UNGATED
 from ridgeline.kernels.base.weight_format import Fp8Format
-from ridgeline.kernels.gemm.codes.op import MXFP4
+from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8
 from ridgeline.kernels.gemm.experts import hopper, hopper_plans, hopper_rows, triton
-from ridgeline.kernels.gemm.experts.cases import DownCase, GateUpCase
+from ridgeline.kernels.gemm.experts.cases import DownCase, ExpertsCase, GateUpCase
 from ridgeline.kernels.gemm.experts.choose import (
     Rows,
     SharedRows,
@@ -22,7 +22,7 @@ from ridgeline.kernels.gemm.experts.choose import (
     choose_gate_up,
     choose_shared,
 )
-from ridgeline.kernels.gemm.experts.hopper_plans import Stream, coded, stream
+from ridgeline.kernels.gemm.experts.hopper_plans import Stream, choose_mxfp8, coded, stream
 from ridgeline.kernels.gemm.experts.matrices import Matrices, arranged, shape_of
 from ridgeline.kernels.gemm.plain.choose import power_of_two
 
@@ -42,6 +42,8 @@ def candidates(case: GateUpCase | DownCase) -> list[Any]:
         shared = not gated and choose_shared(case.tokens, case.inner, case.used, 2) is not None
         found = [SharedRows(rows) for rows in (1, 2, 4)] if shared and wide else []
         found += [*(_plain(inputs, average, gated=gated) if wide else ()), *_portable(case, gated=gated)]
+    elif case.format == MXFP8 and wide:
+        found = _mxfp8(case, inputs, average, gated=gated)
     elif case.format == MXFP4 and wide:
         found = _codes(average, gated=gated)
     elif isinstance(case.format, Fp8Format) and wide:
@@ -75,6 +77,16 @@ def _fp8(case: GateUpCase | DownCase, inputs: int, average: float, *, gated: boo
     if average > 8:
         found += [HopperTiles(6, 128) if getattr(case.format, "block", False) else HopperTiles()]
     return found
+
+
+def _mxfp8(case: ExpertsCase, inputs: int, average: float, *, gated: bool) -> list[Any]:
+    found: list[Any] = [choose_mxfp8(case.tokens * case.used, case.experts, inputs, gated=gated)]
+    if case.tokens <= FEW_TOKENS:
+        found += [Rows(2, 1024 if inputs % 1024 == 0 else 256, 4)]
+    for held in (16, 32, 64):
+        if average / 4 <= held <= max(32, 8 * average):
+            found.append(stream(64, held, max(8, held // 4), 128, inputs, gated=gated, itemsize=1))
+    return [*found, Widened()] if average >= 16 else found
 
 
 def _codes(average: float, *, gated: bool) -> list[Any]:

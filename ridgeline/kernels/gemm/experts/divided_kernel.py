@@ -154,6 +154,19 @@ def _product(
 
 
 @triton.jit
+def _ask(w_R, ITEMSIZE: tl.constexpr, I: tl.constexpr, ASM: tl.constexpr):  # noqa: E741
+    """Let the second-level cache fetch the begin of these weight rows, which the matrix units need next: the memory is
+    idle while programs wait for each other."""
+    if ASM:
+        LINES: tl.constexpr = 16 if I * ITEMSIZE >= 2048 else 8 if I * ITEMSIZE >= 1024 else 1
+        line_L = tl.arange(0, LINES) * (128 // ITEMSIZE)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [(w_R[:, None] + line_L[None, :]).to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def _send_headers(
     expert_ptr, weight_ptr, place_ptr, token_ptr, start_ptr, base_ptr, half, tokens, capacity, most, heads_at,
     lists_at, starts_at,
@@ -363,6 +376,7 @@ def experts_kernel(
     UP: tl.constexpr = (F + COLUMNS - 1) // COLUMNS
     DOWN: tl.constexpr = (M + ROWS - 1) // ROWS
     kind: tl.constexpr = x_ptr.dtype.element_ty
+    ITEMSIZE: tl.constexpr = kind.primitive_bitwidth // 8
     program, programs = tl.program_id(0), tl.num_programs(0)
     message = tl.load(epoch_ptr) + 1
     half = message & 1
@@ -374,17 +388,24 @@ def experts_kernel(
         x_ptr, expert_ptr, place_ptr, token_ptr, start_ptr, base_ptr, message, capacity, most, told_at, arrived_at,
         M, K, KP, HELD, WIDE, SEND, RANK, SIZE, PROGRAMS,
     )  # fmt: skip
+    at_E, local_R = tl.arange(0, EXPERTS), tl.arange(0, ROWS)
+    # Experts that this rank's own tokens reach will be multiplied, whatever comes
+    own_E = tl.load(start_ptr + RANK * HELD + at_E + 1, mask=at_E < HELD, other=0)
+    own_E = (own_E > tl.load(start_ptr + RANK * HELD + at_E, mask=at_E < HELD, other=0)).to(tl.int32)
+    before_E = tl.cumsum(own_E, 0) - own_E
+    if program < tl.sum(own_E, 0) * UP:
+        expert, column, tile, unit, first, count = _item(program, at_E, own_E, own_E, before_E, before_E, UP)
+        row_R = tl.minimum(column * COLUMNS + local_R % COLUMNS, F - 1) + local_R // COLUMNS * F
+        _ask(up_ptr + expert.to(tl.int64) * (2 * F * M) + row_R.to(tl.int64) * M, ITEMSIZE, M, ASM)
     at_P = tl.arange(0, PROGRAMS)
     for rank in tl.static_range(SIZE):
         if rank != RANK:
             _await(_in(base_ptr, RANK, told_at, tl.int32) + rank * PROGRAMS + at_P, at_P < programs, message, ASM)
-    at_E = tl.arange(0, EXPERTS)
     count_E, tiles_E, before_E, first_E = _counts(
         start_ptr, base_ptr, starts_at, half, at_E, RANK, SIZE, HELD, TOKENS
     )  # fmt: skip
     total = tl.sum(tiles_E, 0)
-    local_R, local_T, input_B = tl.arange(0, ROWS), tl.arange(0, TOKENS), tl.arange(0, BLOCK)
-    one = tl.arange(0, 1)
+    local_T, input_B, one = tl.arange(0, TOKENS), tl.arange(0, BLOCK), tl.arange(0, 1)
 
     item = program
     while item < total * UP:
@@ -409,6 +430,10 @@ def experts_kernel(
         item += programs
 
     item = program
+    if item < total * DOWN:
+        expert, column, tile, unit, first, count = _item(item, at_E, count_E, tiles_E, before_E, first_E, DOWN)
+        row_R = tl.minimum(column * ROWS + local_R, M - 1)
+        _ask(down_ptr + expert.to(tl.int64) * (M * F) + row_R.to(tl.int64) * F, ITEMSIZE, F, ASM)
     while item < total * DOWN:
         expert, column, tile, unit, first, count = _item(item, at_E, count_E, tiles_E, before_E, first_E, DOWN)
         _await(tile_ptr + tile + one, one == 0, UP, ASM)

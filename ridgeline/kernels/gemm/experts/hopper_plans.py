@@ -93,9 +93,7 @@ def choose_mxfp8(pairs: int, experts: int, inputs: int, *, gated: bool) -> Strea
     tokens = min(64, max(16, power_of_two(ceil(2 * pairs / experts))))
     resident = 2 if tokens == 16 and not gated else 1
     block = 128 if gated else 256
-    return stream(
-        64, tokens, max(8, tokens // 4), block, inputs, gated=gated, resident=resident, itemsize=1
-    )
+    return stream(64, tokens, max(8, tokens // 4), block, inputs, gated=gated, resident=resident, itemsize=1)
 
 
 def stream(

@@ -23,6 +23,7 @@ from ridgeline.kernels.gemm.fp8.op import Fp8, fp8_linear
 from ridgeline.kernels.gemm.plain.op import linear
 
 ON_HOPPER = True  # hopper.py multiplies FP8 and MXFP4; otherwise the portable kernels do
+MXFP8_ON_HOPPER = False  # and MXFP8
 Quantized = Fp8 | Coded
 Matrices = Tensor | Fp8 | Coded
 Q = TypeVar("Q", bound=Fp8 | Coded)
@@ -38,8 +39,9 @@ def shape_of(weight: Matrices) -> tuple[int, int, int]:
 
 def is_mxfp8(weight: Matrices) -> TypeGuard[Coded]:
     """Return True for MXFP8, whose exponents are bytes."""
-    known = isinstance(weight, Coded) and weight.format == MXFP8
-    return known and weight.scale_OG.dtype == torch.uint8 and weight.order_I is None
+    if not isinstance(weight, Coded) or weight.format != MXFP8:
+        return False
+    return weight.scale_OG.dtype == torch.uint8 and weight.order_I is None
 
 
 def part(weight: Q, where: int | slice) -> Q:

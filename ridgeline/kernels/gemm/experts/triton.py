@@ -159,6 +159,8 @@ def _quantized_on_hopper(x: Tensor, weight: Quantized, routes: Routes, *, gated:
     hopper = _hopper(x.device) if matrices.ON_HOPPER else None
     if hopper is None or not hopper.supports(x, weight, gated=gated):
         return None
+    if is_mxfp8(weight) and not matrices.MXFP8_ON_HOPPER:
+        return None
     if isinstance(weight, Packed) or (is_mxfp8(weight) and len(routes.expert_TK) > FP8_ROWS):
         return None if len(routes.token_P) > WIDENED * shape_of(weight)[0] else hopper
     return None if gated and len(routes.expert_TK) <= FP8_ROWS else hopper

@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.kernels.base.case import Cases, OpCase, as_cases
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.base.routing import RoutingSpec
-from ridgeline.kernels.gemm.route.cost import route_cost, to_some_cost
+from ridgeline.kernels.gemm.route.cost import order_cost, route_cost, to_some_cost
 from ridgeline.kernels.gemm.route.op import Router, route
 
 
@@ -93,6 +93,21 @@ class RouteToSomeCase(RouteCase):
         return to_some_cost(self.tokens, self.how.experts // 2, self.how.top_k)
 
 
+class OrderCase(RouteCase):
+    """The order of pairs with the experts that the same inputs choose; those of the second half stand for none."""
+
+    @property
+    def slack(self) -> int:
+        return 16
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        routes, half = route(*super().inputs(dtype, device, seed))[2], self.how.experts // 2
+        return routes.expert_TK.clamp(max=half), routes.weight_TK, half
+
+    def cost(self, itemsize: int) -> Cost:
+        return order_cost(self.tokens, self.how.experts // 2, self.how.top_k)
+
+
 SOFTMAX = RoutingSpec(experts=8, top_k=2, renormalize=True)
 
 
@@ -136,5 +151,6 @@ SWEPT = [
 
 OP_CASES = {
     "route": Cases(EXACT, REAL, SWEPT),
+    "order_pairs": Cases(as_cases(OrderCase, EXACT), as_cases(OrderCase, REAL)),
     "route_to_some": Cases(as_cases(RouteToSomeCase, EXACT), as_cases(RouteToSomeCase, REAL)),
 }

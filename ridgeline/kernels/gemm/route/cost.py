@@ -19,6 +19,11 @@ def route_cost(
     return product + norm_cost(tokens, width, itemsize=itemsize, residual=residual) if norm else product
 
 
+def order_cost(tokens: int, experts: int, used: int) -> Cost:
+    """Count each pair's expert as read once, and its place, its token and the experts' starts as written once."""
+    return Cost(4.0 * (3 * tokens * used + experts + 1), 0.0)
+
+
 def to_some_cost(tokens: int, experts: int, used: int) -> Cost:
     """Count three numbers of 4 bytes of every pair, and the experts' starts, as read and written once."""
     return Cost(8.0 * (3 * tokens * used + experts + 1), 0.0)

@@ -180,7 +180,8 @@ def to_some(routes: Routes, first: int, count: int) -> Routes:
 
 
 def without_waiting(expert_TK: Tensor, weight_TK: Tensor, count: int) -> Routes:
-    """Return the routes of `in_order`, by calls that can be captured. The expert `count` stands for none."""
+    """Return the routes of tokens whose experts are known, as `in_order` does, by calls that can be captured. The
+    expert `count` stands for none."""
     expert_P, order_P = expert_TK.flatten().sort(stable=True)
     place_P = torch.empty_like(order_P)
     place_P[order_P] = torch.arange(len(order_P), device=order_P.device)
@@ -209,4 +210,10 @@ ROUTE_TO_SOME = Op(
     "route_to_some",
     to_some,
     (Implementation("triton", "ridgeline.kernels.gemm.route.some:to_some", on_gpu),),
+)
+
+ORDER_PAIRS = Op(
+    "order_pairs",
+    without_waiting,
+    (Implementation("triton", "ridgeline.kernels.gemm.route.order:ordered", on_gpu),),
 )
