@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +33,9 @@ from ridgeline_bench.machine.timing import Effort
 from ridgeline_bench.results import Record, host_with
 from ridgeline_bench.runner import Job, Outcome, Where, check, run
 from ridgeline_bench.workloads import Size, Workload, decoded, uniform, workloads
+
+if TYPE_CHECKING:
+    from ridgeline_bench.ladders.micro import Answer
 
 LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest that a model could do
 KERNEL_EFFORT = {"cuda": Effort(seconds=0.1, repeats=15), "cpu": Effort(seconds=0.05, repeats=11)}
@@ -186,6 +191,25 @@ def ladder(
     with on_device(where):
         for each in rungs_of(name, where, Bench.of(where, KERNEL_EFFORT[where.type]), cubins, only):
             yield each, each.record(base) if each.seconds else None
+
+
+def micros(
+    device: str, commit: str, cubins: Path | None = None, only: str = ""
+) -> Iterator[tuple[Answer, Record | None]]:
+    """Yield the answers of micros on `device` (on a CPU: as they are predicted), those that were measured as results
+    too.
+
+    cubins: a folder with machine code; without one it is compiled. only: a part of micros' names, or several. Raises
+    InvalidConfig where the package is installed without its micros.
+    """
+    if find_spec("ridgeline.kernels.micro") is None:
+        raise InvalidConfig("micros are not in the wheel; clone the repository and install it with pip install -e .")
+    asking = import_module("ridgeline_bench.ladders.micro")  # it imports what is not in the wheel
+    where = choose_device(device)
+    base = _kernel_base(where, "", commit)
+    with on_device(where):
+        for each in asking.answers(where, cubins, only):
+            yield each, each.record(base) if each.samples else None
 
 
 def _kernel_base(device: torch.device, dtype: str, commit: str) -> Record:

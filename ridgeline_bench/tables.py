@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -10,6 +11,9 @@ from ridgeline_bench.diff import Row
 from ridgeline_bench.kernels import Timing
 from ridgeline_bench.ladders.runs import COPY, RungTime
 from ridgeline_bench.results import Record
+
+if TYPE_CHECKING:
+    from ridgeline_bench.ladders.micro import Answer
 
 
 def figures(records: Sequence[Record]) -> Table:
@@ -73,6 +77,16 @@ def rungs(times: Sequence[RungTime]) -> Table:
             measured = (number(1e6 * each.seconds, "µs"), rate, share(peers.get(each.problem, 0.0) / each.seconds))
         least = number(1e6 * each.least, "µs") if each.least else ""
         table.add_row(each.problem, each.rung, *measured, least, each.limiter)
+    return table
+
+
+def answers(found: Sequence[Answer]) -> Table:
+    """Return micros' cases: what was predicted, what was measured, and the verdict."""
+    table = Table("micro", "case", "predicted", "measured", "unit", "verdict")
+    for each in found:
+        measured = f"{each.value:.4g}" if each.samples else ""
+        verdict = f"[red]{each.error}[/red]" if each.error else each.verdict
+        table.add_row(each.micro.name, each.case.name, f"{each.case.predicted:g}", measured, each.case.unit, verdict)
     return table
 
 

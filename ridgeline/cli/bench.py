@@ -210,7 +210,8 @@ def kernels(
     device: Device = "auto",
     real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
     ladder: Annotated[
-        str, typer.Option(help="Instead: the rungs of a kernel ladder: gemm, attention or memory_bound.")
+        str,
+        typer.Option(help="Instead: the rungs of a ladder, gemm, attention or memory_bound; or micro: questions."),
     ] = "",
     cubins: Annotated[
         Path | None, typer.Option(help="With --ladder: a folder with the rungs' machine code, made on another machine.")
@@ -242,6 +243,8 @@ def kernels(
 
 
 def _ladder(name: str, only: str, device: str, out: Path, commit: str, cubins: Path | None) -> None:
+    if name == "micro":
+        return _micros(only, device, out, commit, cubins)
     from ridgeline_bench.results import append
     from ridgeline_bench.setup import ladder
     from ridgeline_bench.tables import rungs
@@ -254,6 +257,22 @@ def _ladder(name: str, only: str, device: str, out: Path, commit: str, cubins: P
             times.append(time)
     Console().print(rungs(times))
     if any(each.error for each in times):
+        raise typer.Exit(1)
+
+
+def _micros(only: str, device: str, out: Path, commit: str, cubins: Path | None) -> None:
+    from ridgeline_bench.results import append
+    from ridgeline_bench.setup import micros
+    from ridgeline_bench.tables import answers
+
+    found = []
+    with Console(stderr=True).status("micros") as status:
+        for answer, record in micros(device, commit, cubins, only):
+            append(out, [record] if record else [])
+            status.update(f"{answer.micro.name}: {answer.case.name}")
+            found.append(answer)
+    Console().print(answers(found))
+    if any(each.error for each in found):
         raise typer.Exit(1)
 
 

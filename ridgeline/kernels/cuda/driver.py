@@ -11,7 +11,9 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 STATIC_LIMIT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
-MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # a CUfunction_attribute
+# numbers of CUfunction_attribute
+SHARED_SIZE_BYTES, NUM_REGS, MAX_DYNAMIC_SHARED_SIZE_BYTES = 1, 4, 8
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # a CUlaunchAttributeID
 TENSOR_MAP_TYPES = {1: 0, 2: 1, 4: 2}  # CUtensorMapDataType of unsigned numbers, by their bytes
 SWIZZLE_128B, L2_PROMOTION_256B = 3, 3
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
@@ -19,6 +21,10 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64
 
 class DriverError(RuntimeError):
     """The driver refused. The message has its function and its number of the error."""
+
+
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int * 16))
 
 
 class CudaDriver:
@@ -35,7 +41,7 @@ class CudaDriver:
 
 
 class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig, without attributes: a kernel of clusters has their size in its code."""
+    """CUlaunchConfig. A kernel of clusters has their size in its code, so that no attribute says it."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
@@ -51,7 +57,7 @@ class Kernel:
     """
 
     def __init__(self, driver: CudaDriver, code: bytes, name: str, *, device: int, shared: int = 0) -> None:
-        self._driver, self._shared = driver, shared
+        self._driver, self._shared, self._device = driver, shared, device
         self._code = code  # the driver may read it later
         library, self._kernel, number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
         none = (None, None, ctypes.c_uint(0))
@@ -70,16 +76,24 @@ class Kernel:
         arguments: Sequence[Any],
         *,
         together: bool = False,
+        early: bool = False,
     ) -> None:
         """Run blocks on a stream of the current context. The arguments are ctypes objects, a kernel's in their order.
 
         grid, block: three numbers each. stream: the driver's handle.
         together: a cooperative launch: all blocks run at the same time, or the driver refuses.
+        early: a dependent launch: blocks may start before the kernel in front of them has ended.
         """
         places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         sizes = map(ctypes.c_uint, (*grid, *block, self._shared))
         if together:
             self._driver.call("cuLaunchCooperativeKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places)
+        elif early:
+            attribute = _LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
+            three = ctypes.c_uint * 3
+            where = ctypes.addressof(attribute)
+            config = _LaunchConfig(three(*grid), three(*block), self._shared, stream, where, 1)
+            self._driver.call("cuLaunchKernelEx", ctypes.byref(config), self._kernel, places, None)
         else:
             self._driver.call("cuLaunchKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places, None)
 
@@ -91,11 +105,21 @@ class Kernel:
         self._driver.call(query, ctypes.byref(found), self._kernel, ctypes.byref(config))
         return found.value
 
-    def resident(self, threads: int) -> int:
-        """Return the number of blocks of so many threads that a multiprocessor runs at the same time."""
-        found, shared = ctypes.c_int(), ctypes.c_size_t(self._shared)
+    def attribute(self, which: int) -> int:
+        """Return a number that the driver knows of the kernel, such as NUM_REGS."""
+        found, device = ctypes.c_int(), ctypes.c_int()
+        self._driver.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(self._device))
+        self._driver.call("cuKernelGetAttribute", ctypes.byref(found), ctypes.c_int(which), self._kernel, device)
+        return found.value
+
+    def resident(self, threads: int, shared: int | None = None) -> int:
+        """Return the number of blocks of so many threads that a multiprocessor runs at the same time.
+
+        shared: bytes of dynamic shared memory of a block, where they are fewer than the kernel was loaded with.
+        """
+        found, held = ctypes.c_int(), ctypes.c_size_t(self._shared if shared is None else shared)
         query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-        self._driver.call(query, ctypes.byref(found), self._kernel, ctypes.c_int(threads), shared)
+        self._driver.call(query, ctypes.byref(found), self._kernel, ctypes.c_int(threads), held)
         return found.value
 
 
