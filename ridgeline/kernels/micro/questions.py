@@ -9,6 +9,7 @@ A case's settings are definitions of the file (capitals) and its launch (small l
 | `lines` | the data are a ring of so many lines of 128 bytes, each with the address of the one `step` further | none |
 | `n`, `step`, `rounds` | arguments of the kernel; `lines` are `n`, and `step` is then their golden section | 0, 1, 1 |
 | `bytes` | of random data, by default those that `check` or `n` need | |
+| `arch`, `count` | of HIP: the GPU of AMD that it is compiled for, and what of its machine code counts | |
 | `host`, `way` | a function of `hosted.py` asks, and how | the kernel asks |
 | `fresh` | 1: each launch begins where no launch was before | 0 |
 | `entries`, `percentile` | answers of a launch, and which of them counts | a block each, 50 |
@@ -27,7 +28,7 @@ NEAR = 0.15  # a prediction is right within this share; one of 0 is exact
 TITLES = ("case", "predicted", "unit", "settings", "published")
 LAUNCH = {
     "grid", "block", "shared", "lines", "n", "step", "rounds", "bytes", "fresh", "entries", "percentile", "check",
-    "host", "way",
+    "host", "way", "arch", "count",
 }  # fmt: skip
 
 
@@ -63,15 +64,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Micro:
-    """A file that asks a question.
-
-    question, hypothesis: its words. arch: the architecture that its kernel is compiled for.
-    """
+    """A file that asks a question. question, hypothesis: its words."""
 
     source: Path
     question: str
     hypothesis: str
     cases: Sequence[Case]
+
+    @property
+    def compiled(self) -> bool:
+        """A compiler answers it, without a GPU."""
+        return self.source.suffix == ".hip"
 
     @property
     def name(self) -> str:
@@ -101,8 +104,8 @@ def read(source: Path) -> Micro:
 
 
 def micros() -> list[Micro]:
-    """Return all micros that a GPU of NVIDIA answers, in the order of their numbers."""
-    files = (path for path in FOLDER.rglob("*.cu") if path.name[0].isdigit())
+    """Return all micros, in the order of their numbers: CUDA C++ for a GPU of NVIDIA, HIP for a compiler."""
+    files = (path for path in FOLDER.rglob("*") if path.suffix in (".cu", ".hip"))
     return [read(path) for path in sorted(files, key=lambda path: path.name)]
 
 

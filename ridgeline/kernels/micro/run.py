@@ -194,7 +194,7 @@ def sources() -> Iterator[tuple[Path, Mapping[str, str]]]:
     """Yield each file and its definitions, once, of micros whose kernel is launched."""
     seen = set[tuple[Path, str]]()
     for micro in micros():
-        for case in micro.cases:
+        for case in () if micro.compiled else micro.cases:
             key = micro.source, json.dumps(sorted(case.defines.items()))
             if key not in seen:
                 seen.add(key)
