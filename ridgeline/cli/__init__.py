@@ -33,6 +33,7 @@ VERBS: dict[str, type[ListCommand] | str | None] = {
     "simulate": ListCommand,
     "crossover": "",
     "compile": "",
+    "kernels": None,
     "convert": "",
     "quantize": ListCommand,
     "serve": "ServeCommand",

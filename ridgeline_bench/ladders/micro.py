@@ -16,7 +16,9 @@ import torch
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.cuda.driver import DriverError
+from ridgeline.kernels.gemm.ladder.hip import clang
 from ridgeline.kernels.micro.hosted import samples
+from ridgeline.kernels.micro.machine_code import compiled
 from ridgeline.kernels.micro.questions import Case, Micro, micros
 from ridgeline.kernels.micro.run import WrongAnswer
 from ridgeline_bench.ladders.reasons import MICRO_REASONS
@@ -56,7 +58,8 @@ class Answer:
 
 
 def answers(device: torch.device, cubins: Path | None = None, only: str = "") -> Iterator[Answer]:
-    """Yield all cases of micros whose name contains a word of `only`, asked on a GPU, or as they were predicted.
+    """Yield all cases of micros whose name contains a word of `only`: asked on a GPU, or a compiler where a clang for
+    AMD's GPUs is here, or else as they were predicted.
 
     cubins: a folder with machine code. Raises InvalidConfig if no name contains `only`.
     """
@@ -67,13 +70,16 @@ def answers(device: torch.device, cubins: Path | None = None, only: str = "") ->
         )
     for micro in chosen:
         for case in micro.cases:
-            if device.type != "cuda":
-                yield Answer(micro, case)
-                continue
             try:
-                yield Answer(micro, case, tuple(samples(micro, case, cubins)))
+                yield Answer(micro, case, tuple(_samples(micro, case, device, cubins)))
             except (WrongAnswer, DriverError) as error:
                 yield Answer(micro, case, error=str(error))
+
+
+def _samples(micro: Micro, case: Case, device: torch.device, cubins: Path | None) -> list[float]:
+    if micro.compiled:
+        return compiled(micro, case) if clang() else []
+    return samples(micro, case, cubins) if device.type == "cuda" else []
 
 
 def tables(file: Path = FILE) -> str:

@@ -111,6 +111,10 @@ class ComputeUnit:
     group_lds: int = 64 * KB
     lds_granule: int = 512
 
+    def waves_by(self, registers: int) -> int:
+        """Return the waves of a SIMD whose lanes have so many vector registers each."""
+        return min(self.waves, self.registers // up(max(registers, 1), self.granule))
+
 
 COMPUTE_UNITS = {
     "gfx942": ComputeUnit(lanes=64, simds=4, waves=8, registers=512, granule=8, lds=64 * KB),
@@ -130,8 +134,7 @@ def waves(arch: str, threads: int, registers: int, lds: int) -> Occupancy:
         raise ValueError(f"a workgroup has threads and no negative numbers, got {threads}, {registers} and {lds}.")
     of = COMPUTE_UNITS[arch]
     own, most = -(-threads // of.lanes), of.waves * of.simds
-    by_registers = min(of.waves, of.registers // up(max(registers, 1), of.granule)) * of.simds
-    groups = {"waves": most // own, "registers": by_registers // own}
+    groups = {"waves": most // own, "registers": of.waves_by(registers) * of.simds // own}
     if lds:
         groups["LDS"] = of.lds // up(lds, of.lds_granule) if lds <= of.group_lds else 0
     return Occupancy(groups, own, most)

@@ -31,7 +31,9 @@ class FakeKernel:
     def __init__(self, answer: Answer, resident: Callable[[int, int], int] = lambda threads, shared: 0) -> None:
         self.answer, self.resident = answer, resident
 
-    def launch(self, grid: Sequence[int], block: Sequence[int], stream: int, arguments: Sequence[Any], **_: Any) -> None:
+    def launch(
+        self, grid: Sequence[int], block: Sequence[int], stream: int, arguments: Sequence[Any], **_: Any
+    ) -> None:
         self.answer(grid, arguments)
 
     def attribute(self, which: int) -> int:
@@ -47,7 +49,9 @@ def fill(arguments: Sequence[Any], entry: int, *numbers: int) -> None:
 def absent_gpu(kernel: Any, seconds: float = 1e-6) -> ExitStack:
     """Enter a GPU of 132 multiprocessors on which every kernel is this one, and takes so long."""
     stack, cuda = ExitStack(), torch.cuda
-    event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None, elapsed_time=lambda end: 1e3 * seconds)
+    event = SimpleNamespace(
+        record=lambda stream: None, synchronize=lambda: None, elapsed_time=lambda end: 1e3 * seconds
+    )
     for owner, name, value in (
         (cuda, "current_device", lambda: 0), (cuda, "_sleep", lambda cycles: None), (cuda, "synchronize", lambda: None),
         (cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)),

@@ -1,0 +1,158 @@
+"""`ridgeline kernels`: what kernels compile to, how many of them share a multiprocessor, and where fragments lie."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.options import with_records
+from ridgeline.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from ridgeline.kernels.base.aot import AotKernel
+    from ridgeline.kernels.base.inspection import Inspection
+    from ridgeline.kernels.base.occupancy import Occupancy
+
+MOST = 12  # instructions that are counted in a table
+
+app = typer.Typer(help="Look at kernels: machine code, occupancy, fragments. No GPU is needed.", no_args_is_help=True)
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+
+
+@dataclass(frozen=True)
+class BlockFlags:
+    """What a block takes."""
+
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a block (of a workgroup).")] = 256
+    registers: Annotated[int, typer.Option(min=1, help="Registers of a thread.")] = 64
+    shared: Annotated[int, typer.Option(min=0, help="Bytes of shared memory (LDS) of a block.")] = 0
+    barriers: Annotated[int, typer.Option(min=0, help="Barriers that a block uses, on NVIDIA's GPUs.")] = 1
+
+
+@app.command("list")
+def list_kernels(
+    name: Annotated[str, typer.Argument(help="A part of the kernels' names.")] = "",
+) -> None:
+    """List the compilations that `inspect` knows: Triton's kernels with their types and constants."""
+    for kernel in _kernels(name):
+        print(kernel.name)
+
+
+@app.command()
+@with_records
+def occupancy(
+    arch: Annotated[str, typer.Option("--arch", help="sm_80 to sm_120, gfx942 or gfx1100.")] = "sm_90",
+    *,
+    block: BlockFlags,
+    as_json: AsJson = False,
+) -> None:
+    """Compute how many blocks share a multiprocessor, and what keeps more of them away."""
+    from ridgeline.kernels.base.occupancy import COMPUTE_UNITS, waves
+    from ridgeline.kernels.base.occupancy import occupancy as of_nvidia
+
+    try:
+        if arch in COMPUTE_UNITS:
+            found = waves(arch, block.threads, block.registers, block.shared)
+        else:
+            found = of_nvidia(arch, block.threads, block.registers, block.shared, block.barriers)
+    except ValueError as error:
+        raise InvalidConfig(str(error)) from error
+    if as_json:
+        print(json.dumps(_figures(found)))
+        return
+    table = Table(
+        "resource", "blocks that it allows", title=f"{arch}: {found.blocks} blocks, {100 * found.share:.0f} %"
+    )
+    for resource, blocks in found.blocks_by.items():
+        table.add_row(resource, str(blocks), style="bold" if resource in found.limits else "")
+    Console().print(table)
+
+
+@app.command()
+def layout(
+    instruction: Annotated[
+        str, typer.Argument(help="A part of an instruction's name; without one they are listed.")
+    ] = "",
+) -> None:
+    """Print which lane has which numbers of a matrix instruction's operands, as lane.place."""
+    if find_spec("ridgeline.kernels.micro") is None:
+        raise InvalidConfig("layouts are not in the wheel; clone the repository and install it with pip install -e .")
+    layouts = import_module("ridgeline.kernels.micro.mma_mfma.layouts")
+    found = layouts.find(instruction)
+    if not found:
+        names = ", ".join(each.name for each in layouts.INSTRUCTIONS)
+        raise InvalidConfig(f"no instruction's name contains {instruction!r}; there are {names}.")
+    for each in found:
+        print(layouts.described(each) + "\n" if instruction else each.name)
+
+
+@app.command()
+def inspect(
+    name: Annotated[str, typer.Argument(help="A part of a kernel's name, as `ridgeline kernels list` has it.")],
+    arch: Annotated[str, typer.Option("--arch", help="Architecture that it is compiled for.")] = "sm_90",
+    stage: Annotated[str, typer.Option(help="Print this form instead: ttir, ttgir, llir, ptx, sass or amdgcn.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Compile a kernel, and show its forms, instructions, registers, spills, shared memory and occupancy.
+
+    The first kernel counts whose name contains the words and which is made for the architecture.
+    """
+    from ridgeline.kernels.base.inspection import inspect as look
+
+    fitting = [kernel for kernel in _kernels(name) if arch in kernel.options.archs]
+    if not fitting:
+        raise InvalidConfig(f"no kernel whose name contains {name!r} is made for {arch}; see `ridgeline kernels list`.")
+    found = look(fitting[0], arch)
+    if stage and stage not in found.stages:
+        raise InvalidConfig(f"{arch} has no stage {stage!r}; there are {', '.join(found.stages)}.")
+    if stage:
+        print(found.stages[stage])
+    elif as_json:
+        print(json.dumps(_report(found)))
+    else:
+        _show(found, len(fitting))
+
+
+def _kernels(name: str) -> list[AotKernel]:
+    if find_spec("triton") is None:
+        raise InvalidConfig("compiling needs Triton, which is not installed here.")
+    from ridgeline.kernels.base.aot import kernels
+
+    found = [kernel for kernel in kernels() if name in kernel.name]
+    if not found:
+        raise InvalidConfig(f"no kernel's name contains {name!r}; `ridgeline kernels list` has them all.")
+    return found
+
+
+def _show(found: Inspection, many: int) -> None:
+    console, figures = Console(), found.occupancy
+    console.print(f"{found.name} for {found.arch}" + (f" (the first of {many})" if many > 1 else ""), soft_wrap=True)
+    console.print(
+        f"{found.registers} registers, {found.spilled} spilled, {found.shared:,} bytes of shared memory, "
+        f"{found.threads} threads: {figures.blocks} blocks of a multiprocessor, {100 * figures.share:.0f} % of its "
+        f"warps; more would need more {' and '.join(figures.limits)}."
+    )
+    table = Table("stage", "lines", f"the {MOST} most frequent instructions")
+    for stage, text in found.stages.items():
+        counts = list(found.counts(stage).items())[:MOST]
+        table.add_row(stage, f"{text.count(chr(10)):,}", ", ".join(f"{count} {name}" for name, count in counts))
+    console.print(table)
+
+
+def _report(found: Inspection) -> dict[str, object]:
+    numbers = {"registers": found.registers, "spilled": found.spilled, "shared": found.shared, "threads": found.threads}
+    stages = {
+        stage: {"lines": text.count("\n"), "instructions": found.counts(stage)} for stage, text in found.stages.items()
+    }
+    return {"kernel": found.name, "arch": found.arch, **numbers, **_figures(found.occupancy), "stages": stages}
+
+
+def _figures(found: Occupancy) -> dict[str, object]:
+    return {"blocks": found.blocks, "share": found.share, "limits": found.limits, "blocks_by": found.blocks_by}
