@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")
 
 @dataclass(frozen=True)
 class BlockFlags:
-    """What a block takes."""
+    """The needs of a block."""
 
     threads: Annotated[int, typer.Option(min=1, help="Threads of a block (of a workgroup).")] = 256
     registers: Annotated[int, typer.Option(min=1, help="Registers of a thread.")] = 64

@@ -39,6 +39,8 @@ class Calibration:
     launch: host time of one kernel launch.
     graph_node: device time of a tiny kernel inside a graph.
     host_to_device, device_to_host: copies from and to pinned memory.
+    l2_read: what L2 gives to all multiprocessors.
+    l2_latency, memory_latency: a load that waits for the load before.
     """
 
     device: str
@@ -51,6 +53,9 @@ class Calibration:
     graph_node: float | None = None
     host_to_device: float | None = None
     device_to_host: float | None = None
+    l2_read: float | None = None
+    l2_latency: float | None = None
+    memory_latency: float | None = None
     torch: str = ""
     driver: str = ""
 
@@ -117,7 +122,8 @@ def _check(calibration: Calibration, path: Path) -> None:
 
 def _numbers(calibration: Calibration) -> Iterable[tuple[str, Any]]:
     yield "read", calibration.read
-    for name in ("write", "copy", "launch", "graph_node", "host_to_device", "device_to_host"):
+    optional = ("write", "copy", "launch", "graph_node", "host_to_device", "device_to_host")
+    for name in (*optional, "l2_read", "l2_latency", "memory_latency"):
         if (value := getattr(calibration, name)) is not None:
             yield name, value
     for rate in calibration.gemm:

@@ -1,16 +1,17 @@
 """Micros on a GPU: what was predicted, what was measured, and the verdict. Stored answers as the tables of their page.
 
 ridgeline bench kernels --ladder micro --out FILE.jsonl    # ask, and store
-python -m ridgeline_bench.ladders.micro [FILE.jsonl]       # the tables of docs/kernels/micro.md
+python -m ridgeline_bench.ladders.micro [FILE.jsonl …]     # the tables of docs/kernels/micro.md
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 import torch
 
@@ -24,7 +25,9 @@ from ridgeline.kernels.micro.run import WrongAnswer
 from ridgeline_bench.ladders.reasons import MICRO_REASONS
 from ridgeline_bench.results import Record, read
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-micro.jsonl"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+FILES = (RESULTS / "h200-micro.jsonl", RESULTS / "micro-compiled.jsonl")
+WIDTH = 100  # of lines of the page
 
 
 @dataclass(frozen=True)
@@ -82,21 +85,24 @@ def _samples(micro: Micro, case: Case, device: torch.device, cubins: Path | None
     return samples(micro, case, cubins) if device.type == "cuda" else []
 
 
-def tables(file: Path = FILE) -> str:
+def tables(files: Sequence[Path] = FILES) -> str:
     """Return a section for each micro as Markdown: the question, the hypothesis, cases with the newest stored answers,
     and what follows."""
-    newest = {(each.workload, each.metric): each for each in read([file])}
+    newest = {(each.workload, each.metric): each for each in read(each for each in files if each.exists())}
     lines = []
     for micro in micros():
-        lines += [f"### {micro.question}", "", f"`{micro.source.name}`. *Hypothesis:* {micro.hypothesis}", ""]
-        lines += ["| | predicted | measured | verdict | published |", "|---|---:|---:|---|---|"]
+        lines += [f"### {micro.name}", "", f"`{micro.source.name}`", "", *wrap(micro.question, WIDTH), ""]
+        lines += [*wrap(f"*Hypothesis:* {micro.hypothesis}", WIDTH), ""]
+        lines += ["| case | predicted | measured | unit | verdict | published |", "|---|---:|---:|---|---|---|"]
         for case in micro.cases:
             found = newest.get((f"micro:{micro.name}", case.name))
-            measured = (f"{found.value:.4g} {case.unit}", str(found.options["verdict"])) if found else ("", "")
-            lines.append(f"| {case.name} | {case.predicted:g} | {measured[0]} | {measured[1]} | {case.published} |")
-        lines += ["", MICRO_REASONS.get(micro.name, ""), ""]
+            measured = (f"{found.value:.4g}", str(found.options["verdict"])) if found else ("", "")
+            cells = case.name, f"{case.predicted:g}", measured[0], case.unit, measured[1], case.published
+            lines.append(f"| {' | '.join(cells)} |")
+        why = MICRO_REASONS.get(micro.name)
+        lines += ["", *([*wrap(f"*What follows:* {why}", WIDTH), ""] if why else [])]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    print(tables(*map(Path, sys.argv[1:2])))
+    print(tables([*map(Path, sys.argv[1:])] or FILES))

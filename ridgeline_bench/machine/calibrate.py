@@ -10,6 +10,7 @@ import torch
 
 from ridgeline.perf.calibration import Calibration, GemmRate
 from ridgeline.worker.machine import device_name, driver_version
+from ridgeline_bench.machine.caches import cache_probes
 from ridgeline_bench.machine.host import bus_probes, launch_probes
 from ridgeline_bench.machine.matmul import matmul_probes
 from ridgeline_bench.machine.probes import Bench, Probe, memory_probes
@@ -24,6 +25,9 @@ FIELDS = {  # field of the record → probe
     "graph_node": "graph node",
     "host_to_device": "host to device pinned",
     "device_to_host": "device to host pinned",
+    "l2_read": "L2 read",
+    "l2_latency": "L2 latency",
+    "memory_latency": "memory latency",
 }
 
 
@@ -31,7 +35,8 @@ def probes(device: torch.device, *, quick: bool = False) -> list[Probe]:
     """Return the probes of this device, in order. On a CPU the caches and one thread alone are of interest too."""
     bench = Bench.of(device, QUICK if quick else FULL)
     if device.type == "cuda":
-        return memory_probes(bench) + launch_probes(bench) + bus_probes(bench) + matmul_probes(bench, quick=quick)
+        host = launch_probes(bench) + bus_probes(bench)
+        return memory_probes(bench) + cache_probes(bench) + host + matmul_probes(bench, quick=quick)
     return memory_probes(bench) + memory_probes(bench, threads=1) + matmul_probes(bench, quick=quick)
 
 

@@ -34,15 +34,15 @@ class Inspection:
     threads: int
 
     def counts(self, stage: str) -> dict[str, int]:
-        """Return how often each instruction of a stage occurs, the most frequent ones first. Of stages that are not
-        machine code or PTX nothing is counted."""
+        """Return the number of each instruction of a stage, the most frequent ones first. Of stages that are neither
+        machine code nor PTX nothing is counted."""
         pattern = {**MACHINE, "ptx": PTX}.get(stage)
         found = pattern.findall(self.stages[stage]) if pattern else []
         return dict(Counter(found).most_common())
 
     @property
     def occupancy(self) -> Occupancy:
-        """What shares a multiprocessor with it. Raises ValueError for an architecture whose limits are not listed."""
+        """The blocks that share a multiprocessor. Raises ValueError for an architecture whose limits are not listed."""
         if self.arch in COMPUTE_UNITS:
             return waves(self.arch, self.threads, self.registers, self.shared)
         return occupancy(self.arch, self.threads, self.registers, self.shared)

@@ -14,8 +14,11 @@ WARP = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Multiprocessor:
-    """What the blocks of one multiprocessor share. registers: of 32 bits. shared: bytes, block_shared: of one block.
-    reserved: bytes that the driver takes of each block's shared memory. barriers: 0 if they are no limit."""
+    """The resources that blocks of one multiprocessor share.
+
+    registers: of 32 bits. shared: bytes, block_shared: of one block at most. reserved: bytes that the driver takes of
+    each block's shared memory. barriers: 0 if they are no limit.
+    """
 
     warps: int = 64
     blocks: int = 32
@@ -97,7 +100,7 @@ def occupancy(arch: str, threads: int, registers: int, shared: int, barriers: in
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeUnit:
-    """What waves share. simds: of a compute unit, or of a work-group processor (WGP), whose LDS its workgroups share.
+    """The resources that waves share, in a compute unit, or in a work-group processor (WGP) with its LDS.
 
     registers: vector registers of a lane of a SIMD. granule: in which a wave gets them.
     """

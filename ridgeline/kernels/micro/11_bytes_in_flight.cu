@@ -1,6 +1,6 @@
 // How many bytes must be under way for the full rate of memory, and does it matter whose they are?
 //
-// Hypothesis (Little's law): 4.4 TB/s times the 350 ns of a load are 1.5 MB, 11.7 KB of each multiprocessor. With less
+// Hypothesis: by Little's law 4.4 TB/s times the 350 ns of a load are 1.5 MB, 11.7 KB of each multiprocessor. With less
 // the rate is what is under way over 350 ns; more threads and more loads of each thread are the same.
 //
 // | case | predicted | unit | settings | published |

@@ -1,7 +1,8 @@
 // Does arithmetic know how many blocks share a multiprocessor?
 //
-// Hypothesis: registers in granules of 256 for a warp, dealt to four parts of the multiprocessor, and shared memory in
-// granules of 128 bytes with 1 KB for the driver, give what the driver answers, for every size of block and of memory.
+// Hypothesis: registers are given in granules of 256 for a warp, and dealt to four parts of the multiprocessor. Shared
+// memory is given in granules of 128 bytes, with 1 KB for the driver. That gives what the driver answers, for every size
+// of block and of memory.
 // `ridgeline kernels occupancy` is that arithmetic.
 //
 // | case | predicted | unit | settings | published |

@@ -96,7 +96,7 @@ def read(source: Path) -> Micro:
     head = [line.removeprefix("//").strip() for line in _head(source.read_text())]
     question = " ".join(head[: _at(head, "", source)])
     words = " ".join(line for line in head if not line.startswith("|"))
-    if "?" not in question or "Hypothesis" not in words:
+    if "?" not in question or "Hypothesis: " not in words:
         raise BadQuestion(f"{source.name} must begin with a question, an empty line, and a hypothesis.")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in head if line.startswith("|")]
     if len(rows) < 3 or tuple(rows[0]) != TITLES:

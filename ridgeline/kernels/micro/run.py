@@ -38,7 +38,7 @@ class WrongAnswer(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """What one launch answered: cycles, operations and sums, one for each entry, and the seconds that it took."""
+    """The answer of one launch: cycles, operations and sums, one for each entry, and the seconds that it took."""
 
     cycles: Sequence[int]
     operations: Sequence[int]
@@ -155,7 +155,7 @@ def words(case: Case) -> Tensor:
 
 
 def expected(case: Case, data: Tensor, grid: int) -> int | None:
-    """Return what the sums of all blocks, or of the data themselves, must be, or None where nothing is said."""
+    """Return the sum that all blocks, or the data themselves, must have, or None where nothing is said."""
     check, rounds, threads = case.launch.get("check"), case.number("rounds", 1), grid * case.number("block", 32)
     if check in ("sum", "each"):
         return int(data.sum()) * rounds * (grid if check == "each" else 1)

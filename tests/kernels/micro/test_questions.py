@@ -15,7 +15,7 @@ from ridgeline.kernels.micro import hosted, run
 from ridgeline.kernels.micro.machine_code import compiled, counted
 from ridgeline.kernels.micro.questions import SOURCES, BadQuestion, Case, Micro, micros, read
 from ridgeline.kernels.micro.run import AskedMicro, WrongAnswer, golden
-from tests.kernels.compiled import CodeFacts, facts
+from tests.kernels.compiled import facts
 from tests.kernels.micro.absent import FakeKernel, absent_gpu, fill
 
 MICROS = {micro.name: micro for micro in micros()}
@@ -105,17 +105,7 @@ def test_a_micro_is_compiled_to_the_instructions_that_it_asks_about(name: str, p
 
 
 def test_no_micro_of_the_gpu_has_a_stack() -> None:
-    spilling = [
-        (micro.name, case.name)
-        for micro in micros()
-        for case in micro.cases
-        if not micro.compiled and stack_of(micro, case).stack
-    ]
-    assert spilling == []
-
-
-def stack_of(micro: Micro, case: Case) -> CodeFacts:
-    return facts(micro.source, "sm_90a", case.defines)
+    assert [source.stem for source, defines in run.sources() if facts(source, "sm_90a", defines).stack] == []
 
 
 @pytest.mark.skipif(not clang(), reason="no clang for AMD GPUs; on Debian: apt-get install clang-22")
@@ -138,7 +128,10 @@ def test_a_ring_leads_through_every_line() -> None:
 
 
 def asked(name: str, part: str, sum_of_words: int | None, wrong: int = 0) -> AskedMicro:
-    """A case whose kernel takes 1,000 cycles for 10 operations. sum_of_words: what it says, by default what is right."""
+    """A case whose kernel takes 1,000 cycles for 10 operations.
+
+    sum_of_words: what the kernel says, by default what is right.
+    """
     micro, case = case_of(name, part)
     made: list[AskedMicro] = []
 

@@ -1,4 +1,4 @@
-"""Which lane has which numbers of a matrix, in the fragments of matrix instructions of NVIDIA and AMD.
+"""The fragments of matrix instructions of NVIDIA and AMD: which lane has which numbers of a matrix.
 
     python -m ridgeline.kernels.micro.mma_mfma.layouts              # the instructions
     python -m ridgeline.kernels.micro.mma_mfma.layouts m16n8k16     # the lanes of its operands
