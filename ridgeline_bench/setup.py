@@ -35,7 +35,7 @@ from ridgeline_bench.runner import Job, Outcome, Where, check, run
 from ridgeline_bench.workloads import Size, Workload, decoded, uniform, workloads
 
 if TYPE_CHECKING:
-    from ridgeline_bench.ladders.micro import Answer
+    from ridgeline_bench.ladders.micro import MicroAnswer
 
 LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest that a model could do
 KERNEL_EFFORT = {"cuda": Effort(seconds=0.1, repeats=15), "cpu": Effort(seconds=0.05, repeats=11)}
@@ -195,7 +195,7 @@ def ladder(
 
 def micros(
     device: str, commit: str, cubins: Path | None = None, only: str = ""
-) -> Iterator[tuple[Answer, Record | None]]:
+) -> Iterator[tuple[MicroAnswer, Record | None]]:
     """Yield the answers of micros on `device` (on a CPU: as they are predicted), those that were measured as results
     too.
 

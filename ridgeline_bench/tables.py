@@ -13,7 +13,7 @@ from ridgeline_bench.ladders.runs import COPY, RungTime
 from ridgeline_bench.results import Record
 
 if TYPE_CHECKING:
-    from ridgeline_bench.ladders.micro import Answer
+    from ridgeline_bench.ladders.micro import MicroAnswer
 
 
 def figures(records: Sequence[Record]) -> Table:
@@ -80,7 +80,7 @@ def rungs(times: Sequence[RungTime]) -> Table:
     return table
 
 
-def answers(found: Sequence[Answer]) -> Table:
+def answers(found: Sequence[MicroAnswer]) -> Table:
     """Return micros' cases: what was predicted, what was measured, and the verdict."""
     table = Table("micro", "case", "predicted", "measured", "unit", "verdict")
     for each in found:

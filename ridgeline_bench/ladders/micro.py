@@ -20,7 +20,7 @@ from ridgeline.kernels.cuda.driver import DriverError
 from ridgeline.kernels.gemm.ladder.hip import clang
 from ridgeline.kernels.micro.hosted import samples
 from ridgeline.kernels.micro.machine_code import compiled
-from ridgeline.kernels.micro.questions import Case, Micro, micros
+from ridgeline.kernels.micro.questions import Micro, MicroCase, micros
 from ridgeline.kernels.micro.run import WrongAnswer
 from ridgeline_bench.ladders.reasons import MICRO_REASONS
 from ridgeline_bench.results import Record, read
@@ -31,11 +31,11 @@ WIDTH = 100  # of lines of the page
 
 
 @dataclass(frozen=True)
-class Answer:
+class MicroAnswer:
     """A case and what was measured, in its unit. No samples: it was not asked, or `error` says why it has none."""
 
     micro: Micro
-    case: Case
+    case: MicroCase
     samples: tuple[float, ...] = ()
     error: str = ""
 
@@ -60,7 +60,7 @@ class Answer:
         )  # fmt: skip
 
 
-def answers(device: torch.device, cubins: Path | None = None, only: str = "") -> Iterator[Answer]:
+def answers(device: torch.device, cubins: Path | None = None, only: str = "") -> Iterator[MicroAnswer]:
     """Yield all cases of micros whose name contains a word of `only`: asked on a GPU, or a compiler where a clang for
     AMD's GPUs is here, or else as they were predicted.
 
@@ -74,12 +74,12 @@ def answers(device: torch.device, cubins: Path | None = None, only: str = "") ->
     for micro in chosen:
         for case in micro.cases:
             try:
-                yield Answer(micro, case, tuple(_samples(micro, case, device, cubins)))
+                yield MicroAnswer(micro, case, tuple(_samples(micro, case, device, cubins)))
             except (WrongAnswer, DriverError) as error:
-                yield Answer(micro, case, error=str(error))
+                yield MicroAnswer(micro, case, error=str(error))
 
 
-def _samples(micro: Micro, case: Case, device: torch.device, cubins: Path | None) -> list[float]:
+def _samples(micro: Micro, case: MicroCase, device: torch.device, cubins: Path | None) -> list[float]:
     if micro.compiled:
         return compiled(micro, case) if clang() else []
     return samples(micro, case, cubins) if device.type == "cuda" else []

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ridgeline.kernels.base.occupancy import MULTIPROCESSORS, occupancy
 from ridgeline.kernels.cuda.driver import NUM_REGS, SHARED_SIZE_BYTES, CudaDriver, Kernel
-from ridgeline.kernels.micro.mma_mfma.layouts import Fragment, find
-from ridgeline.kernels.micro.questions import Case, Micro
+from ridgeline.kernels.micro.mma_mfma.layouts import MatrixFragment, find
+from ridgeline.kernels.micro.questions import Micro, MicroCase
 from ridgeline.kernels.micro.run import KERNEL, AskedMicro, WrongAnswer, arch_here, blocks, code_of
 
 LAUNCHES = 200  # in a row
@@ -30,7 +30,7 @@ ASKED = (  # WHAT → instruction, formats of operands and of sums
 )  # fmt: skip
 
 
-def fragments(kernel: Kernel, case: Case) -> list[float]:
+def fragments(kernel: Kernel, case: MicroCase) -> list[float]:
     """Return the number of places in which a lane does not have the number that it should."""
     what = int(case.defines["WHAT"])
     name, (numbers, sums) = ASKED[what]
@@ -53,14 +53,14 @@ def integers(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return torch.randint(-4, 5, (rows, columns), device="cuda").to(dtype)
 
 
-def lanes_of(fragment: Fragment, matrix: Tensor) -> Tensor:
+def lanes_of(fragment: MatrixFragment, matrix: Tensor) -> Tensor:
     """Return [lanes, places]: the numbers that each lane has."""
     at = [[fragment.at(lane, place) for place in range(fragment.places)] for lane in range(fragment.lanes)]
     rows, columns = torch.tensor(at, device=matrix.device).unbind(2)
     return matrix[rows, columns]
 
 
-def run_lanes(kernel: Kernel, d: Fragment, a: Tensor, b: Tensor) -> Tensor:
+def run_lanes(kernel: Kernel, d: MatrixFragment, a: Tensor, b: Tensor) -> Tensor:
     """Return the words that each lane has after the instruction: [lanes, 4] int32."""
     out = torch.full((d.lanes, 4), -1, device="cuda", dtype=torch.int32)
     held = [x.contiguous() for x in (out, a, b)]
@@ -78,7 +78,7 @@ def wrong(found: Tensor, exact: Tensor) -> float:
 # ---- Launches --------------------------------------------------------------------------------------------------------
 
 
-def launches(kernel: Kernel, case: Case) -> list[float]:
+def launches(kernel: Kernel, case: MicroCase) -> list[float]:
     """Return µs of a launch, several samples: of the device, or of the host. Raises WrongAnswer if one did not run."""
     way, out = case.launch["way"], torch.zeros(16, device="cuda", dtype=torch.int64)
     multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
@@ -157,7 +157,7 @@ def host_time(launch: Callable[[], object]) -> float:
 # ---- Occupancy -------------------------------------------------------------------------------------------------------
 
 
-def differing(kernel: Kernel, case: Case) -> list[float]:
+def differing(kernel: Kernel, case: MicroCase) -> list[float]:
     """Return the number of sizes of blocks and shared memory of which the driver knows another occupancy than we do."""
     registers, static = kernel.attribute(NUM_REGS), kernel.attribute(SHARED_SIZE_BYTES)
     found = sum(
@@ -168,12 +168,12 @@ def differing(kernel: Kernel, case: Case) -> list[float]:
     return [float(found)]
 
 
-ASKS: Mapping[str, Callable[[Kernel, Case], list[float]]] = {
+ASKS: Mapping[str, Callable[[Kernel, MicroCase], list[float]]] = {
     "fragments": fragments, "launches": launches, "occupancy": differing,
 }  # fmt: skip
 
 
-def samples(micro: Micro, case: Case, folder: Path | None = None) -> list[float]:
+def samples(micro: Micro, case: MicroCase, folder: Path | None = None) -> list[float]:
     """Return the figures of a case on the current CUDA device, in its unit, several of the same.
 
     folder: where its cubin lies; without one it is compiled. Raises NoCudaCompiler, CudaError, DriverError and

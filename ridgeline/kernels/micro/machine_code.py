@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from ridgeline.kernels.gemm.ladder.hip import compile_hip
-from ridgeline.kernels.micro.questions import Case, Micro
+from ridgeline.kernels.micro.questions import Micro, MicroCase
 
 NUMBERS = (  # what an assembly says of its kernel
     r"; (Occupancy): +(\d+)$", r"\.amdhsa_(workgroup_processor_mode) (\d+)$", r"\.(\w+_(?:count|size)): +(\d+)$",
@@ -21,7 +21,7 @@ def counted(assembly: str, what: str) -> int:
     return found[what] if what in found else sum(words[name] for name in (what, what + "_e32", what + "_e64"))
 
 
-def compiled(micro: Micro, case: Case) -> list[float]:
+def compiled(micro: Micro, case: MicroCase) -> list[float]:
     """Return the figure of a case. Raises NoCudaCompiler without a clang for AMD's GPUs, and CudaError."""
     assembly = compile_hip(micro.source.read_text(), case.launch["arch"], case.defines)
     return [float(counted(assembly, case.launch["count"]))]

@@ -38,7 +38,7 @@ class BadQuestion(ValueError):
 
 
 @dataclass(frozen=True)
-class Case:
+class MicroCase:
     """One measurement of a micro, and what it was predicted to be.
 
     unit: "cycles" of an operation, or operations (bytes, FLOP, lanes) a cycle, "TB/s", "/ns", "µs", or things counted.
@@ -71,7 +71,7 @@ class Micro:
     source: Path
     question: str
     hypothesis: str
-    cases: Sequence[Case]
+    cases: Sequence[MicroCase]
 
     @property
     def compiled(self) -> bool:
@@ -122,7 +122,7 @@ def _at(head: Sequence[str], line: str, source: Path) -> int:
     return head.index(line)
 
 
-def _case(row: Sequence[str], source: Path) -> Case:
+def _case(row: Sequence[str], source: Path) -> MicroCase:
     if len(row) != len(TITLES):
         raise BadQuestion(f"{source.name} has a case of {len(row)} cells, not {len(TITLES)}: {' | '.join(row)[:80]}.")
     name, predicted, unit, settings, published = row
@@ -131,4 +131,4 @@ def _case(row: Sequence[str], source: Path) -> Case:
         raise BadQuestion(f"{source.name} has settings that there are not: {', '.join(sorted(unknown))}.")
     defines = {key: value for key, value in pairs.items() if not key.islower()}
     launch = {key: value for key, value in pairs.items() if key.islower()}
-    return Case(name, float(predicted), unit, defines, launch, published)
+    return MicroCase(name, float(predicted), unit, defines, launch, published)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
-from ridgeline.kernels.micro.questions import Case, Micro, micros
+from ridgeline.kernels.micro.questions import Micro, MicroCase, micros
 
 ARCH = "sm_90a"
 KERNEL = "micro"
@@ -37,14 +37,14 @@ class WrongAnswer(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class LaunchAnswer:
     """The answer of one launch: cycles, operations and sums, one for each entry, and the seconds that it took."""
 
     cycles: Sequence[int]
     operations: Sequence[int]
     seconds: float
 
-    def value(self, case: Case) -> float:
+    def value(self, case: MicroCase) -> float:
         """Return the figure of a case, in its unit.
 
         Of cycles the entry at the case's percentile counts; of rates that are by time, all of them.
@@ -66,7 +66,9 @@ class AskedMicro:
     folder: where its cubin lies; without one it is compiled. Raises NoCudaCompiler, CudaError and DriverError.
     """
 
-    def __init__(self, micro: Micro, case: Case, folder: Path | None = None, driver: CudaDriver | None = None) -> None:
+    def __init__(
+        self, micro: Micro, case: MicroCase, folder: Path | None = None, driver: CudaDriver | None = None
+    ) -> None:
         self.case, device = case, torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(device)
         self._shared = case.number("shared", 0)
@@ -83,7 +85,7 @@ class AskedMicro:
             self._data = words(case)
         self._sum = expected(case, self._data, self._grid)
 
-    def ask(self) -> Asked:
+    def ask(self) -> LaunchAnswer:
         """Launch the kernel once. Raises WrongAnswer."""
         case, rounds = self.case, self.case.number("rounds", 1)
         start = self._launches * rounds * self.step % self.n if case.number("fresh", 0) else 0
@@ -102,7 +104,7 @@ class AskedMicro:
         found = self._data.sum() if case.launch.get("check") == "total" else sums.sum()
         if self._sum is not None and (int(found) - self._sum) % WORD:
             raise WrongAnswer(f"the sum is {int(found) % WORD}, not {self._sum % WORD}.")
-        return Asked(cycles.tolist(), operations.tolist(), seconds)
+        return LaunchAnswer(cycles.tolist(), operations.tolist(), seconds)
 
     def samples(self, launches: int = 5) -> list[float]:
         """Return the figures of some launches, after one that fills caches. Raises WrongAnswer."""
@@ -146,7 +148,7 @@ def ring(lines: int, step: int) -> Tensor:
     return data
 
 
-def words(case: Case) -> Tensor:
+def words(case: MicroCase) -> Tensor:
     """Return the random words of 32 bits that a case reads, or zeros that it adds to."""
     n, check = case.number("n", 0), case.launch.get("check", "")
     piece = {"total": 4, "strided": 4}.get(check, 16)  # bytes of one of n
@@ -154,7 +156,7 @@ def words(case: Case) -> Tensor:
     return torch.randint(-(2**31), 2**31, (count,), device="cuda", dtype=torch.int32)
 
 
-def expected(case: Case, data: Tensor, grid: int) -> int | None:
+def expected(case: MicroCase, data: Tensor, grid: int) -> int | None:
     """Return the sum that all blocks, or the data themselves, must have, or None where nothing is said."""
     check, rounds, threads = case.launch.get("check"), case.number("rounds", 1), grid * case.number("block", 32)
     if check in ("sum", "each"):

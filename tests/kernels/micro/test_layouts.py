@@ -11,18 +11,20 @@ from importlib.util import find_spec
 
 import pytest
 
-from ridgeline.kernels.micro.mma_mfma.layouts import INSTRUCTIONS, Fragment, Instruction, described, find
+from ridgeline.kernels.micro.mma_mfma.layouts import INSTRUCTIONS, MatrixFragment, MatrixInstruction, described, find
 
 FRAGMENTS = [(each, fragment) for each in INSTRUCTIONS for fragment in each.fragments]
 NAMES = [f"{each.name}-{fragment.operand}" for each, fragment in FRAGMENTS]
 
 
-def fragment(name: str, operand: str) -> Fragment:
+def fragment(name: str, operand: str) -> MatrixFragment:
     return next(each for each in INSTRUCTIONS if each.name == name)[operand]
 
 
 @pytest.mark.parametrize(("instruction", "part"), FRAGMENTS, ids=NAMES)
-def test_lanes_have_every_number_of_a_matrix_and_nothing_else(instruction: Instruction, part: Fragment) -> None:
+def test_lanes_have_every_number_of_a_matrix_and_nothing_else(
+    instruction: MatrixInstruction, part: MatrixFragment
+) -> None:
     found = Counter(part.at(lane, place) for lane in range(part.lanes) for place in range(part.places))
     assert found == {(row, column): part.copies for row in range(part.rows) for column in range(part.columns)}
 

@@ -13,7 +13,7 @@ import torch
 from ridgeline.kernels.gemm.ladder.hip import clang
 from ridgeline.kernels.micro import hosted, run
 from ridgeline.kernels.micro.machine_code import compiled, counted
-from ridgeline.kernels.micro.questions import SOURCES, BadQuestion, Case, Micro, micros, read
+from ridgeline.kernels.micro.questions import SOURCES, BadQuestion, Micro, MicroCase, micros, read
 from ridgeline.kernels.micro.run import AskedMicro, WrongAnswer, golden
 from tests.kernels.compiled import facts
 from tests.kernels.micro.absent import FakeKernel, absent_gpu, fill
@@ -25,7 +25,7 @@ UNITS = {
 }  # fmt: skip
 
 
-def case_of(name: str, part: str) -> tuple[Micro, Case]:
+def case_of(name: str, part: str) -> tuple[Micro, MicroCase]:
     micro = MICROS[name]
     return micro, next(case for case in micro.cases if part in case.name)
 
@@ -65,11 +65,11 @@ def test_a_file_that_does_not_ask_is_refused(text: str, wrong: str, tmp_path: Pa
 
 
 def test_verdicts_are_near_for_rates_and_exact_for_counts() -> None:
-    assert Case("", 100, "cycles").verdict(114) == "as predicted"
-    assert Case("", 100, "cycles").verdict(120) == "1.20 times"
-    assert Case("", 8, "waves").verdict(7) == "0.88 times"
-    assert Case("", 0, "answers").verdict(0) == "as predicted"
-    assert Case("", 0, "answers").verdict(3) == "not none"
+    assert MicroCase("", 100, "cycles").verdict(114) == "as predicted"
+    assert MicroCase("", 100, "cycles").verdict(120) == "1.20 times"
+    assert MicroCase("", 8, "waves").verdict(7) == "0.88 times"
+    assert MicroCase("", 0, "answers").verdict(0) == "as predicted"
+    assert MicroCase("", 0, "answers").verdict(3) == "not none"
 
 
 # What the machine code of a case must have: how often each instruction. Else the case measures something else.
@@ -160,7 +160,7 @@ def test_the_host_takes_answers_of_the_chosen_entry() -> None:
 
 def test_rates_by_time_count_what_all_blocks_did() -> None:
     micro, case = case_of("rates", "L1")
-    case = Case(case.name, 1, "TB/s", case.defines, {**case.launch, "check": "none"})
+    case = MicroCase(case.name, 1, "TB/s", case.defines, {**case.launch, "check": "none"})
 
     def answer(grid: Sequence[int], arguments: Sequence[Any]) -> None:
         for entry in range(grid[0]):

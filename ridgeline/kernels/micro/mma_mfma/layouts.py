@@ -17,7 +17,7 @@ Place = tuple[int, int]  # row, column
 
 
 @dataclass(frozen=True)
-class Fragment:
+class MatrixFragment:
     """One operand of an instruction: A is [M, K], B [K, N], and D, the sums, [M, N].
 
     places: numbers that a lane has. at: from a lane and one of its numbers to the row and column in the matrix.
@@ -47,15 +47,15 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Instruction:
+class MatrixInstruction:
     """A matrix instruction. arch: the first architecture that has it. number: the format of its operands."""
 
     name: str
     arch: str
     number: str
-    fragments: tuple[Fragment, ...]
+    fragments: tuple[MatrixFragment, ...]
 
-    def __getitem__(self, operand: str) -> Fragment:
+    def __getitem__(self, operand: str) -> MatrixFragment:
         return next(each for each in self.fragments if each.operand == operand)
 
 
@@ -73,14 +73,14 @@ def _d(lane: int, i: int) -> Place:
     return lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2
 
 
-def _mma(name: str, number: str, k: int, wide: int) -> Instruction:
+def _mma(name: str, number: str, k: int, wide: int) -> MatrixInstruction:
     """mma.sync of 16 x 8 x k, whose lanes have `wide` neighbouring numbers, one register, at a time."""
-    a = Fragment("A", 16, k, 32, 4 * wide, _a(16, wide, 4 * wide))
-    b = Fragment("B", k, 8, 32, 2 * wide, _b(wide, 4 * wide))
-    return Instruction(name, "sm_80", number, (a, b, Fragment("D", 16, 8, 32, 4, _d)))
+    a = MatrixFragment("A", 16, k, 32, 4 * wide, _a(16, wide, 4 * wide))
+    b = MatrixFragment("B", k, 8, 32, 2 * wide, _b(wide, 4 * wide))
+    return MatrixInstruction(name, "sm_80", number, (a, b, MatrixFragment("D", 16, 8, 32, 4, _d)))
 
 
-def _wgmma(columns: int) -> Instruction:
+def _wgmma(columns: int) -> MatrixInstruction:
     """A warpgroup's: each warp has 16 rows. B comes from shared memory alone, and A may."""
 
     def rows_of_warp(inner: Callable[[int, int], Place]) -> Callable[[int, int], Place]:
@@ -94,12 +94,12 @@ def _wgmma(columns: int) -> Instruction:
         row, column = _d(lane, i % 4)
         return row, column + i // 4 * 8
 
-    a = Fragment("A", 64, 16, 128, 8, rows_of_warp(_a(16, 2, 8)))
-    d = Fragment("D", 64, columns, 128, columns // 2, rows_of_warp(sums))
-    return Instruction(f"wgmma.m64n{columns}k16", "sm_90a", "bfloat16", (a, d))
+    a = MatrixFragment("A", 64, 16, 128, 8, rows_of_warp(_a(16, 2, 8)))
+    d = MatrixFragment("D", 64, columns, 128, columns // 2, rows_of_warp(sums))
+    return MatrixInstruction(f"wgmma.m64n{columns}k16", "sm_90a", "bfloat16", (a, d))
 
 
-def _ldmatrix(transposed: bool) -> Instruction:
+def _ldmatrix(transposed: bool) -> MatrixInstruction:
     """Four matrices of 8 x 8 below each other, as lanes receive them. Lane 8 i + j gives the address of row j of matrix
     i."""
 
@@ -112,29 +112,29 @@ def _ldmatrix(transposed: bool) -> Instruction:
         return row + i // 2 * 8, column
 
     name = "ldmatrix.x4.trans" if transposed else "ldmatrix.x4"
-    return Instruction(name, "sm_75", "16 bits", (Fragment("D", 32, 8, 32, 8, below),))
+    return MatrixInstruction(name, "sm_75", "16 bits", (MatrixFragment("D", 32, 8, 32, 8, below),))
 
 
-def _mfma(size: int) -> Instruction:
+def _mfma(size: int) -> MatrixInstruction:
     """MFMA of a wave of 64: size x size x 256 / size."""
     k = 256 // size
-    a = Fragment("A", size, k, 64, 4, lambda lane, i: (lane % size, 4 * (lane // size) + i))
-    b = Fragment("B", k, size, 64, 4, lambda lane, i: (4 * (lane // size) + i, lane % size))
+    a = MatrixFragment("A", size, k, 64, 4, lambda lane, i: (lane % size, 4 * (lane // size) + i))
+    b = MatrixFragment("B", k, size, 64, 4, lambda lane, i: (4 * (lane // size) + i, lane % size))
     step = 4 * (64 // size)
-    d = Fragment(
+    d = MatrixFragment(
         "D", size, size, 64, size * size // 64,
         lambda lane, i: (step * (i // 4) + 4 * (lane // size) + i % 4, lane % size),
     )  # fmt: skip
-    return Instruction(f"v_mfma_f32_{size}x{size}x{k}_bf16", "gfx942", "bfloat16", (a, b, d))
+    return MatrixInstruction(f"v_mfma_f32_{size}x{size}x{k}_bf16", "gfx942", "bfloat16", (a, b, d))
 
 
-def _wmma(lanes: int) -> Instruction:
+def _wmma(lanes: int) -> MatrixInstruction:
     """WMMA of RDNA 3: every 16 lanes have all of A and of B; sums go to the lanes in turn, row by row."""
     turns = lanes // 16
-    a = Fragment("A", 16, 16, lanes, 16, lambda lane, i: (lane % 16, i), copies=turns)
-    b = Fragment("B", 16, 16, lanes, 16, lambda lane, i: (i, lane % 16), copies=turns)
-    d = Fragment("D", 16, 16, lanes, 256 // lanes, lambda lane, i: (turns * i + lane // 16, lane % 16))
-    return Instruction(f"v_wmma_f32_16x16x16_bf16 (wave{lanes})", "gfx1100", "bfloat16", (a, b, d))
+    a = MatrixFragment("A", 16, 16, lanes, 16, lambda lane, i: (lane % 16, i), copies=turns)
+    b = MatrixFragment("B", 16, 16, lanes, 16, lambda lane, i: (i, lane % 16), copies=turns)
+    d = MatrixFragment("D", 16, 16, lanes, 256 // lanes, lambda lane, i: (turns * i + lane // 16, lane % 16))
+    return MatrixInstruction(f"v_wmma_f32_16x16x16_bf16 (wave{lanes})", "gfx1100", "bfloat16", (a, b, d))
 
 
 INSTRUCTIONS = (
@@ -151,12 +151,12 @@ INSTRUCTIONS = (
 )
 
 
-def find(part: str) -> list[Instruction]:
+def find(part: str) -> list[MatrixInstruction]:
     """Return the instructions whose names contain a word."""
     return [each for each in INSTRUCTIONS if part in each.name]
 
 
-def described(instruction: Instruction) -> str:
+def described(instruction: MatrixInstruction) -> str:
     """Return the fragments of an instruction as text: `lane.place` of each number of each operand."""
     lines = [f"{instruction.name}, {instruction.number}, since {instruction.arch}"]
     for each in instruction.fragments:
