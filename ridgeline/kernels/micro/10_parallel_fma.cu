@@ -6,7 +6,7 @@
 //
 // | case | predicted | unit | settings | published |
 // |---|---:|---|---|---|
-// | 1 warp, 1 chain | 8 | lanes/cycle | ILP=1 rounds=4000 block=32 | 4 cycles, V100 to H100: Jia and others |
+// | 1 warp, 1 chain | 8 | lanes/cycle | ILP=1 rounds=4000 block=32 | |
 // | 4 warps, 1 chain each | 32 | lanes/cycle | ILP=1 rounds=4000 block=128 | |
 // | 4 warps, 2 chains each | 64 | lanes/cycle | ILP=2 rounds=4000 block=128 | |
 // | 4 warps, 4 chains each | 128 | lanes/cycle | ILP=4 rounds=4000 block=128 | |

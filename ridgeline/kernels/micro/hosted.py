@@ -181,6 +181,7 @@ def samples(micro: Micro, case: MicroCase, folder: Path | None = None) -> list[f
     """
     if "host" not in case.launch:
         return AskedMicro(micro, case, folder).samples()
+    torch.cuda.synchronize()  # makes the context that the driver's functions work in
     code, arch = code_of(micro.source, case.defines, arch_here(), folder), arch_here().rstrip("a")
     most = MULTIPROCESSORS[arch].block_shared if case.launch["host"] == "occupancy" else 0
     kernel = Kernel(CudaDriver(), code, KERNEL, device=torch.cuda.current_device(), shared=most)

@@ -9,6 +9,7 @@ A case's settings are definitions of the file (capitals) and its launch (small l
 | `lines` | the data are a ring of so many lines of 128 bytes, each with the address of the one `step` further | none |
 | `n`, `step`, `rounds` | arguments of the kernel; `lines` are `n`, and `step` is then their golden section | 0, 1, 1 |
 | `bytes` | of random data, by default those that `check` or `n` need | |
+| `times` | how often the words that are read count in that sum | 1 |
 | `arch`, `count` | of HIP: the GPU of AMD that it is compiled for, and what of its machine code counts | |
 | `host`, `way` | a function of `hosted.py` asks, and how | the kernel asks |
 | `fresh` | 1: each launch begins where no launch was before | 0 |
@@ -28,7 +29,7 @@ NEAR = 0.15  # a prediction is right within this share; of things that are count
 COUNTED = {"instructions", "waves", "mode", "lanes", "registers", "answers", "wrong numbers"}
 TITLES = ("case", "predicted", "unit", "settings", "published")
 LAUNCH = {
-    "grid", "block", "shared", "lines", "n", "step", "rounds", "bytes", "fresh", "entries", "percentile", "check",
+    "grid", "block", "shared", "lines", "n", "step", "rounds", "bytes", "fresh", "entries", "percentile", "check", "times",
     "host", "way", "arch", "count",
 }  # fmt: skip
 
@@ -87,7 +88,6 @@ class Micro:
 SOURCES = {
     "rrze": "RRZE-HPC/gpu-benches at 1038c5d0: `gpu-latency`, `gpu-l2-cache`, `gpu-strides`",
     "dewing": "markdewing/AI_kernels at 0d701add: `latency`",
-    "guide": "NVIDIA, CUDA C++ Programming Guide: throughput of native instructions, compute capability 9.0",
 }
 
 

@@ -160,7 +160,7 @@ def expected(case: MicroCase, data: Tensor, grid: int) -> int | None:
     """Return the sum that all blocks, or the data themselves, must have, or None where nothing is said."""
     check, rounds, threads = case.launch.get("check"), case.number("rounds", 1), grid * case.number("block", 32)
     if check in ("sum", "each"):
-        return int(data.sum()) * rounds * (grid if check == "each" else 1)
+        return int(data.sum()) * rounds * case.number("times", grid if check == "each" else 1)
     if check == "strided":
         return int(data[:: case.number("step", 1)].sum())
     return rounds * threads * 5 // 2 if check == "total" else None  # threads add 1 to 4 in turn
