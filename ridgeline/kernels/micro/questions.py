@@ -29,8 +29,8 @@ NEAR = 0.15  # a prediction is right within this share; of things that are count
 COUNTED = {"instructions", "waves", "mode", "lanes", "registers", "answers", "wrong numbers"}
 TITLES = ("case", "predicted", "unit", "settings", "published")
 LAUNCH = {
-    "grid", "block", "shared", "lines", "n", "step", "rounds", "bytes", "fresh", "entries", "percentile", "check", "times",
-    "host", "way", "arch", "count",
+    "grid", "block", "shared", "lines", "n", "step", "rounds", "bytes", "fresh", "entries", "percentile", "check",
+    "times", "host", "way", "arch", "count",
 }  # fmt: skip
 
 
