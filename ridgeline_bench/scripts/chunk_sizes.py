@@ -20,7 +20,7 @@ The limit of a step's tokens is changed in one engine, whose buffers have the si
 
 --long: then one prompt of so many tokens alone, and beside --beside requests that decode behind 1,000 tokens, with each
 bound on the time between tokens (`--itl-target`) in place of a limit. The prompt's rate alone is that of steps as large
-as the engine takes.
+as the engine takes, the faster of two prompts.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def long_prompt(driven: Driven, length: int, rows: int, targets: Sequence[float]
     limit_steps(driven, driven.engine.config.max_num_batched_tokens, rows + 1)
     bound = driven.engine.scheduler._itl
     driven.run(driven.alike(1, length // 4, 1))  # kernels of these shapes
-    alone = driven.run(driven.alike(1, length, 1)).first
+    alone = min(driven.run(driven.alike(1, length, 1)).first for _ in range(2))
     for target in targets:
         bound.own = bound.target = None
         names = [driven.add(Wanted(prompt, LONGEST_ANSWER)) for prompt in driven.prompts(rows, BEHIND)]

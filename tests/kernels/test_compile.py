@@ -114,7 +114,7 @@ def test_no_kernel_waits_for_other_programs_unless_it_says_why_it_may(reports: R
 def test_the_list_is_short_and_says_nothing_twice() -> None:
     entries = [(kernel.name, arch) for kernel in kernels() for arch in kernel.options.archs]
     assert len(set(entries)) == len(entries)
-    assert len(entries) <= 640  # some eight minutes of one core
+    assert len(entries) <= 660  # some eight minutes of one core
 
 
 def test_by_default_every_kernel_is_compiled_for_one_architecture_and_every_op_for_all() -> None:

@@ -132,6 +132,7 @@ class PagedKV:
             widened=self._wide is not None,
             trees=rows.tree is not None,
             ahead=rows.ahead_T is not None,
+            most_keys=block_table_SC.shape[1] * self._block_size,
         )
         schedule = self.ops.attention_schedule(rows.start_R1, rows.kv_len_R, rows.slots_R, shape)
         return rows.batch(block_table_SC, schedule, self._wide)

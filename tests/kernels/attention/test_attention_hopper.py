@@ -90,20 +90,23 @@ def test_what_is_supported(arch: str, dtype: torch.dtype, head_dim: int, block_s
 
 @pytest.mark.dealt
 @pytest.mark.parametrize(
-    "kinds",  # head width, queries, window, sinks
+    "kinds",  # head width, queries, window, sinks, pieces
     [
-        [(128, 128, 0, 0), (64, 192, 0, 1), (64, 128, 128, 1)],
-        pytest.param([(64, 128, 0, 0), (128, 128, 1000, 0), (256, 128, 0, 0)], marks=pytest.mark.thorough),
+        [(128, 128, 0, 0), (128, 128, 0, 0, 1), (64, 192, 0, 1), (64, 128, 128, 1)],
+        pytest.param(
+            [(64, 128, 0, 0), (128, 128, 1000, 0), (256, 128, 0, 0), (64, 128, 0, 1, 1), (256, 128, 0, 0, 1)],
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
-def test_machine_code_uses_warpgroup_products_and_bulk_copies(kinds: list[tuple[int, int, int, int]]) -> None:
+def test_machine_code_uses_warpgroup_products_and_bulk_copies(kinds: list[tuple[int, ...]]) -> None:
     """Compiled in a process of its own: in this one kernels may be interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[3])
     command = [sys.executable, "-W", "ignore", __file__, json.dumps(kinds)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    for (head_dim, queries, *_), line in zip(kinds, run.stdout.splitlines(), strict=True):
+    for (head_dim, queries, _, _, *split), line in zip(kinds, run.stdout.splitlines(), strict=True):
         found = json.loads(line)
         keys = 64 if head_dim == 256 else 128
         # Both products of one tile, in all consumers
@@ -111,7 +114,8 @@ def test_machine_code_uses_warpgroup_products_and_bulk_copies(kinds: list[tuple[
         assert found["UTMALDG"]
         assert found["USETMAXREG"]
         assert found["HMMA"] == 0
-        assert found["stack"] < 512  # what lives from item to item may leave its register, at an item's border
+        # What lives from item to item may leave its register, at an item's border. With pieces it has two ends.
+        assert found["stack"] < (640 if split else 512)
         # Of 64 exponentials, or 32 with heads of 256, so many come before the wait for the product beside them
         assert found["between"] >= {64: 0, 128: 24, 256: 8}[head_dim]
         # A product that ptxas serializes is followed by a wait of its own.
@@ -194,7 +198,7 @@ def test_no_bit_depends_on_how_a_row_is_cut_or_on_rows_beside_it(
         assert torch.equal(attend(q_THD[begin:end], some, queries, pack), whole[begin:end])
 
 
-def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[str, int]:
+def machine_code(head_dim: int, queries: int, window: int, sinks: int, split: int = 0) -> dict[str, int]:
     """How often instructions occur, and bytes of stack, of the kernel for a model of today."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -209,15 +213,19 @@ def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[s
     constants = {
         "UNITS": 8, "PER_KV": 4, "PACK": 4, "P": 16, "BOX": 16, "D": head_dim,
         "KEYS": config.KEYS, "STAGES": config.STAGES, "QUEUE": config.QUEUE, "WINDOW": window, "SINKS": bool(sinks),
-        "CONSUMERS": queries // 64, "PDL": True, "lse_ptr": None,
+        "CONSUMERS": queries // 64, "PDL": True, "lse_ptr": None, "SPLIT": 8 * split,
         "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
     if not sinks:
         constants["sinks_ptr"] = None
+    if not split:
+        constants |= {"parts_ptr": None, "part_lse_ptr": None}
     types = {
         **descriptors,
         "out_ptr": "*bf16",
         "sinks_ptr": "*bf16",
+        "parts_ptr": "*fp32",
+        "part_lse_ptr": "*fp32",
         "scale_log2": "fp32",
         **dict.fromkeys(constants, "constexpr"),
     }

@@ -17,6 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels.attention.paged.hopper_items import CACHED_BYTES
 from ridgeline.kernels.attention.paged.hopper_kernel import prefill_kernel
+from ridgeline.kernels.attention.paged.hopper_pieces import add_pieces, may_be_cut, parts_of
 from ridgeline.kernels.attention.paged.op import PrefillItems, RaggedBatch, Softmax
 from ridgeline.kernels.base.launch import launch_options, num_multiprocessors
 
@@ -82,18 +83,24 @@ def prefill_attention(
     box = min(block_size, config.KEYS)
     per_kv, pack = num_heads // num_kv_heads, items.pack
     k_LD, v_LD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
-    programs = min(items.limit * num_heads // pack, num_multiprocessors(q_THD.device))
+    units, split = num_heads // pack, items.merges_I4 is not None
+    programs = min(items.limit * units, num_multiprocessors(q_THD.device))
+    parts = parts_of(items, num_heads, head_dim, q_THD.device) if split else (None, None)
+    at_once = units if split else _heads_at_once(longest, k_cache_NGPD) * per_kv // pack
     prefill_kernel[(programs,)](
         _descriptor(q_THD, 64 // pack, pack), _descriptor(k_LD, box), _descriptor(v_LD, box), out_THD, lse_TH, sinks_H,
-        items.table_I4, items.count_1, items.ticket_1, _heads_at_once(longest, k_cache_NGPD) * per_kv // pack,
+        items.table_I4, items.count_1, items.ticket_1, at_once,
         batch.block_table_SC, softmax.scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
-        v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_LD), len(v_LD)),
-        UNITS=num_heads // pack, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
+        v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_LD), len(v_LD)), *parts,
+        UNITS=units, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
         KEYS=config.KEYS, STAGES=config.STAGES, QUEUE=config.QUEUE, WINDOW=softmax.window or 0,
-        SINKS=sinks_H is not None, CONSUMERS=items.queries // 64, CONSUMER_REGS=config.CONSUMER_REGS,
-        PRODUCER_REGS=config.PRODUCER_REGS, num_warps=4, **launch_options(q_THD.device),
+        SINKS=sinks_H is not None, SPLIT=units if split else 0, CONSUMERS=items.queries // 64,
+        CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS, num_warps=4,
+        **launch_options(q_THD.device),
     )  # fmt: skip
+    if parts[0] is not None and may_be_cut(longest, config.KEYS):
+        add_pieces(items, parts, out_THD, lse_TH)
 
 
 def _rows(cache_NGPD: Tensor) -> Tensor:

@@ -16,26 +16,34 @@ PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 
 
 
 @gluon.jit
-def _item(w, table_ptr, count, units_at_once, real):
-    """Return the table entry and the unit of work index `w`, or zeros if not `real`. All items of `units_at_once` units
-    come before the items of the next units."""
+def _item(w, table_ptr, count, units_at_once, real, SPLIT: gl.constexpr):
+    """Return the table entry, the unit of work index `w`, and with SPLIT the rest of the entry, or zeros if not `real`.
+    All items of `units_at_once` units come before the items of the next units."""
     part = w // gl.maximum(count * units_at_once, 1)
     rest = w - part * (count * units_at_once)
-    entry_ptr = table_ptr + 4 * (rest // units_at_once)
+    entry_ptr = table_ptr + (8 if SPLIT else 4) * (rest // units_at_once)
     slot = gl.load(entry_ptr, mask=real, other=0)
     token = gl.load(entry_ptr + 1, mask=real, other=0)
     tokens = gl.load(entry_ptr + 2, mask=real, other=0)
     position = gl.load(entry_ptr + 3, mask=real, other=0)
-    return slot, token, tokens, position, part * units_at_once + rest % units_at_once
+    piece = (slot, slot, slot)  # not read
+    if SPLIT:
+        begin = gl.load(entry_ptr + 4, mask=real, other=0)
+        end = gl.load(entry_ptr + 5, mask=real, other=0)
+        piece = (begin, end, gl.load(entry_ptr + 6, mask=real, other=0))
+    return slot, token, tokens, position, part * units_at_once + rest % units_at_once, piece
 
 
 @gluon.jit
-def _tiles(position, tokens, KEYS: gl.constexpr, WINDOW: gl.constexpr):
-    """Return the (newest, oldest) key tile that any of the item's tokens sees."""
+def _tiles(position, tokens, piece, KEYS: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr):
+    """Return the (newest, oldest) key tile that any of the item's tokens sees and that its piece has."""
     newest = (position + tokens - 1) // KEYS
     oldest = position * 0
     if WINDOW > 0:
         oldest = gl.maximum(position - WINDOW + 1, 0) // KEYS
+    if SPLIT:
+        newest = gl.minimum(newest, piece[1] - 1)
+        oldest = piece[0]
     return newest, oldest
 
 
@@ -81,7 +89,8 @@ def _hear(slot, WARPS: gl.constexpr):
 
 @gluon.jit
 def _scheduler(
-    table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS: gl.constexpr, PDL: gl.constexpr,
+    table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS: gl.constexpr, SPLIT: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Draw items, always one ahead of the other warps, and pass them on; at the end pass on an item without tokens."""
     news_full: gl.constexpr = 5
@@ -91,7 +100,9 @@ def _scheduler(
     more = True
     while more:
         more = w < count * UNITS
-        slot, token, tokens, position, unit = _item(gl.where(more, w, 0), table_ptr, count, units_at_once, more)
+        slot, token, tokens, position, unit, piece = _item(
+            gl.where(more, w, 0), table_ptr, count, units_at_once, more, SPLIT
+        )
         here = round % 2
         mbarrier.wait(bars[news_full + 1].index(here), ((round // 2) & 1) ^ 1)
         _tell(news.index(here * 8), token)
@@ -99,6 +110,9 @@ def _scheduler(
         _tell(news.index(here * 8 + 2), position)
         _tell(news.index(here * 8 + 3), unit)
         _tell(news.index(here * 8 + 4), slot)
+        if SPLIT:
+            for field in gl.static_range(3):
+                _tell(news.index(here * 8 + 5 + field), piece[field])
         mbarrier.arrive(bars[news_full].index(here), count=1)
         if more:
             # As many tickets are drawn as there are items; the last one makes the counter ready for the next launch.
@@ -112,8 +126,8 @@ def _scheduler(
 
 
 @gluon.jit
-def _news(news, bars, round, WARPS: gl.constexpr):
-    """Return the round's item: (first token, tokens, position of the first, unit, slot). At the end it has
+def _news(news, bars, round, WARPS: gl.constexpr, SPLIT: gl.constexpr):
+    """Return the round's item: (first token, tokens, position of the first, unit, slot, piece). At the end it has
     no tokens."""
     news_full: gl.constexpr = 5
     here = round % 2
@@ -123,8 +137,12 @@ def _news(news, bars, round, WARPS: gl.constexpr):
     position = _hear(news.index(here * 8 + 2), WARPS)
     unit = _hear(news.index(here * 8 + 3), WARPS)
     slot = _hear(news.index(here * 8 + 4), WARPS)
+    piece = (slot, slot, slot)  # not read
+    if SPLIT:
+        begin, end = _hear(news.index(here * 8 + 5), WARPS), _hear(news.index(here * 8 + 6), WARPS)
+        piece = (begin, end, _hear(news.index(here * 8 + 7), WARPS))
     mbarrier.arrive(bars[news_full + 1].index(here), count=1)
-    return token, tokens, position, unit, slot
+    return token, tokens, position, unit, slot, piece
 
 
 @gluon.jit
@@ -132,6 +150,7 @@ def _producer(
     descs, places, q, rings,
     PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, CONSUMERS: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Fill the rings in the order in which they are drained: K0 Q K1 V0 K2 V1 … of item after item."""
     q_desc, k_desc, v_desc = descs
@@ -142,10 +161,10 @@ def _producer(
     q_full, q_empty, k_full, v_full, empty, _news_full, _news_empty = bars
     base = 0
     round = 0
-    token, tokens, position, unit, slot = _news(news, bars, 0, 1)
+    token, tokens, position, unit, slot, piece = _news(news, bars, 0, 1, SPLIT)
     while tokens > 0:
         here = round % QUEUE
-        newest, oldest = _tiles(position, tokens, KEYS, WINDOW)
+        newest, oldest = _tiles(position, tokens, piece, KEYS, WINDOW, SPLIT)
         end = position + tokens
         begin = position * 0
         if WINDOW > 0:
@@ -186,4 +205,4 @@ def _producer(
             blocks = next_blocks
         base += tiles
         round += 1
-        token, tokens, position, unit, slot = _news(news, bars, round, 1)
+        token, tokens, position, unit, slot, piece = _news(news, bars, round, 1, SPLIT)

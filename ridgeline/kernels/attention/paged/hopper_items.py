@@ -60,8 +60,6 @@ def _items_kernel(
     length_R = tl.load(kv_len_ptr + row_R, mask=real_R, other=0).to(tl.int32)
     slot_R = tl.load(slots_ptr + row_R, mask=real_R, other=0).to(tl.int32)
     tiles_R = tl.where(real_R & (new_R > few), (new_R + QUERIES - 1) // QUERIES, 0)
-    tokens_R = tl.where(tiles_R > 0, length_R, 0)
-    section_R = (tl.cumsum(tokens_R, 0) - tokens_R) // section_tokens
     upto_R = tl.cumsum(tiles_R, 0)
     count = tl.sum(tiles_R, 0)
 
@@ -71,18 +69,8 @@ def _items_kernel(
     tile_I = item_I - tl.sum(tl.where(mine_IR, (upto_R - tiles_R)[None, :], 0), 1)
     base_R = length_R - new_R
     position_I = tl.sum(tl.where(mine_IR, base_R[None, :], 0), 1) + tile_I * QUERIES
-    section_I = tl.sum(tl.where(mine_IR, section_R[None, :], 0), 1)
-
-    # Row r's tiles are at base, base + QUERIES, …. Those at a later position go before this item, and so does one at
-    # an equal position if its row is a lower one. All tiles of an earlier section go before it.
-    ahead_IR = position_I[:, None] - base_R[None, :]
-    at_or_below_IR = tl.where(ahead_IR < 0, 0, ahead_IR // QUERIES + 1)
-    later_IR = tl.maximum(tiles_R[None, :] - at_or_below_IR, 0)
-    equal_IR = (ahead_IR >= 0) & (ahead_IR % QUERIES == 0) & (at_or_below_IR <= tiles_R[None, :])
-    before_IR = later_IR + (equal_IR & (row_R[None, :] < row_I[:, None])).to(tl.int32)
-    before_IR = tl.where(section_R[None, :] == section_I[:, None], before_IR, 0)
-    before_IR = tl.where(section_R[None, :] < section_I[:, None], tiles_R[None, :], before_IR)
-    place_ptr = table_ptr + 4 * tl.sum(before_IR, 1)
+    before_I = items_before(row_R, tiles_R, length_R, base_R, section_tokens, row_I, position_I, mine_IR, QUERIES)
+    place_ptr = table_ptr + 4 * before_I
     filled_I = item_I < count
     tl.store(place_ptr, tl.sum(tl.where(mine_IR, slot_R[None, :], 0), 1), mask=filled_I)
     first_I = tl.sum(tl.where(mine_IR, start_R[None, :], 0), 1) + tile_I * QUERIES
@@ -93,6 +81,31 @@ def _items_kernel(
     if tl.program_id(0) == 0:
         tl.store(count_ptr, count)
         tl.store(ticket_ptr, 0)
+
+
+@triton.jit
+def items_before(
+    row_R, tiles_R, length_R, base_R, section_tokens, row_I, position_I, mine_IR, QUERIES: tl.constexpr
+):  # fmt: skip
+    """Return the number of the rows' `tiles_R` items of QUERIES tokens that come before each item. Rows are taken in
+    sections of so many keys.
+
+    base_R: the position of a row's first query. row_I, position_I, mine_IR: an item's row, that row among all, and the
+    position of its first query.
+    """
+    tokens_R = tl.where(tiles_R > 0, length_R, 0)
+    section_R = (tl.cumsum(tokens_R, 0) - tokens_R) // section_tokens
+    section_I = tl.sum(tl.where(mine_IR, section_R[None, :], 0), 1)
+    # Row r's tiles are at base, base + QUERIES, …. Those at a later position go before this item, and so does one at
+    # an equal position if its row is a lower one. All tiles of an earlier section go before it.
+    ahead_IR = position_I[:, None] - base_R[None, :]
+    at_or_below_IR = tl.where(ahead_IR < 0, 0, ahead_IR // QUERIES + 1)
+    later_IR = tl.maximum(tiles_R[None, :] - at_or_below_IR, 0)
+    equal_IR = (ahead_IR >= 0) & (ahead_IR % QUERIES == 0) & (at_or_below_IR <= tiles_R[None, :])
+    before_IR = later_IR + (equal_IR & (row_R[None, :] < row_I[:, None])).to(tl.int32)
+    before_IR = tl.where(section_R[None, :] == section_I[:, None], before_IR, 0)
+    before_IR = tl.where(section_R[None, :] < section_I[:, None], tiles_R[None, :], before_IR)
+    return tl.sum(before_IR, 1)
 
 
 def tile_shape(head_dim: int, group: int, num_tokens: int, num_rows: int) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 A work item is 128 or 192 queries of one row: consecutive tokens, times the heads that share a key head, so that short
 rows fill it too. A table entry is (slot, first token, tokens, position of the first). PACK heads of a token follow each
-other in a tile, and a unit is PACK heads.
+other in a tile, and a unit is PACK heads. Where items are too few for the device, an entry may be a piece of an item's
+keys (SPLIT, hopper_pieces.py).
 
 One warp draws items by ticket. One warp streams key and value tiles, block by block, into two rings of shared memory.
 Two or three warpgroups own 64 queries each. A warpgroup starts two products at once: the next tile's scores, and the
@@ -30,6 +31,7 @@ from ridgeline.kernels.attention.paged.hopper_copies import PANEL, _news, _produ
 from ridgeline.kernels.hopper.gluon_names import barriers, viewed
 
 LOG2E = gl.constexpr(1.4426950408889634)
+CODE = gl.constexpr(64)  # as in hopper_pieces.py
 GROWN = gl.constexpr(8.0)  # the power of 2 by which a row's maximum may grow before its output is rescaled
 
 
@@ -96,12 +98,20 @@ def _own_sums(weights):
 
 
 @gluon.jit
-def _begun(sinks_ptr, unit, scale_log2, m, total, SINKS: gl.constexpr, PACK: gl.constexpr, BESIDE: gl.constexpr):
-    """Return the maxima and the sums with which an item's softmax begins: nothing, or the sinks alone."""
+def _begun(
+    sinks_ptr, unit, begin, scale_log2, m, total, SINKS: gl.constexpr, PACK: gl.constexpr, BESIDE: gl.constexpr,
+    SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Return the maxima and the sums with which an item's softmax begins: nothing, or the sinks alone. begin: with
+    SPLIT, the piece's oldest tile. The sinks are part of the oldest piece."""
     if SINKS:
         head = unit * PACK + gl.arange(0, 64, m.type.layout) % PACK
         sink = gl.load(sinks_ptr + head).to(gl.float32) * (LOG2E if BESIDE else LOG2E / scale_log2)
-        return sink, gl.full_like(total, 0.25 if BESIDE else 1.0)  # a quarter of each of a row's four threads
+        own = gl.full_like(total, 0.25 if BESIDE else 1.0)  # a quarter of each of a row's four threads
+        if SPLIT:
+            sink = gl.where(begin == 0, sink, -1e30)
+            own = gl.where(begin == 0, own, 0.0)
+        return sink, own
     else:
         return gl.full_like(m, -1e30), gl.zeros_like(total)
 
@@ -153,23 +163,51 @@ def _wide(D):
 
 @gluon.jit
 def _finish(
-    o, total, m, scale_log2, out, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr, PACK: gl.constexpr,
-    BESIDE: gl.constexpr,
+    o, total, m, scale_log2, out, item, dtype: gl.constexpr, part: gl.constexpr, PACK: gl.constexpr,
+    BESIDE: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of 64 queries, of those that exist, and the logarithms of their sums if these are wanted."""
-    D: gl.constexpr = o.shape[1]
-    out_ptr, out_stride, lse_ptr = out
+    """Write the outputs of 64 queries, of those that exist, and the logarithms of their sums if these are wanted. With
+    SPLIT those of pieces are left for the kernel that adds them up."""
     if BESIDE:
         total = gl.convert_layout(gl.sum(total, 1), m.type.layout)
     else:
         m = m * scale_log2
+    o = o * _as_column(1 / total, o)
+    if SPLIT:
+        if item[3] % CODE > 1:
+            _leave(o, total, m, out, item[2], item[3], part, SPLIT)
+        else:
+            _write(o, total, m, out, item, dtype, part, PACK)
+    else:
+        _write(o, total, m, out, item, dtype, part, PACK)
+
+
+@gluon.jit
+def _leave(o, total, m, out, unit, code, part: gl.constexpr, UNITS: gl.constexpr):
+    """Keep a piece's outputs and the logarithms of its sums."""
+    D: gl.constexpr = o.shape[1]
+    _out, _stride, _lse, parts_ptr, part_lse_ptr = out
+    piece = code // (CODE * CODE) + code // CODE % CODE
+    first = ((piece * UNITS + unit) * 2 + part) * 64
+    row = first + gl.arange(0, 64, gl.SliceLayout(1, o.type.layout))
+    column = gl.arange(0, D, gl.SliceLayout(0, o.type.layout))
+    at = gl.expand_dims(row.to(gl.int64) * D, 1) + gl.expand_dims(column, 0)
+    gl.store(parts_ptr + at, o)
+    gl.store(part_lse_ptr + first + gl.arange(0, 64, m.type.layout), m + gl.log2(total))
+
+
+@gluon.jit
+def _write(o, total, m, out, item, dtype: gl.constexpr, part: gl.constexpr, PACK: gl.constexpr):
+    """Write the outputs of 64 queries, of those that exist, and the logarithms of their sums if these are wanted."""
+    D: gl.constexpr = o.shape[1]
+    out_ptr, out_stride, lse_ptr, _parts, _part_lse = out
+    token, tokens, unit, _code = item
     if lse_ptr is not None:
         query = part * 64 + gl.arange(0, 64, m.type.layout)
         place = (token + query // PACK).to(gl.int64) * (out_stride // D) + unit * PACK + query % PACK
         lse = (m + gl.log2(total)) / LOG2E
         gl.store(lse_ptr + place, lse, mask=query // PACK < tokens)
     layout: gl.constexpr = _wide(D)
-    o = o * _as_column(1 / total, o)
     y = gl.convert_layout(o.to(dtype), layout)
     row = part * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     column = gl.arange(0, D, gl.SliceLayout(0, layout))
@@ -181,9 +219,9 @@ def _finish(
 @gluon.jit
 def _steps(
     first, steps, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
-    out, token_before, tokens_before, unit_before, part: gl.constexpr,
+    out, item_before, part: gl.constexpr,
     PACK: gl.constexpr, BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, BESIDE: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, BESIDE: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Visit key tiles first, first - 1, …. Each tile's scores are computed together with the values of the tile before
     it.
@@ -224,10 +262,7 @@ def _steps(
         mbarrier.arrive(empty.index(here), count=1)
         if BEGINS:  # noqa: SIM102
             if i == 0:
-                _finish(
-                    o, done, done_m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK,
-                    BESIDE,
-                )  # fmt: skip
+                _finish(o, done, done_m, scale_log2, out, item_before, dtype, part, PACK, BESIDE, SPLIT)
                 o = gl.zeros_like(o)
                 _clean(v, step, first, tokens, position, bars, BOX, D, KEYS, STAGES)
         if BESIDE:
@@ -243,13 +278,14 @@ def _steps(
 
 @gluon.jit
 def _consumer(
-    q_tiles, rings, out, sinks_ptr, scale_log2, part: gl.constexpr,
+    q_tiles, rings, out, logits, part: gl.constexpr,
     PACK: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries of every item. An item's first scores are computed while the last values of the item
     before arrive."""
     k, v, news, bars = rings
+    sinks_ptr, scale_log2 = logits
     QUEUE: gl.constexpr = q_tiles.shape[0]
     q_full, q_empty, _k_full, v_full, _empty, _news_full, _news_empty = bars
     dtype: gl.constexpr = q_tiles.dtype
@@ -266,10 +302,11 @@ def _consumer(
     token_before = 0
     tokens_before = 0
     unit_before = 0
-    token, tokens, position, unit, _slot = _news(news, bars, 0, 4)
+    code_before = 0
+    token, tokens, position, unit, _slot, piece = _news(news, bars, 0, 4, SPLIT)
     while tokens > 0:
         q = q_tiles.index(round % QUEUE)
-        newest, oldest = _tiles(position, tokens, KEYS, WINDOW)
+        newest, oldest = _tiles(position, tokens, piece, KEYS, WINDOW, SPLIT)
         mine = position + part * (64 // PACK)
         # Tiles that only later queries of the item see are skipped.
         own = gl.minimum(newest, (mine + 64 // PACK - 1) // KEYS)
@@ -283,53 +320,59 @@ def _consumer(
                 gl.minimum((gl.maximum(mine + 64 // PACK - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest
             )
         whole = gl.minimum(gl.maximum(whole, cut - 1), newest - 1)
-        begun = _begun(sinks_ptr, unit, scale_log2, m, total, SINKS, PACK, BESIDE)
+        begun = _begun(sinks_ptr, unit, piece[0], scale_log2, m, total, SINKS, PACK, BESIDE, SPLIT)
+        item_before = (token_before, tokens_before, unit_before, code_before)
         mbarrier.wait(q_full.index(round % QUEUE), (round // QUEUE) & 1)
         step, last, o, p, m, total = _steps(
             newest, newest - whole, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
-            out, token_before, tokens_before, unit_before, part,
-            PACK, True, True, BOX, D, KEYS, STAGES, WINDOW, BESIDE,
+            out, item_before, part,
+            PACK, True, True, BOX, D, KEYS, STAGES, WINDOW, BESIDE, SPLIT,
         )  # fmt: skip
         step, last, o, p, m, total = _steps(
             whole, whole + 1 - cut, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
-            out, token_before, tokens_before, unit_before, part,
-            PACK, False, False, BOX, D, KEYS, STAGES, WINDOW, BESIDE,
+            out, item_before, part,
+            PACK, False, False, BOX, D, KEYS, STAGES, WINDOW, BESIDE, SPLIT,
         )  # fmt: skip
         if WINDOW > 0:
             rest = gl.minimum(cut - 1, newest - 1)
             step, last, o, p, m, total = _steps(
                 rest, rest + 1 - oldest, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
-                out, token_before, tokens_before, unit_before, part,
-                PACK, False, True, BOX, D, KEYS, STAGES, WINDOW, BESIDE,
+                out, item_before, part,
+                PACK, False, True, BOX, D, KEYS, STAGES, WINDOW, BESIDE, SPLIT,
             )  # fmt: skip
             _clean_behind(v, last, position, bars, BOX, D, KEYS, STAGES, WINDOW)
         mbarrier.arrive(q_empty.index(round % QUEUE), count=1)
         token_before, tokens_before, unit_before = token, tokens, unit
+        if SPLIT:
+            code_before = piece[2]
         round += 1
-        token, tokens, position, unit, _slot = _news(news, bars, round, 4)
+        token, tokens, position, unit, _slot, piece = _news(news, bars, round, 4, SPLIT)
     if step > 0:
         before = last % STAGES
         mbarrier.wait(v_full.index(before), (last // STAGES) & 1)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=(o,))
-        _finish(
-            o, total, m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK, BESIDE
-        )  # fmt: skip
+        item = (token_before, tokens_before, unit_before, code_before)
+        _finish(o, total, m, scale_log2, out, item, dtype, part, PACK, BESIDE, SPLIT)
 
 
 @gluon.jit
 def prefill_kernel(
     q_desc, k_desc, v_desc, out_ptr, lse_ptr, sinks_ptr, table_ptr, count_ptr, ticket_ptr, units_at_once, blocks_ptr,
     scale_log2, out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+    parts_ptr, part_lse_ptr,
     UNITS: gl.constexpr, PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, WINDOW: gl.constexpr,
-    SINKS: gl.constexpr, CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
-    PDL: gl.constexpr,
+    SINKS: gl.constexpr, SPLIT: gl.constexpr, CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Attend with all items of the table, by programs that draw them by ticket.
 
     QUEUE: items whose queries are in shared memory at a time.
     lse: float32 [T, H], where the natural logarithms of the softmax's sums are written, or None.
+    SPLIT: 0, or UNITS: then entries of the table may be pieces of items' keys (hopper_pieces.py), for two consumers.
+        Their outputs go to parts [pieces, UNITS, 2, 64, D], and the logarithms of their sums to part_lse [pieces,
+        UNITS, 2, 64], in float32.
     """
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = k_desc.layout
@@ -347,27 +390,29 @@ def prefill_kernel(
     bars = (q_full, q_empty, k_full, v_full, empty, news_full, news_empty)
     descs = (q_desc, k_desc, v_desc)
     places = (blocks_ptr, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere)
-    rings, out = (k, v, news, bars), (out_ptr, out_stride, lse_ptr)
+    rings, out = (k, v, news, bars), (out_ptr, out_stride, lse_ptr, parts_ptr, part_lse_ptr)
+    logits = (sinks_ptr, scale_log2)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
-                (_consumer, (q1, rings, out, sinks_ptr, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
-                (_producer, (descs, places, (q0, q1), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 2)),
-                (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, PDL)),
+                (_consumer, (q0, rings, out, logits, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS, SPLIT)),
+                (_consumer, (q1, rings, out, logits, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS, SPLIT)),
+                (_producer, (descs, places, (q0, q1), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 2, SPLIT)),
+                (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, SPLIT, PDL)),
             ],
             [4, 1, 1],
             [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
         )  # fmt: skip
     else:
         q2 = gl.allocate_shared_memory(dtype, [QUEUE, 64, D], layout)
+        q = (q0, q1, q2)
         gl.warp_specialize(
             [
-                (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
-                (_consumer, (q1, rings, out, sinks_ptr, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
-                (_consumer, (q2, rings, out, sinks_ptr, scale_log2, 2, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
-                (_producer, (descs, places, (q0, q1, q2), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 3)),
-                (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, PDL)),
+                (_consumer, (q0, rings, out, logits, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS, SPLIT)),
+                (_consumer, (q1, rings, out, logits, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS, SPLIT)),
+                (_consumer, (q2, rings, out, logits, 2, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS, SPLIT)),
+                (_producer, (descs, places, q, rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 3, SPLIT)),
+                (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, SPLIT, PDL)),
             ],
             [4, 4, 1, 1],
             [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],

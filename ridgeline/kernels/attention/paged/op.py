@@ -97,11 +97,15 @@ class Cascade:
 class PrefillItems:
     """The long rows' work for hopper.py.
 
-    table_I4: the entries, on the device.
+    table_I4: the entries, on the device; [I, 8] if some may be pieces of items.
     count_1: how many entries are filled, on the device.
     ticket_1: a counter on the device, 0 between launches.
     limit: a bound on the count that the host knows.
     queries: the most queries of an item; they are tokens times `pack` heads.
+    merges_I4, merge_count_1: the items that are cut into pieces, and how many; see hopper_pieces.py. None: none may be.
+    parts: the most pieces of all these items.
+    certain: these items are all the work of long rows. Otherwise either they or the schedule's tiles run, as the device
+        decides.
     """
 
     table_I4: Tensor
@@ -110,6 +114,10 @@ class PrefillItems:
     limit: int
     queries: int
     pack: int
+    merges_I4: Tensor | None = None
+    merge_count_1: Tensor | None = None
+    parts: int = 0
+    certain: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +269,7 @@ class AttentionShape(NamedTuple):
     trees: the batch has a `Tree`.
     fixed: see `Schedule`.
     ahead: the batch has `ahead_T`.
+    most_keys: a bound on a row's keys, that of its block table; 0: it is not known.
     """
 
     num_tokens: int
@@ -277,6 +286,7 @@ class AttentionShape(NamedTuple):
     trees: bool = False
     fixed: bool = False
     ahead: bool = False
+    most_keys: int = 0
 
 
 def no_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: AttentionShape) -> Schedule | None:

@@ -18,6 +18,8 @@ Legend:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -26,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.attention.paged.cascade import make_cascade, pieces_of
 from ridgeline.kernels.attention.paged.cost import ITEM_PAIRS
-from ridgeline.kernels.attention.paged.op import AttentionShape, Schedule
+from ridgeline.kernels.attention.paged.op import AttentionShape, PrefillItems, Schedule
 from ridgeline.kernels.base.launch import compute_capability, launch_options, num_multiprocessors
 from ridgeline.kernels.base.tree import NODES
 
@@ -37,6 +39,9 @@ DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tok
 # heads fewer: these fit the registers of an item (sm_90, 16 bits: 250 of heads of 128, 214 of heads of 512).
 EQUAL_ROWS, EQUAL_WIDE_ROWS, NARROW_BYTES = 64, 32, 256
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
+# From so few tokens on hopper.py runs where a row has so many keys, which it cuts into pieces.
+SMALL_HOPPER_TOKENS, DEEP_KEYS = 64, 4096
+SPLIT_WAVES = 8  # behind so many waves of items the last one costs too little for pieces
 TILE_ROWS = 128  # queries of a tile, tokens times heads of a group
 TILE_BYTES = 64 << 10  # so large may a tile's queries be; with twice as many of 512 in 16 bits their sums spill
 # Steps of fewer tokens take smaller tiles, so that there are more of them: 128 tokens of Qwen3-0.6B went from 7.5 to
@@ -60,25 +65,11 @@ def make_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: At
     programs = num_kv_heads * (triton.cdiv(max(1, few) * group, item_queries) if item_queries else 1)  # of an item
     target = item_target(num_rows, programs, device, waves=1 if item_queries else 2)
     max_items = target + num_rows
-    hopper = None
-    if (
-        cache_NGPD is not None
-        and not all_short
-        and not fixed
-        and not trees
-        and not shape.ahead
-        and hopper_is_faster(num_tokens, cache_NGPD)
-    ):
-        from ridgeline.kernels.attention.paged.hopper_items import prefill_items, tile_shape
-
-        row_bytes = 2 * num_kv_heads * cache_NGPD.shape[3] * cache_NGPD.element_size()
-        queries, pack = tile_shape(cache_NGPD.shape[3], group, num_tokens, num_rows)
-        hopper = prefill_items(
-            start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few, queries=queries, pack=pack
-        )
+    cache_NGPD = None if all_short or fixed or trees or shape.ahead else cache_NGPD
+    certain = cache_NGPD is not None and hopper_is_faster(num_tokens, cache_NGPD)
     max_tiles = (
         0
-        if all_short or (hopper and not shape.widened)
+        if all_short or (certain and not shape.widened)
         else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
     )
     cascade = None
@@ -98,7 +89,6 @@ def make_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: At
         tile_tokens=tile_tokens,
         window=window,
         fixed=fixed,
-        hopper=hopper,
         cascade=cascade,
         trees=trees,
     )
@@ -132,7 +122,41 @@ def make_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: At
         ONE_WAVE=item_queries > 0,
         **launch_options(device),
     )
-    return schedule
+    if cache_NGPD is None or not (certain or _may_be_deep(shape, cache_NGPD)):
+        return schedule
+    return replace(schedule, hopper=_for_hopper(start_R1, kv_len_R, slots_R, shape, schedule, certain))
+
+
+def _may_be_deep(shape: AttentionShape, cache_NGPD: Tensor) -> bool:
+    """Return True if hopper.py should do the long rows of this small step where they have many keys."""
+    few = SMALL_HOPPER_TOKENS <= shape.num_tokens < HOPPER_TOKENS
+    few &= not shape.most_keys or shape.most_keys >= DEEP_KEYS
+    return few and shape.window is None and not shape.widened and _hopper_can(cache_NGPD)
+
+
+def _for_hopper(
+    start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: AttentionShape, schedule: Schedule, certain: bool
+) -> PrefillItems:
+    """Return the long rows' work for hopper.py. Not `certain`: the device decides whether it runs."""
+    from ridgeline.kernels.attention.paged.hopper import choose
+    from ridgeline.kernels.attention.paged.hopper_items import prefill_items, tile_shape
+    from ridgeline.kernels.attention.paged.hopper_pieces import may_be_cut, prefill_pieces
+
+    num_tokens, heads, kv_heads, cache_NGPD = shape.num_tokens, shape.num_heads, shape.num_kv_heads, shape.cache_NGPD
+    assert cache_NGPD is not None
+    head_dim, item = cache_NGPD.shape[3], cache_NGPD.element_size()
+    queries, pack = tile_shape(head_dim, heads // kv_heads, num_tokens, len(slots_R))
+    rows, row_bytes = (start_R1, kv_len_R, slots_R), 2 * kv_heads * head_dim * item
+    waves = num_tokens * heads / (TILE_ROWS * num_multiprocessors(cache_NGPD.device))
+    key_tile = choose(head_dim, queries).KEYS
+    cuts = may_be_cut(shape.most_keys or None, key_tile)
+    if shape.window is None and queries == TILE_ROWS and waves <= SPLIT_WAVES and cuts:
+        return prefill_pieces(
+            *rows, schedule.counts_2, num_tokens, kv_row_bytes=row_bytes, few=schedule.few, pack=pack,
+            units=heads // pack, key_tile=key_tile, deep=0 if certain else DEEP_KEYS,
+        )  # fmt: skip
+    assert certain
+    return prefill_items(*rows, num_tokens, kv_row_bytes=row_bytes, few=schedule.few, queries=queries, pack=pack)
 
 
 def fixed_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: AttentionShape) -> Schedule:
@@ -142,7 +166,11 @@ def fixed_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: A
 
 def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:
     """Return True if hopper.py should do the long rows of a step of so many tokens."""
-    if num_tokens < HOPPER_TOKENS or compute_capability(cache_NGPD.device) != (9, 0):
+    return num_tokens >= HOPPER_TOKENS and _hopper_can(cache_NGPD)
+
+
+def _hopper_can(cache_NGPD: Tensor) -> bool:
+    if compute_capability(cache_NGPD.device) != (9, 0):
         return False
     from ridgeline.kernels.attention.paged.hopper import supports
 

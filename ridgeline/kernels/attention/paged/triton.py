@@ -165,7 +165,7 @@ def paged_attention(
             raise ValueError("paged attention: make schedules without cache_NGPD for layers with softcap or slopes")
         from ridgeline.kernels.attention.paged.hopper import prefill_attention
 
-        keys_values, widened, fits = (k_cache_NGPD, v_cache_NGPD), batch, True
+        keys_values, widened, fits = (k_cache_NGPD, v_cache_NGPD), batch, schedule.hopper.certain
         if batch.wide is not None:
             keys_values, (widened, fits) = batch.wide, _widened(batch, schedule, cache, block_size)
         prefill_attention(q_THD, keys_values, widened, schedule.hopper, softmax, out_THD, lse_TH=lse_TH)
