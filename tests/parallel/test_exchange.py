@@ -12,11 +12,12 @@ from torch import Tensor
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.sharding import check_experts
 from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.gemm.route.op import Routes, in_order
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.experts import Experts
-from ridgeline.parallel.exchange import Arrived, Combined, SwapExchange
+from ridgeline.parallel.exchange import Arrived, Combined, Stacks, SwapExchange
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.weights.loader import load_weights, read_model_config
 from tests.parallel.test_divided_models import MIXTURES
@@ -28,9 +29,9 @@ CAPACITY = 12
 PROMPTS = [list(range(5, 17)), [], [40], [7, 9, 9, 200, 31]]  # of the ranks: as many as can be, none, and some
 
 
-def decoder_of(folder: Path, mesh: Mesh) -> Decoder:
+def decoder_of(folder: Path, mesh: Mesh, ops: Ops = OPS) -> Decoder:
     model = read_model_config(folder)
-    decoder = Decoder(model.spec, OPS, dtype=torch.float32, device=CPU, max_positions=64, mesh=mesh)
+    decoder = Decoder(model.spec, ops, dtype=torch.float32, device=CPU, max_positions=64, mesh=mesh)
     load_weights(decoder, folder, model.weights)
     decoder.prepare()
     return decoder
@@ -109,6 +110,45 @@ def test_a_shared_expert_that_runs_while_results_come_changes_no_bit(
     for one, other in zip(hidden, scores(False), strict=True):
         assert torch.equal(one, other)
     assert order[:2] == ["shared", "sent"]
+
+
+@torch.inference_mode()
+def test_one_launch_of_a_layer_gets_routes_in_order(tiny_model: Callable[[str], Path]) -> None:
+    """It takes this rank's tokens to the experts of all ranks, and what a rank without tokens lends it."""
+    folder, counts = tiny_model("qwen2_moe"), list[int]()
+    stacks = Ops(Platform(device_type="cpu"), {"grouped_gate_up": "torch", "grouped_down": "torch"})  # as on a GPU
+
+    class Whole(SwapExchange):
+        def in_one_launch(self, x_TM: Tensor, routes: Routes, weights: Stacks, gate: str) -> Combined:
+            up, down = weights
+            experts = len(up) * self.size
+            want = in_order(routes.expert_TK, routes.weight_TK, experts)
+            for one, other in zip(routes, want, strict=True):
+                assert torch.equal(one, other)
+            counts.append(len(x_TM))
+
+            def added(add_TM: Tensor | None) -> Tensor:
+                arrived = self.dispatch(x_TM, routes.expert_TK, routes.weight_TK, len(up))
+                own = in_order(arrived.expert_NK, arrived.weight_NK, len(up))
+                y_NM = OPS.grouped_down(OPS.grouped_gate_up(arrived.x_NM, up, None, own, gate), down, None, own, None)
+                return self.combine(y_NM, arrived, add_TM)
+
+            return added
+
+    whole = decoder_of(folder, Mesh())
+
+    @torch.inference_mode()
+    def rank(axis: ThreadAxis) -> list[Tensor]:
+        own = decoder_of(folder, Mesh(exchange=Whole(axis, CAPACITY), whole_experts=True), stacks)
+        if axis.rank:
+            own.lend_experts()
+            return []
+        return [logits(own, PROMPTS[0])]
+
+    [[scores_TV], _] = on_ranks(2, rank)
+    want_TV = logits(whole, PROMPTS[0])
+    torch.testing.assert_close(scores_TV, want_TV, rtol=1e-4, atol=1e-4 * float(want_TV.abs().max()))
+    assert set(counts) == {0, len(PROMPTS[0])}
 
 
 @torch.inference_mode()

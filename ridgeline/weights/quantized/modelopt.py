@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.weight_format import CodedFormat, Held
 from ridgeline.kernels.gemm.codes.op import MXFP8, packed
+from ridgeline.kernels.gemm.codes.op import exponents as powers
 from ridgeline.weights.quantized.four_bits import exponents, nvfp4_piece
 from ridgeline.weights.quantized.fp8 import block_piece, scaled_piece
 from ridgeline.weights.quantized.names import among
@@ -126,7 +127,7 @@ def mxfp8_piece(name: str, shape: tuple[int, ...], scale: str) -> Piece:
     check_divides(name, inputs, GROUPS["MXFP8"])
 
     def numbers(files: Files) -> Tensor:
-        power_OG = torch.ldexp(torch.ones(()), exponents(files(scale), scale).int() - 127)
+        power_OG = powers(exponents(files(scale), scale))
         weight_OGV = files(f"{name}.weight").float().unflatten(1, (-1, GROUPS["MXFP8"]))
         return (weight_OGV * power_OG.unsqueeze(-1)).flatten(1)
 
