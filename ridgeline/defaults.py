@@ -10,6 +10,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.steps import DEFAULT_LIMITS, LARGE_GPU, LARGE_STEP
+from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
 from ridgeline.core.specs.model import AttentionSpec, MLPSpec, ModelSpec
 from ridgeline.core.specs.pooling import PoolingSpec
 from ridgeline.core.specs.state import ChunkedKVSpec, KVSpec, RecurrentSpec
@@ -136,6 +137,9 @@ def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
         spec = group.spec
         if isinstance(spec, RecurrentSpec):
             continue  # whose tokens ranks divide by stretches, and of which all have the whole state
+        if isinstance(spec, LatentSpec):
+            _check_latents(model, asked)
+            continue
         if not isinstance(spec, KVSpec) or isinstance(spec, ChunkedKVSpec):
             raise InvalidConfig(f"{asked} divides no {spec.kind} states; leave it out.")
         if spec.format.quantized:
@@ -144,6 +148,12 @@ def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
             )
         if spec.window is not None and device.type == "cuda":
             raise InvalidConfig(f"{asked} does not divide windows of attention on a GPU yet; use tensor_parallel_size.")
+
+
+def _check_latents(model: ModelSpec, asked: str) -> None:
+    for layer in model.layers:
+        if isinstance(layer.mixer, LatentAttentionSpec) and layer.mixer.indexer is not None:
+            raise InvalidConfig(f"{asked} does not divide what an indexer chooses from; use tensor_parallel_size.")
 
 
 def choose_limits(

@@ -12,6 +12,7 @@ import torch
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
+from ridgeline.defaults import check_divided
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.models import model_config
@@ -100,6 +101,12 @@ def test_latents_stay_and_keys_are_counted_with_their_scales() -> None:
         ops = step_ops(spec, StepShape([1], [65_536], 1), dtype="bfloat16", kv_dtype=kv_dtype)
         costs.append(next(op.cost.bytes for op in ops if op.name == "index_topk"))
     assert costs[1] == costs[2] == costs[0] - 65_536 * 126
+
+
+def test_ranks_do_not_divide_what_an_indexer_chooses_from() -> None:
+    check_divided(model_config(DEEPSEEK_V3).spec, torch.device("cpu"), 2)
+    with pytest.raises(InvalidConfig, match=r"^prefill_context_parallel_size 2 does not divide .* an indexer .*\.$"):
+        check_divided(model_config(DEEPSEEK_V32).spec, torch.device("cpu"), 2)
 
 
 @pytest.mark.parametrize(

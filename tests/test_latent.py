@@ -139,7 +139,6 @@ def test_quantized_latents_are_divided_in_their_form(name: str, query_rank: int 
     ("settings", "sentence"),
     [
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16 is for keys and values"),
-        ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size 2 divides no latent states"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide the model's 4 attention heads"),
     ],
 )

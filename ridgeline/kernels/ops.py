@@ -7,7 +7,7 @@ from typing import Any
 
 from ridgeline.kernels.attention.decode.op import DECODE_ATTENTION
 from ridgeline.kernels.attention.expanded.op import EXPANDED_ATTENTION
-from ridgeline.kernels.attention.latent.op import LATENT_ATTENTION, LATENT_KV
+from ridgeline.kernels.attention.latent.op import LATENT_ATTENTION, LATENT_KV, PARTIAL_LATENT_ATTENTION
 from ridgeline.kernels.attention.packed.op import PACKED_ATTENTION
 from ridgeline.kernels.attention.paged.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
 from ridgeline.kernels.attention.paged.partial import MERGE_ATTENTION, PARTIAL_ATTENTION
@@ -86,6 +86,7 @@ class Ops:
     paged_attention = PAGED_ATTENTION
     packed_attention = PACKED_ATTENTION
     partial_attention = PARTIAL_ATTENTION
+    partial_latent_attention = PARTIAL_LATENT_ATTENTION
     merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION
     latent_kv = LATENT_KV

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.core.specs.model import LayerSpec, ModelSpec, attention_of
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.links import ENGINES, Links
@@ -103,6 +104,14 @@ def resharded(ranks: int, layer: Attended) -> float:
     return layer.tokens / ranks * (ranks - 1) / ranks * numbers * layer.itemsize
 
 
+def latents_moved(ranks: int, tokens: int, mixer: LatentAttentionSpec, itemsize: int) -> float:
+    """Return the bytes that a rank receives for one layer of latents in a prompt of so many tokens: all vectors, and
+    queries and values of its heads, or of all heads where ranks do not divide them."""
+    others = tokens * (ranks - 1) / ranks * itemsize
+    heads = mixer.num_heads * (mixer.key_dim + mixer.rope_dim + mixer.value_dim)
+    return others * (mixer.width + heads / ranks) if mixer.num_heads % ranks == 0 else others * mixer.width
+
+
 def seconds_between(model: ModelSpec, ranks: int, tokens: int, device: str, link: Link, itemsize: int) -> float:
     """Return the seconds that a prompt of so many tokens waits for bytes of other ranks, in all layers."""
     seconds, recurs = 0.0, any(group.spec.exact for group in model.cache_groups)
@@ -114,6 +123,12 @@ def seconds_between(model: ModelSpec, ranks: int, tokens: int, device: str, link
             seconds += waited(form, ranks, attended, device) / link.bandwidth + 2 * link.latency
             if recurs:
                 seconds += resharded(ranks, attended) / link.bandwidth + 2 * link.latency
+        elif isinstance(latents := layer.mixer, LatentAttentionSpec):
+            seconds += latents_moved(ranks, tokens, latents, itemsize) / link.bandwidth + 3 * link.latency
+            if recurs:
+                numbers = latents.query_size + latents.width + latents.num_heads * latents.value_dim
+                sent = tokens / ranks * (ranks - 1) / ranks * numbers * itemsize
+                seconds += sent / link.bandwidth + 2 * link.latency
         if told := told_bytes(layer):
             seconds += (ranks - 1) * told / link.bandwidth + 2 * link.latency
     return seconds

@@ -73,6 +73,7 @@ def test_every_op_is_timed_and_every_implementation_correct(
     elsewhere = {
         "merge_attention",  # of the tokens of several ranks; a step of a group is what shows it
         "partial_attention",
+        "partial_latent_attention",
         "mask_logits",  # works in place; ridgeline_bench/scripts/masks.py measures it
         "packed_attention",  # of whole prompts without a cache; ridgeline_bench/scripts/embeddings.py measures it
         "w8a8_linear",  # its weight is packed once, with a model; ridgeline_bench/scripts/cpu.py measures it

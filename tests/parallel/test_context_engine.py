@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,17 @@ from ridgeline.assembly.wiring import Wiring, _engine
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.kernels.scans.metadata import ScanMetadata
+from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.scan import PieceScan
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.memory import MemoryReport
-from ridgeline.worker.state import context
+from ridgeline.worker.share import Stripes
+from ridgeline.worker.state import context, context_latents
 from tests.driving import Rig, ask, disturbed, rig
+from tests.models.latent_configs import DEEPSEEK_V2_LITE
 from tests.parallel.threads import ThreadAxis, on_ranks
 
 CPU = torch.device("cpu")
@@ -137,6 +142,46 @@ def test_ranks_give_the_tokens_of_one_device(
         assert len(got[name].prompt) == len(outcome.prompt)
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    ("family", "ranks", "form"),
+    [
+        ("deepseek_v2", 2, "keys"),
+        ("deepseek_v3", 3, "queries"),
+        ("kimi_linear", 2, "queries"),
+        ("minicpm3", 4, "keys"),
+        ("kimi_linear", 3, "keys"),
+        ("deepseek_v3", 2, "heads"),
+        ("kimi_linear", 2, "heads"),
+        ("minicpm3", 4, "heads"),
+    ],
+)
+def test_ranks_divide_latents_and_give_the_tokens_of_one_device(
+    family: str, ranks: int, form: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors go around, or queries do, also between layers whose states need stretches. Or ranks have some heads each,
+    and make their keys and values."""
+    folder, used = tiny_model(family), Counter[str]()
+
+    def forced(*_: object) -> str:
+        used[form] += 1
+        return form
+
+    monkeypatch.setattr(context_latents.ContextLatents, "form", forced)
+    with rig(folder) as one:
+        want = one.run(*asked())
+    _, own = divided(folder, ranks, kv_cache_memory=1 << 23)
+    try:
+        got = own.run(*asked())
+        assert own.errors == []
+    finally:
+        own.engine.shutdown()
+    assert used[form] >= 3 * ranks, "too few steps were divided"
+    for name, outcome in want.items():
+        assert got[name].tokens == outcome.tokens, name
+        assert len(got[name].prompt) == len(outcome.prompt)
+
+
 @pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("family", "ranks"),
@@ -226,3 +271,33 @@ def test_ranks_never_go_on_with_unlike_tokens(tiny_model: Callable[[str], Path])
     finally:
         own.engine.shutdown()
     assert {name: outcome.tokens for name, outcome in got.items()} == {n: o.tokens for n, o in want.items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows", "form"),
+    [
+        (2, [(8192, 8192)], "heads"),  # a prompt
+        (2, [(2048, 30_000)], "heads"),
+        (2, [(128, 60_000)], "keys"),  # a few tokens behind many: keys and values would be made of all of these
+        (2, [(1024, 1024)] + [(1, 30_000)] * 64, "queries"),
+        (3, [(8192, 8192)], "keys"),  # three ranks do not divide 16 heads
+        (2, [(4, 900_000)], "queries"),  # one layer's vectors are more than 1 GiB
+    ],
+)
+def test_ranks_have_some_heads_each_where_that_takes_fewer_flops(
+    ranks: int, rows: list[tuple[int, int]], form: str
+) -> None:
+    mixer = model_config(DEEPSEEK_V2_LITE).spec.layers[0].mixer
+    assert isinstance(mixer, LatentAttentionSpec)
+    new_R, end_R = np.array(rows).T
+
+    def found(axis: ThreadAxis) -> str:
+        share = Stripes(axis, new_R, end_R, CPU)
+        held = 32
+        blocks = SimpleNamespace(id_B=np.zeros(int((-(-end_R // (held * ranks))).sum())))
+        group = SimpleNamespace(
+            _block_size=held, _dtype=torch.bfloat16, ops=SimpleNamespace(platform=SimpleNamespace(device_type="cuda"))
+        )
+        return context_latents.ContextLatents.form(group, mixer, share, blocks)  # type: ignore[arg-type]
+
+    assert set(on_ranks(ranks, found)) == {form}

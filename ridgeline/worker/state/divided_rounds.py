@@ -20,7 +20,7 @@ from torch import Tensor
 from ridgeline.core.plan.stripes import held
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.worker.share import Stripes
-from ridgeline.worker.state.rounds import Around, Cached, Rows, pack, unpack
+from ridgeline.worker.state.rounds import Around, Cached, Kept, Rows, pack, unpack
 from ridgeline.worker.state.states import DeviceRows
 from ridgeline.worker.upload import upload
 
@@ -48,9 +48,9 @@ class Blocks:
         self.slots_R = torch.arange(len(count_R), dtype=torch.int32, device=device)
         self.lowest_R = first_R * held_tokens
 
-    def taken(self, cached: Cached) -> Tensor:
-        """Return a layer's keys and values: [2, B, G, P, D]."""
-        return torch.stack([cache.index_select(0, self.id_B) for cache in cached])
+    def taken(self, cached: Kept) -> Tensor:
+        """Return the parts that a layer keeps of them; of keys and values [2, B, G, P, D]."""
+        return torch.stack([cache.index_select(0, self.id_B) for cache in cached.parts])
 
 
 class Keys:
@@ -69,13 +69,13 @@ class Keys:
             lengths = count_R, kv_len_R
             self._pieces[holder] = around.piece(rows, first, blocks.table_RC, share.num_tokens, lengths=lengths)
 
-    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Cached, softmax: Softmax) -> Tensor:
+    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Kept, softmax: Softmax) -> Tensor:
         ring, parts = self._around.ring, []
         at_hand = self._blocks.taken(cached)
         for turn in range(ring.size):
             holder = (ring.rank - turn) % ring.size
             passing = ring.passed_on(at_hand) if turn + 1 < ring.size else None
-            near = Cached(at_hand[0], at_hand[1])
+            near = cached.of(at_hand)
             parts.append(self._around.part(q_THD, positions_T, holder, near, self._pieces[holder], softmax))
             at_hand = passing.wait() if passing is not None else at_hand
         outs, lses = zip(*parts, strict=True)
@@ -100,16 +100,17 @@ class Queries:
             first_R = upload(np.concatenate([first_R for _, first_R in seen if first_R is not None]), device)
         self._piece = around.piece(parts, first_R, table_SC, sum(self._counts), lengths=lengths)
 
-    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Cached, softmax: Softmax) -> Tensor:
+    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Kept, softmax: Softmax) -> Tensor:
         ring = self._around.ring
         shapes = [(count, *q_THD.shape[1:]) for count in self._counts]
         visitors_THD = torch.cat(ring.exchanged([q_THD] * ring.size, shapes))
         asked_T = positions_T
         if softmax.slopes_H is not None:
             asked_T = torch.cat(ring.exchanged([positions_T] * ring.size, [(count,) for count in self._counts]))
-        answers = pack(*self._around.part(visitors_THD, asked_T, ring.rank, cached, self._piece, softmax))
+        out_THD, lse_TH = self._around.part(visitors_THD, asked_T, ring.rank, cached, self._piece, softmax)
+        answers = pack(out_THD, lse_TH)
         parts = ring.exchanged(answers.split(self._counts), [(len(q_THD), *answers.shape[1:])] * ring.size)
-        return self._around.ops.merge_attention(*unpack(parts, q_THD.shape[2]), softmax.sinks_H)
+        return self._around.ops.merge_attention(*unpack(parts, out_THD.shape[2]), softmax.sinks_H)
 
 
 class Heads:

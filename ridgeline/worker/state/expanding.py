@@ -54,17 +54,36 @@ class Expanding:
     ) -> None:
         """Store what the rows' tokens attend to. q_THX: queries as projected. q_THY: their rotated parts. chosen_TW:
         bits of the keys that they attend to, 64 a word; None: they attend to all."""
-        spec, heads = latents.spec, out_THV.shape[1]
-        latent_JL, r_JY = kept(cache, (self.block_J, self.offset_J), spec.rank, q_THX.dtype)
-        each = _heads_at_once(spec, len(r_JY), r_JY.element_size())
-        for first in range(0, heads, each):
-            some = slice(first, min(first + each, heads))
-            k_JHK, v_JHV = latents.expand.keys_and_values(latent_JL, some)
-            q_THK = q_THX[:, some, : spec.key_dim]
-            latents.ops.expanded_attention(
-                out_THV[:, some], q_THK, q_THY[:, some], k_JHK, v_JHV, r_JY, self.rows, scale=spec.scale,
-                chosen_TW=chosen_TW,
-            )  # fmt: skip
+        spec = latents.spec
+        vectors = kept(cache, (self.block_J, self.offset_J), spec.rank, q_THX.dtype)
+        attend_expanded(out_THV, (q_THX[..., : spec.key_dim], q_THY), vectors, self.rows, latents, chosen_TW=chosen_TW)
+
+
+def attend_expanded(
+    out_THV: Tensor,
+    queries: tuple[Tensor, Tensor],
+    vectors: tuple[Tensor, Tensor],
+    rows: LongRows,
+    latents: Latents,
+    *,
+    first_head: int = 0,
+    chosen_TW: Tensor | None = None,
+) -> None:
+    """Store what the rows' tokens attend to, with keys and values made for as many heads at once as fit the memory.
+
+    queries: as projected without their rotated parts, and these. vectors: the rows' latents and rotated parts.
+    first_head: the number of the first of these heads among the layer's. chosen_TW: as in `Expanding.attend`.
+    """
+    (q_THK, q_THY), (latent_JL, r_JY), spec, heads = queries, vectors, latents.spec, out_THV.shape[1]
+    each = _heads_at_once(spec, len(r_JY), r_JY.element_size())
+    for first in range(0, heads, each):
+        some = slice(first, min(first + each, heads))
+        made = slice(first_head + some.start, first_head + some.stop)
+        k_JHK, v_JHV = latents.expand.keys_and_values(latent_JL, made)
+        latents.ops.expanded_attention(
+            out_THV[:, some], q_THK[:, some], q_THY[:, some], k_JHK, v_JHV, r_JY, rows, scale=spec.scale,
+            chosen_TW=chosen_TW,
+        )  # fmt: skip
 
 
 def long_rows(rows: DeviceRows, mixer: LatentAttentionSpec) -> np.ndarray:

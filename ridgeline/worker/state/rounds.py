@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -31,19 +31,37 @@ from ridgeline.parallel.ring import Ring
 from ridgeline.worker.state.states import DeviceRows
 
 
+class Kept(Protocol):
+    """The things that one layer keeps of this rank's tokens."""
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors by block, which are alike."""
+
+    def of(self, parts: Tensor) -> Self:
+        """Return the same of other blocks, stacked as these tensors are."""
+
+
 class Cached(NamedTuple):
     """One layer's keys and values on this rank, [blocks, G, P, D] each."""
 
     k_NGPD: Tensor
     v_NGPD: Tensor
 
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return self
+
+    def of(self, parts: Tensor) -> Cached:
+        return Cached(parts[0], parts[1])
+
 
 class Round(Protocol):
     """The attention of a step, for layers with the same heads and window."""
 
-    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Cached, softmax: Softmax) -> Tensor:
+    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Any, softmax: Softmax) -> Tensor:
         """Return the attention of the rank's queries to all ranks' keys: [T, H, D]. This step's keys are cached
-        already."""
+        already. cached: what the round's `Around` takes."""
 
 
 class Rows(NamedTuple):
@@ -78,7 +96,7 @@ class Around:
     plain: bool = True
 
     def part(
-        self, q_THD: Tensor, positions_T: Tensor, holder: int, cached: Cached, piece: Piece, softmax: Softmax
+        self, q_THD: Tensor, positions_T: Tensor, holder: int, cached: Any, piece: Piece, softmax: Softmax
     ) -> tuple[Tensor, Tensor]:
         """Return the attention to the keys of one rank, and the logarithms of its sums.
 
@@ -87,7 +105,9 @@ class Around:
         """
         ranks, slopes_H = self.ring.size, softmax.slopes_H
         sloped = softmax if slopes_H is None else softmax._replace(slopes_H=slopes_H * ranks)
-        out_THD, lse_TH = self.ops.partial_attention(q_THD, *cached, piece.batch, sloped, piece.first_R)
+        out_THD, lse_TH = self.ops.partial_attention(
+            q_THD, cached.k_NGPD, cached.v_NGPD, piece.batch, sloped, piece.first_R
+        )
         if slopes_H is not None:
             lse_TH = lse_TH - slopes_H * ((positions_T - holder) % ranks)[:, None]
         return out_THD, lse_TH
@@ -158,12 +178,12 @@ class Together:
             self._back_T = self._order_T.argsort()
         self._piece = around.piece(parts, first_R, table_SC, rows.num_tokens, 1 if each == 1 else 0)
 
-    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Cached, softmax: Softmax) -> Tensor:
+    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Kept, softmax: Softmax) -> Tensor:
         ring = self._around.ring
         if self._order_T is not None:
             q_THD, positions_T = q_THD[self._order_T], positions_T[self._order_T]
         part = self._around.part(q_THD, positions_T, ring.rank, cached, self._piece, softmax)
-        parts = unpack(ring.stacked(pack(*part)), q_THD.shape[2])
+        parts = unpack(ring.stacked(pack(*part)), part[0].shape[2])
         out_THD = self._around.ops.merge_attention(*parts, softmax.sinks_H)
         return out_THD if self._order_T is None else out_THD[self._back_T]
 

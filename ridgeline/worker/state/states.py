@@ -48,6 +48,7 @@ DIVIDED_KINDS = Registry(
     "kind of state of divided tokens",
     {
         "kv": "ridgeline.worker.state.context:ContextKV",
+        "latent": "ridgeline.worker.state.context_latents:ContextLatents",
         "recurrent": "ridgeline.worker.state.recurrent:Recurrent",
     },
 )

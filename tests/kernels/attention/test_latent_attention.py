@@ -24,8 +24,10 @@ from ridgeline.kernels.attention.latent.op import (
     latent_attention_reference,
     latent_kv_reference,
 )
+from ridgeline.kernels.attention.latent.op import partial_latent_attention as partial_of_reference
 from ridgeline.kernels.attention.paged import schedule as schedules
 from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.partial import merge_attention
 from ridgeline.kernels.base.case import as_cases
 from ridgeline.kernels.base.tree import Tree
 from tests.covering import by_pairs
@@ -33,7 +35,7 @@ from tests.kernels.trees import bits_of, drawn_parents, signed
 
 pytest.importorskip("triton")
 from ridgeline.kernels.attention.latent.choose import MOST_QUERIES, choose
-from ridgeline.kernels.attention.latent.triton import latent_attention
+from ridgeline.kernels.attention.latent.triton import latent_attention, partial_latent_attention
 from ridgeline.kernels.attention.latent.triton_kv import latent_kv
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.attention.paged.triton_common import Cut
@@ -268,6 +270,48 @@ def test_a_stopped_row_stays_finite_and_disturbs_nobody(each: int, device: str) 
     assert out.isfinite().all()
     others = torch.tensor([*range(each), *range(2 * each, 3 * each)], device=device)
     assert worst(out[others], expected[others]) <= EXACT
+
+
+# Parts of a row's keys
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", [CASES[3], CASES[4], CASES[6], LatentCase(rows=((1, 3000), (2, 1800)))], ids=str)
+def test_parts_of_the_keys_add_up_to_all_of_them(case: LatentCase, device: str) -> None:
+    """Every row's keys in two parts, of which the first query may see nothing, and a row has none of the second."""
+    q_THL, q_THY, cache, batch = case.inputs(torch.float32, torch.device(device))
+    expected = latent_attention_reference(q_THL, q_THY, cache, batch, scale=scale_of(case))
+    lengths = [length for _, length in case.rows]
+    cut_R = torch.tensor(
+        [(length - new + 2) // case.block_size * case.block_size for new, length in case.rows], device=device
+    ).int()
+    cut_R[0] = lengths[0]
+    found = []
+    for first in (True, False):
+        # A query's last key in the second part is its own, and in the first part the last one or its own
+        table_SC, rows = batch.block_table_SC.clone(), []
+        for row, (slot, (new, length)) in enumerate(zip(batch.slots_R.tolist(), case.rows, strict=True)):
+            cut = int(cut_R[row])
+            rows.append((new, min(cut, length) if first else length - cut))
+            if not first:
+                table_SC[slot] = table_SC[slot].roll(-(cut // case.block_size))
+        kv_len_R = torch.tensor([length for _, length in rows], device=device, dtype=torch.int32)
+        part = replace(
+            batch, block_table_SC=table_SC, kv_len_R=kv_len_R, schedule=None,
+            num_tokens_R=None, kv_bound_R=None,
+        )  # fmt: skip
+        for function in (partial_latent_attention, partial_of_reference):
+            out_THL, lse_TH = function(q_THL, q_THY, cache, part, scale=scale_of(case))
+            found.append((torch.where(lse_TH[..., None] == -torch.inf, 0, out_THL), lse_TH))
+    for (out, lse), (own_out, own_lse) in (found[:2], found[2:]):
+        torch.testing.assert_close(out, own_out, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse, own_lse, rtol=1e-5, atol=1e-5)
+    assert (found[2][1] == -torch.inf).any()
+    alone = [row for row, (new, _) in enumerate(case.rows) if new == 1]  # whose query sees all of both parts
+    merged = merge_attention(torch.stack([found[0][0], found[2][0]]), torch.stack([found[0][1], found[2][1]]))
+    tokens = torch.tensor([int(batch.start_R1[row]) for row in alone], device=device, dtype=torch.long)
+    assert len(tokens) > 0 or case is CASES[4]
+    torch.testing.assert_close(merged[tokens], expected[tokens], rtol=1e-4, atol=2 * EXACT)
 
 
 # Trees

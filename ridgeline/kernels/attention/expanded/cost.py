@@ -7,6 +7,8 @@ Legend:
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -28,9 +30,16 @@ def worth_expanding(tokens_R: ArrayLike, kv_len_R: ArrayLike, *, key_dim: int, v
     """
     tokens_R, kv_len_R = np.asarray(tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
     pairs_R = tokens_R * kv_len_R - tokens_R * (tokens_R - 1) / 2
-    saved = 2 * rank - (key_dim + value_dim)
-    found: np.ndarray = saved * pairs_R > rank * (key_dim + value_dim) * (kv_len_R - tokens_R)
-    return found & (tokens_R >= LEAST_TOKENS)
+    found = fewer_flops(pairs_R, kv_len_R - tokens_R, key_dim=key_dim, value_dim=value_dim, rank=rank)
+    return np.asarray(found & (tokens_R >= LEAST_TOKENS))
+
+
+def fewer_flops(
+    pairs: float | np.ndarray, before: float | np.ndarray, *, key_dim: int, value_dim: int, rank: int
+) -> Any:
+    """Return True where keys and values take fewer FLOPs: for so many pairs of queries and keys, and so many cached
+    tokens whose keys and values are made again. Arrays have an answer for each."""
+    return (2 * rank - (key_dim + value_dim)) * pairs > rank * (key_dim + value_dim) * before
 
 
 def expanded_attention_cost(

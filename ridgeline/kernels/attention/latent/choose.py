@@ -20,9 +20,9 @@ from ridgeline.kernels.base.launch import compute_capability, shared_memory
 MOST_QUERIES = 64  # also what `make_schedule` should be told as `item_queries`
 
 
-def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.device, *, levels: bool = False) -> Cut:
-    """Return the cut for items or tiles of so many queries. levels: of a cache of 8 bits. The cut must not depend on
-    anything else of the step, or deterministic results would depend on what runs beside a request."""
+def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.device) -> Cut:
+    """Return the cut for items or tiles of so many queries. The cut must not depend on anything else of the step, or
+    deterministic results would depend on what runs beside a request."""
     least = min(MOST_QUERIES, max(16, triton.next_power_of_2(queries)))
     padded = triton.next_power_of_2(rank)
     if padded > 512:  # which no known model has: as little as can be
@@ -35,7 +35,5 @@ def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.dev
         keys = 32 if shared_memory(device) >= 2 * 2 * 32 * width + (32 << 10) else 16
         return Cut(min(least, 32), keys, warps=8, stages=2)
     # Measured on an H100. The sums of many queries leave few registers, and some are spilled; smaller tiles of keys,
-    # which would spare these, take a third longer.
-    if levels and least == 64:  # tiles of levels are taken apart in registers, which 64 queries leave few of
-        return Cut(64, 32, warps=8, stages=3)
+    # which would spare these, take a third longer. On an H200 these are also the best of three for latents of 8 bits.
     return Cut(least, 64, warps=8, stages=2 if least == 64 else 3)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.paged.op import RaggedBatch, softmax_with_sinks
+from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.base.kv_cache import levels, row_scales
 from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
 from ridgeline.kernels.base.tree import sight
@@ -141,13 +141,29 @@ def latent_attention_reference(
 
     Cells that no query sees never influence the result, NaN and inf included, as in `attention.op.RaggedBatch`.
     """
-    out_THL = torch.empty_like(q_THL, memory_format=torch.contiguous_format)
+    return partial_latent_attention(q_THL, q_THY, cache, batch, scale=scale)[0]
+
+
+def partial_latent_attention(
+    q_THL: Tensor, q_THY: Tensor, cache: LatentCache, batch: RaggedBatch, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the output of `latent_attention`, and the natural logarithms of the softmax's sums: [T, H, L] in q's dtype
+    and [T, H] in float32 (float64 if q is).
+
+    A row may have fewer keys than queries. Query i of n sees the first kv_len - n + 1 + i keys. Where that is none, the
+    logarithm is -inf and the output is undefined. So are both for tokens of no row. `merge_attention` adds parts up.
+    """
+    wide = torch.promote_types(q_THL.dtype, torch.float32)
+    out_THL = torch.zeros_like(q_THL, memory_format=torch.contiguous_format)
+    lse_TH = q_THL.new_full(q_THL.shape[:2], -torch.inf, dtype=wide)
     rank, block_size = q_THL.shape[-1], tokens_held(cache)
     starts, lengths = batch.start_R1.tolist(), batch.kv_len_R.tolist()
     for row, slot in enumerate(batch.slots_R.tolist()):
         length, first, last = lengths[row], starts[row], starts[row + 1]
+        if first == last or length <= 0:
+            continue
         blocks = batch.block_table_SC[slot, : -(-length // block_size)].long()
-        kept_JW = torch.cat(kept(cache, (blocks,), rank, torch.float32), -1).flatten(0, 1)[:length]
+        kept_JW = torch.cat(kept(cache, (blocks,), rank, wide), -1).flatten(0, 1)[:length]
         position_Q1 = torch.arange(length - (last - first), length, device=q_THL.device)[:, None]
         key_QJ = torch.arange(length, device=q_THL.device)[None, :]
         visible_QJ = key_QJ <= position_Q1
@@ -155,10 +171,13 @@ def latent_attention_reference(
             bits_T, base_T = batch.tree.bits_T[first:last, None], batch.tree.base_T[first:last, None]
             visible_QJ, _ = sight(bits_T, base_T, key_QJ)
         kept_JW = kept_JW.masked_fill(~visible_QJ.any(0)[:, None], 0)  # never let unwritten memory in
-        q_HQW = torch.cat((q_THL[first:last], q_THY[first:last]), dim=-1).float().transpose(0, 1)
+        q_HQW = torch.cat((q_THL[first:last], q_THY[first:last]), dim=-1).to(wide).transpose(0, 1)
         scores_HQJ = (scale * q_HQW @ kept_JW.T).masked_fill(~visible_QJ, -torch.inf)
-        out_THL[first:last] = (softmax_with_sinks(scores_HQJ, None) @ kept_JW[:, :rank]).transpose(0, 1).to(q_THL.dtype)
-    return out_THL
+        lse_HQ = scores_HQJ.logsumexp(-1)
+        weights_HQJ = (scores_HQJ - torch.where(lse_HQ == -torch.inf, 0, lse_HQ)[..., None]).exp()
+        out_THL[first:last] = (weights_HQJ @ kept_JW[:, :rank]).transpose(0, 1).to(q_THL.dtype)
+        lse_TH[first:last] = lse_HQ.T
+    return out_THL, lse_TH
 
 
 LATENT_KV = Op(
@@ -175,4 +194,10 @@ LATENT_ATTENTION = Op(
         Implementation("torch", "ridgeline.kernels.attention.latent.torch_ops:latent_attention", on_cpu),
     ),
     matrix=True,
+)
+
+PARTIAL_LATENT_ATTENTION = Op(
+    "partial_latent_attention",
+    partial_latent_attention,
+    (Implementation("triton", "ridgeline.kernels.attention.latent.triton:partial_latent_attention", on_gpu),),
 )

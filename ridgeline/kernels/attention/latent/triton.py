@@ -28,9 +28,11 @@ FEWEST_COMBINERS = 64  # for fewer programs, each reads more parts of fewer colu
 
 
 def latent_attention(
-    q_THL: Tensor, q_THY: Tensor, cache: LatentCache, batch: RaggedBatch, *, scale: float, cut: Cut | None = None
-) -> Tensor:
-    """Compute `op.latent_attention_reference`. cut: how it is cut, if that is not to be chosen.
+    q_THL: Tensor, q_THY: Tensor, cache: LatentCache, batch: RaggedBatch, *, scale: float, cut: Cut | None = None,
+    lse_TH: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Compute `op.latent_attention_reference`. cut: how it is cut, if that is not to be chosen. lse_TH: float32, where
+    the natural logarithms of sums are written, of rows that see any key.
 
     Block sizes are powers of two, and the last dimension of every tensor is contiguous. Cells that no query sees may
     hold NaN.
@@ -43,7 +45,7 @@ def latent_attention(
     if batch.tree is not None and not schedule.trees:
         raise ValueError("latent attention: make schedules with trees for batches that have them")
     out_THL = torch.empty_like(q_THL, memory_format=torch.contiguous_format)
-    tensors, counts_R = (q_THL, q_THY, cache, out_THL), batch.num_tokens_R
+    tensors, counts_R = (q_THL, q_THY, cache, out_THL, lse_TH), batch.num_tokens_R
     # If the host knows the rows, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or ((counts_R > 0) & (counts_R <= schedule.few)).any()):
         _items(schedule, tensors, batch, scale, cut)
@@ -54,7 +56,16 @@ def latent_attention(
     return out_THL
 
 
-Tensors = tuple[Tensor, Tensor, LatentCache, Tensor]  # queries, their rotated parts, what they attend to, the results
+def partial_latent_attention(
+    q_THL: Tensor, q_THY: Tensor, cache: LatentCache, batch: RaggedBatch, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute `op.partial_latent_attention`."""
+    lse_TH = torch.full(q_THL.shape[:2], -torch.inf, dtype=torch.float32, device=q_THL.device)
+    return latent_attention(q_THL, q_THY, cache, batch, scale=scale, lse_TH=lse_TH), lse_TH
+
+
+# Queries, their rotated parts, what they attend to, the results, and the logarithms of sums
+Tensors = tuple[Tensor, Tensor, LatentCache, Tensor, Tensor | None]
 
 
 def schedule_of(q_THL: Tensor, q_THY: Tensor, batch: RaggedBatch) -> Schedule:
@@ -74,7 +85,7 @@ def schedule_of(q_THL: Tensor, q_THY: Tensor, batch: RaggedBatch) -> Schedule:
 
 def _items(schedule: Schedule, tensors: Tensors, batch: RaggedBatch, scale: float, cut: Cut | None) -> None:
     """Attend with the rows that are cut into items, and add up the parts of those that have several."""
-    q_THL, _, _, out_THL = tensors
+    q_THL, _, _, out_THL, lse_TH = tensors
     (num_tokens, heads, rank), device = q_THL.shape, q_THL.device
     max_items, num_rows = len(schedule.items_I8), len(batch.slots_R)
     parts = torch.empty(max_items, schedule.few * heads, rank, dtype=torch.float32, device=device)
@@ -88,6 +99,7 @@ def _items(schedule: Schedule, tensors: Tensors, batch: RaggedBatch, scale: floa
     slices = min(triton.cdiv(schedule.few * heads * rank, columns), max(1, COMBINERS // num_rows))
     combine_kernel[(num_rows * slices,)](
         out_THL,
+        lse_TH,
         batch.start_R1,
         whose_T2,
         parts,
@@ -109,17 +121,17 @@ def _launch(
 ) -> None:  # fmt: skip
     """Attend with items or tiles of up to so many tokens. work: (their table, counts, and what the parts of items go
     to)."""
-    q_THL, q_THY, cache, out_THL = tensors
+    q_THL, q_THY, cache, out_THL, lse_TH = tensors
     (_, heads, rank), rope = q_THL.shape, q_THY.shape[2]
-    if isinstance(cache, Tensor) and cut is None and batch.tree is None and compute_capability(q_THL.device) == (9, 0):
+    plain = cut is None and batch.tree is None and lse_TH is None
+    if isinstance(cache, Tensor) and plain and compute_capability(q_THL.device) == (9, 0):
         from ridgeline.kernels.attention.latent import hopper as of_hopper  # Gluon, which other devices do without
 
         if of_hopper.supports(tokens * heads, q_THL, q_THY, cache, items=work[0].shape[1] == 8):
             of_hopper.attend(tokens, work, (q_THL, q_THY, cache, out_THL), batch, scale)
             return
     own = for_kernels(cache, torch.int16)
-    levels = own.KV is not None
-    cut = cut or choose(tokens * heads, rank, rank + rope, q_THL.element_size(), q_THL.device, levels=levels)
+    cut = cut or choose(tokens * heads, rank, rank + rope, q_THL.element_size(), q_THL.device)
     latent_kernel[(len(work[0]) * triton.cdiv(tokens * heads, cut.queries),)](
         q_THL,
         q_THY,
@@ -129,6 +141,7 @@ def _launch(
         out_THL,
         batch.block_table_SC,
         *work,
+        lse_TH,
         *((None, None) if batch.tree is None else batch.tree),
         scale * LOG2E.value,
         *q_THL.stride()[:2],
@@ -157,11 +170,12 @@ def _launch(
 
 
 def _aot(
-    cut: Cut, heads: int, tokens: int, arch: str, *, items: bool, tree: bool = False, kv: str | None = None
-) -> AotKernel:
+    cut: Cut, heads: int, tokens: int, arch: str, *, items: bool, tree: bool = False, kv: str | None = None,
+    lse: bool = False,
+) -> AotKernel:  # fmt: skip
     """Return the entry of DeepSeek's latents, for so many heads."""
     kinds = {"table_ptr": "*i32", "work_ptr": "*i32", "counts_ptr": "*i32", "whose_ptr": "*i32"}
-    kinds |= {"parts_ptr": "*fp32", "part_lse_ptr": "*fp32", "scale": "fp32", "stride_table": "i32"}
+    kinds |= {"parts_ptr": "*fp32", "part_lse_ptr": "*fp32", "lse_ptr": "*fp32", "scale": "fp32", "stride_table": "i32"}
     kinds |= {"bits_ptr": "*i64", "base_ptr": "*i64"} | ({} if kv is None else {"cache_ptr": "*i16"})
     constants: dict[str, Any] = {
         "HEADS": heads, "TOKENS": tokens, "RANK": 512, "ROPE": 64, "stride_token": 576 if kv is None else 256,
@@ -169,6 +183,7 @@ def _aot(
         "KV": kv,
     }  # fmt: skip
     constants |= {} if tree else dict.fromkeys(("bits_ptr", "base_ptr"))
+    constants |= {} if lse else {"lse_ptr": None}
     constants |= {} if kv else dict.fromkeys(("r_ptr", "scale_ptr", "stride_r", "stride_scale"))
     names = [name for name in latent_kernel.arg_names if name not in constants and name != "PDL"]
     signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32:16") for name in names}
@@ -181,7 +196,7 @@ def _aot(
 def _aot_combine(arch: str) -> AotKernel:
     signature = {"out_ptr": "*bf16", "start_ptr": "*i64", "whose_ptr": "*i32", "parts_ptr": "*fp32"}
     signature |= {"part_lse_ptr": "*fp32", "slices": "i32"}
-    constants = {"HEADS": 128, "TOKENS": 1, "RANK": 512, "PARTS": 4, "COLUMNS": COMBINED // 4}
+    constants = {"lse_ptr": None, "HEADS": 128, "TOKENS": 1, "RANK": 512, "PARTS": 4, "COLUMNS": COMBINED // 4}
     return AotKernel(combine_kernel, signature, constants, num_warps=4, archs=(arch,), hot=True)
 
 
@@ -193,8 +208,9 @@ AOT = (
     _aot(Cut(16, 16, warps=4, stages=1), 16, 1, "gfx942", items=True),
     _aot(Cut(32, 16, warps=4, stages=1), 128, 1, "gfx942", items=False),
     _aot(Cut(32, 16, warps=4, stages=1), 16, 4, "gfx942", items=True, tree=True),
+    _aot(Cut(16, 64, warps=8, stages=3), 16, 1, "sm_90", items=True, lse=True),
     _aot(Cut(16, 64, warps=8, stages=3), 16, 1, "sm_90", items=True, kv="e4m3"),
     _aot(Cut(32, 64, warps=8, stages=3), 16, 2, "sm_90", items=True, kv="int8"),
-    _aot(Cut(64, 32, warps=8, stages=3), 128, 1, "sm_90", items=True, kv="e4m3"),
+    _aot(Cut(64, 64, warps=8, stages=2), 128, 1, "sm_90", items=True, kv="e4m3"),
     *(_aot_combine(arch) for arch in ONE_OF_EACH),
 )

@@ -43,6 +43,8 @@ from ridgeline.kernels.base.triton_levels import (
     with_values,
 )
 
+LN2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def latent_kernel(
@@ -58,6 +60,7 @@ def latent_kernel(
     parts_ptr,
     part_lse_ptr,
     whose_ptr,
+    lse_ptr,
     bits_ptr,
     base_ptr,
     scale,
@@ -90,6 +93,7 @@ def latent_kernel(
     parts [items, TOKENS · HEADS, RANK], part_lse [items, TOKENS · HEADS]: float32, the parts of rows that have several
         items.
     whose: int32 [T, 2], where (first item, items) are left of every row that has items, at its first token.
+    lse: float32 [T, HEADS], where the natural logarithms of sums go; None: nowhere.
     scale: log2(e) times the op's.
     RANK, ROPE: L and Y without padding.
     KV: the format of levels, of which a word of the cache has two. Rotated parts and scales lie apart, by strides of
@@ -198,6 +202,8 @@ def latent_kernel(
     stored = real_M[:, None] & (l_L < RANK)[None, :]
     if num_parts == 1:
         tl.store(out_ptr + out, acc.to(out_ptr.dtype.element_ty), mask=stored)
+        if lse_ptr is not None:
+            tl.store(lse_ptr + place_M * HEADS + head_M, (max_M + tl.log2(sum_M)) * LN2, mask=real_M)
     else:
         tl.store(parts_ptr + part, acc, mask=stored)
         tl.store(part_lse_ptr + part_M, max_M + tl.log2(sum_M), mask=real_M)
@@ -215,6 +221,7 @@ def load_vectors(ptr, real, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit(do_not_specialize=["slices"])
 def combine_kernel(
     out_ptr,
+    lse_ptr,
     start_ptr,
     whose_ptr,
     parts_ptr,
@@ -228,7 +235,7 @@ def combine_kernel(
     PDL: tl.constexpr,
 ):
     """Add up the parts of a row that has several items, in the order of keys as PARTS running sums, for every slices-th
-    COLUMNS of its columns."""
+    COLUMNS of its columns. lse: as in `latent_kernel`."""
     row, slice = tl.program_id(0) // slices, tl.program_id(0) % slices
     if PDL:
         gdc_wait()
@@ -263,5 +270,9 @@ def combine_kernel(
         sum_C = tl.sum(sum_IC * weight_IC, 0)
         out_C = tl.sum(acc_IC * weight_IC, 0) / tl.where(sum_C > 0, sum_C, 1)  # 0 where a stopped row sees nothing
         c_C = first + tl.arange(0, COLUMNS)
+        if lse_ptr is not None:  # by the first column of each pair
+            whole_C = (tl.max(max_IC, 0) + tl.log2(sum_C)) * LN2
+            lse_ptr_C = lse_ptr + first_token.to(tl.int64) * HEADS + c_C // RANK
+            tl.store(lse_ptr_C, whole_C, mask=(c_C < columns) & (c_C % RANK == 0))
         out_ptr_C = out_ptr + first_token.to(tl.int64) * (HEADS * RANK) + c_C
         tl.store(out_ptr_C, out_C.to(out_ptr.dtype.element_ty), mask=c_C < columns)
