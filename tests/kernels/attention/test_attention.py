@@ -123,26 +123,32 @@ def test_cells_that_no_row_sees_change_no_bit(name: str, case: AttentionCase, de
 
 
 @pytest.mark.parametrize("window", [None, 200])
-def test_rows_whose_blocks_follow_each_other_are_read_where_they_are(
+def test_rows_in_few_stretches_of_the_cache_are_read_where_they_are(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of one query, in a step with others; what lies behind their last keys is nothing to them."""
+    """Those of one query, in a step with others, with blocks in any order; what lies behind their last keys is nothing
+    to them."""
     monkeypatch.setattr(torch_ops, "HELD_BYTES", 1)
+    monkeypatch.setattr(torch_ops, "HELD_STRETCHES", 2)
     own, seen = torch_ops._flash, list[int]()
     monkeypatch.setattr(torch_ops, "_flash", lambda *given: (seen.append(len(given[0])), own(*given))[1])
-    case = replace(CASES[0], rows=((1, 100), (1, 16), (1, 35), (1, 9), (1, 300), (3, 70)), window=window)
+    rows = (1, 100), (1, 16), (1, 35), (1, 9), (1, 300), (3, 70), (1, 120)
+    case = replace(CASES[0], rows=rows, window=window)
     q_THD, *caches, batch = case.inputs(torch.float32, torch.device("cpu"))
     size, table_SC, softmax = case.block_size, batch.block_table_SC.clone(), Softmax(scale_of(case), window=window)
     k_cache, v_cache = (torch.cat((each, torch.randn(60, *each.shape[1:]))) for each in caches)
-    for row, first in ((0, 0), (1, 8), (4, 10)):
-        table_SC[batch.slots_R[row]] = case.num_blocks + first + torch.arange(table_SC.shape[1])
+    blocks = {0: [*range(7)], 1: [8], 2: [38, 36, 9], 4: [*range(39, 48), *range(18, 9, -1), 19]}
+    blocks[6] = [49, 50, 52, 53, 55, 56, 57, 58]  # three stretches, too many
+    for row, own_C in blocks.items():
+        table_SC[batch.slots_R[row], : len(own_C)] = case.num_blocks + torch.tensor(own_C, dtype=table_SC.dtype)
     batch = replace(batch, block_table_SC=table_SC)
     expected = PAGED_ATTENTION.reference(q_THD, k_cache, v_cache, batch, softmax)
-    for first, length in ((0, 100), (8, 16), (10, 300)):
+    for row, own_C in blocks.items():
         for each in (k_cache, v_cache):
-            each[case.num_blocks + first + length // size, :, length % size :] = torch.nan
+            if rest := rows[row][1] % size:
+                each[case.num_blocks + own_C[-1], :, rest:] = torch.nan
     out = torch_ops.paged_attention(q_THD, k_cache, v_cache, batch, softmax)
-    assert seen == ([6, 1, 1] if window else [6, 1, 1, 18, 1])
+    assert seen == ([6, 1, 1, 1, 1, 1] if window else [6, 1, 1, 1, 1, 1, 9, 9, 1])
     assert (out.double() - expected.double()).abs().max().item() <= tolerance(torch.float32)
 
 

@@ -7,8 +7,8 @@ torch's kernel wants a row's keys at even distances. Keys that are copied to mak
 the row sees them, are zeroed in the copy: a mask alone would not do, since NaN plus -inf is NaN, and so is 0 · NaN.
 What does not depend on the layer (blocks, masks, and the lengths, which are read from the device) is made once a step.
 
-On a CPU a float32 row of one query whose blocks follow each other in the cache is not gathered: each block is attended
-to where it is, and the results are weighed by the sums of their weights.
+On a CPU a float32 row of one query whose blocks lie in few stretches of the cache, in any order, is not gathered: each
+block is attended to where it is, and the results are weighed by the sums of their weights.
 
 Legend, beside that of op.py:
     B  rows that run together
@@ -39,6 +39,7 @@ CACHED_BYTES = 1 << 22  # bytes per thread; so many keys and values are still in
 FEW = 17  # queries of a row that runs with others of as many; more are cut into tiles, row by row
 TILE = 128  # queries of a tile
 HELD_BYTES = 1 << 20  # of a row's keys and values that are attended to where they are
+HELD_STRETCHES = 8  # of the cache, at most, in which such a row's blocks lie
 HELD_HEADS = 2  # queries of a key head there; with four of them gathering is faster
 
 
@@ -72,11 +73,16 @@ class Pass(NamedTuple):
 
 
 class HeldRows(NamedTuple):
-    """A row of one query that sees all of its keys: its token, the first of its blocks, and its number of keys."""
+    """A row of one query that sees all of its keys.
+
+    stretches: of blocks with keys in all of their places, which follow each other in the cache.
+    last, rest: the block behind these, of which the first `rest` places have keys; 0: none has.
+    """
 
     token: int
-    block: int
-    keys: int
+    stretches: list[slice]
+    last: int
+    rest: int
 
 
 class Work(NamedTuple):
@@ -157,14 +163,13 @@ def paged_attention(
 def _in_place(q_HD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, row: HeldRows, scale: float) -> Tensor:
     """Return a row's attended heads, [H, D]."""
     q_1GED = q_HD.view(1, k_cache_NGPD.shape[1], -1, q_HD.shape[-1])
-    whole, rest = divmod(row.keys, k_cache_NGPD.shape[2])
-    first, last = row.block, row.block + whole
-    # [C, G, E, D], and the logarithms of the sums of weights, [C, G, E]
-    out, sums = _flash(q_1GED.expand(whole, -1, -1, -1), k_cache_NGPD[first:last], v_cache_NGPD[first:last], scale)
-    if rest:
-        k_1GKD, v_1GKD = k_cache_NGPD[last : last + 1, :, :rest], v_cache_NGPD[last : last + 1, :, :rest]
-        out_1, sums_1 = _flash(q_1GED, k_1GKD, v_1GKD, scale)
-        out, sums = torch.cat((out, out_1)), torch.cat((sums, sums_1))
+    pieces = [(k_cache_NGPD[each], v_cache_NGPD[each]) for each in row.stretches]
+    if row.rest:
+        last = slice(row.last, row.last + 1), slice(None), slice(row.rest)
+        pieces.append((k_cache_NGPD[last], v_cache_NGPD[last]))
+    # [C, G, E, D], and the logarithms of the sums of weights, [C, G, E], of each piece
+    found = [_flash(q_1GED.expand(len(k), -1, -1, -1), k, v, scale) for k, v in pieces]
+    out, sums = (torch.cat(each) for each in zip(*found, strict=True))
     return (out * sums.softmax(0)[..., None]).sum(0).view_as(q_HD)
 
 
@@ -175,16 +180,21 @@ def _flash(q_BHMD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, scale: float) -> tupl
 
 
 def _held_rows(spans: Spans, k_cache_NGPD: Tensor, table_SC: Tensor) -> dict[int, HeldRows]:
-    """Return the rows of one query that see many keys in blocks that follow each other."""
+    """Return the rows of one query that see many keys in few stretches of the cache. In which order they see keys means
+    nothing, so blocks that were given back in another order than taken, as the least used ones, are sorted."""
     _, heads, size, width = k_cache_NGPD.shape
     long_R = spans.end_R * (2 * heads * width * k_cache_NGPD.element_size()) >= HELD_BYTES
     alone_R = (spans.tokens_R == 1) & (spans.first_R == 0) & ~spans.branches_R & long_R & (spans.end_R >= size)
     found = dict[int, HeldRows]()
     for row in np.flatnonzero(alone_R).tolist():
-        token, keys = int(spans.start_R[row]), int(spans.end_R[row])
-        blocks_C = table_SC[int(spans.slots_R[row]), : -(-keys // size)].numpy()
-        if spans.ahead_T[token] == 0 and (np.diff(blocks_C) == 1).all():
-            found[row] = HeldRows(token, int(blocks_C[0]), keys)
+        token, (whole, rest) = int(spans.start_R[row]), divmod(int(spans.end_R[row]), size)
+        blocks_C = table_SC[int(spans.slots_R[row]), : whole + (rest > 0)].numpy()
+        sorted_C = np.sort(blocks_C[:whole])
+        begins = np.flatnonzero(np.diff(sorted_C, prepend=-2) != 1)
+        if spans.ahead_T[token] == 0 and len(begins) <= HELD_STRETCHES:
+            ends = np.append(begins[1:], whole) - 1
+            stretches = [slice(int(sorted_C[a]), int(sorted_C[b]) + 1) for a, b in zip(begins, ends, strict=True)]
+            found[row] = HeldRows(token, stretches, int(blocks_C[-1]), rest)
     return found
 
 
