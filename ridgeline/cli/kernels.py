@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -109,6 +110,8 @@ def inspect(
     fitting = [kernel for kernel in _kernels(name) if arch in kernel.options.archs]
     if not fitting:
         raise InvalidConfig(f"no kernel whose name contains {name!r} is made for {arch}; see `ridgeline kernels list`.")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise InvalidConfig("TRITON_INTERPRET is set, which turns the compiler off; unset it.")
     found = look(fitting[0], arch)
     if stage and stage not in found.stages:
         raise InvalidConfig(f"{arch} has no stage {stage!r}; there are {', '.join(found.stages)}.")

@@ -21,4 +21,33 @@ REASONS = {
     "shared_sums": "128 blocks at a time end, exchange sums and store, while nothing multiplies; it is for few rows",
 }
 
-MICRO_REASONS: dict[str, str] = {}
+MICRO_REASONS = {
+    "levels":
+    "shared memory is faster than predicted, since the kernel loads by the address itself: others' figures "
+    "have an addition to it. 8 GB cost 10 cycles more than 512 MB, so that addresses are found in a cache of "
+    "that reach. With 40 MB each half of L2 lacks what does not fit it, which is as others saw on GH200.",
+    "partitions":
+    "distances differ by 50 cycles, not by 100, and without two heaps. So a line that is far is kept near as "
+    "well, which fits the result with 40 MB, and what is left is the way to one of many slices.",
+    "coalescing":
+    "memory is read by 64 bytes, as predicted, and a stride of 32 words costs a fifth more: of each line of "
+    "128 bytes it takes one half, and whole lines come at a better rate.",
+    "warps":
+    "a vote starts once in a cycle, as a shuffle does, and not twice. redux is slower than a load from shared "
+    "memory, but three times as fast as five shuffles.",
+    "register_cache":
+    "56 FMAs, six shuffles and eight other instructions make 70 for eight sums, and four a cycle take 2.2 "
+    "cycles: instructions are the limit, not FMAs. Beside shared memory the register cache is 3.3 times as "
+    "fast.",
+    "lds":
+    "of eight numbers that gfx1100 knows to be aligned, clang 22 makes loads of 12 and 4 bytes and two of two "
+    "words: the sum reads them from both ends, and its scheduler takes them apart. On gfx942 it does not.",
+    "waves":
+    "arithmetic was right, and the number of registers was not: a sum that reads its neighbour keeps old "
+    "values and addresses, so that 40 numbers take 66 registers, 100 take 168, and 190 take 369 with those "
+    "for sums. By the registers that the compiler says, `ridgeline kernels occupancy` gives all of its "
+    "figures.",
+    "amd_products":
+    "operands of later products are loaded early, which takes six registers more on gfx942, and 29 more on "
+    "gfx1100, whose operands are four times as large.",
+}  # fmt: skip

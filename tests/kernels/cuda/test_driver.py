@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.kernels.base.native import compiler, has_compiler
 from ridgeline.kernels.cuda.compile import includes
-from ridgeline.kernels.cuda.driver import CudaDriver, DriverError, Kernel, tensor_map
+from ridgeline.kernels.cuda.driver import NUM_REGS, SHARED_SIZE_BYTES, CudaDriver, DriverError, Kernel, tensor_map
 
 HEADERS = [folder for folder in includes() if (folder / "cuda.h").is_file()]
 pytestmark = pytest.mark.skipif(not (has_compiler() and HEADERS), reason="it needs a C++ compiler and cuda.h")
@@ -65,6 +65,22 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
   told.stream = stream;
   told.function = f;
   return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **arguments, void **extra) {
+  if (config->numAttrs != 1 || config->attrs->id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
+      config->attrs->value.programmaticStreamSerializationAllowed != 1)
+    return CUDA_ERROR_INVALID_VALUE;
+  const CUlaunchConfig &c = *config;
+  return cuLaunchKernel(f, c.gridDimX, c.gridDimY, c.gridDimZ, c.blockDimX, c.blockDimY, c.blockDimZ, c.sharedMemBytes,
+                        c.hStream, arguments, extra);
+}
+CUresult cuKernelGetAttribute(int *value, CUfunction_attribute what, CUkernel kernel, CUdevice device) {
+  *value = what == CU_FUNC_ATTRIBUTE_NUM_REGS ? 168 : what == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? 512 : -1;
+  return device == 43 && kernel == (CUkernel)0x222222222222 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t bytes) {
+  *blocks = threads + bytes;
+  return function == (CUfunction)0x222222222222 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType kind, cuuint32_t rank, void *address,
                                 const cuuint64_t *sizes, const cuuint64_t *pitches, const cuuint32_t *box,
@@ -124,6 +140,24 @@ def test_a_launch_brings_every_argument_as_cuda_h_has_it(library: Path) -> None:
     assert (made.address, made.columns, made.rows, made.pitch) == (1 << 40, 520, 1000, 1040)
     assert (list(made.box), list(made.strides), made.rank) == ([64, 128], [1, 1], 2)
     assert (made.is_16_bits, made.interleaved, made.swizzled, made.promoted, made.filled) == (1, 0, 1, 1, 0)
+
+
+def test_a_dependent_launch_brings_its_attribute(library: Path) -> None:
+    driver = CudaDriver(str(library))
+    kernel = Kernel(driver, CODE, "gemm", device=3, shared=300)
+    arguments = [(ctypes.c_ubyte * 128)(), ctypes.c_void_p(7), ctypes.c_int(8)]
+    kernel.launch((2, 3, 4), (64, 2, 1), 1 << 41, arguments, early=True)
+    recorder = ctypes.CDLL(str(library))
+    recorder.last.restype = ctypes.POINTER(Told)
+    told = recorder.last().contents
+    assert (told.pointer, told.number, list(told.sizes)) == (7, 8, [2, 3, 4, 64, 2, 1, 300])
+    assert told.stream == 1 << 41
+
+
+def test_the_driver_is_asked_for_registers_and_residents(library: Path) -> None:
+    kernel = Kernel(CudaDriver(str(library)), CODE, "gemm", device=3, shared=200)
+    assert (kernel.attribute(NUM_REGS), kernel.attribute(SHARED_SIZE_BYTES)) == (168, 512)
+    assert (kernel.resident(64), kernel.resident(64, 0)) == (264, 64)
 
 
 def test_what_the_driver_refuses_is_an_error_with_its_number(library: Path) -> None:

@@ -15,6 +15,10 @@ from ridgeline.kernels.micro import hosted, run
 from ridgeline.kernels.micro.machine_code import compiled, counted
 from ridgeline.kernels.micro.questions import SOURCES, BadQuestion, Micro, MicroCase, micros, read
 from ridgeline.kernels.micro.run import AskedMicro, WrongAnswer, golden
+from ridgeline_bench.machine import caches
+from ridgeline_bench.machine.calibrate import as_calibration
+from ridgeline_bench.machine.probes import Bench
+from ridgeline_bench.machine.timing import QUICK
 from tests.kernels.compiled import facts
 from tests.kernels.micro.absent import FakeKernel, absent_gpu, fill
 
@@ -225,6 +229,29 @@ def test_answers_of_a_driver_that_differ_are_counted() -> None:
 
     with absent_gpu(FakeKernel(lambda grid, arguments: None, resident)):
         assert hosted.samples(micro, case) == [float(len(hosted.SHARED))]
+
+
+def test_a_calibration_asks_for_the_rate_of_l2_and_for_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(grid: Sequence[int], arguments: Sequence[Any]) -> None:
+        for entry in range(grid[0]):
+            fill(arguments, entry, 1, 1000, 0, 0)
+
+    monkeypatch.setattr(run, "expected", lambda *_: None)
+    monkeypatch.setattr(run, "ring", lambda lines, step: torch.zeros(16))
+    monkeypatch.setattr(caches, "_has_compiler", lambda: True)
+    bench = Bench(torch.device("cuda"), QUICK, cache=1, free=1)
+    with absent_gpu(FakeKernel(answer), seconds=1e-3):
+        found = {probe.name: (probe.run(), probe.unit) for probe in caches.cache_probes(bench)}
+    assert found == {
+        "L2 latency": (pytest.approx(1e-6), "s"),
+        "memory latency": (pytest.approx(1e-6), "s"),
+        "L2 read": (pytest.approx(132 * 1000 / 1e-3), "B/s"),
+    }
+    monkeypatch.setattr(caches, "_has_compiler", lambda: False)
+    assert caches.cache_probes(bench) == []
+    measured = {"read": 4e12, **{name: value for name, (value, _) in found.items()}}
+    kept = as_calibration(torch.device("cpu"), measured)
+    assert (kept.l2_read, kept.l2_latency) == (found["L2 read"][0], found["L2 latency"][0])
 
 
 @pytest.mark.gpu
