@@ -128,6 +128,16 @@ def test_the_device_chooses_one_of_two_kernels_for_small_steps() -> None:
         assert counts_2.tolist() == [3, 0 if deep and runs else 4]
 
 
+def test_items_that_see_no_key_have_a_tile_all_the_same() -> None:
+    """A row may have fewer keys than queries (`partial_attention`). The kernel would wait for a tile that never
+    comes."""
+    _, entries, _, _ = listed(((300, 200), (40, 1), (129, 129)))
+    assert len(entries) == 10 + 2 + 5
+    assert all(
+        begin == 0 and end == max(1, -(-(first + tokens) // 128)) for _, _, tokens, first, begin, end, *_ in entries
+    )
+
+
 @pytest.mark.parametrize("length", [1900, 1920, 1921, 2000, 2048, 2100])
 def test_the_host_knows_when_nothing_can_be_cut(length: int) -> None:
     _, _, merges, _ = listed(((64, length), *DECODING))

@@ -144,7 +144,7 @@ def _pieces_kernel(
     first_I = tl.sum(tl.where(mine_IR, start_R[None, :], 0), 1) + tile_I * QUERIES
     tokens_I = tl.minimum(tl.sum(tl.where(mine_IR, new_R[None, :], 0), 1) - tile_I * QUERIES, QUERIES)
     position_I = tl.sum(tl.where(mine_IR, base_R[None, :], 0), 1) + tile_I * QUERIES
-    own_tiles_I = tl.cdiv(position_I + tokens_I, KEYS)
+    own_tiles_I = tl.maximum(tl.cdiv(position_I + tokens_I, KEYS), 1)  # one, all masked, where a row has too few keys
     long_I = tl.sum(tl.where(mine_IR, long_R[None, :].to(tl.int32), 0), 1) > 0
     left_I = tl.sum(tl.where(mine_IR, left_R[None, :], 0), 1)
     pieces_I = tl.where(tile_I < left_I, tl.sum(tl.where(mine_IR, pieces_R[None, :], 0), 1), 1)
