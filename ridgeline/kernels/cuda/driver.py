@@ -12,7 +12,8 @@ from typing import Any
 LIBRARY = "libcuda.so.1"
 STATIC_LIMIT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
 # numbers of CUfunction_attribute
-SHARED_SIZE_BYTES, NUM_REGS, MAX_DYNAMIC_SHARED_SIZE_BYTES = 1, 4, 8
+SHARED_SIZE_BYTES, NUM_REGS, MAX_DYNAMIC_SHARED_SIZE_BYTES, NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 1, 4, 8, 14
+PORTABLE_CLUSTER = 8  # blocks that every GPU with clusters can have in one
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # a CUlaunchAttributeID
 TENSOR_MAP_TYPES = {1: 0, 2: 1, 4: 2}  # CUtensorMapDataType of unsigned numbers, by their bytes
 SWIZZLE_128B, L2_PROMOTION_256B = 3, 3
@@ -52,21 +53,24 @@ class _LaunchConfig(ctypes.Structure):
 class Kernel:
     """A kernel of a cubin.
 
-    shared: bytes of dynamic shared memory of a block. Raises DriverError where the device refuses the code or the
-    shared memory.
+    shared: bytes of dynamic shared memory of a block. cluster: blocks of a cluster, if the code has clusters.
+    Raises DriverError where the device refuses the code, the shared memory or the cluster.
     """
 
-    def __init__(self, driver: CudaDriver, code: bytes, name: str, *, device: int, shared: int = 0) -> None:
+    def __init__(
+        self, driver: CudaDriver, code: bytes, name: str, *, device: int, shared: int = 0, cluster: int = 1
+    ) -> None:
         self._driver, self._shared, self._device = driver, shared, device
         self._code = code  # the driver may read it later
         library, self._kernel, number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
         none = (None, None, ctypes.c_uint(0))
         driver.call("cuLibraryLoadData", ctypes.byref(library), ctypes.c_char_p(code), *none, *none)
         driver.call("cuLibraryGetKernel", ctypes.byref(self._kernel), library, ctypes.c_char_p(name.encode()))
-        if shared > STATIC_LIMIT:
+        wanted = {MAX_DYNAMIC_SHARED_SIZE_BYTES: shared} if shared > STATIC_LIMIT else {}
+        wanted |= {NON_PORTABLE_CLUSTER_SIZE_ALLOWED: 1} if cluster > PORTABLE_CLUSTER else {}
+        for attribute, value in wanted.items():
             driver.call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
-            wanted = ctypes.c_int(MAX_DYNAMIC_SHARED_SIZE_BYTES)
-            driver.call("cuKernelSetAttribute", wanted, ctypes.c_int(shared), self._kernel, number)
+            driver.call("cuKernelSetAttribute", ctypes.c_int(attribute), ctypes.c_int(value), self._kernel, number)
 
     def launch(
         self,
@@ -96,14 +100,6 @@ class Kernel:
             self._driver.call("cuLaunchKernelEx", ctypes.byref(config), self._kernel, places, None)
         else:
             self._driver.call("cuLaunchKernel", self._kernel, *sizes, ctypes.c_void_p(stream), places, None)
-
-    def resident_clusters(self, threads: int, cluster: int) -> int:
-        """Return the number of clusters that the device runs at the same time. threads: of a block."""
-        found = ctypes.c_int()
-        config = _LaunchConfig((cluster, 1, 1), (threads, 1, 1), self._shared)
-        query = "cuOccupancyMaxActiveClusters"
-        self._driver.call(query, ctypes.byref(found), self._kernel, ctypes.byref(config))
-        return found.value
 
     def attribute(self, which: int) -> int:
         """Return a number that the driver knows of the kernel, such as NUM_REGS."""

@@ -1,5 +1,4 @@
-// What memory-bound kernels share: statistics of a row that lanes, warps and the blocks of a cluster merge, and a walk over
-// rows that come by cp.async while others are worked on.
+// What memory-bound kernels share: statistics of a row that lanes, warps and the blocks of a cluster merge.
 #pragma once
 #include "ptx.cuh"
 
@@ -75,6 +74,17 @@ struct Moments {
   }
 };
 
+// ---- A barrier of the cluster in two halves: nothing that was stored before is waited for -----------------------------
+
+__device__ __forceinline__ void cluster_arrive() {
+  PTX(asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"), );
+}
+__device__ __forceinline__ void cluster_wait() {  // in the emulator it is the whole barrier
+  PTX(asm volatile("barrier.cluster.wait.aligned;" ::: "memory"),
+      emulator::meet(emulator::cluster_barrier, unsigned(emulator::blocks.size() * emulator::blocks[0].threads.size()),
+                     "barrier.cluster"));
+}
+
 // ---- Merges. All threads get the result. -----------------------------------------------------------------------------
 
 template <class S> __device__ __forceinline__ S over_warp(S own) {
@@ -83,15 +93,25 @@ template <class S> __device__ __forceinline__ S over_warp(S own) {
   return own;
 }
 
-// A block's rows lie along y: one, or several of one warp each. `slots` are 32 in shared memory, used by no other call up
-// to the next barrier of the block but one.
-template <class S> __device__ __forceinline__ S over_block(S own, S *slots) {
-  own = over_warp(own);
-  if (blockDim.x == 32) return own;
+// A block's threads have a part of each of COUNT rows; what lies along y are other rows, of one warp each. `slots`: 32 for
+// each row in shared memory, used by no other call up to the next barrier of the block but one.
+template <int COUNT, class S> __device__ __forceinline__ void over_block(S (&own)[COUNT], S (*slots)[32]) {
+#pragma unroll
+  for (int r = 0; r < COUNT; ++r) own[r] = over_warp(own[r]);
+  if (blockDim.x == 32) return;
   int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  if (lane == 0) slots[threadIdx.x / 32] = own;
+#pragma unroll
+  for (int r = 0; r < COUNT; ++r)
+    if (lane == 0) slots[r][threadIdx.x / 32] = own[r];
   __syncthreads();
-  return over_warp(lane < warps ? slots[lane] : S::none());
+#pragma unroll
+  for (int r = 0; r < COUNT; ++r) own[r] = over_warp(lane < warps ? slots[r][lane] : S::none());
+}
+
+template <class S> __device__ __forceinline__ S over_block(S own, S (&slots)[32]) {
+  S one[1] = {own};
+  over_block<1>(one, &slots);
+  return one[0];
 }
 
 // By a tree in shared memory, as it was done before there were shuffles. `slots`: one for each of the block's threads.
@@ -107,38 +127,55 @@ template <class S> __device__ __forceinline__ S by_tree(S own, S *slots) {
   return own;
 }
 
-// What the blocks of a cluster give one another: at the same place of each one's dynamic shared memory. They take turns, so
-// that what comes early for the next row finds a place that nobody reads.
-struct ClusterSlots {
-  float4 words[2][32];
-  Mbarrier barriers[2];
+// What the blocks of a cluster send one another, in the dynamic shared memory of each. All lanes of a warp send, so there are
+// copies, and 512 bytes for each row whatever the cluster.
+template <int COUNT> struct ClusterMail {
+  float4 words[COUNT][32];
+  Mbarrier barrier;
 
-  // Call it before over_cluster, by all threads; a barrier of the cluster must follow.
+  // Get ready to receive, and tell the cluster, which is waited for in over_cluster: loads can start in between.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x == 0) {
-      mbarrier_init(&barriers[0], 1);
-      mbarrier_init(&barriers[1], 1);
+      mbarrier_init(&barrier, 1);
       fence_mbarrier_init();
+      mbarrier_expect(&barrier, COUNT * 32 * 16);
     }
+    __syncwarp();
+    cluster_arrive();
   }
 };
 
-// All blocks of the cluster give their threads' common statistic to all. The first warp sends it (st.async) with the bytes
-// counted at the receiver's mbarrier: a barrier of the cluster would wait until the whole GPU sees the rows that were stored.
-template <int BLOCKS, class S> __device__ __forceinline__ S over_cluster(S own, ClusterSlots *slots, int turn) {
-  if (BLOCKS == 1) return own;
-  constexpr int COPIES = 32 / BLOCKS;  // all lanes send, so each block gets some copies
-  int lane = threadIdx.x % 32, at = turn % 2;
-  if (threadIdx.x < 32) {
-    if (lane == 0) mbarrier_expect(&slots->barriers[at], 32 * 16);
-    int to = cluster_rank() * COPIES + lane / BLOCKS;
-    store_async(&slots->words[at][to], own.words(), &slots->barriers[at], lane % BLOCKS);
-  }
-  mbarrier_wait_cluster(&slots->barriers[at], turn / 2 % 2);
-  return over_warp(lane < BLOCKS ? S::of(slots->words[at][lane * COPIES]) : S::none());
+// All blocks of the cluster give their threads' common statistics to all. The first warp sends them by st.async, whose bytes
+// the receiver's mbarrier counts. A barrier of the cluster would do too, but it would wait until the whole GPU sees all that
+// the block has stored.
+template <int BLOCKS, int COUNT, class S>
+__device__ __forceinline__ void over_cluster(S (&own)[COUNT], ClusterMail<COUNT> *mail) {
+  constexpr int COPIES = 32 / BLOCKS;
+  int lane = threadIdx.x % 32;
+  cluster_wait();
+#pragma unroll
+  for (int r = 0; r < COUNT; ++r)
+    if (threadIdx.x < 32)
+      store_async(&mail->words[r][cluster_rank() * COPIES + lane / BLOCKS], own[r].words(), &mail->barrier, lane % BLOCKS);
+  mbarrier_wait_cluster(&mail->barrier, 0);
+#pragma unroll
+  for (int r = 0; r < COUNT; ++r) own[r] = over_warp(lane < BLOCKS ? S::of(mail->words[r][lane * COPIES]) : S::none());
 }
 
 // ---- Rows of numbers of 16 bits, in vectors of 16 bytes ---------------------------------------------------------------
+
+// 16 bytes that are read once: L1 keeps what is read again, such as weights, in their place.
+__device__ __forceinline__ Vector load_once(const Element *from) {
+#ifdef __CUDACC__
+  uint4 words;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+      : "l"(from));
+  return *reinterpret_cast<Vector *>(&words);
+#else
+  return *reinterpret_cast<const Vector *>(from);
+#endif
+}
 
 template <class F> __device__ __forceinline__ Vector each_number(const Vector &x, F change) {
   Vector y;
@@ -162,71 +199,4 @@ template <int OWN> __device__ __forceinline__ void stay_narrow(Vector (&own)[OWN
 // Where a thread's vectors of a row lie: a block has a stretch of the row, and each of its loads is of neighbours.
 template <int OWN> __device__ __forceinline__ int vector_at(int v, int rank) {
   return (rank * OWN + v) * blockDim.x + threadIdx.x;
-}
-
-// A thread's vectors of a row: in registers, or in shared memory, from where each pass reads them anew.
-// known: those that exist.
-template <int OWN, bool SHARED> struct RowPart {
-  int known;
-  Vector held[SHARED ? 1 : OWN];
-  const Vector *first;
-  int pitch;
-  __device__ __forceinline__ Vector operator[](int v) const { return SHARED ? first[v * pitch] : held[SHARED ? 0 : v]; }
-  __device__ __forceinline__ void next_pass() {
-#ifdef __CUDACC__
-    if (SHARED) asm volatile("" ::: "memory");
-#endif
-    if (!SHARED) stay_narrow(held);
-  }
-};
-
-// Walk over rows by blocks (or clusters) that stay. `statistic` makes a thread's own from its part of the row; `finish` gets the row, the part and the statistic of the whole row.
-// LEAD: so many rows are on their way by cp.async while one is worked on (0: a row is loaded when its turn comes).
-template <int OWN, int BLOCKS, int LEAD, class S, class Statistic, class Finish>
-__device__ __forceinline__ void walk_rows(const Element *x, int rows, int columns, Statistic statistic, Finish finish) {
-  auto *slots = reinterpret_cast<ClusterSlots *>(dynamic_shared());
-  auto *warps = reinterpret_cast<S *>(slots + 1);
-  auto *stages = reinterpret_cast<Vector *>(warps + 64);
-  int threads = blockDim.x * blockDim.y, self = threadIdx.y * blockDim.x + threadIdx.x;
-  int rank = BLOCKS > 1 ? cluster_rank() : 0, step = gridDim.x / BLOCKS * blockDim.y, width = columns / 8;
-  int known = 0;
-#pragma unroll
-  for (int v = 0; v < OWN; ++v) known += vector_at<OWN>(v, rank) < width;
-  auto start = [&](int row, int stage) {
-    const Element *from = x + (size_t)row * columns + vector_at<OWN>(0, rank) * 8;
-#pragma unroll
-    for (int v = 0; v < OWN; ++v) {
-      bool inside = row < rows && v < known;
-      cp_async_16(&stages[(stage * OWN + v) * threads + self], inside ? from + v * blockDim.x * 8 : x, inside);
-    }
-    cp_async_commit();
-  };
-  if (BLOCKS > 1) {
-    slots->begin();
-    cluster_sync();  // all blocks have begun, and may be written to
-  }
-  int row = blockIdx.x / BLOCKS * blockDim.y + threadIdx.y;
-  for (int stage = 0; stage < LEAD; ++stage) start(row + stage * step, stage);
-  for (int turn = 0; row < rows; ++turn, row += step) {
-    RowPart<OWN, (LEAD > 0)> own;
-    own.known = known;
-    if (LEAD) {
-      start(row + LEAD * step, (turn + LEAD) % (LEAD + 1));  // this thread alone reads what it copies: no barrier
-      cp_async_wait<LEAD>();
-      own.first = &stages[turn % (LEAD + 1) * OWN * threads + self];
-      own.pitch = threads;
-    } else {
-#pragma unroll
-      for (int v = 0; v < OWN; ++v) {
-        Vector &vector = own.held[LEAD ? 0 : v];
-        vector = {};
-        const Element *from = x + (size_t)row * columns + vector_at<OWN>(v, rank) * 8;
-        if (v < known) vector = *reinterpret_cast<const Vector *>(from);
-      }
-    }
-    S found = over_block(statistic(own), warps + turn % 2 * 32);
-    own.next_pass();
-    finish(row, own, over_cluster<BLOCKS>(found, slots, turn));
-  }
-  cp_async_wait<0>();
 }

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.kernels.memory_bound.rungs import FLOATS, THREADS, MemoryRung, RowCut
+from ridgeline.kernels.memory_bound.rungs import FLOATS, THREADS, VECTOR, MemoryRung, RowCut
 
 EPSILON = 1e-5
 RESIDENT = 8  # blocks of 256 threads that a multiprocessor runs at the same time
-SLOTS = {"softmax": 8, "layer_norm": 12, "rms_norm": 4}  # bytes of a statistic
+STATISTIC = {"softmax": 8, "norms": 12}  # bytes that the blocks of a cluster merge
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ def launches(rung: MemoryRung, shape: MatrixShape, cut: RowCut | None, blocks: i
         return _sums(rung, shape.numbers, blocks)
     if rung.kernel == "vector_add":
         return [_of_numbers(rung, shape.numbers, ("x", "other", "y", ctypes.c_size_t(shape.numbers)))]
+    if rung.kernel == "silu" and rung.own > 1:
+        [arguments] = _silu(rung, shape)
+        grid = (-(-shape.rows // rung.own), -(-shape.columns // (THREADS * VECTOR)), 1)
+        return [RungLaunch(grid, (THREADS, 1, 1), arguments)]
     if rung.kernel == "silu":
         return [_of_numbers(rung, shape.numbers, each) for each in _silu(rung, shape)]
     return [_of_rows(rung, shape, cut, blocks)]
@@ -125,12 +129,15 @@ def _of_rows(rung: MemoryRung, shape: MatrixShape, cut: RowCut | None, blocks: i
     block, groups = (cut.threads, cut.rows, 1), -(-shape.rows // cut.rows)
     if rung.kind == "registers":
         return RungLaunch((groups, 1, 1), block, arguments)
-    grid = min(groups, max(1, blocks // cut.cluster)) * cut.cluster
-    return RungLaunch((grid, 1, 1), block, arguments, cluster=cut.cluster, shared=shared_bytes(rung, cut))
+    shared = shared_bytes(rung, cut)
+    if rung.kind == "cluster":
+        return RungLaunch((groups * cut.cluster, 1, 1), (cut.threads, 1, 1), arguments, cut.cluster, shared)
+    return RungLaunch((min(groups, blocks), 1, 1), block, arguments, shared=shared)
 
 
 def shared_bytes(rung: MemoryRung, cut: RowCut) -> int:
-    """Return the bytes of dynamic shared memory of a block that stays: slots for statistics, and rows."""
-    slots = 2 * 32 * 16 + 2 * 8 + 2 * 32 * SLOTS[rung.op]
+    """Return the bytes of dynamic shared memory of a block: what a cluster's blocks send and merge, or rows ahead."""
+    if rung.kind == "cluster":
+        return cut.rows * 32 * 16 + 16 + cut.rows * 32 * STATISTIC[rung.kernel]
     stages = cut.ahead + 1 if cut.ahead else 0
-    return slots + stages * cut.vectors * cut.threads * cut.rows * 16
+    return stages * cut.vectors * cut.threads * cut.rows * 16

@@ -19,6 +19,7 @@ from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
 from ridgeline.kernels.memory_bound.launches import RESIDENT, MatrixShape, RungLaunch, launches, scratch, shared_bytes
 from ridgeline.kernels.memory_bound.rungs import RUNGS, THREADS, MemoryRung, RowCut, RungCode
 
+DIVIDES = ("registers", "stays", "cluster")  # kinds that not every row fits
 COLUMNS = tuple(1 << n for n in range(10, 19))
 
 
@@ -39,17 +40,17 @@ class LoadedRung:
         device = torch.cuda.current_device()
         found = rung.code(self.cut)
         arch = arch_on(found, torch.cuda.get_device_capability())
-        shared = shared_bytes(rung, self.cut) if rung.kind == "stays" and self.cut else 32 * 4
+        divided = self.cut if rung.kind in ("stays", "cluster") else None
+        shared = shared_bytes(rung, divided) if divided else 32 * 4
         code = code_of(found, arch, folder, __spec__.name)
-        self._kernel = Kernel(driver or CudaDriver(), code, rung.kernel, device=device, shared=shared)
+        cluster = divided.cluster if divided else 1
+        self._kernel = Kernel(
+            driver or CudaDriver(), code, rung.kernel, device=device, shared=shared, cluster=cluster
+        )  # fmt: skip
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         self.blocks = multiprocessors * RESIDENT
-        if rung.kind == "stays" and self.cut:
-            threads, cluster = self.cut.threads * self.cut.rows, self.cut.cluster
-            if cluster > 1:
-                self.blocks = self._kernel.resident_clusters(threads, cluster) * cluster
-            else:
-                self.blocks = multiprocessors * self._kernel.resident(threads)
+        if rung.kind == "stays" and divided:
+            self.blocks = multiprocessors * self._kernel.resident(divided.threads * divided.rows)
         elif rung.kind == "grid":
             self.blocks = multiprocessors * min(RESIDENT, self._kernel.resident(THREADS))
         self.launches = launches(rung, shape, self.cut, self.blocks)
@@ -79,7 +80,7 @@ class LoadedRung:
 def takes(rung: MemoryRung, shape: MatrixShape) -> bool:
     """Return True if a rung can take matrices of a shape."""
     sides = (shape.rows, shape.columns) if rung.kernel == "transpose" else (shape.columns,)
-    divided = rung.kind not in ("registers", "stays") or rung.cut(shape.columns) is not None
+    divided = rung.kind not in DIVIDES or rung.cut(shape.columns) is not None
     return divided and all(side % rung.multiple == 0 for side in sides)
 
 
@@ -94,7 +95,7 @@ def codes(columns: Sequence[int] = COLUMNS) -> Iterator[RungCode]:
     for rung in RUNGS:
         for count in columns:
             cut = rung.cut(count)
-            if cut or rung.kind not in ("registers", "stays"):
+            if cut or rung.kind not in DIVIDES:
                 code = rung.code(cut)
                 found.setdefault(code.name, code)
     yield from found.values()

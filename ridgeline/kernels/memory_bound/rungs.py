@@ -20,14 +20,15 @@ FLOATS = ("vector_add", "transpose", "reduction")  # ops in float32
 THREADS = 256  # of a block, where the row does not decide
 MOST_THREADS, WARP, VECTOR = 1024, 32, 8  # VECTOR: numbers of 16 bits in 16 bytes
 MOST_CLUSTER = 8  # blocks; more are not portable
+ONCE = "LDG.E.NA.128.CONSTANT"  # a load of 16 bytes that L1 does not keep
 
 
 @dataclass(frozen=True)
 class RowCut:
     """A division of rows.
 
-    threads: of a block for each row. rows: of a block. vectors: of 16 bytes, of a thread. cluster: blocks.
-    ahead: rows on their way while one is worked on.
+    threads: of a block for each row, or for all where it is one of a cluster. rows: of a block, or of a cluster.
+    vectors: of 16 bytes, of a thread in a row. cluster: blocks. ahead: rows on their way while one is worked on.
     """
 
     threads: int
@@ -58,11 +59,12 @@ class MemoryRung:
 
     op: a key of KERNELS. number, name: its file, unless `file` names that.
     needs: mnemonics that its machine code must have. arch: the architecture that it needs at least.
-    tile: sides of a transpose's tile. own: numbers of a thread in one piece.
+    tile: sides of a transpose's tile. own: numbers of a thread in one piece (of SiLU in vectors: its rows).
     multiple: what columns (of a transpose rows too) must be multiples of.
     kind: of rungs of rows "block" (256 threads a row), "registers" (the row in one block's registers), "stays" (blocks
-    walk over rows); of reductions "adds" (atomics to a result that is zero before), "two" (launches), "grid".
-    clusters: several blocks may have a row. ahead: rows on their way.
+    walk over rows), "cluster" (the row in the registers of several blocks); of reductions "adds" (atomics to a result
+    that is zero before), "two" (launches), "grid".
+    ahead: rows on their way.
     passes: times that a number is read from L1 or L2. launches: of the same kernel.
     registers: the most a thread may have.
     """
@@ -77,7 +79,6 @@ class MemoryRung:
     own: int = 1
     multiple: int = 1
     kind: str = ""
-    clusters: bool = False
     ahead: int = 0
     passes: int = 1
     launches: int = 1
@@ -106,13 +107,17 @@ class MemoryRung:
             each = 4 if vectors <= 4 * MOST_THREADS else 8
             cut = _of_warps(vectors, each)
             return cut if cut.threads <= MOST_THREADS else None
-        if self.kind != "stays":
+        if self.kind == "stays":
+            cut = _of_warps(vectors, 4, self.ahead)
+            most = MOST_THREADS if self.ahead else MOST_THREADS // 2  # rows in registers take more of these
+            return cut if cut.threads <= most else None
+        if self.kind != "cluster" or vectors <= 4 * THREADS:
             return None
-        cluster = 1
-        while self.clusters and cluster < MOST_CLUSTER and vectors > cluster * 4 * THREADS:
+        cluster = 2
+        while cluster < MOST_CLUSTER and vectors > cluster * 4 * THREADS:
             cluster *= 2
-        cut = _of_warps(-(-vectors // cluster), 4, self.ahead, cluster)
-        return cut if cut.threads <= MOST_THREADS // (1 if self.ahead else 2) else None  # rows in registers take more
+        threads = _of_warps(-(-vectors // cluster), 4).threads
+        return RowCut(threads, cluster=cluster) if threads <= MOST_THREADS else None
 
     def code(self, cut: RowCut | None) -> RungCode:
         """Return the file and its definitions."""
@@ -120,16 +125,21 @@ class MemoryRung:
         if cut:
             found["VECTORS"] = str(cut.vectors)
             name += f"-{cut.vectors}"
-        if cut and self.kind == "stays":
-            most = next(n for n in (THREADS, 2 * THREADS, MOST_THREADS) if cut.threads * cut.rows <= n)
-            found |= {"CLUSTER": str(cut.cluster), "AHEAD": str(cut.ahead), "THREADS": str(most)}
-            name += f"-{cut.cluster}-{cut.ahead}-{most}"
+        if cut and self.kind in ("stays", "cluster"):
+            most = next(n for n in (THREADS, 2 * THREADS, MOST_THREADS) if cut.threads <= n)
+            found["THREADS"] = str(most)
+            if self.kind == "stays":
+                found["AHEAD"] = str(cut.ahead)
+                name += f"-{cut.ahead}-{most}"
+            else:
+                found |= {"CLUSTER": str(cut.cluster), "ROWS": str(cut.rows)}
+                name += f"-{cut.cluster}-{cut.rows}-{most}"
         return RungCode(name, self.source, self.arch, found)
 
 
-def _of_warps(vectors: int, each: int, ahead: int = 0, cluster: int = 1) -> RowCut:
+def _of_warps(vectors: int, each: int, ahead: int = 0) -> RowCut:
     threads = -(-vectors // each // WARP) * WARP
-    return RowCut(threads, 4 if threads == WARP and cluster == 1 else 1, each, cluster, ahead)
+    return RowCut(threads, 4 if threads == WARP else 1, each, ahead=ahead)
 
 
 def _norms(op: str) -> Iterator[MemoryRung]:
@@ -141,7 +151,7 @@ def _norms(op: str) -> Iterator[MemoryRung]:
     )  # fmt: skip
     if not rms:
         yield MemoryRung(op=op, number=2, name="welford", kind="block", passes=2, needs=barriers)
-    vectors = ("LDG.E.128", "SHFL.BFLY", "STG.E.128")
+    vectors = (ONCE, "SHFL.BFLY", "STG.E.128")
     for number, name in ((3, "shuffles"), (4, "groups")):
         yield MemoryRung(
             op=op, number=number, name=name, kind="registers", multiple=VECTOR, needs=vectors, defines=defines
@@ -152,8 +162,8 @@ def _norms(op: str) -> Iterator[MemoryRung]:
     )  # fmt: skip
     yield stays
     ahead = ("LDGSTS.E.BYPASS.128", "LDS.128", "SHFL.BFLY", "STG.E.128")
-    yield replace(stays, name="cp_async", ahead=2, needs=ahead)
-    yield replace(stays, name="cluster", ahead=2, clusters=True, needs=(*ahead, "STAS.128", "SYNCS.PHASECHK"))
+    yield replace(stays, name="cp_async", ahead=1, needs=ahead)
+    yield replace(stays, number=6, name="cluster", file="", kind="cluster", needs=(*vectors, "STAS.128"))
 
 
 RUNGS = (
@@ -187,7 +197,7 @@ RUNGS = (
             MemoryRung(op=op, number=1, name="two_ops", launches=2 + int(gated), needs=("MUFU.EX2", "MUFU.RCP")),
             MemoryRung(op=op, number=2, name="fused", needs=("MUFU.EX2", "MUFU.RCP")),
             MemoryRung(
-                op=op, number=3, name="vectors", own=32, multiple=VECTOR, needs=("LDG.E.128", "STG.E.128"),
+                op=op, number=3, name="vectors", own=2 if int(gated) else 4, multiple=VECTOR, needs=(ONCE, "STG.E.128"),
                 defines={"GATED": gated},
             ),
         )
@@ -196,11 +206,11 @@ RUNGS = (
     MemoryRung(op="softmax", number=2, name="online", kind="block", passes=2, needs=("LDS", "STS", "BAR")),
     MemoryRung(
         op="softmax", number=3, name="shuffles", kind="registers", multiple=VECTOR,
-        needs=("LDG.E.128", "SHFL.BFLY", "STG.E.128"),
+        needs=(ONCE, "SHFL.BFLY", "STG.E.128"),
     ),
     MemoryRung(
-        op="softmax", number=4, name="cluster", arch="sm_90", kind="stays", ahead=2, clusters=True, multiple=VECTOR,
-        registers=128, needs=("LDGSTS.E.BYPASS.128", "SHFL.BFLY", "STAS.128", "STG.E.128"),
+        op="softmax", number=4, name="cluster", arch="sm_90", kind="cluster", multiple=VECTOR, registers=64,
+        needs=(ONCE, "SHFL.BFLY", "STAS.128", "STG.E.128"),
     ),
     *_norms("layer_norm"),
     *_norms("rms_norm"),

@@ -6,7 +6,7 @@
 // Bytes     4 a number.
 // Limit     A block loads, then computes, then stores: others must fill the pauses, and a row of 64 K numbers takes all the
 //           registers of a multiprocessor. There is no other then.
-// Next      Rows that come while others are worked on, and rows that several blocks share.
+// Next      Rows that several blocks share.
 #include "rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024) softmax(const Element *x, Element *y, int rows, int columns) {
@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(1024) softmax(const Element *x, Ele
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
     int at = vector_at<VECTORS>(v, 0);
-    if (at < width) own[v] = *reinterpret_cast<const Vector *>(x + (size_t)row * columns + at * 8);
+    if (at < width) own[v] = load_once(x + (size_t)row * columns + at * 8);
   }
   Exponentials all = Exponentials::none();
 #pragma unroll

@@ -1,42 +1,54 @@
-// Softmax 4. Rows ahead, by clusters: no pauses, and rows of any length.
+// Softmax 4. Clusters: several blocks have a row, so rows of any length stay in registers.
 //
-// Idea      Blocks stay and walk over rows: cp.async brings the next ones into shared memory while one is worked on, so loads
-//           never pause. The blocks of a cluster divide a row, and give one another their largest and sum by distributed shared
-//           memory: 8 bytes and one barrier of the cluster a row, however long it is.
+// Idea      Each block of a cluster loads its part of a row, and makes its own largest and sum. They reach the other blocks by
+//           distributed shared memory: 16 bytes a row and block (st.async), and one mbarrier that counts them. Blocks stay small,
+//           so that a multiprocessor has several, of which some load while others compute.
 // Bytes     4 a number.
 // Limit     Memory.
 #include "rows.cuh"
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1024 / THREADS)
 softmax(const Element *x, Element *y, int rows, int columns) {
-  int rank = CLUSTER > 1 ? cluster_rank() : 0;
-  auto statistic = [&](auto &own) {
-    Exponentials all = Exponentials::none();
-#pragma unroll(AHEAD ? 1 : VECTORS)
-    for (int v = 0; v < VECTORS; ++v) {
-      Vector part = own[v];
+  auto *mail = reinterpret_cast<ClusterMail<ROWS> *>(dynamic_shared());
+  auto *slots = reinterpret_cast<Exponentials(*)[32]>(mail + 1);
+  int rank = cluster_rank(), first = blockIdx.x / CLUSTER * ROWS, width = columns / 8, known = 0;
+  mail->begin();
+  Vector own[ROWS][VECTORS];
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (v < own.known) all.largest = fmaxf(all.largest, to_float(part.at[i]) * LOG2_E);
-    }
-    own.next_pass();
-#pragma unroll(AHEAD ? 1 : VECTORS)
-    for (int v = 0; v < VECTORS; ++v) {
-      Vector part = own[v];
+  for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (v < own.known) all.sum += power_of_2(to_float(part.at[i]) * LOG2_E - all.largest);
+    for (int v = 0; v < VECTORS; ++v) {
+      int at = vector_at<VECTORS>(v, rank);
+      own[r][v] = {};
+      if (at < width && first + r < rows) own[r][v] = load_once(x + (size_t)(first + r) * columns + at * 8);
+      known += r == 0 && at < width;
     }
-    return all;
-  };
-  auto finish = [&](int row, const auto &own, Exponentials all) {
-    float share = inverse(all.sum);
-    Element *to = y + (size_t)row * columns + vector_at<VECTORS>(0, rank) * 8;
+  Exponentials all[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    all[r] = Exponentials::none();
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v)
-      if (v < own.known)
-        *reinterpret_cast<Vector *>(to + v * blockDim.x * 8) =
-            each_number(own[v], [&](float z, int) { return power_of_2(z * LOG2_E - all.largest) * share; });
-  };
-  walk_rows<VECTORS, CLUSTER, AHEAD, Exponentials>(x, rows, columns, statistic, finish);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (v < known) all[r].largest = fmaxf(all[r].largest, to_float(own[r][v].at[i]) * LOG2_E);
+    stay_narrow(own[r]);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v)
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (v < known) all[r].sum += power_of_2(to_float(own[r][v].at[i]) * LOG2_E - all[r].largest);
+    stay_narrow(own[r]);
+  }
+  over_block(all, slots);
+  over_cluster<CLUSTER>(all, mail);
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    float share = inverse(all[r].sum);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v)
+      if (v < known && first + r < rows)
+        *reinterpret_cast<Vector *>(y + (size_t)(first + r) * columns + vector_at<VECTORS>(v, rank) * 8) =
+            each_number(own[r][v], [&](float z, int) { return power_of_2(z * LOG2_E - all[r].largest) * share; });
+  }
 }
