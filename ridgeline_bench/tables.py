@@ -60,13 +60,15 @@ def kernels(timings: Sequence[Timing], records: Sequence[Record]) -> Table:
 def rungs(times: Sequence[RungTime]) -> Table:
     """Return a ladder's rungs: times beside the fastest library's (or a copy's) where they were measured, and the least
     times."""
-    by_bytes = any(each.bytes for each in times)
-    unit, of = ("GB/s", "of a copy") if by_bytes else ("TFLOP/s", "of the best library")
+    of = "of a copy" if any(each.bytes for each in times) else "of the best library"
+    unit = (
+        "rate" if len({bool(each.bytes) for each in times}) > 1 else "GB/s" if times and times[0].bytes else "TFLOP/s"
+    )
     table = Table("problem", "rung", "time", unit, of, "least time", "limit")
     peers = {  # the fastest one of each problem is the last to be set
         each.problem: each.seconds
         for each in sorted(times, key=lambda each: -each.seconds)
-        if each.peer and each.seconds and (not by_bytes or each.rung == COPY)
+        if each.peer and each.seconds and (not each.bytes or each.rung == COPY)
     }
     for each in times:
         measured = ("", "", "")

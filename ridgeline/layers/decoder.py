@@ -433,6 +433,13 @@ class Decoder(nn.Module):
         logits_TU = self.unembed(x_TM)
         return self._scaled(logits_TU) if self._scales else logits_TU
 
+    @property
+    def scoring_matrix(self) -> nn.Parameter | None:
+        """The parameter W, [U, M], if `scored` returns x · Wᵀ and does nothing else."""
+        head = self.unembed
+        alone = not self._scales and head.bias is None and head.keeps_weight and head.over.size == 1
+        return head.weight if alone and head.matrix.stored is head.weight else None
+
     def _scaled(self, logits_TU: Tensor) -> Tensor:
         if self.spec.logits_multiplier != 1:
             logits_TU = logits_TU * self.spec.logits_multiplier

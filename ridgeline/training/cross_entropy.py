@@ -26,15 +26,22 @@ Scores = Callable[[Tensor], Tensor]  # [C, M] → [C, V]
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a break in the graph
 def cross_entropy_sum(
-    x_NM: Tensor, targets_N: Tensor, scores: Scores, parameters: Sequence[nn.Parameter], chunk: int
-) -> Tensor:
+    x_NM: Tensor, targets_N: Tensor, scores: Scores, parameters: Sequence[nn.Parameter], chunk: int,
+    matrix_VM: nn.Parameter | None = None,
+) -> Tensor:  # fmt: skip
     """Return the sum of the negative log-likelihoods of the targets, in nats.
 
     x_NM: the hidden states behind the final norm.
     scores: returns the logits of some of them.
     parameters: those of `scores` that are trained.
     chunk: the number of positions whose logits exist at once.
+    matrix_VM: the one parameter, if `scores` is the product with it alone. In the dtype of x, and without autocast, its
+        gradient is then added up by the products that make it.
     """
+    casts = torch.is_autocast_enabled(x_NM.device.type)
+    if torch.is_grad_enabled() and matrix_VM is not None and matrix_VM.dtype == x_NM.dtype and not casts:
+        product: Tensor = _Products.apply(chunk, targets_N, x_NM, matrix_VM)
+        return product
     if torch.is_grad_enabled():
         total: Tensor = _Parts.apply(scores, chunk, targets_N, x_NM, *parameters)
         return total
@@ -93,3 +100,43 @@ class _Parts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, None, *(grad * each for each in ctx.saved_tensors)
+
+
+class _Products(torch.autograd.Function):
+    """The same where scores are x · matrixᵀ: three products for each part, into memory that all parts share."""
+
+    @staticmethod
+    def forward(ctx: Any, chunk: int, targets_N: Tensor, x_NM: Tensor, matrix_VM: nn.Parameter) -> Tensor:
+        total, grad_NM, grad_VM = products_with_gradients(x_NM.detach(), matrix_VM.detach(), targets_N, chunk)
+        ctx.save_for_backward(grad_NM, grad_VM)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(grad * each for each in ctx.saved_tensors)
+
+
+def products_with_gradients(
+    x_NM: Tensor, matrix_VM: Tensor, targets_N: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sum of the negative log-likelihoods for the scores x · matrixᵀ, and its gradients by x and the matrix.
+
+    chunk: the number of positions whose logits exist at once. x and the matrix have one dtype.
+    """
+    if not len(x_NM):
+        return x_NM.new_zeros(()), torch.zeros_like(x_NM), torch.zeros_like(matrix_VM)
+    grad_NM, grad_VM = torch.empty_like(x_NM), torch.empty_like(matrix_VM)
+    memory_CV = x_NM.new_empty(min(chunk, len(x_NM)), len(matrix_VM))
+    sums = []
+    parts = zip(x_NM.split(chunk), targets_N.split(chunk), grad_NM.split(chunk), strict=True)
+    for n, (x_CM, targets_C, of_CM) in enumerate(parts):
+        logits_CV = torch.mm(x_CM, matrix_VM.T, out=memory_CV[: len(x_CM)])
+        nats, grad_CV = with_gradient(logits_CV, targets_C)
+        sums.append(nats)
+        torch.mm(grad_CV, matrix_VM, out=of_CM)
+        if n == 0:
+            torch.mm(grad_CV.T, x_CM, out=grad_VM)
+        else:
+            torch.addmm(grad_VM, grad_CV.T, x_CM, out=grad_VM)
+    return torch.stack(sums).sum(), grad_NM, grad_VM

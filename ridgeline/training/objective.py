@@ -85,7 +85,8 @@ class NextTokenLoss(nn.Module):
         targets_N, decoder = tokens_BS1[:, 1:].flatten(), self.decoder
         head = [each for each in decoder.unembed.parameters() if each.requires_grad]
         with torch.autocast(tokens_BS1.device.type, self.autocast, enabled=self.autocast is not None):
-            total = cross_entropy_sum(decoder.normed(hidden), targets_N, decoder.scored, head, self.chunk)
+            matrix = decoder.scoring_matrix if len(head) == 1 else None
+            total = cross_entropy_sum(decoder.normed(hidden), targets_N, decoder.scored, head, self.chunk, matrix)
         return total / len(targets_N)
 
 

@@ -20,6 +20,7 @@ from ridgeline.kernels.memory_bound.launches import EPSILON, MatrixShape, item
 from ridgeline.kernels.memory_bound.predict import bytes_of, predict
 from ridgeline.kernels.memory_bound.run import COLUMNS, LoadedRung, runs_here, takes
 from ridgeline.kernels.memory_bound.rungs import BY_ROWS, KERNELS, RUNGS, MemoryRung
+from ridgeline_bench.ladders.cross_entropy import LinearLoss
 from ridgeline_bench.ladders.runs import COPY, Call
 
 MB = 1 << 20
@@ -177,4 +178,5 @@ def _long(op: str, columns: int) -> MemoryOp:
 PROBLEMS = (
     *(_sized(op, size) for op in KERNELS for size in SIZES),
     *(_long(op, columns) for op in BY_ROWS for columns in COLUMNS if columns != WIDTH),
+    LinearLoss(),
 )

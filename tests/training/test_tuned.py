@@ -105,7 +105,8 @@ def close(found: Tensor, wanted: Tensor, name: str, within: float = TOLERANCE) -
     assert error < within, f"{name}: {error:.1e}"
 
 
-def test_cross_entropy_in_parts_has_torchs_gradients() -> None:
+@pytest.mark.parametrize("linear", [False, True])
+def test_cross_entropy_in_parts_has_torchs_gradients(*, linear: bool) -> None:
     draw = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((23, 8), (40, 8)))
     targets = torch.randint(40, (23,), generator=draw)
@@ -114,10 +115,11 @@ def test_cross_entropy_in_parts_has_torchs_gradients() -> None:
         own, matrix = x.clone().requires_grad_(), torch.nn.Parameter(weight.clone())
 
         def scores(part: Tensor, matrix: Tensor = matrix) -> Tensor:
-            return 3 * torch.tanh(part @ matrix.T / 3)
+            return part @ matrix.T if linear else 3 * torch.tanh(part @ matrix.T / 3)
 
         if parts:
-            loss = cross_entropy_sum(own, targets, scores, [matrix], chunk=5)
+            given = matrix if linear else None
+            loss = cross_entropy_sum(own, targets, scores, [matrix], chunk=5, matrix_VM=given)
         else:
             loss = F.cross_entropy(scores(own), targets, reduction="sum")
         (loss / 7).backward()
