@@ -61,9 +61,7 @@ def rungs(times: Sequence[RungTime]) -> Table:
     """Return a ladder's rungs: times beside the fastest library's (or a copy's) where they were measured, and the least
     times."""
     of = "of a copy" if any(each.bytes for each in times) else "of the best library"
-    unit = (
-        "rate" if len({bool(each.bytes) for each in times}) > 1 else "GB/s" if times and times[0].bytes else "TFLOP/s"
-    )
+    unit = " or ".join(dict.fromkeys("GB/s" if each.bytes else "TFLOP/s" for each in times))
     table = Table("problem", "rung", "time", unit, of, "least time", "limit")
     peers = {  # the fastest one of each problem is the last to be set
         each.problem: each.seconds
