@@ -1,10 +1,10 @@
 """Attention of a few tokens of a prompt to many keys, with keys cut into pieces and whole.
 
     python -m ridgeline_bench.scripts.prompt_pieces [--tokens 64 196 224 515 1024] [--keys 512 8192 32768 100000]
-        [--decoding 32] [--heads 32 8 128] [--quick] [--output FILE.jsonl]
+        [--decoding 32] [--behind 64] [--heads 32 8 128] [--quick] [--output FILE.jsonl]
 
-One row of a prompt with so many cached keys comes beside --decoding rows that decode behind 64 tokens, in one layer of
-Llama-3.1-8B, bfloat16, as in a captured step: the host knows no lengths. Keys are scattered over blocks of 64.
+One row of a prompt with so many cached keys comes beside --decoding rows that decode behind --behind tokens, in one
+layer of Llama-3.1-8B, bfloat16, as in a captured step: the host knows no lengths. Keys lie scattered in blocks of 64.
 
     whole   before keys were cut: items of 128 queries read all keys, and steps below 256 tokens run in Triton
     pieces  as the engine does it now
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -36,7 +37,7 @@ from ridgeline_bench.results import gpu
 from ridgeline_bench.scripts.asked import asked, check_counts, keep
 from ridgeline_bench.scripts.whole_attention import peak_flops
 
-BLOCK, BEHIND = 64, 64  # tokens of a block, and of those who decode
+BLOCK = 64  # tokens
 BANDWIDTH = 4.0e12
 LARGEST = 200_000  # keys of all layers that calls take in turn, lest the second-level cache helps
 WITHIN = 1e-2  # of the norm
@@ -45,9 +46,9 @@ WITHIN = 1e-2  # of the norm
 class Load:
     """A step's inputs for some layers."""
 
-    def __init__(self, tokens: int, keys: int, decoding: int, heads: list[int], device: str) -> None:
+    def __init__(self, tokens: int, keys: int, decoding: list[int], heads: list[int], device: str) -> None:
         self.heads, self.kv_heads, self.dim = heads
-        rows = [(tokens, keys), *[(1, BEHIND)] * decoding]
+        rows = [(tokens, keys), *[(1, length) for length in decoding]]
         blocks = [math.ceil(length / BLOCK) for _, length in rows]
         order = 1 + torch.randperm(sum(blocks))
         table_SC = torch.zeros(len(rows), max(blocks), dtype=torch.int32)
@@ -106,38 +107,39 @@ def measured(load: Load, way: str) -> tuple[dict[str, Any], Tensor]:
 
 def main() -> None:
     a = asked(
-        __doc__, tokens=[64, 196, 224, 515, 1024], keys=[512, 8192, 32_768, 100_000], decoding=32, heads=[32, 8, 128],
-        quick=(False, "small shapes on the CPU, in Triton's interpreter"), output=Path,
+        __doc__, tokens=[64, 196, 224, 515, 1024], keys=[512, 8192, 32_768, 100_000], decoding=32, behind=[64],
+        heads=[32, 8, 128], quick=(False, "small shapes on the CPU, in Triton's interpreter"), output=Path,
     )  # fmt: skip
-    check_counts(a, "tokens", "keys", "heads")
+    check_counts(a, "tokens", "keys", "heads", "behind")
     device = "cpu" if a.quick else "cuda"
     if a.quick:
         a.tokens, a.keys, a.decoding, a.heads = [20], [200], 2, [4, 2, 64]
     peak = 1e12 if a.quick else peak_flops(8192, 5)
     about = {"workload": "pieces of keys", "gpu": gpu(), "dtype": "bfloat16", "product": peak}
-    table = Table("tokens", "keys", "whole, us", "pieces, us", "whole / pieces", "limit, us", "of limit", "TFLOP/s")
-    for tokens in a.tokens:
-        for keys in a.keys:
-            if keys < tokens:
-                continue
-            load = Load(tokens, keys, a.decoding, a.heads, device)
-            limit = 1e6 * max(load.cost.flops / peak, load.cost.bytes / BANDWIDTH)
-            found, outs = zip(*(measured(load, way) for way in ("whole", "pieces")), strict=True)
-            off = ((outs[0].double() - outs[1].double()).norm() / outs[0].double().norm()).item()
-            if not off < WITHIN:
-                raise SystemExit(f"{tokens} tokens, {keys} keys: the ways differ by {off:.3g} of the norm.")
-            if a.quick:
-                print(f"{tokens} tokens, {keys} keys: off by {off:.2g}")
-                continue
-            for line in found:
-                shape = {"tokens": tokens, "keys": keys, "decoding": a.decoding, "heads": a.heads}
-                keep(a.output, {**about, **shape, **line, "limit_us": limit, "off": off})
-            whole, pieces = (line["us"] for line in found)
-            table.add_row(
-                f"{tokens:,}", f"{keys:,}", f"{whole:,.1f}", f"{pieces:,.1f}", f"{whole / pieces:.2f}", f"{limit:,.1f}",
-                f"{limit / pieces:.0%}", f"{load.cost.flops / pieces / 1e6:.0f}",
-            )  # fmt: skip
-            del load
+    table = Table(
+        "tokens", "keys", "behind", "whole, us", "pieces, us", "whole / pieces", "limit, us", "of limit", "TFLOP/s"
+    )
+    for tokens, keys, behind in product(a.tokens, a.keys, a.behind):
+        if keys < tokens:
+            continue
+        load = Load(tokens, keys, [behind] * a.decoding, a.heads, device)
+        limit = 1e6 * max(load.cost.flops / peak, load.cost.bytes / BANDWIDTH)
+        found, outs = zip(*(measured(load, way) for way in ("whole", "pieces")), strict=True)
+        off = ((outs[0].double() - outs[1].double()).norm() / outs[0].double().norm()).item()
+        if not off < WITHIN:
+            raise SystemExit(f"{tokens} tokens, {keys} keys: the ways differ by {off:.3g} of the norm.")
+        if a.quick:
+            print(f"{tokens} tokens, {keys} keys: off by {off:.2g}")
+            continue
+        for line in found:
+            shape = {"tokens": tokens, "keys": keys, "decoding": a.decoding, "behind": behind, "heads": a.heads}
+            keep(a.output, {**about, **shape, **line, "limit_us": limit, "off": off})
+        whole, pieces = (line["us"] for line in found)
+        table.add_row(
+            *(f"{count:,}" for count in (tokens, keys, behind)), f"{whole:,.1f}", f"{pieces:,.1f}",
+            f"{whole / pieces:.2f}", f"{limit:,.1f}", f"{limit / pieces:.0%}", f"{load.cost.flops / pieces / 1e6:.0f}",
+        )  # fmt: skip
+        del load
     if not a.quick:
         Console(width=110).print(table)
 
