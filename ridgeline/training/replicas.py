@@ -84,8 +84,8 @@ def joined(device: torch.device) -> Iterator[tuple[TrainingReplicas, torch.devic
         if device.index >= torch.cuda.device_count():
             raise InvalidConfig(f"{device} does not exist; start at most {torch.cuda.device_count()} processes here.")
         torch.cuda.set_device(device)
-    else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    elif os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
     on_gpu = device.type == "cuda"
     if not met:
         dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
