@@ -34,9 +34,9 @@ class KernelPace(NamedTuple):
     tile: float
 
 
-# Fitted to six shapes on an H200, and within 7 % of those that the device bounds (docs/latent-attention.md)
+# Fitted to six shapes on an H200, and within 13 % of long ones in graphs (docs/latent-attention.md)
 HOPPER, TRITON = KernelPace(4.0, 1.9), KernelPace(8.0, 2.97)
-HOST = 50.0  # µs that the host takes longer to launch this kernel: it makes descriptors
+HOST = 50.0  # µs that the host takes longer to launch this kernel, measured there: it makes descriptors
 
 
 def worth(rows: LongRows, heads: int, device: torch.device) -> bool:
