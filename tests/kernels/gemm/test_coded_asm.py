@@ -42,9 +42,11 @@ def run(text: str, arguments: list[Tensor], dtype: torch.dtype) -> Tensor:
                 held[to] = a[0] >> a[1]
             case ["shl", _]:
                 held[to] = a[0] << a[1] & MASK
+            case ["shf", "r", "wrap", _]:
+                held[to] = (a[1] << 32 | a[0]) >> a[2] & MASK if int(a[2]) else a[0]
             case ["and", _]:
                 held[to] = a[0] & a[1]
-            case ["add", _]:
+            case ["add", "u32" | "s32"]:
                 held[to] = a[0] + a[1] & MASK
             case ["or", _]:
                 held[to] = a[0] | a[1]
@@ -55,8 +57,10 @@ def run(text: str, arguments: list[Tensor], dtype: torch.dtype) -> Tensor:
                 both = a[0] | a[1] << 32
                 held[to] = sum((both >> 8 * (a[2] >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))  # type: ignore[assignment]
                 assert not (a[2] & 0x8888).any()
-            case ["fma", "rn", _] | ["mul", _]:
-                exact = numbers(a[0]) * numbers(a[1])
+            case ["mad", "lo", _]:
+                held[to] = a[0] * a[1] + a[2] & MASK
+            case ["fma", "rn", _] | ["mul", _] | ["add", _]:
+                exact = numbers(a[0]) + numbers(a[1]) if name.startswith("add") else numbers(a[0]) * numbers(a[1])
                 if len(a) > 2:
                     exact = exact + numbers(a[2])
                 bits = exact.to(dtype).view(torch.int16).long() & 0xFFFF

@@ -174,13 +174,13 @@ class _Walked:
         at, end, *expert = walk
 
         def finish(*given):  # type: ignore[no-untyped-def]
-            step, steps, at, all_, expert, row, pair, last, width = given[13:22]
+            step, steps, at, all_, expert, row, pair, last, width = given[14:23]
             assert all_ == total
             self.at.append(at)
             self.consumed.append((step, steps, at % (inputs // 64), row, pair, last, expert * outputs, width))
 
         def gather(*given):  # type: ignore[no-untyped-def]
-            beside, _, step, steps, pair, pairs, block, width = given[6:14]
+            beside, _, _, step, steps, pair, pairs, block, width = given[7:16]
             self.gathered.append((step, steps, pair, pairs, block, width))
             self.scaled.append(beside)
 
@@ -202,11 +202,12 @@ class _Walked:
         cut = {"TOKENS": tokens, "TILES": tiles, "BLOCK": 64, "STAGES": 4, "INPUTS": inputs}
         cut |= {"OUTPUTS": outputs, "ROWS": rows, "PARTS": 1}
         consumer(
-            *(None,) * 5, counts, *(0,) * 8, at, end, total, *expert, NARROW=8, KIND="", SPAN=1, FACTOR=False,
-            GATHER=True, BIAS=False, GATE="", PDL=False, **cut,
+            *(None,) * 6, counts, *(0,) * 8, at, end, total, *expert, NARROW=8, KIND="", SPAN=1, FACTOR=False,
+            GATHER=True, BIAS=False, GATE="", APART=False, ZEROS=False, PDL=False, **cut,
         )  # fmt: skip
-        beside = {"NARROW": 8, "GATHER": True, "BESIDE": "codes", "PDL": False}
-        gatherer(None, None, 0, 0, counts, *(None,) * 4, *walk, **beside, **cut)
+        beside = {"NARROW": 8, "GATHER": True, "BESIDE": "codes", "ZEROS": False, "PDL": False}
+        scales = SimpleNamespace(shape=(0, rows // 64, 256))  # 32 inputs share one
+        gatherer(None, None, 0, 0, 0, counts, None, scales, None, None, None, *walk, **beside, **cut)
         streamer(None, counts, ring, ring, ring, *walk, BYTES=128, CODED=False, **cut)
 
 

@@ -39,7 +39,7 @@ MORE = (
 )
 GROUPED_256 = replace(GROUPED, experts=256, top_k=8, top_groups=4)
 REAL = (
-    *(RouteCase(t, 2048, QWEN3, dead=t // 5, exact=True) for t in (1, 8, 64, 65, 256, 8192, 16_384)),
+    *(RouteCase(t, 2048, QWEN3, dead=t // 5, exact=True) for t in (1, 8, 64, 65, 128, 200, 256, 8192, 16_384)),
     *(RouteCase(t, 7168, GROUPED_256, exact=True) for t in (1, 20, 3000)),
     *(RouteCase(t, 4096, RoutingSpec(experts=8, top_k=2, renormalize=True), exact=True) for t in (1, 64, 8192)),
     *(RouteCase(t, 2048, RoutingSpec(experts=512, top_k=10), exact=True) for t in (3, 16, 16_384)),
@@ -102,7 +102,7 @@ def test_routes_of_real_shapes(name: str, case: RouteCase) -> None:
     check(name, case, torch.bfloat16, "cuda")
 
 
-EVERY = tuple(range(1, 71)) + tuple(range(120, 131))
+EVERY = (*range(1, 71), *range(120, 131), *range(250, 259))
 SOME = (1, 5, 17, 64, 65, 129)  # an interpreted launch takes a second
 
 
@@ -123,7 +123,7 @@ def test_launches_of_all_sizes_leave_nothing_behind(sizes: tuple[int, ...], devi
         )
         for cut in cuts:
             case = RouteCase(tokens, 64, how, residual=False, exact=True)
-            arguments = list(case.inputs(torch.float32, torch.device(device), tokens))
+            arguments = list(case.inputs(_dtype_of(cut), torch.device(device), tokens))
             arguments[5] = (torch.rand(tokens, generator=generator) < 0.7).to(device)
             wanted = ROUTE.reference(*arguments[:-1], None)[2]
             assert_routes(implementation.route(*arguments, plan=cut)[2], wanted, 64)
@@ -136,16 +136,23 @@ CUTS = (
     Few(rows=4, each=2, block=512, tokens=16, experts=128, group=4, warps=4),
     Few(rows=8, each=4, block=256, tokens=8, experts=256, group=8, warps=8),
     Few(rows=64, each=4, block=256, tokens=128, experts=128, group=16, warps=8),
+    Few(rows=16, each=8, block=256, tokens=8, experts=128, group=8, warps=4, matrix=True),
+    Few(rows=32, each=8, block=256, tokens=256, experts=128, group=8, warps=8, matrix=True),
     Many(tokens=16, experts=128, block=32, warps=4, stages=2, programs=1),
     Many(tokens=32, experts=256, block=128, warps=8, stages=3),
 )
+
+
+def _dtype_of(cut: Few | Many) -> torch.dtype:
+    """Return a type that the units multiply which a cut is for."""
+    return torch.bfloat16 if isinstance(cut, Few) and cut.matrix else torch.float32
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("plan", CUTS, ids=str)
 def test_every_cut_routes(plan: Few | Many, device: str) -> None:
-    check("triton", RouteCase(7, 200, QWEN3, dead=1), torch.float32, device, plan=plan)
+    check("triton", RouteCase(7, 200, QWEN3, dead=1), _dtype_of(plan), device, plan=plan)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -219,7 +226,7 @@ def test_a_tokens_bits_do_not_depend_on_the_tokens_beside_it(device: str) -> Non
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_every_cut_chosen_can_be_launched(fixed: bool) -> None:
-    for tokens in (1, 2, 3, 5, 16, 33, 64, 65, 300, 5000, 16_384):
+    for tokens in (1, 2, 3, 5, 16, 33, 64, 65, 200, 300, 5000, 16_384):
         for width in (64, 1024, 2880, 4096, 7168):
             for experts in (2, 8, 60, 128, 160, 256, 512):
                 plan = choose(tokens, width, experts, fixed=fixed)
@@ -230,8 +237,9 @@ def test_every_cut_chosen_can_be_launched(fixed: bool) -> None:
                 if isinstance(plan, Few):
                     assert plan.tokens >= tokens
                     assert plan.block >= width
-                    assert max(plan.rows, 2 * plan.each) * plan.block <= 128 * 32 * plan.warps
+                    assert max(plan.rows, (1 if plan.matrix else 2) * plan.each) * plan.block <= 128 * 32 * plan.warps
                     assert plan.group >= max(plan.each, plan.warps)
+                    assert not plan.matrix or plan.rows % 16 == plan.each % 8 == plan.block // plan.slices % 16 == 0
                 else:
                     assert tokens > 16 or fixed
     assert len({choose(tokens, 2048, 128, fixed=True) for tokens in (1, 64, 500, 16_384)}) == 1

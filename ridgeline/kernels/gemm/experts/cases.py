@@ -14,7 +14,7 @@ from ridgeline.kernels.base.routing import UNGATED
 from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format, WeightFormat
 from ridgeline.kernels.gemm.codes import cases as coded_cases
 from ridgeline.kernels.gemm.codes.cases import CodedCase
-from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8
+from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8, W4
 from ridgeline.kernels.gemm.experts.cost import grouped_down_cost, grouped_gate_up_cost, touched
 from ridgeline.kernels.gemm.experts.matrices import Matrices, stacked
 from ridgeline.kernels.gemm.fp8.cases import ROUNDING
@@ -203,6 +203,7 @@ SWEPT = [
     *(replace(GPT_OSS_MXFP4, tokens=t, skew=1.0) for t in (3, 40, 700)),
     *(replace(QWEN3_MXFP8, tokens=t) for t in TIMED),
     *(replace(QWEN3_MXFP8, tokens=t, skew=1.0) for t in (3, 40, 700)),
+    *(replace(QWEN3, tokens=t, format=W4) for t in TIMED),
     *(replace(QWEN3, tokens=t, skew=1.0, format=how) for how in (IN_BLOCKS, BY_TOKEN) for t in (3, 40, 700)),
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.kernels.base.case import Cuts
 from ridgeline.kernels.base.routing import UNGATED
-from ridgeline.kernels.base.weight_format import Fp8Format
+from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format
 from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8
 from ridgeline.kernels.gemm.experts import hopper, hopper_plans, hopper_rows, triton
 from ridgeline.kernels.gemm.experts.cases import DownCase, ExpertsCase, GateUpCase
@@ -46,6 +46,8 @@ def candidates(case: GateUpCase | DownCase) -> list[Any]:
         found = _mxfp8(case, inputs, average, gated=gated)
     elif case.format == MXFP4 and wide:
         found = _codes(average, gated=gated)
+    elif isinstance(case.format, CodedFormat) and case.format.values == "levels" and wide:
+        found = [*_apart(average, gated=gated)]
     elif isinstance(case.format, Fp8Format) and wide:
         found = _fp8(case, inputs, average, gated=gated)
     return list(dict.fromkeys(found))
@@ -94,7 +96,16 @@ def _codes(average: float, *, gated: bool) -> list[Any]:
     cuts += [(64, 32, 16, 2), (64, 64, 32, 1), (128, 64, 32, 1)] if 4 <= average <= 64 else []
     cuts += [(64, 128, 64, 1), (128, 64, 32, 1)] if average > 32 else []
     found: list[Any] = [coded(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
+    found += _apart(average, gated=gated)
     return [*found, Widened()] if average >= 128 else found
+
+
+def _apart(average: float, *, gated: bool) -> Iterator[Stream]:
+    """Yield cuts in which single warps multiply codes."""
+    for rows, held, resident in ((64, 16, 3), (64, 16, 4), (128, 16, 3), (128, 16, 4), (64, 32, 2), (64, 64, 2)):
+        large = gated and rows == 128 and resident == 4  # more than the registers of four programs
+        if not large and average / 4 <= held <= max(32, 8 * average):
+            yield coded(rows, held, held // 2, gated=gated, resident=resident, apart=True)
 
 
 def _portable(case: GateUpCase | DownCase, *, gated: bool) -> Iterator[Rows | Tiles]:

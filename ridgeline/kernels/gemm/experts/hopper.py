@@ -1,8 +1,8 @@
 """Experts' products for Hopper: launches. hopper_stream.py streams weights where the memory is the bound,
 hopper_tiles.py multiplies large tiles where the matrix units are, and hopper_plans.py chooses.
 
-Weights are in 16 bits, in FP8 or MXFP8, whose activations are rounded once before, or in MXFP4 as packed.py has it,
-which becomes bfloat16 in registers.
+Weights are in 16 bits, in FP8 or MXFP8, whose activations are rounded once before, or in MXFP4 or four-bit levels as
+packed.py has them, which become bfloat16 in registers.
 
 `grouped_down` writes every pair's product, and a second pass adds up those of each token. With thousands of tokens the
 second pass moves a twelfth of the bytes that fit into the time of the first.
@@ -55,7 +55,7 @@ def supports(x: Tensor, weight: Matrices, *, gated: bool = False) -> bool:
 
     Plain weights are in 16-bit types, with widths that are multiples of 8. FP8 stands beside bfloat16 and rounded
     activations, with widths that are multiples of 16, and gates that end with a block if there are any; MXFP8 likewise,
-    with inputs in whole blocks. MXFP4 stands beside bfloat16 and is packed.
+    with inputs in whole blocks. MXFP4 stands beside bfloat16 and is packed, as four-bit levels are.
 
     Triton 3.6 cannot compile the kernels for a single block of inputs.
     """
@@ -101,13 +101,14 @@ def grouped_down(
 
 
 class _Operands(NamedTuple):
-    """The operands of kernels: the rows of x and their scales, the weights' numbers and their scales, each expert's
+    """The operands of kernels: the rows of x and their scales, the weights' numbers, scales and zeros, each expert's
     factor, and the constants that say what they are. Any tensor stands for one that is not there."""
 
     x: Tensor
     x_scale: Tensor
     weight: Tensor
     scale: Tensor
+    zero: Tensor
     factor: Tensor
     constants: dict[str, Any]
 
@@ -118,33 +119,37 @@ def _operands(x: Tensor, weight: Matrices) -> _Operands:
     x = x.contiguous()
     experts, outputs, inputs = shape_of(weight)
     if isinstance(weight, Tensor):
-        return _Operands(x, x, weight.view(experts * outputs, inputs), x, x, _constants(""))
+        return _Operands(x, x, weight.view(experts * outputs, inputs), x, x, x, _constants(""))
     if isinstance(weight, Fp8):
         mode: Activations = "block" if weight.format.block else "token"
         rounded, _ = round_rows(Operand(x), torch.float8_e4m3fn, mode)
         numbers = weight.weight_OI.view(experts * outputs, inputs)
         blocked = SPAN if weight.format.block else 1
-        return _Operands(rounded.q_TI, rounded.scale, numbers, weight.scale_SC, x, _constants("fp8", blocked))
+        return _Operands(rounded.q_TI, rounded.scale, numbers, weight.scale_SC, x, x, _constants("fp8", blocked))
     if is_mxfp8(weight):
         rounded, _ = round_rows(Operand(x), torch.float8_e4m3fn, "block")
         numbers = weight.code_OB.view(torch.float8_e4m3fn).view(experts * outputs, inputs)
         exponents, factor = weight.scale_OG.view(torch.int32), x if weight.scale is None else weight.scale
         constants = _constants("fp8", GROUP, factor=weight.scale is not None)
-        return _Operands(rounded.q_TI, rounded.scale, numbers, exponents, factor, constants)
+        return _Operands(rounded.q_TI, rounded.scale, numbers, exponents, x, factor, constants)
     assert isinstance(weight, Packed)
     words = weight.code_OB.view(torch.int16).view(-1, 64)
     factor = x if weight.scale is None else weight.scale
-    return _Operands(x, x, words, weight.scale_OG, factor, _constants("e2m1", 1, factor=weight.scale is not None))
+    how = weight.format
+    constants = _constants(how.values, how.group, factor=weight.scale is not None)
+    constants["ZEROS"] = weight.zero_OG is not None
+    zero = x if weight.zero_OG is None else weight.zero_OG
+    return _Operands(x, x, words, weight.scale_OG, zero, factor, constants)
 
 
 def _constants(kind: str, span: int = 1, *, factor: bool = False) -> dict[str, Any]:
-    return {"KIND": kind, "SPAN": span, "FACTOR": factor}
+    return {"KIND": kind, "SPAN": span, "FACTOR": factor, "ZEROS": False}
 
 
 def _plan(weight: Matrices, pairs: int, *, gated: bool) -> Stream | Tiles:
     experts, _, inputs = shape_of(weight)
     if isinstance(weight, Packed):
-        return choose_coded(pairs, experts, gated=gated)
+        return choose_coded(pairs, experts, gated=gated, levels=weight.format.values == "levels")
     if is_mxfp8(weight):
         return choose_mxfp8(pairs, experts, inputs, gated=gated)
     if isinstance(weight, Fp8):
@@ -180,22 +185,27 @@ def products(
     sums = torch.empty(size, dtype=torch.float32, device=device)
     rows = TILE // 2 if isinstance(weight, Packed) else plan.rows
     grouped_stream_kernel[(programs,)](
-        on.x, descriptor(on.weight, rows), on.scale, on.x_scale, on.factor, bias, routes.token_P, routes.start_E1,
-        y_PO, sums, counters(device, programs), len(x),
+        on.x, descriptor(on.weight, rows), on.scale, on.zero, on.x_scale, on.factor, bias, routes.token_P,
+        routes.start_E1, y_PO, sums, counters(device, programs), len(x),
         **named, **on.constants, GATE=gate, ROWS=plan.rows, TOKENS=plan.tokens, NARROW=plan.narrow, BLOCK=plan.block,
-        STAGES=plan.stages, num_warps=plan.warps, maxnreg=plan.registers, **launch_options(device),
+        STAGES=plan.stages, APART=plan.apart, num_warps=plan.warps, maxnreg=plan.registers, **launch_options(device),
     )  # fmt: skip
     return y_PO
 
 
-_TYPES = {"": ("bf16", "bf16", "bf16"), "fp8": ("fp8e4nv", "fp8e4nv", "fp32"), "e2m1": ("bf16", "i16", "u8")}
+_TYPES = {
+    "": ("bf16", "bf16", "bf16"),
+    "fp8": ("fp8e4nv", "fp8e4nv", "fp32"),
+    "e2m1": ("bf16", "i16", "u8"),
+    "levels": ("bf16", "i16", "fp16"),
+}
 
 
 def _aot(
     plan: Stream | Tiles, experts: int, inputs: int, outputs: int, gate: str, kind: str = "", span: int = 1, *,
     bias: bool = False,
 ) -> AotKernel:  # fmt: skip
-    x, numbers, scale = _TYPES[kind] if span != GROUP else ("fp8e4nv", "fp8e4nv", "i32")
+    x, numbers, scale = ("fp8e4nv", "fp8e4nv", "i32") if (kind, span) == ("fp8", GROUP) else _TYPES[kind]
     named: dict[str, Any] = {"E": experts, "INPUTS": inputs, "OUTPUTS": outputs, "GATHER": gate != "", "BIAS": bias}
     named |= {"GATE": gate, "STAGES": plan.stages, "ROWS": plan.rows, "KIND": kind, "SPAN": span}
     signature = {"x_ptr": f"*{x}", "scale_ptr": f"*{scale}", "x_scale_ptr": "*fp32", "bias_ptr": "*bf16"}
@@ -206,12 +216,13 @@ def _aot(
         # A tile's roles keep a few of their arguments on the stack
         return AotKernel(grouped_tiles_kernel, signature, named, num_warps=4, tensor_cores=unit, archs=("sm_90",))
     named |= {"TOKENS": plan.tokens, "NARROW": plan.narrow, "BLOCK": plan.block, "FACTOR": False}
-    signature |= {"w_desc": box(numbers, TILE // 2 if kind == "e2m1" else plan.rows)}
-    signature |= {"sums_ptr": "*fp32", "flag_ptr": "*i32", "factor_ptr": "*fp32"}
+    named |= {"APART": plan.apart, "ZEROS": False}
+    signature |= {"w_desc": box(numbers, TILE // 2 if kind in ("e2m1", "levels") else plan.rows)}
+    signature |= {"zero_ptr": "*u8", "sums_ptr": "*fp32", "flag_ptr": "*i32", "factor_ptr": "*fp32"}
     # Consumers of codes keep where they leave unfinished sums on the stack, outside of their loops
     return AotKernel(
-        grouped_stream_kernel, signature, named, num_warps=plan.warps, registers=plan.registers, hot=kind != "e2m1",
-        tensor_cores=unit, archs=("sm_90",),
+        grouped_stream_kernel, signature, named, num_warps=plan.warps, registers=plan.registers,
+        hot=kind in ("", "fp8"), tensor_cores="MMA" if plan.apart else unit, archs=("sm_90",),
     )  # fmt: skip
 
 
@@ -221,9 +232,10 @@ AOT = (
     _aot(Tiles(), 128, 2048, 768, "silu"),
     _aot(Tiles(), 32, 2880, 2880, "swiglu_clamped", bias=True),
     _aot(Tiles(), 128, 768, 2048, ""),
-    _aot(choose_coded(4, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
-    _aot(choose_coded(1024, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
-    _aot(choose_coded(4, 32, gated=False), 32, 2880, 2880, "", "e2m1", bias=True),
+    _aot(choose_coded(4, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", 32, bias=True),
+    _aot(choose_coded(1024, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", 32, bias=True),
+    _aot(choose_coded(4, 32, gated=False), 32, 2880, 2880, "", "e2m1", 32, bias=True),
+    _aot(choose_coded(64, 128, gated=True, levels=True), 128, 2048, 768, "silu", "levels", 128),
     _aot(choose_mxfp8(8, 128, 2048, gated=True), 128, 2048, 768, "silu", "fp8", GROUP),
     _aot(choose_mxfp8(8192, 128, 2048, gated=True), 128, 2048, 768, "silu", "fp8", GROUP),
     _aot(choose_mxfp8(8, 128, 768, gated=False), 128, 768, 2048, "", "fp8", GROUP),

@@ -18,15 +18,15 @@ from ridgeline.kernels.hopper.gluon_names import load_rows, load_tile, viewed
 
 @gluon.jit
 def gather_rows(
-    x_ptr, token_ptr, x, s, full, empty, beside_ptr, x_rows, step, steps, pair, pairs, block,
+    x_ptr, token_ptr, x, s, z, full, empty, beside_ptr, zero_ptr, x_rows, step, steps, pair, pairs, block,
     WIDTH: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, PARTS: gl.constexpr, BLOCK: gl.constexpr,
-    STAGES: gl.constexpr, GATHER: gl.constexpr, BESIDE: gl.constexpr, WARPS: gl.constexpr,
+    STAGES: gl.constexpr, GATHER: gl.constexpr, BESIDE: gl.constexpr, ZEROS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Copy blocks of the rows of up to WIDTH pairs into the ring, as `steps` stages from `step` on. Rows behind the
     last pair, and columns behind the last input, become zeros.
 
     BESIDE: what scales come along: "" for none; "rows" for those of the rows of x, of each panel; "codes" for those of
-        the first block's weights, from `beside_ptr` on.
+        the first block's weights, from `beside_ptr` on, and with ZEROS their zeros, from `zero_ptr` on.
     """
     PANEL: gl.constexpr = x.shape[2]
     PANELS: gl.constexpr = BLOCK // PANEL
@@ -62,6 +62,8 @@ def gather_rows(
                 load_rows(s.index(here * PANELS + panel).slice(0, WIDTH), scale_pointers + at * x_rows, mask=known)
         if BESIDE == "codes":
             _code_scales(beside_ptr, s, here, block + i, PARTS, INPUTS, OUTPUTS, WARPS)
+            if ZEROS:
+                _code_scales(zero_ptr, z, here, block + i, PARTS, INPUTS, OUTPUTS, WARPS)
         async_copy.mbarrier_arrive(full.index(here), increment_count=False)
         pointers += BLOCK
 
@@ -69,11 +71,14 @@ def gather_rows(
 @gluon.jit
 def _code_scales(scale_ptr, s, here, block, PARTS: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr,
                  WARPS: gl.constexpr):  # fmt: skip
-    """Copy the scales of a block of codes, 256 bytes for each tile of each part's rows (see packed.py)."""
-    LINE: gl.constexpr = INPUTS * 2  # bytes of a tile
-    layout: gl.constexpr = gl.BlockedLayout([1, 16], [2, 16], [WARPS, 1], [1, 0])
+    """Copy the scales of a block of codes, which each tile of each part's rows has together (see packed.py)."""
+    SIZE: gl.constexpr = s.shape[2]  # of a block and tile
+    LINE: gl.constexpr = INPUTS * SIZE // 128  # of a tile
+    WIDE: gl.constexpr = 128 // s.dtype.primitive_bitwidth  # of 16 bytes
+    LANES: gl.constexpr = SIZE // WIDE
+    layout: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     tile = gl.expand_dims(gl.arange(0, s.shape[1], gl.SliceLayout(1, layout)), 1)
-    at = block * 256 + gl.expand_dims(gl.arange(0, 256, gl.SliceLayout(0, layout)), 0)
+    at = block * SIZE + gl.expand_dims(gl.arange(0, SIZE, gl.SliceLayout(0, layout)), 0)
     for part in gl.static_range(PARTS):
         pointers = scale_ptr + part * (OUTPUTS // 64 * LINE) + tile * LINE + at
         load_rows(s.index(here * PARTS + part), pointers, mask=(at < LINE) & (tile >= 0))
@@ -81,10 +86,10 @@ def _code_scales(scale_ptr, s, here, block, PARTS: gl.constexpr, INPUTS: gl.cons
 
 @gluon.jit
 def gatherer(
-    x_ptr, token_ptr, beside_ptr, x_rows, counts, x, s, full, empty, at, end, expert, place, first, count,
+    x_ptr, token_ptr, beside_ptr, zero_ptr, x_rows, counts, x, s, z, full, empty, at, end, expert, place, first, count,
     INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
     TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr,
-    BESIDE: gl.constexpr, PDL: gl.constexpr,
+    BESIDE: gl.constexpr, ZEROS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the pairs' rows, for all items of this program."""
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
@@ -96,18 +101,23 @@ def gatherer(
         pair = place % units * TOKENS
         block = at % BLOCKS
         steps = gl.minimum(BLOCKS - block, end - at)
-        scale_ptr = beside_ptr
+        scale_ptr, own_zero_ptr = beside_ptr, zero_ptr
         if BESIDE == "codes":
-            scale_ptr += (expert * (PARTS * OUTPUTS) + place // units * ROWS) * (INPUTS // 32)
+            line = (expert * (PARTS * OUTPUTS) + place // units * ROWS) // 64 * (INPUTS * s.shape[2] // 128)
+            scale_ptr += line
+            if ZEROS:
+                own_zero_ptr += line
         if count - pair <= NARROW:
             gather_rows(
-                x_ptr, token_ptr, x, s, full, empty, scale_ptr, x_rows, step, steps, first + pair, count - pair, block,
-                NARROW, INPUTS, OUTPUTS, PARTS, BLOCK, STAGES, GATHER, BESIDE, gl.num_warps(),
+                x_ptr, token_ptr, x, s, z, full, empty, scale_ptr, own_zero_ptr, x_rows, step, steps, first + pair,
+                count - pair, block, NARROW, INPUTS, OUTPUTS, PARTS, BLOCK, STAGES, GATHER, BESIDE, ZEROS,
+                gl.num_warps(),
             )  # fmt: skip
         else:
             gather_rows(
-                x_ptr, token_ptr, x, s, full, empty, scale_ptr, x_rows, step, steps, first + pair, count - pair, block,
-                TOKENS, INPUTS, OUTPUTS, PARTS, BLOCK, STAGES, GATHER, BESIDE, gl.num_warps(),
+                x_ptr, token_ptr, x, s, z, full, empty, scale_ptr, own_zero_ptr, x_rows, step, steps, first + pair,
+                count - pair, block, TOKENS, INPUTS, OUTPUTS, PARTS, BLOCK, STAGES, GATHER, BESIDE, ZEROS,
+                gl.num_warps(),
             )  # fmt: skip
         step += steps
         at += steps

@@ -25,7 +25,8 @@ class Stream:
 
     narrow: tiles with no more pairs than this take fewer columns, a multiple of 8.
     block: inputs of a stage.
-    resident: programs on a multiprocessor, 1 or 2.
+    resident: programs on a multiprocessor, 1 to 4.
+    apart: codes are multiplied by single warps, four of them, and one more gathers rows of x.
     """
 
     rows: int
@@ -34,16 +35,25 @@ class Stream:
     block: int
     stages: int
     resident: int = 1
+    apart: bool = False
 
     @property
     def warps(self) -> int:
         """The warps that multiply."""
-        return self.rows // 16
+        return 4 if self.apart else self.rows // 16
+
+    @property
+    def gatherers(self) -> int:
+        """The warps that gather rows of x."""
+        return 1 if self.apart else 4
 
     @property
     def registers(self) -> int | None:
         """The registers per thread of all warps on average. None: one program may take all there are."""
-        return None if self.resident == 1 else 65_536 // self.resident // (32 * (self.warps + 8)) // 8 * 8
+        if self.resident == 1:
+            return None
+        warps = self.warps + self.gatherers + 1
+        return 65_536 // self.resident // (32 * -(-warps // 4) * 4) // 8 * 8
 
 
 @dataclass(frozen=True)
@@ -75,14 +85,18 @@ def choose_fp8(pairs: int, experts: int, inputs: int, *, gated: bool, blocked: b
     )  # fmt: skip
 
 
-def choose_coded(pairs: int, experts: int, *, gated: bool) -> Stream:
-    """Return the cut for so many pairs with matrices of MXFP4.
+def choose_coded(pairs: int, experts: int, *, gated: bool, levels: bool = False) -> Stream:
+    """Return the cut for so many pairs with matrices of MXFP4, or of levels.
 
-    Up to 32 columns two programs share a multiprocessor, so one makes operands while the other multiplies. Tiles of 128
-    pairs are the largest whose sums fit the registers, gated ones with 64 rows; making operands then takes a third of
-    the products' time.
+    Up to 16 columns single warps multiply. Up to 32 columns two programs share a multiprocessor, so one makes operands
+    while the other multiplies. Tiles of 128 pairs are the largest whose sums fit the registers, gated ones with 64
+    rows; making operands then takes a third of the products' time. Levels are always multiplied apart.
     """
     tokens = min(128, max(16, power_of_two(ceil(2 * pairs / experts))))
+    if tokens == 16:
+        return coded(64 if gated else 128, tokens, 8, gated=gated, resident=4, apart=True)
+    if levels:
+        return coded(64, min(64, tokens), min(64, tokens) // 2, gated=gated, resident=2, apart=True)
     rows = 128 if tokens == 64 or (tokens == 128 and not gated) else 64
     return coded(rows, tokens, tokens // 2, gated=gated, resident=2 if tokens <= 32 else 1)
 
@@ -107,7 +121,7 @@ def stream(
     return Stream(rows, tokens, narrow, block, min(RING // resident // (stage + beside), 16), resident)
 
 
-def coded(rows: int, tokens: int, narrow: int, *, gated: bool, resident: int) -> Stream:
-    """Return a cut for MXFP4 with as many stages as fit: of weights a byte for two inputs, and one for 32."""
+def coded(rows: int, tokens: int, narrow: int, *, gated: bool, resident: int, apart: bool = False) -> Stream:
+    """Return a cut for MXFP4 or levels with as many stages as fit: of weights a byte for two inputs, and one for 32."""
     stage = rows * (2 if gated else 1) * (CODED_BLOCK // 2 + CODED_BLOCK // 32) + tokens * CODED_BLOCK * 2
-    return Stream(rows, tokens, narrow, CODED_BLOCK, min(RING // resident // stage, 12), resident)
+    return Stream(rows, tokens, narrow, CODED_BLOCK, min(RING // resident // stage, 12), resident, apart)

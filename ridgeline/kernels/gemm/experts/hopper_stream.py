@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.gemm.experts.hopper_codes import coded_products, lifted
+from ridgeline.kernels.gemm.experts.hopper_codes import coded_products, coded_warp_products, lifted
 from ridgeline.kernels.gemm.experts.hopper_load import gatherer, streamer
 from ridgeline.kernels.gemm.experts.hopper_sums import products, promoted, promoted_by_rows, rescaled, times
 from ridgeline.kernels.gemm.experts.hopper_walk import begin_share, counts_of, next_piece, owner, slots
@@ -68,11 +68,12 @@ def _added(sums, sums_ptr, begin, end, pairs, SIZE: gl.constexpr, WARPS: gl.cons
 
 @gluon.jit
 def _finish(
-    w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step,
+    w, s, z, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step,
     steps, at, total, expert, row, pair, last,
     WIDTH: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr,
     TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
-    FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr,
+    ZEROS: gl.constexpr,
 ):  # fmt: skip
     """Multiply a piece of an item, and finish the item or leave the piece.
 
@@ -82,13 +83,18 @@ def _finish(
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
     PANELS: gl.constexpr = BLOCK // x.shape[2]
     SIZE: gl.constexpr = PARTS * ROWS * TOKENS
+    WARPS: gl.constexpr = gl.num_warps()
     block = at % BLOCKS
     # Whose pieces these are is known before the products, which take much longer. A branch around it would make ptxas
     # run the products one by one
     begin = owner(at - block, gl.num_programs(0), total)
     end = owner(at - block + (BLOCKS - 1), gl.num_programs(0), total)
     early = (end == begin + 1) & (2 * (BLOCKS - steps) * gl.num_programs(0) <= total)
-    if KIND == "e2m1":
+    if APART:
+        sums = coded_warp_products(
+            w, s, z, x, full, empty, step, steps, ROWS, PARTS, WIDTH, STAGES, KIND == "levels", ZEROS
+        )  # fmt: skip
+    elif KIND == "e2m1":
         sums = coded_products(w, s, x, full, empty, step, steps, ROWS, PARTS, WIDTH, STAGES)
     elif KIND == "fp8" and SPAN == 32:
         WORDS: gl.constexpr = INPUTS // 128
@@ -107,12 +113,12 @@ def _finish(
         sums = products(w, x, full, empty, step, steps, ROWS, PARTS, WIDTH, PANELS, STAGES)
     mine = True
     if begin < end:
-        mine = _arrives_last(sums, sums_ptr, flag_ptr, begin, end, early, last - pair, SIZE, ROWS // 16)
+        mine = _arrives_last(sums, sums_ptr, flag_ptr, begin, end, early, last - pair, SIZE, WARPS)
     if mine:
         if begin < end:
-            sums = _added(sums, sums_ptr, begin, end, last - pair, SIZE, ROWS // 16)
-        if KIND == "e2m1":
-            sums = lifted(sums, factor_ptr, expert, PARTS, FACTOR)
+            sums = _added(sums, sums_ptr, begin, end, last - pair, SIZE, WARPS)
+        if KIND == "e2m1" or KIND == "levels":
+            sums = lifted(sums, factor_ptr, expert, PARTS, FACTOR, KIND == "levels")
         elif KIND == "fp8" and SPAN == 32 and FACTOR:
             sums = times(sums, factor_ptr, expert, PARTS)
         elif KIND == "fp8" and SPAN == 1:
@@ -120,17 +126,17 @@ def _finish(
                 sums, scale_ptr, x_scale_ptr, token_ptr, expert, row, pair, last, OUTPUTS, PARTS, GATHER
             )  # fmt: skip
         own_bias_ptr = bias_ptr + expert * (PARTS * OUTPUTS)
-        store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, tall(ROWS, ROWS // 16))
+        store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, tall(ROWS, WARPS))
 
 
 @gluon.jit
 def _consumer(
-    w, s, x, full, empty, counts, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr,
+    w, s, z, x, full, empty, counts, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr,
     at, end, total, expert, place, first, count,
     INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
     TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr,
     SPAN: gl.constexpr, FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-    PDL: gl.constexpr,
+    APART: gl.constexpr, ZEROS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply and finish all pieces of this program."""
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
@@ -144,15 +150,17 @@ def _consumer(
         steps = gl.minimum(BLOCKS - at % BLOCKS, end - at)
         if first + count - pair <= NARROW:
             _finish(
-                w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
+                w, s, z, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
                 flag_ptr, step, steps, at, total, expert, row, pair, first + count,
                 NARROW, INPUTS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE,
+                APART, ZEROS,
             )  # fmt: skip
         else:
             _finish(
-                w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
+                w, s, z, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
                 flag_ptr, step, steps, at, total, expert, row, pair, first + count,
                 TOKENS, INPUTS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE,
+                APART, ZEROS,
             )  # fmt: skip
         step += steps
         at += steps
@@ -160,12 +168,12 @@ def _consumer(
 
 
 @gluon.jit
-def _beside(KIND: gl.constexpr, SPAN: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr,
-            BLOCK: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """Return shared memory for the scales that travel through the ring, if there are any."""
-    if KIND == "e2m1":
+def _beside(TYPE: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr,
+            TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Return shared memory for the scales that travel through the ring, if there are any. TYPE: of scales of codes."""
+    if KIND == "e2m1" or KIND == "levels":
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        return gl.allocate_shared_memory(gl.uint8, [STAGES * PARTS, ROWS // 64, 256], flat)
+        return gl.allocate_shared_memory(TYPE, [STAGES * PARTS, ROWS // 64, 64 * BLOCK // SPAN], flat)
     else:
         line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
         BLOCKED: gl.constexpr = KIND == "fp8" and SPAN > 1
@@ -175,11 +183,12 @@ def _beside(KIND: gl.constexpr, SPAN: gl.constexpr, ROWS: gl.constexpr, PARTS: g
 
 @gluon.jit(do_not_specialize=["x_rows"])
 def grouped_stream_kernel(
-    x_ptr, w_desc, scale_ptr, x_scale_ptr, factor_ptr, bias_ptr, token_ptr, start_ptr, y_ptr, sums_ptr, flag_ptr,
-    x_rows,
+    x_ptr, w_desc, scale_ptr, zero_ptr, x_scale_ptr, factor_ptr, bias_ptr, token_ptr, start_ptr, y_ptr, sums_ptr,
+    flag_ptr, x_rows,
     E: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
     NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
-    FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
+    FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr,
+    ZEROS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [P, O] of the pairs that some expert computes.
 
@@ -189,9 +198,12 @@ def grouped_stream_kernel(
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
     sums: float32 [programs, 2, PARTS, ROWS * TOKENS].
     flag: a counter for each program, 0 between launches.
-    KIND: "" for weights of 16 bits; "fp8" for E4M3 beside rounded activations; "e2m1" for MXFP4 as packed.py has it.
+    KIND: "" for weights of 16 bits; "fp8" for E4M3 beside rounded activations; "e2m1" for MXFP4 and "levels" for levels
+        of four bits, both as packed.py has them. Levels are multiplied apart.
     SPAN: outputs, and inputs, that share a scale of FP8; 1 if each output has its own; 32 if each has an exponent for
-        each 32 inputs, four in a word.
+        each 32 inputs, four in a word. Of codes the inputs that do.
+    APART: single warps multiply, with codes alone; four of them, and one more gathers.
+    ZEROS: levels have a zero for each scale.
     scale: as the forms have them. x_scale: [x_rows], or [blocks of 128 inputs, x_rows] if SPAN is not 1.
     """
     PARTS: gl.constexpr = 1 if GATE == "" else 2
@@ -199,8 +211,8 @@ def grouped_stream_kernel(
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
     BITS: gl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
     PANEL: gl.constexpr = 1024 // BITS
-    BYTES: gl.constexpr = BLOCK // 2 if KIND == "e2m1" else BLOCK * BITS // 8
-    CODED: gl.constexpr = KIND == "e2m1"
+    CODED: gl.constexpr = KIND == "e2m1" or KIND == "levels"
+    BYTES: gl.constexpr = BLOCK // 2 if CODED else BLOCK * BITS // 8
     BESIDE: gl.constexpr = "codes" if CODED else ("rows" if KIND == "fp8" and SPAN > 1 else "")
     x_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=BITS, rank=2)
     x = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES * (BLOCK // PANEL), TOKENS, PANEL], x_layout)
@@ -210,10 +222,12 @@ def grouped_stream_kernel(
     w = gl.allocate_shared_memory(
         w_desc.dtype, [STAGES * PARTS * WEIGHT_PANELS, HEIGHT, w_shape[1]], w_desc.layout
     )  # fmt: skip
-    s = _beside(KIND, SPAN, ROWS, PARTS, TOKENS, BLOCK, STAGES)
+    z = _beside(zero_ptr.dtype.element_ty, "levels" if ZEROS else "", SPAN, ROWS, PARTS, TOKENS, BLOCK, STAGES)
+    s = _beside(scale_ptr.dtype.element_ty, KIND, SPAN, ROWS, PARTS, TOKENS, BLOCK, STAGES)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     counts = gl.allocate_shared_memory(gl.int32, [slots(E), 1], flat)
-    full, empty = barriers(STAGES, 1 + 4 * 32), barriers(STAGES, 1)
+    GATHERERS: gl.constexpr = 1 if APART else 4
+    full, empty = barriers(STAGES, 1 + GATHERERS * 32), barriers(STAGES, 1)
     fence_async_shared()
     if PDL:
         if GATHER:
@@ -227,20 +241,20 @@ def grouped_stream_kernel(
     gl.warp_specialize(
         [
             (_consumer, (
-                w, s, x, full, empty, counts, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr,
+                w, s, z, x, full, empty, counts, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr,
                 sums_ptr, flag_ptr, at, end, total, expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES,
-                TOKENS, NARROW, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE, PDL,
+                TOKENS, NARROW, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE, APART, ZEROS, PDL,
             )),
             (gatherer, (
-                x_ptr, token_ptr, scale_ptr if CODED else x_scale_ptr, x_rows, counts, x, s, full, empty, at, end,
-                expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK, STAGES,
-                GATHER, BESIDE, PDL,
+                x_ptr, token_ptr, scale_ptr if CODED else x_scale_ptr, zero_ptr, x_rows, counts, x, s, z, full, empty,
+                at, end, expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK,
+                STAGES, GATHER, BESIDE, ZEROS, PDL,
             )),
             (streamer, (
                 w_desc, counts, w, full, empty, at, end, expert, place, first, count,
                 INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES, BYTES, CODED,
             )),
         ],
-        [4, 1],
-        [72, 40],
+        [GATHERERS, 1],
+        [40 if APART else 72, 40],
     )  # fmt: skip

@@ -98,8 +98,8 @@ def _gatherer(
     pair, pairs, _expert, _tile = _news(news, news_full, news_empty, turn)
     while pairs > 0:
         gather_rows(
-            x_ptr, token_ptr, x, x, full, empty, x_ptr, 0, turn * BLOCKS, BLOCKS, pair, pairs, 0,
-            PAIRS, INPUTS, 0, 1, x.shape[2], STAGES, True, "", gl.num_warps(),
+            x_ptr, token_ptr, x, x, x, full, empty, x_ptr, x_ptr, 0, turn * BLOCKS, BLOCKS, pair, pairs, 0,
+            PAIRS, INPUTS, 0, 1, x.shape[2], STAGES, True, "", False, gl.num_warps(),
         )  # fmt: skip
         turn += 1
         pair, pairs, _expert, _tile = _news(news, news_full, news_empty, turn)

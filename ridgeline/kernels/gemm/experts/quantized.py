@@ -88,8 +88,9 @@ def _widen(weight: Quantized, y_EOI: Tensor) -> None:
     if isinstance(weight, Packed):
         factor = weight.scale_OG if weight.scale is None else weight.scale
         unpack_kernel[(inputs // TILE, experts * outputs // TILE)](
-            weight.code_OB.view(torch.int16), weight.scale_OG, factor, y_EOI, O=outputs, I=inputs,
-            FACTOR=weight.scale is not None, num_warps=4,
+            weight.code_OB.view(torch.int16), weight.scale_OG, factor if weight.zero_OG is None else weight.zero_OG,
+            factor, y_EOI, O=outputs, I=inputs, GROUP=weight.format.group, LEVELS=weight.format.values == "levels",
+            ZEROS=weight.zero_OG is not None, FACTOR=weight.scale is not None, num_warps=4,
         )  # fmt: skip
         return
     if form is None:
@@ -128,7 +129,8 @@ def widen_kernel(
 
 @triton.jit
 def unpack_kernel(
-    code_ptr, scale_ptr, factor_ptr, y_ptr, O: tl.constexpr, I: tl.constexpr, FACTOR: tl.constexpr,  # noqa: E741
+    code_ptr, scale_ptr, zero_ptr, factor_ptr, y_ptr, O: tl.constexpr, I: tl.constexpr,  # noqa: E741
+    GROUP: tl.constexpr, LEVELS: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Write 64 rows by 64 inputs of matrices in the order of packed.py. Grid (panels, tiles of all experts)."""
     panel, tile = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -138,19 +140,33 @@ def unpack_kernel(
     row = word_at // 256 * 16 + high_row * 8 + word_at // 32 % 8
     column = high * 8 + word_at // 8 % 4 * 2 + pair
     word = tl.load(code_ptr + at * 1024 + word_at).to(tl.int32)
-    scale_at = at * 128 + word_at // 32 * 4 + high_row * 2
+    other = tl.load(code_ptr + at * 1024 + (word_at ^ 1)).to(tl.int32)  # of the same register
     factor = 1.0
     if FACTOR:
         factor = tl.load(factor_ptr + tile * 64 // O)
     for product in tl.static_range(4):
-        # The places of bits are those of packed.py
-        magnitude = word >> (9 if product == 3 else 6 - 3 * product)
-        sign = word >> (15 if product == 0 else 11 + product)
-        code = (magnitude & 7) | ((sign & 1) << 3)
-        scale = load_scales(scale_ptr + scale_at + product // 2, None, "e8m0") * 9.223372036854775808e18  # 2^63
-        value = e2m1(code, 0) * 9.223372036854775808e18 * scale * factor
+        # The places of bits and of scales are those of packed.py
+        if LEVELS:
+            EACH: tl.constexpr = 128 // GROUP
+            scale_at = (tile * (I // 128) + panel // 2) * (64 * EACH) + (word_at // 32 * 2 + high_row) * EACH
+            scale_at += panel % 2 * (EACH - 1)
+            scale = tl.load(scale_ptr + scale_at).to(tl.float32)
+            zero = 8
+            if ZEROS:
+                zero = tl.load(zero_ptr + scale_at).to(tl.int32)
+            value = ((word >> 4 * product & 15) - zero).to(tl.float32)
+        else:
+            scale_at = at * 128 + word_at // 32 * 4 + high_row * 2
+            magnitude = word >> (10 if product == 3 else 6 if product == 0 else 24 - 12 * product)
+            if product == 3:
+                magnitude = (magnitude & 3) | (word >> 2 & 4)
+            signed = other if product % 2 else word
+            sign = signed >> (15 if product == 0 else 5 if product == 1 else 9 if product == 2 else 3)
+            code = (magnitude & 7) | ((sign & 1) << 3)
+            scale = load_scales(scale_ptr + scale_at + product // 2, None, "e8m0") * 9.223372036854775808e18  # 2^63
+            value = e2m1(code, 0) * 9.223372036854775808e18
         to = (tile * 64 + row) * I + panel * 64 + product * 16 + column
-        tl.store(y_ptr + to, value.to(y_ptr.dtype.element_ty))
+        tl.store(y_ptr + to, (value * scale * factor).to(y_ptr.dtype.element_ty))
 
 
 def _aot() -> AotKernel:
@@ -161,8 +177,8 @@ def _aot() -> AotKernel:
 
 
 def _aot_unpack() -> AotKernel:
-    signature = {"code_ptr": "*i16", "scale_ptr": "*u8", "factor_ptr": "*fp32", "y_ptr": "*bf16"}
-    shape = {"O": 5760, "I": 2880, "FACTOR": False}
+    signature = {"code_ptr": "*i16", "scale_ptr": "*u8", "zero_ptr": "*u8", "factor_ptr": "*fp32", "y_ptr": "*bf16"}
+    shape = {"O": 5760, "I": 2880, "GROUP": 32, "LEVELS": False, "ZEROS": False, "FACTOR": False}
     return AotKernel(unpack_kernel, signature, shape, num_warps=4, hot=True, archs=("sm_90",))
 
 

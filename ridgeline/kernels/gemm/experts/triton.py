@@ -97,6 +97,9 @@ def _up(
         )
         assert isinstance(own, Tiles)
         return _plain_products(own, x_PM, weight_EFM, bias_EF, routes, None, on_hopper=plan is None)
+    hopper = None if plan else _quantized_on_hopper(x_PM, weight_EFM, routes, gated=False)
+    if hopper is not None and isinstance(weight_EFM, Packed):  # which no portable kernel reads
+        return hopper.products(x_PM, weight_EFM, bias_EF, routes, "")
     how = plan or _quantized_plan(x_PM, weight_EFM, routes, 1)
     how = FIXED if isinstance(how, Rows) else how
     return _quantized_products(how, x_PM, weight_EFM, bias_EF, routes, None, on_hopper=plan is None)
@@ -152,9 +155,10 @@ def _plain_products(
 def _quantized_on_hopper(x: Tensor, weight: Quantized, routes: Routes, *, gated: bool) -> Any:
     """Return hopper.py where it multiplies these matrices, else None.
 
-    Of MXFP4 it makes operands anew for every 128 pairs, so for many pairs matrices that are widened in memory are
-    faster. Beside FP8 it rounds activations in one launch more, which for one or two tokens costs more than rows of the
-    experts' first product do (9.6 against 12.3 µs for one token of Qwen3-30B-A3B; the second: 12.1 against 9.7).
+    Of MXFP4 and levels it makes operands anew for every 128 or 64 pairs, so for many pairs matrices that are widened in
+    memory are faster. Beside FP8 it rounds activations in one launch more, which for one or two tokens costs more than
+    rows of the experts' first product do (9.6 against 12.3 µs for one token of Qwen3-30B-A3B; the second: 12.1 against
+    9.7).
     """
     hopper = _hopper(x.device) if matrices.ON_HOPPER else None
     if hopper is None or not hopper.supports(x, weight, gated=gated):

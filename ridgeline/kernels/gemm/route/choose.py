@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FEW_TOKENS = 128  # beyond, the matrix units pay for their launches
+FEW_TOKENS = 128  # beyond, three launches are faster than few.py on the vector units
+MATRIX_TOKENS = range(0)  # for which few.py is faster on the matrix units
+MATRIX_BLOCK = 4096  # the longest row that 16 warps hold beside those of 16 experts
 MOST_TOKENS, MOST_EXPERTS = 256, 1024  # for which few.py has memory where its programs meet
 ONE_GROUP = 2048  # the largest tile of tokens by experts in which one program chooses for all tokens
 CELLS = 8192  # the largest tile of tokens by experts that a program keeps in registers, with 8 warps
@@ -33,6 +35,12 @@ class Few:
     experts: int
     group: int
     warps: int
+    matrix: bool = False
+
+    @property
+    def slices(self) -> int:
+        """The slices of inputs, each of which a warp multiplies on the matrix units. 0: the vector units multiply."""
+        return self.warps if self.matrix else 0
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,20 @@ class Many:
         return self.tokens < 16 * self.warps
 
 
-def choose(tokens: int, width: int, experts: int, *, fixed: bool = False) -> Few | Many:
-    """Return the cut. fixed: it does not depend on the number of tokens."""
-    few = None if fixed else _few(tokens, width, experts)
-    return few or _many(experts)
+def choose(tokens: int, width: int, experts: int, *, fixed: bool = False, itemsize: int = 2) -> Few | Many:
+    """Return the cut. fixed: it does not depend on the number of tokens. itemsize: of the router's numbers."""
+    few = None if fixed else _matrix(tokens, width, experts) if itemsize == 2 else None
+    return few or (None if fixed else _few(tokens, width, experts)) or _many(experts)
+
+
+def _matrix(tokens: int, width: int, experts: int) -> Few | None:
+    """Return the cut of few.py on the matrix units, or None. A program takes the least that fills one of their
+    products, 16 experts and 8 tokens; 16 tokens where there would be more programs than multiprocessors."""
+    block, tile, padded = max(256, power_of_two(width)), power_of_two(tokens), max(16, power_of_two(experts))
+    if tokens not in MATRIX_TOKENS or padded > MOST_EXPERTS or block > MATRIX_BLOCK:
+        return None
+    each, warps = 16 if tokens > 128 and block <= 2048 else 8, block // 256
+    return Few(16, each, block, tile, padded, max(each, warps), warps, matrix=True)
 
 
 def _few(tokens: int, width: int, experts: int) -> Few | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ridgeline.kernels.base.case import Cuts
 from ridgeline.kernels.gemm.route.cases import RouteCase
-from ridgeline.kernels.gemm.route.choose import Few, Many, choose, power_of_two
+from ridgeline.kernels.gemm.route.choose import MATRIX_BLOCK, MOST_TOKENS, Few, Many, choose, power_of_two
 from ridgeline.kernels.gemm.route.triton import route
 
 FEW_PROGRAMS = range(32, 1057)  # of few.py that a GPU of some 132 multiprocessors starts at once
@@ -21,8 +21,9 @@ SEVERAL = 8  # tokens up to which a tile of the matrix units is mostly empty
 def candidates(case: RouteCase) -> list[Few | Many]:
     """Return the chosen cut, then others whose tiles registers and shared memory hold."""
     chosen = choose(case.tokens, case.width, case.how.experts)
-    few = _few(chosen, case) if isinstance(chosen, Few) else ()
-    return list(dict.fromkeys((chosen, *few, *_many(case))))
+    vector = choose(case.tokens, case.width, case.how.experts, itemsize=4)
+    few = _few(vector, case) if isinstance(vector, Few) else ()
+    return list(dict.fromkeys((chosen, *few, *_matrix(case), *_many(case))))
 
 
 def _few(chosen: Few, case: RouteCase) -> Iterator[Few]:
@@ -34,6 +35,16 @@ def _few(chosen: Few, case: RouteCase) -> Iterator[Few]:
             for group in {max(power_of_two(tokens), warps), max(each, warps)}:
                 if group * chosen.experts <= 1024 * warps:
                     yield replace(chosen, rows=rows, each=each, group=group, warps=warps)
+
+
+def _matrix(case: RouteCase) -> Iterator[Few]:
+    """Yield cuts of few.py on the matrix units, whose programs keep their operands in registers."""
+    tokens, padded, block = case.tokens, power_of_two(case.how.experts), max(256, power_of_two(case.width))
+    for each, rows in itertools.product((8, 16), (16, 32)):
+        fits = (each + rows) * block <= 48 * 2048 and rows <= padded
+        if SEVERAL <= tokens <= MOST_TOKENS and block <= MATRIX_BLOCK and fits:
+            warps = block // 256
+            yield Few(rows, each, block, power_of_two(tokens), max(16, padded), max(each, warps), warps, matrix=True)
 
 
 def _many(case: RouteCase) -> Iterator[Many]:

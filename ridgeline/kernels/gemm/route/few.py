@@ -106,13 +106,28 @@ def _place_by_bits(
         tl.store(bits_ptr + word * EXPERTS + column_E, tl.zeros((EXPERTS,), tl.int64))
 
 
+@triton.jit
+def _product(w_1RB, n_T1B, SLICES: tl.constexpr, DOT: tl.constexpr):
+    """Return the products [T, R]. On the matrix units a warp takes a slice of the inputs, then slices are added up."""
+    if SLICES == 0:
+        return tl.sum(w_1RB.to(tl.float32) * n_T1B.to(tl.float32), 2)
+    else:
+        TOKENS: tl.constexpr = n_T1B.shape[0]
+        ROWS: tl.constexpr = w_1RB.shape[1]
+        PART: tl.constexpr = w_1RB.shape[2] // SLICES
+        w_SRP = tl.permute(tl.reshape(w_1RB.to(DOT), (ROWS, SLICES, PART)), (1, 0, 2))
+        n_SPT = tl.permute(tl.reshape(n_T1B.to(DOT), (TOKENS, SLICES, PART)), (1, 2, 0))
+        return tl.trans(tl.sum(tl.dot(w_SRP, n_SPT, input_precision="ieee"), 0))
+
+
 @triton.jit(do_not_specialize=["tokens", "eps", "scale"])
 def few_kernel(
     x_ptr, residual_ptr, norm_ptr, router_ptr, bias_ptr, correction_ptr, expert_scale_ptr, live_ptr, tally_ptr,
     n_ptr, s_ptr, expert_ptr, weight_ptr, token_ptr, place_ptr, start_ptr, logits_ptr, bits_ptr, arrival_ptr,
     x_stride, residual_stride, tokens, eps, scale,
     M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr, TOKENS: tl.constexpr,
-    GROUP: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, LIVE: tl.constexpr, TALLY: tl.constexpr,
+    GROUP: tl.constexpr, SLICES: tl.constexpr, DOT: tl.constexpr, NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr, LIVE: tl.constexpr, TALLY: tl.constexpr,
     E: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
     GROUPS_PADDED: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr, EXPERT_SCALE: tl.constexpr,
@@ -122,6 +137,7 @@ def few_kernel(
 
     TOKENS: a power of two that covers all tokens.
     GROUP: rows of the tile in which a program chooses. Either it covers all tokens, or it covers EACH.
+    SLICES: of the inputs, each for a warp on the matrix units, which multiply numbers of type DOT. 0: vector units.
     logits: float32 [tokens, EXPERTS].
     bits: int64 [words, EXPERTS], 0 between launches.
     arrival: counters of programs, then of programs of each group. They are 0 between launches.
@@ -149,7 +165,7 @@ def few_kernel(
         a_T1B = s_T1B.to(tl.float32)
         factor_T11 = tl.rsqrt(tl.sum(a_T1B * a_T1B, 2) / M + eps)[:, :, None]
         n_T1B = (a_T1B * factor_T11 * norm_11B.to(tl.float32)).to(s_T1B.dtype)
-    logit_TR = tl.sum(w_1RB.to(tl.float32) * n_T1B.to(tl.float32), 2)
+    logit_TR = _product(w_1RB, n_T1B, SLICES, DOT)
     token_T1 = begin + tl.arange(0, EACH)[:, None]
     row_1R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     tl.store(logits_ptr + token_T1 * EXPERTS + row_1R, logit_TR, mask=(token_T1 < tokens) & (row_1R < E))
@@ -220,6 +236,7 @@ def _aot(tokens: int, width: int, experts: int, used: int, *archs: str, grouped:
     signature |= {"x_stride": "i32:16", "residual_stride": "i32:16"}
     signature |= {"tokens": "i32", "eps": "fp32", "scale": "fp32"}
     constants = {"M": width, "BLOCK": plan.block, "ROWS": plan.rows, "EACH": plan.each, "TOKENS": plan.tokens}
+    constants |= {"SLICES": plan.slices, "DOT": tl.bfloat16}
     constants |= dict.fromkeys(("NORM", "RESIDUAL", "LIVE", "TALLY"), True) | {"GROUP": plan.group}
     constants |= aot_rules(experts, plan.experts, used, grouped=grouped)
     return AotKernel(few_kernel, signature, constants, num_warps=plan.warps, hot=True, archs=archs)

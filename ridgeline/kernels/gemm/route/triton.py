@@ -49,7 +49,7 @@ def route(
     learned = (x_TM, residual_TM, norm_weight_M, *router[:-1])
     if not tokens or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in learned)):
         return torch_ops.route(x_TM, residual_TM, norm_weight_M, eps, router, live_T, tally_E)
-    plan = plan or choose(tokens, width, how.experts, fixed=fixed)
+    plan = plan or choose(tokens, width, how.experts, fixed=fixed, itemsize=x_TM.itemsize)
     routes = _empty(tokens, how, device)
     if isinstance(plan, Many):
         n_TM, s_TM = _normalised(x_TM, residual_TM, norm_weight_M, eps)
@@ -85,6 +85,8 @@ def launch_few(
     assert plan.experts <= MOST_EXPERTS, plan
     assert -(-tokens // 64) * plan.experts <= ROUTE_BITS, plan
     here = meeting(device)
+    # Triton's interpreter cannot multiply bfloat16: it would multiply the raw bits
+    operands = torch.float32 if INTERPRETED and x_TM.dtype == torch.bfloat16 else x_TM.dtype
     residual = x_TM if residual_TM is None else residual_TM
     few_kernel[(triton.cdiv(how.experts, plan.rows), triton.cdiv(tokens, plan.each))](
         x_TM, residual, _or(norm_weight_M, x_TM), *_pointers(router, x_TM), _or(live_T, x_TM), _or(tally_E, x_TM), n_TM,
@@ -92,8 +94,8 @@ def launch_few(
         routes.expert_TK, routes.weight_TK, routes.token_P, routes.place_TK, routes.start_E1, logits_TE,
         here.bits, here.route, x_TM.stride(0), residual.stride(0), tokens, eps, how.scale,
         M=width, BLOCK=plan.block, ROWS=plan.rows, EACH=plan.each, TOKENS=plan.tokens, GROUP=plan.group,
-        NORM=norm_weight_M is not None, RESIDUAL=residual_TM is not None, LIVE=live_T is not None,
-        TALLY=tally_E is not None, **_rules(router, plan),
+        SLICES=plan.slices, DOT=_DTYPES[operands], NORM=norm_weight_M is not None, RESIDUAL=residual_TM is not None,
+        LIVE=live_T is not None, TALLY=tally_E is not None, **_rules(router, plan),
         num_warps=plan.warps, **launch_options(device),
     )  # fmt: skip
 
