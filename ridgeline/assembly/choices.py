@@ -152,13 +152,6 @@ class Choices:
         return self.below.slots if isinstance(self.below, ExpertsBelow) else own
 
     @property
-    def captures_towers(self) -> bool:
-        """True if a tower's graphs are captured though steps have none: those of models that pool, as a tower alone
-        does, wait for copies."""
-        alone = self.mesh.size == 1 and self.below is None
-        return alone and not self.captured and on_gpu(self.ops.platform) and not self.config.enforce_eager
-
-    @property
     def captures_later(self) -> bool:
         """True if some graphs are captured once the engine is ready. Ranks capture the same ones at the same time, and
         what drafts has a state that captures would change. Of others'

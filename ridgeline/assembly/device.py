@@ -321,9 +321,6 @@ def _run_on(
                     capture(decoder, capture_all)
                 else:
                     capture_all()
-        elif choices.captures_towers:
-            with choices.timeline.stage("capture"):
-                runner.capture_towers(later=choices.captures_later)
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
             f"{choices.device} ran out of memory while the cache and the graphs were made ({memory}); "

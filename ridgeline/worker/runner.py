@@ -182,11 +182,6 @@ class Runner:
         finally:
             self.segments.mailbox.restart()
 
-    def capture_towers(self, *, later: bool) -> None:
-        """Capture the graphs of what sees pictures alone, as `capture` does beside those of steps. CUDA only."""
-        if (pictures := self.inserted.pictures) is not None:
-            pictures.capture(torch.cuda.graph_pool_handle(), later=later)
-
     def sleep(self) -> None:
         """Give the device's memory back, as `DeviceSleep.sleep`, and let go of the vectors of pictures."""
         self.inserted.stored.clear()
