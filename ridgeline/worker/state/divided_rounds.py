@@ -20,7 +20,7 @@ from torch import Tensor
 from ridgeline.core.plan.stripes import held
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.worker.share import Stripes
-from ridgeline.worker.state.rounds import Around, Cached, Kept, Rows, pack, unpack
+from ridgeline.worker.state.rounds import Around, Cached, KeptKeys, Rows, pack, unpack
 from ridgeline.worker.state.states import DeviceRows
 from ridgeline.worker.upload import upload
 
@@ -48,7 +48,7 @@ class Blocks:
         self.slots_R = torch.arange(len(count_R), dtype=torch.int32, device=device)
         self.lowest_R = first_R * held_tokens
 
-    def taken(self, cached: Kept) -> Tensor:
+    def taken(self, cached: KeptKeys) -> Tensor:
         """Return the parts that a layer keeps of them; of keys and values [2, B, G, P, D]."""
         return torch.stack([cache.index_select(0, self.id_B) for cache in cached.parts])
 
@@ -69,7 +69,7 @@ class Keys:
             lengths = count_R, kv_len_R
             self._pieces[holder] = around.piece(rows, first, blocks.table_RC, share.num_tokens, lengths=lengths)
 
-    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Kept, softmax: Softmax) -> Tensor:
+    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: KeptKeys, softmax: Softmax) -> Tensor:
         ring, parts = self._around.ring, []
         at_hand = self._blocks.taken(cached)
         for turn in range(ring.size):
@@ -100,7 +100,7 @@ class Queries:
             first_R = upload(np.concatenate([first_R for _, first_R in seen if first_R is not None]), device)
         self._piece = around.piece(parts, first_R, table_SC, sum(self._counts), lengths=lengths)
 
-    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Kept, softmax: Softmax) -> Tensor:
+    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: KeptKeys, softmax: Softmax) -> Tensor:
         ring = self._around.ring
         shapes = [(count, *q_THD.shape[1:]) for count in self._counts]
         visitors_THD = torch.cat(ring.exchanged([q_THD] * ring.size, shapes))

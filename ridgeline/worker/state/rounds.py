@@ -31,7 +31,7 @@ from ridgeline.parallel.ring import Ring
 from ridgeline.worker.state.states import DeviceRows
 
 
-class Kept(Protocol):
+class KeptKeys(Protocol):
     """The things that one layer keeps of this rank's tokens."""
 
     @property
@@ -178,7 +178,7 @@ class Together:
             self._back_T = self._order_T.argsort()
         self._piece = around.piece(parts, first_R, table_SC, rows.num_tokens, 1 if each == 1 else 0)
 
-    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Kept, softmax: Softmax) -> Tensor:
+    def attend(self, q_THD: Tensor, positions_T: Tensor, cached: KeptKeys, softmax: Softmax) -> Tensor:
         ring = self._around.ring
         if self._order_T is not None:
             q_THD, positions_T = q_THD[self._order_T], positions_T[self._order_T]
