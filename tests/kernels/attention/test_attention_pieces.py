@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from ridgeline.kernels.base.op import Platform
 from tests.kernels.unseen import forgotten, spoiled
 
 pytest.importorskip("triton")
-from ridgeline.kernels.attention.paged import hopper, hopper_pieces
+from ridgeline.kernels.attention.paged import hopper, hopper_pieces, schedule
 from ridgeline.kernels.attention.paged.schedule import fixed_schedule, make_schedule
 from ridgeline.kernels.attention.paged.triton import paged_attention
 
@@ -197,6 +198,51 @@ def test_pieces_add_up_to_the_attention_to_all_keys(device: str, sums: bool) -> 
 
         _, expected_lse = partial_attention(q_THD, k, v, batch, Softmax(0.1))
         assert (lse.cpu()[tokens] - expected_lse[tokens]).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "pieces", "certain", "tiles"),  # tiles: of the other kernel
+    [
+        ({}, True, True, False),
+        ({"num_tokens": 256}, True, True, False),
+        ({"num_tokens": 255}, True, False, True),
+        ({"num_tokens": 64}, True, False, True),
+        ({"num_tokens": 255, "num_heads": 512, "multiprocessors": 16}, True, False, True),
+        ({"num_tokens": 63}, None, None, True),
+        ({"num_tokens": 255, "window": 500}, None, None, True),
+        ({"num_tokens": 255, "widened": True}, None, None, True),
+        ({"num_tokens": 255, "most_keys": 4095}, None, None, True),
+        ({"num_tokens": 255, "most_keys": 4096}, True, False, True),
+        ({"most_keys": 1920}, False, True, False),
+        ({"most_keys": 1921}, True, True, False),
+        ({"window": 500}, False, True, False),
+        ({"widened": True}, True, True, True),
+        ({"num_tokens": 5000}, False, True, False),
+        ({"trees": True}, None, None, True),
+        ({"fixed": True}, None, None, True),
+    ],
+    ids=str,
+)
+def test_which_steps_may_have_pieces(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], pieces: bool | None, certain: bool | None, tiles: bool
+) -> None:
+    """None: the kernel for Hopper takes no part."""
+    monkeypatch.setattr(schedule, "_hopper_can", lambda cache: True)
+    monkeypatch.setattr(schedule, "num_multiprocessors", lambda device: given.get("multiprocessors", H200))
+    cache = torch.empty(1, 8, 64, 128, dtype=torch.bfloat16)
+    own = {name: value for name, value in given.items() if name != "multiprocessors"}
+    usual = {"num_tokens": 515, "tokens_each": 0, "num_heads": 32, "num_kv_heads": 8, "cache_NGPD": cache}
+    shape = AttentionShape(**{**usual, **own})
+    new_R, length_R = torch.tensor([shape.num_tokens - 1, 1]), torch.tensor([9000, 50])
+    start_R1 = torch.cat((torch.zeros(1, dtype=torch.int64), new_R.cumsum(0)))
+    made = make_schedule(start_R1, length_R, torch.arange(2), shape)
+    assert bool(len(made.tiles_J4)) == tiles
+    if pieces is None:
+        assert made.hopper is None
+    else:
+        assert made.hopper is not None
+        assert (made.hopper.merges_I4 is not None) == pieces
+        assert made.hopper.certain == certain
 
 
 def test_schedules_whose_results_must_not_depend_on_the_batch_have_no_pieces() -> None:

@@ -150,12 +150,12 @@ def _for_hopper(
     waves = num_tokens * heads / (TILE_ROWS * num_multiprocessors(cache_NGPD.device))
     key_tile = choose(head_dim, queries).KEYS
     cuts = may_be_cut(shape.most_keys or None, key_tile)
-    if shape.window is None and queries == TILE_ROWS and waves <= SPLIT_WAVES and cuts:
+    cuts = cuts and shape.window is None and queries == TILE_ROWS and waves <= SPLIT_WAVES
+    if cuts or not certain:
         return prefill_pieces(
             *rows, schedule.counts_2, num_tokens, kv_row_bytes=row_bytes, few=schedule.few, pack=pack,
             units=heads // pack, key_tile=key_tile, deep=0 if certain else DEEP_KEYS,
         )  # fmt: skip
-    assert certain
     return prefill_items(*rows, num_tokens, kv_row_bytes=row_bytes, few=schedule.few, queries=queries, pack=pack)
 
 
