@@ -23,12 +23,12 @@ REASONS = {
 
 MICRO_REASONS = {
     "levels":
-    "shared memory is faster than predicted, since the kernel loads by the address itself: others' figures "
-    "have an addition to it. 8 GB cost 10 cycles more than 512 MB, so that addresses are found in a cache of "
-    "that reach. With 40 MB each half of L2 lacks what does not fit it, which is as others saw on GH200.",
+    "shared memory is faster than predicted: this kernel loads the address itself, and adds nothing to it. 8 "
+    "GB cost 10 cycles more than 512 MB, so that translations of addresses are found in a cache of that "
+    "reach. With 40 MB each half of L2 lacks what does not fit it, which is as others saw on GH200.",
     "partitions":
-    "distances differ by 50 cycles, not by 100, and without two heaps. So a line that is far is kept near as "
-    "well, which fits the result with 40 MB, and what is left is the way to one of many slices.",
+    "distances differ by 45 to 50 cycles, not by 100. So a line that is far is kept near as well, which fits "
+    "the result with 40 MB. What is left is the way to one of many slices.",
     "coalescing":
     "memory is read by 64 bytes, as predicted, and a stride of 32 words costs a fifth more: of each line of "
     "128 bytes it takes one half, and whole lines come at a better rate.",
@@ -50,4 +50,44 @@ MICRO_REASONS = {
     "amd_products":
     "operands of later products are loaded early, which takes six registers more on gfx942, and 29 more on "
     "gfx1100, whose operands are four times as large.",
+    "rates":
+    "L2 gives 5.7 TB/s to blocks that read different pieces, 1.3 times the rate of memory. Where four blocks "
+    "read the same pieces at the same time it is 7.9, so that requests are answered together. Others' figure "
+    "is that of shared pieces. The GEMM ladder assumes 10 TB/s, which only tiles come near that neighbours "
+    "share.",
+    "bulk_copies":
+    "the engine adds 36 cycles to a load from L2, not 300: a bulk copy of bytes in a row needs no map. 16 KB "
+    "take 152 cycles more than 128 bytes, 107 bytes a cycle, so that a multiprocessor alone gets more than "
+    "64.",
+    "parallel_fma":
+    "warps and chains are not the same, for a reason that no count of FMAs shows: two of three operands may "
+    "be in one bank of registers, and only a warp that goes on with the same operand is spared. The loop "
+    "takes a tenth besides.",
+    "bytes_in_flight":
+    "a load takes 415 ns with little under way and 625 ns with 16 KB, not 350 at all times, so that the rate "
+    "lags behind. More threads are worth 5 to 20 % more than more loads of each, whose turn ends when the "
+    "last of them has come.",
+    "atomics":
+    "L2 adds 0.7 numbers a cycle to one address, and adding up in a warp first is 32 times as fast, as "
+    "predicted. 32 neighbouring addresses are 9 times as fast as one, not 16, and an address for each thread "
+    "420 times. Shared memory is twice as fast as predicted: one lane a cycle at one address, and a warp a "
+    "cycle where all differ.",
+    "divergence":
+    "a warp walks one way after the other, whoever takes them. Two, four and eight ways take twice, four and "
+    "eight times as long as one. The loop takes half a cycle of each, so that two ways by halves of a warp "
+    "are 15.5 % above their prediction.",
+    "launches":
+    "a dependent launch saves 1 µs in a stream, since the next blocks are there already, and a quarter in a "
+    "graph. 132 blocks of 1,024 threads start as fast as one of 32. A call through ctypes costs the host 15 "
+    "µs, which is why times here are those of graphs or of the device.",
+    "cluster_memory":
+    "the neighbour's shared memory is at two thirds of L2's distance and gives 16.7 bytes a cycle, as "
+    "predicted.",
+    "mma_sync":
+    "half the depth takes 0.63 of the time, not all of it. Eight warps reach 55 % of the tensor cores with "
+    "eight products each, and four warps 47 %: 30 cycles of a product are then not hidden. fp8 has the rate "
+    "of 16 bits, since it is widened.",
+    "wgmma":
+    "shared memory is the limit below N = 64, as predicted, and one warpgroup loses 3 to 11 % at the end of "
+    "each batch of 16, which a second one fills.",
 }  # fmt: skip
