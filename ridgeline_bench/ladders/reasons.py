@@ -73,9 +73,9 @@ MICRO_REASONS = {
     "420 times. Shared memory is twice as fast as predicted: one lane a cycle at one address, and a warp a "
     "cycle where all differ.",
     "divergence":
-    "a warp walks one way after the other, whoever takes them. Two, four and eight ways take twice, four and "
-    "eight times as long as one. The loop takes half a cycle of each, so that two ways by halves of a warp "
-    "are 15.5 % above their prediction.",
+    "a warp walks one way after the other, whichever lanes take them. Two, four and eight ways take twice, "
+    "four and eight times as long as one. The loop takes half a cycle of each, so that two ways by halves of "
+    "a warp are 15.5 % above their prediction.",
     "launches":
     "a dependent launch saves 1 µs in a stream, since the next blocks are there already, and a quarter in a "
     "graph. 132 blocks of 1,024 threads start as fast as one of 32. A call through ctypes costs the host 15 "
