@@ -356,7 +356,7 @@ class LLM:
         options |= {"continue_final_message": continue_final_message, "mm_processor_kwargs": mm_processor_kwargs}
         if not continue_final_message:
             options["add_generation_prompt"] = add_generation_prompt
-        listed = messages if many else [messages]
+        listed = self._jobs.opened(messages if many else [messages], mm_processor_kwargs)
         adapters = listed_adapters(lora_request, len(listed))
         prompts = [
             self.chat_prompt(conversation, **options, lora_request=adapter)

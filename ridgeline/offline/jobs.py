@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
@@ -122,12 +122,18 @@ class JobMaker:
         """Return prompts whose sounds, pictures and videos are read, by several threads: to hash a sound of 30 s alone
         takes milliseconds. Raise InvalidRequest."""
         having = {id(each): each for each in prompts if isinstance(each, Mapping) and each.get(SOUNDS)}
-        if len(having) < 2:
-            return list(prompts)
-        with ThreadPoolExecutor(min(len(having), available(), MOST_THREADS), "media") as threads:
-            found = threads.map(self._read, having.values())
-            read = dict(zip(having, found, strict=True))
+        read = dict(zip(having, _by_threads(self._read, list(having.values())), strict=True))
         return [read.get(id(prompt), prompt) for prompt in prompts]
+
+    def opened(self, conversations: Sequence[Any], options: Mapping[str, Any] | None) -> list[Any]:
+        """Return conversations whose media are read so. options: their `mm_processor_kwargs`. Raise InvalidRequest."""
+        having = {id(each): each for each in conversations if _has_parts(each)}
+        if len(having) < 2:
+            return list(conversations)
+        processor = self.media.processor(options) if options else None
+        opened = _by_threads(lambda messages: self.media.opened(messages, processor), list(having.values()))
+        read = dict(zip(having, opened, strict=True))
+        return [read.get(id(each), each) for each in conversations]
 
     def _read(self, prompt: Mapping[str, Any]) -> Prompt:
         given: Any = {"audio": self._waveform(prompt)} if self.limits.stem is not None else None
@@ -298,6 +304,19 @@ class JobMaker:
                 "this LLM was built with skip_tokenizer_init; give prompts as token ids.", param="prompt"
             )
         return self._tokenizer
+
+
+def _has_parts(conversation: Any) -> bool:
+    messages = conversation if isinstance(conversation, (list, tuple)) else ()
+    return any(isinstance(each, Mapping) and isinstance(each.get("content"), list) for each in messages)
+
+
+def _by_threads(read: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
+    """Return what `read` makes of each."""
+    if len(given) < 2:
+        return list(map(read, given))
+    with ThreadPoolExecutor(min(len(given), available(), MOST_THREADS), "media") as threads:
+        return list(threads.map(read, given))
 
 
 def check_keys(prompt: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -97,6 +97,24 @@ class CallersMedia:
         "audio", "audio": a sound}, and those of servers with `data:` URLs. Raise InvalidRequest."""
         items = list[Item]()
 
+        def mark(kind: str, item: Item) -> dict[str, Any]:
+            items.append(item)
+            return {"type": kind}
+
+        found = self._parts(messages, processor, mark)
+        self._check(items)
+        return found, items
+
+    def opened(self, messages: Sequence[Any], processor: Processor | None) -> Sequence[Any]:
+        """Return messages with items in their parts, {"type": "image", "image": an item} and so on, which `with_items`
+        takes at once. Raise InvalidRequest."""
+        return self._parts(messages, processor, lambda kind, item: {"type": kind, kind: item})
+
+    def _parts(
+        self, messages: Sequence[Any], processor: Processor | None, put: Callable[[str, Item], dict[str, Any]]
+    ) -> Sequence[Any]:
+        """Return messages with what `put` makes of each part's kind and item in its place."""
+
         def part(value: Any) -> Any:
             name = value.get("type") if isinstance(value, Mapping) else None
             if name not in PARTS or name not in value:
@@ -104,8 +122,7 @@ class CallersMedia:
             given = value[name]
             if name.endswith("_url"):
                 given = _from_url(given.get("url") if isinstance(given, Mapping) else given)
-            items.append(self.item(PARTS[name], given, processor or self.processor()))
-            return {"type": PARTS[name]}
+            return put(PARTS[name], self.item(PARTS[name], given, processor or self.processor()))
 
         def message(value: Any) -> Any:
             if not isinstance(value, Mapping) or not isinstance(value.get("content"), list):
@@ -113,10 +130,8 @@ class CallersMedia:
             return {**value, "content": [part(each) for each in value["content"]]}
 
         if not isinstance(messages, (list, tuple)):
-            return messages, items  # the template says what is wrong
-        found = [message(each) for each in messages]
-        self._check(items)
-        return found, items
+            return messages  # the template says what is wrong
+        return [message(each) for each in messages]
 
     def _check(self, items: Sequence[Item]) -> None:
         counts = Counter(NAMED[type(item)] for item in items)

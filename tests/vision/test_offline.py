@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree
@@ -16,6 +17,7 @@ from ridgeline.media.items import picture
 from ridgeline.media.layout import Processor
 from ridgeline.text.media_prompt import MediaPrompt, expanded, expanded_ids, prompt_with
 from tests.driving import likeliest
+from tests.media.make_corpus import saved
 from tests.vision import folders, tiny
 from tests.vision.families.family import IMAGE
 
@@ -73,6 +75,13 @@ def test_a_chat_with_pictures_and_its_second_turn(llava: LLM) -> None:
     )
     assert two.outputs[0].text == written("llava", llava, list(two.prompt_token_ids), a)
     assert scheduler.pictures.misses == misses + 1  # the second turn runs no tower
+    url = "data:image/png;base64," + base64.b64encode(saved(Image.fromarray(a), "png")).decode()
+    shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, words("Which?")]}]
+    text = [{"role": "user", "content": "Which?"}]
+    outputs = llava.chat([[first], text, shown, shown], GREEDY)  # whose pictures threads read
+    assert [each.outputs[0].text for each in (outputs[0], *outputs[2:])] == [one.outputs[0].text] * 3
+    [alone] = llava.chat(text, GREEDY)
+    assert outputs[1].outputs[0].text == alone.outputs[0].text
 
 
 def words(text: str) -> dict[str, str]:
