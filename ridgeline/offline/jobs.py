@@ -312,7 +312,7 @@ def _has_parts(conversation: Any) -> bool:
 
 
 def _by_threads(read: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
-    """Return what `read` makes of each."""
+    """Apply `read` to each in threads, and return the results in order."""
     if len(given) < 2:
         return list(map(read, given))
     with ThreadPoolExecutor(min(len(given), available(), MOST_THREADS), "media") as threads:
