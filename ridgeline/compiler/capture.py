@@ -1,0 +1,270 @@
+"""Makes a Graph of a graph of torch.fx, as AOTAutograd gives it: functional, of aten's ops, with a type beside each.
+
+Ops that a kernel could compute become pointwise nodes and reductions, with every conversion of a dtype said as a cast.
+All others become calls of what fx called.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, Number, Operand, TensorType, made_type
+from ridgeline.compiler.ops import FLOATS, INTEGERS, TAKEN
+
+aten, prims = torch.ops.aten, torch.ops.prims
+HALF = (torch.float16, torch.bfloat16)
+
+SAME = {  # aten's ops of tensors alone → ours
+    aten.mul.Tensor: "mul",
+    aten.mul.Scalar: "mul",
+    aten.div.Tensor: "div",
+    aten.div.Scalar: "div",
+    aten.maximum.default: "maximum",
+    aten.minimum.default: "minimum",
+    aten.neg.default: "neg",
+    aten.abs.default: "abs",
+    aten.exp.default: "exp",
+    aten.log.default: "log",
+    aten.sqrt.default: "sqrt",
+    aten.tanh.default: "tanh",
+    aten.erf.default: "erf",
+    aten.sin.default: "sin",
+    aten.cos.default: "cos",
+    aten.where.self: "where",
+    aten.eq.Tensor: "eq",
+    aten.eq.Scalar: "eq",
+    aten.ne.Tensor: "ne",
+    aten.ne.Scalar: "ne",
+    aten.lt.Tensor: "lt",
+    aten.lt.Scalar: "lt",
+    aten.le.Tensor: "le",
+    aten.le.Scalar: "le",
+    aten.gt.Tensor: "gt",
+    aten.gt.Scalar: "gt",
+    aten.ge.Tensor: "ge",
+    aten.ge.Scalar: "ge",
+}
+SUMS = {
+    aten.add.Tensor: "add",
+    aten.add.Scalar: "add",
+    aten.sub.Tensor: "sub",
+    aten.sub.Scalar: "sub",
+}  # with a factor of the second operand
+RSQRT = (aten.rsqrt.default, prims.rsqrt.default)
+REDUCED = {aten.sum.dim_IntList: "sum", aten.mean.dim: "mean", aten.amax.default: "amax", aten.amin.default: "amin"}
+
+
+class GraphBuilder:
+    """A graph while nodes are added. Values are named %0, %1 … in order."""
+
+    def __init__(self) -> None:
+        self.inputs: list[GraphValue] = []
+        self.nodes: list[GraphNode] = []
+
+    def input(self, type: TensorType | None) -> GraphValue:
+        value = GraphValue(f"%{self._count}", type)
+        self.inputs.append(value)
+        return value
+
+    def add(self, op: str, *operands: Operand, dims: int = 0) -> GraphValue:
+        """Add a pointwise op or a reduction."""
+        attributes = {"dims": dims} if dims else {}
+        return self._node(op, operands, made_type(op, operands, dims), attributes)
+
+    def cast(self, operand: Operand, dtype: torch.dtype) -> Operand:
+        """Return an operand of another dtype; numbers stay as they are."""
+        if not isinstance(operand, GraphValue) or operand.tensor.dtype == dtype:
+            return operand
+        return self._node("cast", (operand,), TensorType(operand.tensor.shape, dtype), {})
+
+    def call(self, type: TensorType | None, target: object, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> GraphValue:
+        taken = tuple(each for each in fx.node.map_aggregate((arguments, dict(named)), lambda x: x) and _values((arguments, named)))
+        return self._node("call", taken, type, {"target": target, "arguments": arguments, "named": named})
+
+    def done(self, outputs: tuple[Any, ...]) -> Graph:
+        return Graph(tuple(self.inputs), tuple(self.nodes), outputs)
+
+    @property
+    def _count(self) -> int:
+        return len(self.inputs) + len(self.nodes)
+
+    def _node(self, op: str, operands: tuple[Operand, ...], type: TensorType | None, attributes: Mapping[str, Any]) -> GraphValue:
+        result = GraphValue(f"%{self._count}", type)
+        self.nodes.append(GraphNode(op, operands, result, attributes))
+        return result
+
+
+def capture(module: fx.GraphModule) -> Graph:
+    """Return the graph of a module. Attributes of the module become constants of the calls that take them."""
+    builder = GraphBuilder()
+    values: dict[fx.Node, Any] = {}
+    outputs: tuple[Any, ...] = ()
+
+    def taken(argument: object) -> Any:
+        return fx.node.map_arg(argument, lambda node: values[node])  # type: ignore[arg-type]
+
+    for node in module.graph.nodes:
+        type = type_of(node.meta.get("val"))
+        if node.op == "placeholder":
+            values[node] = builder.input(type)
+        elif node.op == "get_attr":
+            constant = operator.attrgetter(str(node.target))(module)
+            values[node] = builder.call(type_of(constant), _constant, (constant,), {})
+        elif node.op == "output":
+            (given,) = taken(node.args)
+            outputs = tuple(given) if isinstance(given, tuple | list) else (given,)
+        else:
+            arguments, named = taken(node.args), taken(node.kwargs)
+            target = node.target if node.op != "call_method" else _method(str(node.target))
+            made = _as_kernel(builder, target, arguments, named, type) if type is not None else None
+            values[node] = builder.call(type, target, arguments, named) if made is None else made
+    return builder.done(outputs)
+
+
+def type_of(value: object) -> TensorType | None:
+    """Return the type of a plain dense tensor of a known shape; else None."""
+    if type(value) is not torch.Tensor and not isinstance(value, torch._subclasses.FakeTensor | torch.nn.Parameter):
+        return None
+    assert isinstance(value, torch.Tensor)
+    if value.layout != torch.strided or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return TensorType(tuple(value.shape), value.dtype)
+
+
+def _constant(value: object) -> object:
+    return value
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return operator.methodcaller(name)
+
+
+def _values(tree: object) -> list[GraphValue]:
+    if isinstance(tree, GraphValue):
+        return [tree]
+    if isinstance(tree, Mapping):
+        return _values(tuple(tree.values()))
+    if isinstance(tree, slice):
+        return _values((tree.start, tree.stop, tree.step))
+    return [each for part in tree for each in _values(part)] if isinstance(tree, tuple | list) else []
+
+
+def _as_kernel(builder: GraphBuilder, target: object, arguments: tuple[Any, ...], named: Mapping[str, Any], type: TensorType) -> GraphValue | None:
+    """Add what an op computes, and return its value; None if it must stay a call."""
+    if type.dtype not in TAKEN or not all(_fits(each) for each in arguments[: 3 if target is aten.where.self else 2]):
+        return None
+    if target in REDUCED:
+        return _reduction(builder, REDUCED[target], arguments, named, type)
+    if target is prims.convert_element_type.default or (target is aten._to_copy.default and set(named) == {"dtype"}):
+        return _cast(builder, arguments[0], type.dtype)
+    if (target is aten.pow.Tensor_Scalar and arguments[1] in (2, 0.5, -0.5)) or target in (*RSQRT, aten.reciprocal.default, aten.sigmoid.default, aten.relu.default):
+        return _composed(builder, target, arguments, type)
+    if target in SAME and not named:
+        return _pointwise(builder, SAME[target], arguments, type)
+    if target in SUMS and set(named) <= {"alpha"}:
+        second = arguments[1]
+        if (alpha := named.get("alpha", arguments[2] if len(arguments) > 2 else 1)) != 1:
+            return None
+        return _pointwise(builder, SUMS[target], (arguments[0], second), type)
+    return None
+
+
+def _fits(operand: object) -> bool:
+    if isinstance(operand, GraphValue):
+        return operand.type is not None and operand.type.dtype in TAKEN
+    return isinstance(operand, bool | int | float | list | tuple)
+
+
+def _computed_in(builder: GraphBuilder, operands: tuple[Operand, ...], given: torch.dtype | None = None) -> torch.dtype | None:
+    """Return the dtype that torch computes with: what operands are promoted to, float32 for 16 bits."""
+    found = given or promoted(operands)
+    return torch.float32 if found in HALF else found if found in (*FLOATS, *INTEGERS) else None
+
+
+def promoted(operands: tuple[Operand, ...]) -> torch.dtype:
+    """Return the dtype that torch promotes operands to."""
+    examples = [torch.empty((1,) * bool(o.tensor.shape), dtype=o.tensor.dtype, device="meta") if isinstance(o, GraphValue) else o for o in operands]
+    result = examples[0]
+    found = result.dtype if isinstance(result, torch.Tensor) else torch.result_type(result, result)
+    for each in examples[1:]:
+        found = torch.result_type(result, each)
+        shapes = [len(x.shape) for x in (result, each) if isinstance(x, torch.Tensor)]
+        result = torch.empty((1,) * max(shapes), dtype=found, device="meta") if shapes else each
+    return found
+
+
+def _pointwise(builder: GraphBuilder, op: str, operands: tuple[Operand, ...], type: TensorType) -> GraphValue | None:
+    data = operands[1:] if op == "where" else operands
+    within = _computed_in(builder, data)
+    floats = op in ("div", "neg", "abs", "exp", "log", "sqrt", "tanh", "erf", "sin", "cos")
+    if within is None or (floats and within not in FLOATS) or not any(isinstance(each, GraphValue) for each in operands):
+        return None
+    if op == "where" and not (isinstance(operands[0], GraphValue) and operands[0].tensor.dtype == torch.bool):
+        return None
+    cast = tuple(builder.cast(each, within) for each in data)
+    if op == "where" and not any(isinstance(each, GraphValue) for each in cast):
+        return None
+    made = builder.add(op, *((operands[0],) if op == "where" else ()), *cast)
+    result = made if made.tensor.dtype == torch.bool else builder.cast(made, type.dtype)
+    assert isinstance(result, GraphValue)
+    return result if result.type == type else None
+
+
+def _composed(builder: GraphBuilder, target: object, arguments: tuple[Any, ...], type: TensorType) -> GraphValue | None:
+    within = _computed_in(builder, arguments[:1], type.dtype)
+    if within not in FLOATS or not isinstance(arguments[0], GraphValue):
+        return None
+    x = builder.cast(arguments[0], within)
+    if target is aten.pow.Tensor_Scalar:
+        power = arguments[1]
+        made = builder.add("mul", x, x) if power == 2 else builder.add("sqrt", x)
+        made = builder.add("div", 1.0, made) if power == -0.5 else made
+    elif target in RSQRT:
+        made = builder.add("div", 1.0, builder.add("sqrt", x))
+    elif target is aten.reciprocal.default:
+        made = builder.add("div", 1.0, x)
+    elif target is aten.relu.default:
+        made = builder.add("maximum", x, 0.0)
+    else:
+        made = builder.add("div", 1.0, builder.add("add", builder.add("exp", builder.add("neg", x)), 1.0))
+    result = builder.cast(made, type.dtype)
+    assert isinstance(result, GraphValue)
+    return result
+
+
+def _cast(builder: GraphBuilder, operand: Operand, dtype: torch.dtype) -> GraphValue | None:
+    """Conversions between floats, and of integers and truth to floats: torch's others are not MLIR's."""
+    if not isinstance(operand, GraphValue) or dtype not in (*FLOATS, *HALF):
+        return None
+    if operand.tensor.dtype == dtype:
+        return None
+    result = builder.cast(operand, dtype)
+    assert isinstance(result, GraphValue)
+    return result
+
+
+def _reduction(builder: GraphBuilder, op: str, arguments: tuple[Any, ...], named: Mapping[str, Any], type: TensorType) -> GraphValue | None:
+    """Reductions of trailing dimensions that are kept as 1, of floats."""
+    x, dims, *rest = (*arguments, None)[: max(2, len(arguments))]
+    kept = rest[0] if rest and rest[0] is not None else named.get("keepdim", False)
+    if not isinstance(x, GraphValue) or not isinstance(dims, list | tuple) or not dims or set(named) - {"keepdim"} or not kept:
+        return None
+    rank = len(x.tensor.shape)
+    along = sorted(int(dim) % rank for dim in dims) if rank else []
+    if along != list(range(rank - len(along), rank)) or 0 in x.tensor.shape:
+        return None
+    within = _computed_in(builder, (x,), type.dtype)
+    if within not in FLOATS or x.tensor.dtype not in (*FLOATS, *HALF):
+        return None
+    made = builder.add("sum" if op == "mean" else op, builder.cast(x, within), dims=len(along))
+    if op == "mean":
+        number: Number = float(torch.Size(x.tensor.shape[rank - len(along) :]).numel())
+        made = builder.add("div", made, number)
+    result = builder.cast(made, type.dtype)
+    assert isinstance(result, GraphValue)
+    return result

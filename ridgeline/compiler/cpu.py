@@ -1,0 +1,106 @@
+"""Machine code of this processor: LLVM's text through llvmlite, kept by its text for the life of the process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+
+from ridgeline.compiler.linalg import KernelText
+from ridgeline.compiler.lower import lower
+from ridgeline.compiler.mlir import EXTRA
+from ridgeline.core.errors import InvalidConfig
+
+WORTH_A_THREAD = 1 << 15  # numbers that a thread takes at least: some 10 µs of work, which starting it costs
+
+
+@cache
+def _llvm() -> tuple[Any, Any]:
+    """Return llvmlite's bindings and a machine that makes code for this processor. Raise InvalidConfig."""
+    try:
+        import llvmlite.binding as llvm
+    except ImportError as error:
+        raise InvalidConfig(f"the compiler needs llvmlite; install it: {EXTRA}.") from error
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    features = llvm.get_host_cpu_features().flatten()
+    return llvm, target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="ridgeline-compiler")
+
+
+class CpuKernel:
+    """A kernel of memory. Its call fills `out`, in as many threads as torch has and the work is worth."""
+
+    def __init__(self, text: KernelText) -> None:
+        llvm, machine = _llvm()
+        self.text = text
+        module = llvm.parse_assembly(lower(text))
+        module.verify()
+        tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+        tuning.loop_vectorization = tuning.slp_vectorization = True
+        passes = llvm.create_pass_builder(machine, tuning)
+        passes.getModulePassManager().run(module, passes)
+        self.assembly = machine.emit_assembly(module)
+        self._engine = llvm.create_mcjit_compiler(module, machine)
+        self._engine.finalize_object()
+        address = self._engine.get_function_address("_mlir_ciface_kernel")
+        self._call: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(text.shapes))(address)
+        self._size = max(torch.Size(shape).numel() for shape in text.shapes)
+
+    def __call__(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """inputs: dense, of the shapes that the kernel was made for. out: the same, and written."""
+        tensors = (*inputs, out)
+        rows, threads = self.text.rows, min(torch.get_num_threads(), max(1, self._size // WORTH_A_THREAD))
+        if rows < threads or threads == 1:
+            self._part(tensors, 0, rows)
+            return
+        bounds = [rows * at // threads for at in range(threads + 1)]
+        waiting = [_pool().submit(self._part, tensors, *bounds[at : at + 2]) for at in range(1, threads)]
+        self._part(tensors, bounds[0], bounds[1])
+        for each in waiting:
+            each.result()
+
+    def _part(self, tensors: Sequence[torch.Tensor], begin: int, end: int) -> None:
+        held = [
+            _descriptor(tensor, shape, begin if divided else 0, end - begin if divided else 0)
+            for tensor, shape, divided in zip(tensors, self.text.shapes, self.text.divided, strict=True)
+        ]
+        self._call(*map(ctypes.byref, held))
+
+
+@cache
+def cpu_kernel(text: KernelText) -> CpuKernel:
+    """Return the kernel of a text; equal texts are compiled once."""
+    return CpuKernel(text)
+
+
+@cache
+def _fields(rank: int) -> type[ctypes.Structure]:
+    """MLIR's descriptor of memory of a rank: two pointers, an offset, sizes, strides."""
+    numbers = [(name, ctypes.c_int64 * rank) for name in ("sizes", "strides")] if rank else []
+    fields = [("allocated", ctypes.c_void_p), ("aligned", ctypes.c_void_p), ("offset", ctypes.c_int64), *numbers]
+    return type("MemoryDescriptor", (ctypes.Structure,), {"_fields_": fields})
+
+
+def _descriptor(tensor: torch.Tensor, shape: tuple[int, ...], first: int, rows: int) -> ctypes.Structure:
+    """Describe so many rows of a dense tensor from `first` on, or all of it (rows = 0)."""
+    sizes = (rows, *shape[1:]) if rows else shape
+    strides = [1] * len(shape)
+    for at in reversed(range(len(shape) - 1)):
+        strides[at] = strides[at + 1] * shape[at + 1]
+    address = tensor.data_ptr() + (first * strides[0] * tensor.itemsize if first else 0)
+    kind = _fields(len(shape))
+    if not shape:
+        return kind(address, address, 0)
+    array = ctypes.c_int64 * len(shape)
+    return kind(address, address, 0, array(*sizes), array(*strides))

@@ -1,0 +1,183 @@
+"""Says a fused node as MLIR: one function of tensors, in which each node is a `linalg.generic`.
+
+The domain of a group has d sizes. Sizes of 1 are left out, and neighbours that every value has or lacks together become
+one. A value's indexing map names the sizes that it has. The first size is not in the text where the result has it, so one
+kernel serves any number of rows, and threads take parts of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.compiler.exponential import exponential
+from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, Operand
+from ridgeline.compiler.ops import FLOATS, POINTWISE, REDUCTIONS, TAKEN
+
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """shapes: of the inputs and of the output as the function takes them, with the whole first size. rows: the first size
+    if threads may divide it, else 0. divided: which of the inputs and the output have it."""
+
+    text: str
+    shapes: tuple[tuple[int, ...], ...]
+    rows: int
+    divided: tuple[bool, ...]
+    reduces: bool
+
+
+class Domain:
+    """The loops of a group, and what of them each value has."""
+
+    def __init__(self, sizes: tuple[int, ...], values: list[GraphValue]) -> None:
+        shapes = {value: (1,) * (len(sizes) - len(value.tensor.shape)) + value.tensor.shape for value in values}
+        axes = [at for at, size in enumerate(sizes) if size != 1]
+        joined: list[list[int]] = []
+        for at in axes:
+            same = joined and all((s[at] == 1) == (s[joined[-1][-1]] == 1) for s in shapes.values())
+            joined = [*joined[:-1], [*joined[-1], at]] if same else [*joined, [at]]
+        self.sizes = tuple(torch.Size([sizes[at] for at in each]).numel() for each in joined)
+        self._has = {value: tuple(i for i, each in enumerate(joined) if shapes[value][each[0]] != 1) for value in values}
+
+    def has(self, value: GraphValue) -> tuple[int, ...]:
+        """The loops that a value has."""
+        return self._has[value]
+
+    def shape(self, value: GraphValue) -> tuple[int, ...]:
+        return tuple(self.sizes[at] for at in self.has(value))
+
+    def map(self, value: GraphValue, loops: tuple[int, ...]) -> str:
+        """The indexing map of a value in an operation that runs over these loops."""
+        names = ", ".join(f"d{at}" for at in loops)
+        return f"affine_map<({names}) -> ({', '.join(f'd{at}' for at in self.has(value))})>"
+
+
+def kernel_text(node: GraphNode) -> KernelText:
+    """Return the text of a fused node's kernel: `kernel(inputs…, output)` of memory."""
+    body: Graph = node.attributes["body"]
+    (output,) = body.outputs
+    values = [*body.inputs, *(each.result for each in body.nodes)]
+    domain = Domain(node.attributes["domain"], values)
+    writer = _Writer(domain, output)
+    parameters = [*(f"%in{at}" for at in range(len(body.inputs))), "%out"]
+    ends = [*body.inputs, output]
+    types = [writer.type(value, "memref") for value in ends]
+    signature = ", ".join(f"{name}: {type}" for name, type in zip(parameters, types, strict=True))
+    lines = [f"func.func @kernel({signature}) attributes {{llvm.emit_c_interface}} {{"]
+    if writer.divides:
+        lines += ["  %zero = arith.constant 0 : index", f"  %rows = memref.dim %out, %zero : {types[-1]}"]
+    for name, value, type in zip(parameters, ends, types, strict=True):
+        writable, own = (" writable", "%written") if name == "%out" else ("", value.name.replace("%", "%v"))
+        tensor = writer.type(value, "tensor")
+        lines.append(f"  {own} = bufferization.to_tensor {name} restrict{writable} : {type} to {tensor}")
+    for each in body.nodes:
+        lines += [f"  {line}" for line in writer.node(each)]
+    done, target = output.name.replace("%", "%v"), f"({writer.type(output, 'tensor')}, {types[-1]}) -> ()"
+    lines += [f"  bufferization.materialize_in_destination {done} in restrict writable %out : {target}", "  return", "}"]
+    rows = domain.sizes[0] if writer.divides else 0
+    divided = tuple(writer.divides and 0 in domain.has(value) for value in ends)
+    return KernelText("\n".join(lines), tuple(map(domain.shape, ends)), rows, divided, node.attributes["reduced"] > 0)
+
+
+class _Writer:
+    def __init__(self, domain: Domain, output: GraphValue) -> None:
+        self.domain = domain
+        self.output = output
+        self.divides = 0 in domain.has(output)
+
+    def type(self, value: GraphValue, kind: str) -> str:
+        sizes = ["?" if at == 0 and self.divides else str(self.domain.sizes[at]) for at in self.domain.has(value)]
+        return f"{kind}<{'x'.join([*sizes, TAKEN[value.tensor.dtype]])}>"
+
+    def node(self, node: GraphNode) -> Iterator[str]:
+        """Yield the lines of one node: an empty tensor, what it starts from, and the operation."""
+        result, name = node.result, node.result.name.replace("%", "%v")
+        type, element = self.type(result, "tensor"), TAKEN[result.tensor.dtype]
+        start = "%written"
+        if result is not self.output:
+            start = f"{name}_empty"
+            yield f"{start} = tensor.empty({'%rows' if type.startswith('tensor<?') else ''}) : {type}"
+        over = self.domain.has(result)
+        if node.op in REDUCTIONS:
+            over = self.domain.has(node.values[0])
+            yield f"{name}_first = arith.constant {literal(REDUCTIONS[node.op].start, result.tensor.dtype)} : {element}"
+            yield f"{name}_start = linalg.fill ins({name}_first : {element}) outs({start} : {type}) -> {type}"
+            start = f"{name}_start"
+        values = node.values
+        maps = ", ".join(self.domain.map(each, over) for each in (*values, result))
+        loops = ", ".join('"parallel"' if at in self.domain.has(result) else '"reduction"' for at in over)
+        taken = ", ".join(each.name.replace("%", "%v") for each in values)
+        types = ", ".join(self.type(each, "tensor") for each in values)
+        yield (
+            f"{name} = linalg.generic {{indexing_maps = [{maps}], iterator_types = [{loops}]}} "
+            f"ins({taken} : {types}) outs({start} : {type}) {{"
+        )
+        inner = [f"%x{at}: {TAKEN[each.tensor.dtype]}" for at, each in enumerate(values)]
+        yield f"^bb0({', '.join([*inner, f'%y: {element}'])}):"
+        yield from (f"  {line}" for line in _computation(node))
+        yield f"  linalg.yield %r : {element}"
+        yield f"}} -> {type}"
+
+
+def literal(number: float, dtype: torch.dtype) -> str:
+    """Return a number as MLIR says it, of a float its bits."""
+    if dtype == torch.bool:
+        return "true" if number else "false"
+    if dtype not in FLOATS:
+        return str(int(number))
+    if dtype == torch.float32:
+        return f"0x{struct.pack('>f', torch.tensor(number, dtype=dtype).item()).hex().upper()}"
+    return f"0x{struct.pack('>d', number).hex().upper()}"
+
+
+def _computation(node: GraphNode) -> Iterator[str]:
+    """Yield what makes %r of %x0, %x1 … and, in a reduction, of %y."""
+    if node.op in REDUCTIONS:
+        dtype = node.result.tensor.dtype
+        combine = POINTWISE[REDUCTIONS[node.op].combine].floating
+        yield f"%r = {combine} %x0, %y fastmath<reassoc> : {TAKEN[dtype]}"
+        return
+    operands, places = [], iter(range(len(node.values)))
+    dtype = _data(node)
+    for at, each in enumerate(node.operands):
+        if isinstance(each, GraphValue):
+            operands.append(f"%x{next(places)}")
+        else:
+            yield f"%c{at} = arith.constant {literal(each, dtype)} : {TAKEN[dtype]}"
+            operands.append(f"%c{at}")
+    kind, element, taken = POINTWISE[node.op], TAKEN[dtype], ", ".join(operands)
+    name = kind.floating if dtype in FLOATS else kind.integer
+    if node.op == "cast":
+        yield from _cast(node.values[0].tensor.dtype, node.result.tensor.dtype)
+    elif node.op == "where":
+        yield f"%r = arith.select {taken} : {element}"
+    elif kind.compares:
+        yield f"%r = arith.cmp{'f' if dtype in FLOATS else 'i'} {name}, {taken} : {element}"
+    elif node.op == "exp" and dtype == torch.float32:
+        yield from exponential(operands[0])
+    else:
+        yield f"%r = {name} {taken} : {element}"
+
+
+def _data(node: GraphNode) -> torch.dtype:
+    """Return the dtype that a pointwise node computes in."""
+    data: tuple[Operand, ...] = node.operands[1:] if node.op == "where" else node.operands
+    return next((each.tensor.dtype for each in data if isinstance(each, GraphValue)), node.result.tensor.dtype)
+
+
+def _cast(source: torch.dtype, target: torch.dtype) -> Iterator[str]:
+    """Yield a conversion to a float of another dtype; between float16 and bfloat16 by way of float32."""
+    a, b = TAKEN[source], TAKEN[target]
+    start, width = "%x0", {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+    if not source.is_floating_point:
+        yield f"%r = arith.{'uitofp' if source == torch.bool else 'sitofp'} %x0 : {a} to {b}"
+        return
+    if width[a] == width[b] == 16:
+        yield f"%w = arith.extf %x0 : {a} to f32"
+        a, start = "f32", "%w"
+    yield f"%r = arith.{'extf' if width[a] < width[b] else 'truncf'} {start} : {a} to {b}"

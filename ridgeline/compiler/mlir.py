@@ -1,0 +1,77 @@
+"""The one file that knows where MLIR comes from: the bindings inside the wheel of numba-cuda-mlir.
+
+The wheel's own package wants a CUDA driver at import, so its `__init__` is not run: a process that wants that package as
+well imports it first. Its MLIR is private and may change with a version; `available` says why it cannot be had, and a
+test runs what is used of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from functools import cache
+from typing import Any
+
+from ridgeline.core.errors import InvalidConfig
+
+PACKAGE = "numba_cuda_mlir"
+EXTRA = "pip install 'ridgeline[compile]'"
+
+
+@cache
+def _bindings() -> tuple[Any, Any, Any]:
+    """Return the modules `ir`, `passmanager` and LLVM's dialect. Raise InvalidConfig."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.submodule_search_locations is None:
+        raise InvalidConfig(f"the compiler needs the bindings of MLIR; install them: {EXTRA}.")
+    if PACKAGE not in sys.modules:
+        package = types.ModuleType(PACKAGE)
+        package.__path__ = list(spec.submodule_search_locations)
+        package.__spec__ = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
+        sys.modules[PACKAGE] = package  # it stays: the bindings import modules of dialects when they meet them
+    try:
+        names = ("ir", "passmanager", "_mlir_libs._mlirDialectsLLVM", "_mlir_libs._mlirRegisterEverything")
+        ir, passes, llvm, _ = (importlib.import_module(f"{PACKAGE}._mlir.{name}") for name in names)
+    except (ImportError, AttributeError) as error:
+        raise InvalidConfig(f"the bindings of MLIR in {PACKAGE} are not those that are known: {error}.") from error
+    return ir, passes.PassManager, llvm
+
+
+def available() -> str:
+    """Return "", or why MLIR cannot be had."""
+    try:
+        _bindings()
+    except InvalidConfig as error:
+        return str(error)
+    return ""
+
+
+class MlirModule:
+    """A module of MLIR that passes change in place."""
+
+    def __init__(self, text: str) -> None:
+        ir, self._passes, self._llvm = _bindings()
+        self._context = ir.Context()
+        with self._context:
+            self._module = ir.Module.parse(text)
+
+    def run(self, passes: str) -> None:
+        """Run passes, as a pipeline of functions and of the module says them."""
+        with self._context:
+            self._passes.parse(f"builtin.module({passes})").run(self._module.operation)
+
+    def drop_modules(self) -> None:
+        """Leave out modules inside, which are schedules that ran."""
+        for operation in list(self._module.body.operations):
+            if operation.operation.name == "builtin.module":
+                operation.operation.erase()
+
+    def to_llvm(self) -> str:
+        with self._context:
+            return str(self._llvm.translate_module_to_llvmir(self._module.operation))
+
+    def __str__(self) -> str:
+        return str(self._module)

@@ -1,0 +1,35 @@
+"""Leaves out what is computed twice or never taken: common subexpressions and dead nodes.
+
+Calls are kept as they are: a function of torch may draw numbers or write, which the graph does not say.
+"""
+
+from __future__ import annotations
+
+from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, Operand, replaced
+
+
+def canonicalize(graph: Graph) -> Graph:
+    """Return the graph without equal nodes and without nodes that nothing takes."""
+    same: dict[GraphValue, GraphValue] = {}
+    seen: dict[object, GraphValue] = {}
+    nodes: list[GraphNode] = []
+    for each in graph.nodes:
+        node: GraphNode = replaced(each, same)
+        key = (node.op, node.result.type, tuple(map(_key, node.operands)), node.attributes.get("dims"))
+        if node.op == "call" or key not in seen:
+            nodes.append(node)
+            seen.setdefault(key, node.result)
+        else:
+            same[node.result] = seen[key]
+    outputs = replaced(graph.outputs, same)
+    needed = {value for value in outputs if isinstance(value, GraphValue)}
+    kept: list[GraphNode] = []
+    for node in reversed(nodes):
+        if node.op == "call" or node.result in needed:
+            needed.update(node.values)
+            kept.append(node)
+    return Graph(graph.inputs, tuple(reversed(kept)), outputs)
+
+
+def _key(operand: Operand) -> object:
+    return operand if isinstance(operand, GraphValue) else (type(operand), repr(operand))

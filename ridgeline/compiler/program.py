@@ -1,0 +1,75 @@
+"""Runs a graph whose groups are kernels: the steps in order, each with what it takes and what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ridgeline.compiler.cpu import cpu_kernel
+from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, replaced
+from ridgeline.compiler.linalg import kernel_text
+from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
+
+Step = Callable[[dict[Any, Any]], Any]
+
+
+class Program:
+    """A function of tensors. It holds the kernels, and lets a tensor go behind the last step that takes it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        last = {value: at for at, node in enumerate(graph.nodes) for value in node.values}
+        kept = {value for value in graph.outputs if isinstance(value, GraphValue)}
+        self._steps = [
+            (node.result, _step(node), [v for v in dict.fromkeys(node.values) if last[v] == at and v not in kept])
+            for at, node in enumerate(graph.nodes)
+        ]
+
+    @property
+    def num_kernels(self) -> int:
+        return sum(node.op == "fused" for node in self.graph.nodes)
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        values: dict[Any, Any] = dict(zip(self.graph.inputs, arguments, strict=True))
+        for result, step, free in self._steps:
+            values[result] = step(values)
+            for value in free:
+                del values[value]
+        return tuple(values[each] if isinstance(each, GraphValue) else each for each in self.graph.outputs)
+
+
+def _step(node: GraphNode) -> Step:
+    if node.op == "call":
+        target, arguments, named = (node.attributes[name] for name in ("target", "arguments", "named"))
+        return lambda values: target(*replaced(arguments, values), **replaced(named, values))
+    if node.op != "fused":
+        return lambda values: plain(node, values)
+    kernel, taken, made = cpu_kernel(kernel_text(node)), node.values, node.result.tensor
+
+    def run(values: dict[Any, Any]) -> torch.Tensor:
+        out = torch.empty(made.shape, dtype=made.dtype)
+        kernel([values[value].contiguous() for value in taken], out)
+        return out
+
+    return run
+
+
+def plain(node: GraphNode, values: dict[Any, Any]) -> torch.Tensor:
+    """Return what a node makes, by torch's own function. A fused node runs its body so."""
+    if node.op == "fused":
+        body: Graph = node.attributes["body"]
+        inner = dict(zip(body.inputs, (values[each] for each in node.values), strict=True))
+        for each in body.nodes:
+            inner[each.result] = plain(each, inner)
+        (output,) = body.outputs
+        return inner[output]
+    if node.op in REDUCTIONS:
+        along = tuple(range(-node.attributes["dims"], 0))
+        return REDUCTIONS[node.op].plain(values[node.operands[0]], dim=along, keepdim=True)
+    if node.op == "cast":
+        return values[node.operands[0]].to(node.result.tensor.dtype)
+    data = node.values[-1].tensor.dtype
+    taken = [values[each] if isinstance(each, GraphValue) else torch.tensor(each, dtype=data) for each in node.operands]
+    return POINTWISE[node.op].plain(*taken)
