@@ -55,6 +55,7 @@ SUMS = {
     aten.sub.Tensor: "sub",
     aten.sub.Scalar: "sub",
 }  # with a factor of the second operand
+ALIASES = (aten.detach.default, aten.alias.default, aten.expand.default, aten.view.default, aten.clone.default)  # of one shape
 RSQRT = (aten.rsqrt.default, prims.rsqrt.default)
 REDUCED = {aten.sum.dim_IntList: "sum", aten.mean.dim: "mean", aten.amax.default: "amax", aten.amin.default: "amin"}
 
@@ -156,6 +157,8 @@ def _values(tree: object) -> list[GraphValue]:
 
 def _as_kernel(builder: GraphBuilder, target: object, arguments: tuple[Any, ...], named: Mapping[str, Any], type: TensorType) -> GraphValue | None:
     """Add what an op computes, and return its value; None if it must stay a call."""
+    if target in ALIASES and isinstance(arguments[0], GraphValue) and arguments[0].type == type:
+        return arguments[0]
     if type.dtype not in TAKEN or not all(_fits(each) for each in arguments[: 3 if target is aten.where.self else 2]):
         return None
     if target in REDUCED:

@@ -1,0 +1,157 @@
+"""Graphs of torch through the compiler and as torch runs them: functions that people write, and drawn ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ridgeline.compiler import mlir
+from ridgeline.compiler.backend import CompilationStages, backend, compile_graph
+
+if why := mlir.available():
+    pytest.skip(why, allow_module_level=True)
+pytest.importorskip("llvmlite")
+
+F = torch.nn.functional
+
+
+def norm_of_softmax(x: Tensor, w: Tensor) -> Tensor:
+    h = torch.softmax(x * w, -1)
+    return F.rms_norm(h, (h.shape[-1],), w, 1e-6) * F.silu(x)
+
+
+def layer_norm(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, None, 1e-5), approximate="tanh") + x
+
+
+def masked_softmax(x: Tensor, w: Tensor) -> Tensor:
+    return torch.softmax(x.masked_fill(x > 1, -torch.inf), -1) * w
+
+
+def whole_sum(x: Tensor, w: Tensor) -> Tensor:
+    return (x * w).sum((0, 1), keepdim=True) + w.amax(-1, keepdim=True)
+
+
+FUNCTIONS = (norm_of_softmax, layer_norm, masked_softmax, whole_sum)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(3, 7), (1, 33), (40, 64), (5, 1)])
+def test_a_function_makes_what_torch_makes(function: Callable[..., Tensor], dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
+    compiled = torch.compile(function, backend=backend, dynamic=False)
+    torch.testing.assert_close(compiled(x, w), function(x, w), equal_nan=True)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS[:2])
+def test_gradients_are_those_of_torch(function: Callable[..., Tensor]) -> None:
+    def gradients(of: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        x, w = torch.randn(6, 40, dtype=torch.float64, requires_grad=True), torch.randn(40, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(of(x, w).square().sum(), (x, w))
+
+    made = gradients(torch.compile(function, backend=backend, dynamic=False))
+    for ours, theirs in zip(made, gradients(function), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_softmax_with_a_norm_is_one_kernel_and_equal_graphs_are_compiled_once() -> None:
+    x, w = torch.randn(8, 64), torch.randn(64)
+    stages = CompilationStages()
+    first = compile_graph(traced(norm_of_softmax, x, w), stages)
+    assert first.num_kernels == 1
+    assert [node.op for node in first.graph.nodes] == ["fused"]
+    again = CompilationStages()
+    compile_graph(traced(norm_of_softmax, x, w), again)
+    assert again.seconds["kernels"] < stages.seconds["kernels"] / 3
+
+
+def traced(function: Callable[..., Any], *inputs: Tensor) -> torch.fx.GraphModule:
+    """The functional graph of a function, as AOTAutograd gives it to a back end."""
+    from functorch.compile import aot_function, make_boxed_func
+    from torch._decomp import get_decompositions
+
+    from ridgeline.compiler.backend import DECOMPOSED
+
+    found = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        found.append(graph)
+        return make_boxed_func(graph.forward)
+
+    aot_function(function, fw_compiler=keep, decompositions=get_decompositions(DECOMPOSED))(*inputs)
+    return found[0]
+
+
+UNARY = (torch.neg, torch.exp, torch.abs, torch.tanh, torch.sigmoid, torch.relu, torch.rsqrt, torch.square, torch.reciprocal, F.silu, torch.log, torch.erf, torch.sin, torch.cos)
+BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
+COMPARED = (torch.lt, torch.ge, torch.eq, torch.ne)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    """A function of some tensors, drawn op by op, and its inputs, with infinities and NaN among them."""
+    rank = draw(st.integers(1, 4))
+    domain = [draw(st.sampled_from((1, 2, 3, 5, 17))) for _ in range(rank)]
+    seed = draw(st.integers(0, 1 << 20))
+    generator = torch.Generator().manual_seed(seed)
+    inputs = []
+    for _ in range(draw(st.integers(1, 3))):
+        cut = draw(st.integers(0, rank - 1))
+        shape = [size if draw(st.booleans()) else 1 for size in domain[cut:]]
+        x = torch.randn(shape, generator=generator).to(draw(st.sampled_from(DTYPES)))
+        special = draw(st.sampled_from((None, None, torch.inf, -torch.inf, torch.nan, 0.0)))
+        if special is not None:
+            x.view(-1)[draw(st.integers(0, x.numel() - 1))] = special
+        if x.dim() >= 2 and draw(st.booleans()):
+            x = x.transpose(-1, -2).contiguous().transpose(-1, -2)
+        inputs.append(x)
+    plan = [(draw(st.sampled_from(("unary", "binary", "number", "where", "reduce", "cast"))), draw(st.integers(0, 1 << 16))) for _ in range(draw(st.integers(1, 9)))]
+
+    def function(*given: Tensor) -> tuple[Tensor, ...]:
+        values = list(given)
+        for kind, pick in plan:
+            x, y = values[pick % len(values)], values[pick // 7 % len(values)]
+            if kind == "unary":
+                values.append(UNARY[pick % len(UNARY)](x))
+            elif kind == "binary":
+                values.append(BINARY[pick % len(BINARY)](x, y))
+            elif kind == "number":
+                values.append(BINARY[pick % 4](x, (0.5, -2.0, 3, 1e-3)[pick // 5 % 4]))
+            elif kind == "where":
+                values.append(torch.where(COMPARED[pick % 4](x, 0.25), x, y))
+            elif kind == "cast":
+                values.append(x.to(DTYPES[pick % 4]))
+            else:
+                dims = tuple(range(-1 - pick % max(1, x.dim()), 0)) if x.dim() else ()
+                reduce = (torch.sum, torch.mean, torch.amax, torch.amin)[pick // 3 % 4]
+                values.append(reduce(x, dim=dims, keepdim=True) if dims else x)
+        return tuple(values[len(given) :][-2:])
+
+    return function, inputs
+
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(graphs())
+def test_drawn_graphs_make_what_torch_makes(drawn: tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]) -> None:
+    function, inputs = drawn
+    program = compile_graph(traced(function, *inputs))
+    for ours, theirs in zip(program(*inputs), function(*inputs), strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        bound = TOLERANCES[theirs.dtype] if theirs.dtype in TOLERANCES else 0
+        if any(x.dtype in (torch.bfloat16, torch.float16) for x in inputs):
+            bound = max(bound, 6e-2)
+        torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound, equal_nan=True)
