@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ridgeline.compiler.capture import capture
 from ridgeline.compiler.graph import Graph, verify
@@ -16,6 +17,7 @@ from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
 from ridgeline.compiler.program import Program
 
+MOST_SHAPES = 16  # programs of one graph
 PASSES: dict[str, Callable[[Graph], Graph]] = {"canonicalize": canonicalize, "fuse": fuse}
 
 aten = torch.ops.aten
@@ -46,6 +48,25 @@ DECOMPOSED = (  # into ops that capture knows
 )
 
 
+def _variance_and_mean(
+    x: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """aten.var_mean in two reductions, the mean first: what kernels know."""
+    dims = list(range(x.dim())) if dim is None else list(dim)
+    count = torch.Size([x.shape[at] for at in dims]).numel()
+    mean = x.mean(dims, keepdim=True)
+    apart = x - mean
+    variance = (apart * apart).sum(dims, keepdim=True) / (count - (1 if correction is None else correction))
+    return (variance, mean) if keepdim else (variance.squeeze(dims), mean.squeeze(dims))
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return how ops that capture does not know are made of those that it knows."""
+    from torch._decomp import get_decompositions
+
+    return {**get_decompositions(DECOMPOSED), aten.var_mean.correction: _variance_and_mean}
+
+
 @dataclass
 class CompilationStages:
     """The text of a graph after each pass, and the seconds that it took."""
@@ -74,16 +95,35 @@ def compile_graph(module: fx.GraphModule, stages: CompilationStages | None = Non
     return program
 
 
+class ShapePrograms:
+    """A graph with sizes that are not known: a program for each set of shapes that it is called with, MOST_SHAPES of
+    them.
+    Other shapes run op by op."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self.programs: dict[object, Program] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        key = tuple((each.shape, each.stride()) if isinstance(each, torch.Tensor) else each for each in arguments)
+        program = self.programs.get(key)
+        if program is None:
+            if len(self.programs) >= MOST_SHAPES:
+                return self._module(*arguments)
+            program = self.programs[key] = compile_graph(make_fx(self._module, tracing_mode="fake")(*arguments))
+        return program(*arguments)
+
+
 def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile what Dynamo gives; `torch.compile(f, backend="ridgeline")` calls it."""
     from functorch.compile import make_boxed_func
-    from torch._decomp import get_decompositions
     from torch._dynamo.backends.common import aot_autograd
 
     def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return make_boxed_func(compile_graph(graph))
+        symbolic = any(isinstance(each, torch.SymInt) for each in inputs)
+        made: Callable[..., Any] = make_boxed_func(ShapePrograms(graph) if symbolic else compile_graph(graph))
+        return made
 
-    made: Callable[..., Any] = aot_autograd(fw_compiler=compiled, decompositions=get_decompositions(DECOMPOSED))(
-        module, inputs
-    )
+    whole: Callable[..., Any] = aot_autograd(fw_compiler=compiled, decompositions=decompositions())
+    made: Callable[..., Any] = whole(module, inputs)
     return made

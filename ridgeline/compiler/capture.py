@@ -7,55 +7,38 @@ All others become calls of what fx called.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, Number, Operand, TensorType, made_type
+from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, InvalidGraph, Number, Operand, TensorType, made_type
 from ridgeline.compiler.ops import FLOATS, INTEGERS, TAKEN
 
 aten, prims = torch.ops.aten, torch.ops.prims
+WRITE = aten.copy_.default  # what AOTAutograd puts at the end of a graph for inputs that are written
 HALF = (torch.float16, torch.bfloat16)
 
-SAME = {  # aten's ops of tensors alone → ours
-    aten.mul.Tensor: "mul",
-    aten.mul.Scalar: "mul",
-    aten.div.Tensor: "div",
-    aten.div.Scalar: "div",
-    aten.maximum.default: "maximum",
-    aten.minimum.default: "minimum",
-    aten.neg.default: "neg",
-    aten.abs.default: "abs",
-    aten.exp.default: "exp",
-    aten.log.default: "log",
-    aten.sqrt.default: "sqrt",
-    aten.tanh.default: "tanh",
-    aten.erf.default: "erf",
-    aten.sin.default: "sin",
-    aten.cos.default: "cos",
-    aten.where.self: "where",
-    aten.eq.Tensor: "eq",
-    aten.eq.Scalar: "eq",
-    aten.ne.Tensor: "ne",
-    aten.ne.Scalar: "ne",
-    aten.lt.Tensor: "lt",
-    aten.lt.Scalar: "lt",
-    aten.le.Tensor: "le",
-    aten.le.Scalar: "le",
-    aten.gt.Tensor: "gt",
-    aten.gt.Scalar: "gt",
-    aten.ge.Tensor: "ge",
-    aten.ge.Scalar: "ge",
-}
-SUMS = {
-    aten.add.Tensor: "add",
-    aten.add.Scalar: "add",
-    aten.sub.Tensor: "sub",
-    aten.sub.Scalar: "sub",
-}  # with a factor of the second operand
-ALIASES = (aten.detach.default, aten.alias.default, aten.expand.default, aten.view.default, aten.clone.default)  # of one shape
+
+def _overloads(names: Iterable[str], kinds: Iterable[str]) -> dict[object, str]:
+    """Return aten's overloads of these kinds → the name, which is ours too."""
+    found = {(name, kind): getattr(getattr(aten, name), kind, None) for name in names for kind in kinds}
+    return {overload: name for (name, _), overload in found.items() if overload is not None}
+
+
+SAME = _overloads(("mul", "div", "eq", "ne", "lt", "le", "gt", "ge"), ("Tensor", "Scalar"))
+SAME |= _overloads(("neg", "abs", "exp", "log", "sqrt", "tanh", "erf", "sin", "cos"), ("default",))
+SAME |= _overloads(("maximum", "minimum"), ("default",))
+SAME |= {aten.where.self: "where"}
+SUMS = _overloads(("add", "sub"), ("Tensor", "Scalar"))  # with a factor of the second operand
+ALIASES = (
+    aten.detach.default,
+    aten.alias.default,
+    aten.expand.default,
+    aten.view.default,
+    aten.clone.default,
+)  # of one shape
 RSQRT = (aten.rsqrt.default, prims.rsqrt.default)
 REDUCED = {aten.sum.dim_IntList: "sum", aten.mean.dim: "mean", aten.amax.default: "amax", aten.amin.default: "amin"}
 
@@ -83,9 +66,12 @@ class GraphBuilder:
             return operand
         return self._node("cast", (operand,), TensorType(operand.tensor.shape, dtype), {})
 
-    def call(self, type: TensorType | None, target: object, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> GraphValue:
-        taken = tuple(each for each in fx.node.map_aggregate((arguments, dict(named)), lambda x: x) and _values((arguments, named)))
-        return self._node("call", taken, type, {"target": target, "arguments": arguments, "named": named})
+    def call(
+        self, type: TensorType | None, target: object, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> GraphValue:
+        return self._node(
+            "call", tuple(_values((arguments, named))), type, {"target": target, "arguments": arguments, "named": named}
+        )
 
     def done(self, outputs: tuple[Any, ...]) -> Graph:
         return Graph(tuple(self.inputs), tuple(self.nodes), outputs)
@@ -94,7 +80,9 @@ class GraphBuilder:
     def _count(self) -> int:
         return len(self.inputs) + len(self.nodes)
 
-    def _node(self, op: str, operands: tuple[Operand, ...], type: TensorType | None, attributes: Mapping[str, Any]) -> GraphValue:
+    def _node(
+        self, op: str, operands: tuple[Operand, ...], type: TensorType | None, attributes: Mapping[str, Any]
+    ) -> GraphValue:
         result = GraphValue(f"%{self._count}", type)
         self.nodes.append(GraphNode(op, operands, result, attributes))
         return result
@@ -106,8 +94,8 @@ def capture(module: fx.GraphModule) -> Graph:
     values: dict[fx.Node, Any] = {}
     outputs: tuple[Any, ...] = ()
 
-    def taken(argument: object) -> Any:
-        return fx.node.map_arg(argument, lambda node: values[node])  # type: ignore[arg-type]
+    def taken(argument: Any) -> Any:
+        return fx.node.map_arg(argument, lambda node: values[node])
 
     for node in module.graph.nodes:
         type = type_of(node.meta.get("val"))
@@ -122,17 +110,23 @@ def capture(module: fx.GraphModule) -> Graph:
         else:
             arguments, named = taken(node.args), taken(node.kwargs)
             target = node.target if node.op != "call_method" else _method(str(node.target))
+            if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target is not WRITE:
+                raise InvalidGraph(f"{node.name} = {target} writes to what it takes; functionalize the graph first.")
             made = _as_kernel(builder, target, arguments, named, type) if type is not None else None
             values[node] = builder.call(type, target, arguments, named) if made is None else made
     return builder.done(outputs)
 
 
 def type_of(value: object) -> TensorType | None:
-    """Return the type of a plain dense tensor of a known shape; else None."""
+    """Return the type of a dense tensor of the CPU with a known shape; else None, and only calls take it."""
     if type(value) is not torch.Tensor and not isinstance(value, torch._subclasses.FakeTensor | torch.nn.Parameter):
         return None
     assert isinstance(value, torch.Tensor)
-    if value.layout != torch.strided or not all(isinstance(size, int) for size in value.shape):
+    if (
+        value.layout != torch.strided
+        or value.device.type != "cpu"
+        or not all(isinstance(size, int) for size in value.shape)
+    ):
         return None
     return TensorType(tuple(value.shape), value.dtype)
 
@@ -155,7 +149,9 @@ def _values(tree: object) -> list[GraphValue]:
     return [each for part in tree for each in _values(part)] if isinstance(tree, tuple | list) else []
 
 
-def _as_kernel(builder: GraphBuilder, target: object, arguments: tuple[Any, ...], named: Mapping[str, Any], type: TensorType) -> GraphValue | None:
+def _as_kernel(
+    builder: GraphBuilder, target: object, arguments: tuple[Any, ...], named: Mapping[str, Any], type: TensorType
+) -> GraphValue | None:
     """Add what an op computes, and return its value; None if it must stay a call."""
     if target in ALIASES and isinstance(arguments[0], GraphValue) and arguments[0].type == type:
         return arguments[0]
@@ -165,15 +161,19 @@ def _as_kernel(builder: GraphBuilder, target: object, arguments: tuple[Any, ...]
         return _reduction(builder, REDUCED[target], arguments, named, type)
     if target is prims.convert_element_type.default or (target is aten._to_copy.default and set(named) == {"dtype"}):
         return _cast(builder, arguments[0], type.dtype)
-    if (target is aten.pow.Tensor_Scalar and arguments[1] in (2, 0.5, -0.5)) or target in (*RSQRT, aten.reciprocal.default, aten.sigmoid.default, aten.relu.default):
+    if (target is aten.pow.Tensor_Scalar and arguments[1] in (2, 0.5, -0.5)) or target in (
+        *RSQRT,
+        aten.reciprocal.default,
+        aten.sigmoid.default,
+        aten.relu.default,
+    ):
         return _composed(builder, target, arguments, type)
     if target in SAME and not named:
         return _pointwise(builder, SAME[target], arguments, type)
     if target in SUMS and set(named) <= {"alpha"}:
-        second = arguments[1]
-        if (alpha := named.get("alpha", arguments[2] if len(arguments) > 2 else 1)) != 1:
+        if named.get("alpha", arguments[2] if len(arguments) > 2 else 1) != 1:
             return None
-        return _pointwise(builder, SUMS[target], (arguments[0], second), type)
+        return _pointwise(builder, SUMS[target], arguments[:2], type)
     return None
 
 
@@ -183,7 +183,9 @@ def _fits(operand: object) -> bool:
     return isinstance(operand, bool | int | float | list | tuple)
 
 
-def _computed_in(builder: GraphBuilder, operands: tuple[Operand, ...], given: torch.dtype | None = None) -> torch.dtype | None:
+def _computed_in(
+    builder: GraphBuilder, operands: tuple[Operand, ...], given: torch.dtype | None = None
+) -> torch.dtype | None:
     """Return the dtype that torch computes with: what operands are promoted to, float32 for 16 bits."""
     found = given or promoted(operands)
     return torch.float32 if found in HALF else found if found in (*FLOATS, *INTEGERS) else None
@@ -191,7 +193,12 @@ def _computed_in(builder: GraphBuilder, operands: tuple[Operand, ...], given: to
 
 def promoted(operands: tuple[Operand, ...]) -> torch.dtype:
     """Return the dtype that torch promotes operands to."""
-    examples = [torch.empty((1,) * bool(o.tensor.shape), dtype=o.tensor.dtype, device="meta") if isinstance(o, GraphValue) else o for o in operands]
+    examples = [
+        torch.empty((1,) * bool(o.tensor.shape), dtype=o.tensor.dtype, device="meta")
+        if isinstance(o, GraphValue)
+        else o
+        for o in operands
+    ]
     result = examples[0]
     found = result.dtype if isinstance(result, torch.Tensor) else torch.result_type(result, result)
     for each in examples[1:]:
@@ -205,7 +212,11 @@ def _pointwise(builder: GraphBuilder, op: str, operands: tuple[Operand, ...], ty
     data = operands[1:] if op == "where" else operands
     within = _computed_in(builder, data)
     floats = op in ("div", "neg", "abs", "exp", "log", "sqrt", "tanh", "erf", "sin", "cos")
-    if within is None or (floats and within not in FLOATS) or not any(isinstance(each, GraphValue) for each in operands):
+    if (
+        within is None
+        or (floats and within not in FLOATS)
+        or not any(isinstance(each, GraphValue) for each in operands)
+    ):
         return None
     if op == "where" and not (isinstance(operands[0], GraphValue) and operands[0].tensor.dtype == torch.bool):
         return None
@@ -251,11 +262,19 @@ def _cast(builder: GraphBuilder, operand: Operand, dtype: torch.dtype) -> GraphV
     return result
 
 
-def _reduction(builder: GraphBuilder, op: str, arguments: tuple[Any, ...], named: Mapping[str, Any], type: TensorType) -> GraphValue | None:
+def _reduction(
+    builder: GraphBuilder, op: str, arguments: tuple[Any, ...], named: Mapping[str, Any], type: TensorType
+) -> GraphValue | None:
     """Reductions of trailing dimensions that are kept as 1, of floats."""
     x, dims, *rest = (*arguments, None)[: max(2, len(arguments))]
     kept = rest[0] if rest and rest[0] is not None else named.get("keepdim", False)
-    if not isinstance(x, GraphValue) or not isinstance(dims, list | tuple) or not dims or set(named) - {"keepdim"} or not kept:
+    if (
+        not isinstance(x, GraphValue)
+        or not isinstance(dims, list | tuple)
+        or not dims
+        or set(named) - {"keepdim"}
+        or not kept
+    ):
         return None
     rank = len(x.tensor.shape)
     along = sorted(int(dim) % rank for dim in dims) if rank else []

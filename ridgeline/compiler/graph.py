@@ -1,8 +1,8 @@
 """The graph that passes work on: values with a shape and a dtype, and nodes that make one value each.
 
 A node is one of four kinds (ops.py): pointwise, a reduction of trailing dimensions that stay as 1, `call`, which is any
-function of torch, and `fused`, whose attribute `body` is a graph that becomes one kernel. Nodes have no effects: capture
-takes functional graphs alone, and calls that have effects keep their order.
+function of torch, and `fused`, whose attribute `body` is a graph that becomes one kernel. Nodes have no effects:
+capture takes functional graphs alone, and calls that have effects keep their order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Says a fused node as MLIR: one function of tensors, in which each node is a `linalg.generic`.
 
 The domain of a group has d sizes. Sizes of 1 are left out, and neighbours that every value has or lacks together become
-one. A value's indexing map names the sizes that it has. The first size is not in the text where the result has it, so one
-kernel serves any number of rows, and threads take parts of them.
+one. A value's indexing map names the sizes that it has. The first size is not in the text where the result has it, so
+one kernel serves any number of rows, and threads take parts of them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.compiler.exponential import exponential
+from ridgeline.compiler.elementary import exponential, hyperbolic_tangent
 from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, Operand
 from ridgeline.compiler.ops import FLOATS, POINTWISE, REDUCTIONS, TAKEN
 
 
-
 @dataclass(frozen=True)
 class KernelText:
-    """shapes: of the inputs and of the output as the function takes them, with the whole first size. rows: the first size
-    if threads may divide it, else 0. divided: which of the inputs and the output have it."""
+    """shapes: of the inputs and of the output as the function takes them, with the whole first size. rows: the first
+    size if threads may divide it, else 0. divided: which of the inputs and the output have it."""
 
     text: str
     shapes: tuple[tuple[int, ...], ...]
@@ -42,7 +41,9 @@ class Domain:
             same = joined and all((s[at] == 1) == (s[joined[-1][-1]] == 1) for s in shapes.values())
             joined = [*joined[:-1], [*joined[-1], at]] if same else [*joined, [at]]
         self.sizes = tuple(torch.Size([sizes[at] for at in each]).numel() for each in joined)
-        self._has = {value: tuple(i for i, each in enumerate(joined) if shapes[value][each[0]] != 1) for value in values}
+        self._has = {
+            value: tuple(i for i, each in enumerate(joined) if shapes[value][each[0]] != 1) for value in values
+        }
 
     def has(self, value: GraphValue) -> tuple[int, ...]:
         """The loops that a value has."""
@@ -78,7 +79,11 @@ def kernel_text(node: GraphNode) -> KernelText:
     for each in body.nodes:
         lines += [f"  {line}" for line in writer.node(each)]
     done, target = output.name.replace("%", "%v"), f"({writer.type(output, 'tensor')}, {types[-1]}) -> ()"
-    lines += [f"  bufferization.materialize_in_destination {done} in restrict writable %out : {target}", "  return", "}"]
+    lines += [
+        f"  bufferization.materialize_in_destination {done} in restrict writable %out : {target}",
+        "  return",
+        "}",
+    ]
     rows = domain.sizes[0] if writer.divides else 0
     divided = tuple(writer.divides and 0 in domain.has(value) for value in ends)
     return KernelText("\n".join(lines), tuple(map(domain.shape, ends)), rows, divided, node.attributes["reduced"] > 0)
@@ -160,6 +165,8 @@ def _computation(node: GraphNode) -> Iterator[str]:
         yield f"%r = arith.cmp{'f' if dtype in FLOATS else 'i'} {name}, {taken} : {element}"
     elif node.op == "exp" and dtype == torch.float32:
         yield from exponential(operands[0])
+    elif node.op == "tanh" and dtype == torch.float32:
+        yield from hyperbolic_tangent(operands[0])
     else:
         yield f"%r = {name} {taken} : {element}"
 
@@ -171,13 +178,17 @@ def _data(node: GraphNode) -> torch.dtype:
 
 
 def _cast(source: torch.dtype, target: torch.dtype) -> Iterator[str]:
-    """Yield a conversion to a float of another dtype; between float16 and bfloat16 by way of float32."""
+    """Yield a conversion to a float of another dtype. Between 16 bits and others than float32 it goes by way of
+    float32, as torch's does."""
     a, b = TAKEN[source], TAKEN[target]
     start, width = "%x0", {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
     if not source.is_floating_point:
-        yield f"%r = arith.{'uitofp' if source == torch.bool else 'sitofp'} %x0 : {a} to {b}"
-        return
-    if width[a] == width[b] == 16:
-        yield f"%w = arith.extf %x0 : {a} to f32"
+        first = "f32" if width[b] == 16 else b
+        convert, name = "uitofp" if source == torch.bool else "sitofp", "%r" if first == b else "%w"
+        yield f"{name} = arith.{convert} %x0 : {a} to {first}"
+        a, start = first, "%w"
+    elif {width[a], width[b]} in ({16}, {16, 64}):
+        yield f"%w = arith.{'extf' if width[a] == 16 else 'truncf'} %x0 : {a} to f32"
         a, start = "f32", "%w"
-    yield f"%r = arith.{'extf' if width[a] < width[b] else 'truncf'} {start} : {a} to {b}"
+    if a != b:
+        yield f"%r = arith.{'extf' if width[a] < width[b] else 'truncf'} {start} : {a} to {b}"

@@ -1,8 +1,8 @@
 """The one file that knows where MLIR comes from: the bindings inside the wheel of numba-cuda-mlir.
 
-The wheel's own package wants a CUDA driver at import, so its `__init__` is not run: a process that wants that package as
-well imports it first. Its MLIR is private and may change with a version; `available` says why it cannot be had, and a
-test runs what is used of it.
+The wheel's own package wants a CUDA driver at import, so its `__init__` is not run: a process that wants that package
+as well imports it first. Its MLIR is private and may change with a version; `available` says why it cannot be had, and
+a test runs what is used of it.
 """
 
 from __future__ import annotations

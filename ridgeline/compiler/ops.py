@@ -1,7 +1,7 @@
 """The ops that become kernels, and how each is said in MLIR's dialects `arith` and `math`.
 
-A pointwise op takes operands of one dtype, of shapes that broadcast. Numbers of 16 bits are computed in float32: capture
-says so with casts, hence a fused kernel rounds where torch does.
+A pointwise op takes operands of one dtype, of shapes that broadcast. Numbers of 16 bits are computed in float32:
+capture says so with casts, hence a fused kernel rounds where torch does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ INTEGERS = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class PointwiseOp:
-    """plain: the same function of torch. floating, integer: the operation of MLIR ("": none). compares: the result is of
-    bool, and the name a predicate."""
+    """plain: the same function of torch. floating, integer: the operation of MLIR ("": none). compares: the result is
+    of bool, and the name a predicate."""
 
     plain: Callable[..., Any]
     arity: int

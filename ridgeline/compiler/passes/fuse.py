@@ -1,9 +1,9 @@
 """Gathers pointwise nodes and reductions into fused nodes, each of which becomes one kernel.
 
 A group grows from its last node, the root, to the nodes before it. A node joins if all that take it are in the group,
-so nothing is computed twice and a kernel writes one tensor, and if its shape lies in the group's domain: the domain's own
-sizes, or 1 where it is broadcast. Reductions of a group are over the same trailing dimensions of the whole domain. So a
-softmax, a norm or a chain of an activation is one group.
+so nothing is computed twice and a kernel writes one tensor, and if its shape lies in the group's domain: the domain's
+own sizes, or 1 where it is broadcast. Reductions of a group are over the same trailing dimensions of the whole domain.
+So a softmax, a norm or a chain of an activation is one group.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def fuse(graph: Graph) -> Graph:
         if len(group.nodes) >= FEWEST and 0 not in group.domain:
             groups[root] = group
             grouped.update(dict.fromkeys(group.nodes, group))
-    nodes = [_fused(groups[node]) if node in groups else node for node in graph.nodes if node in groups or node not in grouped]
+    nodes = [
+        _fused(groups[node]) if node in groups else node
+        for node in graph.nodes
+        if node in groups or node not in grouped
+    ]
     return Graph(graph.inputs, tuple(nodes), graph.outputs)
 
 

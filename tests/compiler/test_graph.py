@@ -1,0 +1,83 @@
+"""The verifier finds faults that a pass could make, and the passes say what they did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ridgeline.compiler.capture import GraphBuilder, capture
+from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, InvalidGraph, TensorType, verify
+from ridgeline.compiler.passes.canonicalize import canonicalize
+from ridgeline.compiler.passes.fuse import fuse
+
+X = TensorType((4, 8), torch.float32)
+
+
+def softmax() -> Graph:
+    builder = GraphBuilder()
+    x = builder.input(X)
+    shifted = builder.add("sub", x, builder.add("amax", x, dims=1))
+    builder.add("exp", shifted)  # twice, and the first is never taken
+    powers = builder.add("exp", shifted)
+    return builder.done((builder.add("div", powers, builder.add("sum", powers, dims=1)),))
+
+
+def test_what_is_computed_twice_or_never_taken_is_left_out() -> None:
+    graph = verify(softmax())
+    assert [node.op for node in graph.nodes] == ["amax", "sub", "exp", "exp", "sum", "div"]
+    assert [node.op for node in verify(canonicalize(graph)).nodes] == ["amax", "sub", "exp", "sum", "div"]
+
+
+def test_a_group_is_printed_with_what_is_in_it() -> None:
+    assert str(verify(fuse(canonicalize(softmax())))).splitlines() == [
+        "inputs %0: f32[4, 8]",
+        "%6: f32[4, 8] = fused(%0)",
+        "    inputs %0: f32[4, 8]",
+        "    %1: f32[4, 1] = amax(%0) over 1",
+        "    %2: f32[4, 8] = sub(%0, %1)",
+        "    %3: f32[4, 8] = exp(%2)",
+        "    %4: f32[4, 1] = sum(%3) over 1",
+        "    %5: f32[4, 8] = div(%3, %4)",
+        "    outputs %5",
+        "outputs %6",
+    ]
+
+
+def planted() -> dict[str, Graph]:
+    graph = fuse(canonicalize(softmax()))
+    (node,) = graph.nodes
+    body: Graph = node.attributes["body"]
+    first, second, *rest = body.nodes
+    lost = GraphValue("%99", X)
+
+    def inside(*nodes: GraphNode) -> Graph:
+        other = GraphNode(node.op, node.operands, node.result, {**node.attributes, "body": replace(body, nodes=nodes)})
+        return replace(graph, nodes=(other,))
+
+    return {
+        "swapped": inside(second, first, *rest),
+        "made twice": inside(first, first, second, *rest),
+        "an operand that nothing makes": inside(replace(first, operands=(lost,)), second, *rest),
+        "a wrong shape": inside(replace(first, attributes={"dims": 2}), second, *rest),
+        "a dropped operand": inside(first, replace(second, operands=second.operands[:1]), *rest),
+        "no such op": inside(replace(first, op="median"), second, *rest),
+        "an output that nothing makes": replace(graph, outputs=(lost,)),
+        "a wrong dtype": inside(
+            first, replace(second, result=GraphValue(second.result.name, TensorType((4, 8), torch.float64))), *rest
+        ),
+        "a lost input": replace(graph, nodes=(replace(node, operands=()),)),
+    }
+
+
+@pytest.mark.parametrize("fault", planted())
+def test_the_verifier_finds(fault: str) -> None:
+    with pytest.raises(InvalidGraph):
+        verify(planted()[fault])
+
+
+def test_a_graph_that_writes_is_refused() -> None:
+    module = torch.fx.symbolic_trace(lambda x: torch.ops.aten.add_.Tensor(x, x))
+    with pytest.raises(InvalidGraph, match="functionalize the graph first"):
+        capture(module)
