@@ -32,7 +32,7 @@ def test_what_scripts_and_queues_show_is_taken() -> None:
 
 def test_growth_has_in_italics_what_is_not_there_yet() -> None:
     planned = re.findall(r"(?<![\w*])\*([\w<>./-]+/[\w<>.-]*)\*(?![\w*])", GROWTH.read_text())
-    assert len(planned) > 4
+    assert len(planned) > 3
     assert [path for path in planned if is_there(path)] == []
 
 

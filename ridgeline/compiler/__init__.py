@@ -1,7 +1,7 @@
 """A compiler for graphs of torch: what `torch.compile(model, backend="ridgeline")` runs.
 
 ```
-torch.fx graph ─ capture.py ─▶ Graph (graph.py) ─ passes/ ─▶ Graph with fused nodes ─ linalg.py ─▶ MLIR
+torch.fx graph ─ capture.py ─▶ OpGraph (graph.py) ─ passes/ ─▶ OpGraph with fused nodes ─ linalg.py ─▶ MLIR
       ─ lower.py ─▶ LLVM ─ cpu.py ─▶ machine code ─ program.py ─▶ a function of tensors
 ```
 

@@ -12,13 +12,13 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ridgeline.compiler.capture import capture
-from ridgeline.compiler.graph import Graph, verify
+from ridgeline.compiler.graph import OpGraph, verify
 from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
-from ridgeline.compiler.program import Program
+from ridgeline.compiler.program import CompiledProgram
 
 MOST_SHAPES = 16  # programs of one graph
-PASSES: dict[str, Callable[[Graph], Graph]] = {"canonicalize": canonicalize, "fuse": fuse}
+PASSES: dict[str, Callable[[OpGraph], OpGraph]] = {"canonicalize": canonicalize, "fuse": fuse}
 
 aten = torch.ops.aten
 DECOMPOSED = (  # into ops that capture knows
@@ -51,7 +51,7 @@ DECOMPOSED = (  # into ops that capture knows
 def _variance_and_mean(
     x: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """aten.var_mean in two reductions, the mean first: what kernels know."""
+    """Return the variance and the mean as aten.var_mean does, by two reductions, the mean first: what kernels know."""
     dims = list(range(x.dim())) if dim is None else list(dim)
     count = torch.Size([x.shape[at] for at in dims]).numel()
     mean = x.mean(dims, keepdim=True)
@@ -61,7 +61,7 @@ def _variance_and_mean(
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return how ops that capture does not know are made of those that it knows."""
+    """Return the functions that make ops that capture does not know of those that it knows."""
     from torch._decomp import get_decompositions
 
     return {**get_decompositions(DECOMPOSED), aten.var_mean.correction: _variance_and_mean}
@@ -74,12 +74,12 @@ class CompilationStages:
     texts: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def after(self, name: str, began: float, graph: Graph) -> None:
+    def after(self, name: str, began: float, graph: OpGraph) -> None:
         self.seconds[name] = time.perf_counter() - began
         self.texts[name] = str(graph)
 
 
-def compile_graph(module: fx.GraphModule, stages: CompilationStages | None = None) -> Program:
+def compile_graph(module: fx.GraphModule, stages: CompilationStages | None = None) -> CompiledProgram:
     """Return the program of a functional graph of aten's ops. stages: gets what each pass makes."""
     stages = CompilationStages() if stages is None else stages
     began = time.perf_counter()
@@ -90,7 +90,7 @@ def compile_graph(module: fx.GraphModule, stages: CompilationStages | None = Non
         graph = verify(each(graph))
         stages.after(name, began, graph)
     began = time.perf_counter()
-    program = Program(graph)
+    program = CompiledProgram(graph)
     stages.seconds["kernels"] = time.perf_counter() - began
     return program
 
@@ -102,7 +102,7 @@ class ShapePrograms:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
-        self.programs: dict[object, Program] = {}
+        self.programs: dict[object, CompiledProgram] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         key = tuple((each.shape, each.stride()) if isinstance(each, torch.Tensor) else each for each in arguments)
@@ -115,7 +115,7 @@ class ShapePrograms:
 
 
 def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile what Dynamo gives; `torch.compile(f, backend="ridgeline")` calls it."""
+    """Return the function of a graph that Dynamo gives; `torch.compile(f, backend="ridgeline")` calls it."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 

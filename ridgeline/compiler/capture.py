@@ -1,4 +1,4 @@
-"""Makes a Graph of a graph of torch.fx, as AOTAutograd gives it: functional, of aten's ops, with a type beside each.
+"""Makes an `OpGraph` of a graph of torch.fx, as AOTAutograd gives it: functional, of aten's ops, each with a type.
 
 Ops that a kernel could compute become pointwise nodes and reductions, with every conversion of a dtype said as a cast.
 All others become calls of what fx called.
@@ -13,7 +13,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, InvalidGraph, Number, Operand, TensorType, made_type
+from ridgeline.compiler.graph import (
+    GraphNode,
+    GraphValue,
+    InvalidGraph,
+    Number,
+    Operand,
+    OpGraph,
+    TensorType,
+    made_type,
+)
 from ridgeline.compiler.ops import FLOATS, INTEGERS, TAKEN
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -73,8 +82,8 @@ class GraphBuilder:
             "call", tuple(_values((arguments, named))), type, {"target": target, "arguments": arguments, "named": named}
         )
 
-    def done(self, outputs: tuple[Any, ...]) -> Graph:
-        return Graph(tuple(self.inputs), tuple(self.nodes), outputs)
+    def done(self, outputs: tuple[Any, ...]) -> OpGraph:
+        return OpGraph(tuple(self.inputs), tuple(self.nodes), outputs)
 
     @property
     def _count(self) -> int:
@@ -88,7 +97,7 @@ class GraphBuilder:
         return result
 
 
-def capture(module: fx.GraphModule) -> Graph:
+def capture(module: fx.GraphModule) -> OpGraph:
     """Return the graph of a module. Attributes of the module become constants of the calls that take them."""
     builder = GraphBuilder()
     values: dict[fx.Node, Any] = {}

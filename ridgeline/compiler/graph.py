@@ -63,7 +63,7 @@ class GraphNode:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class OpGraph:
     """outputs: values, or what is given out as it is (None, numbers)."""
 
     inputs: tuple[GraphValue, ...]
@@ -71,7 +71,7 @@ class Graph:
     outputs: tuple[Any, ...]
 
     def uses(self) -> dict[GraphValue, int]:
-        """How often a value is taken by nodes and outputs."""
+        """Return the number of times that nodes and outputs take each value."""
         counts = dict.fromkeys((*self.inputs, *(node.result for node in self.nodes)), 0)
         for value in (*(v for node in self.nodes for v in node.values), *self.outputs):
             if isinstance(value, GraphValue):
@@ -96,7 +96,7 @@ def replaced(tree: Any, by: Mapping[GraphValue, GraphValue]) -> Any:
     return type(tree)(replaced(each, by) for each in tree) if type(tree) in (tuple, list) else tree
 
 
-def verify(graph: Graph) -> Graph:
+def verify(graph: OpGraph) -> OpGraph:
     """Return the graph. Raise InvalidGraph if a value is taken before it is made or made twice, or if a node's type is
     not what its operands make."""
     known: set[GraphValue] = set()
@@ -167,7 +167,7 @@ def _define(value: GraphValue, known: set[GraphValue], names: set[str]) -> None:
     names.add(value.name)
 
 
-def _lines(graph: Graph, indent: str) -> Iterator[str]:
+def _lines(graph: OpGraph, indent: str) -> Iterator[str]:
     yield indent + "inputs " + ", ".join(f"{v.name}: {v.type}" for v in graph.inputs)
     for node in graph.nodes:
         told = f"{indent}{node.result.name}: {node.result.type} = {node.op}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ridgeline.compiler.elementary import exponential, hyperbolic_tangent
-from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, Operand
+from ridgeline.compiler.graph import GraphNode, GraphValue, Operand, OpGraph
 from ridgeline.compiler.ops import FLOATS, POINTWISE, REDUCTIONS, TAKEN
 
 
@@ -30,7 +30,7 @@ class KernelText:
     reduces: bool
 
 
-class Domain:
+class LoopDomain:
     """The loops of a group, and what of them each value has."""
 
     def __init__(self, sizes: tuple[int, ...], values: list[GraphValue]) -> None:
@@ -60,11 +60,11 @@ class Domain:
 
 def kernel_text(node: GraphNode) -> KernelText:
     """Return the text of a fused node's kernel: `kernel(inputs…, output)` of memory."""
-    body: Graph = node.attributes["body"]
+    body: OpGraph = node.attributes["body"]
     (output,) = body.outputs
     values = [*body.inputs, *(each.result for each in body.nodes)]
-    domain = Domain(node.attributes["domain"], values)
-    writer = _Writer(domain, output)
+    domain = LoopDomain(node.attributes["domain"], values)
+    writer = _KernelWriter(domain, output)
     parameters = [*(f"%in{at}" for at in range(len(body.inputs))), "%out"]
     ends = [*body.inputs, output]
     types = [writer.type(value, "memref") for value in ends]
@@ -89,8 +89,8 @@ def kernel_text(node: GraphNode) -> KernelText:
     return KernelText("\n".join(lines), tuple(map(domain.shape, ends)), rows, divided, node.attributes["reduced"] > 0)
 
 
-class _Writer:
-    def __init__(self, domain: Domain, output: GraphValue) -> None:
+class _KernelWriter:
+    def __init__(self, domain: LoopDomain, output: GraphValue) -> None:
         self.domain = domain
         self.output = output
         self.divides = 0 in domain.has(output)

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from ridgeline.compiler.cpu import cpu_kernel
-from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, replaced
+from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, replaced
 from ridgeline.compiler.linalg import kernel_text
 from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
 
 Step = Callable[[dict[Any, Any]], Any]
 
 
-class Program:
+class CompiledProgram:
     """A function of tensors. It holds the kernels, and lets a tensor go behind the last step that takes it."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
         last = {value: at for at, node in enumerate(graph.nodes) for value in node.values}
         kept = {value for value in graph.outputs if isinstance(value, GraphValue)}
@@ -57,9 +57,9 @@ def _step(node: GraphNode) -> Step:
 
 
 def plain(node: GraphNode, values: dict[Any, Any]) -> torch.Tensor:
-    """Return what a node makes, by torch's own function. A fused node runs its body so."""
+    """Return the value of a node, made by torch's own function. A fused node runs its body so."""
     if node.op == "fused":
-        body: Graph = node.attributes["body"]
+        body: OpGraph = node.attributes["body"]
         inner = dict(zip(body.inputs, (values[each] for each in node.values), strict=True))
         for each in body.nodes:
             inner[each.result] = plain(each, inner)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ridgeline.compiler.capture import GraphBuilder, capture
-from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, InvalidGraph, TensorType, verify
+from ridgeline.compiler.graph import GraphNode, GraphValue, InvalidGraph, OpGraph, TensorType, verify
 from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
 
 X = TensorType((4, 8), torch.float32)
 
 
-def softmax() -> Graph:
+def softmax() -> OpGraph:
     builder = GraphBuilder()
     x = builder.input(X)
     shifted = builder.add("sub", x, builder.add("amax", x, dims=1))
@@ -45,14 +45,14 @@ def test_a_group_is_printed_with_what_is_in_it() -> None:
     ]
 
 
-def planted() -> dict[str, Graph]:
+def planted() -> dict[str, OpGraph]:
     graph = fuse(canonicalize(softmax()))
     (node,) = graph.nodes
-    body: Graph = node.attributes["body"]
+    body: OpGraph = node.attributes["body"]
     first, second, *rest = body.nodes
     lost = GraphValue("%99", X)
 
-    def inside(*nodes: GraphNode) -> Graph:
+    def inside(*nodes: GraphNode) -> OpGraph:
         other = GraphNode(node.op, node.operands, node.result, {**node.attributes, "body": replace(body, nodes=nodes)})
         return replace(graph, nodes=(other,))
 

@@ -141,7 +141,7 @@ def test_a_module_trains_as_without_the_compiler() -> None:
     assert losses(True) == pytest.approx(losses(False), rel=1e-4)
 
 
-UNARY = (
+UNARY: tuple[Callable[..., Tensor], ...] = (
     torch.neg,
     torch.exp,
     torch.abs,
@@ -157,8 +157,8 @@ UNARY = (
     torch.sin,
     torch.cos,
 )
-BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
-COMPARED = (torch.lt, torch.ge, torch.eq, torch.ne)
+BINARY: tuple[Callable[..., Tensor], ...] = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
+COMPARED: tuple[Callable[..., Tensor], ...] = (torch.lt, torch.ge, torch.eq, torch.ne)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 

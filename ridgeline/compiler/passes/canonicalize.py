@@ -5,10 +5,10 @@ Calls are kept as they are: a function of torch may draw numbers or write, which
 
 from __future__ import annotations
 
-from ridgeline.compiler.graph import Graph, GraphNode, GraphValue, Operand, replaced
+from ridgeline.compiler.graph import GraphNode, GraphValue, Operand, OpGraph, replaced
 
 
-def canonicalize(graph: Graph) -> Graph:
+def canonicalize(graph: OpGraph) -> OpGraph:
     """Return the graph without equal nodes and without nodes that nothing takes."""
     same: dict[GraphValue, GraphValue] = {}
     seen: dict[object, GraphValue] = {}
@@ -28,7 +28,7 @@ def canonicalize(graph: Graph) -> Graph:
         if node.op == "call" or node.result in needed:
             needed.update(node.values)
             kept.append(node)
-    return Graph(graph.inputs, tuple(reversed(kept)), outputs)
+    return OpGraph(graph.inputs, tuple(reversed(kept)), outputs)
 
 
 def _key(operand: Operand) -> object:

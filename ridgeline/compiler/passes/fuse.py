@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ridgeline.compiler.graph import Graph, GraphNode, GraphValue
+from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph
 from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
 
 FEWEST = 2  # nodes of a group: one alone gains nothing over torch's own kernel
@@ -36,7 +36,7 @@ class NodeGroup:
         return node.op in POINTWISE and _lies_in(node.result.tensor.shape, self.domain)
 
 
-def fuse(graph: Graph) -> Graph:
+def fuse(graph: OpGraph) -> OpGraph:
     """Return the graph with groups as fused nodes."""
     makers = {node.result: node for node in graph.nodes}
     takers: dict[GraphValue, list[GraphNode]] = {}
@@ -58,7 +58,7 @@ def fuse(graph: Graph) -> Graph:
         for node in graph.nodes
         if node in groups or node not in grouped
     ]
-    return Graph(graph.inputs, tuple(nodes), graph.outputs)
+    return OpGraph(graph.inputs, tuple(nodes), graph.outputs)
 
 
 def _grown(
@@ -117,7 +117,7 @@ def _fused(group: NodeGroup) -> GraphNode:
         body.append(GraphNode(node.op, operands, result, node.attributes))
         by[node.result] = result
     root = group.nodes[0]
-    graph = Graph(tuple(inputs.values()), tuple(body), (by[root.result],))
+    graph = OpGraph(tuple(inputs.values()), tuple(body), (by[root.result],))
     attributes = {"body": graph, "domain": group.domain, "reduced": group.dims}
     return GraphNode("fused", tuple(outside), root.result, attributes)
 
