@@ -16,6 +16,7 @@ from textwrap import wrap
 import torch
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.cuda.compile import CudaError, NoCudaCompiler
 from ridgeline.kernels.cuda.driver import DriverError
 from ridgeline.kernels.gemm.ladder.hip import clang
 from ridgeline.kernels.micro.hosted import samples
@@ -28,6 +29,8 @@ from ridgeline_bench.results import Record, read
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FILES = (RESULTS / "h200-micro.jsonl", RESULTS / "micro-compiled.jsonl")
 WIDTH = 100  # of lines of the page
+FAILURES = WrongAnswer, DriverError, CudaError, NoCudaCompiler, torch.OutOfMemoryError  # of one case, and not of others
+LONGEST = 300  # characters of what a compiler says
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ def answers(device: torch.device, cubins: Path | None = None, only: str = "") ->
         for case in micro.cases:
             try:
                 yield MicroAnswer(micro, case, tuple(_samples(micro, case, device, cubins)))
-            except (WrongAnswer, DriverError) as error:
-                yield MicroAnswer(micro, case, error=str(error))
+            except FAILURES as error:
+                yield MicroAnswer(micro, case, error=" ".join(str(error).split())[:LONGEST])
 
 
 def _samples(micro: Micro, case: MicroCase, device: torch.device, cubins: Path | None) -> list[float]:

@@ -9,10 +9,10 @@
 // | case | predicted | unit | settings | published |
 // |---|---:|---|---|---|
 // | L1, 128 KB of each multiprocessor | 126 | B/cycle | LOAD=ca SPREAD=0 n=8192 rounds=200 grid=all block=1024 check=each | 126, H200 [rrze] |
-// | L2, 17 MB | 9.7 | TB/s | LOAD=cg SPREAD=1 n=1081344 rounds=40 grid=all block=1024 check=sum | 9.8, H200 [rrze] |
-// | L2, 35 MB | 9.4 | TB/s | LOAD=cg SPREAD=1 n=2162688 rounds=20 grid=all block=1024 check=sum | 9.5, H200, 37 MB [rrze] |
-// | L2, 17 MB, each piece for four blocks (second round) | 9.7 | TB/s | LOAD=cg SPREAD=1 SHARE=4 n=1081344 rounds=40 grid=all block=1024 check=sum times=4 | 9.8, H200 [rrze] |
-// | memory, 2.2 GB | 4.4 | TB/s | LOAD=cg SPREAD=1 n=138412032 rounds=1 grid=all block=1024 check=sum | 3.9, H200 [rrze] |
+// | L2, 17 MB | 9.7 | TB/s | LOAD=cg SPREAD=1 flight=8 n=1081344 rounds=40 grid=all block=1024 check=sum | 9.8, H200 [rrze] |
+// | L2, 35 MB | 9.4 | TB/s | LOAD=cg SPREAD=1 flight=8 n=2162688 rounds=20 grid=all block=1024 check=sum | 9.5, H200, 37 MB [rrze] |
+// | L2, 17 MB, each piece for four blocks (second round) | 9.7 | TB/s | LOAD=cg SPREAD=1 SHARE=4 flight=8 n=1081344 rounds=40 grid=all block=1024 check=sum times=4 | 9.8, H200 [rrze] |
+// | memory, 2.2 GB | 4.4 | TB/s | LOAD=cg SPREAD=1 flight=8 n=138412032 rounds=1 grid=all block=1024 check=sum | 3.9, H200 [rrze] |
 #include "micro.cuh"
 
 #ifndef SHARE

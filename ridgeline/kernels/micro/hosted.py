@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.occupancy import MULTIPROCESSORS, occupancy
-from ridgeline.kernels.cuda.driver import NUM_REGS, SHARED_SIZE_BYTES, CudaDriver, Kernel
+from ridgeline.kernels.cuda.driver import NUM_REGS, SHARED_SIZE_BYTES, Kernel
 from ridgeline.kernels.micro.mma_mfma.layouts import MatrixFragment, find
 from ridgeline.kernels.micro.questions import Micro, MicroCase
-from ridgeline.kernels.micro.run import KERNEL, AskedMicro, WrongAnswer, arch_here, blocks, code_of
+from ridgeline.kernels.micro.run import AskedMicro, WrongAnswer, arch_here, blocks, loaded
 
 LAUNCHES = 200  # in a row
 BEHIND = 20_000_000  # cycles for which the stream is busy, so that launches behind are there when it is not
@@ -181,8 +181,5 @@ def samples(micro: Micro, case: MicroCase, folder: Path | None = None) -> list[f
     """
     if "host" not in case.launch:
         return AskedMicro(micro, case, folder).samples()
-    torch.cuda.synchronize()  # makes the context that the driver's functions work in
-    code, arch = code_of(micro.source, case.defines, arch_here(), folder), arch_here().rstrip("a")
-    most = MULTIPROCESSORS[arch].block_shared if case.launch["host"] == "occupancy" else 0
-    kernel = Kernel(CudaDriver(), code, KERNEL, device=torch.cuda.current_device(), shared=most)
-    return ASKS[case.launch["host"]](kernel, case)
+    most = MULTIPROCESSORS[arch_here().rstrip("a")].block_shared if case.launch["host"] == "occupancy" else 0
+    return ASKS[case.launch["host"]](loaded(micro, case, folder, most), case)

@@ -9,6 +9,7 @@ A case's settings are definitions of the file (capitals) and its launch (small l
 | `lines` | the data are a ring of so many lines of 128 bytes, each with the address of the one `step` further | none |
 | `n`, `step`, `rounds` | arguments of the kernel; `lines` are `n`, and `step` is then their golden section | 0, 1, 1 |
 | `bytes` | of random data, by default those that `check` or `n` need | |
+| `flight` | loads of a thread in one turn: `n` becomes a multiple of what all threads load in one | `n` stays |
 | `times` | how often the words that are read count in that sum | 1 |
 | `arch`, `count` | of HIP: the GPU of AMD that it is compiled for, and what of its machine code counts | |
 | `host`, `way` | a function of `hosted.py` asks, and how | the kernel asks |
@@ -30,7 +31,7 @@ COUNTED = {"instructions", "waves", "mode", "lanes", "registers", "answers", "wr
 TITLES = ("case", "predicted", "unit", "settings", "published")
 LAUNCH = {
     "grid", "block", "shared", "lines", "n", "step", "rounds", "bytes", "fresh", "entries", "percentile", "check",
-    "times", "host", "way", "arch", "count",
+    "times", "flight", "host", "way", "arch", "count",
 }  # fmt: skip
 
 

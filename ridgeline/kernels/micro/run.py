@@ -66,14 +66,10 @@ class AskedMicro:
     folder: where its cubin lies; without one it is compiled. Raises NoCudaCompiler, CudaError and DriverError.
     """
 
-    def __init__(
-        self, micro: Micro, case: MicroCase, folder: Path | None = None, driver: CudaDriver | None = None
-    ) -> None:
-        self.case, device = case, torch.cuda.current_device()
-        properties = torch.cuda.get_device_properties(device)
-        self._shared = case.number("shared", 0)
-        code = code_of(micro.source, case.defines, arch_here(), folder)
-        self._kernel = Kernel(driver or CudaDriver(), code, KERNEL, device=device, shared=self._shared)
+    def __init__(self, micro: Micro, case: MicroCase, folder: Path | None = None) -> None:
+        self.case = case
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self._kernel = loaded(micro, case, folder)
         self._grid = blocks(case.launch.get("grid", "1"), properties.multi_processor_count)
         self._entries = case.number("entries", self._grid)
         self._launches = 0
@@ -82,7 +78,9 @@ class AskedMicro:
             self.n, self.step = lines, case.number("step", golden(lines))
             self._data = ring(lines, self.step)
         else:
-            self._data = words(case)
+            turn = self._grid * case.number("block", 32) * case.number("flight", 0)
+            self.n = max(1, self.n // turn) * turn if turn else self.n
+            self._data = words(case, self.n)
         self._sum = expected(case, self._data, self._grid)
 
     def ask(self) -> LaunchAnswer:
@@ -110,6 +108,18 @@ class AskedMicro:
         """Return the figures of some launches, after one that fills caches. Raises WrongAnswer."""
         self.ask()
         return [self.ask().value(self.case) for _ in range(launches)]
+
+
+def loaded(micro: Micro, case: MicroCase, folder: Path | None = None, shared: int | None = None) -> Kernel:
+    """Return the kernel of a case on the current CUDA device.
+
+    folder: where its cubin lies; without one it is compiled. shared: bytes of dynamic shared memory, by default the
+    case's. Raises NoCudaCompiler, CudaError, DriverError, and OSError without a driver.
+    """
+    torch.cuda.synchronize()  # makes the context that the driver's functions work in
+    code = code_of(micro.source, case.defines, arch_here(), folder)
+    wanted = case.number("shared", 0) if shared is None else shared
+    return Kernel(CudaDriver(), code, KERNEL, device=torch.cuda.current_device(), shared=wanted)
 
 
 def timed(launch: Callable[[int], object]) -> float:
@@ -148,9 +158,9 @@ def ring(lines: int, step: int) -> Tensor:
     return data
 
 
-def words(case: MicroCase) -> Tensor:
-    """Return the random words of 32 bits that a case reads, or zeros that it adds to."""
-    n, check = case.number("n", 0), case.launch.get("check", "")
+def words(case: MicroCase, n: int) -> Tensor:
+    """Return the random words of 32 bits that a case reads or adds to, as many as n of its pieces have."""
+    check = case.launch.get("check", "")
     piece = {"total": 4, "strided": 4}.get(check, 16)  # bytes of one of n
     count = case.number("bytes", max(n * piece, 4096)) // 4
     return torch.randint(-(2**31), 2**31, (count,), device="cuda", dtype=torch.int32)

@@ -46,23 +46,23 @@ def fill(arguments: Sequence[Any], entry: int, *numbers: int) -> None:
     memory[:] = [n if n < 2**63 else n - 2**64 for n in numbers]
 
 
-def absent_gpu(kernel: Any, seconds: float = 1e-6) -> ExitStack:
-    """Enter a GPU of 132 multiprocessors on which every kernel is this one, and takes so long."""
+def absent_gpu(kernel: Any, seconds: float = 1e-6, multiprocessors: int = 132) -> ExitStack:
+    """Enter a GPU of some multiprocessors on which every kernel is this one, and takes so long."""
     stack, cuda = ExitStack(), torch.cuda
     event = SimpleNamespace(
         record=lambda stream: None, synchronize=lambda: None, elapsed_time=lambda end: 1e3 * seconds
     )
     for owner, name, value in (
         (cuda, "current_device", lambda: 0), (cuda, "_sleep", lambda cycles: None), (cuda, "synchronize", lambda: None),
-        (cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)),
+        (cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=multiprocessors)),
         (cuda, "get_device_capability", lambda: (9, 0)), (cuda, "Event", lambda **_: event),
         (cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0)), (cuda, "Stream", MagicMock()),
-        (cuda, "CUDAGraph", MagicMock()), (cuda, "graph", MagicMock()), (cuda, "stream", MagicMock()),
+        (cuda, "device", MagicMock()), (cuda, "CUDAGraph", MagicMock()), (cuda, "graph", MagicMock()),
+        (cuda, "stream", MagicMock()),
     ):  # fmt: skip
         stack.enter_context(patch.object(owner, name, value))
-    for module in ("run", "hosted"):
-        stack.enter_context(patch(f"ridgeline.kernels.micro.{module}.Kernel", lambda *_, **__: kernel))
-        stack.enter_context(patch(f"ridgeline.kernels.micro.{module}.CudaDriver", MagicMock()))
-        stack.enter_context(patch(f"ridgeline.kernels.micro.{module}.code_of", lambda *_: b""))
+    stack.enter_context(patch("ridgeline.kernels.micro.run.Kernel", lambda *_, **__: kernel))
+    stack.enter_context(patch("ridgeline.kernels.micro.run.CudaDriver", MagicMock()))
+    stack.enter_context(patch("ridgeline.kernels.micro.run.code_of", lambda *_: b""))
     stack.enter_context(OnTheCpu())
     return stack

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from ridgeline.kernels.cuda.compile import NoCudaCompiler
 from ridgeline.kernels.gemm.ladder.hip import clang
 from ridgeline.kernels.micro import hosted, run
 from ridgeline.kernels.micro.machine_code import compiled, counted
 from ridgeline.kernels.micro.questions import SOURCES, BadQuestion, Micro, MicroCase, micros, read
 from ridgeline.kernels.micro.run import AskedMicro, WrongAnswer, golden
+from ridgeline_bench.ladders.micro import answers
 from ridgeline_bench.machine import caches
 from ridgeline_bench.machine.calibrate import as_calibration
 from ridgeline_bench.machine.probes import Bench
@@ -231,6 +233,35 @@ def test_answers_of_a_driver_that_differ_are_counted() -> None:
         assert hosted.samples(micro, case) == [float(len(hosted.SHARED))]
 
 
+@pytest.mark.parametrize(("multiprocessors", "pieces"), [(132, 1_081_344), (108, 884_736), (160, 1_310_720)])
+def test_data_are_a_multiple_of_what_all_threads_load(multiprocessors: int, pieces: int) -> None:
+    micro, case = case_of("rates", "L2, 17 MB")
+    told: list[tuple[int, int]] = []
+
+    def answer(grid: Sequence[int], arguments: Sequence[Any]) -> None:
+        told.append((grid[0], arguments[2].value))
+        words = (ctypes.c_uint32 * (4 * pieces)).from_address(arguments[1].value)
+        sums = int(torch.frombuffer(words, dtype=torch.int32).sum()) * case.number("rounds", 1)
+        for entry in range(grid[0]):
+            fill(arguments, entry, 1, 1, 0, sums % 2**32 if entry == 0 else 0)
+
+    with absent_gpu(FakeKernel(answer), multiprocessors=multiprocessors):
+        AskedMicro(micro, case).ask()
+    assert told == [(multiprocessors, pieces)]
+
+
+def refuse(*_: object) -> bytes:
+    raise NoCudaCompiler("there is none")
+
+
+def test_a_case_that_does_not_compile_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with absent_gpu(FakeKernel(lambda grid, arguments: None)):
+        monkeypatch.setattr(run, "code_of", refuse)
+        found = list(answers(torch.device("cuda"), only="banks"))
+    assert [each.error for each in found] == ["there is none"] * 12
+    assert not any(each.samples for each in found)
+
+
 def test_a_calibration_asks_for_the_rate_of_l2_and_for_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(grid: Sequence[int], arguments: Sequence[Any]) -> None:
         for entry in range(grid[0]):
@@ -238,7 +269,6 @@ def test_a_calibration_asks_for_the_rate_of_l2_and_for_latencies(monkeypatch: py
 
     monkeypatch.setattr(run, "expected", lambda *_: None)
     monkeypatch.setattr(run, "ring", lambda lines, step: torch.zeros(16))
-    monkeypatch.setattr(caches, "_has_compiler", lambda: True)
     bench = Bench(torch.device("cuda"), QUICK, cache=1, free=1)
     with absent_gpu(FakeKernel(answer), seconds=1e-3):
         found = {probe.name: (probe.run(), probe.unit) for probe in caches.cache_probes(bench)}
@@ -247,8 +277,9 @@ def test_a_calibration_asks_for_the_rate_of_l2_and_for_latencies(monkeypatch: py
         "memory latency": (pytest.approx(1e-6), "s"),
         "L2 read": (pytest.approx(132 * 1000 / 1e-3), "B/s"),
     }
-    monkeypatch.setattr(caches, "_has_compiler", lambda: False)
-    assert caches.cache_probes(bench) == []
+    with absent_gpu(FakeKernel(answer)):
+        monkeypatch.setattr(run, "code_of", refuse)
+        assert caches.cache_probes(bench) == [], "no driver takes the code, or no compiler is here"
     measured = {"read": 4e12, **{name: value for name, (value, _) in found.items()}}
     kept = as_calibration(torch.device("cpu"), measured)
     assert (kept.l2_read, kept.l2_latency) == (found["L2 read"][0], found["L2 latency"][0])
