@@ -42,7 +42,10 @@ class Inspection:
 
     @property
     def occupancy(self) -> Occupancy:
-        """The blocks that share a multiprocessor, with one barrier each. Raises ValueError for an architecture whose limits are not listed."""
+        """The blocks that share a multiprocessor, with one barrier each.
+
+        Raises ValueError for an architecture whose limits are not listed.
+        """
         if self.arch in COMPUTE_UNITS:
             return waves(self.arch, self.threads, self.registers, self.shared)
         return occupancy(self.arch, self.threads, self.registers, self.shared)
