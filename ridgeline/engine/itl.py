@@ -108,7 +108,11 @@ class ItlBound:
             return
         if not 0 < np.count_nonzero(rows.kinds_R == CHUNK) < len(rows):
             return
-        limit = limit or self._model.step_limit(plan.shape())
+        self.learn(elapsed, limit or self._model.step_limit(plan.shape()))
+
+    def learn(self, elapsed: float, limit: float) -> None:
+        """Correct the model by a step with a prompt beside decoding rows, which took `elapsed` seconds. Its least are
+        `limit`."""
         self._ratio += MEMORY * (min(MOST, elapsed / limit) - self._ratio)
 
     def _beside(self, kv_len_R: np.ndarray, start: int) -> Callable[[int], float]:

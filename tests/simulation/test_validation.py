@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ridgeline.engine.itl import ItlBound
 from ridgeline.kernels.base.cost import StepShape
+from ridgeline.perf.roofline import Roofline
 from ridgeline.simulation.figures import Bounds, FleetFigures
 from ridgeline.simulation.fleet import Fleet, FleetSettings
 from ridgeline.simulation.setup import Setup
@@ -174,6 +177,30 @@ def test_prompts_in_chunks_on_another_device() -> None:
         assert max(steps) == pytest.approx(line["itl_p99_ms"], rel=0.16)
         if len(steps) > 3:
             assert sorted(steps)[len(steps) // 2] == pytest.approx(line["itl_p50_ms"], rel=0.08)
+
+
+def test_a_long_prompt_beside_rows_that_decode() -> None:
+    """A prompt of 100,000 tokens beside 32 rows, in steps as large as the engine's own bound allows, step by step."""
+    replica = setup("llama-8b", max_num_batched_tokens=8192)
+    times, least = replica.times, Roofline(replica.model, replica.hardware, "bfloat16")
+    lines = map(json.loads, (RESULTS / "h200-chunk-sizes.jsonl").read_text().splitlines())
+    newest = {line["target_ms"]: line for line in lines if line["workload"] == "long prompt"}
+    assert {25.0, 50.0} <= newest.keys()
+    whole = [(at, min(8192, 100_000 - at)) for at in range(0, 100_000, 8192)]
+    alone = sum(times.seconds(StepShape([tokens], [at + tokens], 1)) for at, tokens in whole)
+    for target, line in newest.items():
+        bound, at, steps = ItlBound(target / 1e3, least), 0, list[float]()
+        while at < line["input"]:
+            length_R = np.full(line["decoding"], line["context"] + 24 + len(steps))
+            tokens = bound.prompt_tokens(length_R, at, 8192 - line["decoding"], line["input"] - at)
+            at += tokens
+            shape = StepShape([*[1] * line["decoding"], tokens], [*(length_R + 1), at], line["decoding"] + 1)
+            steps.append(times.seconds(shape))
+            bound.learn(steps[-1], least.step_limit(shape))
+        found = {"ttft_ms": 1e3 * sum(steps), "alone_ms": 1e3 * alone}
+        found |= {f"itl_p{share}_ms": 1e3 * float(np.percentile(steps, share)) for share in (50, 99)}
+        print(target, {name: f"{value / line[name] - 1:+.1%}" for name, value in found.items()})
+        assert all(value == pytest.approx(line[name], rel=0.05) for name, value in found.items())
 
 
 def test_the_most_load_under_an_objective() -> None:
