@@ -46,7 +46,7 @@ class PeerExchange:
     def _in_one_launch(self, device: torch.device, width: int, used: int, held: int) -> divided.ExpertRooms | None:
         """Return the memory of experts in one launch, for as many tokens as that is faster for."""
         most = min(self._most, ONE_LAUNCH_TOKENS)
-        if not most:
+        if not most or self.size != 2:  # more ranks than two were never timed
             return None
         room = divided.ExpertRoom.of(self.size, most, width, used, held, 2)
         self._whole_memory = symmetric.empty(room.size, dtype=torch.uint8, device=device)
