@@ -137,7 +137,7 @@ class WeightSender:
             if number > 1:  # one is on its way while the next one is packed
                 waits[number - 2].wait()
             sent_B, start = room[number % 2][: sizes[number]], 0
-            for each in pack:  # one copy each: joining bytes would move one at a time
+            for each in pack:
                 part_B = tensors[each.name].detach().contiguous().view(-1).view(torch.uint8)
                 sent_B[start : start + each.num_bytes].copy_(part_B)
                 start += each.num_bytes

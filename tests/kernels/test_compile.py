@@ -99,16 +99,17 @@ def test_matrix_products_run_on_tensor_cores(reports: Reports) -> None:
 
 
 def test_no_kernel_waits_for_other_programs_unless_it_says_why_it_may(reports: Reports) -> None:
-    """It may wait for other ranks, and for programs of a cooperative launch (test_waits.py)."""
+    """It may wait for other ranks, for programs of a cooperative launch, and so often at most (test_waits.py)."""
     ours = [report for report in reports if report["arch"] == MAIN_ARCH]
     unlike = {report["kernel"]: report["waits"] for report in ours if bool(report["waits"]) != bool(report["may_wait"])}
     assert unlike == {}
-    named = {why: set[str]() for why in ("ranks", "together")}
+    named = {why: set[str]() for why in ("ranks", "together", "bounded")}
     for report in ours:
         if report["may_wait"]:
             named[report["may_wait"]].add(report["kernel"].partition("[")[0])
     assert named["ranks"]
     assert named["together"] == {"layer_kernel"}
+    assert named["bounded"] == {"beside_kernel"}
 
 
 def test_the_list_is_short_and_says_nothing_twice() -> None:

@@ -17,7 +17,8 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
   warpgroup) or "MMA" (also products of a warp). On other architectures the kernel must then use any of their
   instructions.
 * `waits`: why the kernel may wait for other programs, as no other may: "ranks" for those of other devices, "together"
-  for those of its own launch, which is cooperative.
+  for those of its own launch, which is cooperative, "bounded" if it asks so often at most, and waits for the end of the
+  launch in front of it then.
 * `archs`: the architectures to compile for; by default all of `ARCHS`.
 
 A plain tuple (kernel, signature, constexprs) will do where no option is needed. Gluon kernels are welcome too; give

@@ -14,6 +14,9 @@ index arithmetic and its first weight loads then cost nothing. A kernel with `PD
        at least one program waits all the same, so that the launch does not end before it (`gated_delta`).
     6. A weight that a step writes, such as one in codes that is dequantized, is multiplied by torch's kernels: by rule
        1 ours would read it too early.
+    7. A kernel may tell its successor by a number in memory that its own wait is over. So the successor may read what
+       was written before both, and waits later for what the kernel in front of it makes. It asks so often at most, and
+       waits then. Until its wait both run, so they share no memory and no counters (`gemm/plain/hopper_beside.py`).
 """
 
 from __future__ import annotations

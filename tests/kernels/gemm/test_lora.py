@@ -13,7 +13,17 @@ from torch import Tensor
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.lora import torch_ops
 from ridgeline.kernels.gemm.lora.cases import CASES, LoraCase
-from ridgeline.kernels.gemm.lora.op import PANEL, StepFactors, beside, by_adapter, lora, num_panels, tiles
+from ridgeline.kernels.gemm.lora.op import (
+    PANEL,
+    AdapterFactors,
+    StepFactors,
+    TokensByAdapter,
+    beside,
+    by_adapter,
+    lora,
+    num_panels,
+    tiles,
+)
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand, norm_linear
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
@@ -126,17 +136,12 @@ def test_a_product_adds_those_of_adapters(at: int, dtype: torch.dtype, device: s
         assert torch.equal(found[free_T], plain[free_T])
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("at", range(4, len(BESIDE)))
-def test_first_products_of_panels_are_those_of_each_token(at: int, device: str) -> None:
-    """In columns of other adapters, and behind a rank, there are zeros."""
-    from ridgeline.kernels.gemm.plain.beside import for_panels
-
-    case = BESIDE[at][0]
-    _, x_TI, factors, step = case.inputs(torch.float32, torch.device(device))
+def check_panels(
+    case: LoraCase, x_TI: Tensor, factors: AdapterFactors, step: TokensByAdapter, found_TH: Tensor
+) -> None:
     assert step.panel_P1 is not None
-    parts, panels = len(case.parts), num_panels(len(case.ranks), case.most)
-    found = for_panels(x_TI, StepFactors(factors, step)).view(case.tokens, parts, panels, PANEL)
+    parts, panels, device = len(case.parts), num_panels(len(case.ranks), case.most), x_TI.device
+    found = found_TH.view(case.tokens, parts, panels, PANEL)
     listed = step.panel_P1[1 : 1 + int(step.panel_P1[0])].tolist()
     assert listed == sorted({(own - 1) * case.most // PANEL + more for own in step.adapter_T.tolist() if own
                              for more in range(-(-case.most // PANEL))})  # fmt: skip
@@ -152,6 +157,19 @@ def test_first_products_of_panels_are_those_of_each_token(at: int, device: str) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("at", range(4, len(BESIDE)))
+def test_first_products_of_panels_are_those_of_each_token(at: int, device: str) -> None:
+    """In columns of other adapters, and behind a rank, there are zeros."""
+    from ridgeline.kernels.gemm.plain.beside import for_panels
+
+    case = BESIDE[at][0]
+    _, x_TI, factors, step = case.inputs(torch.float32, torch.device(device))
+    for room in (1, 40):  # one program has all inputs, or several share them
+        found, _ = for_panels(x_TI, StepFactors(factors, step), room, 1)
+        check_panels(case, x_TI, factors, step, found)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_sums_of_many_panels_take_no_more_memory_than_they_may(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer programs then share the inputs."""
     from ridgeline.kernels.gemm.plain import beside as module
@@ -160,7 +178,8 @@ def test_sums_of_many_panels_take_no_more_memory_than_they_may(device: str, monk
         torch.float32, torch.device(device)
     )[2:]
     x_TI = torch.linspace(-1, 1, 6 * 1024, device=device).view(6, 1024)
-    wanted, taken = module.for_panels(x_TI, StepFactors(factors, step)), []
+    given = x_TI, StepFactors(factors, step), 64, 1
+    (wanted, _), taken = module.for_panels(*given), list[int]()
 
     def empty(*sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         found = x_TI.new_empty(sizes, dtype=dtype, device=device)
@@ -169,7 +188,7 @@ def test_sums_of_many_panels_take_no_more_memory_than_they_may(device: str, monk
 
     monkeypatch.setattr(module.torch, "empty", empty)
     monkeypatch.setattr(module, "MOST_SUMS", 100_000)
-    found = module.for_panels(x_TI, StepFactors(factors, step))
+    found, _ = module.for_panels(*given)
     _, sums = taken
     assert 0 < sums <= 100_000
     assert step.panel_P1 is not None

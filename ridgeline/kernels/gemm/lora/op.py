@@ -16,6 +16,7 @@ Legend:
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,9 @@ class TokensByAdapter(NamedTuple):
     panel_P1: how many panels have columns of the step's adapters, and which. Behind these lies anything. int32. None
         where it was not asked for: then products of adapters follow those of the linear map, as ops of their own.
     most: the most that a rank may be, for the panels; 0: without panels.
+    ready_1: the turn of the last launch of the step whose input was there, 0 in front of the step's first one. int32.
+        With panels alone.
+    turns: those of the step's launches, from 1.
     """
 
     order_T: Tensor
@@ -44,6 +48,8 @@ class TokensByAdapter(NamedTuple):
     adapter_T: Tensor
     panel_P1: Tensor | None = None
     most: int = 0
+    ready_1: Tensor | None = None
+    turns: Iterator[int] = iter(())
 
 
 class AdapterFactors(NamedTuple):
@@ -92,7 +98,10 @@ def by_adapter(
     most: the most that a rank may be, for the panels; 0: without panels.
     """
     found = sorted_tokens(adapters_of(slots_R, start_R1, adapter_S, tokens), adapters)
-    return found._replace(panel_P1=panels(found.start_A1, most), most=most) if most else found
+    if not most:
+        return found
+    ready_1 = torch.zeros(1, dtype=torch.int32, device=slots_R.device)
+    return found._replace(panel_P1=panels(found.start_A1, most), most=most, ready_1=ready_1, turns=itertools.count(1))
 
 
 def panels(start_A1: Tensor, most: int) -> Tensor:

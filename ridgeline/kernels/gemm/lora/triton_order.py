@@ -2,12 +2,14 @@
 adapters of a layer do.
 
 Legend, beside that of op.py:
-    B  tokens of a block
+    B  tokens, padded
     N  rows of the step, padded
     K  adapters and none, padded
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 import triton
@@ -18,19 +20,21 @@ from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.gemm.lora import op
 from ridgeline.kernels.gemm.lora.op import PANEL, TokensByAdapter, num_panels
 
-BLOCK = 256  # tokens at most
 MOST_TOKENS = 512  # that one program sorts
-MOST_PAIRS = 1 << 16  # of a token of a block and a row, or adapter, and of a panel and an adapter
+MOST_PAIRS = 1 << 16  # of a token and an adapter, and of a panel and an adapter
 
 
 @triton.jit
 def _keys(
     slots_ptr, start_ptr, adapter_ptr, token_B, rows, ADAPTERS: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Return the adapter of each token, from 0; ADAPTERS: none."""
-    row_N = tl.arange(0, N)
-    end_N = tl.load(start_ptr + 1 + row_N, mask=row_N < rows, other=2147483647)
-    row_B = tl.sum((end_N[None, :] <= token_B[:, None]).to(tl.int32), 1)
+    """Return the adapter of each token, from 0; ADAPTERS: none. A token's row is found by halving."""
+    row_B = token_B * 0
+    half = N // 2
+    while half > 0:
+        end_B = tl.load(start_ptr + row_B + half, mask=row_B + half <= rows, other=2147483647)
+        row_B = tl.where(end_B <= token_B, row_B + half, row_B)
+        half = half // 2
     owned_B = row_B < rows
     slot_B = tl.load(slots_ptr + row_B, mask=owned_B, other=0)
     adapter_B = tl.load(adapter_ptr + slot_B, mask=owned_B, other=0)
@@ -39,36 +43,20 @@ def _keys(
 
 @triton.jit(do_not_specialize=["rows", "tokens"])
 def by_adapter_kernel(
-    slots_ptr, row_start_ptr, adapter_ptr, order_ptr, start_ptr, token_adapter_ptr, panel_ptr, rows, tokens,
+    slots_ptr, row_start_ptr, adapter_ptr, order_ptr, start_ptr, token_adapter_ptr, panel_ptr, ready_ptr, rows, tokens,
     ADAPTERS: tl.constexpr, MOST: tl.constexpr, PANELS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    P: tl.constexpr, B: tl.constexpr, PANEL: tl.constexpr, WHOLE: tl.constexpr,
+    P: tl.constexpr, B: tl.constexpr, PANEL: tl.constexpr,
 ):  # fmt: skip
-    """Write all of `TokensByAdapter`. MOST: 0: without panels. WHOLE: a block has all tokens."""
+    """Write all of `TokensByAdapter`. MOST: 0: without panels."""
     key_K = tl.arange(0, K)
-    count_K = tl.zeros((K,), tl.int32)
-    if not WHOLE:
-        for first in range(0, tokens, B):
-            token_B = first + tl.arange(0, B)
-            key_B = _keys(slots_ptr, row_start_ptr, adapter_ptr, token_B, rows, ADAPTERS, N)
-            same_BK = (key_B[:, None] == key_K[None, :]) & (token_B < tokens)[:, None]
-            count_K += tl.sum(same_BK.to(tl.int32), 0)
-    place_K = tl.cumsum(count_K, 0) - count_K
-    for first in range(0, tokens, B):
-        token_B = first + tl.arange(0, B)
-        key_B = _keys(slots_ptr, row_start_ptr, adapter_ptr, token_B, rows, ADAPTERS, N)
-        real_B = token_B < tokens
-        same_BK = ((key_B[:, None] == key_K[None, :]) & real_B[:, None]).to(tl.int32)
-        if WHOLE:
-            count_K = tl.sum(same_BK, 0)
-            place_K = tl.cumsum(count_K, 0) - count_K
-        before_BK = tl.cumsum(same_BK, 0) - same_BK
-        place_B = tl.sum(same_BK * (before_BK + place_K[None, :]), 1)
-        tl.store(order_ptr + place_B, token_B, mask=real_B)
-        tl.store(token_adapter_ptr + token_B, tl.where(key_B < ADAPTERS, key_B + 1, 0), mask=real_B)
-        if not WHOLE:
-            place_K += tl.sum(same_BK, 0)
-    begin_K = tl.cumsum(count_K, 0) - count_K
-    tl.store(start_ptr + key_K, begin_K, mask=key_K <= ADAPTERS)
+    token_B = tl.arange(0, B)
+    real_B = token_B < tokens
+    key_B = _keys(slots_ptr, row_start_ptr, adapter_ptr, token_B, rows, ADAPTERS, N)
+    tl.store(token_adapter_ptr + token_B, tl.where(key_B < ADAPTERS, key_B + 1, 0), mask=real_B)
+    order_B = tl.sort(tl.where(real_B, key_B, K) * B + token_B)
+    tl.store(order_ptr + token_B, order_B % B, mask=real_B)
+    count_K = tl.sum(((key_B[:, None] == key_K[None, :]) & real_B[:, None]).to(tl.int32), 0)
+    tl.store(start_ptr + key_K, tl.cumsum(count_K, 0) - count_K, mask=key_K <= ADAPTERS)
     if MOST > 0:
         panel_P = tl.arange(0, P)
         begins_PK = key_K[None, :] * MOST < (panel_P[:, None] + 1) * PANEL
@@ -78,6 +66,7 @@ def by_adapter_kernel(
         at_P = tl.cumsum(has_P, 0)
         tl.store(panel_ptr + at_P, panel_P, mask=has_P > 0)
         tl.store(panel_ptr, tl.sum(has_P, 0))
+        tl.store(ready_ptr, 0)
 
 
 def by_adapter(
@@ -87,29 +76,39 @@ def by_adapter(
 
     It is launched without dependent launch, so every program of a later kernel may read the results without waiting.
     """
-    n, k = triton.next_power_of_2(len(slots_R)), triton.next_power_of_2(adapters + 1)
-    block, panels = min(BLOCK, triton.next_power_of_2(max(1, tokens))), num_panels(adapters, most)
+    n, k = triton.next_power_of_2(len(slots_R) + 1), triton.next_power_of_2(adapters + 1)
+    block, panels = triton.next_power_of_2(max(2, tokens)), num_panels(adapters, most)
     p = triton.next_power_of_2(max(1, panels))
-    pairs = max(block * max(n, k), p * k)
+    pairs = max(block, p) * k
     if not tokens or tokens > MOST_TOKENS or pairs > MOST_PAIRS:
         return op.by_adapter(slots_R, start_R1, adapter_S, tokens, adapters, most)
-    sizes = tokens, adapters + 1, tokens, 1 + panels
-    order_T, start_A1, adapter_T, panel_P1 = (
+    sizes = tokens, adapters + 1, tokens, 1 + panels, 1
+    order_T, start_A1, adapter_T, panel_P1, ready_1 = (
         torch.empty(size, dtype=torch.int32, device=slots_R.device) for size in sizes
     )
     by_adapter_kernel[(1,)](
-        slots_R, start_R1, adapter_S, order_T, start_A1, adapter_T, panel_P1, len(slots_R), tokens, ADAPTERS=adapters,
-        MOST=most, PANELS=panels, N=n, K=k, P=p, B=block, PANEL=PANEL,
-        WHOLE=tokens <= block, num_warps=max(4, min(32, pairs // 1024)),
+        slots_R, start_R1, adapter_S, order_T, start_A1, adapter_T, panel_P1, ready_1, len(slots_R), tokens,
+        ADAPTERS=adapters, MOST=most, PANELS=panels, N=n, K=k, P=p, B=block, PANEL=PANEL,
+        num_warps=max(4, min(16, pairs // 2048)),
     )  # fmt: skip
-    return TokensByAdapter(order_T, start_A1, adapter_T, panel_P1 if most else None, most)
+    found = TokensByAdapter(order_T, start_A1, adapter_T)
+    return found._replace(panel_P1=panel_P1, most=most, ready_1=ready_1, turns=itertools.count(1)) if most else found
 
 
-_NAMES = ("slots_ptr", "row_start_ptr", "adapter_ptr", "order_ptr", "start_ptr", "token_adapter_ptr", "panel_ptr")
-_CUT = {"ADAPTERS": 64, "MOST": 16, "PANELS": 16, "N": 64, "K": 128, "P": 16, "B": 64, "PANEL": PANEL, "WHOLE": True}
+_NAMES = (
+    "slots_ptr",
+    "row_start_ptr",
+    "adapter_ptr",
+    "order_ptr",
+    "start_ptr",
+    "token_adapter_ptr",
+    "panel_ptr",
+    "ready_ptr",
+)
+_CUT = {"ADAPTERS": 64, "MOST": 16, "PANELS": 16, "N": 64, "K": 128, "P": 16, "B": 64, "PANEL": PANEL}
 AOT = (
     AotKernel(
-        by_adapter_kernel, dict.fromkeys(_NAMES, "*i32") | {"rows": "i32", "tokens": "i32"}, _CUT, num_warps=8,
+        by_adapter_kernel, dict.fromkeys(_NAMES, "*i32") | {"rows": "i32", "tokens": "i32"}, _CUT, num_warps=4,
         hot=True, archs=ONE_OF_EACH,
     ),
 )  # fmt: skip

@@ -1,13 +1,15 @@
 """The first products of adapters beside a linear map's own: x by the first matrices, in one launch in front of the
 linear map's, which multiplies what comes here by the second ones and adds it to its own sums.
 
-With dependent launch the linear map's programs ask for their weights while this kernel runs, so what it costs is little
-more than the bytes of its matrices. Nothing is sorted: a token takes its own adapter's products, and products of
-others' are left out.
+Nothing is sorted: a token takes its own adapter's products, and products of others' are left out.
 
 `thin_rows_kernel` is for as few tokens as rows.py is: a program has one row of a matrix and one token, and norms it
-too. `thin_panels_kernel` multiplies tiles of tokens by panels of 64 neighbouring columns of all adapters, if the step
-has an adapter there. Programs share the inputs, and the last to arrive adds up.
+too. The linear map's programs ask for their weights while it runs, and wait for it.
+
+`thin_panels_kernel` multiplies tiles of tokens by panels of 64 neighbouring columns of all adapters, if the step has an
+adapter there. Programs share the inputs, and the last to arrive adds up. With dependent launch this kernel tells the
+linear map's programs when x is there. So these begin with x, run beside it, and wait for it where their own inputs end.
+Its programs are few enough to leave them their multiprocessors.
 
 Legend, beside that of op.py:
     B  inputs of a block
@@ -18,7 +20,7 @@ Legend, beside that of op.py:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -33,11 +35,14 @@ from ridgeline.kernels.gemm.plain.blocks import summed
 from ridgeline.kernels.gemm.plain.choose import power_of_two
 from ridgeline.kernels.gemm.plain.op import Operand
 
-BLOCK, DEPTH = 128, 4  # inputs of a block of thin_panels_kernel, and blocks of weights under way at once
+BLOCK, STAGES = 128, 6  # inputs of a block of thin_panels_kernel, and blocks under way at once
+DEPTH = 4  # blocks of thin_rows_kernel that are under way at once
 SHARE, MOST_SHARES = 256, 32  # inputs of a program at least, and programs of a tile at most
 MOST_SUMS = 1 << 26  # bytes that programs share: no step has room for many more beside its activations
 MOST_AT_ONCE = 8  # sums that are loaded together: more would not fit the registers
-PROGRAMS = 256  # that a GPU holds at once, at most
+PROGRAMS = 132  # that a GPU holds at once, at most
+MOST_BLOCKS, FEW_BLOCKS = 32, 7  # of a program beside the linear map's, or in the places of some of them
+MOST_PLACES = COUNTERS // 2  # tiles of all parts and panels whose inputs may be shared
 FAR = 1 << 30  # the end of a part that is not there
 
 
@@ -125,18 +130,19 @@ def for_rows(x: Operand, adapters: StepFactors) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles", "together"])
+@triton.jit(do_not_specialize=["tokens", "tiles", "together", "turn"])
 def thin_panels_kernel(
-    x_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr, arrival_ptr, x_stride, tokens, tiles,
-    together, inputs: tl.constexpr, ADAPTERS: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr,
-    PANELS: tl.constexpr, SHARES: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
-    PANEL: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, down_ptr, rank_ptr, adapter_ptr, start_ptr, panel_ptr, h_ptr, sums_ptr, arrival_ptr, ready_ptr, x_stride,
+    tokens, tiles, together, turn, inputs: tl.constexpr, ADAPTERS: tl.constexpr, MOST: tl.constexpr,
+    PARTS: tl.constexpr, PANELS: tl.constexpr, SHARES: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, PANEL: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store h [T, H], 0 where a column is not of the token's adapter or behind its rank. Of panels without an adapter
     of the step it stores nothing. WIDE: multiply in float32.
 
     sums: float32 [places, SHARES, M · C], with a place for each tile, part and panel. arrival: a counter of each
         place, 0 between launches.
+    ready: gets this launch's turn once x is there.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -146,10 +152,9 @@ def thin_panels_kernel(
     token_M = tile * M + tl.arange(0, M)
     real_M = token_M < tokens
     own_M = tl.load(adapter_ptr + token_M, mask=real_M, other=0)
-    STEPS: tl.constexpr = (inputs + SHARES * BLOCK - 1) // (SHARES * BLOCK)
-    AHEAD: tl.constexpr = DEPTH if DEPTH < STEPS else STEPS
-    input_B = share * (STEPS * BLOCK) + tl.arange(0, BLOCK)
-    at_MB = token_M[:, None] * x_stride + input_B[None, :]
+    EACH: tl.constexpr = (inputs + SHARES * BLOCK - 1) // (SHARES * BLOCK) * BLOCK
+    input_B = share * EACH + tl.arange(0, BLOCK)
+    x_ptr_MB = x_ptr + token_M[:, None] * x_stride + input_B[None, :]
     count = tl.load(panel_ptr)
     # Programs without a panel leave their places to the linear map's at once. The first ones always wait
     for nth in range(begin_at, tl.maximum(count, 1), together):
@@ -163,25 +168,19 @@ def thin_panels_kernel(
         row_C = (adapter_C.to(tl.int64) * PARTS + part) * MOST + rank_C
         own_MC = (own_M[:, None] - 1 == adapter_C[None, :]) & inside_C[None, :]
         down_ptr_BC = down_ptr + row_C[None, :] * inputs + input_B[:, None]
-        w_BC = ()
-        for step in tl.static_range(AHEAD):
-            kept_BC = inside_C[None, :] & (input_B + step * BLOCK < inputs)[:, None]
-            w_BC += (tl.load(down_ptr_BC + step * BLOCK, mask=kept_BC, other=0),)  # type: ignore[assignment]
         if PDL:
             tl.extra.cuda.gdc_wait()
+            if program == 0:
+                tl.atomic_xchg(ready_ptr, turn, sem="release")
 
         acc_MC = tl.zeros((M, PANEL), tl.float32)
-        for step in tl.static_range(STEPS):
-            kept_MB = real_M[:, None] & (input_B + step * BLOCK < inputs)[None, :]
-            x_MB = tl.load(x_ptr + at_MB + step * BLOCK, mask=kept_MB, other=0)
-            v_BC = w_BC[0]  # type: ignore[misc]
+        for at in tl.range(0, EACH, BLOCK, num_stages=STAGES):
+            real_B = input_B + at < inputs
+            x_MB = tl.load(x_ptr_MB + at, mask=real_M[:, None] & real_B[None, :], other=0)
+            w_BC = tl.load(down_ptr_BC + at, mask=inside_C[None, :] & real_B[:, None], other=0)
             if WIDE:
-                x_MB, v_BC = x_MB.to(tl.float32), v_BC.to(tl.float32)
-            acc_MC = tl.dot(x_MB, v_BC, acc_MC, input_precision="ieee")
-            w_BC = w_BC[1:]
-            if step + AHEAD < STEPS:
-                kept_BC = inside_C[None, :] & (input_B + (step + AHEAD) * BLOCK < inputs)[:, None]
-                w_BC += (tl.load(down_ptr_BC + (step + AHEAD) * BLOCK, mask=kept_BC, other=0),)  # type: ignore[assignment]
+                x_MB, w_BC = x_MB.to(tl.float32), w_BC.to(tl.float32)
+            acc_MC = tl.dot(x_MB, w_BC, acc_MC, input_precision="ieee")
 
         mine = True
         if SHARES > 1:
@@ -206,40 +205,59 @@ def thin_panels_kernel(
             tl.store(h_ptr_MC, h_MC, mask=real_M[:, None])
 
 
-def shared(inputs: int, most: int = MOST_SHARES) -> tuple[int, int]:
+def shared(inputs: int, most: int) -> tuple[int, int]:
     """Return the number of programs that share so many inputs, no more than `most`, and of their sums that are loaded
     together."""
-    blocks = triton.cdiv(inputs, BLOCK)
-    each = max(SHARE // BLOCK, triton.cdiv(blocks, min(most, MOST_SHARES)))
+    blocks, most = triton.cdiv(inputs, BLOCK), min(MOST_SHARES, max(1, most))
+    each = max(SHARE // BLOCK, triton.cdiv(blocks, power_of_two(most + 1) // 2))
     shares = triton.cdiv(blocks, each)
     return shares, max(count for count in range(1, MOST_AT_ONCE + 1) if shares % count == 0)
 
 
-def for_panels(x_TI: Tensor, adapters: StepFactors) -> Tensor:
-    """Return x multiplied by the first matrices of the tokens' adapters: [T, H], with columns of every part and panel.
-    Panels without an adapter of the step hold anything."""
+class Thin(NamedTuple):
+    """x multiplied by the first matrices of the tokens' adapters.
+
+    h_TH: columns of every part and panel. Panels without an adapter of the step hold anything.
+    sums: what the programs that make it share. Its memory must not be used again before the linear map's programs have
+        waited for them.
+    """
+
+    h_TH: Tensor
+    sums: Tensor
+
+
+def for_panels(x_TI: Tensor, adapters: StepFactors, room: int, turn: int) -> Thin:
+    """Launch `thin_panels_kernel` in front of a linear map. room: how many programs may run beside the first ones of
+    the linear map. turn: of this launch among the step's."""
     factors, step = adapters
     assert step.panel_P1 is not None
     (tokens, inputs), (held, _, most) = x_TI.shape, factors.up_AOR.shape
     parts, panels = factors.down_AKI.shape[1] // most, num_panels(held, most)
     each = max(16, min(64, power_of_two(tokens)))
     tiles = triton.cdiv(tokens, each)
-    places = tiles * parts * panels
-    most_shares = MOST_SUMS // (places * each * PANEL * 4) if places <= COUNTERS else 1
-    shares, at_once = shared(inputs, max(1, most_shares))
-    together = max(1, min(panels, PROGRAMS // (tiles * parts * shares)))
+    places, unit = tiles * parts * panels, tiles * parts
+    most_shares = MOST_SUMS // (places * each * PANEL * 4) if places <= MOST_PLACES else 1
+    wanted = min(room // unit, PROGRAMS // (unit * panels))
+    blocks = triton.cdiv(inputs, BLOCK)
+    if blocks > MOST_BLOCKS * max(
+        1, wanted
+    ):  # or it would end behind the linear map
+        wanted = triton.cdiv(blocks, FEW_BLOCKS)
+    shares, at_once = shared(inputs, min(most_shares, wanted))
+    together = min(panels, max(1, PROGRAMS // (unit * shares)))
     h_TH = torch.empty(tokens, parts * panels * PANEL, dtype=x_TI.dtype, device=x_TI.device)
     sums, arrivals = x_TI, x_TI
     if shares > 1:
         sums = torch.empty(places * shares * each * PANEL, dtype=torch.float32, device=x_TI.device)
-        arrivals = counters(x_TI.device, places)
-    thin_panels_kernel[(tiles * parts * together * shares,)](
+        # The linear map's programs, which may run at the same time, have the first half
+        arrivals = counters(x_TI.device, MOST_PLACES + places)[MOST_PLACES:]
+    thin_panels_kernel[(unit * together * shares,)](
         x_TI, factors.down_AKI, factors.rank_A, step.adapter_T, step.start_A1, step.panel_P1, h_TH, sums, arrivals,
-        x_TI.stride(0), tokens, tiles, together, inputs=inputs, ADAPTERS=held, MOST=most, PARTS=parts, PANELS=panels,
-        SHARES=shares, M=each, BLOCK=BLOCK, DEPTH=DEPTH, PANEL=PANEL, AT_ONCE=at_once,
+        step.ready_1, x_TI.stride(0), tokens, tiles, together, turn, inputs=inputs, ADAPTERS=held, MOST=most,
+        PARTS=parts, PANELS=panels, SHARES=shares, M=each, BLOCK=BLOCK, STAGES=STAGES, PANEL=PANEL, AT_ONCE=at_once,
         WIDE=INTERPRETED and x_TI.dtype == torch.bfloat16, num_warps=8, **launch_options(x_TI.device),
     )  # fmt: skip
-    return h_TH
+    return Thin(h_TH, sums)
 
 
 def _aot_rows(inputs: int, block: int, parts: int, *, norm: bool) -> AotKernel:
@@ -253,11 +271,11 @@ def _aot_rows(inputs: int, block: int, parts: int, *, norm: bool) -> AotKernel:
 def _aot_panels(inputs: int, parts: int, each: int) -> AotKernel:
     signature = {"x_ptr": "*bf16", "down_ptr": "*bf16"}
     signature |= dict.fromkeys(("rank_ptr", "adapter_ptr", "start_ptr", "panel_ptr"), "*i32")
-    signature |= {"h_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32", "x_stride": "i32:16"}
-    signature |= dict.fromkeys(("tokens", "tiles", "together"), "i32")
-    shares, at_once = shared(inputs)
+    signature |= {"h_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32", "ready_ptr": "*i32"}
+    signature |= {"x_stride": "i32:16"} | dict.fromkeys(("tokens", "tiles", "together", "turn"), "i32")
+    shares, at_once = shared(inputs, 8)
     cut = {"inputs": inputs, "ADAPTERS": 64, "MOST": 16, "PARTS": parts, "PANELS": 16, "SHARES": shares, "M": each}
-    cut |= {"BLOCK": BLOCK, "DEPTH": DEPTH, "PANEL": PANEL, "WIDE": False, "AT_ONCE": at_once}
+    cut |= {"BLOCK": BLOCK, "STAGES": STAGES, "PANEL": PANEL, "WIDE": False, "AT_ONCE": at_once}
     return AotKernel(thin_panels_kernel, signature, cut, num_warps=8, hot=True, archs=("sm_90",))
 
 

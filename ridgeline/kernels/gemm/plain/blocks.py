@@ -1,4 +1,4 @@
-"""Device code that the two kernels of rows.py share. It works on tiles in registers."""
+"""Device code that kernels of a few tokens share. It works on tiles in registers."""
 
 from __future__ import annotations
 
@@ -13,3 +13,11 @@ def summed(x_ptr, residual_ptr, x_offsets, residual_offsets, mask, RESIDUAL: tl.
     if RESIDUAL:
         s = (s.to(tl.float32) + tl.load(residual_ptr + residual_offsets, mask=mask, other=0.0)).to(s.dtype)
     return s
+
+
+@triton.jit
+def fetch_lines(pointers):
+    """Bring the cache lines at `pointers` to the cache, without waiting for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, False, 1
+    )

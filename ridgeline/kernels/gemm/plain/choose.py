@@ -72,6 +72,10 @@ class Stream:
             "ROWS": self.rows, "TOKENS": self.tokens, "BLOCK": self.block, "STAGES": self.stages, "SPLIT": self.split
         }  # fmt: skip
 
+    def items(self, tokens: int, outputs: int) -> int:
+        """Return the shares of tiles of a product with so many outputs, of each half if gated."""
+        return -(-outputs // self.rows) * -(-tokens // self.tokens) * self.split
+
 
 TILES_TOKENS = 32  # with more tokens tiles without TMA tie with cuBLAS or lose (docs/log.md)
 STREAM_TOKENS = 256  # with more tokens kernels of our own were not reliably faster than the library's (docs/log.md)

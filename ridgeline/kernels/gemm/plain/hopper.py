@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -57,10 +56,9 @@ class Launch(NamedTuple):
 def prepared(plan: Stream, x_TI: Tensor, weight_OI: Tensor, gate: str | None, stand_in: Tensor) -> Launch:
     """Return the launch of a product, of any type of numbers. stand_in: any float32 or 16-bit tensor of the device."""
     tokens, device, parts = len(x_TI), x_TI.device, 2 if gate else 1
-    tiles = triton.cdiv(len(weight_OI) // parts, plan.rows) * triton.cdiv(tokens, plan.tokens)
-    items = tiles * plan.split
+    items = plan.items(tokens, len(weight_OI) // parts)
     programs = items if plan.split > 1 else min(items, num_multiprocessors(device))
-    sums, arrivals = shared_sums(items * plan.rows * plan.tokens * parts, tiles, plan.split, stand_in)
+    sums, arrivals = shared_sums(items * plan.rows * plan.tokens * parts, items // plan.split, plan.split, stand_in)
     options = {"num_warps": plan.rows // 16, **launch_options(device)}
     x, weight = descriptor(x_TI, min(plan.tokens, 32)), descriptor(weight_OI.contiguous(), plan.rows)
     return Launch(programs, x, weight, sums, arrivals, plan.named | {"GATE": gate or ""}, options)
@@ -79,15 +77,17 @@ def launch_stream(plan: Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor 
 
 
 def aot(
-    kernel: Any, plan: Stream, kind: str, signature: dict[str, str], constants: dict[str, Any], unit: str
-) -> AotKernel:
+    kernel: Any, plan: Stream, kind: str, signature: dict[str, str], constants: dict[str, Any], unit: str,
+    waits: str = "",
+) -> AotKernel:  # fmt: skip
     """Return an entry for a kernel of hopper/stream.py with this cut. kind: of the numbers that are multiplied."""
     named = {"x_desc": box(kind, min(plan.tokens, 32)), "w_desc": box(kind, plan.rows)}
     named |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
     named |= {"tokens": "i32", "outputs": "i32:16", "inputs": "i32:16"} | signature
     return AotKernel(
-        kernel, named, plan.named | constants, num_warps=plan.rows // 16, hot=True, tensor_cores=unit, archs=("sm_90",)
-    )
+        kernel, named, plan.named | constants, num_warps=plan.rows // 16, hot=True, tensor_cores=unit, waits=waits,
+        archs=("sm_90",),
+    )  # fmt: skip
 
 
 AOT = (

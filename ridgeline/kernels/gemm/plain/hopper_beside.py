@@ -8,6 +8,10 @@ sums of tokens without an adapter get nothing but zeros, and keep their bits.
 
 A tile has outputs of one part, whose columns of h it takes; the two halves of a gated pair take panels in turns.
 
+With dependent launch these programs run beside the kernel that makes h (beside.py), which tells them when x is there.
+They ask so often at most that the kernel before may take milliseconds, and wait for the end of that kernel then. They
+wait for it in any case where their own inputs end. So no program depends on one that may have no place.
+
 Legend:
     T  tokens
     I  inputs
@@ -25,14 +29,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.base.launch import num_multiprocessors
 from ridgeline.kernels.gemm.lora.op import PANEL, num_panels
-from ridgeline.kernels.gemm.plain.beside import ends
+from ridgeline.kernels.gemm.plain.beside import ends, for_panels
 from ridgeline.kernels.gemm.plain.choose import Stream
 from ridgeline.kernels.gemm.plain.hopper import aot, prepared
 from ridgeline.kernels.gemm.plain.op import Epilogue
 from ridgeline.kernels.hopper.finish import added, arrives_last, finished, tall, write
 from ridgeline.kernels.hopper.gluon_names import barriers, load_tile, viewed
 from ridgeline.kernels.hopper.ring import allocated, awaited, box, descriptor, item_of, load_tokens, products
+
+MOST_ASKED = gl.constexpr(4096)  # times that a program asks whether x is there, some 3 ms
 
 
 @gluon.jit
@@ -42,9 +49,25 @@ def _part(row, end_0, end_1, end_2):
 
 
 @gluon.jit
-def _load_panel(descs, ring, here, corner, token, tokens):
-    """Copy a panel of second matrices and its columns of h to the first panels of a stage. corner: the row and column
-    there, and the column of h."""
+def _x_is_there(ready_ptr, turn):
+    """Return once x is there, which the copy engine may then read."""
+    asked = 0
+    seen = gl.atomic_add(ready_ptr, 0, sem="acquire")
+    while (seen < turn) & (asked < MOST_ASKED):
+        seen = gl.atomic_add(ready_ptr, 0, sem="acquire")
+        asked += 1
+    if seen < turn:
+        gdc_wait()
+    lane: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "fence.proxy.async; mov.b32 $0, $1;", "=r,r", [gl.full([32], 0, gl.int32, lane)], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+def _load_panel(descs, ring, here, corner, token, tokens, PDL: gl.constexpr):
+    """Copy a panel of second matrices and, once they are there, its columns of h to the first panels of a stage.
+    corner: the row and column there, and the column of h."""
     h_desc, up_desc = descs
     w, x, full, _ = ring
     STAGES: gl.constexpr = full.shape[0]
@@ -56,6 +79,8 @@ def _load_panel(descs, ring, here, corner, token, tokens):
     layout: gl.constexpr = h_desc.layout
     mbarrier.expect(full.index(here), (w.shape[1] + x.shape[1]) * 128)
     load_tile(up_desc, [corner[0], corner[1]], full.index(here), w.index(here * SLOTS))
+    if PDL:
+        gdc_wait()  # for h
     boxes = viewed(x.index(here * PANELS), [BOXES, BOX, COLUMNS], layout)
     for at in gl.static_range(BOXES):
         first = gl.where(token + at * BOX < tokens, token + at * BOX, 0)
@@ -64,10 +89,10 @@ def _load_panel(descs, ring, here, corner, token, tokens):
 
 @gluon.jit
 def _producer(
-    x_desc, w_desc, h_desc, up_desc, panel_ptr, ring, items, token_tiles, tokens, outputs, blocks, panels,
-    end_0, end_1, end_2, PARTS: gl.constexpr, SPLIT: gl.constexpr, PDL: gl.constexpr,
+    x_desc, w_desc, h_desc, up_desc, panel_ptr, ready_ptr, turn, ring, items, token_tiles, tokens, outputs, blocks,
+    panels, end_0, end_1, end_2, PARTS: gl.constexpr, SPLIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Fill the ring as ring.py's producer does, and with panels behind the last block of a tile."""
+    """Fill the ring with blocks of weights and of x, and with panels behind the last block of a tile."""
     w, x, full, empty = ring
     STAGES: gl.constexpr = full.shape[0]
     ROWS: gl.constexpr = w.shape[1]
@@ -95,7 +120,7 @@ def _producer(
                 load_tokens(x_desc, x, full, here, token_tile * TOKENS, block * BLOCK, tokens, PANELS)
             elif step == ahead - 1:
                 if PDL:
-                    gdc_wait()
+                    _x_is_there(ready_ptr, turn)
                 for early in range(ahead):
                     at = (begin + early) * BLOCK
                     load_tokens(x_desc, x, full, early, token_tile * TOKENS, at, tokens, PANELS)
@@ -109,8 +134,10 @@ def _producer(
                     row = tile * ROWS + half * outputs
                     column = (_part(row, end_0, end_1, end_2) * panels + panel) * COLUMNS
                     corner = (row, panel * COLUMNS, column)
-                    _load_panel((h_desc, up_desc), ring, here, corner, token_tile * TOKENS, tokens)
+                    _load_panel((h_desc, up_desc), ring, here, corner, token_tile * TOKENS, tokens, PDL)
                     step += 1
+    if PDL:
+        gdc_wait()  # where there is no panel, too
 
 
 @gluon.jit
@@ -169,10 +196,10 @@ def _consumer(
             write(y_CT, y_ptr, row, token, tokens, outputs, tall(ROWS, WARPS))
 
 
-@gluon.jit(do_not_specialize=["tokens", "panels"])
+@gluon.jit(do_not_specialize=["tokens", "panels", "turn"])
 def beside_kernel(
-    x_desc, w_desc, h_desc, up_desc, panel_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, outputs, inputs, panels,
-    end_0, end_1, end_2,
+    x_desc, w_desc, h_desc, up_desc, panel_ptr, ready_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, turn, tokens,
+    outputs, inputs, panels, end_0, end_1, end_2,
     ROWS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -180,6 +207,7 @@ def beside_kernel(
 
     GATE: "" or the activation. With one the weight's rows are O gates, then O ups.
     panel: how many panels there are, and which, of so many `panels` in all.
+    ready, turn: x is there once ready has come to turn.
     end_0 …: behind the rows of each part.
     sums: float32 [tiles, SPLIT, halves, ROWS * TOKENS].
     arrival: a counter per tile, 0 between launches.
@@ -200,8 +228,8 @@ def beside_kernel(
                 PARTS, SPLIT, BIAS, GATE,
             )),
             (_producer, (
-                x_desc, w_desc, h_desc, up_desc, panel_ptr, ring, items, token_tiles, tokens, outputs, blocks, panels,
-                end_0, end_1, end_2, PARTS, SPLIT, PDL,
+                x_desc, w_desc, h_desc, up_desc, panel_ptr, ready_ptr, turn, ring, items, token_tiles, tokens, outputs,
+                blocks, panels, end_0, end_1, end_2, PARTS, SPLIT, PDL,
             )),
         ],
         [1],
@@ -209,21 +237,24 @@ def beside_kernel(
     )  # fmt: skip
 
 
-def launch_beside(plan: Stream, x_TI: Tensor, h_TH: Tensor, weight_OI: Tensor, epilogue: Epilogue) -> Tensor:
+def launch_beside(plan: Stream, x_TI: Tensor, weight_OI: Tensor, epilogue: Epilogue) -> Tensor:
     """Return x · weightᵀ + bias with what adapters add: [T, O], or with a gate act(first half) * second half: [T, F].
-    16-bit types. h: as beside.py's `for_panels` returns it."""
+    16-bit types."""
     bias_O, gate, _, adapters = epilogue
     assert adapters is not None
     factors, step = adapters
     (tokens, inputs), outputs = x_TI.shape, len(weight_OI) // (2 if gate else 1)
     held, _, most = factors.up_AOR.shape
+    items, processors = plan.items(tokens, outputs), num_multiprocessors(x_TI.device)
+    turn = next(step.turns)
+    thin = for_panels(x_TI, adapters, -items % processors, turn)
     y_TO = x_TI.new_empty(tokens, outputs)
     on = prepared(plan, x_TI, weight_OI, gate, x_TI)
     up_OK = factors.up_AOR.transpose(0, 1).flatten(1)
     assert up_OK.data_ptr() == factors.up_AOR.data_ptr()
     beside_kernel[(on.programs,)](
-        on.x, on.weight, descriptor(h_TH, min(plan.tokens, 32)), descriptor(up_OK, plan.rows), step.panel_P1,
-        x_TI if bias_O is None else bias_O, y_TO, on.sums, on.arrivals, tokens, outputs, inputs,
+        on.x, on.weight, descriptor(thin.h_TH, min(plan.tokens, 32)), descriptor(up_OK, plan.rows), step.panel_P1,
+        step.ready_1, x_TI if bias_O is None else bias_O, y_TO, on.sums, on.arrivals, turn, tokens, outputs, inputs,
         num_panels(held, most), *ends(factors), **on.named, BIAS=bias_O is not None, **on.options,
     )  # fmt: skip
     return y_TO
@@ -231,8 +262,10 @@ def launch_beside(plan: Stream, x_TI: Tensor, h_TH: Tensor, weight_OI: Tensor, e
 
 def _aot(plan: Stream, gate: str) -> object:
     signature = {"h_desc": box("bf16", min(plan.tokens, 32)), "up_desc": box("bf16", plan.rows), "panel_ptr": "*i32"}
-    signature |= {"panels": "i32"} | dict.fromkeys(("end_0", "end_1", "end_2"), "i32:16")
-    return aot(beside_kernel, plan, "bf16", signature, {"BIAS": False, "GATE": gate}, "HGMMA")
+    signature |= {"ready_ptr": "*i32", "turn": "i32", "panels": "i32"} | dict.fromkeys(
+        ("end_0", "end_1", "end_2"), "i32:16"
+    )
+    return aot(beside_kernel, plan, "bf16", signature, {"BIAS": False, "GATE": gate}, "HGMMA", "bounded")
 
 
 AOT = (

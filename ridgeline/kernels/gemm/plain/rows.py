@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.base.aot import AotKernel
-from ridgeline.kernels.gemm.plain.blocks import summed
+from ridgeline.kernels.gemm.plain.blocks import fetch_lines, summed
 from ridgeline.kernels.small.activation.triton import gated
 
 
@@ -141,6 +141,9 @@ def rows_kernel(
 
     if MOST > 0:  # known before the step's first kernel with dependent launch
         adapter_1T1 = tl.load(adapter_ptr + token_1T1, mask=token_1T1 < tokens, other=0)
+        if PDL:
+            own_1T1 = tl.maximum(adapter_1T1 - 1, 0).to(tl.int64) * up_adapter
+            fetch_lines(up_ptr + own_1T1 + _row(first, outputs, ROWS, GATE != "").to(tl.int64) * up_output)
     w_R1B = ()
     n_11B = ()
     for step in tl.static_range(AHEAD):
@@ -163,11 +166,6 @@ def rows_kernel(
             mask_1TB,
             RESIDUAL,
         )
-        if MOST > 0 and step == 0:  # behind x, so that no address delays it
-            up_RTQ = _second(
-                up_ptr, adapter_1T1, up_adapter, up_output, first, outputs, ROWS, GATE != "", MOST, Q
-            )  # fmt: skip
-            h_RTQ = _thin(h_ptr, end_0, end_1, end_2, first, tokens, outputs, ROWS, TOKENS, GATE != "", MOST, Q, PARTS)
         a_1TB = s_1TB.to(tl.float32)
         if NORM:
             if RESIDUAL:
@@ -186,7 +184,9 @@ def rows_kernel(
     y_RT = tl.sum(acc_RTB, 2)
     if NORM:
         y_RT *= tl.rsqrt(tl.sum(squares_1TB, 2) / inputs + eps)
-    if MOST > 0:
+    if MOST > 0:  # only now: in registers beside the weights they would leave fewer programs at once
+        up_RTQ = _second(up_ptr, adapter_1T1, up_adapter, up_output, first, outputs, ROWS, GATE != "", MOST, Q)
+        h_RTQ = _thin(h_ptr, end_0, end_1, end_2, first, tokens, outputs, ROWS, TOKENS, GATE != "", MOST, Q, PARTS)
         y_RT += tl.sum(up_RTQ.to(tl.float32) * h_RTQ.to(tl.float32), 2)
     _finish(y_RT, bias_ptr, y_ptr, first, tokens, outputs, ROWS, TOKENS, FULL, BIAS, GATE)
 
@@ -256,7 +256,6 @@ def laps_kernel(
         _finish(y_RT, bias_ptr, y_ptr, first, tokens, outputs, ROWS, TOKENS, FULL, BIAS, GATE)
 
 
-ADAPTED_REGISTERS = 80  # of a thread of `rows_kernel` with adapters and long rows. Gated pairs would spill, and lose
 NO_ADAPTERS: dict[str, Any] = dict.fromkeys(
     ("h_ptr", "up_ptr", "adapter_ptr", "up_adapter", "up_output", "end_0", "end_1", "end_2")
 ) | {"MOST": 0, "Q": 1, "PARTS": 1}

@@ -19,17 +19,10 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.base.aot import AotKernel
+from ridgeline.kernels.gemm.plain.blocks import fetch_lines
 from ridgeline.kernels.small.activation.triton import gated
 
 LINE = tl.constexpr(64)  # elements of two bytes in a cache line
-
-
-@triton.jit
-def _fetch(pointers):
-    """Prefetch the cache lines at `pointers`, without waiting for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, False, 1
-    )
 
 
 @triton.jit
@@ -100,7 +93,7 @@ def tiles_kernel(
     if PDL:
         if AHEAD > 0:
             line_L = begin + tl.arange(0, AHEAD // LINE) * LINE
-            _fetch(rows_R1 + tl.minimum(line_L, inputs - 1)[None, :])
+            fetch_lines(rows_R1 + tl.minimum(line_L, inputs - 1)[None, :])
         tl.extra.cuda.gdc_wait()
 
     acc_RT = tl.zeros((ROWS, TOKENS), tl.float32)

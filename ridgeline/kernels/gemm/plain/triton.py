@@ -30,7 +30,7 @@ from ridgeline.kernels.gemm.lora.triton import lora
 from ridgeline.kernels.gemm.plain import beside, torch_ops
 from ridgeline.kernels.gemm.plain.choose import RowsPlan, Stream, Tiles, choose
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
-from ridgeline.kernels.gemm.plain.rows import ADAPTED_REGISTERS, NO_ADAPTERS, laps_kernel, rows_kernel
+from ridgeline.kernels.gemm.plain.rows import NO_ADAPTERS, laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.plain.tiles import tiles_kernel
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
@@ -91,11 +91,10 @@ def _beside(plan: Stream, x: Operand, weight_OI: Tensor, epilogue: Epilogue) -> 
     """Compute `norm_linear` with products of adapters."""
     from ridgeline.kernels.gemm.plain.hopper_beside import launch_beside  # Gluon, which is imported only where it runs
 
-    assert epilogue.adapters is not None
     n_TI = s_TI = x.x_TI
     if x.norm_weight_I is not None:
         n_TI, s_TI = rms_norm(x.x_TI, x.residual_TI, x.norm_weight_I, x.eps)
-    return launch_beside(plan, n_TI, beside.for_panels(n_TI, epilogue.adapters), weight_OI, epilogue), s_TI
+    return launch_beside(plan, n_TI, weight_OI, epilogue), s_TI
 
 
 def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
@@ -109,7 +108,7 @@ def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tenso
 def launch_rows(plan: RowsPlan, x: Operand, weight_OI: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Return (y, s) as `norm_linear` does. Without a norm nothing is added, and s is x."""
     (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, _, adapters) = x, epilogue
-    added = NO_ADAPTERS if adapters is None else beside.for_rows(x, adapters) | _registers(plan, x.x_TI.device)
+    added = NO_ADAPTERS if adapters is None else beside.for_rows(x, adapters)
     tokens, inputs = x_TI.shape
     outputs = len(weight_OI) // 2 if gate else len(weight_OI)
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
@@ -128,12 +127,6 @@ def launch_rows(plan: RowsPlan, x: Operand, weight_OI: Tensor, epilogue: Epilogu
         num_warps=plan.warps, **added, **({} if laps else {"DEPTH": plan.depth}), **launch_options(x_TI.device),
     )  # fmt: skip
     return y_TO, s_TI
-
-
-def _registers(plan: RowsPlan, device: torch.device) -> dict[str, int]:
-    """Return the limit of a thread's registers with adapters, where more would leave fewer programs at once."""
-    long = not plan.programs and plan.tokens == 1 and plan.block == 2048
-    return {"maxnreg": ADAPTED_REGISTERS} if long and compute_capability(device) >= (9, 0) else {}
 
 
 def launch_tiles(plan: Tiles, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
