@@ -239,9 +239,7 @@ def for_panels(x_TI: Tensor, adapters: StepFactors, room: int, turn: int) -> Thi
     most_shares = MOST_SUMS // (places * each * PANEL * 4) if places <= MOST_PLACES else 1
     wanted = min(room // unit, PROGRAMS // (unit * panels))
     blocks = triton.cdiv(inputs, BLOCK)
-    if blocks > MOST_BLOCKS * max(
-        1, wanted
-    ):  # or it would end behind the linear map
+    if blocks > MOST_BLOCKS * max(1, wanted):  # or it would end behind the linear map
         wanted = triton.cdiv(blocks, FEW_BLOCKS)
     shares, at_once = shared(inputs, min(most_shares, wanted))
     together = min(panels, max(1, PROGRAMS // (unit * shares)))
