@@ -16,7 +16,8 @@ MMA_SHARE = 0.63  # assumed: of the tensor cores' rate, what mma.sync and WMMA g
 class Chip:
     """Rates of a GPU. `bandwidth` and `l2` are B/s, `clock` Hz, `matrix` FLOP/s of dense bfloat16.
 
-    That of L2 is assumed: measurements of others lie between 5 and 10 TB/s. A multiprocessor issues `lanes` lanes of
+    That of L2 is assumed: measurements of others lie between 5 and 10 TB/s, and ours on an H200 are 5.7, or 7.9 where
+    four blocks read the same (docs/kernels/micro.md). A multiprocessor issues `lanes` lanes of
     instructions a cycle, and computes `exponentials` of base 2.
     """
 
