@@ -94,7 +94,7 @@ def choose_coded(pairs: int, experts: int, *, gated: bool, levels: bool = False)
     """
     tokens = min(128, max(16, power_of_two(ceil(2 * pairs / experts))))
     if tokens == 16:
-        return coded(64 if gated else 128, tokens, 8, gated=gated, resident=4, apart=True)
+        return coded(64 if gated else 128, tokens, 8, gated=gated, resident=3, apart=True)
     if levels:
         return coded(64, min(64, tokens), min(64, tokens) // 2, gated=gated, resident=2, apart=True)
     rows = 128 if tokens == 64 or (tokens == 128 and not gated) else 64
