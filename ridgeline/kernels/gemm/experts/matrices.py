@@ -22,7 +22,7 @@ from ridgeline.kernels.gemm.experts.packed import TILE, Packed, fits, packed
 from ridgeline.kernels.gemm.fp8.op import Fp8, fp8_linear
 from ridgeline.kernels.gemm.plain.op import linear
 
-ON_HOPPER = True  # hopper.py multiplies FP8 and MXFP4; otherwise the portable kernels do
+ON_HOPPER = True  # hopper.py multiplies FP8, MXFP4 and levels; otherwise the portable kernels do
 MXFP8_ON_HOPPER = False  # and MXFP8
 Quantized = Fp8 | Coded
 Matrices = Tensor | Fp8 | Coded
@@ -64,7 +64,8 @@ def _each(weight: Q, change: Callable[[list[Tensor]], Tensor], *others: Q) -> Q:
 
 def arranged(weight: Quantized, dtype: torch.dtype, parts: Sequence[int]) -> Quantized:
     """Return the same matrices as the "triton" ops of their device want them in memory, beside activations of `dtype`:
-    on Hopper MXFP4 in the order of packed.py, other forms as they are. parts: outputs of each (gate and up are two)."""
+    on Hopper MXFP4 and levels in the order of packed.py, other forms as they are. parts: outputs of each (gate and up
+    are two)."""
     if isinstance(weight, Fp8 | Packed) or dtype != torch.bfloat16:
         return weight
     whole = fits(weight) and all(outputs % TILE == 0 for outputs in parts)

@@ -30,7 +30,9 @@ from ridgeline.kernels.gemm.codes.op import Coded
 TILE = 64  # rows, and inputs of a panel
 PIECE = 1 << 24  # codes that are put in order at once
 PAIR = 128  # inputs of two panels
-PLACES = ((6, 7, 8, 15), (12, 13, 14, 5), (0, 1, 2, 9), (10, 11, 4, 3))  # of each product's bits, the sign's at last
+# Of each product's magnitudes, bits that stay together: which, and how far they move
+FIELDS = (((7, 6),), ((7, 12),), ((7, 0),), ((3, 10), (4, 2)))
+SIGNS = (15, 5, 9, 3)  # the places of signs
 CROSSED = (False, True, False, True)  # whether that sign is in the other word of a register
 GROUPS = (64, 128)  # inputs that share a scale of levels
 
@@ -77,8 +79,7 @@ class Packed(Coded):
 def _code(word: Tensor, product: int) -> Tensor:
     """Return the codes of a product. word: words of a register are neighbours."""
     signed = word.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if CROSSED[product] else word
-    *magnitude, sign = PLACES[product]
-    return sum(((word >> place & 1) << i for i, place in enumerate(magnitude)), (signed >> sign & 1) << 3)
+    return sum((word >> left & bits for bits, left in FIELDS[product]), (signed >> SIGNS[product] & 1) << 3)
 
 
 def _scales_of(weight: Coded) -> tuple[int, int]:
@@ -119,5 +120,4 @@ def _words(code_OI: Tensor, panels: int, *, levels: bool) -> Tensor:
 def _placed(code: Tensor, product: int) -> Tensor:
     """Return the words with the bits of a product's codes, of which the last dimension is that of a register."""
     signed = code.flip(-1) if CROSSED[product] else code
-    *magnitude, sign = PLACES[product]
-    return sum(((code >> i & 1) << place for i, place in enumerate(magnitude)), signed >> 3 << sign)
+    return sum(((code & bits) << left for bits, left in FIELDS[product]), signed >> 3 << SIGNS[product])
