@@ -149,9 +149,9 @@ def test_a_piece_of_a_streamed_tile_is_exact(blocked: bool, parts: int, panels: 
         s = Ring([one.view(Scales) for one in scales])
         scale, x_scale, token = problem.pointers()
         finish(
-            w, s, x, Ring([0] * 9), Ring([0] * 9), scale, x_scale, token, 0, 0, 0, 0, 0, 0, steps, block, total, expert,
-            row, pair, last, width, INPUTS, outputs, rows, parts, width, panels * SPAN, 9, "fp8",
-            SPAN if blocked else 1, False, gather, False, "" if parts == 1 else "silu",
+            w, s, s, x, Ring([0] * 9), Ring([0] * 9), scale, x_scale, token, 0, 0, 0, 0, 0, 0, steps, block, total,
+            expert, row, pair, last, width, INPUTS, outputs, rows, parts, width, panels * SPAN, 9, "fp8",
+            SPAN if blocked else 1, False, gather, False, "" if parts == 1 else "silu", False, False,
         )  # fmt: skip
         for part, got in enumerate(finished.pop()):
             first, end = block * panels * SPAN, min(INPUTS, (block + steps) * panels * SPAN)
@@ -188,10 +188,10 @@ def test_a_tile_with_an_exponent_for_each_32_inputs_is_exact(parts: int, panels:
     gathered.shape = (blocks, width, SPAN)
     scales = Ring([array(each).view(Scales) for each in x_scale])
     in_python(hopper_stream._finish, known, **names)(
-        weights, scales, gathered, Ring([0] * 9), Ring([0] * 9), Pointer(words.ravel().tolist()), 0, 0,
+        weights, scales, scales, gathered, Ring([0] * 9), Ring([0] * 9), Pointer(words.ravel().tolist()), 0, 0,
         Pointer([1.0, 1.0, 0.5]), 0, 0, 0, 0, 0, blocks // panels, 0, blocks // panels, expert, row, 0, pairs,
         width, inputs, outputs, rows, parts, width, panels * SPAN, 9, "fp8", 32, factor, False, False,
-        "" if parts == 1 else "silu",
+        "" if parts == 1 else "silu", False, False,
     )  # fmt: skip
     exact = w[expert] * 2.0 ** power[expert].repeat(32, 1) * (0.5 if factor else 1.0)
     for part, got in enumerate(finished.pop()):
@@ -239,8 +239,8 @@ def test_rows_and_their_scales_are_gathered_together(panels: int, gather: bool) 
     rows, (_, scale, token) = Pointer(problem.x.ravel().tolist()), problem.pointers()
     steps = -(-problem.blocks // panels) - block
     in_python(hopper_load.gather_rows, known, **names)(
-        rows, token, x, s, Ring([0] * 9), Ring([0] * 9), scale, TOKENS, 0, steps, pair, pairs, block,
-        width, INPUTS, 256, 1, panels * SPAN, 9, gather, "rows", 4,
+        rows, token, x, s, s, Ring([0] * 9), Ring([0] * 9), scale, scale, TOKENS, 0, steps, pair, pairs, block,
+        width, INPUTS, 256, 1, panels * SPAN, 9, gather, "rows", False, 4,
     )  # fmt: skip
     lines = problem.token[pair : pair + pairs]
     for i in range(steps * panels):
