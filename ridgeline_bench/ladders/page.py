@@ -34,8 +34,7 @@ def newest(name: str, file: Path = FILE) -> Times:
             problem, rung = record.metric.removesuffix("]").split(" [", 1)
             found.setdefault(problem, {})[rung] = record
     problems: Sequence[Problem] = import_module(f"ridgeline_bench.ladders.{name}").PROBLEMS
-    listed = (problem for n, problem in enumerate(problems) if n == 0 or FORMAT in problem.name)
-    order = [rung for problem in listed for rung, _, _ in problem.least()]
+    order = list(dict.fromkeys(rung for problem in problems for rung, _, _ in problem.least()))
     return {
         problem: dict(sorted(own.items(), key=lambda item: order.index(item[0]) if item[0] in order else -1))
         for problem, own in found.items()

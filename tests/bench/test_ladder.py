@@ -16,8 +16,8 @@ from ridgeline.cli import app
 from ridgeline.kernels.gemm.ladder.endings import ENDINGS, EndingOperands, is_near
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Extras
 from ridgeline.kernels.memory_bound.launches import MatrixShape
-from ridgeline.kernels.memory_bound.rungs import KERNELS
-from ridgeline_bench.ladders import page, runs
+from ridgeline.kernels.memory_bound.rungs import BY_ROWS, KERNELS
+from ridgeline_bench.ladders import bytes_page, page, runs
 from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
 from ridgeline_bench.ladders.gemm import EndingCall
 from ridgeline_bench.ladders.memory_bound import MemoryOp, MemoryOperands, OpCall, libraries
@@ -79,6 +79,14 @@ def test_the_page_says_why_each_rung_differs_from_its_least_time() -> None:
     assert page.differences(times) in text
     assert page.table(times, page.fastest("gemm")) in text
     assert page.formats(times, page.fastest("gemm")) in text
+
+
+def test_the_page_of_memory_bound_kernels_has_the_stored_times() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "kernels" / "memory-bound.md").read_text()
+    times = page.newest(bytes_page.LADDER)
+    assert [op for op in KERNELS if bytes_page.by_size(times, op) not in text] == []
+    assert [op for op in BY_ROWS if bytes_page.by_length(times, op) not in text] == []
+    assert bytes_page.loss(times) in text
 
 
 def test_a_rung_that_is_wrong_has_no_speed_and_shares_are_of_the_best_library() -> None:

@@ -196,6 +196,13 @@ def serving() -> str:
     return _written(lambda path: draw(curves, f"{records[0].model}: {' and '.join(named)}", path))
 
 
+def memory_bound() -> str:
+    from ridgeline_bench.ladders import bytes_page
+    from ridgeline_bench.ladders.page import newest
+
+    return _written(lambda path: bytes_page.draw(newest(bytes_page.LADDER), path))
+
+
 def training_precision() -> str:
     from ridgeline_bench.scripts import training_precision
 
@@ -246,6 +253,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/frame-attention.svg": frame_attention,
     "docs/images/gemm-ladder.svg": lambda: ladder("gemm"),
     "docs/images/long-context.svg": long_context,
+    "docs/images/memory-bound.svg": memory_bound,
     "docs/images/mixer-quality.svg": mixer_quality,
     "docs/images/mixture.svg": mixture,
     "docs/images/picture-costs.svg": picture_costs,
