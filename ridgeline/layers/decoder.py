@@ -436,9 +436,7 @@ class Decoder(nn.Module):
     @property
     def scoring_matrix(self) -> nn.Parameter | None:
         """The parameter W, [U, M], if `scored` returns x · Wᵀ and does nothing else."""
-        head = self.unembed
-        alone = not self._scales and head.bias is None and head.keeps_weight and head.over.size == 1
-        return head.weight if alone and head.matrix.stored is head.weight else None
+        return None if self._scales else self.unembed.only_matrix
 
     def _scaled(self, logits_TU: Tensor) -> Tensor:
         if self.spec.logits_multiplier != 1:

@@ -113,6 +113,13 @@ class Linear(nn.Module):
         plain = not self.fillings and self.scheme.name == "plain" and not self.below
         return plain and self._factor_O is None and self.clips is None
 
+    @property
+    def only_matrix(self) -> nn.Parameter | None:
+        """The weight W, if `forward` returns x · Wᵀ and does nothing else."""
+        alone = self.keeps_weight and self.bias is None and self.over.size == 1
+        same = not isinstance(self.matrix, WrappedWeight) and self.matrix.stored is self.weight
+        return self.weight if alone and same else None
+
     def multiply_with(self, matrix: Weight, *, loaded: bool = False) -> None:
         """Let this form of the weight multiply. It is the checkpoint's, without multipliers. loaded: its numbers are
         there."""

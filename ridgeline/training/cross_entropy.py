@@ -35,11 +35,12 @@ def cross_entropy_sum(
     scores: returns the logits of some of them.
     parameters: those of `scores` that are trained.
     chunk: the number of positions whose logits exist at once.
-    matrix_VM: the one parameter, if `scores` is the product with it alone. In the dtype of x, and without autocast, its
-        gradient is then added up by the products that make it.
+    matrix_VM: the matrix, if `scores` is the product with it alone. If it is the one parameter, in the dtype of x and
+        without autocast, its gradient is added up by the products that make it.
     """
     casts = torch.is_autocast_enabled(x_NM.device.type)
-    if torch.is_grad_enabled() and matrix_VM is not None and matrix_VM.dtype == x_NM.dtype and not casts:
+    trained = len(parameters) == 1 and parameters[0] is matrix_VM
+    if torch.is_grad_enabled() and trained and matrix_VM is not None and matrix_VM.dtype == x_NM.dtype and not casts:
         product: Tensor = _Products.apply(chunk, targets_N, x_NM, matrix_VM)
         return product
     if torch.is_grad_enabled():

@@ -85,8 +85,8 @@ class NextTokenLoss(nn.Module):
         targets_N, decoder = tokens_BS1[:, 1:].flatten(), self.decoder
         head = [each for each in decoder.unembed.parameters() if each.requires_grad]
         with torch.autocast(tokens_BS1.device.type, self.autocast, enabled=self.autocast is not None):
-            matrix = decoder.scoring_matrix if len(head) == 1 else None
-            total = cross_entropy_sum(decoder.normed(hidden), targets_N, decoder.scored, head, self.chunk, matrix)
+            x_NM, matrix_VM = decoder.normed(hidden), decoder.scoring_matrix
+            total = cross_entropy_sum(x_NM, targets_N, decoder.scored, head, self.chunk, matrix_VM)
         return total / len(targets_N)
 
 

@@ -121,7 +121,8 @@ class PackRunner:
         """Return the sum of the negative log-likelihoods of all counted tokens."""
         with self.context():
             x_NM, targets_N, _ = self.normed(examples)
-            return cross_entropy_sum(x_NM, targets_N, self.decoder.scored, self._head(), self.chunk)
+            decoder, head = self.decoder, self._head()
+            return cross_entropy_sum(x_NM, targets_N, decoder.scored, head, self.chunk, decoder.scoring_matrix)
 
     def logprobs(self, examples: Sequence[Example]) -> Tensor:
         """Return the log-probability of the counted tokens of each example: [D], float32 or wider. Logits are made a
