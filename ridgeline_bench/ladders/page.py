@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline_bench.ladders.reasons import REASONS
-from ridgeline_bench.ladders.runs import Problem
+from ridgeline_bench.ladders.runs import Problem, moves
 from ridgeline_bench.results import Record, read
 
 FORMAT = " in "  # in names of problems that are of one format, such as "4096³ in fp8"
@@ -34,7 +34,8 @@ def newest(name: str, file: Path = FILE) -> Times:
             problem, rung = record.metric.removesuffix("]").split(" [", 1)
             found.setdefault(problem, {})[rung] = record
     problems: Sequence[Problem] = import_module(f"ridgeline_bench.ladders.{name}").PROBLEMS
-    order = list(dict.fromkeys(rung for problem in problems for rung, _, _ in problem.least()))
+    listed = (each for n, each in enumerate(problems) if n == 0 or FORMAT in each.name or moves(each))
+    order = list(dict.fromkeys(rung for problem in listed for rung, _, _ in problem.least()))
     return {
         problem: dict(sorted(own.items(), key=lambda item: order.index(item[0]) if item[0] in order else -1))
         for problem, own in found.items()

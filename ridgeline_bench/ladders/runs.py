@@ -139,7 +139,7 @@ def ladder(
     if device.type == "cuda":
         return (each for problem in problems for each in _measured(name, problem, bench, cubins, only))
     return (
-        RungTime(name, rung, problem.name, problem.flops, least, limiter, bytes=_bytes(problem))
+        RungTime(name, rung, problem.name, problem.flops, least, limiter, bytes=moves(problem))
         for problem in problems
         for rung, least, limiter in problem.least()
         if _wanted(rung, only)
@@ -150,13 +150,13 @@ def _wanted(rung: str, only: str) -> bool:
     return any(part in rung for part in only.split(","))
 
 
-def _bytes(problem: Problem) -> float:
+def moves(problem: Problem) -> float:
     """Return the bytes of a problem whose work is counted in bytes, else 0."""
     return float(getattr(problem, "bytes", 0.0))
 
 
 def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, only: str = "") -> Iterator[RungTime]:
-    operands, short, moved = problem.operands(cubins), replace(bench, effort=LADDERS[name].effort), _bytes(problem)
+    operands, short, moved = problem.operands(cubins), replace(bench, effort=LADDERS[name].effort), moves(problem)
     found = list[tuple[RungTime, Sequence[Call]]]()
     for peer, calls in operands.peers.items():
         error = operands.fault(calls[0])

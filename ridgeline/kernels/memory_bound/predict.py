@@ -43,9 +43,8 @@ def predict(rung: MemoryRung, chip: Chip, shape: MatrixShape) -> Prediction:
         across = shape.numbers * (size + (SECTOR if rung.name == "naive" else size))
     seconds["L2"] = across / chip.l2
     if rung.kind == "adds":
-        seconds["atomics"] = (
-            shape.numbers / (THREADS * rung.own if rung.name != "atomic" else WARP) / ATOMICS / chip.clock
-        )
+        together = 1 if rung.name == "atomic" else THREADS * rung.own  # numbers of one atomic
+        seconds["atomics"] = shape.numbers / together / ATOMICS / chip.clock
     if slow := SLOW_FUNCTIONS.get(rung.op, 0):
         seconds["exponentials"] = slow * shape.numbers / chip.exponentials / cycles
     return Prediction(seconds)

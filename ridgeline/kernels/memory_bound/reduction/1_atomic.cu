@@ -2,7 +2,7 @@
 //
 // Idea      The memory system adds. No thread knows of another.
 // Bytes     4 a number are read.
-// Limit     Atomics to one address, which L2 does one after the other. (The compiler may let a warp add up first.)
+// Limit     Atomics to one address, which L2 does one after the other; those of a warp are not added up first.
 // Next      Sums of blocks.
 #include "rows.cuh"
 
