@@ -58,11 +58,12 @@ MICRO_REASONS = {
     "bulk_copies":
     "the engine adds 36 cycles to a load from L2, not 300: a bulk copy of bytes in a row needs no map. 16 KB "
     "take 152 cycles more than 128 bytes, 107 bytes a cycle, so that a multiprocessor alone gets more than "
-    "64.",
+    "64. The rates of all multiprocessors are those of their check and mean nothing; the second round was not "
+    "run yet.",
     "parallel_fma":
-    "warps and chains are not the same, for a reason that no count of FMAs shows: two of three operands may "
-    "be in one bank of registers, and only a warp that goes on with the same operand is spared. The loop "
-    "takes a tenth besides.",
+    "warps and chains are not the same, which no count of FMAs shows. Banks of registers would explain it: a "
+    "chain of its own reads two operands from one bank, and chains beside each other leave operands for "
+    "reuse. The second round was not run yet. The loop takes a tenth besides.",
     "bytes_in_flight":
     "a load takes 415 ns with little under way and 625 ns with 16 KB, not 350 at all times, so that the rate "
     "lags behind. More threads are worth 5 to 20 % more than more loads of each, whose turn ends when the "
@@ -89,5 +90,6 @@ MICRO_REASONS = {
     "of 16 bits, since it is widened.",
     "wgmma":
     "shared memory is the limit below N = 64, as predicted, and one warpgroup loses 3 to 11 % at the end of "
-    "each batch of 16, which a second one fills.",
+    "each batch of 16, which a second one fills. The figures with A in registers have 64 moves in each batch; "
+    "the second round was not run yet.",
 }  # fmt: skip
