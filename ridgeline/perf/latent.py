@@ -108,5 +108,8 @@ def workspace(mixer: LatentAttentionSpec, tokens: int, sizes: StepSizes) -> int:
     chosen = 0
     if index is not None:
         words = masked_words(longest, count=index.selected, **mixer.widths)
-        chosen = sparse_bytes(tokens, longest, index.selected) + 2 * tokens * words * WORD_BYTES
+        chosen = (
+            sparse_bytes(tokens, longest, index.selected, mixer.width * sizes.itemsize)
+            + 2 * tokens * words * WORD_BYTES
+        )
     return max(short, expanded_bytes(tokens, longest, **heads, itemsize=sizes.itemsize)) + chosen

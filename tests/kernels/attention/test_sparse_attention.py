@@ -42,6 +42,7 @@ from ridgeline.kernels.base.tree import Tree
 from tests.kernels.trees import bits_of, signed
 
 pytest.importorskip("triton")
+from ridgeline.kernels.attention.sparse import gathered
 from ridgeline.kernels.attention.sparse import triton as triton_ops
 
 CPU = torch.device("cpu")
@@ -146,6 +147,50 @@ def test_parts_of_the_choice_add_up(parts: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(triton_ops, "num_multiprocessors", lambda device: 2 * parts)
     found = triton_ops.sparse_attention(*arguments, **options)
     torch.testing.assert_close(found, sparse_attention_reference(*arguments, **options), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("together", [1 << 30, 40_000])
+def test_chosen_vectors_that_are_gathered_first_give_the_same(
+    together: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once or in pieces, with tokens that see fewer than are chosen, one that chose none, and NaN around."""
+    case = SparseCase(rows=((3, 90), (1, 70), (20, 25), (2, 200)), selected=32, heads=4)
+    q_THL, q_THY, cache, batch, chosen_TK = case.inputs(torch.float32, torch.device(device))
+    chosen_TK[1] = -1
+    want = sparse_attention_reference(q_THL, q_THY, cache, batch, chosen_TK, scale=0.1)
+    monkeypatch.setattr(gathered, "BLOCK", 16)
+    monkeypatch.setattr(gathered, "COPIED", 8)
+    monkeypatch.setattr(gathered, "GATHERED_BYTES", together)
+    monkeypatch.setattr(gathered, "gathers", lambda *_: True)
+    for known in (batch, replace(batch, num_tokens_R=None, kv_bound_R=None)):
+        found = triton_ops.sparse_attention(q_THL, q_THY, cache, known, chosen_TK, scale=0.1)
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hoppers_kernel_attends_to_what_was_gathered(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("a kernel for Hopper")
+    monkeypatch.setattr(gathered.cost, "GATHERS", True)
+    used, attend = list[int](), gathered.attend
+    monkeypatch.setattr(gathered, "attend", lambda *given: (used.append(len(given[0])), attend(*given))[1])
+    shapes: dict[str, Any] = {"num_heads": 128, "rank": 512, "rope_dim": 64, "block_size": 64}
+    case = SparseCase(rows=((3, 5120), (1, 2560), (2, 700), (1, 1)), selected=2048, **shapes)
+    *inputs, batch, chosen_TK = case.inputs(dtype, torch.device("cuda"))
+    chosen_TK[4] = -1
+    want = sparse_attention_reference(*(x.float() for x in inputs), batch, chosen_TK, scale=192**-0.5)
+    found = triton_ops.sparse_attention(*inputs, batch, chosen_TK, scale=192**-0.5)
+    assert used
+    assert (found.float() - want).abs().max() <= 8 * torch.finfo(dtype).eps * (1 + want.abs().max())
+
+
+def test_vectors_are_gathered_for_whole_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathered, "num_multiprocessors", lambda device: 132)
+    each = 2048 * 576 * 2
+    assert [gathered.tokens_at_once(tokens, 128, each, CPU) for tokens in (1, 64, 113, 2048)] == [1, 64, 113, 66]
+    assert gathered.tokens_at_once(2048, 64, each, CPU) == 113  # less than a wave
 
 
 def test_a_choice_of_all_is_attention_to_all() -> None:

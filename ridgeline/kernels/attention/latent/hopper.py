@@ -21,7 +21,8 @@ FEWEST = 33  # queries of an item or a tile: of fewer, half of a program's produ
 
 def supports(queries: int, q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, *, items: bool) -> bool:
     """Return True if a Hopper GPU should attend here with items, or tiles, of so many queries: in 16 bits, with latents
-    of 512 numbers and rotated parts of 64, and blocks of 8, 16, … tokens."""
+    of 512 numbers and rotated parts of 64, and blocks of 8, 16, … tokens. A cache on the meta device stands for one
+    that begins where bulk copies can read."""
     block, token, _ = cache_NPW.stride()
     size = cache_NPW.shape[1]
     return (

@@ -19,6 +19,8 @@ from ridgeline.kernels.base.cost import Cost
 PLACE_BYTES, WORD_BYTES = 4, 8
 SLOWER = 2.0  # a FLOP with gathered latents beside one under a mask: 156 and 311 to 343 TFLOP/s (log, 2026-11-28)
 SCORE_BYTES = 128 << 20  # of the scores that a GPU holds at once
+GATHERS = False  # on Hopper chosen vectors are gathered first (gathered.py): that has not run on a GPU yet
+GATHERED_BYTES = 256 << 20  # of chosen vectors that are gathered at once: those of 113 tokens of DeepSeek-V3.2
 
 
 def index_keys_cost(tokens: int, *, heads: int, dim: int, itemsize: float, key_itemsize: float | None = None) -> Cost:
@@ -110,7 +112,9 @@ def masked_words(longest: int, *, count: int, key_dim: int, rope_dim: int, value
     return -(-min(longest, int(most)) // 64)
 
 
-def sparse_bytes(max_tokens: int, longest: int, count: int) -> int:
-    """Return the most memory that the chosen places of a step take, and the scores that they are chosen by, on a GPU.
-    Rows of up to `count` tokens are among them: in captured graphs, and where bits must not depend on chunks."""
-    return max_tokens * min(count, longest) * PLACE_BYTES + max(SCORE_BYTES, 4 * longest)
+def sparse_bytes(max_tokens: int, longest: int, count: int, vector_bytes: int) -> int:
+    """Return the most memory that the chosen places of a step take, the scores that they are chosen by, and the chosen
+    vectors that are gathered, on a GPU. Rows of up to `count` tokens are among them: in captured graphs, and where bits
+    must not depend on chunks."""
+    gathered = min(GATHERED_BYTES, max_tokens * count * vector_bytes) if GATHERS else 0
+    return max_tokens * min(count, longest) * PLACE_BYTES + max(SCORE_BYTES, 4 * longest) + gathered

@@ -12,6 +12,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.latent.choose import choose
 from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
+from ridgeline.kernels.attention.sparse import gathered
 from ridgeline.kernels.attention.sparse.cost import SCORE_BYTES
 from ridgeline.kernels.attention.sparse.op import IndexCache
 from ridgeline.kernels.attention.sparse.triton_kernel import (
@@ -166,7 +167,9 @@ def sparse_attention(
     if any(x.stride(-1) != 1 for x in (q_THL, q_THY, cache_NPW, chosen_TK)):
         raise ValueError("sparse attention: tensors must be contiguous in their last dimension")
     (tokens, heads, rank), rope, device = q_THL.shape, q_THY.shape[2], q_THL.device
-    count = chosen_TK.shape[1]
+    count, slot_T = chosen_TK.shape[1], _whose(batch, tokens)[0] if tokens else None
+    if slot_T is not None and gathered.gathers(q_THL, q_THY, cache_NPW, batch, count):
+        return gathered.attend(q_THL, q_THY, cache_NPW, batch, slot_T, chosen_TK, scale)
     cut = choose(heads, rank, rank + rope, q_THL.element_size(), device)
     groups = triton.cdiv(heads, cut.queries)
     fixed = batch.schedule is not None and batch.schedule.fixed  # a token's bits must not depend on those beside it
@@ -179,7 +182,6 @@ def sparse_attention(
     sums, lse = memory, memory
     if parts > 1:
         sums, lse = memory.flatten().split((tokens * parts * heads * rank, tokens * parts * heads))
-    slot_T, _ = _whose(batch, tokens)
     sparse_attention_kernel[(tokens, groups, parts)](
         q_THL,
         q_THY,
