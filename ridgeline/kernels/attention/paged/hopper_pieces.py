@@ -61,11 +61,13 @@ def prefill_pieces(
     table_I8 = torch.empty(limit, 8, dtype=torch.int32, device=device)
     merges_I4 = torch.empty(max(1, most // 2), 4, dtype=torch.int32, device=device)
     count_1, ticket_1, merge_count_1 = torch.empty(3, 1, dtype=torch.int32, device=device)
-    at_once = 16
+    at_once, rows = 16, 16  # 16, 64, 256, …: few sizes, since each is one more compilation
+    while rows < num_rows:
+        rows *= 4
     _pieces_kernel[(triton.cdiv(whole, at_once),)](
         start_R1, kv_len_R, slots_R, counts_2, table_I8, merges_I4, count_1, ticket_1, merge_count_1, num_rows,
         max(1, CACHED_BYTES // kv_row_bytes), few, programs, most, deep,
-        ROWS=triton.next_power_of_2(num_rows), ITEMS=at_once, QUERIES=QUERIES // pack, KEYS=key_tile, UNITS=units,
+        ROWS=rows, ITEMS=at_once, QUERIES=QUERIES // pack, KEYS=key_tile, UNITS=units,
         LEAST=LEAST_TILES, CHOICES=CHOICES, PER_WAVE=PER_WAVE, PER_SUM=PER_SUM, PER_PIECE=PER_PIECE, CODE=CODE,
     )  # fmt: skip
     return PrefillItems(

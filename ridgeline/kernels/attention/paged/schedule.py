@@ -41,6 +41,7 @@ EQUAL_ROWS, EQUAL_WIDE_ROWS, NARROW_BYTES = 64, 32, 256
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
 # From so few tokens on hopper.py runs where a row has so many keys, which it cuts into pieces.
 SMALL_HOPPER_TOKENS, DEEP_KEYS = 64, 4096
+SPLIT_TOKENS = 2048  # larger steps are not captured, and would compile the list of pieces while they are due
 SPLIT_WAVES = 8  # behind so many waves of items the last one costs too little for pieces
 TILE_ROWS = 128  # queries of a tile, tokens times heads of a group
 TILE_BYTES = 64 << 10  # so large may a tile's queries be; with twice as many of 512 in 16 bits their sums spill
@@ -150,7 +151,9 @@ def _for_hopper(
     waves = num_tokens * heads / (TILE_ROWS * num_multiprocessors(cache_NGPD.device))
     key_tile = choose(head_dim, queries).KEYS
     cuts = may_be_cut(shape.most_keys or None, key_tile)
-    cuts = cuts and shape.window is None and queries == TILE_ROWS and waves <= SPLIT_WAVES
+    cuts = (
+        cuts and shape.window is None and queries == TILE_ROWS and waves <= SPLIT_WAVES and num_tokens <= SPLIT_TOKENS
+    )
     if cuts or not certain:
         return prefill_pieces(
             *rows, schedule.counts_2, num_tokens, kv_row_bytes=row_bytes, few=schedule.few, pack=pack,
