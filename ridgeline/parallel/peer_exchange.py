@@ -15,7 +15,7 @@ from ridgeline.kernels.ranks.exchange import rows, words
 from ridgeline.parallel.exchange import Arrived, Combined, Dispatched, Stacks, Swaps, check_tokens
 
 ONE_LAUNCH_TOKENS = 0  # tokens of a rank up to which dispatch, products and combine are one launch
-HIDDEN_TOKENS = 512  # tokens of a rank from which a shared expert runs between the parts of a combine
+HIDDEN_TOKENS = 1 << 30  # tokens of a rank from which a shared expert runs between the parts of a combine: none gained
 
 
 class PeerExchange:

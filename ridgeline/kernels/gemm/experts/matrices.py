@@ -23,7 +23,7 @@ from ridgeline.kernels.gemm.fp8.op import Fp8, fp8_linear
 from ridgeline.kernels.gemm.plain.op import linear
 
 ON_HOPPER = True  # hopper.py multiplies FP8, MXFP4 and levels; otherwise the portable kernels do
-MXFP8_ON_HOPPER = False  # and MXFP8
+MXFP8_ON_HOPPER = True  # and MXFP8
 Quantized = Fp8 | Coded
 Matrices = Tensor | Fp8 | Coded
 Q = TypeVar("Q", bound=Fp8 | Coded)
