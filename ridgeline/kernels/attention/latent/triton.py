@@ -208,7 +208,7 @@ AOT = (
     _aot(Cut(16, 16, warps=4, stages=1), 16, 1, "gfx942", items=True),
     _aot(Cut(32, 16, warps=4, stages=1), 128, 1, "gfx942", items=False),
     _aot(Cut(32, 16, warps=4, stages=1), 16, 4, "gfx942", items=True, tree=True),
-    _aot(Cut(16, 64, warps=8, stages=3), 16, 1, "sm_90", items=True, lse=True),
+    _aot(Cut(16, 64, warps=8, stages=3), 8, 1, "sm_90", items=True, lse=True),
     _aot(Cut(16, 64, warps=8, stages=3), 16, 1, "sm_90", items=True, kv="e4m3"),
     _aot(Cut(32, 64, warps=8, stages=3), 16, 2, "sm_90", items=True, kv="int8"),
     _aot(Cut(64, 64, warps=8, stages=2), 128, 1, "sm_90", items=True, kv="e4m3"),
