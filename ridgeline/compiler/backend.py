@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ridgeline.compiler.capture import capture
+from ridgeline.compiler.capture import HALF, capture
 from ridgeline.compiler.graph import OpGraph, verify
 from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
@@ -52,11 +52,15 @@ def _variance_and_mean(
     x: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the variance and the mean as aten.var_mean does, by two reductions, the mean first: what kernels know."""
-    dims = list(range(x.dim())) if dim is None else list(dim)
+    if not x.is_floating_point():
+        return NotImplemented
+    dims = list(dim or range(x.dim()))
     count = torch.Size([x.shape[at] for at in dims]).numel()
-    mean = x.mean(dims, keepdim=True)
-    apart = x - mean
-    variance = (apart * apart).sum(dims, keepdim=True) / (count - (1 if correction is None else correction))
+    wide = x.float() if x.dtype in HALF else x
+    mean = wide.mean(dims, keepdim=True)
+    apart = wide - mean
+    free = max(count - (1 if correction is None else correction), 0)
+    variance, mean = ((apart * apart).sum(dims, keepdim=True) / free).to(x.dtype), mean.to(x.dtype)
     return (variance, mean) if keepdim else (variance.squeeze(dims), mean.squeeze(dims))
 
 

@@ -23,7 +23,7 @@ from ridgeline.compiler.graph import (
     TensorType,
     made_type,
 )
-from ridgeline.compiler.ops import FLOATS, INTEGERS, TAKEN
+from ridgeline.compiler.ops import FLOATS, INTEGERS, POINTWISE, TAKEN
 
 aten, prims = torch.ops.aten, torch.ops.prims
 WRITE = aten.copy_.default  # what AOTAutograd puts at the end of a graph for inputs that are written
@@ -58,6 +58,7 @@ class GraphBuilder:
     def __init__(self) -> None:
         self.inputs: list[GraphValue] = []
         self.nodes: list[GraphNode] = []
+        self.spare: set[GraphValue] = set()
 
     def input(self, type: TensorType | None) -> GraphValue:
         value = GraphValue(f"%{self._count}", type)
@@ -83,7 +84,13 @@ class GraphBuilder:
         )
 
     def done(self, outputs: tuple[Any, ...]) -> OpGraph:
-        return OpGraph(tuple(self.inputs), tuple(self.nodes), outputs)
+        """Return the graph, without the `spare` nodes that nothing takes."""
+        taken, kept = set(_values(outputs)), list[GraphNode]()
+        for node in reversed(self.nodes):
+            if node.result not in self.spare or node.result in taken:
+                taken.update(node.values)
+                kept.append(node)
+        return OpGraph(tuple(self.inputs), tuple(reversed(kept)), outputs)
 
     @property
     def _count(self) -> int:
@@ -98,13 +105,18 @@ class GraphBuilder:
 
 
 def capture(module: fx.GraphModule) -> OpGraph:
-    """Return the graph of a module. Attributes of the module become constants of the calls that take them."""
+    """Return the graph of a module. Attributes of the module become constants of the calls that take them.
+
+    A kernel's result is dense, and a clone is what kernels read in its place. Calls and outputs take what torch would
+    make of them: a tensor of torch's strides, and of its own memory.
+    """
     builder = GraphBuilder()
     values: dict[fx.Node, Any] = {}
+    outside: dict[fx.Node, Any] = {}  # what calls and outputs take in their place
     outputs: tuple[Any, ...] = ()
 
-    def taken(argument: Any) -> Any:
-        return fx.node.map_arg(argument, lambda node: values[node])
+    def taken(argument: Any, by: Mapping[fx.Node, Any]) -> Any:
+        return fx.node.map_arg(argument, lambda node: by.get(node, values[node]))
 
     for node in module.graph.nodes:
         type = type_of(node.meta.get("val"))
@@ -114,15 +126,28 @@ def capture(module: fx.GraphModule) -> OpGraph:
             constant = operator.attrgetter(str(node.target))(module)
             values[node] = builder.call(type_of(constant), _constant, (constant,), {})
         elif node.op == "output":
-            (given,) = taken(node.args)
+            (given,) = taken(node.args, outside)
             outputs = tuple(given) if isinstance(given, tuple | list) else (given,)
         else:
-            arguments, named = taken(node.args), taken(node.kwargs)
+            arguments, named = taken(node.args, outside), taken(node.kwargs, outside)
             target = node.target if node.op != "call_method" else _method(str(node.target))
             if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target is not WRITE:
                 raise InvalidGraph(f"{node.name} = {target} writes to what it takes; functionalize the graph first.")
-            made = _as_kernel(builder, target, arguments, named, type) if type is not None else None
-            values[node] = builder.call(type, target, arguments, named) if made is None else made
+            made = None
+            if type is not None:
+                made = _as_kernel(builder, target, taken(node.args, {}), taken(node.kwargs, {}), type)
+            if made is None:
+                values[node] = builder.call(type, target, arguments, named)
+                continue
+            values[node] = made
+            if target is aten.clone.default:
+                outside[node] = builder.call(type, target, arguments, named)
+                builder.spare.add(outside[node])
+            elif target in ALIASES:
+                outside[node] = arguments[0]
+            elif not node.meta["val"].is_contiguous():
+                outside[node] = builder.call(type, _laid_out, (made, node.meta["val"].stride()), {})
+                builder.spare.add(outside[node])
     return builder.done(outputs)
 
 
@@ -134,7 +159,7 @@ def type_of(value: object) -> TensorType | None:
     if (
         value.layout != torch.strided
         or value.device.type != "cpu"
-        or not all(isinstance(size, int) for size in value.shape)
+        or not all(isinstance(size, int) for size in (*value.shape, *value.stride()))
     ):
         return None
     return TensorType(tuple(value.shape), value.dtype)
@@ -142,6 +167,13 @@ def type_of(value: object) -> TensorType | None:
 
 def _constant(value: object) -> object:
     return value
+
+
+def _laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor with these strides, which are those of views and outputs that follow."""
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device="cpu").copy_(x)
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -219,7 +251,7 @@ def promoted(operands: tuple[Operand, ...]) -> torch.dtype:
 
 def _pointwise(builder: GraphBuilder, op: str, operands: tuple[Operand, ...], type: TensorType) -> GraphValue | None:
     data = operands[1:] if op == "where" else operands
-    within = _computed_in(builder, data)
+    within, compares = _computed_in(builder, data), POINTWISE[op].compares
     floats = op in ("div", "neg", "abs", "exp", "log", "sqrt", "tanh", "erf", "sin", "cos")
     if (
         within is None
@@ -229,13 +261,32 @@ def _pointwise(builder: GraphBuilder, op: str, operands: tuple[Operand, ...], ty
         return None
     if op == "where" and not (isinstance(operands[0], GraphValue) and operands[0].tensor.dtype == torch.bool):
         return None
-    cast = tuple(builder.cast(each, within) for each in data)
+    if not all(_holds(within, each) for each in data):
+        return None
+    cast = tuple(builder.cast(_rounded(builder, each, promoted(data), compares), within) for each in data)
     if op == "where" and not any(isinstance(each, GraphValue) for each in cast):
         return None
     made = builder.add(op, *((operands[0],) if op == "where" else ()), *cast)
     result = made if made.tensor.dtype == torch.bool else builder.cast(made, type.dtype)
     assert isinstance(result, GraphValue)
     return result if result.type == type else None
+
+
+def _holds(dtype: torch.dtype, operand: Operand) -> bool:
+    """False for a whole number that an integer's dtype lacks; torch says what is to be done."""
+    if dtype not in INTEGERS or isinstance(operand, GraphValue):
+        return True
+    return torch.iinfo(dtype).min <= operand <= torch.iinfo(dtype).max
+
+
+def _rounded(builder: GraphBuilder, operand: Operand, dtype: torch.dtype, compares: bool) -> Operand:
+    """Return what torch computes with where operands are promoted to a dtype of 16 bits: others are rounded to it, but
+    for single numbers in arithmetic."""
+    if dtype not in HALF:
+        return operand
+    if isinstance(operand, GraphValue):
+        return builder.cast(operand, dtype) if compares or operand.tensor.shape else operand
+    return torch.tensor(operand, dtype=dtype, device="cpu").item() if compares else operand
 
 
 def _composed(builder: GraphBuilder, target: object, arguments: tuple[Any, ...], type: TensorType) -> GraphValue | None:
@@ -287,7 +338,7 @@ def _reduction(
         return None
     rank = len(x.tensor.shape)
     along = sorted(int(dim) % rank for dim in dims) if rank else []
-    if along != list(range(rank - len(along), rank)) or 0 in x.tensor.shape:
+    if not along or along != list(range(rank - len(along), rank)) or 0 in x.tensor.shape:
         return None
     within = _computed_in(builder, (x,), type.dtype)
     if within not in FLOATS or x.tensor.dtype not in (*FLOATS, *HALF):

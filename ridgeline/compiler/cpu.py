@@ -1,4 +1,4 @@
-"""Machine code of this processor: LLVM's text through llvmlite, kept by its text for the life of the process."""
+"""Machine code of this processor: LLVM's text through llvmlite, kept by its text while a program has it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -20,8 +21,9 @@ WORTH_A_THREAD = 1 << 15  # numbers that a thread takes at least: some 10 µs of
 
 
 @cache
-def _llvm() -> tuple[Any, Any]:
-    """Return llvmlite's bindings and a machine that makes code for this processor. Raise InvalidConfig."""
+def _llvm() -> tuple[Any, Callable[[], Any]]:
+    """Return llvmlite's bindings, and a function that returns a machine that makes code for this processor. Whatever
+    runs the code owns its machine. Raise InvalidConfig."""
     try:
         import llvmlite.binding as llvm
     except ImportError as error:
@@ -30,7 +32,7 @@ def _llvm() -> tuple[Any, Any]:
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
     features = llvm.get_host_cpu_features().flatten()
-    return llvm, target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+    return llvm, partial(target.create_target_machine, cpu=llvm.get_host_cpu_name(), features=features, opt=3)
 
 
 @cache
@@ -38,12 +40,15 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="ridgeline-compiler")
 
 
-class CpuKernel:
-    """A kernel of memory. Its call fills `out`, in as many threads as torch has and the work is worth."""
+os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are not in the child
+
+
+class MachineCode:
+    """The machine code of a text, for any number of rows."""
 
     def __init__(self, text: KernelText) -> None:
-        llvm, machine = _llvm()
-        self.text = text
+        llvm, machine_of = _llvm()
+        machine = machine_of()
         module = llvm.parse_assembly(lower(text))
         module.verify()
         tuning = llvm.create_pipeline_tuning_options(speed_level=3)
@@ -54,7 +59,14 @@ class CpuKernel:
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
         address = self._engine.get_function_address("_mlir_ciface_kernel")
-        self._call: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(text.shapes))(address)
+        self.call: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(text.shapes))(address)
+
+
+class CpuKernel:
+    """A kernel of memory. Its call fills `out`, in as many threads as torch has and the work is worth."""
+
+    def __init__(self, text: KernelText, code: MachineCode) -> None:
+        self.text, self.code = text, code
         self._size = max(torch.Size(shape).numel() for shape in text.shapes)
 
     def __call__(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -75,13 +87,19 @@ class CpuKernel:
             _descriptor(tensor, shape, begin if divided else 0, end - begin if divided else 0)
             for tensor, shape, divided in zip(tensors, self.text.shapes, self.text.divided, strict=True)
         ]
-        self._call(*map(ctypes.byref, held))
+        self.code.call(*map(ctypes.byref, held))
 
 
-@cache
+_codes: WeakValueDictionary[tuple[str, bool], MachineCode] = WeakValueDictionary()
+
+
 def cpu_kernel(text: KernelText) -> CpuKernel:
-    """Return the kernel of a text; equal texts are compiled once."""
-    return CpuKernel(text)
+    """Return the kernel of a text; equal texts are compiled once, as long as a program has their kernel."""
+    key = (text.text, text.reduces)
+    code = _codes.get(key)
+    if code is None:
+        code = _codes[key] = MachineCode(text)
+    return CpuKernel(text, code)
 
 
 @cache

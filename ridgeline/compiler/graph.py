@@ -93,7 +93,9 @@ def replaced(tree: Any, by: Mapping[GraphValue, GraphValue]) -> Any:
         return {name: replaced(each, by) for name, each in tree.items()}
     if isinstance(tree, slice):
         return slice(*(replaced(each, by) for each in (tree.start, tree.stop, tree.step)))
-    return type(tree)(replaced(each, by) for each in tree) if type(tree) in (tuple, list) else tree
+    if isinstance(tree, list):  # those of fx are a type of their own
+        return [replaced(each, by) for each in tree]
+    return tuple(replaced(each, by) for each in tree) if type(tree) is tuple else tree
 
 
 def verify(graph: OpGraph) -> OpGraph:

@@ -178,9 +178,13 @@ def _data(node: GraphNode) -> torch.dtype:
 
 
 def _cast(source: torch.dtype, target: torch.dtype) -> Iterator[str]:
-    """Yield a conversion to a float of another dtype. Between 16 bits and others than float32 it goes by way of
-    float32, as torch's does."""
+    """Yield a conversion to a float or, of integers and truth, to an integer of another dtype. Between 16 bits and
+    others than float32 it goes by way of float32, as torch's does."""
     a, b = TAKEN[source], TAKEN[target]
+    if not target.is_floating_point:
+        convert = "extui" if source == torch.bool else "extsi" if target == torch.int64 else "trunci"
+        yield f"%r = arith.{convert} %x0 : {a} to {b}"
+        return
     start, width = "%x0", {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
     if not source.is_floating_point:
         first = "f32" if width[b] == 16 else b

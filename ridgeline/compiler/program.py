@@ -49,8 +49,8 @@ def _step(node: GraphNode) -> Step:
     kernel, taken, made = cpu_kernel(kernel_text(node)), node.values, node.result.tensor
 
     def run(values: dict[Any, Any]) -> torch.Tensor:
-        out = torch.empty(made.shape, dtype=made.dtype)
-        kernel([values[value].contiguous() for value in taken], out)
+        out = torch.empty(made.shape, dtype=made.dtype, device="cpu")
+        kernel([values[value].resolve_neg().contiguous() for value in taken], out)
         return out
 
     return run
@@ -71,5 +71,8 @@ def plain(node: GraphNode, values: dict[Any, Any]) -> torch.Tensor:
     if node.op == "cast":
         return values[node.operands[0]].to(node.result.tensor.dtype)
     data = node.values[-1].tensor.dtype
-    taken = [values[each] if isinstance(each, GraphValue) else torch.tensor(each, dtype=data) for each in node.operands]
+    taken = [
+        values[each] if isinstance(each, GraphValue) else torch.tensor(each, dtype=data, device="cpu")
+        for each in node.operands
+    ]
     return POINTWISE[node.op].plain(*taken)

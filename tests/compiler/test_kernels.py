@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.compiler import mlir
+from ridgeline.compiler import cpu, mlir
 from ridgeline.compiler.backend import CompilationStages, backend, compile_graph, decompositions
 
 if why := mlir.available():
@@ -223,3 +224,72 @@ def test_drawn_graphs_make_what_torch_makes(drawn: tuple[Callable[..., tuple[Ten
         assert ours.shape == theirs.shape
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound, equal_nan=True)
+
+
+def cloned_and_written(x: Tensor) -> Tensor:
+    y = x.clone()
+    x.add_(1)
+    return y
+
+
+def read_by_strides(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.t().sin() * 2 + 1
+    return y, y.t().reshape(-1).as_strided((5,), (2,))
+
+
+X = torch.linspace(-2, 2, 24).view(4, 6)
+FEW = torch.tensor([0.1, 0.2, -0.1, 2.0])
+HARD: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "a clone is another tensor": (cloned_and_written, (X,)),
+    "a clone has strides of its own": (lambda x: x.t().contiguous().view(-1) * 2 + 1, (X,)),
+    "views of a kernel's result": (lambda x: (x.t() * 2 + 1).t().view(-1), (X,)),
+    "strides of a kernel's result": (read_by_strides, (X,)),
+    "lists of tensors": (lambda x: torch.cat([x * 2 + 1, x[torch.tensor([1, 0])]]), (X,)),
+    "truth and a number": (lambda x: ((x > 0) + 1) * 2, (X,)),
+    "integers of two sizes": (lambda x: (x.int() + x.long()) * torch.tensor(3), (X * 9,)),
+    "a number no float of 16 bits is": (lambda x: torch.where(x == 0.1, x * 2, x + 1), (FEW.bfloat16(),)),
+    "an integer no float of 16 bits is": (lambda i, x: i * x + 0, (torch.tensor([100000, 2049, 7, 1]), FEW.half())),
+    "a variance of 16 bits": (lambda x: torch.var_mean(x, -1), ((X + 100).bfloat16(),)),
+    "a variance of too few": (lambda x: torch.var_mean(x, [], correction=30), (X,)),
+    "a variance of complex numbers": (lambda x: torch.var_mean(x, -1), (X + 1j,)),
+    "one number": (lambda x: torch.softmax(x * 2, -1), (torch.tensor(2.0),)),
+    "a view that negates": (lambda x: x * 2 + 1, (torch._neg_view(FEW),)),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.filterwarnings("ignore:var_mean")
+def test_what_is_hard_is_as_torch_has_it(name: str) -> None:
+    function, inputs = HARD[name]
+    torch._dynamo.reset()
+    ours, theirs = [each.clone() for each in inputs], [each.clone() for each in inputs]
+    made = torch.compile(function, backend=backend, dynamic=False)(*ours)
+    torch.testing.assert_close(made, function(*theirs), equal_nan=True)
+    assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("twice", [lambda x: (x.clone(), x.clone()), lambda x: (x.sin() * 2, x.sin() * 2)])
+def test_a_caller_may_write_to_one_output(twice: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    x = X.clone()
+    first, second = torch.compile(twice, backend=backend, dynamic=False)(x)
+    first.zero_()
+    assert torch.equal(x, X)
+    assert torch.equal(second, twice(X)[1])
+
+
+def test_machine_code_is_shared_by_numbers_of_rows_and_goes_with_its_programs() -> None:
+    few = compile_graph(traced(layer_norm, torch.randn(40, 31), torch.randn(31)))
+    before = set(cpu._codes)
+    many = compile_graph(traced(layer_norm, torch.randn(90, 31), torch.randn(31)))
+    assert set(cpu._codes) == before
+    del few, many
+    gc.collect()
+    assert len(set(cpu._codes) & before) < len(before)
+
+
+def test_kernels_are_of_the_cpu_whatever_the_default_device_is() -> None:
+    compiled = torch.compile(norm_of_softmax, backend=backend, dynamic=False)
+    x, w = torch.randn(3, 9), torch.randn(9)
+    expected = compiled(x, w)
+    with torch.device("meta"):
+        assert torch.equal(compiled(x, w), expected)

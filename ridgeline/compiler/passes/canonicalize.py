@@ -1,6 +1,7 @@
 """Leaves out what is computed twice or never taken: common subexpressions and dead nodes.
 
-Calls are kept as they are: a function of torch may draw numbers or write, which the graph does not say.
+Calls are kept as they are: a function of torch may draw numbers or write, which the graph does not say. Two values that
+outputs or calls take stay two tensors: a caller may write to one of them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ def canonicalize(graph: OpGraph) -> OpGraph:
     same: dict[GraphValue, GraphValue] = {}
     seen: dict[object, GraphValue] = {}
     nodes: list[GraphNode] = []
+    apart = {each for each in graph.outputs if isinstance(each, GraphValue)}
+    apart.update(value for node in graph.nodes if node.op == "call" for value in node.values)
     for each in graph.nodes:
         node: GraphNode = replaced(each, same)
         key = (node.op, node.result.type, tuple(map(_key, node.operands)), node.attributes.get("dims"))
-        if node.op == "call" or key not in seen:
+        if node.op == "call" or key not in seen or (node.result in apart and seen[key] in apart):
             nodes.append(node)
             seen.setdefault(key, node.result)
         else:
