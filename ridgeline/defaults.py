@@ -139,13 +139,14 @@ def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
             continue  # whose tokens ranks divide by stretches, and of which all have the whole state
         if isinstance(spec, LatentSpec):
             _check_latents(model, asked)
-            continue
-        if not isinstance(spec, KVSpec) or isinstance(spec, ChunkedKVSpec):
+        elif not isinstance(spec, KVSpec) or isinstance(spec, ChunkedKVSpec):
             raise InvalidConfig(f"{asked} divides no {spec.kind} states; leave it out.")
         if spec.format.quantized:
             raise InvalidConfig(
                 f"{asked} and a cache of 8 bits do not go together yet; set kv_cache_dtype to bfloat16."
             )
+        if isinstance(spec, LatentSpec):
+            continue
         if spec.window is not None and device.type == "cuda":
             raise InvalidConfig(f"{asked} does not divide windows of attention on a GPU yet; use tensor_parallel_size.")
 

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
+from ridgeline.defaults import check_divided
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import kv_bytes_per_token
 from ridgeline.perf.roofline import step_ops
+from ridgeline.weights.quantized.kv_scales import cached_as
 from ridgeline.worker.state import expanding
 from tests.driving import ask, rig
 from tests.models.latent_configs import DEEPSEEK_V3
@@ -111,6 +114,14 @@ def test_a_token_takes_its_levels_its_scale_and_its_rotated_part() -> None:
         }
         costs.append((ops["latent_attention"], ops["latent_kv"]))
     assert costs[1] == costs[2] == (costs[0][0] - 65_536 * 510, costs[0][1] - 510)
+
+
+def test_ranks_do_not_divide_latents_of_8_bits() -> None:
+    """Also where a checkpoint asks for them and no setting does."""
+    config = {"kv_cache_quant_algo": "FP8", "quant_method": "modelopt"}
+    spec = cached_as(model_config(DEEPSEEK_V3).spec, kv_format("auto"), config, {}, None)
+    with pytest.raises(InvalidConfig, match=r"^prefill_context_parallel_size 2 and a cache of 8 bits do not go .*\.$"):
+        check_divided(spec, torch.device("cpu"), 2)
 
 
 def test_keys_and_values_of_long_rows_are_made_of_levels(
