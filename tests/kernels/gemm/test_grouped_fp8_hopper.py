@@ -239,7 +239,7 @@ def test_rows_and_their_scales_are_gathered_together(panels: int, gather: bool) 
     rows, (_, scale, token) = Pointer(problem.x.ravel().tolist()), problem.pointers()
     steps = -(-problem.blocks // panels) - block
     in_python(hopper_load.gather_rows, known, **names)(
-        rows, token, x, s, s, Ring([0] * 9), Ring([0] * 9), scale, scale, TOKENS, 0, steps, pair, pairs, block,
+        rows, token, x, s, s, Ring([0] * 9), Ring([0] * 9), scale, scale, TOKENS, 0, steps, pair, pairs, block, 0,
         width, INPUTS, 256, 1, panels * SPAN, 9, gather, "rows", False, 4,
     )  # fmt: skip
     lines = problem.token[pair : pair + pairs]

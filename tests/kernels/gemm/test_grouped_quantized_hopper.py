@@ -131,7 +131,7 @@ def test_codes_and_scales_become_operands_at_their_places() -> None:
             held = [words[at : at + 32] for at, _ in sorted(boxes, key=lambda box: box[1])]
             boxes.clear()
             ring = _scale_ring((4, rows // 64, 256), 8)
-            code_scales(first * (inputs // 32), ring, 0, block, 2, inputs, outputs, 4)
+            code_scales(first * (inputs // 32), ring, 0, block, 0, 2, inputs, outputs, 4)
             pointers, mask = np.broadcast_arrays(*boxes[which])
             boxes.clear()
             for tile in range(rows // 64):
@@ -147,6 +147,22 @@ def test_codes_and_scales_become_operands_at_their_places() -> None:
                         got = run(hopper_codes._ASM.value[j], [register[:, i], bits | bits << 16], torch.bfloat16)
                         want = exact[which * outputs + tile * 64 + row[:, None], column[:, None] + torch.arange(2)]
                         assert torch.equal(got * hopper_codes.LIFT.value, want)
+
+
+@pytest.mark.parametrize("row", [0, 128])
+def test_no_scales_are_read_behind_the_last_row(row: int) -> None:
+    """Of a tile with fewer rows than others, behind which memory of the last expert ends."""
+    found: list[Any] = []
+    language: Any = Language(0, 1)
+    language.BlockedLayout = lambda *_: None
+    names: dict[str, Any] = {"load_rows": lambda tile, pointers, mask: found.append((pointers, mask))}
+    inputs, outputs = 256, 192
+    scales = in_python(hopper_load._code_scales, language, **names)
+    scales(row // 64 * inputs * 2, _scale_ring((4, 2, 256), 8), 0, 1, row, 1, inputs, outputs, 4)
+    pointers, mask = np.broadcast_arrays(*found[0])
+    assert mask[0].all()
+    assert mask[1].all() == (row == 0)
+    assert pointers[mask].max() < outputs // 64 * inputs * 2
 
 
 def _scale_ring(shape: tuple[int, ...], bits: int) -> SimpleNamespace:
@@ -188,7 +204,7 @@ def test_levels_become_operands_at_their_places(case: ExpertsCase) -> None:
     code_scales = in_python(hopper_load._code_scales, language, **names)
     for block in range(inputs // 128):
         found.clear()
-        code_scales(0, _scale_ring((4, rows // 64, 64 * each), 16), 0, block, 2, inputs, case.inner, 1)
+        code_scales(0, _scale_ring((4, rows // 64, 64 * each), 16), 0, block, 0, 2, inputs, case.inner, 1)
         for which, (pointers, mask) in enumerate(found):
             assert np.broadcast_arrays(*(pointers, mask))[1].all()
             for tile in range(rows // 64):

@@ -180,7 +180,7 @@ class _Walked:
             self.consumed.append((step, steps, at % (inputs // 64), row, pair, last, expert * outputs, width))
 
         def gather(*given):  # type: ignore[no-untyped-def]
-            beside, _, _, step, steps, pair, pairs, block, width = given[7:16]
+            beside, _, _, step, steps, pair, pairs, block, _, width = given[7:17]
             self.gathered.append((step, steps, pair, pairs, block, width))
             self.scaled.append(beside)
 

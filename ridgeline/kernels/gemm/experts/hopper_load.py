@@ -18,7 +18,7 @@ from ridgeline.kernels.hopper.gluon_names import load_rows, load_tile, viewed
 
 @gluon.jit
 def gather_rows(
-    x_ptr, token_ptr, x, s, z, full, empty, beside_ptr, zero_ptr, x_rows, step, steps, pair, pairs, block,
+    x_ptr, token_ptr, x, s, z, full, empty, beside_ptr, zero_ptr, x_rows, step, steps, pair, pairs, block, row,
     WIDTH: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, PARTS: gl.constexpr, BLOCK: gl.constexpr,
     STAGES: gl.constexpr, GATHER: gl.constexpr, BESIDE: gl.constexpr, ZEROS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
@@ -27,6 +27,7 @@ def gather_rows(
 
     BESIDE: what scales come along: "" for none; "rows" for those of the rows of x, of each panel; "codes" for those of
         the first block's weights, from `beside_ptr` on, and with ZEROS their zeros, from `zero_ptr` on.
+    row: the first one of the weights among a part's.
     """
     PANEL: gl.constexpr = x.shape[2]
     PANELS: gl.constexpr = BLOCK // PANEL
@@ -61,17 +62,18 @@ def gather_rows(
                     known = known & (at * PANEL + scaled_W * 0 < INPUTS)
                 load_rows(s.index(here * PANELS + panel).slice(0, WIDTH), scale_pointers + at * x_rows, mask=known)
         if BESIDE == "codes":
-            _code_scales(beside_ptr, s, here, block + i, PARTS, INPUTS, OUTPUTS, WARPS)
+            _code_scales(beside_ptr, s, here, block + i, row, PARTS, INPUTS, OUTPUTS, WARPS)
             if ZEROS:
-                _code_scales(zero_ptr, z, here, block + i, PARTS, INPUTS, OUTPUTS, WARPS)
+                _code_scales(zero_ptr, z, here, block + i, row, PARTS, INPUTS, OUTPUTS, WARPS)
         async_copy.mbarrier_arrive(full.index(here), increment_count=False)
         pointers += BLOCK
 
 
 @gluon.jit
-def _code_scales(scale_ptr, s, here, block, PARTS: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr,
+def _code_scales(scale_ptr, s, here, block, row, PARTS: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr,
                  WARPS: gl.constexpr):  # fmt: skip
-    """Copy the scales of a block of codes, which each tile of each part's rows has together (see packed.py)."""
+    """Copy the scales of a block of codes, which each tile of each part's rows has together (see packed.py). Nothing is
+    read of tiles behind the part's last row."""
     SIZE: gl.constexpr = s.shape[2]  # of a block and tile
     LINE: gl.constexpr = INPUTS * SIZE // 128  # of a tile
     WIDE: gl.constexpr = 128 // s.dtype.primitive_bitwidth  # of 16 bytes
@@ -81,7 +83,10 @@ def _code_scales(scale_ptr, s, here, block, PARTS: gl.constexpr, INPUTS: gl.cons
     at = block * SIZE + gl.expand_dims(gl.arange(0, SIZE, gl.SliceLayout(0, layout)), 0)
     for part in gl.static_range(PARTS):
         pointers = scale_ptr + part * (OUTPUTS // 64 * LINE) + tile * LINE + at
-        load_rows(s.index(here * PARTS + part), pointers, mask=(at < LINE) & (tile >= 0))
+        mask = (at < LINE) & (tile >= 0)
+        if OUTPUTS % (64 * s.shape[1]) != 0:
+            mask = mask & (tile < OUTPUTS // 64 - row // 64)
+        load_rows(s.index(here * PARTS + part), pointers, mask=mask)
 
 
 @gluon.jit
@@ -102,21 +107,22 @@ def gatherer(
         block = at % BLOCKS
         steps = gl.minimum(BLOCKS - block, end - at)
         scale_ptr, own_zero_ptr = beside_ptr, zero_ptr
+        row = place // units * ROWS
         if BESIDE == "codes":
-            line = (expert * (PARTS * OUTPUTS) + place // units * ROWS) // 64 * (INPUTS * s.shape[2] // 128)
+            line = (expert * (PARTS * OUTPUTS) + row) // 64 * (INPUTS * s.shape[2] // 128)
             scale_ptr += line
             if ZEROS:
                 own_zero_ptr += line
         if count - pair <= NARROW:
             gather_rows(
                 x_ptr, token_ptr, x, s, z, full, empty, scale_ptr, own_zero_ptr, x_rows, step, steps, first + pair,
-                count - pair, block, NARROW, INPUTS, OUTPUTS, PARTS, BLOCK, STAGES, GATHER, BESIDE, ZEROS,
+                count - pair, block, row, NARROW, INPUTS, OUTPUTS, PARTS, BLOCK, STAGES, GATHER, BESIDE, ZEROS,
                 gl.num_warps(),
             )  # fmt: skip
         else:
             gather_rows(
                 x_ptr, token_ptr, x, s, z, full, empty, scale_ptr, own_zero_ptr, x_rows, step, steps, first + pair,
-                count - pair, block, TOKENS, INPUTS, OUTPUTS, PARTS, BLOCK, STAGES, GATHER, BESIDE, ZEROS,
+                count - pair, block, row, TOKENS, INPUTS, OUTPUTS, PARTS, BLOCK, STAGES, GATHER, BESIDE, ZEROS,
                 gl.num_warps(),
             )  # fmt: skip
         step += steps

@@ -98,7 +98,7 @@ def _gatherer(
     pair, pairs, _expert, _tile = _news(news, news_full, news_empty, turn)
     while pairs > 0:
         gather_rows(
-            x_ptr, token_ptr, x, x, x, full, empty, x_ptr, x_ptr, 0, turn * BLOCKS, BLOCKS, pair, pairs, 0,
+            x_ptr, token_ptr, x, x, x, full, empty, x_ptr, x_ptr, 0, turn * BLOCKS, BLOCKS, pair, pairs, 0, 0,
             PAIRS, INPUTS, 0, 1, x.shape[2], STAGES, True, "", False, gl.num_warps(),
         )  # fmt: skip
         turn += 1
