@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ KINDS = ("image", "video", "audio")
 PARTS = {"image": "image", "image_pil": "image", "image_url": "image", "video": "video", "video_url": "video"}
 PARTS |= {"audio": "audio", "audio_url": "audio", "image_embeds": "image", "audio_embeds": "audio"}
 NAMED = {Picture: "image", Clip: "video", Sound: "audio", SeenVectors: "image", HeardVectors: "audio"}
+_OPENING = threading.Lock()  # threads read at the same time, and have one pool of processes
 SETTINGS = ("limit_mm_per_prompt", "media_io_kwargs", "mm_processor_kwargs")  # of LLM(…)
 
 
@@ -142,8 +144,13 @@ class CallersMedia:
                     param="multi_modal_data",
                 )
 
-    @cached_property
+    @property
     def _decoders(self) -> Decoders:
+        with _OPENING:
+            return self._opened
+
+    @cached_property
+    def _opened(self) -> Decoders:
         return Decoders(MediaBounds())
 
     def _decoded(self, kind: str, file: str | Path | bytes, processor: Processor) -> Item:

@@ -217,6 +217,9 @@ def test_an_uploaded_file_is_shown_by_each_api_until_it_is_deleted(sighted: Serv
         assert (gone.status_code, gone.json()["error"]["param"]) == (404, f"{path}.file_id")
         assert gone.json()["error"]["message"] == f"{path}: No such File object: {name}"
     assert post(sighted, "/v1/responses", input="Hi", previous_response_id=kept, **asked).status_code == 404
+    gone = post(sighted, "/v1/messages", messages=messages, max_tokens=6, **greedy)
+    assert (gone.status_code, gone.json()["error"]["type"]) == (404, "not_found_error")
+    assert gone.json()["error"]["message"].startswith("messages.0.content.0.source: No such File object")
 
 
 def test_a_file_of_requests_is_no_picture(sighted: Server) -> None:

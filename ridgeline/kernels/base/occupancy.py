@@ -77,10 +77,10 @@ def occupancy(arch: str, threads: int, registers: int, shared: int, barriers: in
     name = arch.rstrip("af")
     if name not in MULTIPROCESSORS:
         raise ValueError(f"the limits of {arch} are not listed; those of {', '.join(MULTIPROCESSORS)} are.")
-    if not 0 < threads <= 1024 or not 0 < registers <= 255 or shared < 0 or barriers < 0:
+    if not 0 < threads <= 1024 or not 0 < registers <= 255 or shared < 0 or not 0 <= barriers <= 16:
         raise ValueError(
-            f"a block has 1 to 1024 threads with 1 to 255 registers each, got {threads} with {registers}, "
-            f"{shared} bytes of shared memory and {barriers} barriers."
+            f"a block has 1 to 1024 threads with 1 to 255 registers each and up to 16 barriers, got {threads} with "
+            f"{registers}, {shared} bytes of shared memory and {barriers} barriers."
         )
     of, warps = MULTIPROCESSORS[name], -(-threads // WARP)
     of_warp = up(registers * WARP, of.register_granule)
@@ -129,12 +129,16 @@ def waves(arch: str, threads: int, registers: int, lds: int) -> Occupancy:
     """Return the occupancy of a kernel on a GPU of AMD: workgroups of a compute unit, on gfx1100 of a WGP, and waves.
 
     threads: of a workgroup. registers: vector registers of a lane, those for sums (AGPRs) included. lds: bytes of a
-    workgroup. Raises ValueError for an architecture that is not listed, or no threads.
+    workgroup. Raises ValueError for an architecture that is not listed, and for
+    numbers that no workgroup has.
     """
     if arch not in COMPUTE_UNITS:
         raise ValueError(f"the limits of {arch} are not listed; those of {', '.join(COMPUTE_UNITS)} are.")
-    if threads < 1 or registers < 0 or lds < 0:
-        raise ValueError(f"a workgroup has threads and no negative numbers, got {threads}, {registers} and {lds}.")
+    if not 0 < threads <= 1024 or not 0 <= registers <= 512 or lds < 0:
+        raise ValueError(
+            f"a workgroup has 1 to 1024 threads with up to 512 registers each, got {threads} with {registers}, and "
+            f"{lds} bytes of LDS."
+        )
     of = COMPUTE_UNITS[arch]
     own, most = -(-threads // of.lanes), of.waves * of.simds
     groups = {"waves": most // own, "registers": of.waves_by(registers) * of.simds // own}

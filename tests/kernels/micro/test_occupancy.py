@@ -84,15 +84,16 @@ def test_waves_of_a_simd_are_those_that_amds_compiler_prints(arch: str, register
 
 
 @pytest.mark.parametrize(
-    "bad", [{"arch": "sm_75"}, {"threads": 0}, {"threads": 1025}, {"registers": 256}, {"shared": -1}]
+    "bad", [{"arch": "sm_75"}, {"threads": 0}, {"threads": 1025}, {"registers": 256}, {"shared": -1}, {"barriers": 17}]
 )
 def test_numbers_that_no_block_has_are_refused(bad: dict[str, int | str]) -> None:
     with pytest.raises(ValueError, match=r"not listed|a block has"):
         occupancy(**{"arch": "sm_90", "threads": 32, "registers": 32, "shared": 0, **bad})  # type: ignore[arg-type]
 
 
-def test_a_workgroup_without_threads_is_refused() -> None:
-    with pytest.raises(ValueError, match="got 0"):
-        waves("gfx942", 0, 32, 0)
+def test_numbers_that_no_workgroup_has_are_refused() -> None:
+    for threads, registers, lds in ((0, 32, 0), (1025, 32, 0), (64, 513, 0), (64, 32, -1)):
+        with pytest.raises(ValueError, match=f"got {threads} with {registers}"):
+            waves("gfx942", threads, registers, lds)
     with pytest.raises(ValueError, match="not listed"):
         waves("gfx908", 64, 32, 0)

@@ -3,7 +3,8 @@
     chat, ignored = chat_of(body, api.forms, later=True)
 
 A message's content is text or a list of blocks: text, thinking, calls of tools and what these returned. Tools that
-Anthropic runs itself, and what they did, are left out by name. Images and documents that a user sends are refused.
+Anthropic runs itself, and what they did, are left out by name. Documents that a user sends are refused, and so are
+pictures where the model sees none.
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ def _picture(block: Object, path: str) -> Object:
     named = {"uuid": block["uuid"]} if "uuid" in block else {}
     if kind == "file":
         name = text_at(source, "file_id", f"{path}.source")
-        return {"type": "input_image", "file_id": name, CLIENT_PATH: path, **named}
+        return {"type": "input_image", "file_id": name, CLIENT_PATH: f"{path}.source", **named}
     url = text_at(source, "url" if kind == "url" else "data", f"{path}.source")
     if kind == "base64":
         url = "data:;base64," + url
