@@ -23,6 +23,7 @@ from torch import Tensor
 from ridgeline.kernels.base.op import REFERENCE
 from ridgeline.kernels.base.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format, Held, HeldMatrix, Int8Format
 from ridgeline.kernels.gemm.codes.op import TABLES, Coded
+from ridgeline.kernels.gemm.codes.panels import holds_values
 from ridgeline.kernels.gemm.fp8.op import LARGEST, Fp8
 from ridgeline.kernels.gemm.plain.levels import Levels
 from ridgeline.kernels.ops import Ops
@@ -43,8 +44,15 @@ def keeping(forms: Mapping[str, HeldMatrix], others: Scheme) -> SchemeOf:
 
 def runs_well(form: HeldMatrix, ops: Ops) -> bool:
     """Return True if the platform has an implementation of its own of the op that multiplies with a form. torch's, as
-    the reference, makes plain numbers of the whole weight at each call."""
-    return not {ops.chosen[_op(held)] for held in form.helds if held is not None} & {REFERENCE, "torch"}
+    the reference, makes plain numbers of the whole weight at each call, and panels hold some values of codes alone."""
+    return all(_runs_well(held, ops) for held in form.helds if held is not None)
+
+
+def _runs_well(held: Held, ops: Ops) -> bool:
+    chosen, how = ops.chosen[_op(held)], held.format
+    if chosen == "panels" and isinstance(how, CodedFormat):
+        return holds_values(how)
+    return chosen not in (REFERENCE, "torch")
 
 
 def _op(held: Held) -> str:

@@ -21,7 +21,8 @@ from ridgeline.core.specs.model import MLPSpec, NormSpec
 from ridgeline.kernels.base import onednn
 from ridgeline.kernels.base.onednn import LARGE_PAGE
 from ridgeline.kernels.base.op import Platform, has_byte_products
-from ridgeline.kernels.gemm.codes.op import MXFP4, Coded
+from ridgeline.kernels.base.weight_format import CodedFormat, Held, HeldMatrix
+from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8, NF4, W4, Coded
 from ridgeline.kernels.gemm.experts.cases import ExpertsCase
 from ridgeline.kernels.gemm.experts.panels import ExpertPanels, functions
 from ridgeline.kernels.ops import OPS, Ops
@@ -30,6 +31,7 @@ from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.norm import Norm
 from ridgeline.quantization import SCHEMES
 from ridgeline.quantization.experts import ListedWeights, StackedWeights, prepare_experts
+from ridgeline.quantization.held import runs_well
 from ridgeline.quantization.scheme import everywhere, scheme
 
 CPU, HERE = torch.device("cpu"), Platform(device_type="cpu")
@@ -169,6 +171,17 @@ def test_kernels_multiply_a_stack_in_fp8_and_torch_its_matrices(name: str) -> No
         assert plain / 4 < made.gate_up.prepared_bytes < plain / 3
         got_TM, _ = made(norm(torch.float32), x_TM, None)
         assert (got_TM - want_TM).norm() / want_TM.norm() < 0.08
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"), [(MXFP4, True), (NF4, True), (W4, True), (MXFP8, False), (replace(NF4, values="fp4"), False)]
+)
+def test_a_cpu_keeps_codes_that_its_panels_hold(how: CodedFormat, kept: bool) -> None:
+    """Others would become plain numbers one by one behind the loader, which no plan of the memory knows."""
+    ops, held = Ops(HERE), Held(format=how, scales="uint8")
+    ops.chosen["coded_linear"] = "panels"
+    form = HeldMatrix(helds=(held, held), rows=(96, 96), inputs=64, copies=EXPERTS)
+    assert runs_well(form, ops) == kept
 
 
 def test_codes_of_a_stack_are_in_the_order_in_which_kernels_of_stacks_read_them(

@@ -115,9 +115,14 @@ class Panels:
         return code
 
 
+def holds_values(how: CodedFormat) -> bool:
+    """Return True if panels can hold the values of such codes: levels, or multiples of one number."""
+    return how.values == "levels" or how.values in LEVELS
+
+
 def pack(weight: Coded, function: Multiply | None = None) -> Panels | None:
     """Lay a weight out. Return None if its groups do not fit into runs, if the values of its table are no multiples of
-    one number (bitsandbytes' FP4), or without the compiled function.
+    one number (bitsandbytes' FP4, E4M3), or without the compiled function.
 
     function: the compiled function (default: the one for this machine).
     """
@@ -125,7 +130,7 @@ def pack(weight: Coded, function: Multiply | None = None) -> Panels | None:
     groups = weight.scale_OG.shape[-1]
     each, runs = inputs // groups, -(-inputs // RUN)
     fits = (each == LANES or each % RUN == 0 or groups == 1) and inputs <= LONGEST
-    fits = fits and (how.values == "levels" or how.values in LEVELS)
+    fits = fits and holds_values(how)
     function = function or multiply()
     if not fits or function is None:
         return None
