@@ -156,6 +156,8 @@ def moves(problem: Problem) -> float:
 
 
 def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, only: str = "") -> Iterator[RungTime]:
+    from ridgeline.kernels.cuda.compile import NoCudaCompiler  # which is not in the wheel
+
     operands, short, moved = problem.operands(cubins), replace(bench, effort=LADDERS[name].effort), moves(problem)
     found = list[tuple[RungTime, Sequence[Call]]]()
     for peer, calls in operands.peers.items():
@@ -165,7 +167,10 @@ def _measured(name: str, problem: Problem, bench: Bench, cubins: Path | None, on
         found.append((time, calls))
     fastest = min((time.seconds for time, _ in found if time.seconds), default=0.0)
     for rung, least, limiter in problem.least():
-        own = operands.rung(rung) if _wanted(rung, only) and least < LONG else None
+        try:
+            own = operands.rung(rung) if _wanted(rung, only) and least < LONG else None
+        except NoCudaCompiler as none:
+            raise InvalidConfig(str(none)) from none
         if own is None:
             continue
         error = operands.fault(own[0], rung)

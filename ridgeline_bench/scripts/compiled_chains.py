@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from ridgeline.compiler.backend import CompilationStages, backend, compile_graph, decompositions
 from ridgeline_bench.results import host
-from ridgeline_bench.scripts.asked import asked, check_counts, keep, told
+from ridgeline_bench.scripts.asked import OneOf, asked, check_counts, keep, told
 
 Chain = Callable[[Tensor, Tensor], Tensor]
 
@@ -114,7 +114,7 @@ def main() -> None:
         rows=(1024, "rows of a tensor"),
         columns=(4096, "columns"),
         rounds=(15, "calls of each way"),
-        dtypes=(["float32", "bfloat16"], "of the tensors"),
+        dtypes=([OneOf(("float32", "bfloat16"))], "of the tensors"),
         print_after=(False, "print the first chain after each pass, and measure nothing"),
         output=(Path, "the file of results"),
     )

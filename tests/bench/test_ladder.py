@@ -13,9 +13,12 @@ import torch
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.cuda.carried import code_of
 from ridgeline.kernels.gemm.ladder.endings import ENDINGS, EndingOperands, is_near
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, Extras
 from ridgeline.kernels.memory_bound.launches import MatrixShape
+from ridgeline.kernels.memory_bound.run import codes
 from ridgeline.kernels.memory_bound.rungs import BY_ROWS, KERNELS
 from ridgeline_bench.ladders import bytes_page, page, runs
 from ridgeline_bench.ladders.attention import QueriesKeysValues, WholeShape
@@ -174,6 +177,16 @@ class Sums:
 
     def fault(self, call: Callable[[], object], rung: str = "") -> str:
         return "it is wrong" if rung == "wrong" else ""
+
+
+def test_a_folder_without_a_rungs_machine_code_is_told_in_a_sentence(tmp_path: Path) -> None:
+    class Carried(Sums):
+        def rung(self, name: str) -> list[Callable[[], object]] | None:
+            code_of(next(codes()), "sm_90", tmp_path, "made.by")
+            return None
+
+    with pytest.raises(InvalidConfig, match=r"is not there; make it where a CUDA compiler is: python -m made\.by"):
+        list(runs._measured("gemm", Carried(), Bench.of(torch.device("cpu"), QUICK), None))
 
 
 def test_rungs_that_are_near_a_library_take_turns_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
