@@ -280,8 +280,8 @@ def _holds(dtype: torch.dtype, operand: Operand) -> bool:
 
 
 def _rounded(builder: GraphBuilder, operand: Operand, dtype: torch.dtype, compares: bool) -> Operand:
-    """Return what torch computes with where operands are promoted to a dtype of 16 bits: others are rounded to it, but
-    for single numbers in arithmetic."""
+    """Return an operand as torch takes it where operands are promoted to a dtype of 16 bits: rounded to it, but for
+    single numbers in arithmetic."""
     if dtype not in HALF:
         return operand
     if isinstance(operand, GraphValue):
