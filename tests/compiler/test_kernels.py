@@ -111,6 +111,13 @@ def test_elementary_functions_are_right_to_two_units_in_the_last_place(name: str
     assert (made.double() - exact)[~finite & ~nearest.isnan() & ~nearest.isinf()].abs().max() <= 2**-126
 
 
+def test_torch_knows_the_back_end_by_its_name() -> None:
+    """By an entry point, so nothing of Ridgeline is imported before."""
+    x, w = torch.randn(4, 40), torch.randn(40)
+    compiled = torch.compile(layer_norm, backend="ridgeline", dynamic=False)
+    torch.testing.assert_close(compiled(x, w), layer_norm(x, w))
+
+
 def test_other_shapes_get_programs_of_their_own() -> None:
     compiled = torch.compile(norm_of_softmax, backend=backend)
     for rows in (2, 3, 5, 700):
