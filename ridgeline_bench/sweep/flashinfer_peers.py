@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.attention.latent.op import LatentLevels
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.ops import OPS
@@ -132,9 +133,13 @@ def decode_attention(projected: Projected, batch: RaggedBatch, softmax: Softmax,
     return step
 
 
-def latent_attention(q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float) -> Call:
+def latent_attention(
+    q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor | LatentLevels, batch: RaggedBatch, *, scale: float
+) -> Call:
     """Attention to latent vectors, which FlashInfer reads as two caches."""
     flashinfer = importlib.import_module("flashinfer")
+    if not isinstance(cache_NPW, Tensor):
+        raise ValueError("FlashInfer's attention to latents is not called with 8-bit levels.")
     if batch.tree is not None:
         raise ValueError("FlashInfer's attention is not called with trees.")
     (heads, rank), rotated, block_size = q_THL.shape[1:], q_THY.shape[-1], cache_NPW.shape[1]

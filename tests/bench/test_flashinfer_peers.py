@@ -35,6 +35,7 @@ REFUSED = {  # by a word of the sentence: which cases
     "rows without tokens": lambda case: False,
     "weights in the dtype": lambda case: getattr(case, "weight_float32", False),
     "has no gated": lambda case: getattr(case, "kind", "").startswith(("relu", "silu_")),
+    "8-bit levels": lambda case: getattr(case, "latents", "auto") != "auto",
 }
 
 

@@ -22,7 +22,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import Request
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.ranks import recruits
-from ridgeline.worker.state import context
+from ridgeline.worker.state import context, context_latents
 from tests import tiny_models
 from tests.covering import covering
 from tests.driving import Outcome, ask
@@ -61,9 +61,9 @@ class Division(NamedTuple):
         """True if this page's own knowledge of models and axes says so; no code of the engine is asked."""
         if self.pp > 1 and self.cp > 1:
             return False
-        if self.cp > 1 and self.family in tiny_models.LATENT:
-            return False
         _, values = tiny_models.CONFIGS[self.family]
+        if self.cp > 1 and "index_topk" in values:
+            return False
         if any(values[name] % self.tp for name in HEADS if name in values):
             return False
         if not self.ep:
@@ -111,13 +111,19 @@ def test_ranks_of_all_axes_give_what_one_device_gives(
     one_device: Callable[[str], dict[str, Outcome]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ways, cheapest = Counter[str](), context.cheapest
+    ways, cheapest, fewer_flops = Counter[str](), context.cheapest, context_latents.fewer_flops
 
     def noted(*arguments: Any) -> str:
         ways[found := cheapest(*arguments)] += 1
         return found
 
+    def heads_noted(*arguments: Any, **sizes: Any) -> bool:
+        ways["heads"] += 1
+        return fewer_flops(*arguments, **sizes)
+
     monkeypatch.setattr(context, "cheapest", noted)
+    monkeypatch.setattr(context_latents, "cheapest", noted)
+    monkeypatch.setattr(context_latents, "fewer_flops", heads_noted)
     settings = dict(division.settings)
     if division.cp > 1:
         settings["prefill_context_parallel_threshold"] = 6

@@ -80,7 +80,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "ppo": (),
     "ppo in two updates of all weights": ("--iterations", "2", "--method", "full"),
 }
-TIMES = {"seconds", "tokens_per_s", "drawing_s", "waiting_s", "push_s", "reward_s"}
+TIMES = {"seconds", "tokens_per_s", "drawing_s", "waiting_s", "push_s", "reward_s", "scoring_s"}
 
 
 @pytest.mark.parametrize("form", FORMS)
