@@ -280,7 +280,7 @@ def test_levels_in_panels_multiply_like_the_reference(case: W8A8Case, multiply: 
 
 
 @needs_compiler
-@pytest.mark.parametrize("values", op.TABLES)
+@pytest.mark.parametrize("values", [name for name, table in op.TABLES.items() if len(table) == 16])
 def test_every_table_has_its_own_values(values: Any) -> None:
     """Multiplied as levels, bitsandbytes' FP4 was wrong by ten times the result."""
     generator = torch.Generator().manual_seed(0)
