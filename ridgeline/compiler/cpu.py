@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -49,7 +50,7 @@ class MachineCode:
     def __init__(self, text: KernelText) -> None:
         llvm, machine_of = _llvm()
         machine = machine_of()
-        module = llvm.parse_assembly(lower(text))
+        module = llvm.parse_assembly(_with_widest_vectors(lower(text)))
         module.verify()
         tuning = llvm.create_pipeline_tuning_options(speed_level=3)
         tuning.loop_vectorization = tuning.slp_vectorization = True
@@ -60,6 +61,12 @@ class MachineCode:
         self._engine.finalize_object()
         address = self._engine.get_function_address("_mlir_ciface_kernel")
         self.call: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(text.shapes))(address)
+
+
+def _with_widest_vectors(llvm: str) -> str:
+    """Return LLVM's text with 512 bits as the width that its vectorizer prefers, where the processor has them: by itself
+    it prefers 256, and chains took 10 to 25 % longer on a Xeon with AVX-512."""
+    return re.sub(r"^(define [^{]*)\{", r'\1"prefer-vector-width"="512" {', llvm, flags=re.MULTILINE)
 
 
 class CpuKernel:
