@@ -64,8 +64,10 @@ class MachineCode:
 
 
 def _with_widest_vectors(llvm: str) -> str:
-    """Return LLVM's text with 512 bits as the width that its vectorizer prefers, where the processor has them. By itself
-    it prefers 256, and chains took 10 to 25 % longer on a Xeon with AVX-512."""
+    """Return LLVM's text with 512 bits as the width that its vectorizer prefers, where the processor has them.
+
+    By itself it prefers 256, and chains took 10 to 25 % longer on a Xeon with AVX-512.
+    """
     return re.sub(r"^(define [^{]*)\{", r'\1"prefer-vector-width"="512" {', llvm, flags=re.MULTILINE)
 
 
