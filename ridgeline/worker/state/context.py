@@ -42,6 +42,18 @@ class BroughtKeys:
         return Reserved(BROUGHT_COPIES * BROUGHT_BYTES // sizes.ranks if needed else 0)
 
 
+def divided(rows: DeviceRows, place_T: Tensor) -> tuple[Stretches | None, Stripes | None, Tensor]:
+    """Return the division of a step's tokens, and the places of those at hand among all ranks' tokens. Raise
+    ContractViolation for trees."""
+    if rows.tree is not None:
+        raise ContractViolation("ranks that divide tokens cannot attend to trees of drafts; draft chains instead.")
+    stretches = rows.share if isinstance(rows.share, Stretches) else None
+    share = rows.share.stripes if isinstance(rows.share, Stretches) else rows.share
+    if share is not None:
+        place_T = place_T[share.mine_t]
+    return stretches, share, place_T
+
+
 class ContextKV(PagedKV):
     """A `GroupState` that writes the keys and values of this rank's tokens, then attends to those of all ranks.
 
@@ -67,13 +79,9 @@ class ContextKV(PagedKV):
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         """Prepare for the next step. A place is that of the token among all ranks' tokens; the N-th part of it is its
         place among its rank's."""
-        if rows.tree is not None:
-            raise ContractViolation("ranks that divide tokens cannot attend to trees of drafts; draft chains instead.")
+        self.stretches, share, place_T = divided(rows, place_T)
         ring, blocks = self._ring, None
-        self.stretches = rows.share if isinstance(rows.share, Stretches) else None
-        share = rows.share.stripes if isinstance(rows.share, Stretches) else rows.share
         if share is not None:
-            place_T = place_T[share.mine_t]
             slots_R = rows.slots_R[: len(share.end_R)]
             blocks = Blocks(share, slots_R, block_table_SC, self.views[0][0].shape[2], self._spec.window)
         self.place_T = torch.where(place_T % ring.size == ring.rank, place_T // ring.size, 0)

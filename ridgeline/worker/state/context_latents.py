@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.errors import ContractViolation
 from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.attention.expanded.cost import fewer_flops
@@ -35,7 +34,7 @@ from ridgeline.parallel.ring import Ring
 from ridgeline.perf.context import Attended, cheapest
 from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.state.buffer import StateMemory
-from ridgeline.worker.state.context import BROUGHT_BYTES, BROUGHT_COPIES
+from ridgeline.worker.state.context import BROUGHT_BYTES, BROUGHT_COPIES, divided
 from ridgeline.worker.state.divided_rounds import Blocks, Keys, Queries
 from ridgeline.worker.state.expanding import attend_expanded
 from ridgeline.worker.state.latent import LatentLayer, PagedLatents
@@ -132,13 +131,9 @@ class ContextLatents(PagedLatents):
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         """Prepare for the next step. A place is that of the token among all ranks' tokens; the N-th part of it is its
         place among its rank's."""
-        if rows.tree is not None:
-            raise ContractViolation("ranks that divide tokens cannot attend to trees of drafts; draft chains instead.")
+        self.stretches, share, place_T = divided(rows, place_T)
         ring, blocks = self._ring, None
-        self.stretches = rows.share if isinstance(rows.share, Stretches) else None
-        share = rows.share.stripes if isinstance(rows.share, Stretches) else rows.share
         if share is not None:
-            place_T = place_T[share.mine_t]
             blocks = Blocks(share, rows.slots_R[: len(share.end_R)], block_table_SC, self._block_size, None)
         self.place_T = torch.where(place_T % ring.size == ring.rank, place_T // ring.size, 0)
         for mixer in dict.fromkeys(self._mixers):
