@@ -175,7 +175,7 @@ def test_a_tile_with_an_exponent_for_each_32_inputs_is_exact(parts: int, panels:
     power = draw.integers(-2, 3, (EXPERTS, parts * outputs, inputs // 32))
     words = (power + 127).astype(np.uint8).view(np.int32)
     x, x_scale = draw.integers(-4, 5, (width, inputs)), draw.integers(1, 5, (inputs // SPAN, width)) / 4.0
-    for module, name in ((ring, "zeros"), (hopper_sums, "_exponents"), (hopper_sums, "promoted_by_rows")):
+    for module, name in ((ring, "zeros"), (hopper_sums, "_scales"), (hopper_sums, "promoted_by_rows")):
         names[name] = in_python(getattr(module, name), known, **names)
     names["times"] = in_python(hopper_sums.times, known, **names)
     finished: list[Any] = []

@@ -60,7 +60,8 @@ def products(
 
 @gluon.jit
 def _scales(scale_ptr, column, COLUMNS: gl.constexpr, PARTS: gl.constexpr, BEHIND: gl.constexpr):
-    """Return the scale of each part's rows in a block of inputs."""
+    """Return the scales of each part's rows in a block of inputs: one for all rows, or with a pointer for each row one
+    for each."""
     scales = ()
     for part in gl.static_range(PARTS):
         scales = scales + (gl.load(scale_ptr + part * BEHIND + gl.minimum(column, COLUMNS - 1)),)
@@ -106,15 +107,6 @@ def promoted(
 
 
 @gluon.jit
-def _exponents(pointers, word, WORDS: gl.constexpr, PARTS: gl.constexpr, BEHIND: gl.constexpr):
-    """Return the exponents of each part's rows for 128 inputs, four in a word."""
-    words = ()
-    for part in gl.static_range(PARTS):
-        words = words + (gl.load(pointers + part * BEHIND + gl.minimum(word, WORDS - 1)),)
-    return words
-
-
-@gluon.jit
 def promoted_by_rows(
     w, x, s, full, empty, scale_ptr, step, steps, block, row,
     ROWS: gl.constexpr, PARTS: gl.constexpr, WIDTH: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr,
@@ -130,16 +122,14 @@ def promoted_by_rows(
     sums = zeros(ROWS, WIDTH, PARTS, layout, gl.float32)
     nothing_CW = gl.zeros([ROWS, WIDTH], gl.float32, layout)
     row_C = gl.minimum(row + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), OUTPUTS - 1)
-    words = _exponents(scale_ptr + row_C * WORDS, block * PANELS, WORDS, PARTS, OUTPUTS * WORDS)
+    words = _scales(scale_ptr + row_C * WORDS, block * PANELS, WORDS, PARTS, OUTPUTS * WORDS)
     for i in range(steps):
         here = (step + i) % STAGES
         mbarrier.wait(full.index(here), ((step + i) // STAGES) & 1)
         fence_async_shared()
         for panel in gl.static_range(PANELS):
             right = first_rows(x.index(here * PANELS + panel), WIDTH)
-            coming = _exponents(
-                scale_ptr + row_C * WORDS, (block + i) * PANELS + panel + 1, WORDS, PARTS, OUTPUTS * WORDS
-            )
+            coming = _scales(scale_ptr + row_C * WORDS, (block + i) * PANELS + panel + 1, WORDS, PARTS, OUTPUTS * WORDS)
             x_scale_W = s.index(here * PANELS + panel).slice(0, WIDTH).load(gl.SliceLayout(0, layout))
             grown = ()
             for part in gl.static_range(PARTS):
