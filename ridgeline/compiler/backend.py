@@ -101,8 +101,7 @@ def compile_graph(module: fx.GraphModule, stages: CompilationStages | None = Non
 
 class ShapePrograms:
     """A graph with sizes that are not known: a program for each set of shapes that it is called with, MOST_SHAPES of
-    them.
-    Other shapes run op by op."""
+    them. Other shapes run op by op."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module

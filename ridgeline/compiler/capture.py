@@ -224,9 +224,7 @@ def _fits(operand: object) -> bool:
     return isinstance(operand, bool | int | float | list | tuple)
 
 
-def _computed_in(
-    builder: GraphBuilder, operands: tuple[Operand, ...], given: torch.dtype | None = None
-) -> torch.dtype | None:
+def _computed_in(operands: tuple[Operand, ...], given: torch.dtype | None = None) -> torch.dtype | None:
     """Return the dtype that torch computes with: what operands are promoted to, float32 for 16 bits."""
     found = given or promoted(operands)
     return torch.float32 if found in HALF else found if found in (*FLOATS, *INTEGERS) else None
@@ -251,7 +249,7 @@ def promoted(operands: tuple[Operand, ...]) -> torch.dtype:
 
 def _pointwise(builder: GraphBuilder, op: str, operands: tuple[Operand, ...], type: TensorType) -> GraphValue | None:
     data = operands[1:] if op == "where" else operands
-    within, compares = _computed_in(builder, data), POINTWISE[op].compares
+    within, compares = _computed_in(data), POINTWISE[op].compares
     floats = op in ("div", "neg", "abs", "exp", "log", "sqrt", "tanh", "erf", "sin", "cos")
     if (
         within is None
@@ -290,7 +288,7 @@ def _rounded(builder: GraphBuilder, operand: Operand, dtype: torch.dtype, compar
 
 
 def _composed(builder: GraphBuilder, target: object, arguments: tuple[Any, ...], type: TensorType) -> GraphValue | None:
-    within = _computed_in(builder, arguments[:1], type.dtype)
+    within = _computed_in(arguments[:1], type.dtype)
     if within not in FLOATS or not isinstance(arguments[0], GraphValue):
         return None
     x = builder.cast(arguments[0], within)
@@ -340,7 +338,7 @@ def _reduction(
     along = sorted(int(dim) % rank for dim in dims) if rank else []
     if not along or along != list(range(rank - len(along), rank)) or 0 in x.tensor.shape:
         return None
-    within = _computed_in(builder, (x,), type.dtype)
+    within = _computed_in((x,), type.dtype)
     if within not in FLOATS or x.tensor.dtype not in (*FLOATS, *HALF):
         return None
     made = builder.add("sum" if op == "mean" else op, builder.cast(x, within), dims=len(along))
