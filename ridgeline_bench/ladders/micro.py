@@ -49,7 +49,7 @@ class MicroAnswer:
 
     @property
     def verdict(self) -> str:
-        """What became of the prediction."""
+        """The error, or the case's verdict on its prediction ("": not asked)."""
         return self.error or (self.case.verdict(self.value) if self.samples else "")
 
     def record(self, base: Record) -> Record:

@@ -128,7 +128,7 @@ class Layer:
 
 
 def wanted(layer: Layer, x_TM: Tensor, routes: Routes, ranks: ProcessAxis) -> Tensor:
-    """Return what one device computes that has all experts, in float32."""
+    """Return the results of one device that has all experts, in float32."""
     up, down = (ranks.gather_rows(each.flatten(1)).unflatten(1, each.shape[1:]) for each in (layer.up, layer.down))
     few = min(len(x_TM), 16)  # the reference reads a matrix for every pair
     some = in_order(routes.expert_TK[:few], routes.weight_TK[:few], layer.shape.experts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
@@ -220,3 +222,16 @@ def test_shares_of_memory_bound_ops_are_of_a_copy() -> None:
     table = rungs([time("copy", 2e-6, peer=True), time("torch", 1e-6, peer=True), time("softmax-online", 4e-6)])
     *_, own = zip(*(list(column.cells) for column in table.columns), strict=True)
     assert own[3:5] == ("500.0", "50 %")
+
+
+@pytest.mark.parametrize("room", ["gemm.ladder", "memory_bound", "micro"])
+def test_a_folder_for_machine_code_is_asked_for_in_one_sentence(
+    room: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module(f"ridgeline.kernels.{room}.run", run_name="__main__")
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        f"name a folder for the machine code: python -m ridgeline.kernels.{room}.run"
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -51,3 +52,12 @@ def arch_on(rung: CompiledFile, capability: tuple[int, int]) -> str:
     if rung.arch.endswith("a"):
         return rung.arch if rung.arch == f"sm_{major}{minor}a" else ""
     return f"sm_{major}{minor}" if 10 * major + minor >= int(rung.arch.removeprefix("sm_")) else ""
+
+
+def folder_and_archs(argv: Sequence[str], made_by: str, arch: str) -> tuple[Path, Sequence[str]]:
+    """Return the folder and the architectures that the command line of a module names, by default `arch`. Without a
+    folder end with code 2 and one sentence."""
+    if len(argv) < 2:
+        print(f"name a folder for the machine code: python -m {made_by} FOLDER [{arch} ...].", file=sys.stderr)
+        raise SystemExit(2)
+    return Path(argv[1]), argv[2:] or (arch,)

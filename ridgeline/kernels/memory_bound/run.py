@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.cuda.carried import arch_on, code_of, file_of
+from ridgeline.kernels.cuda.carried import arch_on, code_of, file_of, folder_and_archs
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
 from ridgeline.kernels.memory_bound.launches import RESIDENT, MatrixShape, RungLaunch, launches, scratch, shared_bytes
 from ridgeline.kernels.memory_bound.rungs import RUNGS, THREADS, MemoryRung, RowCut, RungCode
@@ -112,4 +112,4 @@ def main(folder: Path, archs: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or ("sm_90",))
+    main(*folder_and_archs(sys.argv, "ridgeline.kernels.memory_bound.run", "sm_90"))

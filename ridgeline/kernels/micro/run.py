@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.cuda.carried import folder_and_archs
 from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
 from ridgeline.kernels.micro.questions import Micro, MicroCase, micros
@@ -226,4 +227,4 @@ def main(folder: Path, archs: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or (ARCH,))
+    main(*folder_and_archs(sys.argv, "ridgeline.kernels.micro.run", ARCH))

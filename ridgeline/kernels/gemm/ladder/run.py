@@ -140,4 +140,4 @@ def _of_extras(folder: Path) -> Iterator[Callable[[], object]]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or ("sm_90",))
+    main(*carried.folder_and_archs(sys.argv, "ridgeline.kernels.gemm.ladder.run", "sm_90"))
