@@ -102,9 +102,12 @@ def _codes(average: float, *, gated: bool) -> list[Any]:
 
 def _apart(average: float, *, gated: bool) -> Iterator[Stream]:
     """Yield cuts in which single warps multiply codes."""
-    for rows, held, resident in ((64, 16, 3), (64, 16, 4), (128, 16, 3), (128, 16, 4), (64, 32, 2), (64, 64, 2)):
-        large = gated and rows == 128 and resident == 4  # more than the registers of four programs
-        if not large and average / 4 <= held <= max(32, 8 * average):
+    for rows, held, resident in (
+        (64, 16, 3), (64, 16, 4), (128, 16, 3), (128, 16, 4), (64, 32, 2), (64, 32, 3), (128, 32, 2), (128, 32, 3),
+        (64, 64, 2), (128, 64, 2),
+    ):  # fmt: skip
+        sums = rows * held * (2 if gated else 1) // 128  # registers of a thread
+        if sums <= {2: 64, 3: 32, 4: 16}[resident] and average / 4 <= held <= max(32, 8 * average):
             yield coded(rows, held, held // 2, gated=gated, resident=resident, apart=True)
 
 

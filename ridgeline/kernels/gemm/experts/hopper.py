@@ -236,6 +236,7 @@ AOT = (
     _aot(choose_coded(1024, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", 32, bias=True),
     _aot(choose_coded(4, 32, gated=False), 32, 2880, 2880, "", "e2m1", 32, bias=True),
     _aot(choose_coded(64, 128, gated=True, levels=True), 128, 2048, 768, "silu", "levels", 128),
+    _aot(choose_coded(2048, 128, gated=False, levels=True), 128, 768, 2048, "", "levels", 128),
     _aot(choose_mxfp8(8, 128, 2048, gated=True), 128, 2048, 768, "silu", "fp8", GROUP),
     _aot(choose_mxfp8(8192, 128, 2048, gated=True), 128, 2048, 768, "silu", "fp8", GROUP),
     _aot(choose_mxfp8(8, 128, 768, gated=False), 128, 768, 2048, "", "fp8", GROUP),
