@@ -38,7 +38,7 @@ from ridgeline.kernels.gemm.ladder.endings import ENDINGS
 from ridgeline.kernels.gemm.ladder.other_gpus import AMD_RUNGS, FP4, PAIRS
 from ridgeline.kernels.gemm.ladder.rungs import RUNGS, VARIANTS
 from ridgeline.kernels.memory_bound.run import codes
-from ridgeline.kernels.micro.run import sources as micro_sources
+from ridgeline.kernels.micro.run import codes as micro_codes
 from ridgeline.kernels.step.persistent.build import build
 from ridgeline.kernels.step.persistent.cuda.cases import LLAMA_1B, QWEN3_06B
 from ridgeline.kernels.step.persistent.cuda.run import ARCH, SOURCE, LaunchPlan
@@ -192,8 +192,8 @@ def cuda_kernels() -> Iterator[tuple[str, Path, str, Mapping[str, str]]]:
     for code in codes():
         yield code.name, code.source, "sm_90", code.defines
     yield from persistent_steps()
-    for source, definitions in micro_sources():
-        yield f"micro-{source.stem}", source, "sm_90a", definitions
+    for code in micro_codes():
+        yield f"micro-{code.source.stem}", code.source, code.arch, code.defines
 
 
 def persistent_steps() -> Iterator[tuple[str, Path, str, Mapping[str, str]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,16 @@ class CompiledFile(Protocol):
     def arch(self) -> str: ...
     @property
     def defines(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True)
+class RungCode:
+    """A rung as it is compiled, where the rung itself is compiled in several ways."""
+
+    name: str
+    source: Path
+    arch: str
+    defines: Mapping[str, str]
 
 
 def code_of(rung: CompiledFile, arch: str, folder: Path | None, made_by: str) -> bytes:

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.cuda.carried import arch_on, code_of, file_of, folder_and_archs
+from ridgeline.kernels.cuda.carried import RungCode, arch_on, code_of, file_of, folder_and_archs
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
 from ridgeline.kernels.memory_bound.launches import RESIDENT, MatrixShape, RungLaunch, launches, scratch, shared_bytes
-from ridgeline.kernels.memory_bound.rungs import RUNGS, THREADS, MemoryRung, RowCut, RungCode
+from ridgeline.kernels.memory_bound.rungs import RUNGS, THREADS, MemoryRung, RowCut
 
 DIVIDES = ("registers", "stays", "cluster")  # kinds that not every row fits
 COLUMNS = tuple(1 << n for n in range(10, 19))

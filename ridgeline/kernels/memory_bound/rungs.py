@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ridgeline.kernels.cuda.carried import RungCode
+
 FOLDER = Path(__file__).parent
 KERNELS = {  # op → the kernel, and the folder, that it is made by
     "vector_add": "vector_add", "transpose": "transpose", "reduction": "reduction", "silu": "silu",
@@ -41,16 +43,6 @@ class RowCut:
     def columns(self) -> int:
         """Return the most columns that it can take."""
         return self.threads * self.cluster * self.vectors * VECTOR
-
-
-@dataclass(frozen=True)
-class RungCode:
-    """A rung as it is compiled: `ridgeline.kernels.cuda.carried.CompiledFile`."""
-
-    name: str
-    source: Path
-    arch: str
-    defines: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

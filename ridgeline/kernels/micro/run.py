@@ -1,6 +1,6 @@
 """Micros on a GPU: machine code from a folder or compiled, data, launches, and what the kernel and the host check.
 
-A cubin can be carried to a machine without a compiler: `python -m ridgeline.kernels.micro.run FOLDER sm_90a` compiles
+A cubin can be carried to a machine without a compiler: `python -m ridgeline.kernels.micro.run FOLDER sm_90` compiles
 all cases into a folder.
 """
 
@@ -10,22 +10,21 @@ import ctypes
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.cuda.carried import folder_and_archs
-from ridgeline.kernels.cuda.compile import NoCudaCompiler, cubin
+from ridgeline.kernels.cuda.carried import RungCode, code_of, file_of, folder_and_archs
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel
 from ridgeline.kernels.micro.questions import Micro, MicroCase, micros
 
 ARCH = "sm_90a"
+MADE_BY = "ridgeline.kernels.micro.run"  # the module whose command fills a folder with cubins
 KERNEL = "micro"
 LINE = 128  # bytes of a line, the unit of rings
 BUSY = 400_000  # cycles for which the device waits, so that the host's way to a launch is not measured
@@ -118,9 +117,9 @@ def loaded(micro: Micro, case: MicroCase, folder: Path | None = None, shared: in
     case's. Raises NoCudaCompiler, CudaError, DriverError, and OSError without a driver.
     """
     torch.cuda.synchronize()  # makes the context that the driver's functions work in
-    code = code_of(micro.source, case.defines, arch_here(), folder)
+    cubin = code_of(code(micro, case), arch_here(), folder, MADE_BY)
     wanted = case.number("shared", 0) if shared is None else shared
-    return Kernel(CudaDriver(), code, KERNEL, device=torch.cuda.current_device(), shared=wanted)
+    return Kernel(CudaDriver(), cubin, KERNEL, device=torch.cuda.current_device(), shared=wanted)
 
 
 def timed(launch: Callable[[int], object]) -> float:
@@ -178,53 +177,43 @@ def expected(case: MicroCase, data: Tensor, grid: int) -> int | None:
 
 
 def arch_here() -> str:
-    """Return the architecture of the current device: its own code on Hopper."""
+    """Return the architecture of the current device, as `arch_of` does."""
     major, minor = torch.cuda.get_device_capability()
-    return ARCH if (major, minor) == (9, 0) else f"sm_{major}{minor}"
+    return arch_of(f"sm_{major}{minor}")
 
 
-def code_of(source: Path, defines: Mapping[str, str], arch: str, folder: Path | None = None) -> bytes:
-    """Return the cubin of a file, from a folder or compiled.
-
-    Raises NoCudaCompiler where there is neither the file nor a compiler, and CudaError.
-    """
-    if folder is None:
-        return cubin(source, arch, defines)
-    file = folder / file_of(source, defines, arch)
-    if not file.is_file():
-        made = f"python -m ridgeline.kernels.micro.run {folder} {arch}"
-        raise NoCudaCompiler(f"{file} is not there; make it where a CUDA compiler is: {made}.")
-    return file.read_bytes()
+def arch_of(name: str) -> str:
+    """Return the architecture that code for a device ("sm_90") has: of Hopper all that it can do ("sm_90a")."""
+    return ARCH if name == ARCH.removesuffix("a") else name
 
 
-def file_of(source: Path, defines: Mapping[str, str], arch: str) -> str:
-    """Return the name of a cubin in a folder."""
-    which = hashlib.sha256(json.dumps(sorted(defines.items())).encode()).hexdigest()[:12]
-    return f"{source.stem}.{which}.{arch}.cubin"
+def code(micro: Micro, case: MicroCase) -> RungCode:
+    """Return what is compiled for a case. Cases with the same definitions have the same code."""
+    which = hashlib.sha256(json.dumps(sorted(case.defines.items())).encode()).hexdigest()[:12]
+    return RungCode(f"{micro.source.stem}.{which}", micro.source, ARCH, case.defines)
 
 
-def sources() -> Iterator[tuple[Path, Mapping[str, str]]]:
+def codes() -> Iterator[RungCode]:
     """Yield each file and its definitions, once, of micros whose kernel is launched."""
-    seen = set[tuple[Path, str]]()
+    found: dict[str, RungCode] = {}
     for micro in micros():
         for case in () if micro.compiled else micro.cases:
-            key = micro.source, json.dumps(sorted(case.defines.items()))
-            if key not in seen:
-                seen.add(key)
-                yield micro.source, case.defines
+            each = code(micro, case)
+            found.setdefault(each.name, each)
+    yield from found.values()
 
 
 def main(folder: Path, archs: Sequence[str]) -> None:
-    """Compile all cases for these architectures into a folder."""
+    """Compile all cases for these architectures ("sm_90") into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    todo: list[Any] = [(source, defines, arch) for arch in archs for source, defines in sources()]
+    todo = [(each, arch_of(name)) for name in archs for each in codes()]
 
-    def write(source: Path, defines: Mapping[str, str], arch: str) -> None:
-        (folder / file_of(source, defines, arch)).write_bytes(cubin(source, arch, defines))
+    def write(each: RungCode, arch: str) -> None:
+        (folder / file_of(each, arch)).write_bytes(code_of(each, arch, None, MADE_BY))
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda each: write(*each), todo))
+        list(pool.map(lambda one: write(*one), todo))
 
 
 if __name__ == "__main__":
-    main(*folder_and_archs(sys.argv, "ridgeline.kernels.micro.run", ARCH))
+    main(*folder_and_archs(sys.argv, MADE_BY, "sm_90"))

@@ -6,10 +6,12 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from ridgeline.kernels.cuda import carried
 from ridgeline.kernels.cuda.compile import NoCudaCompiler
 from ridgeline.kernels.gemm.ladder.hip import clang
 from ridgeline.kernels.micro import hosted, run
@@ -111,7 +113,7 @@ def test_a_micro_is_compiled_to_the_instructions_that_it_asks_about(name: str, p
 
 
 def test_no_micro_of_the_gpu_has_a_stack() -> None:
-    assert [source.stem for source, defines in run.sources() if facts(source, "sm_90a", defines).stack] == []
+    assert [code.name for code in run.codes() if facts(code.source, code.arch, code.defines).stack] == []
 
 
 @pytest.mark.skipif(not clang(), reason="no clang for AMD GPUs; on Debian: apt-get install clang-22")
@@ -254,12 +256,22 @@ def refuse(*_: object) -> bytes:
     raise NoCudaCompiler("there is none")
 
 
-def test_a_case_that_does_not_compile_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    with absent_gpu(FakeKernel(lambda grid, arguments: None)):
-        monkeypatch.setattr(run, "code_of", refuse)
+def test_a_case_that_does_not_compile_leaves_the_others() -> None:
+    with absent_gpu(FakeKernel(lambda grid, arguments: None)), patch.object(run, "code_of", refuse):
         found = list(answers(torch.device("cuda"), only="banks"))
     assert [each.error for each in found] == ["there is none"] * 12
     assert not any(each.samples for each in found)
+
+
+def test_a_command_fills_a_folder_and_a_file_that_lacks_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = next(run.codes())
+    monkeypatch.setattr(run, "codes", lambda: [few])
+    run.main(tmp_path / "full", ["sm_90"])
+    assert carried.code_of(few, "sm_90a", tmp_path / "full", run.MADE_BY)[:4] == b"\x7fELF"
+    with pytest.raises(NoCudaCompiler, match=rf"python -m ridgeline\.kernels\.micro\.run {tmp_path} sm_90\.$"):
+        carried.code_of(few, "sm_90a", tmp_path, run.MADE_BY)
 
 
 def test_a_calibration_asks_for_the_rate_of_l2_and_for_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +289,7 @@ def test_a_calibration_asks_for_the_rate_of_l2_and_for_latencies(monkeypatch: py
         "memory latency": (pytest.approx(1e-6), "s"),
         "L2 read": (pytest.approx(132 * 1000 / 1e-3), "B/s"),
     }
-    with absent_gpu(FakeKernel(answer)):
-        monkeypatch.setattr(run, "code_of", refuse)
+    with absent_gpu(FakeKernel(answer)), patch.object(run, "code_of", refuse):
         assert caches.cache_probes(bench) == [], "no driver takes the code, or no compiler is here"
     measured = {"read": 4e12, **{name: value for name, (value, _) in found.items()}}
     kept = as_calibration(torch.device("cpu"), measured)
