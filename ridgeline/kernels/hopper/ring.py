@@ -85,41 +85,61 @@ def load_tokens(x_desc, x, full, stage, token, first, tokens, PANELS: gl.constex
 
 
 @gluon.jit
+def load_weights(w_desc, ring, step, row, block, outputs, PARTS: gl.constexpr):
+    """Return the stage of a step, once it is free, with its block of weights on the way. It expects x too."""
+    w, x, full, empty = ring
+    STAGES: gl.constexpr = full.shape[0]
+    PANEL: gl.constexpr = x.shape[2]
+    PANELS: gl.constexpr = x.shape[0] // STAGES
+    BLOCK: gl.constexpr = PANELS * PANEL
+    BYTES: gl.constexpr = (PARTS * w.shape[1] + x.shape[1]) * PANELS * 128
+    here = step % STAGES
+    mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
+    mbarrier.expect(full.index(here), BYTES)
+    for part in gl.static_range(PARTS):
+        first = row + part * outputs
+        for panel in gl.static_range(PANELS):
+            place = (here * PARTS + part) * PANELS + panel
+            load_tile(w_desc, [first, block * BLOCK + panel * PANEL], full.index(here), w.index(place))
+    return here
+
+
+@gluon.jit
+def load_first_tokens(x_desc, ring, steps, token, block, tokens):
+    """Copy the blocks of x of a program's first steps, whose weights were asked for before x was there."""
+    _, x, full, _ = ring
+    PANELS: gl.constexpr = x.shape[0] // full.shape[0]
+    BLOCK: gl.constexpr = PANELS * x.shape[2]
+    for early in range(steps):
+        at = (block + early) * BLOCK
+        load_tokens(x_desc, x, full, early, token, at, tokens, PANELS)
+
+
+@gluon.jit
 def producer(
     x_desc, w_desc, ring, items, token_tiles, tokens, outputs, blocks,
     PARTS: gl.constexpr, SPLIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with blocks of weights and of x, for all items of this program."""
-    w, x, full, empty = ring
+    w, x, full, _ = ring
     STAGES: gl.constexpr = full.shape[0]
     ROWS: gl.constexpr = w.shape[1]
     TOKENS: gl.constexpr = x.shape[1]
-    PANEL: gl.constexpr = x.shape[2]
     PANELS: gl.constexpr = x.shape[0] // STAGES
-    BLOCK: gl.constexpr = PANELS * PANEL
-    BYTES: gl.constexpr = (PARTS * ROWS + TOKENS) * PANELS * 128
+    BLOCK: gl.constexpr = PANELS * x.shape[2]
     step = 0
     _, _, first, last = item_of(gl.program_id(0), token_tiles, blocks, SPLIT)
     ahead = gl.minimum(last - first, STAGES)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile, token_tile, begin, end = item_of(item, token_tiles, blocks, SPLIT)
         for block in range(begin, end):
-            here = step % STAGES
-            mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(here), BYTES)
-            for part in gl.static_range(PARTS):
-                row = tile * ROWS + part * outputs
-                for panel in gl.static_range(PANELS):
-                    place = (here * PARTS + part) * PANELS + panel
-                    load_tile(w_desc, [row, block * BLOCK + panel * PANEL], full.index(here), w.index(place))
+            here = load_weights(w_desc, ring, step, tile * ROWS, block, outputs, PARTS)
             if step >= ahead:
                 load_tokens(x_desc, x, full, here, token_tile * TOKENS, block * BLOCK, tokens, PANELS)
             elif step == ahead - 1:
                 if PDL:
                     gdc_wait()
-                for early in range(ahead):
-                    at = (begin + early) * BLOCK
-                    load_tokens(x_desc, x, full, early, token_tile * TOKENS, at, tokens, PANELS)
+                load_first_tokens(x_desc, ring, ahead, token_tile * TOKENS, begin, tokens)
             step += 1
 
 

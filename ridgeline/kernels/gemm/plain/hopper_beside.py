@@ -37,7 +37,17 @@ from ridgeline.kernels.gemm.plain.hopper import aot, prepared
 from ridgeline.kernels.gemm.plain.op import Epilogue
 from ridgeline.kernels.hopper.finish import added, arrives_last, finished, tall, write
 from ridgeline.kernels.hopper.gluon_names import barriers, load_tile, viewed
-from ridgeline.kernels.hopper.ring import allocated, awaited, box, descriptor, item_of, load_tokens, products
+from ridgeline.kernels.hopper.ring import (
+    allocated,
+    awaited,
+    box,
+    descriptor,
+    item_of,
+    load_first_tokens,
+    load_tokens,
+    load_weights,
+    products,
+)
 
 MOST_ASKED = gl.constexpr(4096)  # times that a program asks whether x is there, some 3 ms
 
@@ -100,7 +110,6 @@ def _producer(
     COLUMNS: gl.constexpr = x.shape[2]
     PANELS: gl.constexpr = x.shape[0] // STAGES
     BLOCK: gl.constexpr = PANELS * COLUMNS
-    BYTES: gl.constexpr = (PARTS * ROWS + TOKENS) * PANELS * 128
     step = 0
     _, _, first, last = item_of(gl.program_id(0), token_tiles, blocks, SPLIT)
     ahead = gl.minimum(last - first, STAGES)
@@ -108,22 +117,13 @@ def _producer(
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile, token_tile, begin, end = item_of(item, token_tiles, blocks, SPLIT)
         for block in range(begin, end):
-            here = step % STAGES
-            mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(here), BYTES)
-            for part in gl.static_range(PARTS):
-                row = tile * ROWS + part * outputs
-                for panel in gl.static_range(PANELS):
-                    place = (here * PARTS + part) * PANELS + panel
-                    load_tile(w_desc, [row, block * BLOCK + panel * COLUMNS], full.index(here), w.index(place))
+            here = load_weights(w_desc, ring, step, tile * ROWS, block, outputs, PARTS)
             if step >= ahead:
                 load_tokens(x_desc, x, full, here, token_tile * TOKENS, block * BLOCK, tokens, PANELS)
             elif step == ahead - 1:
                 if PDL:
                     _x_is_there(ready_ptr, turn)
-                for early in range(ahead):
-                    at = (begin + early) * BLOCK
-                    load_tokens(x_desc, x, full, early, token_tile * TOKENS, at, tokens, PANELS)
+                load_first_tokens(x_desc, ring, ahead, token_tile * TOKENS, begin, tokens)
             step += 1
         if item % SPLIT == SPLIT - 1:
             for nth in range(count):
