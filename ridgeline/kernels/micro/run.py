@@ -188,7 +188,7 @@ def arch_of(name: str) -> str:
 
 
 def code(micro: Micro, case: MicroCase) -> RungCode:
-    """Return what is compiled for a case. Cases with the same definitions have the same code."""
+    """Return the code of a case. Cases with the same definitions share it."""
     which = hashlib.sha256(json.dumps(sorted(case.defines.items())).encode()).hexdigest()[:12]
     return RungCode(f"{micro.source.stem}.{which}", micro.source, ARCH, case.defines)
 
