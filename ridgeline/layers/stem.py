@@ -24,6 +24,7 @@ from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import SinePositions
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.layers.precision import in_float32
 from ridgeline.layers.spectra import spectra
 
 
@@ -97,7 +98,8 @@ class GridConv(nn.Module):
         groups, padding = len(weight) if self._each else 1, TAPS // 2
         if self.scale is not None:
             x, padding = functional.pad(x, (1, 1, 0, TAPS - 1)), 0
-        y = functional.conv2d(x, weight, self.bias, stride=STRIDE, padding=padding, groups=groups)
+        with in_float32():
+            y = functional.conv2d(x, weight, self.bias, stride=STRIDE, padding=padding, groups=groups)
         if self.scale is not None:
             y = (normed_so_far(y.float(), self._eps) * self.scale[:, None, None].float()).to(y.dtype)
         if self.point is not None or self.norm is not None:

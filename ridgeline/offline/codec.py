@@ -7,7 +7,6 @@ samples = codec.decode(codes)
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.layers.codec import Memory, coded, decoder_parts, encoder_parts, through, uncoded
+from ridgeline.layers.precision import in_float32
 from ridgeline.models.encodec import CodecSpec, codec_spec
 from ridgeline.weights.checkpoint import open_checkpoint
 from ridgeline.weights.formats.mistral_files import folder_config
@@ -84,22 +84,16 @@ class SoundCodec:
     @torch.inference_mode()
     def _codes(self, samples: np.ndarray, books: int, memory: Memory) -> np.ndarray:
         x_Ct = torch.from_numpy(samples).to(self.device)[None]
-        with _in_float32():
+        # A code is the nearest vector of a book, so after rounding another one would be the nearest
+        with in_float32():
             return coded(through(self.encoder, x_Ct, memory), self.books[:books]).cpu().numpy()
 
     @torch.inference_mode()
     def _samples(self, codes: np.ndarray, memory: Memory) -> np.ndarray:
         codes_Qt = torch.from_numpy(codes.astype(np.int64)).to(self.device)
-        with _in_float32():
+        with in_float32():
             found: np.ndarray = through(self.decoder, uncoded(codes_Qt, self.books), memory)[0].cpu().numpy()
         return found
-
-
-def _in_float32() -> AbstractContextManager[None]:
-    """Keep cuDNN's convolutions from rounding what they multiply to the 10 bits of TF32, which is its default: a code
-    is the nearest vector of a book, so another one would be the nearest."""
-    found: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-    return found
 
 
 class CodecStream:

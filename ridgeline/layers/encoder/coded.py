@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ridgeline.core.specs.coded import CodedTowerSpec, Convolution, flat
 from ridgeline.layers.build import Build
 from ridgeline.layers.codec import coded
+from ridgeline.layers.precision import in_float32
 
 GROUPS = 32  # of the channels that a norm normalizes together
 EPS = 1e-6
@@ -37,7 +38,8 @@ class PictureConv(nn.Module):
     def forward(self, x_1Cyx: Tensor, stride: int = 1) -> Tensor:
         """Return the output, as large as the input, or half as large with a stride of 2."""
         padding = self.kernel[-1] // 2 if stride == 1 else 0
-        return F.conv2d(x_1Cyx, self.weight.view(self.kernel), self.bias, stride, padding)
+        with in_float32():
+            return F.conv2d(x_1Cyx, self.weight.view(self.kernel), self.bias, stride, padding)
 
 
 class GroupNorm(nn.Module):

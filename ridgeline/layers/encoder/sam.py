@@ -38,6 +38,7 @@ from ridgeline.layers.encoder.packed import WIDER, PackedViews
 from ridgeline.layers.encoder.tower import summed
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.layer import Layer
+from ridgeline.layers.precision import in_float32
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 
@@ -175,7 +176,8 @@ class SamTower(nn.Module):
                 x_VyxC = F.linear(x_VyxC, weight)
             else:
                 kernel = weight.unflatten(1, (-1, taps, taps))
-                x_VyxC = F.conv2d(x_VyxC.movedim(3, 1), kernel, None, stride, taps // 2).movedim(1, 3)
+                with in_float32():
+                    x_VyxC = F.conv2d(x_VyxC.movedim(3, 1), kernel, None, stride, taps // 2).movedim(1, 3)
             if number < len(self.neck_norms):
                 flat = x_VyxC.flatten(0, 2).contiguous()
                 x_VyxC = self.neck_norms[number](flat)[0].view(x_VyxC.shape)
