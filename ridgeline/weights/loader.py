@@ -51,6 +51,7 @@ from ridgeline.weights.quantized.piece import Method, Stored
 from ridgeline.weights.quantized.plan import (
     Forms,
     Pieces,
+    check_numbers,
     forms,
     fused_parts,
     matrices,
@@ -245,7 +246,7 @@ def load_weights(
 
     `progress` is called with what is being done and the fraction that is done. rounding: which weights of plain files
     are rounded while they are read. Raise ModelLoadError, before any parameter is touched, if files are missing or
-    damaged, or hold other tensors than the config promises.
+    damaged, or hold other tensors than the config promises; afterwards if FP8 numbers that are kept are NaN.
     """
     if isinstance(decoder, ForeignDecoder):
         fill_foreign(decoder, folder, load_format=load_format, seed=seed, progress=progress)
@@ -278,6 +279,7 @@ def load_weights(
             done += count
             if progress is not None:
                 progress("loading weights", done / total)
+        check_numbers(decoder, folder)
         for parameter, sources in weights.items():
             if offset := missing_offset(decoder, parameter, sources[0]):
                 with torch.no_grad():

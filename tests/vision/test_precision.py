@@ -25,19 +25,19 @@ BUILD = Build(Ops(Platform(device_type="cpu")), torch.float32, torch.device("cpu
 
 def _picture() -> Tensor:
     layer = PictureConv(Convolution("", 2, 3, 3, 4), BUILD)
-    return cast(Tensor, layer(torch.ones(1, 2, 4, 4)))
+    return cast("Tensor", layer(torch.ones(1, 2, 4, 4)))
 
 
 def _grid() -> Tensor:
     layer = GridConv(GridStem(bands=4, positions=2, channels=(3,)), 2, 3, False, BUILD)
-    return cast(Tensor, layer(torch.ones(1, 2, 4, 4)))
+    return cast("Tensor", layer(torch.ones(1, 2, 4, 4)))
 
 
 def _halved() -> Tensor:
     tower = SimpleNamespace(
         spec=SimpleNamespace(convolutions=[("", 2, 3, 3)]), filters=[torch.ones(3, 18)], neck_norms=nn.ModuleList()
     )
-    return SamTower._halved(cast(Any, tower), torch.ones(1, 4, 4, 2))
+    return SamTower._halved(cast("Any", tower), torch.ones(1, 4, 4, 2))
 
 
 @pytest.mark.parametrize("run", [_picture, _grid, _halved])

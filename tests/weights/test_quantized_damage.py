@@ -139,6 +139,26 @@ def test_scales_of_few_bits_are_numbers(name: str, copy: Any) -> None:
     assert re.search(f"{re.escape(key)} holds 2 scales (like|that are) nan", refusal(folder), re.I)
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "key", "owner", "nan"),
+    [
+        ("llama", "fp8 static", "self_attn.k_proj", "qkv", 0x7F),
+        ("llama", "fp8 blocks", "mlp.down_proj", "down", 0xFF),
+        ("qwen3_moe", "modelopt mxfp8", "mlp.experts.1.up_proj", "gate_up", 0xFF),
+    ],
+)
+def test_numbers_of_eight_bits_are_numbers(
+    family: str, name: str, key: str, owner: str, nan: int, tmp_path: Path
+) -> None:
+    """Beside NaN the largest magnitudes are numbers."""
+    folder, _ = quantize(family, SCHEMES[name], tmp_path / "model", num_hidden_layers=1)
+    key = f"model.layers.0.{key}.weight"
+    kept(damaged(folder, lambda tensors: tensors[key].view(torch.uint8)[0, :2].fill_(nan - 1)))
+    damaged(folder, lambda tensors: tensors[key].view(torch.uint8)[-1, -1:].fill_(nan))
+    with pytest.raises(ModelLoadError, match=rf"model holds numbers of layers\.0\.\S*{owner} that are NaN; copy it"):
+        kept(folder)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0], ids=str)
 @pytest.mark.parametrize("name", SCALES)
 def test_scales_are_numbers_above_zero(name: str, value: float, copy: Any) -> None:

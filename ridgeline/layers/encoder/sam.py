@@ -38,9 +38,9 @@ from ridgeline.layers.encoder.packed import WIDER, PackedViews
 from ridgeline.layers.encoder.tower import summed
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.layer import Layer
-from ridgeline.layers.precision import in_float32
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.layers.precision import in_float32
 
 
 class WindowedViews:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -164,6 +165,40 @@ def targets(
                 planes = how.planes() if field == "code_OB" and isinstance(how, CodedFormat) else ()
                 sliced = partial(_own_planes, read, planes) if len(planes) > 1 else None
                 yield Place(place, read, sliced, fused_parts(module, sources, source))
+
+
+def check_numbers(network: nn.Module, folder: Path) -> None:
+    """Raise ModelLoadError if a weight that keeps the form of its files has E4M3 numbers that are NaN, which no kernel
+    for them expects. Other codes have a value each. It reads each such weight twice, and waits for a GPU once."""
+    names, found = list[str](), list[Tensor]()
+    for name, module in network.named_modules():
+        for filling in getattr(module, "fillings", ()):
+            if (numbers := _floats_of(filling)) is not None:
+                names.append(name)  # NaN is 0x7f, the largest int8, or 0xff, the largest uint8
+                largest = numbers.view(torch.int8).amax() == 127, numbers.view(torch.uint8).amax() == 255
+                found.append(largest[0] | largest[1])
+    bad = [name for name, flag in zip(names, _together(found), strict=True) if flag]
+    if bad:
+        more = f" and {len(bad) - 1} more weights" if len(bad) > 1 else ""
+        raise ModelLoadError(f"{folder} holds numbers of {bad[0]}{more} that are NaN; copy it again.")
+
+
+def _floats_of(filling: Filling) -> Tensor | None:
+    """Return a weight's floats of eight bits, if it has such."""
+    how = None if filling.held is None else filling.held.format
+    if isinstance(how, Fp8Format):
+        return filling.tensors["weight_OI"]
+    return filling.tensors["code_OB"] if isinstance(how, CodedFormat) and how.values == "e4m3" else None
+
+
+def _together(flags: Sequence[Tensor]) -> list[bool]:
+    """Return flags on any devices, those of each device by one copy."""
+    found = [False] * len(flags)
+    for device in {flag.device for flag in flags}:
+        own = [n for n, flag in enumerate(flags) if flag.device == device]
+        for n, flag in zip(own, torch.stack([flags[n] for n in own]).tolist(), strict=True):
+            found[n] = flag
+    return found
 
 
 def fused_parts(owner: nn.Module, sources: Sequence[Source], source: Source) -> Sequence[int] | None:
