@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.registry import Registry
 from ridgeline.core.settings.speculation import MOST_WAITING
-from ridgeline.core.specs.model import ModelSpec
-from ridgeline.kernels.attention.paged.cost import WORKSPACE_BYTES
+from ridgeline.core.specs.model import AttentionSpec, ModelSpec
+from ridgeline.kernels.attention.paged.cost import WORKSPACE_BYTES, pieces_bytes
 from ridgeline.perf.footprint import step_bytes_per_token
 
 LOGIT_COPIES = 3  # float32, of each position that is scored
@@ -39,9 +40,18 @@ class Activations:
         if model.stage is not None:
             per_token += 3 * model.handed_width * sizes.itemsize
         mixers = {layer.mixer for layer in model.layers if layer.mixer.kind in WORKSPACES}
-        workspace = max((WORKSPACES[mixer.kind](mixer, tokens, sizes) for mixer in mixers), default=0)
+        workspace = max(WORKSPACE_BYTES, *(WORKSPACES[mixer.kind](mixer, tokens, sizes) for mixer in mixers), 0)
+        if sizes.on_gpu:  # beside the keys and values of long rows, which take all of WORKSPACE_BYTES
+            workspace += max((pieces_bytes(each.head_dim) for each in _quantized(model)), default=0)
         logits = sizes.max_scored * entries * 4 * LOGIT_COPIES
-        return Reserved(passing=tokens * per_token + logits + tables + max(WORKSPACE_BYTES, workspace))
+        return Reserved(passing=tokens * per_token + logits + tables + workspace)
+
+
+def _quantized(model: ModelSpec) -> Iterator[AttentionSpec]:
+    """Yield the layers of attention that cache levels of 8 bits, which Hopper's kernel widens for long rows."""
+    for layer in model.layers:
+        if isinstance(layer.mixer, AttentionSpec) and layer.mixer.kv_format.quantized:
+            yield layer.mixer
 
 
 @dataclass(frozen=True)

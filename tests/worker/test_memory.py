@@ -26,6 +26,8 @@ from ridgeline.core.specs.model import AttentionSpec, MLPSpec, ModelSpec, with_d
 from ridgeline.core.specs.state import DTYPE_BYTES, KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.defaults import choose_dtype
 from ridgeline.kernels.attention.expanded import cost
+from ridgeline.kernels.attention.paged.cost import pieces_bytes
+from ridgeline.kernels.base.kv_format import KVFormat
 from ridgeline.models import model_config
 from ridgeline.parallel.scan import TOLD_COPIES
 from ridgeline.perf import latent
@@ -272,6 +274,15 @@ def activation_bytes(spec: ModelSpec, **sizes: Any) -> int:
     """Of one request of two bytes a number, unless `sizes` say otherwise."""
     of: dict[str, Any] = {"device_type": "cpu", "itemsize": 2, "max_seqs": 1, "longest": 0, **sizes}
     return Activations(spec).reserve(StepSizes(**of)).passing
+
+
+def test_pieces_of_keys_are_planned_for_beside_widened_ones() -> None:
+    """A cache of plain numbers needs no widened keys, whose memory pieces then take."""
+    levels = SPEC.with_kv_format(KVFormat("fp8_e4m3", "row"))
+    for device, more in (("cpu", 0), ("cuda", pieces_bytes(SPEC.layers[0].attention.head_dim))):
+        plain, quantized = (activation_bytes(each, device_type=device, max_tokens=64) for each in (SPEC, levels))
+        assert quantized - plain == more
+    assert pieces_bytes(128) > 132 * 4 * 128 * 128 * 4
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ridgeline.kernels.attention.paged.cases import AttentionCase
+from ridgeline.kernels.attention.paged.cost import pieces_bytes
 from ridgeline.kernels.attention.paged.op import (
     AttentionShape,
     PrefillItems,
@@ -102,7 +103,7 @@ def test_every_tile_of_keys_is_in_one_piece_and_no_program_ends_late(
         parts |= {part for part, _ in codes}
     assert not sums
     assert all(0 <= part < items.parts for part in parts)
-    assert items.parts * units <= hopper_pieces.PARTS_EACH * H200 or torch.cuda.is_available()
+    assert items.parts * units <= hopper_pieces.PIECES_EACH * H200 or torch.cuda.is_available()
     if not torch.cuda.is_available():
         ends, whole = makespan(entries, units), makespan([[0] * 4 + [0, t, 1, 0] for t in expected.values()], units)
         assert ends <= 1.05 * whole + 4, "never much longer than without pieces"
@@ -161,6 +162,7 @@ def test_pieces_add_up_to_the_attention_to_all_keys(device: str, sums: bool) -> 
         key_tile=128,
     )  # fmt: skip
     parts, part_lse = hopper_pieces.parts_of(items, heads, dim, torch.device("cpu"))
+    assert parts.nbytes + part_lse.nbytes <= pieces_bytes(dim)
     parts.fill_(torch.nan)
     part_lse.fill_(torch.nan)
     parts, part_lse = parts.view(-1, units, 128, dim), part_lse.view(-1, units, 128)

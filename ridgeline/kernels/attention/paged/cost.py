@@ -15,7 +15,15 @@ from numpy.typing import ArrayLike
 from ridgeline.kernels.base.cost import Cost
 
 WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a pass in plain torch gathers
+PIECE_QUERIES = 128  # tokens times heads of a long item of Hopper's kernel, whose keys may be cut into pieces
+PIECES_EACH = 4  # pieces that a multiprocessor leaves, at most, by which their memory is bounded
+MULTIPROCESSORS = 132  # of the largest GPU with that kernel
 ITEM_PAIRS = 512  # tokens times heads of an item, at most, where a program takes only some of its queries
+
+
+def pieces_bytes(head_dim: int) -> int:
+    """Return the most bytes of float32 outputs, and logarithms of sums, of keys that are cut into pieces."""
+    return MULTIPROCESSORS * PIECES_EACH * PIECE_QUERIES * (head_dim + 1) * 4
 
 
 def attention_cost(

@@ -23,6 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.attention.paged.cost import PIECE_QUERIES as QUERIES
+from ridgeline.kernels.attention.paged.cost import PIECES_EACH
 from ridgeline.kernels.attention.paged.hopper_items import CACHED_BYTES, items_before
 from ridgeline.kernels.attention.paged.op import PrefillItems
 from ridgeline.kernels.attention.paged.triton_common import LOG2E, LOWEST
@@ -30,10 +32,8 @@ from ridgeline.kernels.attention.paged.triton_decode import add_parts
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.launch import launch_options, num_multiprocessors
 
-QUERIES = 128  # of an item: tokens times heads
 CHOICES = 16  # the most pieces of the longest item that are tried
 LEAST_TILES = 8  # key tiles of a piece, at least
-PARTS_EACH = 4  # pieces that a multiprocessor leaves, at most, by which their memory is bounded
 # What a piece costs beside its tiles, in fortieths of one, which takes 1.9 us with heads of 128: start and end in each
 # wave, the launch that adds up, and bytes of each piece that are written and read.
 PER_WAVE, PER_SUM, PER_PIECE = 80, 80, 1
@@ -55,7 +55,7 @@ def prefill_pieces(
     """
     num_rows, device = len(slots_R), slots_R.device
     programs = num_multiprocessors(device)
-    most = PARTS_EACH * programs // units
+    most = PIECES_EACH * programs // units
     whole = num_tokens // (QUERIES // pack) + num_rows
     limit = whole + most
     table_I8 = torch.empty(limit, 8, dtype=torch.int32, device=device)
