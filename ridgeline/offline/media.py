@@ -19,7 +19,7 @@ from ridgeline.media.fetch import from_data_url
 from ridgeline.media.frames import chosen
 from ridgeline.media.items import Clip, HeardVectors, Item, Picture, SeenVectors, Sound, clip, picture, sound
 from ridgeline.media.layout import Processor, VideoProcessor
-from ridgeline.media.pool import Decoders
+from ridgeline.media.pool import Decoders, NoMemory
 from ridgeline.offline.embeds import is_vectors, vectors_given
 from ridgeline.text.arguments import short
 from ridgeline.text.media_folder import FolderProcessors
@@ -154,7 +154,8 @@ class CallersMedia:
         return Decoders(MediaBounds())
 
     def _decoded(self, kind: str, file: str | Path | bytes, processor: Processor) -> Item:
-        """Return a file as an item, decoded as servers do it. Raise InvalidRequest."""
+        """Return a file as an item, decoded as servers do it. Raise InvalidRequest, also where items that are still
+        held take all the memory for decoded ones."""
         if not isinstance(file, bytes):
             try:
                 file = Path(file).read_bytes()
@@ -162,6 +163,12 @@ class CallersMedia:
                 raise InvalidRequest(
                     f"{short(str(file))} cannot be read ({error}).", param="multi_modal_data"
                 ) from None
+        try:
+            return self._item_of(kind, file, processor)
+        except NoMemory as error:
+            raise InvalidRequest(f"{error}; give fewer files at a time.", param="multi_modal_data") from None
+
+    def _item_of(self, kind: str, file: bytes, processor: Processor) -> Item:
         settings = self.reading.get(kind, {})
         if kind == "image":
             return self._decoders.picture(file, background=settings.get("rgba_background_color", (255, 255, 255)))

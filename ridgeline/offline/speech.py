@@ -13,7 +13,7 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.specs.stem import SoundStem
 from ridgeline.kernels.base.sounds import RATE
 from ridgeline.media.bounds import MediaBounds
-from ridgeline.media.pool import Decoders
+from ridgeline.media.pool import Decoders, NoMemory
 from ridgeline.offline.jobs import Job, JobMaker
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.text.sounds import samples_of
@@ -44,7 +44,10 @@ def heard(audio: Any) -> np.ndarray:
     if not isinstance(audio, bytes):
         return samples_of(audio)
     bounds = MediaBounds(file_bytes=MOST_BYTES, sound_seconds=MOST_SECONDS, seconds=MOST_DECODING)
-    return Decoders(bounds).sound(audio, rate=RATE).samples_N
+    try:
+        return Decoders(bounds).sound(audio, rate=RATE).samples_N
+    except NoMemory as error:
+        raise InvalidRequest(f"{error}; give fewer files at a time.", param="audio") from None
 
 
 def speech_options(wishes: Mapping[str, Any]) -> SpeechOptions:

@@ -7,16 +7,20 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from ridgeline.core.confined import Confined, OverLimit
+from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.shared import SharedMemory
 from ridgeline.media.bounds import BadMedia, MediaBounds
 from ridgeline.media.pool import SMALL, Decoders, MediaMemory, NoMemory
-from tests.media.make_corpus import drawing, saved
+from ridgeline.offline.media import callers_media
+from ridgeline.offline.speech import heard
+from tests.media.make_corpus import drawing, saved, tones, wav
 
 WAYS = ["network", "local", "pair", "read", "write", "list", "fork", "execute", "signal", "thread", "memory"]
 
@@ -79,6 +83,23 @@ def test_memory_that_cannot_be_had_is_not_counted_any_more(monkeypatch: pytest.M
     assert decoders.room.taken == 0
     monkeypatch.undo()
     assert decoders.picture(saved(drawing(), "png")).pixels_HWC.shape == (8, 12, 3)
+
+
+def test_offline_memory_that_is_taken_refuses_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a prompt of pictures, and as a sound to be transcribed."""
+
+    def taken(size: int, release: Callable[[], None] | None = None) -> SharedMemory:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(SharedMemory, "made", staticmethod(taken))
+    media = callers_media({}, None)
+    for param, read in (
+        ("multi_modal_data", lambda: media.item("image", saved(drawing(), "png"), cast("Any", None))),
+        ("audio", lambda: heard(wav(tones(16_000), 16_000))),
+    ):
+        with pytest.raises(InvalidRequest, match=r"\(Too many open files\); give fewer files at a time\.$") as caught:
+            read()
+        assert caught.value.param == param
 
 
 def test_an_owner_waits_for_its_own_memory_and_no_other_does() -> None:
