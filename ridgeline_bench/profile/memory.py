@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.onednn import address, num_bytes
+from ridgeline_bench.profile.allocations import fragments, maker
 
 HISTORY = 100_000  # allocations remembered, with the Python lines that made them
 
@@ -33,8 +34,8 @@ def remembering(device: torch.device) -> Iterator[None]:
 
 
 def snapshot(device: torch.device) -> dict[str, Any]:
-    """Return the tensors alive by shape and dtype; on CUDA also the allocator's totals, and its blocks with the code
-    that made them.
+    """Return the tensors alive by shape and dtype; on CUDA also the allocator's totals, how its segments are used, and
+    its blocks with the code that made them.
 
     All sizes are in bytes.
     """
@@ -42,9 +43,11 @@ def snapshot(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
         record |= {key: stats[f"{key}_bytes.all.{when}"] for key in ("allocated", "reserved") for when in ("peak",)}
+        segments = torch.cuda.memory._snapshot()["segments"]
+        record["fragments"] = fragments(segments)._asdict()
         record["blocks"] = [
-            {"size": block["size"], "state": block["state"], "made_by": _maker(block.get("frames", []))}
-            for segment in torch.cuda.memory._snapshot()["segments"]
+            {"size": block["size"], "state": block["state"], "made_by": maker(block.get("frames", []))}
+            for segment in segments
             for block in segment["blocks"]
         ]
     return record
@@ -74,11 +77,3 @@ def write_snapshot(path: Path, device: torch.device) -> dict[str, Any]:
     record = snapshot(device)
     path.write_text(json.dumps(record, indent=1))
     return record
-
-
-def _maker(frames: list[dict[str, Any]]) -> str:
-    """Return the innermost Python line of an allocation that is not torch's own."""
-    for frame in frames:
-        if frame["filename"].endswith(".py") and "/torch/" not in frame["filename"]:
-            return f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}"
-    return ""

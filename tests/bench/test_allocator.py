@@ -1,0 +1,124 @@
+"""The allocator's rules by hand, and curves of a trace that is written down."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline_bench.profile.allocations import Moment, fragments, thinned, timeline
+from ridgeline_bench.scripts.allocator.model import (
+    MIB,
+    CachingModel,
+    Knobs,
+    OutOfMemory,
+    block_bytes,
+    segment_bytes,
+)
+from ridgeline_bench.scripts.allocator.scenarios import SCENARIOS, SETTINGS, walk
+
+
+@pytest.mark.parametrize(
+    ("size", "block", "segment"),
+    [
+        (1, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (33 * MIB + 1, 33 * MIB + 512, 34 * MIB),
+    ],
+)
+def test_requests_are_rounded(size: int, block: int, segment: int) -> None:
+    assert (block_bytes(size), segment_bytes(block_bytes(size))) == (block, segment)
+
+
+def test_four_steps_to_the_next_power_of_two() -> None:
+    assert block_bytes(1200, 4) == 1536, "up to 4 * 512 bytes all are multiples of 512"
+    assert [block_bytes(n * MIB, 4) // MIB for n in (16, 17, 20, 21, 31)] == [16, 20, 20, 24, 32]
+
+
+def test_a_freed_block_waits_for_the_stream_that_uses_it() -> None:
+    model = CachingModel()
+    model.allocate("x", 32 * MIB)
+    model.use("x")
+    model.free("x")
+    assert (model.held().allocated, model.held().free) == (0, 0)
+    model.synchronize()
+    assert model.held().free == 32 * MIB
+
+
+def test_scenarios_end_with_nothing_in_use_or_say_so() -> None:
+    for name, scenario in SCENARIOS.items():
+        for knobs in SETTINGS.values():
+            found = walk(CachingModel(knobs), scenario.events)
+            end = found.held[-1]
+            assert end.reserved == end.allocated + end.free, name
+            assert found.peak_requested <= found.peak_allocated <= found.peak_reserved, name
+
+
+def test_what_each_setting_saves() -> None:
+    """MiB that are held at the peak, which a GPU must find again (docs/allocator.md)."""
+
+    def held(scenario: str, setting: str) -> int:
+        return walk(CachingModel(SETTINGS[setting]), SCENARIOS[scenario].events).peak_reserved // MIB
+
+    assert [held("growing", name) for name in SETTINGS] == [9600, 9600, 4620, 1100]
+    assert [held("tenant", name) for name in SETTINGS] == [512, 280, 512, 280]
+
+
+def test_free_segments_go_back_when_memory_is_short() -> None:
+    model = CachingModel(Knobs(limit=100 * MIB))
+    model.allocate("a", 40 * MIB)
+    model.allocate("b", 50 * MIB)
+    model.free("a")
+    model.allocate("c", 48 * MIB)
+    assert (model.frees, model.retries, model.reserved) == (1, 1, 98 * MIB)
+    with pytest.raises(OutOfMemory, match="c2 wants"):
+        model.allocate("c2", 10 * MIB)
+
+
+def event(action: str, size: int, addr: int = 0, us: int = 0, line: int = 1) -> dict[str, object]:
+    frames = [
+        {"filename": "/x/torch/nn.py", "line": 9, "name": "f"},
+        {"filename": "/x/a.py", "line": line, "name": "g"},
+    ]
+    return {"action": action, "size": size, "addr": addr, "time_us": us, "frames": frames}
+
+
+def test_a_trace_becomes_a_curve_with_what_made_its_peak() -> None:
+    trace = [
+        event("segment_alloc", 100, us=5),
+        event("alloc", 30, 1, 6, line=3),
+        event("alloc", 50, 2, 7, line=4),
+        event("free_requested", 30, 1, 8),
+        event("free_completed", 30, 1, 8),
+        event("alloc", 10, 3, 9, line=4),
+        event("free_completed", 7, 99, 9),
+        event("segment_free", 100, us=10),
+    ]
+    found = timeline(trace, allocated=7, reserved=20)
+    assert found.moments[0] == Moment(0, 7, 20)
+    assert found.moments[-1] == Moment(5, 60, 20)
+    assert found.peak == Moment(2, 87, 120)
+    assert found.at_peak == {"a.py:4 g": 50, "a.py:3 g": 30, "before": 7}
+    assert found.churn == 90
+    assert found.calls["alloc"] == 3
+
+
+def test_a_thin_curve_keeps_its_peaks() -> None:
+    moments = [Moment(n, n * 7919 % 1000, n) for n in range(5000)]
+    thin = thinned(moments, 50)
+    assert len(thin) < 160
+    assert max(m.allocated for m in thin) == max(m.allocated for m in moments)
+    assert thin[0] == moments[0]
+    assert thin[-1] == moments[-1]
+
+
+def test_free_blocks_are_unused_or_cached() -> None:
+    def segment(*blocks: tuple[str, int, int]) -> dict[str, object]:
+        made = [{"state": state, "size": size, "requested_size": asked} for state, size, asked in blocks]
+        used = sum(size for state, size, _ in blocks if state == "active_allocated")
+        return {"allocated_size": used, "total_size": sum(size for _, size, _ in blocks), "blocks": made}
+
+    found = fragments([segment(("active_allocated", 60, 50), ("inactive", 40, 0)), segment(("inactive", 100, 0))])
+    assert (found.unused, found.cached, found.largest, found.padding) == (40, 100, 100, 10)
+    assert found.fragmentation == 0.2
