@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ridgeline.compiler.artifacts import ArtifactStore, default_store
 from ridgeline.compiler.capture import HALF, capture
 from ridgeline.compiler.graph import OpGraph, verify
 from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
+from ridgeline.compiler.passes.widen import widen
 from ridgeline.compiler.program import CompiledProgram
+from ridgeline.compiler.targets import CpuTarget, Target, target_of
+from ridgeline.core.errors import InvalidConfig
 
 MOST_SHAPES = 16  # programs of one graph
-PASSES: dict[str, Callable[[OpGraph], OpGraph]] = {"canonicalize": canonicalize, "fuse": fuse}
+ROUNDINGS = ("torch", "float32")
+
+
+@dataclass(frozen=True)
+class CompilerOptions:
+    """What `torch.compile(model, backend="ridgeline", options={…})` may say.
+
+    rounding: "torch": numbers of 16 bits are rounded after each op, as torch does. "float32": once, where a kernel
+    writes them (passes/widen.py). artifacts: folders of machine code, searched behind this user's cache.
+    """
+
+    rounding: str = "torch"
+    artifacts: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ROUNDINGS:
+            raise InvalidConfig(f"rounding is {self.rounding!r}; say {' or '.join(ROUNDINGS)}.")
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any] | None) -> CompilerOptions:
+        """Return the options of a dictionary. Raise InvalidConfig for a name that is none."""
+        known = {"rounding", "artifacts"}
+        if unknown := set(named or ()) - known:
+            raise InvalidConfig(f"there is no option {sorted(unknown)[0]!r}; there are {', '.join(sorted(known))}.")
+        given = dict(named or {})
+        folders = given.pop("artifacts", ())
+        places = (folders,) if isinstance(folders, str | Path) else folders
+        return cls(artifacts=tuple(Path(each) for each in places), **given)
+
+    @property
+    def passes(self) -> dict[str, Callable[[OpGraph], OpGraph]]:
+        """The passes in order, by name."""
+        last = {"widen": widen} if self.rounding == "float32" else {}
+        return {"canonicalize": canonicalize, "fuse": fuse, **last}
 
 aten = torch.ops.aten
 DECOMPOSED = (  # into ops that capture knows
@@ -83,28 +121,47 @@ class CompilationStages:
         self.texts[name] = str(graph)
 
 
-def compile_graph(module: fx.GraphModule, stages: CompilationStages | None = None) -> CompiledProgram:
-    """Return the program of a functional graph of aten's ops. stages: gets what each pass makes."""
+def compile_graph(
+    module: fx.GraphModule,
+    stages: CompilationStages | None = None,
+    target: Target | None = None,
+    options: CompilerOptions | None = None,
+) -> CompiledProgram:
+    """Return the program of a functional graph of aten's ops. stages: gets what each pass makes. target: by default
+    that of the device on which the graph's tensors are, or the CPU."""
     stages = CompilationStages() if stages is None else stages
     began = time.perf_counter()
-    graph = verify(capture(module))
+    options = options or CompilerOptions()
+    target = target or _target(module, options)
+    graph = verify(capture(module, target.device))
     stages.after("capture", began, graph)
-    for name, each in PASSES.items():
+    for name, each in options.passes.items():
         began = time.perf_counter()
         graph = verify(each(graph))
         stages.after(name, began, graph)
     began = time.perf_counter()
-    program = CompiledProgram(graph)
+    program = CompiledProgram(graph, target)
     stages.seconds["kernels"] = time.perf_counter() - began
     return program
+
+
+def _target(module: fx.GraphModule, options: CompilerOptions) -> Target:
+    """Return the target of the first tensor of a graph that is on a device with one."""
+    cached = default_store().folders
+    store = ArtifactStore([*cached, *options.artifacts])
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and (found := target_of(value.device, store)) and found.device != "cpu":
+            return found
+    return CpuTarget()
 
 
 class ShapePrograms:
     """A graph with sizes that are not known: a program for each set of shapes that it is called with, MOST_SHAPES of
     them. Other shapes run op by op."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        self._module = module
+    def __init__(self, module: fx.GraphModule, options: CompilerOptions) -> None:
+        self._module, self._options = module, options
         self.programs: dict[object, CompiledProgram] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -113,18 +170,27 @@ class ShapePrograms:
         if program is None:
             if len(self.programs) >= MOST_SHAPES:
                 return self._module(*arguments)
-            program = self.programs[key] = compile_graph(make_fx(self._module, tracing_mode="fake")(*arguments))
+            graph = make_fx(self._module, tracing_mode="fake")(*arguments)
+            program = self.programs[key] = compile_graph(graph, options=self._options)
         return program(*arguments)
 
 
-def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Return the function of a graph that Dynamo gives; `torch.compile(f, backend="ridgeline")` calls it."""
+def backend(
+    module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Return the function of a graph that Dynamo gives; `torch.compile(f, backend="ridgeline")` calls it.
+
+    options: fields of CompilerOptions by name. Raise InvalidConfig for others.
+    """
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
+    wanted = CompilerOptions.of(options)
+
     def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         symbolic = any(isinstance(each, torch.SymInt) for each in inputs)
-        made: Callable[..., Any] = make_boxed_func(ShapePrograms(graph) if symbolic else compile_graph(graph))
+        program = ShapePrograms(graph, wanted) if symbolic else compile_graph(graph, options=wanted)
+        made: Callable[..., Any] = make_boxed_func(program)
         return made
 
     whole: Callable[..., Any] = aot_autograd(fw_compiler=compiled, decompositions=decompositions())

@@ -104,8 +104,8 @@ class GraphBuilder:
         return result
 
 
-def capture(module: fx.GraphModule) -> OpGraph:
-    """Return the graph of a module. Attributes of the module become constants of the calls that take them.
+def capture(module: fx.GraphModule, device: str = "cpu") -> OpGraph:
+    """Return the graph of a module, with what tensors of a type of device take part in. Attributes of the module become constants of the calls that take them.
 
     A kernel's result is dense, and a clone is what kernels read in its place. Calls and outputs take what torch would
     make of them: a tensor of torch's strides, and of its own memory.
@@ -119,12 +119,12 @@ def capture(module: fx.GraphModule) -> OpGraph:
         return fx.node.map_arg(argument, lambda node: by.get(node, values[node]))
 
     for node in module.graph.nodes:
-        type = type_of(node.meta.get("val"))
+        type = type_of(node.meta.get("val"), device)
         if node.op == "placeholder":
             values[node] = builder.input(type)
         elif node.op == "get_attr":
             constant = operator.attrgetter(str(node.target))(module)
-            values[node] = builder.call(type_of(constant), _constant, (constant,), {})
+            values[node] = builder.call(type_of(constant, device), _constant, (constant,), {})
         elif node.op == "output":
             (given,) = taken(node.args, outside)
             outputs = tuple(given) if isinstance(given, tuple | list) else (given,)
@@ -151,14 +151,14 @@ def capture(module: fx.GraphModule) -> OpGraph:
     return builder.done(outputs)
 
 
-def type_of(value: object) -> TensorType | None:
-    """Return the type of a dense tensor of the CPU with a known shape; else None, and only calls take it."""
+def type_of(value: object, device: str = "cpu") -> TensorType | None:
+    """Return the type of a dense tensor of such a device with a known shape; else None, and only calls take it."""
     if type(value) is not torch.Tensor and not isinstance(value, torch._subclasses.FakeTensor | torch.nn.Parameter):
         return None
     assert isinstance(value, torch.Tensor)
     if (
         value.layout != torch.strided
-        or value.device.type != "cpu"
+        or value.device.type != device
         or not all(isinstance(size, int) for size in (*value.shape, *value.stride()))
     ):
         return None
@@ -173,7 +173,7 @@ def _laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor with these strides, which are those of views and outputs that follow."""
     if x.stride() == strides:
         return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device="cpu").copy_(x)
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -200,7 +200,7 @@ def _as_kernel(
         return None
     if target in REDUCED:
         return _reduction(builder, REDUCED[target], arguments, named, type)
-    if target is prims.convert_element_type.default or (target is aten._to_copy.default and set(named) == {"dtype"}):
+    if target is prims.convert_element_type.default or (target is aten._to_copy.default and _only_casts(arguments[0], named)):
         return _cast(builder, arguments[0], type.dtype)
     if (target is aten.pow.Tensor_Scalar and arguments[1] in (2, 0.5, -0.5)) or target in (
         *RSQRT,
@@ -216,6 +216,17 @@ def _as_kernel(
             return None
         return _pointwise(builder, SUMS[target], arguments[:2], type)
     return None
+
+
+def _only_casts(operand: object, named: Mapping[str, Any]) -> bool:
+    """True if a copy with these options makes a tensor that differs in dtype alone. Its device is the operand's, since
+    the result's type is known."""
+    return (
+        isinstance(operand, GraphValue)
+        and "dtype" in named
+        and set(named) <= {"dtype", "layout", "device"}
+        and named.get("layout", torch.strided) == torch.strided
+    )
 
 
 def _fits(operand: object) -> bool:

@@ -8,12 +8,12 @@ one kernel serves any number of rows, and threads take parts of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ridgeline.compiler.elementary import exponential, hyperbolic_tangent
+from ridgeline.compiler.elementary import OperationWriter, exponential, hyperbolic_tangent, quotient, root, select
 from ridgeline.compiler.graph import GraphNode, GraphValue, Operand, OpGraph
 from ridgeline.compiler.ops import FLOATS, POINTWISE, REDUCTIONS, TAKEN
 
@@ -124,9 +124,24 @@ class _KernelWriter:
         )
         inner = [f"%x{at}: {TAKEN[each.tensor.dtype]}" for at, each in enumerate(values)]
         yield f"^bb0({', '.join([*inner, f'%y: {element}'])}):"
-        yield from (f"  {line}" for line in _computation(node))
-        yield f"  linalg.yield %r : {element}"
+        inside: list[str] = []
+        made = self.computed(node, inside)
+        yield from (f"  {line}" for line in inside)
+        yield f"  linalg.yield {made} : {element}"
         yield f"}} -> {type}"
+
+
+    def computed(self, node: GraphNode, lines: list[str]) -> str:
+        """Add the lines of a region, and return the name of what it makes of %x0, %x1 … and, in a reduction, of %y."""
+
+        def emit(made: str) -> str:
+            lines.append(f"%e{len(lines)} = {made}")
+            return f"%e{len(lines) - 1}"
+
+        if node.op in REDUCTIONS:
+            combine = POINTWISE[REDUCTIONS[node.op].combine].floating
+            return emit(f"{combine} %x0, %y fastmath<reassoc> : {TAKEN[node.result.tensor.dtype]}")
+        return computation(node, [f"%x{at}" for at in range(len(node.values))], OperationWriter(emit))
 
 
 def literal(number: float, dtype: torch.dtype) -> str:
@@ -140,35 +155,30 @@ def literal(number: float, dtype: torch.dtype) -> str:
     return f"0x{struct.pack('>d', number).hex().upper()}"
 
 
-def _computation(node: GraphNode) -> Iterator[str]:
-    """Yield what makes %r of %x0, %x1 … and, in a reduction, of %y."""
-    if node.op in REDUCTIONS:
-        dtype = node.result.tensor.dtype
-        combine = POINTWISE[REDUCTIONS[node.op].combine].floating
-        yield f"%r = {combine} %x0, %y fastmath<reassoc> : {TAKEN[dtype]}"
-        return
-    operands, places = [], iter(range(len(node.values)))
-    dtype = _data(node)
-    for at, each in enumerate(node.operands):
-        if isinstance(each, GraphValue):
-            operands.append(f"%x{next(places)}")
-        else:
-            yield f"%c{at} = arith.constant {literal(each, dtype)} : {TAKEN[dtype]}"
-            operands.append(f"%c{at}")
-    kind, element, taken = POINTWISE[node.op], TAKEN[dtype], ", ".join(operands)
-    name = kind.floating if dtype in FLOATS else kind.integer
+def computation(node: GraphNode, taken: Sequence[str], w: OperationWriter) -> str:
+    """Emit what a pointwise node computes of the names of its values, and return the result's name."""
+    places, dtype = iter(taken), _data(node)
+    element = TAKEN[dtype]
     if node.op == "cast":
-        yield from _cast(node.values[0].tensor.dtype, node.result.tensor.dtype)
-    elif node.op == "where":
-        yield f"%r = arith.select {taken} : {element}"
-    elif kind.compares:
-        yield f"%r = arith.cmp{'f' if dtype in FLOATS else 'i'} {name}, {taken} : {element}"
-    elif node.op == "exp" and dtype == torch.float32:
-        yield from exponential(operands[0])
-    elif node.op == "tanh" and dtype == torch.float32:
-        yield from hyperbolic_tangent(operands[0])
-    else:
-        yield f"%r = {name} {taken} : {element}"
+        return _cast(w, next(places), node.values[0].tensor.dtype, node.result.tensor.dtype)
+    operands = [
+        next(places) if isinstance(each, GraphValue) else w.literal(literal(each, dtype), element)
+        for each in node.operands
+    ]
+    kind = POINTWISE[node.op]
+    name = kind.floating if dtype in FLOATS else kind.integer
+    if node.op == "where":
+        return select(w, operands[0], operands[1], operands[2], element)
+    if kind.compares:
+        return w.op(f"arith.cmp{'f' if dtype in FLOATS else 'i'} {name},", *operands, element=element)
+    if w.machine and node.op == "div" and node.operands[0] == 1.0 and dtype == torch.float32:
+        return w.instruction("reciprocal", operands[1])
+    if dtype == torch.float32 and node.op in ELEMENTARY:
+        return ELEMENTARY[node.op](w, *operands)
+    return w.op(name, *operands, element=element)
+
+
+ELEMENTARY: dict[str, Callable[..., str]] = {"exp": exponential, "tanh": hyperbolic_tangent, "div": quotient, "sqrt": root}
 
 
 def _data(node: GraphNode) -> torch.dtype:
@@ -177,22 +187,17 @@ def _data(node: GraphNode) -> torch.dtype:
     return next((each.tensor.dtype for each in data if isinstance(each, GraphValue)), node.result.tensor.dtype)
 
 
-def _cast(source: torch.dtype, target: torch.dtype) -> Iterator[str]:
-    """Yield a conversion to a float or, of integers and truth, to an integer of another dtype. Between 16 bits and
+def _cast(w: OperationWriter, x: str, source: torch.dtype, target: torch.dtype) -> str:
+    """Emit a conversion to a float or, of integers and truth, to an integer of another dtype. Between 16 bits and
     others than float32 it goes by way of float32, as torch's does."""
     a, b = TAKEN[source], TAKEN[target]
     if not target.is_floating_point:
         convert = "extui" if source == torch.bool else "extsi" if target == torch.int64 else "trunci"
-        yield f"%r = arith.{convert} %x0 : {a} to {b}"
-        return
-    start, width = "%x0", {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+        return w.convert(f"arith.{convert}", x, a, b)
+    width = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
     if not source.is_floating_point:
         first = "f32" if width[b] == 16 else b
-        convert, name = "uitofp" if source == torch.bool else "sitofp", "%r" if first == b else "%w"
-        yield f"{name} = arith.{convert} %x0 : {a} to {first}"
-        a, start = first, "%w"
+        x, a = w.convert("arith.uitofp" if source == torch.bool else "arith.sitofp", x, a, first), first
     elif {width[a], width[b]} in ({16}, {16, 64}):
-        yield f"%w = arith.{'extf' if width[a] == 16 else 'truncf'} %x0 : {a} to f32"
-        a, start = "f32", "%w"
-    if a != b:
-        yield f"%r = arith.{'extf' if width[a] < width[b] else 'truncf'} {start} : {a} to {b}"
+        x, a = w.convert("arith.extf" if width[a] == 16 else "arith.truncf", x, a, "f32"), "f32"
+    return x if a == b else w.convert("arith.extf" if width[a] < width[b] else "arith.truncf", x, a, b)

@@ -69,6 +69,14 @@ class MlirModule:
             if operation.operation.name == "builtin.module":
                 operation.operation.erase()
 
+    def without_gpu_module(self) -> MlirModule:
+        """Return a module of what the first `gpu.module` has in it."""
+        for operation in self._module.body.operations:
+            if operation.operation.name == "gpu.module":
+                inside = operation.operation.regions[0].blocks[0].operations
+                return MlirModule("\n".join(str(each) for each in inside))
+        raise ValueError("the module has no gpu.module in it")
+
     def to_llvm(self) -> str:
         with self._context:
             return str(self._llvm.translate_module_to_llvmir(self._module.operation))

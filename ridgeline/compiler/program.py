@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ridgeline.compiler.cpu import cpu_kernel
 from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, replaced
-from ridgeline.compiler.linalg import kernel_text
 from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
+from ridgeline.compiler.targets import CpuTarget, Target, told_once
+from ridgeline.core.errors import RidgelineError
 
 Step = Callable[[dict[Any, Any]], Any]
 
@@ -18,18 +18,41 @@ Step = Callable[[dict[Any, Any]], Any]
 class CompiledProgram:
     """A function of tensors. It holds the kernels, and lets a tensor go behind the last step that takes it."""
 
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: OpGraph, target: Target | None = None) -> None:
+        self.graph, self.target = graph, CpuTarget() if target is None else target
+        self.fallbacks: list[str] = []  # why groups run op by op
         last = {value: at for at, node in enumerate(graph.nodes) for value in node.values}
         kept = {value for value in graph.outputs if isinstance(value, GraphValue)}
         self._steps = [
-            (node.result, _step(node), [v for v in dict.fromkeys(node.values) if last[v] == at and v not in kept])
+            (node.result, self._step(node), [v for v in dict.fromkeys(node.values) if last[v] == at and v not in kept])
             for at, node in enumerate(graph.nodes)
         ]
 
     @property
     def num_kernels(self) -> int:
         return sum(node.op == "fused" for node in self.graph.nodes)
+
+    def _step(self, node: GraphNode) -> Step:
+        if node.op == "call":
+            called, arguments, named = (node.attributes[name] for name in ("target", "arguments", "named"))
+            return lambda values: called(*replaced(arguments, values), **replaced(named, values))
+        if node.op != "fused":
+            return lambda values: plain(node, values)
+        try:
+            kernel = self.target.kernel(node)
+        except RidgelineError as error:
+            self.fallbacks.append(str(error))
+            told_once(str(error))
+            return lambda values: plain(node, values)
+        taken, made = node.values, node.result.tensor
+
+        def run(values: dict[Any, Any]) -> torch.Tensor:
+            inputs = [values[value].resolve_neg().contiguous() for value in taken]
+            out = torch.empty(made.shape, dtype=made.dtype, device=inputs[0].device)
+            kernel(inputs, [out])
+            return out
+
+        return run
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         values: dict[Any, Any] = dict(zip(self.graph.inputs, arguments, strict=True))
@@ -38,22 +61,6 @@ class CompiledProgram:
             for value in free:
                 del values[value]
         return tuple(values[each] if isinstance(each, GraphValue) else each for each in self.graph.outputs)
-
-
-def _step(node: GraphNode) -> Step:
-    if node.op == "call":
-        target, arguments, named = (node.attributes[name] for name in ("target", "arguments", "named"))
-        return lambda values: target(*replaced(arguments, values), **replaced(named, values))
-    if node.op != "fused":
-        return lambda values: plain(node, values)
-    kernel, taken, made = cpu_kernel(kernel_text(node)), node.values, node.result.tensor
-
-    def run(values: dict[Any, Any]) -> torch.Tensor:
-        out = torch.empty(made.shape, dtype=made.dtype, device="cpu")
-        kernel([values[value].resolve_neg().contiguous() for value in taken], out)
-        return out
-
-    return run
 
 
 def plain(node: GraphNode, values: dict[Any, Any]) -> torch.Tensor:

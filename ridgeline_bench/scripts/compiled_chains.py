@@ -3,13 +3,19 @@ by op, in turns, and the time in which the memory that must be moved could be co
 
     python -m ridgeline_bench.scripts.compiled_chains --output results.jsonl
     python -m ridgeline_bench.scripts.compiled_chains --print-after      # the first chain after each pass, as text
+
+On a GPU's machine without MLIR the kernels come from a folder that another machine filled:
+
+    python -m ridgeline_bench.scripts.compiled_chains --carry FOLDER --target sm_90 --rows 16384
+    python -m ridgeline_bench.scripts.compiled_chains --device cuda --artifacts FOLDER --rows 16384 --check
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +27,18 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.compiler.backend import CompilationStages, backend, compile_graph, decompositions
-from ridgeline_bench.results import host
+from ridgeline.compiler.artifacts import ArtifactStore
+from ridgeline.compiler.backend import CompilationStages, CompilerOptions, backend, compile_graph, decompositions
+from ridgeline.compiler.program import CompiledProgram
+from ridgeline.compiler.targets import CudaTarget, Target, target_of
+from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.results import host_with
 from ridgeline_bench.scripts.asked import OneOf, asked, check_counts, keep, told
 
-Chain = Callable[[Tensor, Tensor], Tensor]
+Chain = Callable[[Tensor, Tensor], Any]
+CALLS = 10  # on a GPU, between two events
+SMALL = ((3, 7), (1, 33), (40, 64), (5, 1), (9, 768), (64, 4096), (7, 5000), (3, 40000))  # shapes of the check
+BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of single numbers
 
 
 def silu_and_multiply(x: Tensor, w: Tensor) -> Tensor:
@@ -52,32 +65,141 @@ def softmax_norm_silu(x: Tensor, w: Tensor) -> Tensor:
     return rms_norm(torch.softmax(x * w, -1), w) * functional.silu(x)
 
 
+def all_functions(x: Tensor, w: Tensor) -> Tensor:
+    """What the other chains lack, on numbers that each function has."""
+    size = x.abs() + 1
+    powers = torch.tanh(x) + torch.erf(x) + torch.sin(x) * torch.cos(w) + torch.exp(-size)
+    return torch.where(x > w, powers / size, torch.log(size) - torch.rsqrt(size))
+
+
+def masked_softmax(x: Tensor, w: Tensor) -> Tensor:
+    return torch.softmax(x.masked_fill(x > 1, -torch.inf), -1) * w
+
+
+def gate(x: Tensor, w: Tensor) -> Tensor:
+    return (x * w).sum(-1, keepdim=True) * 0.125 - x.amax(-1, keepdim=True)
+
+
 CHAINS: tuple[Chain, ...] = (silu_and_multiply, gelu_and_add, softmax, rms_norm, layer_norm, softmax_norm_silu)
+CHECKED: tuple[Chain, ...] = (*CHAINS, all_functions, masked_softmax, gate)
 
 
-def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int, device: str = "cpu") -> dict[str, float]:
     """Return the median seconds of each call; calls of one round follow each other."""
     times: dict[str, list[float]] = {name: [] for name in calls}
+    timed = _on_gpu if device == "cuda" else _on_cpu
     for turn in range(rounds + 2):
         for name in list(calls)[:: 1 if turn % 2 else -1]:
-            began = time.perf_counter()
-            calls[name]()
-            times[name].append(time.perf_counter() - began)
+            times[name].append(timed(calls[name]))
     return {name: statistics.median(each[2:]) for name, each in times.items()}
 
 
-def measured(chain: Chain, rows: int, columns: int, dtype: torch.dtype, rounds: int) -> dict[str, float]:
-    """Return milliseconds by way. Raise AssertionError if a way differs from torch."""
-    x, w = torch.randn(rows, columns).to(dtype), torch.randn(columns).to(dtype)
-    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"torch": chain}
-    for name, made in (("ridgeline", backend), ("inductor", "inductor")):
+def _on_cpu(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _on_gpu(call: Callable[[], Any]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()  # type: ignore[no-untyped-call]
+    for _ in range(CALLS):
+        call()
+    end.record()  # type: ignore[no-untyped-call]
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / CALLS
+
+
+def program_of(chain: Chain, x: Tensor, w: Tensor, target: Target, rounding: str = "torch") -> CompiledProgram:
+    """Return the program of a chain, traced without Dynamo. The tensors may be fake ones."""
+    from functorch.compile import aot_function, make_boxed_func
+
+    made: list[CompiledProgram] = []
+
+    def compiled(graph: torch.fx.GraphModule, _: object) -> Any:
+        made.append(compile_graph(graph, target=target, options=CompilerOptions(rounding=rounding)))
+        return make_boxed_func(graph.forward)
+
+    aot_function(chain, fw_compiler=compiled, decompositions=decompositions())(x, w)
+    return made[0]
+
+
+def ways_of(chain: Chain, x: Tensor, w: Tensor, options: dict[str, Any]) -> dict[str, Chain]:
+    """Return the chain as each way runs it."""
+    ways: dict[str, Chain] = {"torch": chain}
+    made: dict[str, Any] = {"ridgeline": {"backend": backend, "options": options}, "inductor": {"backend": "inductor"}}
+    if x.dtype != torch.float32:
+        made["ridgeline, rounded once"] = {"backend": backend, "options": {**options, "rounding": "float32"}}
+    for name, each in made.items():
         torch._dynamo.reset()
-        ways[name] = torch.compile(chain, backend=made, dynamic=False)
-        bound = 1e-4 if dtype == torch.float32 else 0.05  # Inductor rounds less often
-        torch.testing.assert_close(ways[name](x, w), chain(x, w), rtol=bound, atol=bound)
+        ways[name] = torch.compile(chain, dynamic=False, **each)
+        ways[name](x, w)
+    return ways
+
+
+def measured(chain: Chain, x: Tensor, w: Tensor, rounds: int, options: dict[str, Any]) -> dict[str, float]:
+    """Return milliseconds by way. Raise AssertionError if a way differs from torch."""
+    ways = ways_of(chain, x, w, options)
+    bound = 1e-4 if x.dtype == torch.float32 else 0.05  # Inductor rounds less often
+    for way in ways.values():
+        torch.testing.assert_close(way(x, w), chain(x, w), rtol=bound, atol=bound)
     out = torch.empty_like(x)
     calls = {name: (lambda way=way: way(x, w)) for name, way in ways.items()}
-    return {name: 1e3 * each for name, each in in_turns({**calls, "copy": lambda: out.copy_(x)}, rounds).items()}
+    calls["copy"] = lambda: out.copy_(x)
+    return {name: 1e3 * each for name, each in in_turns(calls, rounds, x.device.type).items()}
+
+
+def checked_cases() -> Iterator[tuple[Chain, tuple[int, int], torch.dtype, str]]:
+    """Yield chains, shapes, dtypes and roundings of the check."""
+    for chain in CHECKED:
+        for shape in SMALL:
+            for dtype in BOUNDS:
+                yield chain, shape, dtype, "torch"
+                if dtype in (torch.float16, torch.bfloat16):
+                    yield chain, shape, dtype, "float32"
+
+
+def check(store: ArtifactStore, device: str) -> list[str]:
+    """Compare programs with torch, and return what differs: one line a case."""
+    wrong = []
+    target = target_of(torch.device(device), store)
+    if target is None:
+        raise InvalidConfig(f"there is no target for the device {device}.")
+    for chain, shape, dtype, rounding in checked_cases():
+        torch.manual_seed(0)
+        x, w = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
+        name = f"{getattr(chain, '__name__', chain)} {shape} {dtype} rounded as {rounding}"
+        try:
+            program = program_of(chain, x, w, target, rounding)
+            (made,), expected = program(x, w), chain(x, w)
+            wide = chain(x.double(), w.double()).to(dtype)
+            # by the size of the row, since sums and differences have errors of it; torch's own error counts too
+            scale = expected.double().abs().amax(-1, keepdim=True).clamp_min(1)
+            bound = BOUNDS[dtype] * scale + 2 * (expected.double() - wide.double()).abs()
+            apart = (made.double() - (wide if rounding == "float32" else expected).double()).abs()
+            if not bool((apart <= bound).all()) or made.dtype != expected.dtype:
+                wrong.append(f"{name}: {(apart / bound).max().item():.2g} times the bound")
+            elif program.num_kernels != len(program.graph.nodes) or program.fallbacks:
+                wrong.append(f"{name}: {program.num_kernels} kernels, {program.fallbacks} by torch")
+        except Exception as error:
+            wrong.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    return wrong
+
+
+def carry(folder: Path, target: str, shapes: Sequence[tuple[int, int]]) -> int:
+    """Compile what the check and the measurement of these shapes need into a folder, and return how many it has."""
+    from torch._subclasses import FakeTensorMode
+
+    made = CudaTarget(target, ArtifactStore([folder]))
+    for chain, shape, dtype, rounding in [
+        *checked_cases(),
+        *((c, s, d, r) for c in CHAINS for s in shapes for d in BOUNDS for r in ("torch", "float32")),
+    ]:
+        with FakeTensorMode():
+            x, w = (torch.empty(size, dtype=dtype, device="cuda") for size in (shape, shape[1:]))
+            for why in program_of(chain, x, w, made, rounding).fallbacks:
+                print(getattr(chain, "__name__", chain), shape, dtype, rounding, why)
+    return len(list(folder.glob("*.kernel")))
 
 
 def print_after() -> None:
@@ -115,6 +237,13 @@ def main() -> None:
         columns=(4096, "columns"),
         rounds=(15, "calls of each way"),
         dtypes=([OneOf(("float32", "bfloat16"))], "of the tensors"),
+        device=(OneOf(("cpu", "cuda")), "where to run"),
+        artifacts=(Path, "a folder with kernels"),
+        carry=(Path, "fill this folder with kernels for the target, and measure nothing"),
+        target=("sm_90", "for which to fill it"),
+        check=(False, "compare with torch first, over shapes and dtypes"),
+        check_alone=(False, "compare and measure nothing"),
+        commit=("", "the commit that is measured, where there is no git"),
         print_after=(False, "print the first chain after each pass, and measure nothing"),
         output=(Path, "the file of results"),
     )
@@ -122,25 +251,43 @@ def main() -> None:
         check_counts(a, "rows", "columns", "rounds")
         if a.print_after:
             print_after()
-            return
-        console = Console()
-        table = Table(
-            "chain", "dtype", "torch, ms", "Inductor, ms", "Ridgeline, ms", "Inductor / Ridgeline", "a copy, ms"
-        )
-        for chain in CHAINS:
-            for name in a.dtypes:
-                ms = measured(chain, a.rows, a.columns, getattr(torch, name), a.rounds)
-                shown = [f"{ms[way]:.2f}" for way in ("torch", "inductor", "ridgeline")]
-                table.add_row(
-                    chain.__name__, name, *shown, f"{ms['inductor'] / ms['ridgeline']:.2f}", f"{ms['copy']:.2f}"
-                )
-                line = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": asdict(host())}
-                shape = {"rows": a.rows, "columns": a.columns, "threads": torch.get_num_threads()}
-                keep(
-                    a.output,
-                    {**line, "workload": "compiled chain", "chain": chain.__name__, "dtype": name, **shape, "ms": ms},
-                )
-        console.print(table)
+        elif a.carry:
+            print(f"{carry(a.carry, a.target, ((a.rows, a.columns),))} kernels in {a.carry}")
+        else:
+            _check_and_measure(a)
+
+
+def _check_and_measure(a: Any) -> None:
+    if a.check or a.check_alone:
+        wrong = check(ArtifactStore([a.artifacts] if a.artifacts else []), a.device)
+        print(f"{len(list(checked_cases()))} cases compared with torch, {len(wrong)} wrong", *wrong[:30], sep="\n")
+        if wrong:
+            raise SystemExit(1)
+    if not a.check_alone:
+        _measure(a)
+
+
+def _measure(a: Any) -> None:
+    console = Console(width=140)
+    table = Table("chain", "dtype", "torch, ms", "Inductor", "Ridgeline", "rounded once", "copy", "Inductor / best", "%")
+    options = {"artifacts": a.artifacts} if a.artifacts else {}
+    for chain in CHAINS:
+        for name in a.dtypes:
+            dtype = getattr(torch, name)
+            x, w = (torch.randn(size, device=a.device).to(dtype) for size in ((a.rows, a.columns), (a.columns,)))
+            ms = measured(chain, x, w, a.rounds, options)
+            ways = ("torch", "inductor", "ridgeline", "ridgeline, rounded once", "copy")
+            best = min(ms["ridgeline"], ms.get("ridgeline, rounded once", math.inf))
+            shown = [f"{ms[way]:.3f}" if way in ms else "" for way in ways]
+            called = getattr(chain, "__name__", "")
+            table.add_row(called, name, *shown, f"{ms['inductor'] / best:.2f}", f"{100 * ms['copy'] / best:.0f}")
+            line = {
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "machine": asdict(host_with(torch.device(a.device), a.commit)),
+            }
+            shape = {"rows": a.rows, "columns": a.columns, "threads": torch.get_num_threads(), "device": a.device}
+            keep(a.output, {**line, "workload": "compiled chain", "chain": called, "dtype": name, **shape, "ms": ms})
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+"""What kernels can be made for: a target turns fused nodes into functions that fill tensors.
+
+`cpu` compiles in this process. A GPU's machine code comes from a store of artifacts, and what is not in it is compiled
+by a child process. A machine with a GPU and without MLIR runs what it finds in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import torch
+
+from ridgeline.compiler.artifacts import ArtifactStore, KernelArtifact, artifact_key, default_store
+from ridgeline.compiler.child import CompilationFailed, CompilerProcess
+from ridgeline.compiler.cpu import cpu_kernel
+from ridgeline.compiler.cuda import MOST_COUNT, CudaCode, CudaKernel
+from ridgeline.compiler.gpu import TARGETS, gpu_target
+from ridgeline.compiler.graph import GraphNode
+from ridgeline.compiler.linalg import kernel_text
+from ridgeline.compiler.mapping import GpuText, gpu_text
+
+logger = logging.getLogger(__name__)
+
+NodeKernel = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]  # of inputs and outputs
+
+
+class Target(Protocol):
+    """name: "cpu", or a GPU's. device: the type of the devices that it is for, as torch names it."""
+
+    name: str
+    device: str
+
+    def kernel(self, node: GraphNode) -> NodeKernel:
+        """Return the kernel of a fused node. Raise InvalidConfig or CompilationFailed where it cannot be had."""
+
+
+class CpuTarget:
+    """This machine's processor."""
+
+    name, device = "cpu", "cpu"
+
+    def kernel(self, node: GraphNode) -> NodeKernel:
+        kernel = cpu_kernel(kernel_text(node))
+        return lambda inputs, outputs: kernel(inputs, outputs[0])
+
+
+class CudaTarget:
+    """An NVIDIA GPU. compiler: None: only what the store has."""
+
+    device = "cuda"
+
+    def __init__(self, name: str, store: ArtifactStore | None = None, compiler: CompilerProcess | None = None) -> None:
+        self.gpu = gpu_target(name)
+        self.name = name
+        self.store = default_store() if store is None else store
+        self._compiler = compiler or _compiler
+
+    def artifact(self, text: GpuText) -> KernelArtifact:
+        """Return the machine code of a text, from the store or compiled. Raise InvalidConfig, CompilationFailed."""
+        key = artifact_key(self.name, text.text)
+        found = self.store.get(key)
+        if found is not None:
+            return found
+        code = self._compiler.compile(text.text, self.name).encode()
+        header = {"target": self.name, "threads": text.schedule.threads, "schedule": str(text.schedule)}
+        return self.store.put(key, code, {**header, "made_by": _made_by()})
+
+    def kernel(self, node: GraphNode) -> NodeKernel:
+        text = gpu_text(node, self.gpu.warp)
+        if text.count > MOST_COUNT or text.blocks > MOST_COUNT:
+            raise CompilationFailed(f"a kernel of {text.count} rows or vectors is more than a launch has.")
+        key = (self.name, text.text)
+        code = _loaded.get(key)
+        if code is None:
+            code = _loaded[key] = CudaCode(self.artifact(text).code, text.schedule.threads)
+        return CudaKernel(text, code)
+
+
+_compiler = CompilerProcess()
+_loaded: WeakValueDictionary[tuple[str, str], CudaCode] = WeakValueDictionary()
+
+
+def target_named(name: str, store: ArtifactStore | None = None) -> Target:
+    """Return the target of a name. Raise InvalidConfig."""
+    return CpuTarget() if name == "cpu" else CudaTarget(name, store)
+
+
+def target_of(device: torch.device, store: ArtifactStore | None = None) -> Target | None:
+    """Return the target of a device of this machine; None if there is none for it."""
+    if device.type == "cpu":
+        return CpuTarget()
+    if device.type != "cuda" or torch.version.hip or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    fitting = [name for name in TARGETS if name.startswith("sm_") and int(name[3:]) <= 10 * major + minor]
+    return CudaTarget(fitting[-1], store) if fitting else None
+
+
+def _made_by() -> str:
+    told = []
+    for package in ("numba-cuda-mlir", "llvmlite"):
+        try:
+            told.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            told.append(f"no {package}")
+    return ", ".join(told)
+
+
+def told_once(reason: str) -> None:
+    """Log why a group of ops runs op by op, once for each reason."""
+    if reason not in _told:
+        _told.add(reason)
+        logger.warning("a group of ops runs op by op: %s", reason)
+
+
+_told: set[str] = set()
