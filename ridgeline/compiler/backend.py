@@ -58,6 +58,7 @@ class CompilerOptions:
         last = {"widen": widen} if self.rounding == "float32" else {}
         return {"canonicalize": canonicalize, "fuse": fuse, **last}
 
+
 aten = torch.ops.aten
 DECOMPOSED = (  # into ops that capture knows
     aten._softmax,

@@ -105,7 +105,8 @@ class GraphBuilder:
 
 
 def capture(module: fx.GraphModule, device: str = "cpu") -> OpGraph:
-    """Return the graph of a module, with what tensors of a type of device take part in. Attributes of the module become constants of the calls that take them.
+    """Return the graph of a module, with what tensors of a type of device take part in. Attributes of the module become
+    constants of the calls that take them.
 
     A kernel's result is dense, and a clone is what kernels read in its place. Calls and outputs take what torch would
     make of them: a tensor of torch's strides, and of its own memory.
@@ -133,6 +134,10 @@ def capture(module: fx.GraphModule, device: str = "cpu") -> OpGraph:
             target = node.target if node.op != "call_method" else _method(str(node.target))
             if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target is not WRITE:
                 raise InvalidGraph(f"{node.name} = {target} writes to what it takes; functionalize the graph first.")
+            if (number := _number(target, arguments, type)) is not None:
+                values[node], outside[node] = number, builder.call(type, target, arguments, named)
+                builder.spare.add(outside[node])
+                continue
             made = None
             if type is not None:
                 made = _as_kernel(builder, target, taken(node.args, {}), taken(node.kwargs, {}), type)
@@ -176,6 +181,16 @@ def _laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
+def _number(target: object, arguments: tuple[Any, ...], type: TensorType | None) -> float | None:
+    """Return the number of a tensor that is one number of a float's dtype and made of a constant, else None."""
+    if type is None or type.shape or type.dtype not in (torch.float32, *HALF):
+        return None
+    number = {aten.full.default: arguments[1:2], aten.scalar_tensor.default: arguments[:1]}.get(target, ())  # type: ignore[call-overload]
+    if not number or not isinstance(number[0], bool | int | float):
+        return None
+    return float(torch.tensor(number[0], dtype=type.dtype, device="cpu").item())
+
+
 def _method(name: str) -> Callable[..., Any]:
     return operator.methodcaller(name)
 
@@ -200,7 +215,9 @@ def _as_kernel(
         return None
     if target in REDUCED:
         return _reduction(builder, REDUCED[target], arguments, named, type)
-    if target is prims.convert_element_type.default or (target is aten._to_copy.default and _only_casts(arguments[0], named)):
+    if target is prims.convert_element_type.default or (
+        target is aten._to_copy.default and _only_casts(arguments[0], named)
+    ):
         return _cast(builder, arguments[0], type.dtype)
     if (target is aten.pow.Tensor_Scalar and arguments[1] in (2, 0.5, -0.5)) or target in (
         *RSQRT,

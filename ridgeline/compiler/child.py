@@ -41,7 +41,8 @@ class CompilerProcess:
             timer.daemon = True
             timer.start()
             try:
-                assert child.stdin is not None and child.stdout is not None
+                assert child.stdin is not None
+                assert child.stdout is not None
                 child.stdin.write(json.dumps({"text": text, "target": target}) + "\n")
                 child.stdin.flush()
                 line = child.stdout.readline()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -35,12 +36,10 @@ class CudaCode:
     def kernel(self, device: int) -> Kernel:
         """Return the kernel on a device, whose context is current. Raise DriverError."""
         if device not in self._kernels:
-            self._kernels[device] = Kernel(
-                cuda_driver(), self._code, self._entry, device=device, shared=self._shared
-            )
+            self._kernels[device] = Kernel(cuda_driver(), self._code, self._entry, device=device, shared=self._shared)
         return self._kernels[device]
 
-    def launch(self, grid: Sequence[int], arguments: Sequence[ctypes._SimpleCData[object]], device: int) -> None:
+    def launch(self, grid: Sequence[int], arguments: Sequence[Any], device: int) -> None:
         """Launch on the current stream of a device."""
         stream = torch.cuda.current_stream(device).cuda_stream
         self.kernel(device).launch((*grid, *(1,) * (3 - len(grid))), self._block, stream, arguments)

@@ -6,7 +6,7 @@
 * On NVIDIA's GPUs e^x is 2^(x · log2 e) by the instruction for powers of two, with the rounding error of the product
   made good. Results below 2^-126 are 0. A quotient is right to two units in the last place.
 * Where all that a kernel writes has 16 bits, what is far below their rounding is left out on GPUs: the correction of
-  e^x (22 units in the last place of float32 at most, 2^-18), and tanh is the instruction for it (2^-11, bfloat16 alone).
+  e^x (22 units in the last place of float32 at most, 2^-18), and tanh is the instruction for it (2^-11), for bfloat16.
 
 Coefficients are those of Cephes' expf and tanhf. The largest error on CPUs is 2 units in the last place; a test
 measures it.

@@ -130,7 +130,6 @@ class _KernelWriter:
         yield f"  linalg.yield {made} : {element}"
         yield f"}} -> {type}"
 
-
     def computed(self, node: GraphNode, lines: list[str]) -> str:
         """Add the lines of a region, and return the name of what it makes of %x0, %x1 … and, in a reduction, of %y."""
 
@@ -178,7 +177,12 @@ def computation(node: GraphNode, taken: Sequence[str], w: OperationWriter) -> st
     return w.op(name, *operands, element=element)
 
 
-ELEMENTARY: dict[str, Callable[..., str]] = {"exp": exponential, "tanh": hyperbolic_tangent, "div": quotient, "sqrt": root}
+ELEMENTARY: dict[str, Callable[..., str]] = {
+    "exp": exponential,
+    "tanh": hyperbolic_tangent,
+    "div": quotient,
+    "sqrt": root,
+}
 
 
 def _data(node: GraphNode) -> torch.dtype:

@@ -354,7 +354,9 @@ class _LaneWriter:
                 name = self.emit(f"vector.broadcast {name} : {element} to vector<{self.schedule.width}x{element}>")
             operands.append(name)
         width = self.schedule.width if self.type(node.result).startswith("vector") else 1
-        self.names[node.result, at] = computation(node, operands, OperationWriter(self.emit, width, "nvidia", self.bits))
+        self.names[node.result, at] = computation(
+            node, operands, OperationWriter(self.emit, width, "nvidia", self.bits)
+        )
 
     def held_phase(self, phase: int, reductions: list[GraphNode], valid: list[str]) -> None:
         for at in range(self.schedule.vectors):
@@ -372,9 +374,7 @@ class _LaneWriter:
                 total = self.combined(node, total, part, self.type(value)) if total else part
             self.names[node.result, 0] = self.folded(node, total)
 
-    def streamed_phase(
-        self, reductions: list[GraphNode], stored: list[GraphValue], row: str, lane: str
-    ) -> None:
+    def streamed_phase(self, reductions: list[GraphNode], stored: list[GraphValue], row: str, lane: str) -> None:
         """A loop over the row, which makes anew what the phase takes."""
         if not reductions and not stored:
             return

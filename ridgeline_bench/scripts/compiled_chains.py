@@ -269,7 +269,9 @@ def _check_and_measure(a: Any) -> None:
 
 def _measure(a: Any) -> None:
     console = Console(width=140)
-    table = Table("chain", "dtype", "torch, ms", "Inductor", "Ridgeline", "rounded once", "copy", "Inductor / best", "%")
+    table = Table(
+        "chain", "dtype", "torch, ms", "Inductor", "Ridgeline", "rounded once", "copy", "Inductor / best", "%"
+    )
     options = {"artifacts": a.artifacts} if a.artifacts else {}
     for chain in CHAINS:
         for name in a.dtypes:

@@ -1,0 +1,143 @@
+"""Kernels for GPUs, without one: the PTX is run by a machine of NumPy, and what is planted in it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.compiler import mlir
+from ridgeline.compiler.artifacts import ArtifactStore
+from ridgeline.compiler.backend import CompilerOptions
+from ridgeline.compiler.child import CompilationFailed, CompilerProcess
+from ridgeline.compiler.graph import GraphNode
+from ridgeline.compiler.mapping import gpu_text, lane_schedule
+from ridgeline.compiler.targets import CudaTarget, NodeKernel
+from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.scripts.compiled_chains import (
+    BOUNDS,
+    CHAINS,
+    gate,
+    masked_softmax,
+    program_of,
+    rms_norm,
+    softmax,
+)
+from tests.compiler import ptx_machine
+
+if why := mlir.available():
+    pytest.skip(why, allow_module_level=True)
+pytest.importorskip("llvmlite")
+
+
+class EmulatedTarget(CudaTarget):
+    """A GPU that is a machine of NumPy, with tensors of the CPU. changed: what is done to PTX before it runs."""
+
+    device = "cpu"
+
+    def __init__(self, store: ArtifactStore) -> None:
+        super().__init__("sm_90", store)
+        self.changed: Callable[[str], str] = str
+
+    def kernel(self, node: GraphNode) -> NodeKernel:
+        text = gpu_text(node)
+        ptx = self.changed(self.artifact(text).code.decode())
+
+        def run(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+            ptx_machine.run(ptx, text.blocks, [*inputs, *outputs], text.count)
+
+        return run
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> EmulatedTarget:
+    return EmulatedTarget(ArtifactStore([tmp_path_factory.mktemp("artifacts")]))
+
+
+def inputs(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    x, w = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
+    x[0, 0], x[-1, -1] = torch.inf, torch.nan
+    return x, w
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [*CHAINS, masked_softmax, gate])
+@pytest.mark.parametrize("shape", [(3, 7), (5, 96), (2, 1280)])
+def test_ptx_makes_what_torch_makes(
+    target: EmulatedTarget, function: Callable[..., Tensor], dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    x, w = inputs(shape, dtype)
+    program = program_of(function, x, w, target)
+    assert program.num_kernels
+    assert not program.fallbacks
+    (made,) = program(x, w)
+    torch.testing.assert_close(made, function(x, w), rtol=BOUNDS[dtype], atol=BOUNDS[dtype], equal_nan=True)
+
+
+def test_rows_that_are_long_are_read_in_a_loop(target: EmulatedTarget) -> None:
+    x, w = inputs((2, 36000), torch.float32)
+    program = program_of(softmax, x, w, target)
+    assert "a loop" in str(lane_schedule(program.graph.nodes[0]))
+    torch.testing.assert_close(program(x, w)[0], softmax(x, w), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (", 16, 31, -1", ", 8, 31, -1"),
+        ("mul.rn.f32", "add.rn.f32"),
+        ("add.rn.f32", "sub.rn.f32"),
+        ("+4096]", "+4112]"),
+    ],
+)
+def test_a_planted_fault_is_found(target: EmulatedTarget, old: str, new: str) -> None:
+    x, w = inputs((3, 4096), torch.bfloat16)
+    target.changed = lambda ptx: ptx.replace(old, new)
+    try:
+        program = program_of(softmax, x, w, target)
+        with pytest.raises((ptx_machine.PtxFault, AssertionError)):
+            torch.testing.assert_close(program(x, w)[0], softmax(x, w), equal_nan=True, rtol=0.03, atol=0.03)
+    finally:
+        target.changed = str
+
+
+def test_a_kernel_reads_16_bytes_a_lane_and_reduces_by_shuffles(target: EmulatedTarget) -> None:
+    x, w = inputs((3, 4096), torch.bfloat16)
+    (node,) = program_of(rms_norm, x, w, target).graph.nodes
+    ptx = target.artifact(gpu_text(node)).code.decode()
+    assert ptx.count("ld.global.v4.b32") == 4  # two of x, two of w
+    assert ptx.count("st.global.v4.b32") == 2
+    assert ptx.count("shfl.sync") == 5 + 3
+    assert ptx.count("bar.sync") == 1
+
+
+def test_equal_layers_have_one_artifact_and_a_damaged_one_is_made_anew(tmp_path: Path) -> None:
+    store = ArtifactStore([tmp_path])
+    target = EmulatedTarget(store)
+    x, w = inputs((3, 96), torch.float32)
+    for rows in (3, 5, 700):
+        program_of(rms_norm, x[:1].expand(rows, 96), w, target)
+    assert (store.hits, store.misses) == (2, 1)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes().replace(b"add.rn", b"sub.rn"))
+    program_of(rms_norm, x, w, target)
+    assert (store.hits, store.misses) == (2, 2)
+
+
+def test_a_kernel_that_takes_too_long_or_too_much_ends_the_child_alone() -> None:
+    with pytest.raises(CompilationFailed, match=r"ended on a kernel for sm_90"):
+        CompilerProcess(seconds=0.01).compile("module {}", "sm_90")
+    child = CompilerProcess()
+    with pytest.raises(CompilationFailed, match=r"MLIRError"):
+        child.compile("gpu.module @kernels { nothing }", "sm_90")
+
+
+def test_options_are_named() -> None:
+    with pytest.raises(InvalidConfig, match="there is no option 'rounded'"):
+        CompilerOptions.of({"rounded": "once"})
+    with pytest.raises(InvalidConfig, match="say torch or float32"):
+        CompilerOptions.of({"rounding": "once"})
