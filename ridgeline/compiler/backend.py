@@ -28,7 +28,7 @@ ROUNDINGS = ("torch", "float32")
 
 @dataclass(frozen=True)
 class CompilerOptions:
-    """What `torch.compile(model, backend="ridgeline", options={…})` may say.
+    """The options of `torch.compile(model, backend="ridgeline", options={…})`.
 
     rounding: "torch": numbers of 16 bits are rounded after each op, as torch does. "float32": once, where a kernel
     writes them (passes/widen.py). artifacts: folders of machine code, searched behind this user's cache.

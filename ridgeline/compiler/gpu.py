@@ -34,7 +34,7 @@ class GpuTarget:
 
     @property
     def suffix(self) -> str:
-        """What names of files with its machine code end with."""
+        """The end of names of files with its machine code."""
         return "ptx" if self.dialect == "nvvm" else "s"
 
 

@@ -492,7 +492,7 @@ class _LaneWriter:
 
 
 def _phases(body: OpGraph) -> dict[GraphValue, int]:
-    """Return how many reductions lie before each value, one behind the other."""
+    """Return the number of reductions before each value, one behind the other."""
     found: dict[GraphValue, int] = dict.fromkeys(body.inputs, 0)
     for node in body.nodes:
         found[node.result] = max((found[each] for each in node.values), default=0) + (node.op in REDUCTIONS)

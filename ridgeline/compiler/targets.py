@@ -1,4 +1,4 @@
-"""What kernels can be made for: a target turns fused nodes into functions that fill tensors.
+"""Machines that kernels can be made for: a target turns fused nodes into functions that fill tensors.
 
 `cpu` compiles in this process. A GPU's machine code comes from a store of artifacts, and what is not in it is compiled
 by a child process. A machine with a GPU and without MLIR runs what it finds in the store.
