@@ -96,7 +96,7 @@ def time_kernels(subjects: Iterator[Subject], dtype: torch.dtype, bench: Bench, 
 @torch.inference_mode()
 def _time(subject: Subject, runnable: list[Implementation], dtype: torch.dtype, bench: Bench) -> Iterator[Timing]:
     arguments, options = subject.case.lasting(dtype, bench.device), subject.case.options(dtype, bench.device)
-    run = partial(_result, subject.case, arguments, options)
+    run = partial(result_of, subject.case, arguments, options)
     wanted = run(subject.op.reference)
     loaded = [(i.name, i.load) for i in runnable] or [("reference", lambda: subject.op.reference)]
     for name, load in loaded:
@@ -108,7 +108,7 @@ def _time(subject: Subject, runnable: list[Implementation], dtype: torch.dtype, 
         yield Timing(subject, name, 0.0 if error else _seconds(call, bench), error)
 
 
-def _result(case: OpCase, arguments: tuple, options: dict[str, Any], function: Callable[..., Any]) -> Any:
+def result_of(case: OpCase, arguments: tuple, options: dict[str, Any], function: Callable[..., Any]) -> Any:
     """Return the result of one call. Where that is stored in the first argument, this is zeros before the call, and a
     copy is returned."""
     if not case.stores:

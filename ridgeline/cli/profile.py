@@ -22,6 +22,9 @@ from ridgeline.perf.hardware import FLOORS
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
+    from ridgeline_bench.profile.ncu import NcuKernel
+
+DESCRIBED = 20  # kernels of Nsight Compute whose figures are shown section by section
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,23 @@ class BesideFlags(PeerFlags):
     peer: Annotated[str, typer.Option(help=f"{PEER} Its kernels and pauses are shown beside ours.")] = "none"
 
 
+@dataclass(frozen=True)
+class NcuFlags:
+    """The kernels that Nsight Compute looks at."""
+
+    ncu: Annotated[bool, typer.Option("--ncu", help="Also run Nsight Compute on one decode step's kernels.")] = False
+    ncu_kernels: Annotated[int, typer.Option(help="Kernels Nsight Compute looks at.", min=1)] = 20
+    rung: Annotated[
+        list[str] | None,
+        typer.Option(help="With --ncu, instead of a model: a ladder's rung, LADDER:RUNG or LADDER:RUNG:PROBLEM."),
+    ] = None
+    cubins: Annotated[Path | None, typer.Option(help="With --rung: a folder with the rungs' machine code.")] = None
+
+
 @with_ranks
 @with_records
 def profile(
-    model: Annotated[str, typer.Argument(help="Model folder or hub id; '' is the embedded model.")],
+    model: Annotated[str, typer.Argument(help="Model folder or hub id; '' is the embedded model.")] = "",
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to complete; else random tokens.")
     ] = None,
@@ -61,8 +77,7 @@ def profile(
     out: Annotated[Path, typer.Option(help="Folder for trace.json, flame.svg, memory.json, summary.txt.")],
     load: LoadFlags,
     beside: BesideFlags,
-    ncu: Annotated[bool, typer.Option("--ncu", help="Also run Nsight Compute on one decode step's kernels.")] = False,
-    ncu_kernels: Annotated[int, typer.Option(help="Kernels Nsight Compute looks at.")] = 20,
+    look: NcuFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Run a workload under the profilers and write what they saw. On several devices: which rank waited for which."""
@@ -72,6 +87,12 @@ def profile(
             raise InvalidConfig(f"--{name} is {value}; it must be at least 1.")
     if out.exists() and not out.is_dir():
         raise InvalidConfig(f"--out {out} is a file; name a folder.")
+    if look.rung or look.cubins:
+        if not (look.rung and look.ncu) or model or prompts or beside.peer != "none" or LLMConfig(**ranks).divided_by:
+            raise InvalidConfig("--rung goes with --ncu, and takes the place of a model; leave out all else.")
+        _rungs(look, out)
+        return
+    ncu = look.ncu
     if beside.peer != "none":
         if ncu or prompts or LLMConfig(**ranks).divided_by:
             raise InvalidConfig("--peer compares requests of random tokens on one device; leave out all else.")
@@ -106,10 +127,36 @@ def profile(
         title = f"{model or 'embedded model'}, {assembly.dtype} on {assembly.device}: {size}, {output_tokens} out"
     text = summary(report, title)
     if ncu:
-        text += "\n" + run_ncu(model, options, batch=batch, context=input_tokens, kernels=ncu_kernels)
+        told, kernels = run_ncu(model, options, batch=batch, context=input_tokens, kernels=look.ncu_kernels)
+        text += "\n" + told + _kept(out, [(f"decode step of {title}", kernel) for kernel in kernels])
     (out / "summary.txt").write_text(text)
     print(text, end="")
     print(f"written to {out}: summary.txt, trace.json, flame.svg, stacks.txt, memory.json", file=sys.stderr)
+
+
+def _rungs(look: NcuFlags, out: Path) -> None:
+    """Look at rungs of ladders by Nsight Compute."""
+    from ridgeline_bench.profile.ncu import table
+    from ridgeline_bench.profile.rungs import of_rungs
+
+    found = of_rungs(look.rung or [], look.cubins)
+    text = table([kernel for _, kernel in found]) + _kept(out, found)
+    (out / "summary.txt").write_text(text)
+    print(text, end="")
+    print(f"written to {out}: summary.txt, ncu.jsonl", file=sys.stderr)
+
+
+def _kept(out: Path, found: Sequence[tuple[str, NcuKernel]]) -> str:
+    """Store kernels as lines of `ncu.jsonl`, and return those that took longest in words: one launch of each name."""
+    from ridgeline_bench.profile.ncu import described
+    from ridgeline_bench.results import append_lines
+
+    out.mkdir(parents=True, exist_ok=True)
+    append_lines(out / "ncu.jsonl", [{"kind": "nsight compute", "of": title, **each.line()} for title, each in found])
+    longest = sorted(found, key=lambda item: -item[1].figures.get("ns", 0.0))
+    named = {(title, kernel.name): kernel for title, kernel in reversed(longest)}
+    chosen = sorted(named.items(), key=lambda item: -item[1].figures.get("ns", 0.0))[:DESCRIBED]
+    return "".join(f"\n{title}\n{described(kernel)}" for (title, _), kernel in chosen)
 
 
 def _beside(model: str, work: WorkFlags, out: Path, load: LoadFlags, beside: BesideFlags) -> None:

@@ -79,7 +79,7 @@ def _by_nvrtc(source: Path, arch: str, defines: Mapping[str, str]) -> tuple[byte
         from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
-        name=source.name, std="c++17", arch=arch, include_path=[str(HEADERS), *map(str, includes())],
+        name=source.name, std="c++17", arch=arch, lineinfo=True, include_path=[str(HEADERS), *map(str, includes())],
         define_macro=list(defines.items()) or None,
     )  # fmt: skip
     told = io.StringIO()
@@ -90,7 +90,7 @@ def _by_nvrtc(source: Path, arch: str, defines: Mapping[str, str]) -> tuple[byte
 
 
 def _by_nvcc(source: Path, arch: str, defines: Mapping[str, str]) -> tuple[bytes, str]:
-    return by_nvcc(source, arch, defines, ("-cubin",))
+    return by_nvcc(source, arch, defines, ("-cubin", "-lineinfo"))
 
 
 def by_nvcc(

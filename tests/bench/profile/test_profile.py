@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import OPS
 from ridgeline.perf.bottleneck import Floors
@@ -22,9 +23,10 @@ from ridgeline.perf.hardware import FLOORS
 from ridgeline.quantization import SCHEMES
 from ridgeline_bench.profile.flame import Sampler, collapsed, svg
 from ridgeline_bench.profile.memory import tensors
-from ridgeline_bench.profile.ncu import parse, table
+from ridgeline_bench.profile.ncu import described, hot_lines, parse, table
 from ridgeline_bench.profile.profile import profile, summary
 from ridgeline_bench.profile.ranges import named_ranges
+from ridgeline_bench.profile.rungs import labelled, title
 from ridgeline_bench.profile.tables import OpLimit, merged, overlap
 from tests.driving import Rig, ask, rig
 
@@ -181,25 +183,51 @@ def test_tensors_are_counted_once_by_their_memory() -> None:
     assert view.shape == (5, 11)
 
 
-NCU = """==PROF== Connected
-"ID","Kernel Name","gpu__time_duration.sum","dram__bytes.sum.per_second","dram__throughput.avg.pct_of_peak_sustained_elapsed","sm__warps_active.avg.pct_of_peak_sustained_active","smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio","smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio"
-"","","usecond","Tbyte/s","%","%","inst","inst"
-"0","gemv","12.5","3.9","81.2","45.0","9.1","0.2"
-"1","gemv","13.5","4.1","85.2","47.0","9.3","0.2"
-"2","norm","2,000.0","0.5","10.0","20.0","0.1","3.0"
+RAW = """==PROF== Connected
+"ID","Kernel Name","gpu__time_duration.sum","dram__bytes.sum.per_second","gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed","sm__warps_active.avg.pct_of_peak_sustained_active","l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum","l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum","smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio","smsp__average_warps_issue_stalled_selected_per_issue_active.ratio"
+"","","usecond","Tbyte/s","%","%","sector","","inst","inst"
+"0","gemv","12.5","3.9","81.2","45.0","400","100","9.1","1.0"
+"1","spin_kernel","1","0","0","0","","","0.1","1.0"
+"2","norm","2,000.0","0.5","10.0","20.0","","","0.1","1.0"
 """  # noqa: E501
+SOURCE = """"Kernel Name","gemv"
+"Address","Source","# Samples","stall_wait","stall_long_sb","stall_long_sb (Not Issued)"
+"0x0","      FADD  R1, R2","30","24","6","6"
+"0x10","      LDG R1","10","0","10","10"
+"0x20","      EXIT","0","0","0","0"
+"Kernel Name","norm"
+"Address","Source","# Samples","stall_wait","stall_long_sb","stall_long_sb (Not Issued)"
+"0x0","      BAR","5","5","0","0"
+"""
 
 
-def test_the_raw_page_of_nsight_compute() -> None:
-    rows = parse(NCU)
-    assert [row["name"] for row in rows] == ["gemv", "gemv", "norm"]
-    assert rows[0]["time"] == pytest.approx(12.5e-6)
-    assert rows[0]["bandwidth"] == pytest.approx(3.9e12)
-    assert (rows[0]["stall"], rows[2]["stall"]) == ("long_scoreboard", "barrier")
-    first, second = table(rows).splitlines()[1:]
-    assert first.split()[:3] == ["norm", "2.000", "1"]
-    assert second.split()[:4] == ["gemv", "0.026", "2", "4000"]
-    assert parse("==ERROR== no permission") == []
+def test_the_pages_of_nsight_compute() -> None:
+    kernels = list(parse(RAW))
+    assert [each.name for each in kernels] == ["gemv", "spin_kernel", "norm"]
+    assert kernels[0].figures["ns"] == pytest.approx(12.5e3)
+    assert kernels[0].figures["bytes a second"] == pytest.approx(3.9e12)
+    assert [each.stall for each in kernels] == ["long_scoreboard"] * 3, "a warp that is issued does not wait"
+    assert list(labelled(["first", "second"], kernels)) == [("first", kernels[0]), ("second", kernels[2])]
+    longest, _, shortest = table(kernels).splitlines()[1:]
+    assert longest.split()[:3] == ["norm", "2000.0", "1"]
+    assert shortest.split()[0] == "spin_kernel"
+    assert list(parse("==ERROR== no permission")) == []
+    of_gemv, of_norm = hot_lines(SOURCE)
+    assert [(line.text, line.share) for line in of_gemv] == [("FADD R1, R2", 0.75), ("LDG R1", 0.25)]
+    assert list(of_gemv[0].stalls.items()) == [("wait", 0.8), ("long_sb", 0.2)]
+    assert [line.text for line in of_norm] == ["BAR"]
+    text = described(replace(kernels[0], lines=of_gemv))
+    assert "4.0 sectors a load, no a store" in text
+    assert "DRAM 81 %, L2 unknown" in text
+
+
+def test_names_of_kernels() -> None:
+    assert title("memory_bound:transpose-naive:256") == "memory_bound: transpose-naive, transpose, 256 MB"
+    assert title("op:rms_norm:64x4096") == "rms_norm, 64x4096 +residual"
+    for name, said in (("gemm", "is no kernel"), ("gemm:none", "no rung"), ("gemm:naive:1x", "no problem"),
+                       ("op:none:1", "no op"), ("op:rms_norm:none", "no case")):  # fmt: skip
+        with pytest.raises(InvalidConfig, match=said):
+            title(name)
 
 
 @pytest.mark.gpu
