@@ -26,7 +26,7 @@ VERBS: dict[str, type[ListCommand] | str | None] = {
     "transcribe": ListCommand,
     "codec": None,
     "models": "",
-    "profile": "",
+    "profile": ListCommand,
     "calibrate": "",
     "explain": "",
     "plan": ListCommand,

@@ -99,9 +99,15 @@ def inspect(
     name: Annotated[str, typer.Argument(help="A part of a kernel's name, as `ridgeline kernels list` has it.")],
     arch: Annotated[str, typer.Option("--arch", help="Architecture that it is compiled for.")] = "sm_90",
     stage: Annotated[str, typer.Option(help="Print this form instead: ttir, ttgir, llir, ptx, sass or amdgcn.")] = "",
+    passes: Annotated[
+        bool, typer.Option("--passes", help="Instead: what each pass of Triton's compiler added and removed.")
+    ] = False,
+    diff: Annotated[
+        str, typer.Option(help="Instead: the lines that this pass changed, by its number or a part of its name.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Compile a kernel, and show its forms, instructions, registers, spills, shared memory and occupancy.
+    """Compile a kernel, and show its forms, instructions, registers, spills, shared memory, occupancy, and its passes.
 
     The first kernel counts whose name contains the words and which is made for the architecture.
     """
@@ -112,6 +118,11 @@ def inspect(
         raise InvalidConfig(f"no kernel whose name contains {name!r} is made for {arch}; see `ridgeline kernels list`.")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise InvalidConfig("TRITON_INTERPRET is set, which turns the compiler off; unset it.")
+    if passes or diff:
+        if stage:
+            raise InvalidConfig("--stage prints a form, --passes and --diff what passes changed; choose one.")
+        _show_passes(fitting[0], arch, diff, as_json=as_json)
+        return
     found = look(fitting[0], arch)
     if stage and stage not in found.stages:
         raise InvalidConfig(f"{arch} has no stage {stage!r}; there are {', '.join(found.stages)}.")
@@ -147,6 +158,33 @@ def _show(found: Inspection, many: int) -> None:
         counts = list(found.counts(stage).items())[:MOST]
         table.add_row(stage, f"{text.count(chr(10)):,}", ", ".join(f"{count} {name}" for name, count in counts))
     console.print(table)
+
+
+def _show_passes(kernel: AotKernel, arch: str, diff: str, *, as_json: bool) -> None:
+    from ridgeline.kernels.base.passes import changes
+
+    found = changes(kernel, arch)
+    if diff:
+        chosen = [each for each in found if (str(each.number) == diff if diff.isdigit() else diff in each.name)]
+        if not chosen:
+            names = ", ".join(f"{each.number} {each.name}" for each in found)
+            raise InvalidConfig(f"no pass {diff!r} changed {kernel.name}; there are {names}.")
+        for each in chosen:
+            print(f"{each.number} {each.name}", *each.diff(), sep="\n")
+    elif as_json:
+        for each in found:
+            lines = dict(zip(("new", "gone"), each.lines, strict=True))
+            fields = {"number": each.number, "pass": each.name, "added": each.added, "removed": each.removed}
+            print(json.dumps({**fields, "lines": lines}))
+    else:
+        print(f"{kernel.name} for {arch}")
+        table = Table("", "pass", "added", "removed", "lines")
+        for each in found:
+            added, removed = ([f"{n} {name}" for name, n in list(c.items())[:MOST]] for c in (each.added, each.removed))
+            new, gone = each.lines
+            told = f"+{new} -{gone}" if new or gone else "moved"
+            table.add_row(str(each.number), each.name, ", ".join(added), ", ".join(removed), told)
+        Console().print(table)
 
 
 def _report(found: Inspection) -> dict[str, object]:

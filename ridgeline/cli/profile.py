@@ -58,11 +58,11 @@ class NcuFlags:
 
     ncu: Annotated[bool, typer.Option("--ncu", help="Also run Nsight Compute on one decode step's kernels.")] = False
     ncu_kernels: Annotated[int, typer.Option(help="Kernels Nsight Compute looks at.", min=1)] = 20
-    rung: Annotated[
+    rungs: Annotated[
         list[str] | None,
-        typer.Option(help="With --ncu, instead of a model: a ladder's rung, LADDER:RUNG or LADDER:RUNG:PROBLEM."),
+        typer.Option(help="With --ncu, instead of a model: LADDER:RUNG[:PROBLEM] or op:OP:CASE, one or several."),
     ] = None
-    cubins: Annotated[Path | None, typer.Option(help="With --rung: a folder with the rungs' machine code.")] = None
+    cubins: Annotated[Path | None, typer.Option(help="With --rungs: a folder with the rungs' machine code.")] = None
 
 
 @with_ranks
@@ -87,9 +87,9 @@ def profile(
             raise InvalidConfig(f"--{name} is {value}; it must be at least 1.")
     if out.exists() and not out.is_dir():
         raise InvalidConfig(f"--out {out} is a file; name a folder.")
-    if look.rung or look.cubins:
-        if not (look.rung and look.ncu) or model or prompts or beside.peer != "none" or LLMConfig(**ranks).divided_by:
-            raise InvalidConfig("--rung goes with --ncu, and takes the place of a model; leave out all else.")
+    if look.rungs or look.cubins:
+        if not (look.rungs and look.ncu) or model or prompts or beside.peer != "none" or LLMConfig(**ranks).divided_by:
+            raise InvalidConfig("--rungs goes with --ncu, and takes the place of a model; leave out all else.")
         _rungs(look, out)
         return
     ncu = look.ncu
@@ -136,10 +136,10 @@ def profile(
 
 def _rungs(look: NcuFlags, out: Path) -> None:
     """Look at rungs of ladders by Nsight Compute."""
+    from ridgeline_bench.named_kernels import of_rungs
     from ridgeline_bench.profile.ncu import table
-    from ridgeline_bench.profile.rungs import of_rungs
 
-    found = of_rungs(look.rung or [], look.cubins)
+    found = of_rungs(look.rungs or [], look.cubins)
     text = table([kernel for _, kernel in found]) + _kept(out, found)
     (out / "summary.txt").write_text(text)
     print(text, end="")

@@ -8,7 +8,7 @@ racecheck   threads of a block that access one word of shared memory without a b
 synccheck   barriers that not all threads reach, and masks that lack the caller
 initcheck   reads of memory that nobody wrote
 
-Kernels have the names of `ridgeline_bench.profile.rungs`, and small problems, because the tools slow a kernel down up
+Kernels have the names of `ridgeline_bench.named_kernels`, and small problems, because the tools slow a kernel down up
 to a hundred times. First all run without a tool, beside their references. Then each tool looks at all of them in a
 process of its own, at the same time, and at four kernels with one fault each (`ridgeline/kernels/cuda/faults.cu`): a
 tool that does not find its fault proves nothing. torch's cache of memory is off meanwhile, so that each tensor is an
@@ -35,7 +35,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline_bench.profile.rungs import loaded, title
+from ridgeline_bench.named_kernels import loaded, title
 from ridgeline_bench.scripts.asked import OneOf, asked, keep, told
 
 FAULTS = Path(__file__).parents[2] / "ridgeline" / "kernels" / "cuda" / "faults.cu"
@@ -181,7 +181,7 @@ def line(found: Outcome, version: str) -> dict[str, object]:
 
 def main() -> None:
     given = asked(
-        __doc__, tools=[OneOf(FAULTY)], kernels=(list(KERNELS), "as `ridgeline_bench.profile.rungs` names them"),
+        __doc__, tools=[OneOf(FAULTY)], kernels=(list(KERNELS), "as `ridgeline_bench.named_kernels` names them"),
         cubins=Path, seconds=240.0, output=Path, child=(False, "run the kernels here"),
         faulty=("", "with --child: the faulty kernel that runs last"),
     )  # fmt: skip

@@ -53,6 +53,7 @@ BETWEEN: dict[str, tuple[list[str], str, Any]] = {
     "transcribe": (["--max-tokens", "5"], "max_tokens", 5),
     "chat": (["--no-enforce-eager"], "enforce_eager", False),
     "quantize": (["--device", "cpu"], "device", "cpu"),
+    "profile": (["--batch", "3"], "batch", 3),
     "plan": (["--utilization", "0.5"], "utilization", 0.5),
     "bench serve": (["--rate", "4"], "rate", "4"),
     "bench sweep": (["--seconds", "9"], "seconds", 9.0),
@@ -65,6 +66,7 @@ BETWEEN: dict[str, tuple[list[str], str, Any]] = {
 NEEDED = {
     "simulate": ["--gpu", "H200"],
     "quantize": ["--out", "o"],
+    "profile": ["--out", "o"],
     "plan": ["--gpu", "H200"],
     "run-batch": ["-i", "i", "-o", "o"],
 }

@@ -21,12 +21,12 @@ from ridgeline.kernels.ops import OPS
 from ridgeline.perf.bottleneck import Floors
 from ridgeline.perf.hardware import FLOORS
 from ridgeline.quantization import SCHEMES
+from ridgeline_bench.named_kernels import labelled, title
 from ridgeline_bench.profile.flame import Sampler, collapsed, svg
 from ridgeline_bench.profile.memory import tensors
 from ridgeline_bench.profile.ncu import described, hot_lines, parse, table
 from ridgeline_bench.profile.profile import profile, summary
 from ridgeline_bench.profile.ranges import named_ranges
-from ridgeline_bench.profile.rungs import labelled, title
 from ridgeline_bench.profile.tables import OpLimit, merged, overlap
 from tests.driving import Rig, ask, rig
 

@@ -64,6 +64,10 @@ def test_a_kernel_is_inspected_for_a_gpu_that_is_not_here(name: str, arch: str, 
     assert sum(found["stages"][machine]["instructions"].values()) > 50
     assert 0 < found["blocks"] <= 64
     assert "no stage 'sasss'" in run([*command, "--stage", "sasss"]).stderr
+    passes = [json.loads(line) for line in run([*command, "--passes", "--json"]).stdout.splitlines()]
+    assert any(each["removed"].get("tt.load") for each in passes), "a pass makes loads of a GPU of them"
+    assert "\n-" in run([*command, "--diff", "tritongpu-remove-layout-conversions"]).stdout
+    assert "no pass 'sasss' changed" in run([*command, "--diff", "sasss"]).stderr
 
 
 @needs_triton

@@ -1,6 +1,6 @@
 """Rungs of ladders and kernels of ops by name, for profilers: run once between the marks that these look for.
 
-python -m ridgeline_bench.profile.rungs [--cubins FOLDER] [--reduced] gemm:async_stores "op:rms_norm:64x4096"
+python -m ridgeline_bench.named_kernels [--cubins FOLDER] [--reduced] gemm:async_stores "op:rms_norm:64x4096"
 
 A name is LADDER:RUNG, or LADDER:RUNG:PART of the name of a problem; the first problem that has the rung counts. Or it
 is op:OP:PART of the label of a case of an op, whose implementation on this device runs. Each is compared with its
