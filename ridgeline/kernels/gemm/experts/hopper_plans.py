@@ -88,16 +88,17 @@ def choose_fp8(pairs: int, experts: int, inputs: int, *, gated: bool, blocked: b
 def choose_coded(pairs: int, experts: int, *, gated: bool, levels: bool = False) -> Stream:
     """Return the cut for so many pairs with matrices of MXFP4, or of levels.
 
-    Up to 16 columns single warps multiply. With 32 columns they multiply levels, and without a gate MXFP4 as well, by
-    tiles of 128 rows. Two programs share a multiprocessor there, so one makes operands while the other multiplies.
-    Tiles of 128 pairs are the largest whose sums fit the registers, gated ones with 64 rows; making operands then takes
-    a third of the products' time. Levels are always multiplied apart.
+    Single warps multiply up to 16 columns, all levels, and products without a gate of MXFP4 with 32 columns. Tiles of
+    128 rows by 32 pairs suit them then, even for 32 pairs of each expert, which two tiles take. Elsewhere two programs
+    share a multiprocessor with 32 columns, so one makes operands while the other multiplies. Tiles of 128 pairs are the
+    largest whose sums fit the registers, gated ones with 64 rows; making operands then takes a third of the products'
+    time.
     """
     tokens = min(128, max(16, power_of_two(ceil(2 * pairs / experts))))
     if tokens == 16:
         return coded(64 if gated else 128, tokens, 8, gated=gated, resident=3, apart=True)
-    if tokens == 32 and (levels or not gated):
-        return coded(64 if gated else 128, tokens, 16, gated=gated, resident=3 if gated else 2, apart=True)
+    if (levels and tokens <= 64) or (tokens == 32 and not gated):
+        return coded(128, 32, 16, gated=gated, resident=2 if gated else 3, apart=True)
     if levels:
         return coded(64, 64, 32, gated=gated, resident=2, apart=True)
     rows = 128 if tokens == 64 or (tokens == 128 and not gated) else 64
