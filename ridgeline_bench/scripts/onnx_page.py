@@ -85,6 +85,26 @@ def larger(lines: Sequence[Line]) -> list[str]:
     return [*wrapped(sentence), "", *markdown(heads, rows), ""]
 
 
+def families(lines: Sequence[Line]) -> list[str]:
+    """Return a table of the small random models: nodes at each level, and the operators that each level takes out."""
+    rows = []
+    for line in newest(lines, "model", "opset"):
+        counts = list(line["nodes"].values())
+        taken, before = [], counts[0]
+        for after in counts[1:]:
+            gone = [
+                f"{before[name] - after.get(name, 0)} {name}" for name in before if before[name] > after.get(name, 0)
+            ]
+            taken.append(", ".join(gone) or "-")
+            before = after
+        sizes = ", ".join(str(sum(each.values())) for each in counts)
+        rows.append(
+            [line["model"], str(line["opset"]), sizes, *taken, f"{max(line['error'], line['error_to_ours']):.0e}"]
+        )
+    levels = [f"taken out by {name}" for name in list(lines[-1]["nodes"])[1:]]
+    return [*markdown(["family", "opset", "nodes", *levels, "largest difference"], rows), ""]
+
+
 TABLES: Mapping[str, Callable[[Sequence[Line]], list[str]]] = {
     "speeds": speeds, "passes": changes, "operators": operators, "larger": larger,
 }  # fmt: skip
@@ -92,9 +112,11 @@ TABLES: Mapping[str, Callable[[Sequence[Line]], list[str]]] = {
 
 def page(text: str, lines: Sequence[Line]) -> str:
     """Return the page with the tables of these results."""
+    whole = [line for line in lines if line["workload"] == "onnx"]
     for name, make in TABLES.items():
-        text = filled(text, name, make(lines) if lines else [], PAGE.name)
-    return text
+        text = filled(text, name, make(whole) if whole else [], PAGE.name)
+    small = [line for line in lines if line["workload"] == "onnx family"]
+    return filled(text, "families", families(small) if small else [], PAGE.name)
 
 
 def write() -> None:
