@@ -222,8 +222,8 @@ CALLS: Mapping[str, tuple[ModelCall, Cured | None]] = {
     ),
     "wav2vec2, training": (
         _WAV2VEC2,
-        Cured(cause="sets requires_grad of an activation, draws masks with numpy, and asks a random number whether to skip a layer",
-              cure="freeze the feature encoder, and give masks as an input (here: none); the random choice of layers stays",
+        Cured(cause="sets requires_grad of an activation, draws masks with numpy, and skips layers by a random number",
+              cure="freeze the feature encoder, and give masks as an input (here: none); skipped layers stay",
               call=replace(_WAV2VEC2, settings={**_WAV2VEC2.settings, "apply_spec_augment": False},
                            prepared=lambda model: model.freeze_feature_encoder())),
     ),
