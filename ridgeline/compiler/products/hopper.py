@@ -1,0 +1,589 @@
+"""Maps a tiled product to Hopper: blocks to clusters of multiprocessors, the steps of K to a ring of shared memory that
+TMA fills, and 64 rows at a time to a warpgroup, whose sums stay in registers through the epilogue.
+
+One warpgroup copies and the others multiply. A step of K is 64 numbers of 16 bits, one row of a 128-byte swizzle, so
+that neither TMA nor wgmma meet a bank twice. A stage of the ring has two barriers: `full` counts bytes that TMA wrote,
+`empty` the warpgroups that read them, of every block of the cluster that the copy reached. A block takes tiles one
+after the other until there is none; while it writes one tile, the copies of the next are on their way.
+
+The text that comes out has operations of `nvvm`, `scf`, `arith` and `llvm` and no tensor. Everything that is chosen is
+in the schedule (schedule.py); nothing is chosen here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.compiler.products.tiled import EpilogueValue, TiledProduct
+from ridgeline.compiler.products.writer import TextWriter
+
+STEP = 64  # numbers of K in a step: 128 bytes, which is a row of the swizzle
+ROWS = 64  # rows of a wgmma
+ATOM = 8192  # bytes of 64 rows of 128 bytes
+STAGED = 8192  # bytes in which a warpgroup puts 64 x 64 results together for TMA
+SHARED_BYTES = 227 << 10  # that a block may have
+BARRIER_ID = 1  # of a warpgroup's own barrier: this plus its number
+
+
+@dataclass(frozen=True)
+class HopperKernel:
+    """The text of a kernel and how to launch it.
+
+    grid, threads, shared (bytes), cluster: of the launch. boxes: rows and columns of the boxes of the tensor maps of the
+    left and the right matrix and, if the result is copied by TMA, of the result. staged: whether it is.
+    """
+
+    text: str
+    grid: int
+    threads: int
+    shared: int
+    cluster: int
+    boxes: tuple[tuple[int, int], ...]
+    staged: bool
+
+
+def mapped(product: TiledProduct) -> HopperKernel:
+    """Return the kernel of a tiled product. Raises InvalidConfig from the schedule's own check, so not here."""
+    return _HopperWriter(product).kernel()
+
+
+class _HopperWriter:
+    def __init__(self, product: TiledProduct) -> None:
+        self.p, self.s, self.w = product, product.schedule, TextWriter()
+        s = self.s
+        self.cluster = s.cluster[0] * s.cluster[1]
+        self.atoms = s.rows // (ROWS * s.warpgroups)  # wgmma's of 64 rows for each warpgroup
+        self.a_bytes, self.b_bytes = s.rows * 2 * STEP, s.columns * 2 * STEP
+        self.staged_at = s.stages * (self.a_bytes + self.b_bytes)
+        self.barriers_at = self.staged_at + (STAGED * s.warpgroups * s.staging)
+        self.shared = self.barriers_at + 16 * s.stages
+        self.threads = 128 * (s.warpgroups + 1)
+        self.sums = s.columns // 2
+        self.struct = f"!llvm.struct<({', '.join(['f32'] * self.sums)})>"
+        up = lambda a, b: -(-a // b)  # noqa: E731
+        self.tiles = (up(product.m, s.rows * s.cluster[0]), up(product.n, s.columns * s.cluster[1]))
+        self.steps = up(product.k, STEP)
+
+    # the kernel
+
+    def kernel(self) -> HopperKernel:
+        w, s = self.w, self.s
+        tid = w.make("nvvm.read.ptx.sreg.tid.x : i32")
+        self.base = w.make("llvm.mlir.addressof @shared : !llvm.ptr<3>")
+        self.lane = w.int("remui", tid, 128)
+        group = w.int("divui", tid, 128)
+        self.rank = w.make("nvvm.read.ptx.sreg.cluster.ctaid.x : i32") if self.cluster > 1 else w.constant(0)
+        first = w.compare("eq", tid, 0)
+        with w.inside(f"scf.if {first} {{"):
+            for stage in range(s.stages):
+                at = w.constant(stage)
+                w.do(f"nvvm.mbarrier.init {self.full(at)}, {w.constant(1)} : !llvm.ptr<3>, i32")
+                arrivals = w.constant(s.warpgroups * self.cluster)
+                w.do(f"nvvm.mbarrier.init {self.empty(at)}, {arrivals} : !llvm.ptr<3>, i32")
+            w.do("nvvm.fence.mbarrier.init")
+            for name in ("%left", "%right", *(("%result",) if s.staging else ())):
+                w.do(f"nvvm.prefetch tensormap, {name} : !llvm.ptr")
+        self.meet()
+        producer = w.compare("eq", group, s.warpgroups)
+        with w.inside(f"scf.if {producer} {{"):
+            w.do(f"nvvm.setmaxregister decrease {s.registers[0]}")
+            leader = w.compare("eq", self.lane, 0)
+            with w.inside(f"scf.if {leader} {{"):
+                self.tiles_loop(self.copies)
+        w.lines[-1] = "} else {"
+        w._depth += 1
+        w.do(f"nvvm.setmaxregister increase {s.registers[1]}")
+        self.group = group
+        self.prepare_epilogue()
+        self.tiles_loop(self.products)
+        if s.staging:
+            w.do("nvvm.cp.async.bulk.wait_group 0")
+        w._depth -= 1
+        w.do("}")
+        if self.cluster > 1:  # nobody leaves while others may still arrive at its barriers
+            self.meet()
+        w.do("llvm.return")
+        grid = min(s.blocks, self.tiles[0] * self.tiles[1] * self.cluster)
+        boxes = [self.box(s.rows, s.cluster[1], self.p.left_by_k), self.box(s.columns, s.cluster[0], self.p.right_by_k)]
+        if s.staging:
+            boxes.append((ROWS, 64))
+        return HopperKernel(self.text(), grid, self.threads, self.shared, self.cluster, tuple(boxes), bool(s.staging))
+
+    def text(self) -> str:
+        byval = "!llvm.ptr {llvm.byval = !llvm.array<128 x i8>, llvm.align = 64 : i64, nvvm.grid_constant}"
+        maps = [f"%left: {byval}", f"%right: {byval}"]
+        maps.append(f"%result: {byval if self.s.staging else '!llvm.ptr<1>'}")
+        others = [f"%e{at}: !llvm.ptr<1>" for at in range(len(self.p.epilogue.inputs))]
+        attributes = [
+            "gpu.kernel", "nvvm.kernel", f"nvvm.maxntid = array<i32: {self.threads}>", "nvvm.minctasm = 1 : i32"
+        ]  # fmt: skip
+        if self.cluster > 1:
+            attributes.append(f"nvvm.cluster_dim = array<i32: {self.cluster}, 1, 1>")
+        lines = [
+            'gpu.module @kernels [#nvvm.target<chip = "sm_90a", features = "+ptx84", O = 3>] {',
+            "llvm.mlir.global external @shared() {addr_space = 3 : i32, alignment = 1024 : i64} : !llvm.array<0 x i8>",
+            f"llvm.func @product({', '.join([*maps, *others])}) attributes {{{', '.join(attributes)}}} {{",
+            *(f"  {line}" for line in (*self.w.constants(), *self.w.lines)),
+            "}",
+            "}",
+        ]
+        return "\n".join(lines)
+
+    # shared memory
+
+    def at(self, offset: str | int) -> str:
+        """Return the address of a byte of shared memory."""
+        place = offset if isinstance(offset, str) else self.w.constant(offset)
+        return self.w.make(f"llvm.getelementptr {self.base}[{place}] : (!llvm.ptr<3>, i32) -> !llvm.ptr<3>, i8")
+
+    def full(self, stage: str) -> str:
+        return self.at(self.w.int("addi", self.w.int("muli", stage, 8), self.barriers_at))
+
+    def empty(self, stage: str) -> str:
+        return self.at(self.w.int("addi", self.w.int("muli", stage, 8), self.barriers_at + 8 * self.s.stages))
+
+    def wait(self, barrier: str, phase: str) -> None:
+        ticks = self.w.constant(0x989680)
+        self.w.do(f"nvvm.mbarrier.try_wait.parity {barrier}, {phase}, {ticks} : !llvm.ptr<3>, i32, i32")
+
+    def meet(self) -> None:
+        """All threads of the cluster wait for each other."""
+        if self.cluster > 1:
+            self.w.do("nvvm.cluster.arrive")
+            self.w.do("nvvm.cluster.wait")
+        else:
+            self.w.do("nvvm.barrier")
+
+    def next(self, stage: str, phase: str) -> tuple[str, str]:
+        """Return the stage behind a stage, and the parity of its barriers."""
+        w = self.w
+        after = w.int("addi", stage, 1)
+        wraps = w.compare("eq", after, self.s.stages)
+        return w.choose(wraps, w.constant(0), after), w.int("xori", phase, w.make(f"arith.extui {wraps} : i1 to i32"))
+
+    # tiles
+
+    def tiles_loop(self, body: object) -> None:
+        """Write the loop over the tiles of this block, with the ring's place carried from one to the next."""
+        w, s = self.w, self.s
+        count = self.tiles[0] * self.tiles[1]
+        block = w.make("nvvm.read.ptx.sreg.ctaid.x : i32")
+        first = w.int("divui", block, self.cluster)
+        at, stage, phase = w.name(), w.name(), w.name()
+        zero, grid = w.constant(0), min(s.blocks, count * self.cluster) // self.cluster
+        result = w.name()
+        head = (
+            f"{result}:2 = scf.for {at} = {first} to {w.constant(count)} step {w.constant(grid)} "
+            f"iter_args({stage} = {zero}, {phase} = {zero}) -> (i32, i32) : i32 {{"
+        )
+        with w.inside(head):
+            row, column = self.place(at)
+            stage, phase = body(row, column, stage, phase)  # type: ignore[operator]
+            w.do(f"scf.yield {stage}, {phase} : i32, i32")
+
+    def place(self, tile: str) -> tuple[str, str]:
+        """Return the first row and column of this block's part of a cluster's tile.
+
+        Tiles go down `raster` rows of tiles, then to the next column: what runs at the same time shares rows and columns
+        in the second cache.
+        """
+        w, s = self.w, self.s
+        down, across = self.tiles
+        deep = min(s.raster, down)
+        band = w.int("divui", tile, deep * across)
+        inside = w.int("remui", tile, deep * across)
+        begin = w.int("muli", band, deep)
+        if down % deep:
+            left = w.int("subi", w.constant(down), begin)
+            height = w.make(f"arith.minui {left}, {w.constant(deep)} : i32")
+        else:
+            height = w.constant(deep)
+        row = w.int("addi", begin, w.int("remui", inside, height))
+        column = w.int("divui", inside, height)
+        across_cluster = s.cluster[1]
+        rank_row = w.int("divui", self.rank, across_cluster) if s.cluster[0] > 1 else w.constant(0)
+        rank_column = w.int("remui", self.rank, across_cluster) if across_cluster > 1 else w.constant(0)
+        self.rank_row, self.rank_column = rank_row, rank_column
+        row = w.int("addi", w.int("muli", row, s.cluster[0]), rank_row)
+        column = w.int("addi", w.int("muli", column, s.cluster[1]), rank_column)
+        return w.int("muli", row, s.rows), w.int("muli", column, s.columns)
+
+    # copies
+
+    def box(self, rows: int, shared_by: int, by_k: bool) -> tuple[int, int]:
+        """Return the rows and columns of a box: of a matrix with K along its rows up to 256 rows, else 64 columns."""
+        return (min(rows // shared_by, 256), STEP) if by_k else (STEP, 64)
+
+    def copies(self, row: str, column: str, stage: str, phase: str) -> tuple[str, str]:
+        """Write the copies of a tile: the producer's part."""
+        w, s = self.w, self.s
+        k, at, ph, result = w.name(), w.name(), w.name(), w.name()
+        head = (
+            f"{result}:2 = scf.for {k} = {w.constant(0)} to {w.constant(self.steps * STEP)} step {w.constant(STEP)} "
+            f"iter_args({at} = {stage}, {ph} = {phase}) -> (i32, i32) : i32 {{"
+        )
+        with w.inside(head):
+            self.wait(self.empty(at), w.int("xori", ph, 1))
+            full = self.full(at)
+            size = w.constant(self.a_bytes + self.b_bytes)
+            w.do(f"nvvm.mbarrier.arrive.expect_tx {full}, {size} : !llvm.ptr<3>, i32 -> i64")
+            a = w.int("muli", at, self.a_bytes)
+            b = w.int("addi", w.int("muli", at, self.b_bytes), s.stages * self.a_bytes)
+            mask_a = self.mask(along=1) if s.cluster[1] > 1 else ""
+            mask_b = self.mask(along=0) if s.cluster[0] > 1 else ""
+            self.copy("%left", full, a, (row, k), self.p.left_by_k, (s.rows, s.cluster[1], self.rank_column, mask_a))
+            self.copy("%right", full, b, (column, k), self.p.right_by_k, (s.columns, s.cluster[0], self.rank_row, mask_b))
+            after = self.next(at, ph)
+            w.do(f"scf.yield {after[0]}, {after[1]} : i32, i32")
+        return f"{result}#0", f"{result}#1"
+
+    def mask(self, along: int) -> str:
+        """Return the blocks of the cluster that share what this one copies: its row of them or its column."""
+        w, (down, across) = self.w, self.s.cluster
+        if along == 1:
+            bits = w.int("shli", w.constant((1 << across) - 1), w.int("muli", self.rank_row, across))
+        else:
+            column = sum(1 << (each * across) for each in range(down))
+            bits = w.int("shli", w.constant(column), self.rank_column)
+        return w.make(f"arith.trunci {bits} : i32 to i16")
+
+    def copy(
+        self,
+        name: str,
+        full: str,
+        to: str,
+        place: tuple[str, str],
+        by_k: bool,
+        shared: tuple[int, int, str, str],
+    ) -> None:
+        """Write the copies of a step of a matrix: this block's part of it, to all blocks that need it."""
+        w = self.w
+        (rows, parts, part, mask), (row, k) = shared, place
+        mine = rows // parts
+        first = w.int("muli", part, mine) if parts > 1 else w.constant(0)
+        size = self.box(rows, parts, by_k)[0] if by_k else 64
+        for at in range(0, mine, size):
+            offset = w.int("addi", first, at)
+            target = self.at(w.int("addi", to, w.int("muli", offset, 2 * STEP)))
+            cast = w.make(f"llvm.addrspacecast {target} : !llvm.ptr<3> to !llvm.ptr<7>")
+            where = w.int("addi", row, offset)
+            x, y = (k, where) if by_k else (where, k)
+            sent = f" multicast_mask = {mask}" if mask else ""
+            w.do(
+                f"nvvm.cp.async.bulk.tensor.shared.cluster.global {cast}, {name}, {full}, box [{x}, {y}]{sent} : "
+                "!llvm.ptr<7>, !llvm.ptr"
+            )
+
+    # products
+
+    def descriptor(self, offset: str, by_k: bool) -> str:
+        """Return wgmma's description of shared memory from a byte on."""
+        w = self.w
+        address = w.make(f"llvm.ptrtoint {self.at(offset)} : !llvm.ptr<3> to i32")
+        low = w.int("shrui", w.int("andi", address, 0x3FFFF), 4)
+        wide = w.make(f"arith.extui {low} : i32 to i64")
+        leading = 1 if by_k else ATOM >> 4
+        return w.int("ori", wide, (1 << 62) | (64 << 32) | (leading << 16), "i64")
+
+    def products(self, row: str, column: str, stage: str, phase: str) -> tuple[str, str]:
+        """Write the products of a tile and its epilogue: a consumer's part."""
+        w, s = self.w, self.s
+        undefined = w.make(f"llvm.mlir.undef : {self.struct}")
+        sums = self.step([undefined] * self.atoms, stage, phase, adds=False)
+        if s.running == 0:
+            w.do("nvvm.wgmma.wait.group.sync.aligned 0")
+            self.free(stage)
+        before = stage
+        at, ph = self.next(stage, phase)
+        k, result = w.name(), w.name()
+        names = [w.name() for _ in range(self.atoms)]
+        a, b, old = w.name(), w.name(), w.name()
+        starts = [*zip(names, sums, strict=True), (a, at), (b, ph), (old, before)]
+        types = [*[self.struct] * self.atoms, "i32", "i32", "i32"]
+        head = (
+            f"{result}:{len(types)} = scf.for {k} = {w.constant(1)} to {w.constant(self.steps)} step {w.constant(1)} "
+            f"iter_args({', '.join(f'{x} = {y}' for x, y in starts)}) -> ({', '.join(types)}) : i32 {{"
+        )
+        with w.inside(head):
+            made = self.step(names, a, b, adds=True)
+            w.do(f"nvvm.wgmma.wait.group.sync.aligned {s.running}")
+            self.free(old if s.running else a)
+            after = self.next(a, b)
+            w.do(f"scf.yield {', '.join([*made, *after, a])} : {', '.join(types)}")
+        done = [f"{result}#{at}" for at in range(self.atoms)]
+        done = [self.finished(each) for each in done]
+        if s.running:
+            self.free(f"{result}#{self.atoms + 2}")
+        for atom, each in enumerate(done):
+            self.epilogue(each, atom, row, column)
+        return f"{result}#{self.atoms}", f"{result}#{self.atoms + 1}"
+
+    def step(self, sums: Sequence[str], stage: str, phase: str, *, adds: bool) -> list[str]:
+        """Write the products of one stage, which run on when this ends."""
+        w, s, p = self.w, self.s, self.p
+        self.wait(self.full(stage), phase)
+        rows = w.int("muli", self.group, self.atoms * ATOM)
+        left = self.descriptor(w.int("addi", w.int("muli", stage, self.a_bytes), rows), p.left_by_k)
+        at = w.int("addi", w.int("muli", stage, self.b_bytes), s.stages * self.a_bytes)
+        right = self.descriptor(at, p.right_by_k)
+        w.do("nvvm.wgmma.fence.aligned")
+        made = list(sums)
+        for k in range(STEP // 16):
+            b = w.int("addi", right, k * (2 if p.right_by_k else 128), "i64")
+            for atom in range(self.atoms):
+                a = w.int("addi", left, atom * (ATOM >> 4) + k * (2 if p.left_by_k else 128), "i64")
+                made[atom] = w.make(
+                    f"nvvm.wgmma.mma_async {a}, {b}, {made[atom]}, #nvvm.shape<m = 64, n = {s.columns}, k = 16>, "
+                    f"D [<f32>, <{'one' if adds or k else 'zero'}>], A [<bf16>, <one>, <{'row' if p.left_by_k else 'col'}>], "
+                    f"B [<bf16>, <one>, <{'col' if p.right_by_k else 'row'}>] : {self.struct} -> {self.struct}"
+                )
+        w.do("nvvm.wgmma.commit.group.sync.aligned")
+        return made
+
+    def free(self, stage: str) -> None:
+        """Tell the producers of all blocks whose copies reach this one that a stage was read."""
+        w = self.w
+        barrier = w.make(f"llvm.ptrtoint {self.empty(stage)} : !llvm.ptr<3> to i32")
+        leader = w.compare("ult", self.lane, self.cluster)
+        if self.cluster == 1:
+            self.asm("@$1 mbarrier.arrive.shared.b64 _, [$0];", "r,b", (barrier, leader), "i32, i1")
+            return
+        there = w.make(
+            'llvm.inline_asm asm_dialect = att "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r" '
+            f"{barrier}, {self.lane} : (i32, i32) -> i32"
+        )
+        self.asm("@$1 mbarrier.arrive.shared::cluster.b64 _, [$0];", "r,b", (there, leader), "i32, i1")
+
+    def asm(self, text: str, constraints: str, operands: Sequence[str], types: str) -> None:
+        """Write an instruction that makes nothing. Where one thread does something there is no branch: a branch among
+        products hides the sums from ptxas, which then makes each product wait for the one before."""
+        self.w.do(
+            f'llvm.inline_asm has_side_effects asm_dialect = att "{text}", "{constraints}" {", ".join(operands)} : '
+            f"({types}) -> ()"
+        )
+
+    def finished(self, sums: str) -> str:
+        """Return the sums behind a wait for all products; what takes them cannot be moved before it."""
+        n = self.sums
+        each = [self.w.make(f"llvm.extractvalue {sums}[{at}] : {self.struct}") for at in range(n)]
+        constraint = ",".join([*["=f"] * n, *map(str, range(n))])
+        return self.w.make(
+            f'llvm.inline_asm has_side_effects asm_dialect = att "wgmma.wait_group.sync.aligned 0;", "{constraint}" '
+            f"{', '.join(each)} : ({', '.join(['f32'] * n)}) -> {self.struct}"
+        )
+
+    # epilogue
+
+    def prepare_epilogue(self) -> None:
+        """Write what a thread needs of its place: its row and column in the 64 rows of its warpgroup."""
+        w = self.w
+        self.warp, lane = w.int("divui", self.lane, 32), w.int("remui", self.lane, 32)
+        self.lane32 = lane
+        self.my_row = w.int("addi", w.int("muli", self.warp, 16), w.int("divui", lane, 4))
+        self.my_column = w.int("muli", w.int("remui", lane, 4), 2)
+        if self.s.staging:
+            inside = w.int("remui", lane, 16)
+            line = w.int("addi", w.int("muli", self.warp, 16), inside)
+            self.line = w.int("muli", line, 128)
+            self.high = w.int("divui", lane, 16)
+            self.turn = w.int("remui", inside, 8)
+
+    def epilogue(self, sums: str, atom: int, row: str, column: str) -> None:
+        """Write the results of 64 rows: what the graph does to each sum, and where it goes."""
+        w, s = self.w, self.s
+        group_row = w.int("muli", self.group, self.atoms * ROWS)
+        first = w.int("addi", w.int("addi", row, group_row), atom * ROWS)
+        rows = [w.int("addi", w.int("addi", first, self.my_row), 8 * half) for half in (0, 1)]
+        by_row = {half: self.row_values(rows[half]) for half in (0, 1)}
+        pieces = range(0, s.columns, 64)
+        for piece in pieces:
+            packed = []
+            for j in range(8):
+                at_column = w.int("addi", w.int("addi", column, self.my_column), piece + 8 * j)
+                by_column = self.column_values(at_column)
+                for half in (0, 1):
+                    index = 4 * (piece // 8 + j) + 2 * half
+                    xs = [w.make(f"llvm.extractvalue {sums}[{index + e}] : {self.struct}") for e in (0, 1)]
+                    pair = self.pair(xs, (rows[half], at_column), by_row[half], by_column)
+                    if s.staging:
+                        packed.append(pair)
+                    else:
+                        self.store(pair, rows[half], at_column)
+            if s.staging:
+                number, all_of_them = piece // 64 + atom * len(pieces), self.atoms * len(pieces)
+                running = 0 if number == 0 and all_of_them % s.staging else s.staging - 1
+                self.staged(packed, first, w.int("addi", column, piece), (number % s.staging, running))
+
+    def inside(self, rows: str | None, columns: str | None) -> str:
+        """Return whether a row and a column exist, or "" where all of the tiles' do. Columns come in pairs."""
+        w, p, s = self.w, self.p, self.s
+        conditions = []
+        if rows is not None and p.m % (s.rows * s.cluster[0]):
+            conditions.append(w.compare("ult", rows, p.m))
+        if columns is not None and p.n % (s.columns * s.cluster[1]):
+            conditions.append(w.compare("ult", columns, p.n))
+        if len(conditions) == 2:
+            return w.int("andi", *conditions, "i1")
+        return conditions[0] if conditions else ""
+
+    def load(self, value: EpilogueValue, index: str, exists: str, two: bool) -> list[str]:
+        """Return one or two neighbours of an input as float32: from memory, or what does not exist as zero."""
+        w = self.w
+        at = w.int("addi", index, 0)
+        wide = w.make(f"arith.extui {at} : i32 to i64")
+        place = w.make(f"llvm.getelementptr %e{value.input}[{wide}] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {value.dtype}")
+        bits = {"bf16": 16, "f16": 16, "f32": 32}[value.dtype]
+        size = bits * (2 if two else 1)
+        condition = f", predicate = {exists}" if exists else ""
+        letter = {16: "h", 32: "r", 64: "l"}[size]
+        del letter
+        zero = w.constant(0, f"i{size}")
+        read = w.name()
+        if exists:
+            guarded = f'"mov.b{size} $0, 0;\\0A@$2 ld.global.nc.b{size} $0, [$1];"'
+            letter = {16: "h", 32: "r", 64: "l"}[size]
+            w.do(
+                f'{read} = llvm.inline_asm asm_dialect = att {guarded}, "=&{letter},l,b" {place}, {exists} : '
+                f"(!llvm.ptr<1>, i1) -> i{size}"
+            )
+        else:
+            letter = {16: "h", 32: "r", 64: "l"}[size]
+            w.do(
+                f'{read} = llvm.inline_asm asm_dialect = att "ld.global.nc.b{size} $0, [$1];", "={letter},l" {place} : '
+                f"(!llvm.ptr<1>) -> i{size}"
+            )
+        del zero, condition
+        if not two:
+            return [self.widened(w.make(f"llvm.bitcast {read} : i{size} to {value.dtype}"), value.dtype)]
+        vector = w.make(f"llvm.bitcast {read} : i{size} to vector<2x{value.dtype}>")
+        found = [w.make(f"llvm.extractelement {vector}[{w.constant(e)} : i32] : vector<2x{value.dtype}>") for e in (0, 1)]
+        return [self.widened(each, value.dtype) for each in found]
+
+    def widened(self, value: str, dtype: str) -> str:
+        return value  # the epilogue's own casts widen
+        return self.w.make(f"arith.extf {value} : {dtype} to f32") if dtype != "f32" else value
+
+    def row_values(self, row: str) -> dict[int, str]:
+        """Return the inputs of the epilogue that have one number for each row."""
+        found = {}
+        for value in self.p.epilogue.inputs:
+            if value.axes == (0,):
+                found[value.argument] = self.load(value, row, self.inside(row, None), two=False)[0]
+            elif value.axes == ():
+                found[value.argument] = self.load(value, self.w.constant(0), "", two=False)[0]
+        return found
+
+    def column_values(self, column: str) -> dict[int, list[str]]:
+        return {
+            value.argument: self.load(value, column, self.inside(None, column), two=True)
+            for value in self.p.epilogue.inputs
+            if value.axes == (1,)
+        }
+
+    def pair(
+        self,
+        sums: Sequence[str],
+        place: tuple[str, str],
+        by_row: dict[int, str],
+        by_column: dict[int, list[str]],
+    ) -> list[str]:
+        """Return two neighbours of the result."""
+        w = self.w
+        whole = {}
+        for value in self.p.epilogue.inputs:
+            if value.axes == (0, 1):
+                index = w.int("addi", w.int("muli", place[0], self.p.n), place[1])
+                whole[value.argument] = self.load(value, index, self.inside(*place), two=True)
+        made = []
+        for e, x in enumerate(sums):
+            taken = {at: by_row[at] for at in by_row}
+            taken |= {at: each[e] for at, each in (by_column | whole).items()}
+            made.append(self.computed(x, taken))
+        return made
+
+    def computed(self, x: str, taken: dict[int, str]) -> str:
+        """Write the epilogue of one number."""
+        w, body = self.w, self.p.epilogue
+        names = {body.arguments[body.sum]: x} | {body.arguments[at]: value for at, value in taken.items()}
+        for name, (number, type) in body.constants.items():
+            names[name] = w.constant(number, type)
+        for result, text in body.operations:
+            text = re.sub(r"%[\w#]+", lambda found: names[found[0]], text)
+            names[result] = self.operation(text)
+        return names[body.result]
+
+    def operation(self, text: str) -> str:
+        """Write an operation of the epilogue: exponentials and quotients by the instructions that the GPU has."""
+        w = self.w
+        name, rest = text.split(" ", 1)
+        operands = re.findall(r"%\w+", rest)
+        if name == "math.exp" and text.endswith(": f32"):
+            (x,) = operands
+            scaled = w.make(f"arith.mulf {x}, {w.constant('1.44269502 ', 'f32')} : f32")
+            return self.instruction("ex2.approx.ftz.f32", scaled)
+        if name == "math.tanh" and text.endswith(": f32"):
+            e = self.instruction("ex2.approx.ftz.f32", w.make(f"arith.mulf {operands[0]}, {w.constant('2.88539004', 'f32')} : f32"))
+            one = w.constant("1.0", "f32")
+            below = self.instruction("rcp.approx.ftz.f32", w.make(f"arith.addf {e}, {one} : f32"))
+            twice = w.make(f"arith.mulf {below}, {w.constant('2.0', 'f32')} : f32")
+            return w.make(f"arith.subf {one}, {twice} : f32")
+        if name == "arith.divf" and text.endswith(": f32"):
+            return w.make(f"arith.mulf {operands[0]}, {self.instruction('rcp.approx.ftz.f32', operands[1])} : f32")
+        return w.make(text)
+
+    def instruction(self, name: str, x: str) -> str:
+        return self.w.make(f'llvm.inline_asm asm_dialect = att "{name} $0, $1;", "=f,f" {x} : (f32) -> f32')
+
+    def packed(self, pair: Sequence[str]) -> str:
+        """Return two numbers of 16 bits in one of 32."""
+        w, dtype = self.w, self.p.dtype
+        empty = w.make(f"llvm.mlir.undef : vector<2x{dtype}>")
+        for e, each in enumerate(pair):
+            empty = w.make(f"llvm.insertelement {each}, {empty}[{w.constant(e)} : i32] : vector<2x{dtype}>")
+        return w.make(f"llvm.bitcast {empty} : vector<2x{dtype}> to i{64 if dtype == 'f32' else 32}")
+
+    def store(self, pair: Sequence[str], row: str, column: str) -> None:
+        """Write two neighbours to memory if they exist; there is no branch, which would hide the sums from ptxas."""
+        w, p = self.w, self.p
+        size = 64 if p.dtype == "f32" else 32
+        value = self.packed(pair)
+        start = w.make(f"arith.extui {row} : i32 to i64")
+        index = w.int("addi", w.int("muli", start, p.n, "i64"), w.make(f"arith.extui {column} : i32 to i64"), "i64")
+        place = w.make(f"llvm.getelementptr %result[{index}] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {p.dtype}")
+        exists, letter = self.inside(row, column), "l" if size == 64 else "r"
+        guard, more, types = ("@$2 ", f", {exists}", ", i1") if exists else ("", "", "")
+        w.do(
+            f'llvm.inline_asm has_side_effects asm_dialect = att "{guard}st.global.b{size} [$0], $1;", '
+            f'"l,{letter}{",b" if exists else ""}" {place}, {value}{more} : (!llvm.ptr<1>, i{size}{types}) -> ()'
+        )
+
+    def staged(self, pairs: Sequence[Sequence[str]], row: str, column: str, turn: tuple[int, int]) -> None:
+        """Write 64 x 64 results by way of shared memory: TMA writes whole lines, and leaves out what does not exist.
+
+        turn: the buffer, and how many copies before may still read theirs."""
+        w, s = self.w, self.s
+        buffer = w.int("muli", self.group, s.staging * STAGED)
+        at = w.int("addi", buffer, self.staged_at + turn[0] * STAGED)
+        barrier = w.int("addi", self.group, BARRIER_ID)
+        leader = w.compare("eq", self.lane, 0)
+        w.do(f"nvvm.cp.async.bulk.wait_group {turn[1]} {{read}}")
+        w.do(f"nvvm.barrier id = {barrier} number_of_threads = {w.constant(128)}")
+        line = w.int("addi", at, self.line)
+        for c in range(4):
+            chunk = w.int("addi", self.high, 2 * c)
+            place = self.at(w.int("addi", line, w.int("muli", w.int("xori", chunk, self.turn), 16)))
+            four = [self.packed(pairs[4 * c + i]) for i in range(4)]
+            w.do(
+                f"nvvm.stmatrix {place}, {', '.join(four)} {{eltType = #nvvm.ld_st_matrix_elt_type<b16>, layout = "
+                "#nvvm.mma_layout<row>, shape = #nvvm.ld_st_matrix_shape<m = 8, n = 8>} : "
+                "!llvm.ptr<3>, i32, i32, i32, i32"
+            )
+        w.do("nvvm.fence.proxy {kind = #nvvm.proxy_kind<async.shared>, space = #nvvm.shared_space<cta>}")
+        w.do(f"nvvm.barrier id = {barrier} number_of_threads = {w.constant(128)}")
+        w.do(
+            f"nvvm.cp.async.bulk.tensor.global.shared.cta %result, {self.at(at)}, box [{column}, {row}], "
+            f"predicate = {leader} : !llvm.ptr, !llvm.ptr<3>"
+        )
+        w.do("nvvm.cp.async.bulk.commit.group")

@@ -1,0 +1,114 @@
+"""Says a product and what follows it as linalg on tensors: a fill, one `linalg.matmul`, and a `linalg.generic` for each
+node of its epilogue, which the first pass makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, TensorType
+from ridgeline.compiler.linalg import _computation, literal
+from ridgeline.compiler.ops import TAKEN
+
+
+@dataclass(frozen=True)
+class ProductSpec:
+    """m, n, k: sizes. dtype: of the two matrices. left_by_k, right_by_k: whether a matrix's rows are along K: [m, k] and
+    [n, k]; else it is [k, m] or [k, n]. epilogue: a graph of pointwise nodes; its first input is the sum in float32 of
+    shape [m, n], its output of that shape too."""
+
+    m: int
+    n: int
+    k: int
+    epilogue: OpGraph
+    dtype: torch.dtype = torch.bfloat16
+    left_by_k: bool = True
+    right_by_k: bool = True
+
+    @property
+    def out(self) -> torch.dtype:
+        (output,) = self.epilogue.outputs
+        made: torch.dtype = output.tensor.dtype
+        return made
+
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the shapes of the two matrices in memory."""
+        left = (self.m, self.k) if self.left_by_k else (self.k, self.m)
+        return left, ((self.n, self.k) if self.right_by_k else (self.k, self.n))
+
+
+def plain(m: int, n: int, dtype: torch.dtype) -> OpGraph:
+    """Return the epilogue that only rounds the sum."""
+    sums = GraphValue("%sum", TensorType((m, n), torch.float32))
+    if dtype == torch.float32:
+        return OpGraph((sums,), (), (sums,))
+    out = GraphValue("%out", TensorType((m, n), dtype))
+    return OpGraph((sums,), (GraphNode("cast", (sums,), out),), (out,))
+
+
+def axes(value: GraphValue, m: int, n: int) -> tuple[int, ...]:
+    """Return which of rows (0) and columns (1) a value has."""
+    shape = (1,) * (2 - len(value.tensor.shape)) + value.tensor.shape[-2:]
+    return tuple(at for at, size in enumerate((m, n)) if shape[at] != 1 or size == 1 and len(value.tensor.shape) > 1 - at)
+
+
+def product_text(spec: ProductSpec) -> str:
+    """Return `product(left, right, inputs of the epilogue…) -> result`."""
+    m, n, k = spec.m, spec.n, spec.k
+    body = spec.epilogue
+    sums, (output,) = body.inputs[0], body.outputs
+    element = TAKEN[spec.dtype]
+    shapes = [f"tensor<{a}x{b}x{element}>" for a, b in spec.shapes()]
+    extra = [(f"%e{at}", value) for at, value in enumerate(body.inputs[1:])]
+    parameters = [f"%a: {shapes[0]}", f"%b: {shapes[1]}", *(f"{name}: {_type(v, m, n)}" for name, v in extra)]
+    left, right = ("m, k" if spec.left_by_k else "k, m"), ("n, k" if spec.right_by_k else "k, n")
+    maps = ", ".join(f"affine_map<(m, n, k) -> ({each})>" for each in (left, right, "m, n"))
+    whole = f"tensor<{m}x{n}xf32>"
+    lines = [
+        f"func.func @product({', '.join(parameters)}) -> {_type(output, m, n)} {{",
+        f"  %none = arith.constant {literal(0.0, torch.float32)} : f32",
+        f"  %place = tensor.empty() : {whole}",
+        f"  %zeros = linalg.fill ins(%none : f32) outs(%place : {whole}) -> {whole}",
+        f"  %product = linalg.matmul indexing_maps = [{maps}] ins(%a, %b : {', '.join(shapes)}) "
+        f"outs(%zeros : {whole}) -> {whole}",
+    ]
+    names = {sums: "%product", **{value: name for name, value in extra}}
+    for at, node in enumerate(body.nodes):
+        lines += [f"  {line}" for line in _node(node, names, f"%v{at}", (m, n))]
+        names[node.result] = f"%v{at}"
+    lines += [f"  return {names[output]} : {_type(output, m, n)}", "}"]
+    return "\n".join(lines)
+
+
+def _type(value: GraphValue, m: int, n: int) -> str:
+    sizes = [str((m, n)[at]) for at in axes(value, m, n)]
+    return f"tensor<{'x'.join([*sizes, TAKEN[value.tensor.dtype]])}>"
+
+
+def _node(node: GraphNode, names: dict[GraphValue, str], name: str, sizes: tuple[int, int]) -> Iterator[str]:
+    over = axes(node.result, *sizes)
+    loops = ", ".join(f"d{at}" for at in over)
+
+    def map_of(value: GraphValue) -> str:
+        return f"affine_map<({loops}) -> ({', '.join(f'd{at}' for at in axes(value, *sizes))})>"
+
+    type, element = _type(node.result, *sizes), TAKEN[node.result.tensor.dtype]
+    yield f"{name}_place = tensor.empty() : {type}"
+    maps = ", ".join(map_of(each) for each in (*node.values, node.result))
+    kinds = ", ".join('"parallel"' for _ in over)
+    taken = ", ".join(names[each] for each in node.values)
+    types = ", ".join(_type(each, *sizes) for each in node.values)
+    yield (
+        f"{name} = linalg.generic {{indexing_maps = [{maps}], iterator_types = [{kinds}]}} "
+        f"ins({taken} : {types}) outs({name}_place : {type}) {{"
+    )
+    inner = [f"%x{at}: {TAKEN[each.tensor.dtype]}" for at, each in enumerate(node.values)]
+    yield f"^bb0({', '.join([*inner, f'%y: {element}'])}):"
+    if node.op in ("exp", "tanh"):  # each target has its own
+        yield f"  %r = math.{node.op} %x0 : {element}"
+    else:
+        yield from (f"  {line}" for line in _computation(node))
+    yield f"  linalg.yield %r : {element}"
+    yield f"}} -> {type}"
