@@ -37,20 +37,20 @@ def _llvm() -> tuple[Any, Callable[[], Any]]:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
+def thread_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="ridgeline-compiler")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are not in the child
+os.register_at_fork(after_in_child=thread_pool.cache_clear)  # its threads are not in the child
 
 
 class MachineCode:
-    """The machine code of a text, for any number of rows."""
+    """The machine code of a function `kernel` in LLVM's text, which takes so many descriptors of memory."""
 
-    def __init__(self, text: KernelText) -> None:
+    def __init__(self, text: str, parameters: int) -> None:
         llvm, machine_of = _llvm()
         machine = machine_of()
-        module = llvm.parse_assembly(_with_widest_vectors(lower(text)))
+        module = llvm.parse_assembly(_with_widest_vectors(text))
         module.verify()
         tuning = llvm.create_pipeline_tuning_options(speed_level=3)
         tuning.loop_vectorization = tuning.slp_vectorization = True
@@ -60,7 +60,7 @@ class MachineCode:
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
         address = self._engine.get_function_address("_mlir_ciface_kernel")
-        self.call: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(text.shapes))(address)
+        self.call: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * parameters)(address)
 
 
 def _with_widest_vectors(llvm: str) -> str:
@@ -86,7 +86,7 @@ class CpuKernel:
             self._part(tensors, 0, rows)
             return
         bounds = [rows * at // threads for at in range(threads + 1)]
-        waiting = [_pool().submit(self._part, tensors, *bounds[at : at + 2]) for at in range(1, threads)]
+        waiting = [thread_pool().submit(self._part, tensors, *bounds[at : at + 2]) for at in range(1, threads)]
         self._part(tensors, bounds[0], bounds[1])
         for each in waiting:
             each.result()
@@ -107,7 +107,7 @@ def cpu_kernel(text: KernelText) -> CpuKernel:
     key = (text.text, text.reduces)
     code = _codes.get(key)
     if code is None:
-        code = _codes[key] = MachineCode(text)
+        code = _codes[key] = MachineCode(lower(text), len(text.shapes))
     return CpuKernel(text, code)
 
 
@@ -117,6 +117,15 @@ def _fields(rank: int) -> type[ctypes.Structure]:
     numbers = [(name, ctypes.c_int64 * rank) for name in ("sizes", "strides")] if rank else []
     fields = [("allocated", ctypes.c_void_p), ("aligned", ctypes.c_void_p), ("offset", ctypes.c_int64), *numbers]
     return type("MemoryDescriptor", (ctypes.Structure,), {"_fields_": fields})
+
+
+def memory_descriptor(tensor: torch.Tensor) -> ctypes.Structure:
+    """Describe a tensor's memory as it lies."""
+    kind, address = _fields(tensor.dim()), tensor.data_ptr()
+    if not tensor.dim():
+        return kind(address, address, 0)
+    array = ctypes.c_int64 * tensor.dim()
+    return kind(address, address, 0, array(*tensor.shape), array(*tensor.stride()))
 
 
 def _descriptor(tensor: torch.Tensor, shape: tuple[int, ...], first: int, rows: int) -> ctypes.Structure:

@@ -166,7 +166,12 @@ def chosen(count: int, records: Sequence[Path], seed: int) -> list[HopperSchedul
     near = [each for parent in parents or ranked[:4] for each in neighbours(parent, random)]
     near.sort(key=cost)
     likely = [each for each in ranked if cost(each) < bound]
-    picked = [*parents, *ranked[: count * 2 // 5], *near[: count * 2 // 5], *random.sample(likely, min(count, len(likely)))]
+    picked = [
+        *parents,
+        *ranked[: count * 2 // 5],
+        *near[: count * 2 // 5],
+        *random.sample(likely, min(count, len(likely))),
+    ]
     return list(dict.fromkeys(picked))[:count]
 
 
@@ -211,6 +216,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def unpacked(file: Path) -> LoadedPack:
     with tarfile.open(file, "r:xz") as tar:
+
         def read(name: str) -> bytes:
             found = tar.extractfile(name)
             assert found is not None
@@ -219,9 +225,7 @@ def unpacked(file: Path) -> LoadedPack:
         made = LoadedPack(naive=read("naive.cubin"))
         for at, line in enumerate(json.loads(read("index.json"))["products"]):
             schedule = HopperSchedule(**{**line["schedule"], "cluster": tuple(line["schedule"]["cluster"])})
-            product = PackedProduct(
-                line["kind"], tuple(line["sizes"]), tuple(line["by_k"]), line["epilogue"], schedule
-            )
+            product = PackedProduct(line["kind"], tuple(line["sizes"]), tuple(line["by_k"]), line["epilogue"], schedule)
             about = {name: line[name] for name in ("registers", "spilled")}
             made.products.append((product, ProductLaunch.read(line["launch"]), read(f"{at}.cubin"), about))
     return made
@@ -323,7 +327,14 @@ def searched(found: LoadedPack, driver: Any, operands: Operands, seconds: float)
         return [each for each in packed if sum(mine[name] != value for name, value in asdict(each).items()) <= 3]
 
     settings = SearchSettings(
-        measured=min(48, len(packed)), first=3, repeats=10, behind=1.12, seconds=seconds, generations=6, children=16, parents=4
+        measured=min(48, len(packed)),
+        first=3,
+        repeats=10,
+        behind=1.12,
+        seconds=seconds,
+        generations=6,
+        children=16,
+        parents=4,
     )
     search = Search(cost=cost, prepare=prepare, neighbours=near, settings=settings)
     return search.run(list(packed)), cost
@@ -347,7 +358,9 @@ def beside(ways: dict[str, Sequence[Callable[[], None]]], seconds: float, rounds
     made = {name: {"us": sorted(each[10:])[len(each[10:]) // 2]} for name, each in turns.items()}
     meter = Meter()
     for name, replay in graphs.items():
-        lone = sorted((alone(replay, len(ways[name]), seconds, meter) for _ in range(rounds)), key=lambda each: each["us"])
+        lone = sorted(
+            (alone(replay, len(ways[name]), seconds, meter) for _ in range(rounds)), key=lambda each: each["us"]
+        )
         middle = lone[len(lone) // 2]
         made[name] |= {"us alone": middle["us"], "MHz alone": middle["mhz"]}
     return made
@@ -375,14 +388,18 @@ def run(file: Path, seconds: float, commit: str, output: Path | None) -> int:
     best, taken = record.best.candidate, [1e6 * trial.seconds for trial in timed]
     counted = agreement([predicted_seconds(each.candidate, SIZE, SIZE, SIZE) for each in timed], taken)
     learned = agreement([cost(each.candidate) for each in timed], taken)
-    print(f"search: {len(timed)} of {len(trials)} timed in {record.took:.1f} s; pairs in order: {counted:.2f} counted, {learned:.2f} learned")
+    print(
+        f"search: {len(timed)} of {len(trials)} timed in {record.took:.1f} s; pairs in order: {counted:.2f} counted, {learned:.2f} learned"
+    )
     for trial in timed[:8]:
         us = 1e6 * trial.seconds
         print(f"  {us:7.1f} µs {flops / us:6.1f} TFLOP/s  {described(trial.candidate)} (generation {trial.generation})")
     keep(output, {"machine": machine, "workload": "search of products", "size": SIZE, "took": record.took,
                   "pairs counted": counted, "pairs learned": learned, "trials": trials})  # fmt: skip
     ways: dict[str, Sequence[Callable[[], None]]] = {
-        "cuBLAS": [partial(torch.mm, x, y.T, out=operands.out) for x, y in zip(operands.left, operands.right, strict=True)]
+        "cuBLAS": [
+            partial(torch.mm, x, y.T, out=operands.out) for x, y in zip(operands.left, operands.right, strict=True)
+        ]
     }
     device = torch.cuda.current_device()
     for product, launch, code, _ in found.products:
@@ -391,7 +408,9 @@ def run(file: Path, seconds: float, commit: str, output: Path | None) -> int:
     ways["Triton, grouped"] = triton_calls(operands)
     fused = [each for each in found.products if each[0].kind == "epilogue"]
     exact, lying = operands.exact(), Operands((SIZE, SIZE, SIZE), (True, False), sets=4)
-    ways["cuBLAS, B by rows"] = [partial(torch.mm, x, y, out=lying.out) for x, y in zip(lying.left, lying.right, strict=True)]
+    ways["cuBLAS, B by rows"] = [
+        partial(torch.mm, x, y, out=lying.out) for x, y in zip(lying.left, lying.right, strict=True)
+    ]
     one = next((each[0].schedule for each in fused if each[0].schedule == best), fused[0][0].schedule)
     for product, launch, code, _ in (*found.products,):
         if product.schedule != one or (product.kind, product.epilogue) == ("check", "") or product.kind == "check":
@@ -408,7 +427,10 @@ def run(file: Path, seconds: float, commit: str, output: Path | None) -> int:
         ways["naive"] = naive
     for name, times in beside(ways, 0.25, 3).items():
         us = times["us"]
-        print(f"  {name:28} {us:8.1f} µs {flops / us:6.1f} TFLOP/s; alone {times['us alone']:8.1f} µs {times['MHz alone']:.0f} MHz", flush=True)
+        print(
+            f"  {name:28} {us:8.1f} µs {flops / us:6.1f} TFLOP/s; alone {times['us alone']:8.1f} µs {times['MHz alone']:.0f} MHz",
+            flush=True,
+        )
         line = {"workload": "compiled product", "size": SIZE, "way": name, "tflops": flops / us, **times}
         keep(output, {"machine": machine, **line, "schedule": replace(one if "epilogue" in name else best).record()})
     return 0
@@ -447,7 +469,9 @@ def print_stages(size: int) -> None:
     print(f"// epilogue\n{graph}\n")
     spec = ProductSpec(size, size, size, graph)
     made = compiled(spec, HopperSchedule(staging=2, cluster=(2, 1)), lambda name, text: print(f"// {name}\n{text}\n"))
-    print(f"// machine code: {len(made.code.cubin)} bytes, {made.code.registers} registers, {made.code.spilled} spilled")
+    print(
+        f"// machine code: {len(made.code.cubin)} bytes, {made.code.registers} registers, {made.code.spilled} spilled"
+    )
 
 
 def main() -> None:

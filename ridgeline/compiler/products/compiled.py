@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ridgeline.compiler.products.assemble import AssembledKernel, assembled
 from ridgeline.compiler.products.hopper import HopperKernel, mapped
@@ -30,7 +28,7 @@ def compiled(
     if told is not None:
         told("linalg", text)
         told("schedule", script)
-    kernel = mapped(tiled(text, script, told))
+    kernel = mapped(tiled(text, script, HopperSchedule.of_annotations, told))
     if told is not None:
         told("mapped", kernel.text)
     code = assembled(kernel.text, told=told)

@@ -13,17 +13,19 @@ in the schedule (schedule.py); nothing is chosen here.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
+from ridgeline.compiler.graph import InvalidGraph
+from ridgeline.compiler.products.schedule import STEP, HopperSchedule
 from ridgeline.compiler.products.tiled import EpilogueValue, TiledProduct
 from ridgeline.compiler.products.writer import TextWriter
 
-STEP = 64  # numbers of K in a step: 128 bytes, which is a row of the swizzle
 ROWS = 64  # rows of a wgmma
 ATOM = 8192  # bytes of 64 rows of 128 bytes
 STAGED = 8192  # bytes in which a warpgroup puts 64 x 64 results together for TMA
-SHARED_BYTES = 227 << 10  # that a block may have
+TileWriter = Callable[[str, str, str, str], tuple[str, str]]  # of row, column and the ring's stage and parity
 BARRIER_ID = 1  # of a warpgroup's own barrier: this plus its number
 
 
@@ -31,8 +33,8 @@ BARRIER_ID = 1  # of a warpgroup's own barrier: this plus its number
 class HopperKernel:
     """The text of a kernel and how to launch it.
 
-    grid, threads, shared (bytes), cluster: of the launch. boxes: rows and columns of the boxes of the tensor maps of the
-    left and the right matrix and, if the result is copied by TMA, of the result. staged: whether it is.
+    grid, threads, shared (bytes), cluster: of the launch. boxes: rows and columns of a box of the left matrix, of the
+    right one and, if TMA copies the result, of that.
     """
 
     text: str
@@ -41,17 +43,20 @@ class HopperKernel:
     shared: int
     cluster: int
     boxes: tuple[tuple[int, int], ...]
-    staged: bool
 
 
-def mapped(product: TiledProduct) -> HopperKernel:
-    """Return the kernel of a tiled product. Raises InvalidConfig from the schedule's own check, so not here."""
+def mapped(product: TiledProduct[HopperSchedule]) -> HopperKernel:
+    """Return the kernel of a tiled product. Raises InvalidGraph if it has no epilogue, which rounds the sums."""
+    if product.epilogue is None:
+        raise InvalidGraph("sums in float32 have no kernel for Hopper; round them.")
     return _HopperWriter(product).kernel()
 
 
 class _HopperWriter:
-    def __init__(self, product: TiledProduct) -> None:
+    def __init__(self, product: TiledProduct[HopperSchedule]) -> None:
         self.p, self.s, self.w = product, product.schedule, TextWriter()
+        assert product.epilogue is not None
+        self.e = product.epilogue
         s = self.s
         self.cluster = s.cluster[0] * s.cluster[1]
         self.atoms = s.rows // (ROWS * s.warpgroups)  # wgmma's of 64 rows for each warpgroup
@@ -62,9 +67,8 @@ class _HopperWriter:
         self.threads = 128 * (s.warpgroups + 1)
         self.sums = s.columns // 2
         self.struct = f"!llvm.struct<({', '.join(['f32'] * self.sums)})>"
-        up = lambda a, b: -(-a // b)  # noqa: E731
-        self.tiles = (up(product.m, s.rows * s.cluster[0]), up(product.n, s.columns * s.cluster[1]))
-        self.steps = up(product.k, STEP)
+        self.tiles = (ceil(product.m / (s.rows * s.cluster[0])), ceil(product.n / (s.columns * s.cluster[1])))
+        self.steps = ceil(product.k / STEP)
 
     # the kernel
 
@@ -72,8 +76,8 @@ class _HopperWriter:
         w, s = self.w, self.s
         tid = w.make("nvvm.read.ptx.sreg.tid.x : i32")
         self.base = w.make("llvm.mlir.addressof @shared : !llvm.ptr<3>")
-        self.lane = w.int("remui", tid, 128)
-        group = w.int("divui", tid, 128)
+        self.lane = w.integer("remui", tid, 128)
+        group = w.integer("divui", tid, 128)
         self.rank = w.make("nvvm.read.ptx.sreg.cluster.ctaid.x : i32") if self.cluster > 1 else w.constant(0)
         first = w.compare("eq", tid, 0)
         with w.inside(f"scf.if {first} {{"):
@@ -87,21 +91,18 @@ class _HopperWriter:
                 w.do(f"nvvm.prefetch tensormap, {name} : !llvm.ptr")
         self.meet()
         producer = w.compare("eq", group, s.warpgroups)
-        with w.inside(f"scf.if {producer} {{"):
+        with w.inside(f"scf.if {producer} {{", "} else {"):
             w.do(f"nvvm.setmaxregister decrease {s.registers[0]}")
             leader = w.compare("eq", self.lane, 0)
             with w.inside(f"scf.if {leader} {{"):
                 self.tiles_loop(self.copies)
-        w.lines[-1] = "} else {"
-        w._depth += 1
-        w.do(f"nvvm.setmaxregister increase {s.registers[1]}")
-        self.group = group
-        self.prepare_epilogue()
-        self.tiles_loop(self.products)
-        if s.staging:
-            w.do("nvvm.cp.async.bulk.wait_group 0")
-        w._depth -= 1
-        w.do("}")
+        with w.inside(""):
+            w.do(f"nvvm.setmaxregister increase {s.registers[1]}")
+            self.group = group
+            self.prepare_epilogue()
+            self.tiles_loop(self.products)
+            if s.staging:
+                w.do("nvvm.cp.async.bulk.wait_group 0")
         if self.cluster > 1:  # nobody leaves while others may still arrive at its barriers
             self.meet()
         w.do("llvm.return")
@@ -109,13 +110,13 @@ class _HopperWriter:
         boxes = [self.box(s.rows, s.cluster[1], self.p.left_by_k), self.box(s.columns, s.cluster[0], self.p.right_by_k)]
         if s.staging:
             boxes.append((ROWS, 64))
-        return HopperKernel(self.text(), grid, self.threads, self.shared, self.cluster, tuple(boxes), bool(s.staging))
+        return HopperKernel(self.text(), grid, self.threads, self.shared, self.cluster, tuple(boxes))
 
     def text(self) -> str:
         byval = "!llvm.ptr {llvm.byval = !llvm.array<128 x i8>, llvm.align = 64 : i64, nvvm.grid_constant}"
         maps = [f"%left: {byval}", f"%right: {byval}"]
         maps.append(f"%result: {byval if self.s.staging else '!llvm.ptr<1>'}")
-        others = [f"%e{at}: !llvm.ptr<1>" for at in range(len(self.p.epilogue.inputs))]
+        others = [f"%e{at}: !llvm.ptr<1>" for at in range(len(self.e.inputs))]
         attributes = [
             "gpu.kernel", "nvvm.kernel", f"nvvm.maxntid = array<i32: {self.threads}>", "nvvm.minctasm = 1 : i32"
         ]  # fmt: skip
@@ -139,10 +140,10 @@ class _HopperWriter:
         return self.w.make(f"llvm.getelementptr {self.base}[{place}] : (!llvm.ptr<3>, i32) -> !llvm.ptr<3>, i8")
 
     def full(self, stage: str) -> str:
-        return self.at(self.w.int("addi", self.w.int("muli", stage, 8), self.barriers_at))
+        return self.at(self.w.integer("addi", self.w.integer("muli", stage, 8), self.barriers_at))
 
     def empty(self, stage: str) -> str:
-        return self.at(self.w.int("addi", self.w.int("muli", stage, 8), self.barriers_at + 8 * self.s.stages))
+        return self.at(self.w.integer("addi", self.w.integer("muli", stage, 8), self.barriers_at + 8 * self.s.stages))
 
     def wait(self, barrier: str, phase: str) -> None:
         ticks = self.w.constant(0x989680)
@@ -159,18 +160,20 @@ class _HopperWriter:
     def next(self, stage: str, phase: str) -> tuple[str, str]:
         """Return the stage behind a stage, and the parity of its barriers."""
         w = self.w
-        after = w.int("addi", stage, 1)
+        after = w.integer("addi", stage, 1)
         wraps = w.compare("eq", after, self.s.stages)
-        return w.choose(wraps, w.constant(0), after), w.int("xori", phase, w.make(f"arith.extui {wraps} : i1 to i32"))
+        return w.choose(wraps, w.constant(0), after), w.integer(
+            "xori", phase, w.make(f"arith.extui {wraps} : i1 to i32")
+        )
 
     # tiles
 
-    def tiles_loop(self, body: object) -> None:
+    def tiles_loop(self, body: TileWriter) -> None:
         """Write the loop over the tiles of this block, with the ring's place carried from one to the next."""
         w, s = self.w, self.s
         count = self.tiles[0] * self.tiles[1]
         block = w.make("nvvm.read.ptx.sreg.ctaid.x : i32")
-        first = w.int("divui", block, self.cluster)
+        first = w.integer("divui", block, self.cluster)
         at, stage, phase = w.name(), w.name(), w.name()
         zero, grid = w.constant(0), min(s.blocks, count * self.cluster) // self.cluster
         result = w.name()
@@ -180,35 +183,35 @@ class _HopperWriter:
         )
         with w.inside(head):
             row, column = self.place(at)
-            stage, phase = body(row, column, stage, phase)  # type: ignore[operator]
+            stage, phase = body(row, column, stage, phase)
             w.do(f"scf.yield {stage}, {phase} : i32, i32")
 
     def place(self, tile: str) -> tuple[str, str]:
         """Return the first row and column of this block's part of a cluster's tile.
 
-        Tiles go down `raster` rows of tiles, then to the next column: what runs at the same time shares rows and columns
-        in the second cache.
+        Tiles go down `raster` rows of tiles, then to the next column: what runs at the same time shares rows and
+        columns in the second cache.
         """
         w, s = self.w, self.s
         down, across = self.tiles
         deep = min(s.raster, down)
-        band = w.int("divui", tile, deep * across)
-        inside = w.int("remui", tile, deep * across)
-        begin = w.int("muli", band, deep)
+        band = w.integer("divui", tile, deep * across)
+        inside = w.integer("remui", tile, deep * across)
+        begin = w.integer("muli", band, deep)
         if down % deep:
-            left = w.int("subi", w.constant(down), begin)
+            left = w.integer("subi", w.constant(down), begin)
             height = w.make(f"arith.minui {left}, {w.constant(deep)} : i32")
         else:
             height = w.constant(deep)
-        row = w.int("addi", begin, w.int("remui", inside, height))
-        column = w.int("divui", inside, height)
+        row = w.integer("addi", begin, w.integer("remui", inside, height))
+        column = w.integer("divui", inside, height)
         across_cluster = s.cluster[1]
-        rank_row = w.int("divui", self.rank, across_cluster) if s.cluster[0] > 1 else w.constant(0)
-        rank_column = w.int("remui", self.rank, across_cluster) if across_cluster > 1 else w.constant(0)
+        rank_row = w.integer("divui", self.rank, across_cluster) if s.cluster[0] > 1 else w.constant(0)
+        rank_column = w.integer("remui", self.rank, across_cluster) if across_cluster > 1 else w.constant(0)
         self.rank_row, self.rank_column = rank_row, rank_column
-        row = w.int("addi", w.int("muli", row, s.cluster[0]), rank_row)
-        column = w.int("addi", w.int("muli", column, s.cluster[1]), rank_column)
-        return w.int("muli", row, s.rows), w.int("muli", column, s.columns)
+        row = w.integer("addi", w.integer("muli", row, s.cluster[0]), rank_row)
+        column = w.integer("addi", w.integer("muli", column, s.cluster[1]), rank_column)
+        return w.integer("muli", row, s.rows), w.integer("muli", column, s.columns)
 
     # copies
 
@@ -225,16 +228,18 @@ class _HopperWriter:
             f"iter_args({at} = {stage}, {ph} = {phase}) -> (i32, i32) : i32 {{"
         )
         with w.inside(head):
-            self.wait(self.empty(at), w.int("xori", ph, 1))
+            self.wait(self.empty(at), w.integer("xori", ph, 1))
             full = self.full(at)
             size = w.constant(self.a_bytes + self.b_bytes)
             w.do(f"nvvm.mbarrier.arrive.expect_tx {full}, {size} : !llvm.ptr<3>, i32 -> i64")
-            a = w.int("muli", at, self.a_bytes)
-            b = w.int("addi", w.int("muli", at, self.b_bytes), s.stages * self.a_bytes)
+            a = w.integer("muli", at, self.a_bytes)
+            b = w.integer("addi", w.integer("muli", at, self.b_bytes), s.stages * self.a_bytes)
             mask_a = self.mask(along=1) if s.cluster[1] > 1 else ""
             mask_b = self.mask(along=0) if s.cluster[0] > 1 else ""
             self.copy("%left", full, a, (row, k), self.p.left_by_k, (s.rows, s.cluster[1], self.rank_column, mask_a))
-            self.copy("%right", full, b, (column, k), self.p.right_by_k, (s.columns, s.cluster[0], self.rank_row, mask_b))
+            self.copy(
+                "%right", full, b, (column, k), self.p.right_by_k, (s.columns, s.cluster[0], self.rank_row, mask_b)
+            )
             after = self.next(at, ph)
             w.do(f"scf.yield {after[0]}, {after[1]} : i32, i32")
         return f"{result}#0", f"{result}#1"
@@ -243,10 +248,10 @@ class _HopperWriter:
         """Return the blocks of the cluster that share what this one copies: its row of them or its column."""
         w, (down, across) = self.w, self.s.cluster
         if along == 1:
-            bits = w.int("shli", w.constant((1 << across) - 1), w.int("muli", self.rank_row, across))
+            bits = w.integer("shli", w.constant((1 << across) - 1), w.integer("muli", self.rank_row, across))
         else:
             column = sum(1 << (each * across) for each in range(down))
-            bits = w.int("shli", w.constant(column), self.rank_column)
+            bits = w.integer("shli", w.constant(column), self.rank_column)
         return w.make(f"arith.trunci {bits} : i32 to i16")
 
     def copy(
@@ -262,13 +267,13 @@ class _HopperWriter:
         w = self.w
         (rows, parts, part, mask), (row, k) = shared, place
         mine = rows // parts
-        first = w.int("muli", part, mine) if parts > 1 else w.constant(0)
+        first = w.integer("muli", part, mine) if parts > 1 else w.constant(0)
         size = self.box(rows, parts, by_k)[0] if by_k else 64
         for at in range(0, mine, size):
-            offset = w.int("addi", first, at)
-            target = self.at(w.int("addi", to, w.int("muli", offset, 2 * STEP)))
+            offset = w.integer("addi", first, at)
+            target = self.at(w.integer("addi", to, w.integer("muli", offset, 2 * STEP)))
             cast = w.make(f"llvm.addrspacecast {target} : !llvm.ptr<3> to !llvm.ptr<7>")
-            where = w.int("addi", row, offset)
+            where = w.integer("addi", row, offset)
             x, y = (k, where) if by_k else (where, k)
             sent = f" multicast_mask = {mask}" if mask else ""
             w.do(
@@ -282,10 +287,10 @@ class _HopperWriter:
         """Return wgmma's description of shared memory from a byte on."""
         w = self.w
         address = w.make(f"llvm.ptrtoint {self.at(offset)} : !llvm.ptr<3> to i32")
-        low = w.int("shrui", w.int("andi", address, 0x3FFFF), 4)
+        low = w.integer("shrui", w.integer("andi", address, 0x3FFFF), 4)
         wide = w.make(f"arith.extui {low} : i32 to i64")
         leading = 1 if by_k else ATOM >> 4
-        return w.int("ori", wide, (1 << 62) | (64 << 32) | (leading << 16), "i64")
+        return w.integer("ori", wide, (1 << 62) | (64 << 32) | (leading << 16), "i64")
 
     def products(self, row: str, column: str, stage: str, phase: str) -> tuple[str, str]:
         """Write the products of a tile and its epilogue: a consumer's part."""
@@ -324,20 +329,21 @@ class _HopperWriter:
         """Write the products of one stage, which run on when this ends."""
         w, s, p = self.w, self.s, self.p
         self.wait(self.full(stage), phase)
-        rows = w.int("muli", self.group, self.atoms * ATOM)
-        left = self.descriptor(w.int("addi", w.int("muli", stage, self.a_bytes), rows), p.left_by_k)
-        at = w.int("addi", w.int("muli", stage, self.b_bytes), s.stages * self.a_bytes)
+        rows = w.integer("muli", self.group, self.atoms * ATOM)
+        left = self.descriptor(w.integer("addi", w.integer("muli", stage, self.a_bytes), rows), p.left_by_k)
+        at = w.integer("addi", w.integer("muli", stage, self.b_bytes), s.stages * self.a_bytes)
         right = self.descriptor(at, p.right_by_k)
         w.do("nvvm.wgmma.fence.aligned")
         made = list(sums)
+        a_major, b_major = "row" if p.left_by_k else "col", "col" if p.right_by_k else "row"
         for k in range(STEP // 16):
-            b = w.int("addi", right, k * (2 if p.right_by_k else 128), "i64")
+            b = w.integer("addi", right, k * (2 if p.right_by_k else 128), "i64")
             for atom in range(self.atoms):
-                a = w.int("addi", left, atom * (ATOM >> 4) + k * (2 if p.left_by_k else 128), "i64")
+                a = w.integer("addi", left, atom * (ATOM >> 4) + k * (2 if p.left_by_k else 128), "i64")
                 made[atom] = w.make(
                     f"nvvm.wgmma.mma_async {a}, {b}, {made[atom]}, #nvvm.shape<m = 64, n = {s.columns}, k = 16>, "
-                    f"D [<f32>, <{'one' if adds or k else 'zero'}>], A [<bf16>, <one>, <{'row' if p.left_by_k else 'col'}>], "
-                    f"B [<bf16>, <one>, <{'col' if p.right_by_k else 'row'}>] : {self.struct} -> {self.struct}"
+                    f"D [<f32>, <{'one' if adds or k else 'zero'}>], A [<bf16>, <one>, <{a_major}>], "
+                    f"B [<bf16>, <one>, <{b_major}>] : {self.struct} -> {self.struct}"
                 )
         w.do("nvvm.wgmma.commit.group.sync.aligned")
         return made
@@ -379,29 +385,29 @@ class _HopperWriter:
     def prepare_epilogue(self) -> None:
         """Write what a thread needs of its place: its row and column in the 64 rows of its warpgroup."""
         w = self.w
-        self.warp, lane = w.int("divui", self.lane, 32), w.int("remui", self.lane, 32)
+        self.warp, lane = w.integer("divui", self.lane, 32), w.integer("remui", self.lane, 32)
         self.lane32 = lane
-        self.my_row = w.int("addi", w.int("muli", self.warp, 16), w.int("divui", lane, 4))
-        self.my_column = w.int("muli", w.int("remui", lane, 4), 2)
+        self.my_row = w.integer("addi", w.integer("muli", self.warp, 16), w.integer("divui", lane, 4))
+        self.my_column = w.integer("muli", w.integer("remui", lane, 4), 2)
         if self.s.staging:
-            inside = w.int("remui", lane, 16)
-            line = w.int("addi", w.int("muli", self.warp, 16), inside)
-            self.line = w.int("muli", line, 128)
-            self.high = w.int("divui", lane, 16)
-            self.turn = w.int("remui", inside, 8)
+            inside = w.integer("remui", lane, 16)
+            line = w.integer("addi", w.integer("muli", self.warp, 16), inside)
+            self.line = w.integer("muli", line, 128)
+            self.high = w.integer("divui", lane, 16)
+            self.turn = w.integer("remui", inside, 8)
 
     def epilogue(self, sums: str, atom: int, row: str, column: str) -> None:
         """Write the results of 64 rows: what the graph does to each sum, and where it goes."""
         w, s = self.w, self.s
-        group_row = w.int("muli", self.group, self.atoms * ROWS)
-        first = w.int("addi", w.int("addi", row, group_row), atom * ROWS)
-        rows = [w.int("addi", w.int("addi", first, self.my_row), 8 * half) for half in (0, 1)]
+        group_row = w.integer("muli", self.group, self.atoms * ROWS)
+        first = w.integer("addi", w.integer("addi", row, group_row), atom * ROWS)
+        rows = [w.integer("addi", w.integer("addi", first, self.my_row), 8 * half) for half in (0, 1)]
         by_row = {half: self.row_values(rows[half]) for half in (0, 1)}
         pieces = range(0, s.columns, 64)
         for piece in pieces:
             packed = []
             for j in range(8):
-                at_column = w.int("addi", w.int("addi", column, self.my_column), piece + 8 * j)
+                at_column = w.integer("addi", w.integer("addi", column, self.my_column), piece + 8 * j)
                 by_column = self.column_values(at_column)
                 for half in (0, 1):
                     index = 4 * (piece // 8 + j) + 2 * half
@@ -414,7 +420,7 @@ class _HopperWriter:
             if s.staging:
                 number, all_of_them = piece // 64 + atom * len(pieces), self.atoms * len(pieces)
                 running = 0 if number == 0 and all_of_them % s.staging else s.staging - 1
-                self.staged(packed, first, w.int("addi", column, piece), (number % s.staging, running))
+                self.staged(packed, first, w.integer("addi", column, piece), (number % s.staging, running))
 
     def inside(self, rows: str | None, columns: str | None) -> str:
         """Return whether a row and a column exist, or "" where all of the tiles' do. Columns come in pairs."""
@@ -425,60 +431,42 @@ class _HopperWriter:
         if columns is not None and p.n % (s.columns * s.cluster[1]):
             conditions.append(w.compare("ult", columns, p.n))
         if len(conditions) == 2:
-            return w.int("andi", *conditions, "i1")
+            return w.integer("andi", conditions[0], conditions[1], "i1")
         return conditions[0] if conditions else ""
 
-    def load(self, value: EpilogueValue, index: str, exists: str, two: bool) -> list[str]:
-        """Return one or two neighbours of an input as float32: from memory, or what does not exist as zero."""
-        w = self.w
-        at = w.int("addi", index, 0)
-        wide = w.make(f"arith.extui {at} : i32 to i64")
-        place = w.make(f"llvm.getelementptr %e{value.input}[{wide}] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {value.dtype}")
-        bits = {"bf16": 16, "f16": 16, "f32": 32}[value.dtype]
-        size = bits * (2 if two else 1)
-        condition = f", predicate = {exists}" if exists else ""
+    def load(self, value: EpilogueValue, index: str, exists: str, count: int) -> list[str]:
+        """Return one or two neighbours of an input from memory; what does not exist is zero."""
+        w, dtype = self.w, value.dtype
+        wide = w.make(f"arith.extui {index} : i32 to i64")
+        place = w.make(f"llvm.getelementptr %e{value.input}[{wide}] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {dtype}")
+        size = (32 if dtype == "f32" else 16) * count
         letter = {16: "h", 32: "r", 64: "l"}[size]
-        del letter
-        zero = w.constant(0, f"i{size}")
-        read = w.name()
+        text, constraints, operands, types = f"ld.global.nc.b{size} $0, [$1];", f"={letter},l", place, "!llvm.ptr<1>"
         if exists:
-            guarded = f'"mov.b{size} $0, 0;\\0A@$2 ld.global.nc.b{size} $0, [$1];"'
-            letter = {16: "h", 32: "r", 64: "l"}[size]
-            w.do(
-                f'{read} = llvm.inline_asm asm_dialect = att {guarded}, "=&{letter},l,b" {place}, {exists} : '
-                f"(!llvm.ptr<1>, i1) -> i{size}"
-            )
-        else:
-            letter = {16: "h", 32: "r", 64: "l"}[size]
-            w.do(
-                f'{read} = llvm.inline_asm asm_dialect = att "ld.global.nc.b{size} $0, [$1];", "={letter},l" {place} : '
-                f"(!llvm.ptr<1>) -> i{size}"
-            )
-        del zero, condition
-        if not two:
-            return [self.widened(w.make(f"llvm.bitcast {read} : i{size} to {value.dtype}"), value.dtype)]
-        vector = w.make(f"llvm.bitcast {read} : i{size} to vector<2x{value.dtype}>")
-        found = [w.make(f"llvm.extractelement {vector}[{w.constant(e)} : i32] : vector<2x{value.dtype}>") for e in (0, 1)]
-        return [self.widened(each, value.dtype) for each in found]
-
-    def widened(self, value: str, dtype: str) -> str:
-        return value  # the epilogue's own casts widen
-        return self.w.make(f"arith.extf {value} : {dtype} to f32") if dtype != "f32" else value
+            text, constraints = f"mov.b{size} $0, 0;\\0A@$2 {text}", f"=&{letter},l,b"
+            operands, types = f"{place}, {exists}", f"{types}, i1"
+        asm = f'llvm.inline_asm asm_dialect = att "{text}", "{constraints}"'
+        read = w.make(f"{asm} {operands} : ({types}) -> i{size}")
+        if count == 1:
+            return [w.make(f"llvm.bitcast {read} : i{size} to {dtype}")]
+        pair = f"vector<2x{dtype}>"
+        both = w.make(f"llvm.bitcast {read} : i{size} to {pair}")
+        return [w.make(f"llvm.extractelement {both}[{w.constant(e)} : i32] : {pair}") for e in (0, 1)]
 
     def row_values(self, row: str) -> dict[int, str]:
         """Return the inputs of the epilogue that have one number for each row."""
         found = {}
-        for value in self.p.epilogue.inputs:
+        for value in self.e.inputs:
             if value.axes == (0,):
-                found[value.argument] = self.load(value, row, self.inside(row, None), two=False)[0]
+                found[value.argument] = self.load(value, row, self.inside(row, None), 1)[0]
             elif value.axes == ():
-                found[value.argument] = self.load(value, self.w.constant(0), "", two=False)[0]
+                found[value.argument] = self.load(value, self.w.constant(0), "", 1)[0]
         return found
 
     def column_values(self, column: str) -> dict[int, list[str]]:
         return {
-            value.argument: self.load(value, column, self.inside(None, column), two=True)
-            for value in self.p.epilogue.inputs
+            value.argument: self.load(value, column, self.inside(None, column), 2)
+            for value in self.e.inputs
             if value.axes == (1,)
         }
 
@@ -492,10 +480,10 @@ class _HopperWriter:
         """Return two neighbours of the result."""
         w = self.w
         whole = {}
-        for value in self.p.epilogue.inputs:
+        for value in self.e.inputs:
             if value.axes == (0, 1):
-                index = w.int("addi", w.int("muli", place[0], self.p.n), place[1])
-                whole[value.argument] = self.load(value, index, self.inside(*place), two=True)
+                index = w.integer("addi", w.integer("muli", place[0], self.p.n), place[1])
+                whole[value.argument] = self.load(value, index, self.inside(*place), 2)
         made = []
         for e, x in enumerate(sums):
             taken = {at: by_row[at] for at in by_row}
@@ -505,7 +493,7 @@ class _HopperWriter:
 
     def computed(self, x: str, taken: dict[int, str]) -> str:
         """Write the epilogue of one number."""
-        w, body = self.w, self.p.epilogue
+        w, body = self.w, self.e
         names = {body.arguments[body.sum]: x} | {body.arguments[at]: value for at, value in taken.items()}
         for name, (number, type) in body.constants.items():
             names[name] = w.constant(number, type)
@@ -524,7 +512,9 @@ class _HopperWriter:
             scaled = w.make(f"arith.mulf {x}, {w.constant('1.44269502 ', 'f32')} : f32")
             return self.instruction("ex2.approx.ftz.f32", scaled)
         if name == "math.tanh" and text.endswith(": f32"):
-            e = self.instruction("ex2.approx.ftz.f32", w.make(f"arith.mulf {operands[0]}, {w.constant('2.88539004', 'f32')} : f32"))
+            e = self.instruction(
+                "ex2.approx.ftz.f32", w.make(f"arith.mulf {operands[0]}, {w.constant('2.88539004', 'f32')} : f32")
+            )
             one = w.constant("1.0", "f32")
             below = self.instruction("rcp.approx.ftz.f32", w.make(f"arith.addf {e}, {one} : f32"))
             twice = w.make(f"arith.mulf {below}, {w.constant('2.0', 'f32')} : f32")
@@ -550,7 +540,9 @@ class _HopperWriter:
         size = 64 if p.dtype == "f32" else 32
         value = self.packed(pair)
         start = w.make(f"arith.extui {row} : i32 to i64")
-        index = w.int("addi", w.int("muli", start, p.n, "i64"), w.make(f"arith.extui {column} : i32 to i64"), "i64")
+        index = w.integer(
+            "addi", w.integer("muli", start, p.n, "i64"), w.make(f"arith.extui {column} : i32 to i64"), "i64"
+        )
         place = w.make(f"llvm.getelementptr %result[{index}] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {p.dtype}")
         exists, letter = self.inside(row, column), "l" if size == 64 else "r"
         guard, more, types = ("@$2 ", f", {exists}", ", i1") if exists else ("", "", "")
@@ -564,16 +556,16 @@ class _HopperWriter:
 
         turn: the buffer, and how many copies before may still read theirs."""
         w, s = self.w, self.s
-        buffer = w.int("muli", self.group, s.staging * STAGED)
-        at = w.int("addi", buffer, self.staged_at + turn[0] * STAGED)
-        barrier = w.int("addi", self.group, BARRIER_ID)
+        buffer = w.integer("muli", self.group, s.staging * STAGED)
+        at = w.integer("addi", buffer, self.staged_at + turn[0] * STAGED)
+        barrier = w.integer("addi", self.group, BARRIER_ID)
         leader = w.compare("eq", self.lane, 0)
         w.do(f"nvvm.cp.async.bulk.wait_group {turn[1]} {{read}}")
         w.do(f"nvvm.barrier id = {barrier} number_of_threads = {w.constant(128)}")
-        line = w.int("addi", at, self.line)
+        line = w.integer("addi", at, self.line)
         for c in range(4):
-            chunk = w.int("addi", self.high, 2 * c)
-            place = self.at(w.int("addi", line, w.int("muli", w.int("xori", chunk, self.turn), 16)))
+            chunk = w.integer("addi", self.high, 2 * c)
+            place = self.at(w.integer("addi", line, w.integer("muli", w.integer("xori", chunk, self.turn), 16)))
             four = [self.packed(pairs[4 * c + i]) for i in range(4)]
             w.do(
                 f"nvvm.stmatrix {place}, {', '.join(four)} {{eltType = #nvvm.ld_st_matrix_elt_type<b16>, layout = "

@@ -1,4 +1,4 @@
-"""Launches a product's machine code by the CUDA driver alone, so what was compiled elsewhere runs without a compiler."""
+"""Launches a product's machine code by the CUDA driver alone: what was compiled elsewhere runs without a compiler."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class ProductLaunch:
     boxes: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, sizes: tuple[int, int, int], by_k: tuple[bool, bool], dtype: str, kernel: HopperKernel) -> ProductLaunch:
+    def of(
+        cls, sizes: tuple[int, int, int], by_k: tuple[bool, bool], dtype: str, kernel: HopperKernel
+    ) -> ProductLaunch:
         launch = (kernel.grid, kernel.threads, kernel.shared, kernel.cluster)
         return cls(*sizes, *by_k, dtype, *launch, boxes=kernel.boxes)
 
@@ -68,9 +70,7 @@ class LoadedProduct:
 
     def __init__(self, driver: CudaDriver, code: bytes, launch: ProductLaunch, device: int) -> None:
         self.launch, self._driver = launch, driver
-        self._kernel = Kernel(
-            driver, code, "product", device=device, shared=launch.shared, cluster=launch.cluster
-        )
+        self._kernel = Kernel(driver, code, "product", device=device, shared=launch.shared, cluster=launch.cluster)
 
     def bound(
         self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, extra: Sequence[torch.Tensor] = ()

@@ -1,4 +1,5 @@
-"""The schedule of a product on Hopper: a record that a search writes, and the transform-dialect script that it stands for.
+"""The schedule of a product on Hopper: a record that a search writes, and the script of the transform dialect that it
+stands for.
 
 The script tiles the linalg operations and annotates the product with what tiling cannot say: how deep the ring of
 shared memory is, how many blocks are a cluster. The passes behind it read the loops and the annotations, so a person
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ridgeline.compiler.products.tiled import NeededLoop
 from ridgeline.core.errors import InvalidConfig
 
 SHARED_BYTES = 227 << 10  # that a block may have
@@ -20,10 +22,10 @@ REGISTERS = 65536  # of a multiprocessor
 
 @dataclass(frozen=True)
 class HopperSchedule:
-    """rows, columns: of a block's tile. warpgroups: that multiply; each has rows / warpgroups of the tile. stages: of the
-    ring. cluster: blocks down and across that share what they copy. raster: rows of tiles that are taken before the next
-    column of tiles. blocks: that run, each tile after tile. staging: buffers of a warpgroup through which results go to
-    TMA; 0: registers are stored. running: groups of wgmma that may run while the next is waited for."""
+    """rows, columns: of a block's tile. warpgroups: that multiply; each has rows / warpgroups of the tile. stages: of
+    the ring. cluster: blocks down and across that share what they copy. raster: rows of tiles that are taken before the
+    next column of tiles. blocks: that run, each tile after tile. staging: buffers of a warpgroup through which results
+    go to TMA; 0: registers are stored. running: groups of wgmma that may run while the next is waited for."""
 
     rows: int = 128
     columns: int = 256
@@ -58,7 +60,7 @@ class HopperSchedule:
             return f"{atoms} x {self.columns // 2} sums do not fit into {self.registers[1]} registers."
         at_start = REGISTERS // (128 * (self.warpgroups + 1)) // 8 * 8
         if self.columns // 2 + 26 > min(at_start, 255):
-            return f"a product of {self.columns} columns does not fit into {at_start} registers, which a thread begins with."
+            return f"a product of {self.columns} columns does not fit into the {at_start} registers of a start."
         if self.shared > SHARED_BYTES:
             return f"{self.shared} bytes of shared memory are more than the {SHARED_BYTES} that there are."
         if not 1 <= self.warpgroups <= 3 or parts not in (1, 2, 4) or self.blocks % parts:
@@ -78,6 +80,21 @@ class HopperSchedule:
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def of_annotations(cls, numbers: dict[str, list[int]]) -> tuple[HopperSchedule, tuple[NeededLoop, ...]]:
+        """Return the schedule that annotated a product, and the loops that it leaves. Raises InvalidConfig."""
+        (rows, columns), (down, across) = numbers["block"], numbers["cluster"]
+        rest = {name: numbers[name][0] for name in ("warpgroups", "stages", "raster", "blocks", "staging", "running")}
+        made = cls(rows=rows, columns=columns, cluster=(down, across), **rest).checked()
+        blocks = r"mapping = \[#gpu\.block<y>, #gpu\.block<x>\]"
+        near = NeededLoop(r"mapping = \[#gpu\.warpgroup<x>\]", "m", rows // made.warpgroups)
+        return made, (
+            NeededLoop(blocks, "m", rows),
+            NeededLoop(blocks, "n", columns),
+            near,
+            NeededLoop("step %c64", "k", STEP),
+        )
+
     def script(self) -> str:
         """Return the script of the transform dialect that tiles a product so."""
         kept = {
@@ -91,42 +108,47 @@ class HopperSchedule:
             "ridgeline.warpgroups": f"{self.warpgroups} : i64",
         }
         lines = [
-            *_matched("last", "linalg.generic"),
-            *_matched("product", "linalg.matmul"),
-            *_matched("start", "linalg.fill"),
+            *matched("last", "linalg.generic"),
+            *matched("product", "linalg.matmul"),
+            *matched("start", "linalg.fill"),
             "%block, %blocks = transform.structured.tile_using_forall %last",
-            f"    tile_sizes [{self.rows}, {self.columns}] (mapping = [#gpu.block<y>, #gpu.block<x>]) : {_TWO}",
+            f"    tile_sizes [{self.rows}, {self.columns}] (mapping = [#gpu.block<y>, #gpu.block<x>]) : {TWO}",
             "%near, %blocks1 = transform.structured.fuse_into_containing_op %product into %blocks",
-            f"    : {_FUSED}",
+            f"    : {FUSED}",
             "%zeros, %blocks2 = transform.structured.fuse_into_containing_op %start into %blocks1",
-            f"    : {_FUSED}",
-            f"%step, %steps = transform.structured.tile_using_for %near tile_sizes [0, 0, {STEP}] : {_TWO}",
+            f"    : {FUSED}",
+            f"%step, %steps = transform.structured.tile_using_for %near tile_sizes [0, 0, {STEP}] : {TWO}",
             "%mine, %warpgroups = transform.structured.tile_using_forall %step",
-            f"    tile_sizes [{self.rows // self.warpgroups}, 0, 0] (mapping = [#gpu.warpgroup<x>]) : {_TWO}",
-            *_annotated("%mine", kept),
+            f"    tile_sizes [{self.rows // self.warpgroups}, 0, 0] (mapping = [#gpu.warpgroup<x>]) : {TWO}",
+            *annotated("%mine", kept),
             "transform.yield",
         ]
-        body = "\n".join(f"    {line}" for line in lines)
-        return (
-            "module attributes {transform.with_named_sequence} {\n"
-            "  transform.named_sequence @__transform_main(%module: !transform.any_op) {\n"
-            f"{body}\n  }}\n}}\n"
-        )
+        return script_of(lines)
 
 
-_ANY = "!transform.any_op"
-_TWO = f"({_ANY}) -> ({_ANY}, {_ANY})"
-_FUSED = f"({_ANY}, {_ANY}) -> ({_ANY}, {_ANY})"
+def script_of(lines: list[str]) -> str:
+    """Return a script of the transform dialect with these operations on `%module`."""
+    body = "\n".join(f"    {line}" for line in lines)
+    return (
+        "module attributes {transform.with_named_sequence} {\n"
+        "  transform.named_sequence @__transform_main(%module: !transform.any_op) {\n"
+        f"{body}\n  }}\n}}\n"
+    )
 
 
-def _matched(name: str, op: str) -> list[str]:
-    return [f'%{name} = transform.structured.match ops{{["{op}"]}} in %module : ({_ANY}) -> {_ANY}']
+ANY = "!transform.any_op"
+TWO = f"({ANY}) -> ({ANY}, {ANY})"
+FUSED = f"({ANY}, {ANY}) -> ({ANY}, {ANY})"
 
 
-def _annotated(loop: str, attributes: dict[str, str]) -> list[str]:
+def matched(name: str, op: str) -> list[str]:
+    return [f'%{name} = transform.structured.match ops{{["{op}"]}} in %module : ({ANY}) -> {ANY}']
+
+
+def annotated(loop: str, attributes: dict[str, str]) -> list[str]:
     lines = []
     for at, (name, value) in enumerate(attributes.items()):
         param = f"{loop}_{at}"
         lines.append(f"{param} = transform.param.constant {value} -> !transform.any_param")
-        lines.append(f'transform.annotate {loop} "{name}" = {param} : {_ANY}, !transform.any_param')
+        lines.append(f'transform.annotate {loop} "{name}" = {param} : {ANY}, !transform.any_param')
     return lines

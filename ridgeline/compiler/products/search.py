@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import product as combined
 from random import Random
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ TILES = (
     (256, 64, 2), (256, 192, 2),
 )  # fmt: skip
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
-CHOICES: dict[str, tuple[object, ...]] = {
+CHOICES: dict[str, tuple[Any, ...]] = {
     "stages": (2, 3, 4, 5, 6, 7),
     "cluster": CLUSTERS,
     "raster": (1, 2, 4, 8, 16, 32),
@@ -33,9 +34,9 @@ CHOICES: dict[str, tuple[object, ...]] = {
 
 def space() -> Iterator[HopperSchedule]:
     """Yield every schedule that a kernel can have."""
-    for (rows, columns, warpgroups), *rest in combined(TILES, *CHOICES.values()):
-        named = dict(zip(CHOICES, rest, strict=True))
-        each = HopperSchedule(rows=rows, columns=columns, warpgroups=warpgroups, **named)  # type: ignore[arg-type]
+    for (rows, columns, warpgroups), rest in combined(TILES, combined(*CHOICES.values())):
+        named: dict[str, Any] = dict(zip(CHOICES, rest, strict=True))
+        each = HopperSchedule(rows=rows, columns=columns, warpgroups=warpgroups, **named)
         if not each.fault():
             yield each
 
@@ -49,7 +50,7 @@ def neighbours(schedule: HopperSchedule, random: Random) -> Iterable[HopperSched
                 rows, columns, warpgroups = random.choice(TILES)
                 other = replace(other, rows=rows, columns=columns, warpgroups=warpgroups)
             else:
-                other = replace(other, **{name: random.choice(CHOICES[name])})  # type: ignore[arg-type]
+                other = replace(other, **{name: random.choice(CHOICES[name])})
         if other != schedule and not other.fault():
             yield other
 
@@ -131,5 +132,7 @@ def agreement(predicted: Sequence[float], seen: Sequence[float]) -> float:
 def described(schedule: HopperSchedule) -> str:
     """Return a schedule in a line, such as `128x256/2 stages 4 cluster 2x1 raster 8 staging 2 running 1`."""
     s = schedule
-    rest = " ".join(f"{f.name} {getattr(s, f.name)}" for f in fields(s) if f.name in ("stages", "raster", "staging", "running"))
+    rest = " ".join(
+        f"{f.name} {getattr(s, f.name)}" for f in fields(s) if f.name in ("stages", "raster", "staging", "running")
+    )
     return f"{s.rows}x{s.columns}/{s.warpgroups} cluster {s.cluster[0]}x{s.cluster[1]} {rest}"

@@ -15,9 +15,9 @@ from ridgeline.compiler.ops import TAKEN
 
 @dataclass(frozen=True)
 class ProductSpec:
-    """m, n, k: sizes. dtype: of the two matrices. left_by_k, right_by_k: whether a matrix's rows are along K: [m, k] and
-    [n, k]; else it is [k, m] or [k, n]. epilogue: a graph of pointwise nodes; its first input is the sum in float32 of
-    shape [m, n], its output of that shape too."""
+    """m, n, k: sizes. dtype: of the two matrices. left_by_k, right_by_k: whether K runs along a matrix's rows: [m, k]
+    and [n, k]; else it is [k, m] or [k, n]. epilogue: a graph of pointwise nodes; its first input is the sum in float32
+    of shape [m, n], and its output is of that shape too."""
 
     m: int
     n: int
@@ -32,6 +32,10 @@ class ProductSpec:
         (output,) = self.epilogue.outputs
         made: torch.dtype = output.tensor.dtype
         return made
+
+    def axes(self, value: GraphValue) -> tuple[int, ...]:
+        """Return which of rows (0) and columns (1) a value of the epilogue has."""
+        return axes(value, self.m, self.n)
 
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the shapes of the two matrices in memory."""
@@ -49,14 +53,19 @@ def plain(m: int, n: int, dtype: torch.dtype) -> OpGraph:
 
 
 def axes(value: GraphValue, m: int, n: int) -> tuple[int, ...]:
-    """Return which of rows (0) and columns (1) a value has."""
+    """Return which of rows (0) and columns (1) a value of an epilogue has."""
     shape = (1,) * (2 - len(value.tensor.shape)) + value.tensor.shape[-2:]
-    return tuple(at for at, size in enumerate((m, n)) if shape[at] != 1 or size == 1 and len(value.tensor.shape) > 1 - at)
+    return tuple(
+        at for at, size in enumerate((m, n)) if shape[at] != 1 or (size == 1 and len(value.tensor.shape) > 1 - at)
+    )
 
 
-def product_text(spec: ProductSpec) -> str:
-    """Return `product(left, right, inputs of the epilogue…) -> result`."""
-    m, n, k = spec.m, spec.n, spec.k
+def product_text(spec: ProductSpec, *, elementary: bool = False) -> str:
+    """Return `product(left, right, inputs of the epilogue…) -> result`.
+
+    elementary: exponentials are polynomials (elementary.py); else they stay operations, for which a target has its own.
+    """
+    m, n = spec.m, spec.n
     body = spec.epilogue
     sums, (output,) = body.inputs[0], body.outputs
     element = TAKEN[spec.dtype]
@@ -68,15 +77,15 @@ def product_text(spec: ProductSpec) -> str:
     whole = f"tensor<{m}x{n}xf32>"
     lines = [
         f"func.func @product({', '.join(parameters)}) -> {_type(output, m, n)} {{",
-        f"  %none = arith.constant {literal(0.0, torch.float32)} : f32",
-        f"  %place = tensor.empty() : {whole}",
-        f"  %zeros = linalg.fill ins(%none : f32) outs(%place : {whole}) -> {whole}",
-        f"  %product = linalg.matmul indexing_maps = [{maps}] ins(%a, %b : {', '.join(shapes)}) "
-        f"outs(%zeros : {whole}) -> {whole}",
+        f"  %nothing = arith.constant {literal(0.0, torch.float32)} : f32",
+        f"  %sums_memory = tensor.empty() : {whole}",
+        f"  %sums_start = linalg.fill ins(%nothing : f32) outs(%sums_memory : {whole}) -> {whole}",
+        f"  %sums = linalg.matmul indexing_maps = [{maps}] ins(%a, %b : {', '.join(shapes)}) "
+        f"outs(%sums_start : {whole}) -> {whole}",
     ]
-    names = {sums: "%product", **{value: name for name, value in extra}}
+    names = {sums: "%sums", **{value: name for name, value in extra}}
     for at, node in enumerate(body.nodes):
-        lines += [f"  {line}" for line in _node(node, names, f"%v{at}", (m, n))]
+        lines += [f"  {line}" for line in _node(node, names, f"%v{at}", (m, n), elementary)]
         names[node.result] = f"%v{at}"
     lines += [f"  return {names[output]} : {_type(output, m, n)}", "}"]
     return "\n".join(lines)
@@ -87,7 +96,9 @@ def _type(value: GraphValue, m: int, n: int) -> str:
     return f"tensor<{'x'.join([*sizes, TAKEN[value.tensor.dtype]])}>"
 
 
-def _node(node: GraphNode, names: dict[GraphValue, str], name: str, sizes: tuple[int, int]) -> Iterator[str]:
+def _node(
+    node: GraphNode, names: dict[GraphValue, str], name: str, sizes: tuple[int, int], elementary: bool
+) -> Iterator[str]:
     over = axes(node.result, *sizes)
     loops = ", ".join(f"d{at}" for at in over)
 
@@ -95,18 +106,18 @@ def _node(node: GraphNode, names: dict[GraphValue, str], name: str, sizes: tuple
         return f"affine_map<({loops}) -> ({', '.join(f'd{at}' for at in axes(value, *sizes))})>"
 
     type, element = _type(node.result, *sizes), TAKEN[node.result.tensor.dtype]
-    yield f"{name}_place = tensor.empty() : {type}"
+    yield f"{name}_memory = tensor.empty() : {type}"
     maps = ", ".join(map_of(each) for each in (*node.values, node.result))
     kinds = ", ".join('"parallel"' for _ in over)
     taken = ", ".join(names[each] for each in node.values)
     types = ", ".join(_type(each, *sizes) for each in node.values)
     yield (
         f"{name} = linalg.generic {{indexing_maps = [{maps}], iterator_types = [{kinds}]}} "
-        f"ins({taken} : {types}) outs({name}_place : {type}) {{"
+        f"ins({taken} : {types}) outs({name}_memory : {type}) {{"
     )
     inner = [f"%x{at}: {TAKEN[each.tensor.dtype]}" for at, each in enumerate(node.values)]
     yield f"^bb0({', '.join([*inner, f'%y: {element}'])}):"
-    if node.op in ("exp", "tanh"):  # each target has its own
+    if node.op in ("exp", "tanh") and not elementary:
         yield f"  %r = math.{node.op} %x0 : {element}"
     else:
         yield from (f"  {line}" for line in _computation(node))

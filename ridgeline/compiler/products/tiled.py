@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ridgeline.compiler.graph import InvalidGraph
 from ridgeline.compiler.mlir import MlirModule
-from ridgeline.compiler.products.schedule import STEP, HopperSchedule
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
-class TiledProduct:
-    """m, n, k: sizes. left_by_k, right_by_k: whether K runs along a matrix's rows. dtype: of the result."""
+class TiledProduct(Generic[S]):
+    """m, n, k: sizes. left_by_k, right_by_k: whether K runs along a matrix's rows. dtype: of the result. schedule: what
+    is annotated. epilogue: None where the sums are written as they are."""
 
     m: int
     n: int
@@ -45,13 +48,29 @@ class TiledProduct:
     left_by_k: bool
     right_by_k: bool
     dtype: str
-    schedule: HopperSchedule
-    epilogue: Epilogue
+    schedule: S
+    epilogue: Epilogue | None
 
 
-def tiled(text: str, script: str, told: Callable[[str, str], None] | None = None) -> TiledProduct:
-    """Return a product, as linalg says it, tiled by a script of the transform dialect. Raises InvalidGraph if what the
-    script leaves is not a product in blocks, steps of K and warpgroups."""
+@dataclass(frozen=True)
+class NeededLoop:
+    """A loop that a schedule leaves: what the text has where a size is more than one turn of it."""
+
+    text: str
+    size: str
+    turn: int
+
+
+Annotated = Callable[[dict[str, list[int]]], tuple[S, tuple[NeededLoop, ...]]]  # a schedule of the numbers it annotated
+
+
+def tiled(
+    text: str, script: str, annotated: Annotated[S], told: Callable[[str, str], None] | None = None
+) -> TiledProduct[S]:
+    """Return a product, as linalg says it, tiled by a script of the transform dialect.
+
+    annotated: makes a schedule of its annotations, and says what loops it leaves. Raises InvalidGraph if the script
+    leaves no product, or not in those loops."""
     module = MlirModule(f"{text}\n{script}")
     module.run("func.func(linalg-fuse-elementwise-ops),canonicalize,cse")
     if told is not None:
@@ -60,10 +79,10 @@ def tiled(text: str, script: str, told: Callable[[str, str], None] | None = None
     module.drop_modules()
     if told is not None:
         told("tiled", str(module))
-    return read(str(module))
+    return read(str(module), annotated)
 
 
-def read(text: str) -> TiledProduct:
+def read(text: str, annotated: Annotated[S]) -> TiledProduct[S]:
     """Return what a tiled product's text says. Raises InvalidGraph."""
     maps = dict(re.findall(r"^(#map\d*) = affine_map<(.*)>$", text, re.M))
     (said,) = _found(r"linalg\.matmul (?:indexing_maps = \[([^\]]*)\] )?(?:\{[^}]*\} )?ins", text, "a product")
@@ -72,32 +91,22 @@ def read(text: str) -> TiledProduct:
     arguments = re.findall(r"(%\w+): tensor<([\dx]*?)x?(bf16|f16|f32)>", head[0])
     shapes = [tuple(map(int, filter(None, shape.split("x")))) for _, shape, _ in arguments]
     left_by_k, right_by_k = left.endswith("(d0, d2)"), right.endswith("(d1, d2)")
-    m, n = int(head[1]), int(head[2])
-    k = shapes[0][1 if left_by_k else 0]
-    numbers = {name: value for name, value in re.findall(r"(ridgeline\.\w+) = ([^,}]+(?:, \d+>)?)", text)}
-    schedule = _schedule(numbers)
-    loops = {  # one of a single turn is not there any more
-        rf"step %c{STEP}\b": k > STEP,
-        r"mapping = \[#gpu\.block<y>, #gpu\.block<x>\]": m > schedule.rows or n > schedule.columns,
-        r"mapping = \[#gpu\.warpgroup<x>\]": m > schedule.rows // schedule.warpgroups,
-    }
-    for loop, needed in loops.items():
-        if needed:
-            _found(f"({loop})", text, f"a loop with {loop}")
+    sizes = {"m": int(head[1]), "n": int(head[2]), "k": shapes[0][1 if left_by_k else 0]}
+    numbers = {name: _numbers(value) for name, value in re.findall(r"ridgeline\.(\w+) = (array<[^>]*>|[^,}]+)", text)}
+    try:
+        schedule, loops = annotated(numbers)
+    except KeyError as error:
+        raise InvalidGraph(f"the schedule does not annotate the product with ridgeline.{error.args[0]}.") from error
+    for loop in loops:
+        if sizes[loop.size] > loop.turn:
+            _found(f"({loop.text})", text, f"a loop of {loop.size} in steps of {loop.turn}")
     names = [name for name, _, _ in arguments]
-    return TiledProduct(m, n, k, left_by_k, right_by_k, head[3], schedule.checked(), _epilogue(text, maps, names))
+    m, n, k = sizes.values()
+    return TiledProduct(m, n, k, left_by_k, right_by_k, head[3], schedule, _epilogue(text, maps, names))
 
 
-def _schedule(numbers: dict[str, str]) -> HopperSchedule:
-    def of(name: str) -> list[int]:
-        if f"ridgeline.{name}" not in numbers:
-            raise InvalidGraph(f"the schedule does not say ridgeline.{name}.")
-        value = numbers[f"ridgeline.{name}"]
-        return [int(each) for each in re.findall(r"\d+", value.replace("i64", ""))]
-
-    (rows, columns), cluster = of("block"), of("cluster")
-    rest = {name: of(name)[0] for name in ("warpgroups", "stages", "raster", "blocks", "staging", "running")}
-    return HopperSchedule(rows=rows, columns=columns, cluster=(cluster[0], cluster[1]), **rest)
+def _numbers(value: str) -> list[int]:
+    return [int(each) for each in re.findall(r"-?\d+", value.replace("i64", ""))]
 
 
 def _found(pattern: str, text: str, what: str) -> tuple[str, ...]:
@@ -107,7 +116,9 @@ def _found(pattern: str, text: str, what: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def _epilogue(text: str, maps: dict[str, str], names: list[str]) -> Epilogue:
+def _epilogue(text: str, maps: dict[str, str], names: list[str]) -> Epilogue | None:
+    if "linalg.generic" not in text:
+        return None
     head = re.search(
         r"linalg\.generic \{indexing_maps = \[([^\]]*)\].*?\} ins\(([^:]*) : ([^)]*)\) outs.*?\{\n\s*\^bb0\((.*)\):\n"
         r"((?:.*\n)*?)\s*linalg\.yield (%\w+) : (\w+)",
@@ -127,13 +138,13 @@ def _epilogue(text: str, maps: dict[str, str], names: list[str]) -> Epilogue:
         target = maps[places[at]].split(" -> ")[1]
         axes = tuple(int(each) for each in re.findall(r"d(\d)", target))
         inputs.append(EpilogueValue(at, names.index(source) - 2, axes, types[at]))
-    operations = [tuple(line.strip().split(" = ", 1)) for line in head[5].splitlines() if line.strip()]
+    operations = re.findall(r"(%\w+) = (.*)", head[5])
     made = {*arguments, *(result for result, _ in operations)}
     constants = {}
     for name in {each for _, line in operations for each in re.findall(r"%\w+", line)} - made:
         number, type = _found(rf"{name} = arith\.constant (\S+) : (\w+)", text, f"the constant {name}")
         constants[name] = (number, type)
-    return Epilogue(tuple(inputs), sum_at, arguments, constants, tuple(operations), head[6])  # type: ignore[arg-type]
+    return Epilogue(tuple(inputs), sum_at, arguments, constants, tuple(operations), head[6])
 
 
 def _source(name: str, text: str) -> str:

@@ -39,7 +39,7 @@ class TextWriter:
     def constants(self) -> list[str]:
         return [f"{name} = arith.constant {number} : {type}" for (number, type), name in self._constants.items()]
 
-    def int(self, op: str, a: str, b: str | int, type: str = "i32") -> str:
+    def integer(self, op: str, a: str, b: str | int, type: str = "i32") -> str:
         """Return `a op b` of integers. op: of arith, without its name, such as "addi"."""
         right = b if isinstance(b, str) else self.constant(b, type)
         if isinstance(b, int) and (b, op) in ((0, "addi"), (1, "muli"), (1, "divui")):
@@ -55,8 +55,9 @@ class TextWriter:
 
     @contextmanager
     def inside(self, head: str, tail: str = "}") -> Iterator[None]:
-        """Write a region of an operation, whose first line is `head`."""
-        self.do(head)
+        """Write a region of an operation between two lines; without a head, that of another branch."""
+        if head:
+            self.do(head)
         self._depth += 1
         yield
         self._depth -= 1
