@@ -4,8 +4,8 @@
     python -m ridgeline_bench.scripts.compiled_products pack --file products.tar.xz [--candidates 120]
     python -m ridgeline_bench.scripts.compiled_products run --file products.tar.xz [--output FILE.jsonl]
 
-`pack` compiles the candidates of a search and products to check: sizes that are no multiples of tiles, matrices that lie
-the other way, epilogues. `run` checks them against torch, then lets the search time the candidates at 4096³, and sets
+`pack` compiles the candidates of a search and products to check: sizes that are no multiples of tiles, matrices that
+lie the other way, epilogues. `run` checks them against torch, then lets the search time candidates at 4096³, and sets
 the winner and its epilogues beside cuBLAS, Triton and the ladder's naive kernel. With records of an earlier run `pack`
 takes candidates that their times make likely.
 """
@@ -15,12 +15,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import statistics
 import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -41,7 +42,10 @@ from ridgeline_bench.scripts.asked import asked, keep, told
 
 SIZE = 4096
 NAIVE = "naive"
+FUSED = HopperSchedule(cluster=(2, 1), raster=2, staging=2)  # whose epilogues are timed
+FUSED_IN_TURN = HopperSchedule(rows=128, columns=128, cluster=(2, 1), raster=4, staging=2, stages=5, turns=True)
 Epilogue = Callable[..., Tensor]
+Ways = dict[str, Sequence[Callable[[], object]]]
 
 
 def bare(sums: Tensor) -> Tensor:
@@ -134,16 +138,18 @@ def compiled_one(product: PackedProduct) -> tuple[dict[str, Any], bytes] | str:
 
 
 def checks() -> Iterable[PackedProduct]:
-    """Yield products that say whether code is right: each way that matrices lie, sizes that no tile divides, epilogues."""
+    """Yield products that say whether code is right: each way that matrices lie, sizes that no tile divides, and
+    epilogues."""
     plain, staged = HopperSchedule(), HopperSchedule(staging=2, cluster=(2, 1))
     deep = HopperSchedule(rows=192, columns=192, warpgroups=3, stages=4, running=0, raster=2, cluster=(1, 1))
     wide = HopperSchedule(rows=256, columns=128, cluster=(1, 2), staging=1, stages=4)
     four = HopperSchedule(rows=128, columns=128, cluster=(2, 2), staging=2, stages=5, raster=1)
+    turns = HopperSchedule(rows=64, cluster=(2, 1), staging=1, stages=4, turns=True)
     ways = ((True, True), (True, False), (False, True), (False, False))
-    for at, schedule in enumerate((plain, staged, deep, wide, four)):
+    for at, schedule in enumerate((plain, staged, deep, wide, four, FUSED_IN_TURN, turns)):
         for by_k in ways:
             yield PackedProduct("check", (520, 1032, 328), by_k, "bare", schedule)
-        name = ("bias_silu", "all_of_them", "residual", "all_of_them", "scaled")[at]
+        name = ("bias_silu", "all_of_them", "residual", "all_of_them", "scaled", "bias_silu", "all_of_them")[at]
         yield PackedProduct("check", (1288, 776, 64), ways[at % 4], name, schedule)
     yield PackedProduct("check", (8, 4096, 4096), (True, True), "bias_silu", staged)
     yield PackedProduct("check", (2048, 2048, 2048), (True, True), "all_of_them", staged)
@@ -180,8 +186,8 @@ def pack(file: Path, count: int, records: Sequence[Path], seed: int) -> None:
     began, whole = time.monotonic(), (SIZE, SIZE, SIZE)
     schedules = chosen(count, records, seed)
     wanted = [*checks(), *(PackedProduct("candidate", whole, (True, True), "bare", each) for each in schedules)]
-    for each in schedules[:3]:
-        wanted += [PackedProduct("epilogue", whole, (True, True), name, each) for name in list(EPILOGUES)[1:]]
+    for each in [*dict.fromkeys((FUSED, FUSED_IN_TURN, *schedules[:2]))]:
+        wanted += [PackedProduct("epilogue", whole, (True, True), name, each) for name in EPILOGUES]
         wanted.append(PackedProduct("epilogue", whole, (True, False), "bare", each))
     index, codes = [], []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -232,23 +238,26 @@ def unpacked(file: Path) -> LoadedPack:
 
 
 class Operands:
-    """Matrices of a product in sets, so that a call does not find the last one's in the cache; what its epilogue reads;
-    and the exact sum of the first set."""
+    """Matrices of a product in sets, so that a call does not find the last one's in the cache, and what its epilogue
+    reads."""
 
-    def __init__(self, sizes: tuple[int, int, int], by_k: tuple[bool, bool], sets: int = 1) -> None:
+    def __init__(
+        self, sizes: tuple[int, int, int], by_k: tuple[bool, bool], *, sets: int = 1, whole: bool = True
+    ) -> None:
+        """whole: of whole numbers, whose sums are exact; else normal ones, which take the power that products take."""
         m, n, k = sizes
         self.sizes, self.by_k = sizes, by_k
         shapes = ((m, k) if by_k[0] else (k, m), (n, k) if by_k[1] else (k, n))
-        self.left, self.right = (
-            [torch.randint(-3, 4, shape, device="cuda").bfloat16() for _ in range(sets)] for shape in shapes
-        )
+        draw = partial(torch.randint, -3, 4) if whole else torch.randn
+        self.left, self.right = ([draw(shape, device="cuda").bfloat16() for _ in range(sets)] for shape in shapes)
+        self.whole = whole
         self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
         self.extra = {
             name: torch.randn(shape_of(name, m, n), device="cuda").to(dtype) for name, dtype in DTYPES.items()
         }
 
     def exact(self) -> Tensor:
-        """Whole numbers, so float32 has each sum as it is."""
+        """Return the first set's sums in float32, which has those of whole numbers as they are."""
         left = self.left[0].float() if self.by_k[0] else self.left[0].float().T
         right = self.right[0].float().T if self.by_k[1] else self.right[0].float()
         return left @ right
@@ -265,10 +274,10 @@ class Operands:
         self.out.fill_(torch.nan)
         call()
         wanted = EPILOGUES[epilogue][0](exact, *self.extras(epilogue))
-        if epilogue == "bare":
+        if epilogue == "bare" and self.whole:
             wrong = self.out != wanted
         else:
-            bound = 0.01 * wanted.float().abs() + 0.02
+            bound = 0.01 * wanted.float().abs() + (0.02 if self.whole else 0.05)
             wrong = ~((self.out.float() - wanted.float()).abs() <= bound)
         if count := int(wrong.sum()):
             at = wrong.nonzero()[0].tolist()
@@ -305,7 +314,7 @@ def searched(found: LoadedPack, driver: Any, operands: Operands, seconds: float)
     cost, exact = LearnedCost(SIZE, SIZE, SIZE), operands.exact()
 
     def prepare(schedule: HopperSchedule) -> Callable[[], float]:
-        product, launch, code, about = packed[schedule]
+        _, launch, code, _ = packed[schedule]
         try:
             calls = operands.calls(LoadedProduct(driver, code, launch, torch.cuda.current_device()), "bare")
             why = operands.fault(calls[0], "bare", exact)
@@ -337,36 +346,40 @@ def searched(found: LoadedPack, driver: Any, operands: Operands, seconds: float)
         parents=4,
     )
     search = Search(cost=cost, prepare=prepare, neighbours=near, settings=settings)
-    return search.run(list(packed)), cost
+    return search.run(list(packed)[: settings.measured]), cost
 
 
-def captured(calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
+def captured(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
     from ridgeline_bench.scripts.product_turns import captured
 
     return captured(calls)
 
 
-def beside(ways: dict[str, Sequence[Callable[[], None]]], seconds: float, rounds: int) -> dict[str, dict[str, float]]:
-    """Return µs of a product of each way: in turns call by call, and alone, with the clock then."""
-    from ridgeline_bench.scripts.product_turns import Meter, alone
-
-    graphs = {name: captured(calls) for name, calls in ways.items()}
-    turns: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(60):
+def in_turns(ways: Ways, turns: int = 40) -> dict[str, float]:
+    """Return µs of a product of each way, the median of turns call by call."""
+    graphs, found = {name: captured(calls) for name, calls in ways.items()}, dict[str, list[float]]()
+    for turn in range(turns):
         for name, replay in list(graphs.items())[:: 1 if turn % 2 else -1]:
-            turns[name].append(1e6 * device_seconds(replay) / len(ways[name]))
-    made = {name: {"us": sorted(each[10:])[len(each[10:]) // 2]} for name, each in turns.items()}
-    meter = Meter()
-    for name, replay in graphs.items():
-        lone = sorted(
-            (alone(replay, len(ways[name]), seconds, meter) for _ in range(rounds)), key=lambda each: each["us"]
-        )
-        middle = lone[len(lone) // 2]
-        made[name] |= {"us alone": middle["us"], "MHz alone": middle["mhz"]}
-    return made
+            found.setdefault(name, []).append(1e6 * device_seconds(replay) / len(ways[name]))
+    return {name: statistics.median(each[turns // 4 :]) for name, each in found.items()}
+
+
+def alone(ways: Ways, seconds: float, rounds: int) -> dict[str, dict[str, float]]:
+    """Return µs and MHz of a product of each way that has the GPU for itself for so many seconds."""
+    from ridgeline_bench.scripts import product_turns
+
+    meter, found = product_turns.Meter(), dict[str, list[dict[str, float]]]()
+    graphs = {name: captured(calls) for name, calls in ways.items()}
+    for _ in range(rounds):
+        for name, replay in graphs.items():
+            found.setdefault(name, []).append(product_turns.alone(replay, len(ways[name]), seconds, meter))
+    return {
+        name: {key: statistics.median(each[key] for each in rows) for key in rows[0]} for name, rows in found.items()
+    }
 
 
 def run(file: Path, seconds: float, commit: str, output: Path | None) -> int:
+    """Check, search, and set the winner beside others. Return 0 if all was right."""
     from ridgeline.kernels.cuda.driver import CudaDriver
 
     torch.manual_seed(0)
@@ -374,66 +387,71 @@ def run(file: Path, seconds: float, commit: str, output: Path | None) -> int:
     driver, found = CudaDriver(), unpacked(file)
     if red := check(found, driver):
         return red
-    machine, flops = asdict(host_with(torch.device("cuda"), commit)), 2e-6 * SIZE**3
-    operands = Operands((SIZE, SIZE, SIZE), (True, True), sets=4)
+    line = {"machine": asdict(host_with(torch.device("cuda"), commit)), "size": SIZE}
+    operands = Operands((SIZE, SIZE, SIZE), (True, True), sets=4, whole=False)
     record, cost = searched(found, driver, operands, seconds)
-    trials = [
-        {**line, "schedule": trial.candidate.record()}
-        for line, trial in zip(record.record(described), record.trials, strict=True)
-    ]
-    timed = [trial for trial in record.trials if trial.times]
     if record.best is None:
         print("no candidate was fit")
         return 1
-    best, taken = record.best.candidate, [1e6 * trial.seconds for trial in timed]
+    keep(output, {**line, "workload": "search of products", **told_of(record, cost)})
+    device, flops = torch.cuda.current_device(), 2e-6 * SIZE**3
+    pairs = list(zip(operands.left, operands.right, strict=True))
+    ways: Ways = {"cuBLAS": [partial(torch.mm, x, y.T, out=operands.out) for x, y in pairs]}
+    for product, launch, code, _ in found.products:
+        if product.kind == "candidate" and product.schedule == record.best.candidate:
+            ways["ours"] = operands.calls(LoadedProduct(driver, code, launch, device), "bare")
+    ways["Triton"] = triton_calls(operands)
+    times, lone = in_turns(ways), alone(ways, 0.3, 3)
+    times |= in_turns({"naive": naive_calls(found.naive, driver, operands)}, 3)
+    for name, us in times.items():
+        there = {key: round(value, 2) for key, value in lone.get(name, {}).items()}
+        print(f"  {name:8} {us:8.1f} µs {flops / us:6.1f} TFLOP/s; alone {there}", flush=True)
+        keep(output, {**line, "workload": "compiled product", "way": name, "us": us, "alone": there,
+                      "schedule": record.best.candidate.record() if name == "ours" else None})  # fmt: skip
+    return with_epilogues(found, driver, operands, partial(keep, output), line)
+
+
+def with_epilogues(found: LoadedPack, driver: Any, operands: Operands, kept: Any, line: dict[str, Any]) -> int:
+    """Time products with epilogues beside the bare one of the same schedule. Return the number that are wrong."""
+    lying = Operands((SIZE, SIZE, SIZE), (True, False), sets=4, whole=False)
+    pairs = list(zip(lying.left, lying.right, strict=True))
+    exact, red = {True: operands.exact(), False: lying.exact()}, 0
+    groups: dict[HopperSchedule, Ways] = {}
+    for product, launch, code, _ in found.products:
+        if product.kind != "epilogue":
+            continue
+        plain = product.by_k[1]
+        right = operands if plain else lying
+        loaded = LoadedProduct(driver, code, launch, torch.cuda.current_device())
+        calls = right.calls(loaded, product.epilogue)
+        if why := right.fault(calls[0], product.epilogue, exact[plain]):
+            red += 1
+            print(f"WRONG {product.epilogue} {described(product.schedule)}: {why}")
+            continue
+        name = product.epilogue if plain else f"{product.epilogue}, B by rows"
+        groups.setdefault(product.schedule, {})[name] = calls
+    for schedule, ways in groups.items():
+        times = in_turns({"cuBLAS, B by rows": [partial(torch.mm, x, y, out=lying.out) for x, y in pairs], **ways})
+        print(f"  {described(schedule)}")
+        print("   ", ", ".join(f"{name} {us:.1f} ({us / times['bare']:.3f})" for name, us in times.items()), flush=True)
+        kept({**line, "workload": "epilogues of a product", "schedule": schedule.record(), "us": times})
+    return red
+
+
+def told_of(record: Found[HopperSchedule], cost: LearnedCost) -> dict[str, Any]:
+    """Return a search's record for JSON, and print its best."""
+    timed = [trial for trial in record.trials if trial.times]
+    taken = [1e6 * trial.seconds for trial in timed]
     counted = agreement([predicted_seconds(each.candidate, SIZE, SIZE, SIZE) for each in timed], taken)
     learned = agreement([cost(each.candidate) for each in timed], taken)
-    print(
-        f"search: {len(timed)} of {len(trials)} timed in {record.took:.1f} s; pairs in order: {counted:.2f} counted, {learned:.2f} learned"
-    )
-    for trial in timed[:8]:
-        us = 1e6 * trial.seconds
-        print(f"  {us:7.1f} µs {flops / us:6.1f} TFLOP/s  {described(trial.candidate)} (generation {trial.generation})")
-    keep(output, {"machine": machine, "workload": "search of products", "size": SIZE, "took": record.took,
-                  "pairs counted": counted, "pairs learned": learned, "trials": trials})  # fmt: skip
-    ways: dict[str, Sequence[Callable[[], None]]] = {
-        "cuBLAS": [
-            partial(torch.mm, x, y.T, out=operands.out) for x, y in zip(operands.left, operands.right, strict=True)
-        ]
-    }
-    device = torch.cuda.current_device()
-    for product, launch, code, _ in found.products:
-        if product.kind == "candidate" and product.schedule == best:
-            ways["ours"] = operands.calls(LoadedProduct(driver, code, launch, device), "bare")
-    ways["Triton, grouped"] = triton_calls(operands)
-    fused = [each for each in found.products if each[0].kind == "epilogue"]
-    exact, lying = operands.exact(), Operands((SIZE, SIZE, SIZE), (True, False), sets=4)
-    ways["cuBLAS, B by rows"] = [
-        partial(torch.mm, x, y, out=lying.out) for x, y in zip(lying.left, lying.right, strict=True)
-    ]
-    one = next((each[0].schedule for each in fused if each[0].schedule == best), fused[0][0].schedule)
-    for product, launch, code, _ in (*found.products,):
-        if product.schedule != one or (product.kind, product.epilogue) == ("check", "") or product.kind == "check":
-            continue
-        right = operands if product.by_k == (True, True) else lying
-        calls = right.calls(LoadedProduct(driver, code, launch, device), product.epilogue)
-        why = right.fault(calls[0], product.epilogue, exact if right is operands else lying.exact())
-        name = "epilogue: " + (product.epilogue if right is operands else "bare, B by rows")
-        if why:
-            print(f"WRONG {name}: {why}")
-            continue
-        ways[name] = calls
-    if naive := naive_calls(found.naive, driver, operands):
-        ways["naive"] = naive
-    for name, times in beside(ways, 0.25, 3).items():
-        us = times["us"]
-        print(
-            f"  {name:28} {us:8.1f} µs {flops / us:6.1f} TFLOP/s; alone {times['us alone']:8.1f} µs {times['MHz alone']:.0f} MHz",
-            flush=True,
-        )
-        line = {"workload": "compiled product", "size": SIZE, "way": name, "tflops": flops / us, **times}
-        keep(output, {"machine": machine, **line, "schedule": replace(one if "epilogue" in name else best).record()})
-    return 0
+    print(f"search: {len(timed)} of {len(record.trials)} timed in {record.took:.1f} s; "
+          f"pairs in order: {counted:.2f} counted, {learned:.2f} learned")  # fmt: skip
+    for trial, us in list(zip(timed, taken, strict=True))[:8]:
+        rate = 2e-6 * SIZE**3 / us
+        print(f"  {us:7.1f} µs {rate:6.1f} TFLOP/s  {described(trial.candidate)} (generation {trial.generation})")
+    lines = zip(record.record(described), record.trials, strict=True)
+    trials = [{**line, "schedule": trial.candidate.record()} for line, trial in lines]
+    return {"took": record.took, "pairs counted": counted, "pairs learned": learned, "trials": trials}
 
 
 def triton_calls(operands: Operands) -> list[Callable[[], None]]:

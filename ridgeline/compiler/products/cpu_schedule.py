@@ -9,7 +9,7 @@ from itertools import product as combined
 from typing import Any
 
 from ridgeline.compiler.products.schedule import FUSED, TWO, annotated, matched, script_of
-from ridgeline.compiler.products.tiled import NeededLoop
+from ridgeline.compiler.products.tiled import NeededTile
 from ridgeline.core.errors import InvalidConfig
 
 LANES = 16  # numbers of float32 in a vector
@@ -50,13 +50,11 @@ class CpuSchedule:
         return self
 
     @classmethod
-    def of_annotations(cls, numbers: dict[str, list[int]]) -> tuple[CpuSchedule, tuple[NeededLoop, ...]]:
-        """Return the schedule that annotated a product, and the loops that it leaves. Raises InvalidConfig."""
+    def of_annotations(cls, numbers: dict[str, list[int]]) -> tuple[CpuSchedule, NeededTile]:
+        """Return the schedule that annotated a product, and what it leaves. Raises InvalidConfig."""
         (rows, depth), (near, panel) = numbers["block"], numbers["tile"]
         made = cls(rows, depth, panel, near, numbers["unrolled"][0], bool(numbers["ahead"][0])).checked()
-        loop = r"step %c{}\b"
-        steps = (("k", depth), ("n", panel), ("m", near))
-        return made, tuple(NeededLoop(loop.format(turn), size, turn) for size, turn in steps)
+        return made, NeededTile((near, panel, depth))
 
     def script(self, *, epilogue: bool) -> str:
         """Return the script of the transform dialect that tiles a product so, with its epilogue if it has one."""

@@ -59,7 +59,7 @@ class _HopperWriter:
         self.e = product.epilogue
         s = self.s
         self.cluster = s.cluster[0] * s.cluster[1]
-        self.atoms = s.rows // (ROWS * s.warpgroups)  # wgmma's of 64 rows for each warpgroup
+        self.atoms = s.rows // (ROWS * s.sharing)  # wgmma's of 64 rows for each warpgroup
         self.a_bytes, self.b_bytes = s.rows * 2 * STEP, s.columns * 2 * STEP
         self.staged_at = s.stages * (self.a_bytes + self.b_bytes)
         self.barriers_at = self.staged_at + (STAGED * s.warpgroups * s.staging)
@@ -84,7 +84,7 @@ class _HopperWriter:
             for stage in range(s.stages):
                 at = w.constant(stage)
                 w.do(f"nvvm.mbarrier.init {self.full(at)}, {w.constant(1)} : !llvm.ptr<3>, i32")
-                arrivals = w.constant(s.warpgroups * self.cluster)
+                arrivals = w.constant(s.sharing * self.cluster)
                 w.do(f"nvvm.mbarrier.init {self.empty(at)}, {arrivals} : !llvm.ptr<3>, i32")
             w.do("nvvm.fence.mbarrier.init")
             for name in ("%left", "%right", *(("%result",) if s.staging else ())):
@@ -100,7 +100,7 @@ class _HopperWriter:
             w.do(f"nvvm.setmaxregister increase {s.registers[1]}")
             self.group = group
             self.prepare_epilogue()
-            self.tiles_loop(self.products)
+            self.tiles_loop(self.products, turn=group if s.turns else "")
             if s.staging:
                 w.do("nvvm.cp.async.bulk.wait_group 0")
         if self.cluster > 1:  # nobody leaves while others may still arrive at its barriers
@@ -166,24 +166,44 @@ class _HopperWriter:
             "xori", phase, w.make(f"arith.extui {wraps} : i1 to i32")
         )
 
+    def behind(self, stage: str, phase: str, count: int) -> tuple[str, str]:
+        """Return the stage that is so many behind a stage, and the parity of its barriers."""
+        w = self.w
+        rounds, more = divmod(count, self.s.stages)
+        after = w.integer("addi", stage, more)
+        wraps = w.compare("uge", after, self.s.stages)
+        inside = w.choose(wraps, w.integer("subi", after, self.s.stages), after)
+        turned = w.integer("xori", phase, w.make(f"arith.extui {wraps} : i1 to i32"))
+        return inside, w.integer("xori", turned, 1) if rounds % 2 else turned
+
     # tiles
 
-    def tiles_loop(self, body: TileWriter) -> None:
-        """Write the loop over the tiles of this block, with the ring's place carried from one to the next."""
+    def tiles_loop(self, body: TileWriter, turn: str = "") -> None:
+        """Write the loop over the tiles of this block, with the ring's place carried from one to the next.
+
+        turn: the number of a warpgroup that takes some of the tiles, each behind those of the warpgroups before it."""
         w, s = self.w, self.s
         count = self.tiles[0] * self.tiles[1]
         block = w.make("nvvm.read.ptx.sreg.ctaid.x : i32")
         first = w.integer("divui", block, self.cluster)
         at, stage, phase = w.name(), w.name(), w.name()
-        zero, grid = w.constant(0), min(s.blocks, count * self.cluster) // self.cluster
-        result = w.name()
+        grid = min(s.blocks, count * self.cluster) // self.cluster
+        begin = begin_phase = w.constant(0)
+        if turn:
+            first = w.integer("addi", first, w.integer("muli", turn, grid))
+            ahead = w.integer("muli", turn, self.steps)
+            begin = w.integer("remui", ahead, s.stages)
+            begin_phase = w.integer("andi", w.integer("divui", ahead, s.stages), 1)
+        result, step = w.name(), w.constant(grid * s.warpgroups if turn else grid)
         head = (
-            f"{result}:2 = scf.for {at} = {first} to {w.constant(count)} step {w.constant(grid)} "
-            f"iter_args({stage} = {zero}, {phase} = {zero}) -> (i32, i32) : i32 {{"
+            f"{result}:2 = scf.for {at} = {first} to {w.constant(count)} step {step} "
+            f"iter_args({stage} = {begin}, {phase} = {begin_phase}) -> (i32, i32) : i32 {{"
         )
         with w.inside(head):
             row, column = self.place(at)
             stage, phase = body(row, column, stage, phase)
+            if turn:
+                stage, phase = self.behind(stage, phase, self.steps * (s.warpgroups - 1))
             w.do(f"scf.yield {stage}, {phase} : i32, i32")
 
     def place(self, tile: str) -> tuple[str, str]:
@@ -295,6 +315,7 @@ class _HopperWriter:
     def products(self, row: str, column: str, stage: str, phase: str) -> tuple[str, str]:
         """Write the products of a tile and its epilogue: a consumer's part."""
         w, s = self.w, self.s
+        by_column = self.column_loads(column)
         undefined = w.make(f"llvm.mlir.undef : {self.struct}")
         sums = self.step([undefined] * self.atoms, stage, phase, adds=False)
         if s.running == 0:
@@ -322,14 +343,14 @@ class _HopperWriter:
         if s.running:
             self.free(f"{result}#{self.atoms + 2}")
         for atom, each in enumerate(done):
-            self.epilogue(each, atom, row, column)
+            self.epilogue(each, (atom, row, column), by_column)
         return f"{result}#{self.atoms}", f"{result}#{self.atoms + 1}"
 
     def step(self, sums: Sequence[str], stage: str, phase: str, *, adds: bool) -> list[str]:
         """Write the products of one stage, which run on when this ends."""
         w, s, p = self.w, self.s, self.p
         self.wait(self.full(stage), phase)
-        rows = w.integer("muli", self.group, self.atoms * ATOM)
+        rows = w.constant(0) if s.turns else w.integer("muli", self.group, self.atoms * ATOM)
         left = self.descriptor(w.integer("addi", w.integer("muli", stage, self.a_bytes), rows), p.left_by_k)
         at = w.integer("addi", w.integer("muli", stage, self.b_bytes), s.stages * self.a_bytes)
         right = self.descriptor(at, p.right_by_k)
@@ -396,10 +417,12 @@ class _HopperWriter:
             self.high = w.integer("divui", lane, 16)
             self.turn = w.integer("remui", inside, 8)
 
-    def epilogue(self, sums: str, atom: int, row: str, column: str) -> None:
-        """Write the results of 64 rows: what the graph does to each sum, and where it goes."""
-        w, s = self.w, self.s
-        group_row = w.integer("muli", self.group, self.atoms * ROWS)
+    def epilogue(self, sums: str, place: tuple[int, str, str], columns: Sequence[dict[int, tuple[str, str]]]) -> None:
+        """Write the results of 64 rows: what the graph does to each sum, and where it goes.
+
+        place: which 64 rows of the tile, and where it begins. columns: for each 8 columns what was read for them."""
+        w, s, (atom, row, column) = self.w, self.s, place
+        group_row = w.constant(0) if s.turns else w.integer("muli", self.group, self.atoms * ROWS)
         first = w.integer("addi", w.integer("addi", row, group_row), atom * ROWS)
         rows = [w.integer("addi", w.integer("addi", first, self.my_row), 8 * half) for half in (0, 1)]
         by_row = {half: self.row_values(rows[half]) for half in (0, 1)}
@@ -408,7 +431,7 @@ class _HopperWriter:
             packed = []
             for j in range(8):
                 at_column = w.integer("addi", w.integer("addi", column, self.my_column), piece + 8 * j)
-                by_column = self.column_values(at_column)
+                by_column = {at: self.two(*each) for at, each in columns[piece // 8 + j].items()}
                 for half in (0, 1):
                     index = 4 * (piece // 8 + j) + 2 * half
                     xs = [w.make(f"llvm.extractvalue {sums}[{index + e}] : {self.struct}") for e in (0, 1)]
@@ -434,23 +457,29 @@ class _HopperWriter:
             return w.integer("andi", conditions[0], conditions[1], "i1")
         return conditions[0] if conditions else ""
 
-    def load(self, value: EpilogueValue, index: str, exists: str, count: int) -> list[str]:
-        """Return one or two neighbours of an input from memory; what does not exist is zero."""
-        w, dtype = self.w, value.dtype
+    def read(self, value: EpilogueValue, index: str, exists: str, count: int, *, early: bool = False) -> str:
+        """Return the bits of one or two neighbours of an input; those of what does not exist are zeros.
+
+        early: where it is written, not where it is needed."""
+        w, size = self.w, (32 if value.dtype == "f32" else 16) * count
         wide = w.make(f"arith.extui {index} : i32 to i64")
-        place = w.make(f"llvm.getelementptr %e{value.input}[{wide}] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {dtype}")
-        size = (32 if dtype == "f32" else 16) * count
+        pointer = f"(!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {value.dtype}"
+        place = w.make(f"llvm.getelementptr %e{value.input}[{wide}] : {pointer}")
         letter = {16: "h", 32: "r", 64: "l"}[size]
         text, constraints, operands, types = f"ld.global.nc.b{size} $0, [$1];", f"={letter},l", place, "!llvm.ptr<1>"
         if exists:
             text, constraints = f"mov.b{size} $0, 0;\\0A@$2 {text}", f"=&{letter},l,b"
             operands, types = f"{place}, {exists}", f"{types}, i1"
-        asm = f'llvm.inline_asm asm_dialect = att "{text}", "{constraints}"'
-        read = w.make(f"{asm} {operands} : ({types}) -> i{size}")
-        if count == 1:
-            return [w.make(f"llvm.bitcast {read} : i{size} to {dtype}")]
-        pair = f"vector<2x{dtype}>"
-        both = w.make(f"llvm.bitcast {read} : i{size} to {pair}")
+        effects = "has_side_effects " if early else ""
+        asm = f'llvm.inline_asm {effects}asm_dialect = att "{text}", "{constraints}"'
+        return w.make(f"{asm} {operands} : ({types}) -> i{size}")
+
+    def one(self, bits: str, dtype: str) -> str:
+        return self.w.make(f"llvm.bitcast {bits} : i{32 if dtype == 'f32' else 16} to {dtype}")
+
+    def two(self, bits: str, dtype: str) -> list[str]:
+        w, pair = self.w, f"vector<2x{dtype}>"
+        both = w.make(f"llvm.bitcast {bits} : i{64 if dtype == 'f32' else 32} to {pair}")
         return [w.make(f"llvm.extractelement {both}[{w.constant(e)} : i32] : {pair}") for e in (0, 1)]
 
     def row_values(self, row: str) -> dict[int, str]:
@@ -458,17 +487,22 @@ class _HopperWriter:
         found = {}
         for value in self.e.inputs:
             if value.axes == (0,):
-                found[value.argument] = self.load(value, row, self.inside(row, None), 1)[0]
+                bits = self.read(value, row, self.inside(row, None), 1)
+                found[value.argument] = self.one(bits, value.dtype)
             elif value.axes == ():
-                found[value.argument] = self.load(value, self.w.constant(0), "", 1)[0]
+                found[value.argument] = self.one(self.read(value, self.w.constant(0), "", 1), value.dtype)
         return found
 
-    def column_values(self, column: str) -> dict[int, list[str]]:
-        return {
-            value.argument: self.load(value, column, self.inside(None, column), 2)
-            for value in self.e.inputs
-            if value.axes == (1,)
-        }
+    def column_loads(self, column: str) -> list[dict[int, tuple[str, str]]]:
+        """Return, for each 8 columns of a tile, what is read of inputs that have one number for each column: it comes
+        while the products run."""
+        w, found = self.w, []
+        inputs = [value for value in self.e.inputs if value.axes == (1,)]
+        for at in range(0, self.s.columns, 8) if inputs else ():
+            place = w.integer("addi", w.integer("addi", column, self.my_column), at)
+            exists = self.inside(None, place)
+            found.append({v.argument: (self.read(v, place, exists, 2, early=True), v.dtype) for v in inputs})
+        return found or [{} for _ in range(self.s.columns // 8)]
 
     def pair(
         self,
@@ -483,7 +517,7 @@ class _HopperWriter:
         for value in self.e.inputs:
             if value.axes == (0, 1):
                 index = w.integer("addi", w.integer("muli", place[0], self.p.n), place[1])
-                whole[value.argument] = self.load(value, index, self.inside(*place), 2)
+                whole[value.argument] = self.two(self.read(value, index, self.inside(*place), 2), value.dtype)
         made = []
         for e, x in enumerate(sums):
             taken = {at: by_row[at] for at in by_row}

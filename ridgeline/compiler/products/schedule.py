@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ridgeline.compiler.products.tiled import NeededLoop
+from ridgeline.compiler.products.tiled import NeededTile
 from ridgeline.core.errors import InvalidConfig
 
 SHARED_BYTES = 227 << 10  # that a block may have
@@ -22,10 +22,11 @@ REGISTERS = 65536  # of a multiprocessor
 
 @dataclass(frozen=True)
 class HopperSchedule:
-    """rows, columns: of a block's tile. warpgroups: that multiply; each has rows / warpgroups of the tile. stages: of
-    the ring. cluster: blocks down and across that share what they copy. raster: rows of tiles that are taken before the
-    next column of tiles. blocks: that run, each tile after tile. staging: buffers of a warpgroup through which results
-    go to TMA; 0: registers are stored. running: groups of wgmma that may run while the next is waited for."""
+    """rows, columns: of a tile. warpgroups: that multiply. turns: each takes a tile of its own in turn, so one
+    multiplies while another writes; else they share the tile's rows. stages: of the ring. cluster: blocks down and
+    across that share what they copy. raster: rows of tiles that are taken before the next column of tiles. blocks: that
+    run, each tile after tile. staging: buffers of a warpgroup through which results go to TMA; 0: registers are stored.
+    running: groups of wgmma that may run while the next is waited for."""
 
     rows: int = 128
     columns: int = 256
@@ -36,6 +37,12 @@ class HopperSchedule:
     blocks: int = 132
     staging: int = 0
     running: int = 1
+    turns: bool = False
+
+    @property
+    def sharing(self) -> int:
+        """Warpgroups that share a tile."""
+        return 1 if self.turns else self.warpgroups
 
     @property
     def shared(self) -> int:
@@ -50,10 +57,10 @@ class HopperSchedule:
 
     def fault(self) -> str:
         """Return "", or why no kernel can have this schedule."""
-        atoms, left = divmod(self.rows, ATOM_ROWS * self.warpgroups)
+        atoms, left = divmod(self.rows, ATOM_ROWS * self.sharing)
         parts = self.cluster[0] * self.cluster[1]
         if left or not atoms:
-            return f"{self.rows} rows are not a multiple of {ATOM_ROWS} for each of {self.warpgroups} warpgroups."
+            return f"{self.rows} rows are not a multiple of {ATOM_ROWS} for each of {self.sharing} warpgroups."
         if self.columns % 64 or not 64 <= self.columns <= 256:
             return f"a tile has 64, 128, 192 or 256 columns, not {self.columns}."
         if atoms * self.columns // 2 + 24 > self.registers[1]:
@@ -81,19 +88,15 @@ class HopperSchedule:
         return asdict(self)
 
     @classmethod
-    def of_annotations(cls, numbers: dict[str, list[int]]) -> tuple[HopperSchedule, tuple[NeededLoop, ...]]:
-        """Return the schedule that annotated a product, and the loops that it leaves. Raises InvalidConfig."""
+    def of_annotations(cls, numbers: dict[str, list[int]]) -> tuple[HopperSchedule, NeededTile]:
+        """Return the schedule that annotated a product, and what it leaves. Raises InvalidConfig."""
         (rows, columns), (down, across) = numbers["block"], numbers["cluster"]
         rest = {name: numbers[name][0] for name in ("warpgroups", "stages", "raster", "blocks", "staging", "running")}
-        made = cls(rows=rows, columns=columns, cluster=(down, across), **rest).checked()
-        blocks = r"mapping = \[#gpu\.block<y>, #gpu\.block<x>\]"
-        near = NeededLoop(r"mapping = \[#gpu\.warpgroup<x>\]", "m", rows // made.warpgroups)
-        return made, (
-            NeededLoop(blocks, "m", rows),
-            NeededLoop(blocks, "n", columns),
-            near,
-            NeededLoop("step %c64", "k", STEP),
-        )
+        turns = bool(numbers["turns"][0])
+        made = cls(rows=rows, columns=columns, cluster=(down, across), turns=turns, **rest).checked()
+        blocks, near = "#gpu.block<y>, #gpu.block<x>", rows // made.sharing
+        maps = ((blocks, "m", rows), (blocks, "n", columns), ("#gpu.warpgroup<x>", "m", near))
+        return made, NeededTile((near, columns, STEP), maps)
 
     def script(self) -> str:
         """Return the script of the transform dialect that tiles a product so."""
@@ -106,6 +109,7 @@ class HopperSchedule:
             "ridgeline.stages": f"{self.stages} : i64",
             "ridgeline.running": f"{self.running} : i64",
             "ridgeline.warpgroups": f"{self.warpgroups} : i64",
+            "ridgeline.turns": f"{int(self.turns)} : i64",
         }
         lines = [
             *matched("last", "linalg.generic"),
@@ -119,7 +123,7 @@ class HopperSchedule:
             f"    : {FUSED}",
             f"%step, %steps = transform.structured.tile_using_for %near tile_sizes [0, 0, {STEP}] : {TWO}",
             "%mine, %warpgroups = transform.structured.tile_using_forall %step",
-            f"    tile_sizes [{self.rows // self.warpgroups}, 0, 0] (mapping = [#gpu.warpgroup<x>]) : {TWO}",
+            f"    tile_sizes [{self.rows // self.sharing}, 0, 0] (mapping = [#gpu.warpgroup<x>]) : {TWO}",
             *annotated("%mine", kept),
             "transform.yield",
         ]

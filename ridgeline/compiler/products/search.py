@@ -14,14 +14,16 @@ import torch
 from ridgeline.compiler.products.schedule import HopperSchedule
 
 MULTIPROCESSORS, CLOCK = 132, 1.5e9  # of a Hopper that multiplies: its power limit leaves it about this clock
+FOURS = 128  # blocks of clusters of four that run at the same time: a group of multiprocessors has a few left over
 WGMMA_RATE = 64 * 256 * 16 / 128  # products of a multiprocessor in a cycle: m64n256k16 takes 128 cycles
 L2_BYTES = 5.5e12  # in a second, from the second cache to all multiprocessors
 STEP_CYCLES, TILE_CYCLES = 30, 900  # of a step of K beside its products; of a tile's begin and end
 STORE_BYTES = 40.0  # of results that a multiprocessor writes in a cycle
 TILES = (
-    (64, 256, 1), (128, 128, 2), (128, 192, 2), (128, 256, 2), (256, 128, 2), (192, 128, 3), (192, 192, 3),
-    (256, 64, 2), (256, 192, 2),
-)  # fmt: skip
+    (64, 256, 1, False), (128, 128, 2, False), (128, 192, 2, False), (128, 256, 2, False), (256, 128, 2, False),
+    (192, 128, 3, False), (192, 192, 3, False), (256, 64, 2, False), (256, 192, 2, False), (64, 256, 2, True),
+    (128, 128, 2, True), (64, 192, 2, True), (128, 192, 2, True), (192, 128, 2, True), (64, 256, 3, True),
+)  # fmt: skip  # rows, columns, warpgroups, turns
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
 CHOICES: dict[str, tuple[Any, ...]] = {
     "stages": (2, 3, 4, 5, 6, 7),
@@ -29,14 +31,15 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "raster": (1, 2, 4, 8, 16, 32),
     "staging": (0, 1, 2),
     "running": (0, 1),
+    "blocks": (132, 128, 120),
 }
 
 
 def space() -> Iterator[HopperSchedule]:
     """Yield every schedule that a kernel can have."""
-    for (rows, columns, warpgroups), rest in combined(TILES, combined(*CHOICES.values())):
+    for (rows, columns, warpgroups, turns), rest in combined(TILES, combined(*CHOICES.values())):
         named: dict[str, Any] = dict(zip(CHOICES, rest, strict=True))
-        each = HopperSchedule(rows=rows, columns=columns, warpgroups=warpgroups, **named)
+        each = HopperSchedule(rows=rows, columns=columns, warpgroups=warpgroups, turns=turns, **named)
         if not each.fault():
             yield each
 
@@ -47,8 +50,8 @@ def neighbours(schedule: HopperSchedule, random: Random) -> Iterable[HopperSched
         other = schedule
         for name in random.sample(["tile", *CHOICES], random.choice((1, 1, 2))):
             if name == "tile":
-                rows, columns, warpgroups = random.choice(TILES)
-                other = replace(other, rows=rows, columns=columns, warpgroups=warpgroups)
+                rows, columns, warpgroups, turns = random.choice(TILES)
+                other = replace(other, rows=rows, columns=columns, warpgroups=warpgroups, turns=turns)
             else:
                 other = replace(other, **{name: random.choice(CHOICES[name])})
         if other != schedule and not other.fault():
@@ -61,7 +64,7 @@ def predicted_seconds(schedule: HopperSchedule, m: int, n: int, k: int) -> float
     s = schedule
     parts = s.cluster[0] * s.cluster[1]
     tiles = math.ceil(m / (s.rows * s.cluster[0])) * math.ceil(n / (s.columns * s.cluster[1])) * parts
-    waves = math.ceil(tiles / min(s.blocks, MULTIPROCESSORS))
+    waves = math.ceil(tiles / min(s.blocks, MULTIPROCESSORS if parts < 4 else FOURS))
     steps = math.ceil(k / 64)
     multiply = s.rows * s.columns * 64 / WGMMA_RATE / min(1.0, 0.5 + s.columns / 512 if s.columns < 256 else 1.0)
     read = (s.rows / s.cluster[1] + s.columns / s.cluster[0]) * 128
@@ -69,21 +72,22 @@ def predicted_seconds(schedule: HopperSchedule, m: int, n: int, k: int) -> float
     copy = read / (L2_BYTES / MULTIPROCESSORS / CLOCK) / deep
     wait = STEP_CYCLES if s.running else 3 * STEP_CYCLES
     store = s.rows * s.columns * 2 / STORE_BYTES * (2.0 if not s.staging else 1.0 + 0.2 / s.staging)
-    cycles = waves * (steps * (max(multiply, copy) + wait) + store + TILE_CYCLES)
+    end = store + TILE_CYCLES
+    cycles = waves * steps * (max(multiply, copy) + wait) + end * (1 if s.turns else waves)
     return cycles / CLOCK
 
 
 def features(schedule: HopperSchedule) -> list[float]:
     """Return what the learned model sees of a schedule."""
     s = schedule
-    tiles = [float((s.rows, s.columns, s.warpgroups) == each) for each in TILES]
+    tiles = [float((s.rows, s.columns, s.warpgroups, s.turns) == each) for each in TILES]
     clusters = [float(s.cluster == each) for each in CLUSTERS]
     staging = [float(s.staging == each) for each in (0, 1, 2)]
     depth = s.stages * (s.rows + s.columns) / 1536
     raster = math.log2(s.raster)
     return [
         1.0, *tiles, *clusters, *staging, float(s.running), depth, depth * depth, 1 / s.stages, raster,
-        raster * raster, raster * clusters[1], raster * clusters[2],
+        raster * raster, raster * clusters[1], raster * clusters[2], (s.blocks - 120) / 12, float(s.turns) * s.running,
     ]  # fmt: skip
 
 
@@ -133,6 +137,9 @@ def described(schedule: HopperSchedule) -> str:
     """Return a schedule in a line, such as `128x256/2 stages 4 cluster 2x1 raster 8 staging 2 running 1`."""
     s = schedule
     rest = " ".join(
-        f"{f.name} {getattr(s, f.name)}" for f in fields(s) if f.name in ("stages", "raster", "staging", "running")
+        f"{f.name} {getattr(s, f.name)}"
+        for f in fields(s)
+        if f.name in ("stages", "raster", "staging", "running", "blocks")
     )
-    return f"{s.rows}x{s.columns}/{s.warpgroups} cluster {s.cluster[0]}x{s.cluster[1]} {rest}"
+    turns = " in turn" if s.turns else ""
+    return f"{s.rows}x{s.columns}/{s.warpgroups}{turns} cluster {s.cluster[0]}x{s.cluster[1]} {rest}"

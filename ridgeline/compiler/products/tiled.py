@@ -53,15 +53,15 @@ class TiledProduct(Generic[S]):
 
 
 @dataclass(frozen=True)
-class NeededLoop:
-    """A loop that a schedule leaves: what the text has where a size is more than one turn of it."""
+class NeededTile:
+    """What a schedule leaves of a product. sizes: m, n and k of the innermost one. mapped: what loops are mapped to, of
+    a size that is more than so many."""
 
-    text: str
-    size: str
-    turn: int
+    sizes: tuple[int, int, int]
+    mapped: tuple[tuple[str, str, int], ...] = ()
 
 
-Annotated = Callable[[dict[str, list[int]]], tuple[S, tuple[NeededLoop, ...]]]  # a schedule of the numbers it annotated
+Annotated = Callable[[dict[str, list[int]]], tuple[S, NeededTile]]  # a schedule of the numbers it annotated
 
 
 def tiled(
@@ -69,8 +69,8 @@ def tiled(
 ) -> TiledProduct[S]:
     """Return a product, as linalg says it, tiled by a script of the transform dialect.
 
-    annotated: makes a schedule of its annotations, and says what loops it leaves. Raises InvalidGraph if the script
-    leaves no product, or not in those loops."""
+    annotated: makes a schedule of its annotations, and says what it leaves. Raises InvalidGraph if the script leaves
+    something else."""
     module = MlirModule(f"{text}\n{script}")
     module.run("func.func(linalg-fuse-elementwise-ops),canonicalize,cse")
     if told is not None:
@@ -94,15 +94,28 @@ def read(text: str, annotated: Annotated[S]) -> TiledProduct[S]:
     sizes = {"m": int(head[1]), "n": int(head[2]), "k": shapes[0][1 if left_by_k else 0]}
     numbers = {name: _numbers(value) for name, value in re.findall(r"ridgeline\.(\w+) = (array<[^>]*>|[^,}]+)", text)}
     try:
-        schedule, loops = annotated(numbers)
+        schedule, needed = annotated(numbers)
     except KeyError as error:
         raise InvalidGraph(f"the schedule does not annotate the product with ridgeline.{error.args[0]}.") from error
-    for loop in loops:
-        if sizes[loop.size] > loop.turn:
-            _found(f"({loop.text})", text, f"a loop of {loop.size} in steps of {loop.turn}")
+    _check_tile(text, sizes, left_by_k, needed)
     names = [name for name, _, _ in arguments]
     m, n, k = sizes.values()
     return TiledProduct(m, n, k, left_by_k, right_by_k, head[3], schedule, _epilogue(text, maps, names))
+
+
+def _check_tile(text: str, sizes: dict[str, int], left_by_k: bool, needed: NeededTile) -> None:
+    """Raise InvalidGraph if the innermost product is not a tile of these sizes, or what is left over of one."""
+    pattern = (
+        r"linalg\.matmul .*ins\([^:]* : tensor<([\d?]+)x([\d?]+)x\w+>.* outs\(%\w+ : tensor<([\d?]+)x([\d?]+)xf32>"
+    )
+    first, second, m, n = _found(pattern, text, "a product of tensors")
+    for name, found, wanted in zip("mnk", (m, n, second if left_by_k else first), needed.sizes, strict=True):
+        whole = str(min(wanted, sizes[name]))
+        if found != whole and not (found == "?" and sizes[name] % wanted):
+            raise InvalidGraph(f"the innermost product has {name} = {found}, and the schedule says {whole}.")
+    for mapping, name, size in needed.mapped:
+        if sizes[name] > size and mapping not in text:
+            raise InvalidGraph(f"no loop is mapped to {mapping}.")
 
 
 def _numbers(value: str) -> list[int]:
