@@ -15,7 +15,7 @@ from ridgeline.compiler.mlir import MlirModule
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 
 PASSES = (
-    "convert-scf-to-cf,gpu.module(convert-nvvm-to-llvm,convert-arith-to-llvm,convert-index-to-llvm),"
+    "convert-scf-to-cf,gpu.module(convert-nvvm-to-llvm,convert-math-to-llvm,convert-arith-to-llvm,convert-index-to-llvm),"
     "convert-cf-to-llvm,reconcile-unrealized-casts,canonicalize,cse"
 )
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ridgeline.compiler.elementary import OperationWriter
 from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, TensorType
-from ridgeline.compiler.linalg import _computation, literal
+from ridgeline.compiler.linalg import computation, literal
 from ridgeline.compiler.ops import TAKEN
 
 
@@ -117,9 +118,16 @@ def _node(
     )
     inner = [f"%x{at}: {TAKEN[each.tensor.dtype]}" for at, each in enumerate(node.values)]
     yield f"^bb0({', '.join([*inner, f'%y: {element}'])}):"
+    lines: list[str] = []
+
+    def emit(made: str) -> str:
+        lines.append(f"{name}_{len(lines)} = {made}")
+        return f"{name}_{len(lines) - 1}"
+
     if node.op in ("exp", "tanh") and not elementary:
-        yield f"  %r = math.{node.op} %x0 : {element}"
+        made = emit(f"math.{node.op} %x0 : {element}")
     else:
-        yield from (f"  {line}" for line in _computation(node))
-    yield f"  linalg.yield %r : {element}"
+        made = computation(node, [f"%x{at}" for at in range(len(node.values))], OperationWriter(emit))
+    yield from (f"  {line}" for line in lines)
+    yield f"  linalg.yield {made} : {element}"
     yield f"}} -> {type}"
