@@ -96,7 +96,7 @@ class PackedProduct:
 
 @dataclass
 class LoadedPack:
-    """What a file of products has: each with its launch, code, and what ptxas said; and the naive kernel's code."""
+    """The products of a file, each with its launch, code and figures of ptxas, and the naive kernel's code."""
 
     products: list[tuple[PackedProduct, ProductLaunch, bytes, dict[str, Any]]] = field(default_factory=list)
     naive: bytes = b""

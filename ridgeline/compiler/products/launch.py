@@ -16,7 +16,7 @@ from ridgeline.kernels.cuda.driver import CudaDriver, Kernel, tensor_map
 
 @dataclass(frozen=True)
 class ProductLaunch:
-    """How a product's kernel is launched, without its text.
+    """The launch of a product's kernel, without its text.
 
     m, n, k: sizes. left_by_k, right_by_k: whether a matrix's rows are along K. dtype: of the result, as torch names it.
     The rest is as HopperKernel has it.

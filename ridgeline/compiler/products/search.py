@@ -78,7 +78,7 @@ def predicted_seconds(schedule: HopperSchedule, m: int, n: int, k: int) -> float
 
 
 def features(schedule: HopperSchedule) -> list[float]:
-    """Return what the learned model sees of a schedule."""
+    """Return the numbers by which the learned model knows a schedule."""
     s = schedule
     tiles = [float((s.rows, s.columns, s.warpgroups, s.turns) == each) for each in TILES]
     clusters = [float(s.cluster == each) for each in CLUSTERS]

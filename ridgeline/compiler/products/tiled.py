@@ -26,7 +26,7 @@ class EpilogueValue:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is computed of each sum. sum: the argument that is the sum. arguments: their names. operations: each result
+    """The operations on each sum. sum: the argument that is the sum. arguments: their names. operations: each result
     with its text. constants: name to number and type. result: what is written."""
 
     inputs: tuple[EpilogueValue, ...]
@@ -54,7 +54,7 @@ class TiledProduct(Generic[S]):
 
 @dataclass(frozen=True)
 class NeededTile:
-    """What a schedule leaves of a product. sizes: m, n and k of the innermost one. mapped: what loops are mapped to, of
+    """The tile that a schedule leaves of a product. sizes: m, n and k of the innermost one. mapped: what loops are mapped to, of
     a size that is more than so many."""
 
     sizes: tuple[int, int, int]
@@ -83,7 +83,7 @@ def tiled(
 
 
 def read(text: str, annotated: Annotated[S]) -> TiledProduct[S]:
-    """Return what a tiled product's text says. Raises InvalidGraph."""
+    """Return the product that a tiled product's text is of. Raises InvalidGraph."""
     maps = dict(re.findall(r"^(#map\d*) = affine_map<(.*)>$", text, re.M))
     (said,) = _found(r"linalg\.matmul (?:indexing_maps = \[([^\]]*)\] )?(?:\{[^}]*\} )?ins", text, "a product")
     left, right = [maps[each] for each in said.split(", ")[:2]] if said else ("(d0, d2)", "(d2, d1)")
